@@ -1,0 +1,67 @@
+use serde::{Deserialize, Serialize};
+
+use crate::Progress;
+
+/// Kubernetes keeps no more than this of a container's termination message.
+pub const MAX_ENDING_BYTES: usize = 4096;
+
+/// What a process leaves behind when it ends: its container's termination message, or the last line of its output.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Ending {
+    /// Why it ended, for people: what was attempted, on what, and what to do. Empty after success.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// The last report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// Where the trained model lies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_uri: Option<String>,
+}
+
+impl Ending {
+    /// One line of JSON of at most [`MAX_ENDING_BYTES`]; a longer message is cut at a character.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        let mut ending = self.clone();
+        loop {
+            let line = serde_json::to_string(&ending).unwrap_or_default();
+            let excess = line.len().saturating_sub(MAX_ENDING_BYTES);
+            if excess == 0 || ending.message.is_empty() {
+                return line;
+            }
+            let mut keep = ending.message.len().saturating_sub(excess);
+            while !ending.message.is_char_boundary(keep) {
+                keep -= 1;
+            }
+            ending.message.truncate(keep);
+        }
+    }
+
+    /// Reads a termination message back; `None` when the process was killed before it could write one.
+    #[must_use]
+    pub fn from_line(line: &str) -> Option<Self> {
+        serde_json::from_str(line.trim()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_to_what_kubernetes_keeps() {
+        let ending = Ending { message: "é\"".repeat(4000), ..Ending::default() };
+        let line = ending.to_line();
+        assert!(line.len() <= MAX_ENDING_BYTES, "{} bytes", line.len());
+        assert!(ending.message.starts_with(&Ending::from_line(&line).expect("still JSON").message));
+    }
+
+    #[test]
+    fn a_killed_process_leaves_no_ending() {
+        assert_eq!(Ending::from_line(""), None);
+        assert_eq!(Ending::from_line("{\"message\":\"torn"), None);
+    }
+}

@@ -1,0 +1,22 @@
+//! The launch contract: all that the operator (or `lockstep run`) and the trainer must agree on.
+//!
+//! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Workload`] what it trains,
+//! [`Progress`] what it reports while it runs, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
+
+mod ending;
+mod environment;
+mod exit;
+pub mod group;
+mod progress;
+mod size;
+mod workload;
+
+pub use ending::{Ending, MAX_ENDING_BYTES};
+pub use environment::{Address, Job, Launch, LaunchError, Ports, Store, Variable};
+pub use exit::Exit;
+pub use progress::{CheckpointMark, Progress};
+pub use size::{ByteSize, ByteSizeError};
+pub use workload::{
+    Checkpoint, Communication, CommunicationBackend, Dataset, DatasetFormat, InvalidField, MAX_SHARDS, Model,
+    ModelName, Optimizer, Precision, Schedule, Sgd, Training, Workload,
+};

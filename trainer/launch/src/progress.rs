@@ -1,0 +1,81 @@
+use serde::{Deserialize, Serialize};
+
+/// What the training is doing: from the reporting worker through the coordinator into `status.progress`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// Optimiser steps that are done.
+    pub step: u64,
+    /// Optimiser steps of the whole job.
+    pub total_steps: u64,
+    /// Passes over the data set that are done.
+    pub epoch: u64,
+    /// Agreed memberships so far; 1 is the first.
+    pub generation: u64,
+    /// Ranks that train together.
+    pub world_size: u32,
+    /// Mean training loss over the samples of the newest step, in nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// Accuracy on the held-out samples after the newest epoch, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// Samples per second of the whole group, averaged over the newest steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples_per_second: Option<f64>,
+    /// Throughput divided by world size times one worker's throughput without communication, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling_efficiency: Option<f64>,
+    /// Mean useful time of the ranks divided by the greatest, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_balance: Option<f64>,
+    /// Greatest useful time of a rank divided by the step time, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communication_efficiency: Option<f64>,
+    /// Seconds until the last step at the present speed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_remaining_seconds: Option<f64>,
+    /// The newest checkpoint that can be resumed from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_checkpoint: Option<CheckpointMark>,
+    /// When this was measured, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<String>,
+}
+
+/// A checkpoint that is whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointMark {
+    /// Optimiser steps that it holds.
+    pub step: u64,
+    /// Where it lies.
+    pub uri: String,
+    /// When it became whole, RFC 3339.
+    pub time: String,
+}
+
+impl Progress {
+    /// Share of the job that is done, 0 to 100, never 100 before the last step.
+    #[must_use]
+    pub fn percent(&self) -> u8 {
+        if self.total_steps == 0 {
+            return 0;
+        }
+        u8::try_from(self.step.min(self.total_steps) * 100 / self.total_steps).unwrap_or(100)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_rounds_down_so_that_only_the_last_step_is_a_hundred() {
+        let at = |step| Progress { step, total_steps: 1000, ..Progress::default() }.percent();
+        assert_eq!([at(0), at(9), at(10), at(999), at(1000), at(1001)], [0, 0, 1, 99, 100, 100]);
+        assert_eq!(Progress::default().percent(), 0);
+    }
+}

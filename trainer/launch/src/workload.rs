@@ -1,0 +1,363 @@
+//! What is trained: the part of a `TrainingJob` that the operator passes on and the trainer reads.
+//!
+//! The doc comments of the fields are what `kubectl explain` prints; each states the unit and the default.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ByteSize;
+
+/// Virtual shards of a global step: a global batch is cut into this many parts at most, whatever the number of ranks.
+pub const MAX_SHARDS: u32 = 64;
+
+/// Model, data set and everything that decides how they are trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Workload {
+    /// The network.
+    pub model: Model,
+    /// The samples.
+    pub dataset: Dataset,
+    /// The optimisation.
+    pub training: Training,
+    /// How gradients travel.
+    pub communication: Communication,
+    /// How state is kept.
+    pub checkpoint: Checkpoint,
+}
+
+/// The network to train.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Model {
+    /// Architecture: lenet5 (61,706 weights), mlp (widths from `hidden`) or mlp25m (a preset of 25 million weights for
+    /// communication benchmarks).
+    pub name: ModelName,
+    /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default: [128].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(range(min = 1, max = 65536))))]
+    pub hidden: Vec<u32>,
+}
+
+/// Architectures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum ModelName {
+    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+    Lenet5,
+    #[allow(missing_docs, reason = "as above")]
+    Mlp,
+    #[allow(missing_docs, reason = "as above")]
+    Mlp25m,
+}
+
+/// The samples to train on and to evaluate with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Dataset {
+    /// How the samples are stored: idx (a folder with image and label files as MNIST ships them, gzip allowed) or glyphs
+    /// (digits drawn by the trainer itself, nothing to download).
+    pub format: DatasetFormat,
+    /// The folder with the files, as a file:// URI that is valid inside the workers, such as file:///data/mnist; required
+    /// for idx, unused for glyphs. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
+    pub uri: Option<String>,
+    /// Share of the samples that is held out for evaluation where the folder has no test files of its own, 0 to 0.9.
+    /// Default: 0.1.
+    #[serde(default = "Dataset::default_evaluation_fraction")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9)))]
+    pub evaluation_fraction: f64,
+    /// How many samples are drawn, training and evaluation together; only for glyphs. Default: 10000.
+    #[serde(default = "Dataset::default_samples")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 10, max = 10_000_000)))]
+    pub samples: u32,
+}
+
+impl Dataset {
+    fn default_evaluation_fraction() -> f64 {
+        0.1
+    }
+
+    fn default_samples() -> u32 {
+        10_000
+    }
+}
+
+/// Storage formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum DatasetFormat {
+    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+    Idx,
+    #[allow(missing_docs, reason = "as above")]
+    Glyphs,
+}
+
+/// The optimisation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Training {
+    /// Passes over the training samples. Default: 5.
+    #[serde(default = "Training::default_epochs")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_000_000)))]
+    pub epochs: u32,
+    /// Samples of one optimiser step over all workers together; it stays the same whatever their number. Default: 64.
+    #[serde(default = "Training::default_global_batch_size")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_048_576)))]
+    pub global_batch_size: u32,
+    /// Most samples that a worker takes through the network at once; a greater share is accumulated in several rounds.
+    /// Bounds a worker's memory. Default: 64.
+    #[serde(default = "Training::default_micro_batch_size")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 65_536)))]
+    pub micro_batch_size: u32,
+    /// Number format of weights and gradients. Default: f32.
+    #[serde(default = "Training::default_precision")]
+    pub precision: Precision,
+    /// Seed of the initial weights, the order of the samples and the glyphs. Same seed, same run. Default: 0.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 9_007_199_254_740_991_i64)))]
+    pub seed: u64,
+    /// The update rule. Default: sgd with momentum 0.9.
+    #[serde(default)]
+    pub optimizer: Optimizer,
+    /// The learning rate over time. Default: constant 0.05.
+    #[serde(default)]
+    pub schedule: Schedule,
+}
+
+impl Training {
+    fn default_epochs() -> u32 {
+        5
+    }
+
+    fn default_global_batch_size() -> u32 {
+        64
+    }
+
+    fn default_micro_batch_size() -> u32 {
+        64
+    }
+
+    fn default_precision() -> Precision {
+        Precision::F32
+    }
+}
+
+/// Number formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+    F32,
+}
+
+/// The update rule; exactly one is named.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Optimizer {
+    /// Stochastic gradient descent with momentum: v ← m·v + g + λ·w, then w ← w − rate·v.
+    Sgd(Sgd),
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Self::Sgd(Sgd::default())
+    }
+}
+
+/// Stochastic gradient descent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Sgd {
+    /// Share of the last velocity that is kept, without unit. Default: 0.9.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9999)))]
+    pub momentum: f32,
+    /// Pull of every weight towards zero, without unit; biases and norms are exempt. Default: 0.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 1.0)))]
+    pub weight_decay: f32,
+}
+
+impl Default for Sgd {
+    fn default() -> Self {
+        Self { momentum: 0.9, weight_decay: 0.0 }
+    }
+}
+
+/// The learning rate over time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Schedule {
+    /// Learning rate for the given global batch, without unit, more than 0. Default: 0.05.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1e-9, max = 1000.0)))]
+    pub base_learning_rate: f32,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self { base_learning_rate: 0.05 }
+    }
+}
+
+/// How gradients travel between workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Communication {
+    /// Transport: tcp. Default: tcp.
+    pub backend: CommunicationBackend,
+    /// Bytes of gradient that are reduced at once while earlier layers still run backward: a number, or one with Ki, Mi or
+    /// Gi. Default: 1Mi.
+    pub bucket_bytes: ByteSize,
+}
+
+impl Default for Communication {
+    fn default() -> Self {
+        Self { backend: CommunicationBackend::Tcp, bucket_bytes: ByteSize::mebibytes(1) }
+    }
+}
+
+/// Transports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum CommunicationBackend {
+    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+    Tcp,
+}
+
+/// How state is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Checkpoint {
+    /// A folder that every worker sees, as a file:// URI such as file:///checkpoints; each job has a folder of its own in
+    /// it. Required.
+    #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
+    pub uri: String,
+    /// Seconds between two checkpoints. One more is saved at the end and whenever the job is stopped. Default: 60.
+    #[serde(default = "Checkpoint::default_interval_seconds")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 86_400)))]
+    pub interval_seconds: u32,
+    /// Number of checkpoints that are kept; older ones are deleted once a newer one was read back. Default: 3.
+    #[serde(default = "Checkpoint::default_keep_last")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
+    pub keep_last: u32,
+}
+
+impl Checkpoint {
+    fn default_interval_seconds() -> u32 {
+        60
+    }
+
+    fn default_keep_last() -> u32 {
+        3
+    }
+}
+
+/// A field whose value cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {value}: {accepted}")]
+pub struct InvalidField {
+    /// Path of the field, as `spec.training.epochs`.
+    pub field: String,
+    /// What was given.
+    pub value: String,
+    /// What would be accepted and, where that is not plain, what to do.
+    pub accepted: String,
+}
+
+impl InvalidField {
+    /// `field` holds `value`, which is not what is `accepted`.
+    pub fn new(field: &str, value: impl ToString, accepted: impl ToString) -> Self {
+        Self { field: field.to_owned(), value: value.to_string(), accepted: accepted.to_string() }
+    }
+}
+
+impl Workload {
+    /// The rules that no schema can state, between fields or inside a string. Each is a CEL rule of the CRD as well.
+    ///
+    /// # Errors
+    /// The first field that breaks one.
+    pub fn check(&self) -> Result<(), InvalidField> {
+        let Self { model, dataset, training: _, communication, checkpoint } = self;
+        if model.name != ModelName::Mlp && !model.hidden.is_empty() {
+            return Err(InvalidField::new(
+                "spec.model.hidden",
+                format!("{:?}", model.hidden),
+                "only for model mlp; leave it out",
+            ));
+        }
+        match (dataset.format, &dataset.uri) {
+            (DatasetFormat::Idx, None) => {
+                return Err(InvalidField::new(
+                    "spec.dataset.uri",
+                    "missing",
+                    "required for format idx: file:///FOLDER",
+                ));
+            }
+            (DatasetFormat::Idx, Some(uri)) => check_file_uri("spec.dataset.uri", uri)?,
+            (DatasetFormat::Glyphs, _) => {}
+        }
+        let bucket = communication.bucket_bytes;
+        if bucket < ByteSize::bytes(1024) || bucket > ByteSize::mebibytes(1024) {
+            return Err(InvalidField::new("spec.communication.bucketBytes", bucket, "1Ki to 1Gi"));
+        }
+        check_file_uri("spec.checkpoint.uri", &checkpoint.uri)
+    }
+}
+
+fn check_file_uri(field: &str, uri: &str) -> Result<(), InvalidField> {
+    match uri.strip_prefix("file:///") {
+        Some(path) if !path.is_empty() && !path.split('/').any(|part| part == "..") => Ok(()),
+        _ => Err(InvalidField::new(field, uri, "file:///FOLDER, an absolute path without `..`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lenet() -> Workload {
+        serde_json::from_value(serde_json::json!({
+            "model": {"name": "lenet5"},
+            "dataset": {"format": "idx", "uri": "file:///data/mnist"},
+            "training": {},
+            "communication": {},
+            "checkpoint": {"uri": "file:///checkpoints"},
+        }))
+        .expect("every other field has a default")
+    }
+
+    #[test]
+    fn a_workload_survives_its_json() {
+        let text = serde_json::to_string(&lenet()).expect("serialises");
+        assert_eq!(serde_json::from_str::<Workload>(&text).expect("reads back"), lenet());
+    }
+
+    #[test]
+    fn rules_between_fields_name_the_field_that_breaks_them() {
+        let cases: [(&str, fn(&mut Workload)); 6] = [
+            ("spec.model.hidden", |job| job.model.hidden = vec![10]),
+            ("spec.dataset.uri", |job| job.dataset.uri = None),
+            ("spec.dataset.uri", |job| job.dataset.uri = Some("s3://bucket".into())),
+            ("spec.checkpoint.uri", |job| job.checkpoint.uri = "file:///a/../b".into()),
+            ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = ByteSize::bytes(10)),
+            ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = ByteSize::mebibytes(2048)),
+        ];
+        assert_eq!(lenet().check(), Ok(()));
+        for (field, break_it) in cases {
+            let mut job = lenet();
+            break_it(&mut job);
+            assert_eq!(job.check().expect_err(field).field, field);
+        }
+    }
+}
