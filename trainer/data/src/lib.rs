@@ -1,1 +1,20 @@
-//! lockstep-data
+//! Dataset → batches.
+//!
+//! [`idx`] reads samples, [`glyphs`] draws them; [`Permutation`] orders an epoch, [`Step`] and [`Seat`] say which samples of
+//! it a rank takes in a step, and [`Loader`] prepares them as normalised micro-batches on a thread of its own.
+
+mod error;
+pub mod glyphs;
+pub mod idx;
+mod loader;
+mod normalise;
+mod partition;
+mod permutation;
+mod samples;
+
+pub use error::DataError;
+pub use loader::{Batch, Evaluation, Loader, Order, QUEUED_BATCHES, StepShare};
+pub use normalise::{DEVIATION, MEAN};
+pub use partition::{Seat, Step, check_global_batch, steps_per_epoch};
+pub use permutation::Permutation;
+pub use samples::{Dataset, MAX_CLASSES, Samples, Shape};

@@ -1,0 +1,154 @@
+use std::{io, path::PathBuf};
+
+/// Why samples cannot be had. Each names the file or field, what was found and what is accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The folder of the data set is not there.
+    #[error("data set folder {} does not exist or is no folder: set spec.dataset.uri to the folder with the IDX files, as the workers see it", folder.display())]
+    FolderMissing {
+        /// As it was given.
+        folder: PathBuf,
+    },
+    /// The folder holds none of the usual files.
+    #[error("no IDX files in {}: looked for {looked_for}, each also with .gz; put a pair of image and label files there", folder.display())]
+    NoPair {
+        /// Where.
+        folder: PathBuf,
+        /// The names, separated by commas.
+        looked_for: String,
+    },
+    /// Images without labels, or labels without images.
+    #[error("{} has no partner: looked for {looked_for} beside it, each also with .gz; images and labels come in pairs", present.display())]
+    HalfPair {
+        /// The file that is there.
+        present: PathBuf,
+        /// The names of the missing one.
+        looked_for: String,
+    },
+    /// A file cannot be read.
+    #[error("reading {}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file cannot be written.
+    #[error("writing {}: {source}; choose a folder that can be written", path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The compressed stream is damaged, or something follows it.
+    #[error("{} is corrupt gzip: {source}; fetch the file again", path.display())]
+    CorruptGzip {
+        /// Which.
+        path: PathBuf,
+        /// What the decoder found.
+        source: io::Error,
+    },
+    /// The file ends too early.
+    #[error("{} is truncated: expected {expected} bytes (uncompressed), found {found}; fetch the file again", path.display())]
+    Truncated {
+        /// Which.
+        path: PathBuf,
+        /// Bytes that its header promises, header included.
+        expected: u64,
+        /// Bytes that are there.
+        found: u64,
+    },
+    /// The file goes on after its last sample.
+    #[error("{} goes on after the {expected} bytes (uncompressed) that its header promises; fetch the file again", path.display())]
+    TrailingBytes {
+        /// Which.
+        path: PathBuf,
+        /// Bytes that its header promises, header included.
+        expected: u64,
+    },
+    /// Not an IDX file of this kind.
+    #[error("{} starts with {found:#010x}, expected {expected:#010x} (IDX of unsigned bytes with {dimensions} dimensions); is it another file under this name?", path.display())]
+    WrongMagic {
+        /// Which.
+        path: PathBuf,
+        /// Its first four bytes, big-endian.
+        found: u32,
+        /// What they must be.
+        expected: u32,
+        /// Number of dimensions that are accepted.
+        dimensions: usize,
+    },
+    /// A dimension in the header is zero or absurd.
+    #[error("{}: {dimension} is {found}, accepted are 1 to {most}; the header is damaged or the data set too large", path.display())]
+    Dimension {
+        /// Which file.
+        path: PathBuf,
+        /// Which dimension.
+        dimension: &'static str,
+        /// Its value.
+        found: u64,
+        /// The greatest that is accepted.
+        most: u64,
+    },
+    /// A label that names no class.
+    #[error("{}: label {index} is {found}, accepted are 0 to {most}; the file is damaged or belongs to another data set", path.display())]
+    LabelOutOfRange {
+        /// Which file.
+        path: PathBuf,
+        /// Which label, from 0.
+        index: usize,
+        /// Its value.
+        found: u8,
+        /// The greatest that is accepted.
+        most: usize,
+    },
+    /// A pair that does not belong together.
+    #[error("{} holds {image_count} images, {} holds {label_count} labels: the counts must be equal; fetch both files of the same data set", images.display(), labels.display())]
+    CountsDiffer {
+        /// The image file.
+        images: PathBuf,
+        /// Its number of images.
+        image_count: usize,
+        /// The label file.
+        labels: PathBuf,
+        /// Its number of labels.
+        label_count: usize,
+    },
+    /// Training and test images of different sizes.
+    #[error("{} holds images of {}×{} pixels, {} of {}×{}: both must be of one size", train.display(), train_size.0, train_size.1, evaluation.display(), evaluation_size.0, evaluation_size.1)]
+    SizesDiffer {
+        /// The image file for training.
+        train: PathBuf,
+        /// Its height and width.
+        train_size: (usize, usize),
+        /// The image file for evaluation.
+        evaluation: PathBuf,
+        /// Its height and width.
+        evaluation_size: (usize, usize),
+    },
+    /// The share to hold out is no share.
+    #[error("spec.dataset.evaluationFraction is {found}, accepted are 0 to {most}")]
+    EvaluationFraction {
+        /// As it was given.
+        found: f64,
+        /// The greatest that is accepted.
+        most: f64,
+    },
+    /// A step would need more samples than there are.
+    #[error(
+        "spec.training.globalBatchSize is {global_batch}, but the data set has only {samples} samples for training: accepted are 1 to {samples}"
+    )]
+    SmallerThanBatch {
+        /// Samples of one step.
+        global_batch: u64,
+        /// Samples for training.
+        samples: u64,
+    },
+    /// The system gave no thread.
+    #[error("starting the loader thread: {source}; raise the limit on processes")]
+    Thread {
+        /// Why.
+        source: io::Error,
+    },
+}

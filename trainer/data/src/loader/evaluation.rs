@@ -1,0 +1,39 @@
+use std::ops::Range;
+
+use super::{Batch, fill};
+use crate::{Samples, Seat, normalise::levels};
+
+/// A rank's share of the evaluation samples in order, in micro-batches of one buffer.
+#[derive(Debug)]
+pub struct Evaluation<'a> {
+    samples: &'a Samples,
+    left: Range<u64>,
+    micro_batch: usize,
+    levels: [f32; 256],
+    batch: Batch,
+}
+
+impl<'a> Evaluation<'a> {
+    /// The share of `seat`, at most `micro_batch` samples at a time.
+    ///
+    /// # Panics
+    /// When `micro_batch` is 0.
+    #[must_use]
+    pub fn new(samples: &'a Samples, seat: Seat, micro_batch: usize) -> Self {
+        assert!(micro_batch > 0, "micro-batches of no samples");
+        let batch = Batch { images: Vec::new(), labels: Vec::new(), home: None };
+        Self { samples, left: seat.share(samples.len() as u64), micro_batch, levels: levels(), batch }
+    }
+
+    /// The next micro-batch; `None` after the last.
+    pub fn next_batch(&mut self) -> Option<&Batch> {
+        if self.left.is_empty() {
+            return None;
+        }
+        let last = self.left.end.min(self.left.start + self.micro_batch as u64);
+        let ids = (self.left.start..last).map(|id| id as usize);
+        fill(self.samples, &self.levels, ids, &mut self.batch.images, &mut self.batch.labels);
+        self.left.start = last;
+        Some(&self.batch)
+    }
+}

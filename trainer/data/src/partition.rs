@@ -1,0 +1,169 @@
+//! Which samples a rank takes: pure functions of the step and of the rank's seat in the group.
+//!
+//! A step of B samples is cut into V virtual shards, V fixed for the job: shard v takes `⌊vB/V⌋ … ⌊(v+1)B/V⌋`. Ranks take
+//! contiguous runs of shards, rank r of n the shards `⌊rV/n⌋ … ⌊(r+1)V/n⌋`, so that any n ≤ V covers each sample once.
+
+use std::ops::Range;
+
+use crate::DataError;
+
+/// A rank's seat in a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    rank: u32,
+    world: u32,
+    shards: u32,
+}
+
+impl Seat {
+    /// Rank `rank` of `world`, where steps are cut into `shards`.
+    ///
+    /// # Panics
+    /// Unless `rank < world ≤ shards`: the launch contract bounds both.
+    #[must_use]
+    pub fn new(rank: u32, world: u32, shards: u32) -> Self {
+        assert!(rank < world && world <= shards, "rank {rank} of {world} with {shards} shards");
+        Self { rank, world, shards }
+    }
+
+    /// The virtual shards of this rank.
+    #[must_use]
+    pub fn shards(self) -> Range<u32> {
+        let bound = |rank| (u64::from(rank) * u64::from(self.shards) / u64::from(self.world)) as u32;
+        bound(self.rank)..bound(self.rank + 1)
+    }
+
+    /// The part of `0..samples` that is this rank's: empty where there are fewer samples than ranks.
+    #[must_use]
+    pub fn share(self, samples: u64) -> Range<u64> {
+        let shards = self.shards();
+        shard_start(shards.start, self.shards, samples)..shard_start(shards.end, self.shards, samples)
+    }
+}
+
+/// Where a global step lies in the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Its number, counted from 0 over the whole job.
+    pub index: u64,
+    /// Passes over the data that were finished before it.
+    pub epoch: u64,
+    /// Samples of this epoch that were taken before it.
+    pub cursor: u64,
+    /// Samples of this step over all ranks: the global batch, or what is left of the epoch.
+    pub samples: u64,
+}
+
+impl Step {
+    /// Step `index` over `len` samples.
+    ///
+    /// # Panics
+    /// When `len` or `global_batch` is 0.
+    #[must_use]
+    pub fn at(index: u64, len: u64, global_batch: u64) -> Self {
+        let per_epoch = steps_per_epoch(len, global_batch);
+        assert!(per_epoch > 0, "a step over no samples");
+        let cursor = index % per_epoch * global_batch;
+        Self { index, epoch: index / per_epoch, cursor, samples: global_batch.min(len - cursor) }
+    }
+
+    /// Whether it is the last of its epoch.
+    #[must_use]
+    pub const fn ends_epoch(self, len: u64) -> bool {
+        self.cursor + self.samples == len
+    }
+}
+
+/// `⌈len / global_batch⌉`: the last batch of an epoch may be short, no sample is dropped.
+///
+/// # Panics
+/// When `global_batch` is 0.
+#[must_use]
+pub const fn steps_per_epoch(len: u64, global_batch: u64) -> u64 {
+    len.div_ceil(global_batch)
+}
+
+/// Refuses a global batch that the samples cannot fill even once.
+///
+/// # Errors
+/// [`DataError::SmallerThanBatch`].
+pub const fn check_global_batch(len: u64, global_batch: u64) -> Result<(), DataError> {
+    if len < global_batch {
+        return Err(DataError::SmallerThanBatch { global_batch, samples: len });
+    }
+    Ok(())
+}
+
+fn shard_start(shard: u32, shards: u32, samples: u64) -> u64 {
+    (u128::from(shard) * u128::from(samples) / u128::from(shards)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_shares_of_all_ranks_are_the_step_each_sample_once(
+            shards in 1_u32..200, world in 1_u32..200, samples in 0_u64..=1 << 40
+        ) {
+            let world = world.min(shards);
+            let mut next = 0;
+            for rank in 0..world {
+                let share = Seat::new(rank, world, shards).share(samples);
+                prop_assert_eq!(share.start, next);
+                prop_assert!(share.end >= share.start);
+                next = share.end;
+            }
+            prop_assert_eq!(next, samples);
+        }
+
+        #[test]
+        fn a_share_is_whole_shards_so_that_a_sum_over_shards_fits_any_world(
+            world in 1_u32..=64, batch in 1_u64..5000
+        ) {
+            let edges: Vec<u64> = (0..=64).map(|shard| shard_start(shard, 64, batch)).collect();
+            for rank in 0..world {
+                let share = Seat::new(rank, world, 64).share(batch);
+                prop_assert!(edges.contains(&share.start) && edges.contains(&share.end));
+            }
+        }
+
+        #[test]
+        fn the_steps_of_an_epoch_take_each_sample_once(
+            len in 1_u64..10_000, batch in 1_u64..2000, epoch in 0_u64..1000
+        ) {
+            let per_epoch = steps_per_epoch(len, batch);
+            let mut cursor = 0;
+            for index in epoch * per_epoch..(epoch + 1) * per_epoch {
+                let step = Step::at(index, len, batch);
+                prop_assert_eq!((step.index, step.epoch, step.cursor), (index, epoch, cursor));
+                prop_assert!((1..=batch).contains(&step.samples));
+                cursor += step.samples;
+                prop_assert_eq!(step.ends_epoch(len), cursor == len);
+            }
+            prop_assert_eq!(cursor, len);
+        }
+    }
+
+    #[test]
+    fn shares_differ_by_a_shard_at_most() {
+        let sizes: Vec<u64> = (0..3).map(|rank| Seat::new(rank, 3, 64).share(64)).map(|r| r.end - r.start).collect();
+        assert_eq!(sizes, [21, 21, 22]);
+    }
+
+    #[test]
+    fn more_ranks_than_samples_leave_some_without() {
+        let shares: Vec<_> = (0..4).map(|rank| Seat::new(rank, 4, 64).share(2)).collect();
+        assert_eq!(shares.iter().filter(|share| share.is_empty()).count(), 2, "{shares:?}");
+    }
+
+    #[test]
+    fn a_batch_greater_than_the_data_set_is_refused_with_both_numbers() {
+        assert!(check_global_batch(64, 64).is_ok());
+        let error = check_global_batch(63, 64).expect_err("one sample short").to_string();
+        assert!(error.contains("globalBatchSize is 64") && error.contains("1 to 63"), "{error}");
+    }
+}
