@@ -1,0 +1,91 @@
+use std::{io, path::PathBuf};
+
+/// Why state cannot be stored or found.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The path leads to or through something that is no folder.
+    #[error("checkpoint folder {}: it, or a part of its path, is no folder; set spec.checkpoint.uri to a folder", path.display())]
+    NotAFolder {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// The file system takes no writes.
+    #[error("checkpoint folder {} lies on a read-only file system; mount it writable or set spec.checkpoint.uri to another folder", path.display())]
+    ReadOnly {
+        /// Where writing was tried.
+        path: PathBuf,
+    },
+    /// The folder cannot be made or written to.
+    #[error("checkpoint folder {} cannot be written: {source}; let the user of this process write there or set spec.checkpoint.uri to another folder", path.display())]
+    Unwritable {
+        /// Where writing was tried.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file system is full.
+    #[error("writing {}: no space left; free some or keep fewer checkpoints (spec.checkpoint.keepLast)", path.display())]
+    Full {
+        /// What was being written.
+        path: PathBuf,
+    },
+    /// A file operation failed on the way to a whole checkpoint; nothing of it is visible.
+    #[error("{attempt} {}: {source}; the checkpoints before are untouched, check the storage", path.display())]
+    Storage {
+        /// What was tried: `writing`, `reading`, …
+        attempt: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A checkpoint of another job.
+    #[error("{} belongs to another job: its {field} is `{found}`, this job's is `{expected}`; nothing was overwritten, set spec.checkpoint.uri to another folder or move this one away", path.display())]
+    Foreign {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs: `model` or `workload digest`.
+        field: &'static str,
+        /// In the checkpoint.
+        found: String,
+        /// In this job.
+        expected: String,
+    },
+    /// A checkpoint written by a newer version of this program.
+    #[error("{} has format version {found}, this program reads up to {supported}; nothing was overwritten, use the newer program or another folder", path.display())]
+    NewerFormat {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// The newest that is understood.
+        supported: u64,
+    },
+    /// Tensors that no file can hold: two of one name, or a name that is reserved.
+    #[error("{} cannot hold the tensors: {problem}", path.display())]
+    Tensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with them.
+        problem: String,
+    },
+    /// A token that is no plain file name.
+    #[error("probe token `{token}` is no plain name: 1 to {most} letters, digits, `-`, `_` or `.`, not starting with `.`", most = crate::MAX_TOKEN_BYTES)]
+    Token {
+        /// As it was given.
+        token: String,
+    },
+}
+
+impl CheckpointError {
+    /// The error of `attempt` on `path`, where a folder is being opened or written.
+    pub(crate) fn of(attempt: &'static str, path: PathBuf, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::NotADirectory => Self::NotAFolder { path },
+            io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { path },
+            io::ErrorKind::PermissionDenied => Self::Unwritable { path, source },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full { path },
+            _ => Self::Storage { attempt, path, source },
+        }
+    }
+}

@@ -1,0 +1,57 @@
+use std::{fs, io, path::PathBuf};
+
+use crate::{CheckpointError, Folder, folder::temporary_in, manifest::is_plain_name, operation::Operation};
+
+/// The longest token of a probe.
+pub const MAX_TOKEN_BYTES: usize = 128;
+
+/// A probe tells whether members see one and the same folder: each writes a token of its own, then each looks for all of
+/// them. Storage that not every member sees would lose checkpoints and is to be refused.
+impl Folder {
+    /// Leaves `token` for the others to see.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Token`], or any error of the storage.
+    pub fn probe_write(&self, token: &str) -> Result<(), CheckpointError> {
+        let path = self.probe(token)?;
+        let temporary = temporary_in(&self.probes(), "probe");
+        let write = Operation::Write(temporary.clone(), token.as_bytes().to_vec());
+        [write, Operation::Rename(temporary, path), Operation::Sync(self.probes())]
+            .iter()
+            .try_for_each(Operation::perform)
+    }
+
+    /// Whether `token`, which another member left, is here. A network file system may take seconds to show it: ask again.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Token`], or any error of the storage but absence.
+    pub fn probe_seen(&self, token: &str) -> Result<bool, CheckpointError> {
+        let path = self.probe(token)?;
+        match fs::metadata(&path) {
+            Ok(found) => Ok(found.is_file() && found.len() == token.len() as u64),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(CheckpointError::of("reading", path, source)),
+        }
+    }
+
+    /// Takes `token` away; no error where it is gone already.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Token`], or any error of the storage but absence.
+    pub fn probe_clear(&self, token: &str) -> Result<(), CheckpointError> {
+        let path = self.probe(token)?;
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(CheckpointError::of("deleting", path, source))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn probe(&self, token: &str) -> Result<PathBuf, CheckpointError> {
+        if token.len() > MAX_TOKEN_BYTES || !is_plain_name(token) {
+            return Err(CheckpointError::Token { token: token.chars().take(MAX_TOKEN_BYTES).collect() });
+        }
+        Ok(self.probes().join(token))
+    }
+}

@@ -1,0 +1,122 @@
+mod crash;
+mod damage;
+mod kill;
+mod refusal;
+mod state;
+
+use std::{collections::BTreeMap, fs, num::NonZeroU32};
+
+use self::state::State;
+use crate::{Folder, Tensor, export_model};
+
+fn keep(last: u32) -> NonZeroU32 {
+    NonZeroU32::new(last).expect("not zero")
+}
+
+fn save(folder: &Folder, step: u64) {
+    State::at(step).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+}
+
+/// The step of the newest checkpoint, which must hold the state of that step, and the steps that were skipped.
+fn newest(folder: &Folder) -> (Option<u64>, Vec<u64>) {
+    let newest = folder.newest(&State::at(0).identity).expect("not foreign");
+    let step = newest.checkpoint.map(|checkpoint| {
+        let step = checkpoint.position.step;
+        assert!(State::at(step).is(&checkpoint), "{checkpoint:?}");
+        step
+    });
+    (step, newest.skipped.iter().map(|skipped| skipped.step).collect())
+}
+
+#[test]
+fn what_is_saved_is_loaded_bit_for_bit() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = Folder::open(root.path()).expect("opens");
+    assert_eq!(newest(&folder), (None, vec![]));
+    let state = State::at(120);
+    let saved = state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    let loaded = folder.newest(&state.identity).expect("ours").checkpoint.expect("whole");
+    assert!(state.is(&loaded), "{loaded:?}");
+    assert_eq!(loaded.saved(), saved);
+    assert_eq!(saved.path, root.path().join("checkpoints/step-00000120"));
+    let stored = fs::read_dir(&saved.path).expect("a folder").map(|file| file.expect("a file").metadata());
+    assert_eq!(saved.bytes, stored.map(|file| file.expect("readable").len()).sum::<u64>());
+}
+
+#[test]
+fn the_newest_is_the_greatest_step_even_past_eight_digits() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = Folder::open(root.path()).expect("opens");
+    for step in [99_999_999, 5, 100_000_000, 70] {
+        save(&folder, step);
+    }
+    assert_eq!(newest(&folder), (Some(100_000_000), vec![]));
+}
+
+#[test]
+fn a_step_that_is_saved_twice_is_kept() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = Folder::open(root.path()).expect("opens");
+    let state = State::at(3);
+    let [first, second] = [(); 2].map(|()| state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved"));
+    assert_eq!(first, second);
+    assert_eq!(folder.leftovers().expect("listed"), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = Folder::open(root.path()).expect("opens");
+    (1..=5).for_each(|step| save(&folder, step));
+    fs::create_dir_all(folder.temporary("step-6").join("inner")).expect("a torn save");
+    let pruned = folder.prune(keep(2), &State::at(0).identity).expect("pruned");
+    assert_eq!((pruned.steps, pruned.leftovers), (vec![3, 2, 1], 1));
+    assert_eq!(folder.steps().expect("listed"), [5, 4]);
+    assert_eq!(folder.leftovers().expect("listed").len(), 0);
+}
+
+#[test]
+fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = Folder::open(root.path()).expect("opens");
+    (1..=3).for_each(|step| save(&folder, step));
+    for step in [2, 3] {
+        fs::write(folder.step(step).join("weights.safetensors"), "damaged").expect("written");
+    }
+    let pruned = folder.prune(keep(1), &State::at(0).identity).expect("pruned");
+    assert_eq!(pruned.steps, Vec::<u64>::new());
+    assert_eq!(newest(&folder), (Some(1), vec![3, 2]));
+}
+
+#[test]
+fn a_model_file_is_the_same_bytes_each_time_and_replaced_at_once() {
+    let root = tempfile::tempdir().expect("a folder");
+    let path = root.path().join("new/model.safetensors");
+    let metadata = BTreeMap::from(["epoch", "accuracy", "job", "model"].map(|key| (key.to_owned(), "1".to_owned())));
+    let tensors = [Tensor { name: "fc.weight", shape: &[2, 1], values: &[1.5, -2.0] }];
+    let files = [(); 2].map(|()| {
+        export_model(&path, &tensors, &metadata).expect("exported");
+        fs::read(&path).expect("readable")
+    });
+    assert_eq!(files[0], files[1]);
+    let (_, read) = safetensors::SafeTensors::read_metadata(&files[0]).expect("safetensors");
+    assert_eq!(read.metadata().as_ref().map(|read| read.len()), Some(4));
+    let file = safetensors::SafeTensors::deserialize(&files[0]).expect("safetensors");
+    let view = file.tensor("fc.weight").expect("there");
+    assert_eq!((view.shape(), view.data()), (&[2, 1][..], &[0, 0, 0xc0, 0x3f, 0, 0, 0, 0xc0][..]));
+    assert_eq!(fs::read_dir(root.path().join("new")).expect("a folder").count(), 1, "only the model is left");
+}
+
+#[test]
+fn a_probe_is_seen_in_the_same_folder_only() {
+    let roots = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let shared = Folder::open(roots[0].path()).expect("opens");
+    let same = Folder::open(roots[0].path()).expect("opens");
+    let other = Folder::open(roots[1].path()).expect("opens");
+    shared.probe_write("job.1-rank_0").expect("written");
+    assert!(same.probe_seen("job.1-rank_0").expect("read"));
+    assert!(!other.probe_seen("job.1-rank_0").expect("read"));
+    same.probe_clear("job.1-rank_0").expect("cleared");
+    same.probe_clear("job.1-rank_0").expect("cleared already");
+    assert!(!shared.probe_seen("job.1-rank_0").expect("read"));
+}

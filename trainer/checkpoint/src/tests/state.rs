@@ -1,0 +1,61 @@
+use crate::{Checkpoint, Identity, OwnedTensor, Position, Snapshot, Tensor};
+
+/// State whose every value follows from the step, so that a reader can tell whether it has the right one.
+pub(super) struct State {
+    pub(super) identity: Identity,
+    position: Position,
+    digest: String,
+    tensors: [OwnedTensor; 4],
+}
+
+impl State {
+    pub(super) fn at(step: u64) -> Self {
+        let tensor = |name: &str, shape: &[usize], salt: u32| {
+            let bits = |i: usize| (step as u32).wrapping_mul(0x9E37_79B9).wrapping_add(i as u32 * 0x0101 + salt);
+            let values = (0..shape.iter().product()).map(|i| f32::from_bits(bits(i))).collect();
+            OwnedTensor { name: name.to_owned(), shape: shape.to_vec(), values }
+        };
+        // A bit pattern of "not a number" must survive too.
+        let odd = vec![f32::from_bits(0x7fc1_2345), -0.0];
+        Self {
+            identity: Identity { model: "lenet5-1f".into(), workload_digest: "ab12".into() },
+            position: Position { step, epoch: step / 10, cursor: step % 10 * 64, seed: 7, generation: 1 },
+            digest: format!("digest-{step}"),
+            tensors: [
+                tensor("conv1.weight", &[2, 1, 3, 3], 1),
+                tensor("conv1.bias", &[2], 2),
+                OwnedTensor { name: "momentum.conv1.weight".into(), shape: vec![2], values: odd },
+                tensor("momentum.conv1.bias", &[], 4),
+            ],
+        }
+    }
+
+    pub(super) fn with_snapshot<R>(&self, act: impl FnOnce(&Snapshot<'_>) -> R) -> R {
+        let borrowed: Vec<_> = self
+            .tensors
+            .iter()
+            .map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values })
+            .collect();
+        act(&Snapshot {
+            identity: &self.identity,
+            position: self.position,
+            state_digest: &self.digest,
+            time: "2026-11-21T12:00:00Z",
+            weights: &borrowed[..2],
+            slots: &borrowed[2..],
+        })
+    }
+
+    /// Whether `checkpoint` holds this state, bit for bit.
+    pub(super) fn is(&self, checkpoint: &Checkpoint) -> bool {
+        let Checkpoint { position, state_digest, weights, slots, .. } = checkpoint;
+        (*position, state_digest) == (self.position, &self.digest)
+            && bits(weights) == bits(&self.tensors[..2])
+            && bits(slots) == bits(&self.tensors[2..])
+    }
+}
+
+fn bits(tensors: &[OwnedTensor]) -> Vec<(&str, &[usize], Vec<u32>)> {
+    let of = |tensor: &OwnedTensor| tensor.values.iter().map(|value| value.to_bits()).collect();
+    tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice(), of(tensor))).collect()
+}
