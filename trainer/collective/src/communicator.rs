@@ -1,0 +1,391 @@
+use std::collections::VecDeque;
+use std::fmt;
+use std::net::SocketAddr;
+use std::panic::resume_unwind;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::forming::{Limits, Seat};
+use crate::link::Listener;
+use crate::ring::{Ring, Transferred};
+use crate::{Abort, CollectiveError};
+
+/// Operations that may be submitted and not yet waited for.
+pub const MAX_PENDING: usize = 1024;
+/// The bucket number that frames of [`Communicator::all_reduce_now`] carry; no submitted bucket has it.
+const NOW: u32 = u32::MAX;
+
+/// A group's sums, formed on a thread of its own while the caller computes.
+///
+/// `M` is the memory of a bucket: a slice of the gradient arena that the caller lends and gets back summed. Operations
+/// are executed one after another in the order of submission, which must be the same on every rank. Dropping it ends
+/// the thread and closes the connections; what is pending then is aborted.
+pub struct Communicator<M> {
+    engine: Engine<M>,
+    abort: Abort,
+    rank: usize,
+    world: usize,
+    pending: usize,
+    silence: Option<Duration>,
+    statistics: Statistics,
+}
+
+/// An operation that ended well.
+#[derive(Debug)]
+pub struct Completed<M> {
+    /// The step it was submitted with.
+    pub step: u64,
+    /// The bucket it was submitted with.
+    pub bucket: u32,
+    /// The caller's memory, holding the sum.
+    pub memory: M,
+    /// What it moved, and how long it took on the communication thread.
+    pub transferred: Transferred,
+}
+
+/// An operation that did not form its sum.
+pub struct Failed<M> {
+    /// The step it was submitted with.
+    pub step: u64,
+    /// The bucket it was submitted with.
+    pub bucket: u32,
+    /// The caller's memory, its values undefined.
+    pub memory: M,
+    /// Why. All operations after the first that failed carry the same cause.
+    pub error: CollectiveError,
+}
+
+/// What a communicator has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Statistics {
+    /// Operations that ended well.
+    pub operations: u64,
+    /// Bytes sent by them, headers included.
+    pub bytes_sent: u64,
+    /// Bytes received by them, headers included.
+    pub bytes_received: u64,
+    /// The time in which an operation was under way.
+    pub busy: Duration,
+    /// The part of it that the caller waited for: communication that computation did not hide.
+    pub exposed: Duration,
+}
+
+enum Engine<M> {
+    /// A group of one: every sum is formed already.
+    Alone(VecDeque<Result<Completed<M>, Failed<M>>>),
+    Group(Group<M>),
+}
+
+struct Group<M> {
+    /// `None` once the thread is to end.
+    orders: Option<SyncSender<Order<M>>>,
+    outcomes: Receiver<Result<Completed<M>, Failed<M>>>,
+    sums: Receiver<Result<(Vec<f32>, Transferred), CollectiveError>>,
+    /// Reused for the values of [`Communicator::all_reduce_now`].
+    values: Vec<f32>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Order<M> {
+    Bucket { step: u64, bucket: u32, memory: M },
+    Now { step: u64, values: Vec<f32> },
+    Silence(Duration),
+}
+
+impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
+    /// Forms the group of `seat` with `peers`, the data addresses of all ranks in rank order, and starts its thread. A
+    /// group of one has neither thread nor connection.
+    ///
+    /// # Errors
+    /// Those of [`Ring::form`], and [`CollectiveError::System`] when the thread cannot be started.
+    pub fn form(
+        listener: &Listener,
+        seat: Seat,
+        peers: &[SocketAddr],
+        limits: Limits,
+        abort: &Abort,
+    ) -> Result<Self, CollectiveError> {
+        if peers.len() == 1 && seat.rank == 0 {
+            return Ok(Self::alone(abort.clone()));
+        }
+        Self::over(Ring::form(listener, seat, peers, limits, abort)?)
+    }
+
+    /// A group of one, ended by `abort`.
+    pub fn alone(abort: Abort) -> Self {
+        Self::new(Engine::Alone(VecDeque::new()), abort, 0, 1)
+    }
+
+    /// Drives `ring` on a thread of its own.
+    ///
+    /// # Errors
+    /// [`CollectiveError::System`] when the thread cannot be started.
+    pub fn over(ring: Ring) -> Result<Self, CollectiveError> {
+        let (abort, rank, world) = (ring.abort_handle(), ring.seat().rank, ring.world());
+        let (orders, inbox) = sync_channel(MAX_PENDING);
+        let (outbox, outcomes) = sync_channel(MAX_PENDING);
+        let (sums_out, sums) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name(format!("ring-{rank}"))
+            .spawn(move || drive(ring, &inbox, &outbox, &sums_out))
+            .map_err(|source| CollectiveError::system("start the communication thread", source))?;
+        let group = Group { orders: Some(orders), outcomes, sums, values: Vec::new(), thread: Some(thread) };
+        Ok(Self::new(Engine::Group(group), abort, rank, world))
+    }
+
+    fn new(engine: Engine<M>, abort: Abort, rank: usize, world: usize) -> Self {
+        Self { engine, abort, rank, world, pending: 0, silence: None, statistics: Statistics::default() }
+    }
+
+    /// Hands `memory` over to be summed over all ranks; [`Communicator::wait`] gives it back. Returns at once: whatever
+    /// goes wrong is told there.
+    ///
+    /// # Panics
+    /// When [`MAX_PENDING`] operations wait to be waited for, or `bucket` is `u32::MAX`.
+    pub fn submit(&mut self, step: u64, bucket: u32, memory: M) {
+        assert!(
+            self.pending < MAX_PENDING,
+            "{MAX_PENDING} operations are pending: wait for them before submitting more"
+        );
+        assert!(bucket != NOW, "bucket {bucket} is reserved");
+        self.pending += 1;
+        match &mut self.engine {
+            Engine::Alone(outcomes) => outcomes.push_back(match self.abort.check() {
+                Ok(()) => Ok(Completed { step, bucket, memory, transferred: Transferred::default() }),
+                Err(error) => Err(Failed { step, bucket, memory, error }),
+            }),
+            Engine::Group(group) => group.order(Order::Bucket { step, bucket, memory }),
+        }
+    }
+
+    /// The oldest submitted operation, once it has ended.
+    ///
+    /// # Errors
+    /// [`Failed`], with the memory, when the sum was not formed.
+    ///
+    /// # Panics
+    /// When nothing is pending.
+    pub fn wait(&mut self) -> Result<Completed<M>, Failed<M>> {
+        assert!(self.pending > 0, "nothing is pending: submit before waiting");
+        let started = Instant::now();
+        let outcome = match &mut self.engine {
+            Engine::Alone(outcomes) => outcomes.pop_front(),
+            Engine::Group(group) => Some(group.outcome()),
+        };
+        self.statistics.exposed += started.elapsed();
+        self.pending -= 1;
+        let Some(outcome) = outcome else { unreachable!("a group of one holds an outcome for every submission") };
+        if let Ok(completed) = &outcome {
+            self.statistics.count(completed.transferred);
+        }
+        outcome
+    }
+
+    /// All pending operations in the order of submission, each once it has ended. What is not taken stays pending.
+    pub fn wait_all(&mut self) -> impl Iterator<Item = Result<Completed<M>, Failed<M>>> {
+        std::iter::from_fn(|| (self.pending > 0).then(|| self.wait()))
+    }
+
+    /// Sums a few `values` (a loss, counts, flags) over all ranks, after what is pending, and returns when it is done.
+    ///
+    /// # Errors
+    /// Why the sum was not formed; `values` are then as they were.
+    pub fn all_reduce_now(&mut self, step: u64, values: &mut [f32]) -> Result<Transferred, CollectiveError> {
+        self.abort.check()?;
+        let Engine::Group(group) = &mut self.engine else { return Ok(Transferred::default()) };
+        let started = Instant::now();
+        let outcome = group.all_reduce_now(step, values);
+        self.statistics.exposed += started.elapsed();
+        let transferred = outcome?;
+        self.statistics.count(transferred);
+        Ok(transferred)
+    }
+
+    /// Changes how long the operations submitted from now on may go without a byte moving.
+    pub fn set_silence_limit(&mut self, silence: Duration) {
+        if self.silence.replace(silence) == Some(silence) {
+            return;
+        }
+        if let Engine::Group(group) = &mut self.engine {
+            group.order(Order::Silence(silence));
+        }
+    }
+}
+
+impl<M> Communicator<M> {
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// Operations submitted and not yet waited for.
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// The handle that ends this generation from any thread.
+    pub fn abort_handle(&self) -> Abort {
+        self.abort.clone()
+    }
+
+    /// What was done so far.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+}
+
+impl<M> Drop for Communicator<M> {
+    fn drop(&mut self) {
+        let Engine::Group(group) = &mut self.engine else { return };
+        if self.pending > 0 {
+            self.abort.abort("the communicator was dropped with operations pending");
+        }
+        group.orders = None;
+        if let Some(thread) = group.thread.take() {
+            // Its panic was passed on to whoever waited; there is nobody left to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<M> Group<M> {
+    fn order(&mut self, order: Order<M>) {
+        if self.orders.as_ref().is_none_or(|orders| orders.send(order).is_err()) {
+            self.pass_on_panic();
+        }
+    }
+
+    fn outcome(&mut self) -> Result<Completed<M>, Failed<M>> {
+        match self.outcomes.recv() {
+            Ok(outcome) => outcome,
+            Err(_) => self.pass_on_panic(),
+        }
+    }
+
+    fn all_reduce_now(&mut self, step: u64, values: &mut [f32]) -> Result<Transferred, CollectiveError> {
+        let mut sent = std::mem::take(&mut self.values);
+        sent.clear();
+        sent.extend_from_slice(values);
+        self.order(Order::Now { step, values: sent });
+        let (sums, transferred) = match self.sums.recv() {
+            Ok(outcome) => outcome?,
+            Err(_) => self.pass_on_panic(),
+        };
+        values.copy_from_slice(&sums);
+        self.values = sums;
+        Ok(transferred)
+    }
+
+    /// The communication thread ends before its orders do only when the caller's memory panics in it.
+    fn pass_on_panic(&mut self) -> ! {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(panic)) => resume_unwind(panic),
+            _ => panic!("the communication thread has ended before its work"),
+        }
+    }
+}
+
+/// The communication thread: one operation after another.
+fn drive<M: AsMut<[f32]>>(
+    ring: Ring,
+    orders: &Receiver<Order<M>>,
+    outcomes: &SyncSender<Result<Completed<M>, Failed<M>>>,
+    sums: &SyncSender<Result<(Vec<f32>, Transferred), CollectiveError>>,
+) {
+    let mut driver = Driver { ring, broken: None };
+    for order in orders {
+        // The caller is gone only when it has ended this thread's orders too.
+        let _ = match order {
+            Order::Silence(silence) => {
+                driver.set_silence(silence);
+                continue;
+            }
+            Order::Now { step, mut values } => {
+                let outcome = driver.all_reduce(step, NOW, &mut values);
+                sums.send(outcome.map(|transferred| (values, transferred))).is_ok()
+            }
+            Order::Bucket { step, bucket, mut memory } => {
+                let outcome = match driver.all_reduce(step, bucket, memory.as_mut()) {
+                    Ok(transferred) => Ok(Completed { step, bucket, memory, transferred }),
+                    Err(error) => Err(Failed { step, bucket, memory, error }),
+                };
+                outcomes.send(outcome).is_ok()
+            }
+        };
+    }
+}
+
+struct Driver {
+    ring: Ring,
+    /// The first failure; all later operations fail for its cause.
+    broken: Option<CollectiveError>,
+}
+
+impl Driver {
+    fn all_reduce(&mut self, step: u64, bucket: u32, data: &mut [f32]) -> Result<Transferred, CollectiveError> {
+        match &self.broken {
+            Some(cause) => Err(cause.clone()),
+            None => self.ring.all_reduce(step, bucket, data).inspect_err(|error| self.broken = Some(error.clone())),
+        }
+    }
+
+    fn set_silence(&mut self, silence: Duration) {
+        if let Err(error) = self.ring.set_silence(silence) {
+            self.broken.get_or_insert(error);
+        }
+    }
+}
+
+impl Statistics {
+    fn count(&mut self, transferred: Transferred) {
+        let Transferred { bytes_sent, bytes_received, took } = transferred;
+        self.operations += 1;
+        self.bytes_sent += bytes_sent;
+        self.bytes_received += bytes_received;
+        self.busy += took;
+    }
+}
+
+impl<M> fmt::Debug for Communicator<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank)
+            .field("world", &self.world)
+            .field("pending", &self.pending)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Debug for Failed<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed")
+            .field("step", &self.step)
+            .field("bucket", &self.bucket)
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Display for Failed<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot sum bucket {} of step {}", self.bucket, self.step)
+    }
+}
+
+impl<M> std::error::Error for Failed<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl<M> From<Failed<M>> for CollectiveError {
+    fn from(failed: Failed<M>) -> Self {
+        failed.error
+    }
+}

@@ -1,0 +1,180 @@
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::frame::FrameError;
+
+/// What went wrong, and whose doing it was. Cloned into every operation that fails for the same cause.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CollectiveError {
+    /// Another process listens on the data port.
+    #[error(
+        "cannot listen on {address}: the port is in use; stop the process that holds it or choose another data port"
+    )]
+    PortInUse {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// The data port cannot be opened for another reason than being in use.
+    #[error("cannot listen on {address}; check that this host owns the address and may open the port")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// The caller's rank is not among the addresses of the group.
+    #[error("rank {rank} is not in a group of {world}; pass the address of every rank, this one included")]
+    NotInGroup {
+        /// The caller's rank.
+        rank: usize,
+        /// The number of addresses passed.
+        world: usize,
+    },
+    /// A neighbour did not join before the deadline.
+    #[error("the ring of generation {generation} did not form within {waited:?}: {missing}")]
+    NotFormed {
+        /// The generation that was to form.
+        generation: u64,
+        /// How long this rank tried.
+        waited: Duration,
+        /// Who is missing and what was last seen of him.
+        missing: Missing,
+    },
+    /// A neighbour is in a newer generation already.
+    #[error("rank {rank} is in generation {newer} already, this rank tried to form {generation}; join the newer one")]
+    Superseded {
+        /// The neighbour.
+        rank: usize,
+        /// The generation that this rank tried to form.
+        generation: u64,
+        /// The neighbour's generation.
+        newer: u64,
+    },
+    /// A peer closed its end, or its machine did so for it.
+    #[error("rank {rank} closed its connection")]
+    PeerClosed {
+        /// The peer.
+        rank: usize,
+    },
+    /// Not a byte moved to or from a peer within the limit.
+    #[error("rank {rank} sent nothing for {waited:?}")]
+    PeerSilent {
+        /// The peer that was waited for.
+        rank: usize,
+        /// How long.
+        waited: Duration,
+    },
+    /// A peer sent bytes that are no frame.
+    #[error("rank {rank} sent bytes that are no frame")]
+    BadFrame {
+        /// The peer.
+        rank: usize,
+        /// What is wrong with them.
+        source: FrameError,
+    },
+    /// A peer sent a frame that does not belong here.
+    #[error("rank {rank} sent a frame with {field} {found}, expected {expected}")]
+    WrongFrame {
+        /// The peer.
+        rank: usize,
+        /// The field that differs.
+        field: &'static str,
+        /// What this rank expected there.
+        expected: String,
+        /// What the frame holds.
+        found: String,
+    },
+    /// A peer sent bytes on a connection that carries nothing in that direction.
+    #[error("rank {rank} sent bytes where it only receives")]
+    UnexpectedBytes {
+        /// The peer.
+        rank: usize,
+    },
+    /// The operation was aborted from this process.
+    #[error("aborted: {reason}")]
+    Aborted {
+        /// The reason given to [`Abort::abort`](crate::Abort::abort).
+        reason: String,
+    },
+    /// The system refused something else.
+    #[error("cannot {attempted}")]
+    System {
+        /// What was attempted, on what.
+        attempted: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+}
+
+impl CollectiveError {
+    /// The peer to which the failure is attributed, when there is one. It is the nearest: when a ring breaks, each
+    /// rank sees its own neighbour go.
+    pub fn peer(&self) -> Option<usize> {
+        match self {
+            Self::PeerClosed { rank }
+            | Self::PeerSilent { rank, .. }
+            | Self::BadFrame { rank, .. }
+            | Self::WrongFrame { rank, .. }
+            | Self::UnexpectedBytes { rank }
+            | Self::Superseded { rank, .. } => Some(*rank),
+            Self::NotFormed { missing, .. } => Some(missing.rank()),
+            Self::PortInUse { .. }
+            | Self::Listen { .. }
+            | Self::NotInGroup { .. }
+            | Self::Aborted { .. }
+            | Self::System { .. } => None,
+        }
+    }
+
+    pub(crate) fn system(attempted: impl Into<String>, source: io::Error) -> Self {
+        Self::System { attempted: attempted.into(), source: Arc::new(source) }
+    }
+}
+
+/// The neighbour that a forming ring lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// The rank before this one has not connected.
+    Previous {
+        /// Its rank.
+        rank: usize,
+        /// What the last one refused here was refused for.
+        last_refused: Option<String>,
+    },
+    /// The rank after this one cannot be reached or does not agree.
+    Next {
+        /// Its rank.
+        rank: usize,
+        /// Its address.
+        address: SocketAddr,
+        /// What the last attempt met.
+        last_attempt: String,
+    },
+}
+
+impl Missing {
+    fn rank(&self) -> usize {
+        match self {
+            Self::Previous { rank, .. } | Self::Next { rank, .. } => *rank,
+        }
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Previous { rank, last_refused: None } => {
+                write!(f, "rank {rank} has not connected; check that it runs and reaches this address")
+            }
+            Self::Previous { rank, last_refused: Some(refused) } => {
+                write!(f, "rank {rank} has not connected; the last that did was refused: {refused}")
+            }
+            Self::Next { rank, address, last_attempt } => {
+                write!(f, "rank {rank} at {address} has not answered; the last attempt: {last_attempt}")
+            }
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! One frame: a header of fixed size, little endian, then the payload.
+//! ```text
+//! 0 magic "LSF1" · 4 kind u32 · 8 job [16] · 24 generation u64 · 32 step u64 · 40 bucket u32 · 44 chunk u32
+//! 48 sender u32 · 52 length u32 · 56 crc32c of the payload · 60 crc32c of bytes 0..60
+//! ```
+
+use crc_fast::crc32_iscsi;
+
+use crate::{CollectiveError, JobId};
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 64;
+/// The longest payload that a frame may announce.
+pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
+/// The longest frame.
+pub const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_PAYLOAD_BYTES;
+
+/// The last byte is the version of the format.
+const MAGIC: [u8; 4] = *b"LSF1";
+
+/// What a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A rank asks the next one to accept the connection. No payload; step, bucket and chunk are zero, as in the
+    /// other two kinds of the handshake.
+    Hello,
+    /// The next rank accepts.
+    Welcome,
+    /// The next rank refuses; job, generation and sender are its own.
+    Refusal,
+    /// A segment of a bucket.
+    Segment,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Hello, Self::Welcome, Self::Refusal, Self::Segment];
+
+    const fn code(self) -> u32 {
+        match self {
+            Self::Hello => 1,
+            Self::Welcome => 2,
+            Self::Refusal => 3,
+            Self::Segment => 4,
+        }
+    }
+
+    fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+}
+
+/// The header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the frame is for.
+    pub kind: Kind,
+    /// The job, so that two jobs never mix.
+    pub job: JobId,
+    /// The membership under which it was sent.
+    pub generation: u64,
+    /// The training step.
+    pub step: u64,
+    /// The bucket of the step.
+    pub bucket: u32,
+    /// The slot in the schedule of the bucket.
+    pub chunk: u32,
+    /// The rank that sent it.
+    pub sender: u32,
+    /// Bytes of the payload, at most [`MAX_PAYLOAD_BYTES`].
+    pub length: u32,
+    /// CRC-32C of the payload.
+    pub payload_crc32c: u32,
+}
+
+/// Why bytes are no header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Another protocol, or another version of this one.
+    #[error("they begin with {found:02x?}, expected {MAGIC:02x?}; all ranks must run the same version")]
+    Magic {
+        /// The first four bytes.
+        found: [u8; 4],
+    },
+    /// The header was damaged on its way.
+    #[error("the header's checksum is {found:08x}, expected {expected:08x}")]
+    Checksum {
+        /// Computed from the header.
+        expected: u32,
+        /// Carried by it.
+        found: u32,
+    },
+    /// A kind that this version does not know.
+    #[error("kind {found} is unknown; all ranks must run the same version")]
+    Kind {
+        /// Its code.
+        found: u32,
+    },
+    /// A payload over the limit.
+    #[error("a payload of {found} bytes is announced, the limit is {MAX_PAYLOAD_BYTES}")]
+    Length {
+        /// The bytes announced.
+        found: u32,
+    },
+}
+
+impl Header {
+    /// The bytes on the wire.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let Self { kind, job, generation, step, bucket, chunk, sender, length, payload_crc32c } = *self;
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&kind.code().to_le_bytes());
+        bytes[8..24].copy_from_slice(&job.0);
+        bytes[24..32].copy_from_slice(&generation.to_le_bytes());
+        bytes[32..40].copy_from_slice(&step.to_le_bytes());
+        for (at, word) in [(40, bucket), (44, chunk), (48, sender), (52, length), (56, payload_crc32c)] {
+            bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        let checksum = crc32_iscsi(&bytes[..60]);
+        bytes[60..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header. Never panics, whatever the bytes.
+    ///
+    /// # Errors
+    /// When the bytes are no header of this version, or announce a payload over [`MAX_PAYLOAD_BYTES`].
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let magic = array(bytes, 0);
+        if magic != MAGIC {
+            return Err(FrameError::Magic { found: magic });
+        }
+        let word = |at| u32::from_le_bytes(array(bytes, at));
+        let expected = crc32_iscsi(&bytes[..60]);
+        if word(60) != expected {
+            return Err(FrameError::Checksum { expected, found: word(60) });
+        }
+        let kind = Kind::from_code(word(4)).ok_or(FrameError::Kind { found: word(4) })?;
+        if word(52) as usize > MAX_PAYLOAD_BYTES {
+            return Err(FrameError::Length { found: word(52) });
+        }
+        Ok(Self {
+            kind,
+            job: JobId(array(bytes, 8)),
+            generation: u64::from_le_bytes(array(bytes, 24)),
+            step: u64::from_le_bytes(array(bytes, 32)),
+            bucket: word(40),
+            chunk: word(44),
+            sender: word(48),
+            length: word(52),
+            payload_crc32c: word(56),
+        })
+    }
+
+    /// Requires that this header, which came from `rank`, is `expected` but for the payload's checksum.
+    ///
+    /// # Errors
+    /// [`CollectiveError::WrongFrame`] naming the first field that differs.
+    pub fn require(&self, expected: &Self, rank: usize) -> Result<(), CollectiveError> {
+        let wrong =
+            |field, expected: String, found: String| CollectiveError::WrongFrame { rank, field, expected, found };
+        if self.kind != expected.kind {
+            return Err(wrong("kind", format!("{:?}", expected.kind), format!("{:?}", self.kind)));
+        }
+        if self.job != expected.job {
+            return Err(wrong("job", expected.job.to_string(), self.job.to_string()));
+        }
+        let numbers = [
+            ("generation", expected.generation, self.generation),
+            ("sender", expected.sender.into(), self.sender.into()),
+            ("step", expected.step, self.step),
+            ("bucket", expected.bucket.into(), self.bucket.into()),
+            ("chunk", expected.chunk.into(), self.chunk.into()),
+            ("length", expected.length.into(), self.length.into()),
+        ];
+        match numbers.into_iter().find(|(_, expected, found)| expected != found) {
+            Some((field, expected, found)) => Err(wrong(field, expected.to_string(), found.to_string())),
+            None => Ok(()),
+        }
+    }
+
+    /// Requires that `payload`, which came from `rank`, is what was sent.
+    ///
+    /// # Errors
+    /// [`CollectiveError::WrongFrame`] when the checksum differs.
+    pub fn require_payload(&self, payload: &[u8], rank: usize) -> Result<(), CollectiveError> {
+        let computed = crc32_iscsi(payload);
+        if computed == self.payload_crc32c {
+            return Ok(());
+        }
+        Err(CollectiveError::WrongFrame {
+            rank,
+            field: "payload checksum",
+            expected: format!("{:08x}", self.payload_crc32c),
+            found: format!("{computed:08x}"),
+        })
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+    std::array::from_fn(|i| bytes[at + i])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_header() -> impl Strategy<Value = Header> {
+        let kind = prop::sample::select(Kind::ALL.to_vec());
+        (kind, any::<[u8; 16]>(), any::<(u64, u64)>(), any::<[u32; 4]>(), 0..=MAX_PAYLOAD_BYTES as u32).prop_map(
+            |(kind, job, (generation, step), [bucket, chunk, sender, payload_crc32c], length)| Header {
+                kind,
+                job: JobId(job),
+                generation,
+                step,
+                bucket,
+                chunk,
+                sender,
+                length,
+                payload_crc32c,
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn a_header_reads_back_as_it_was_written(header in any_header()) {
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn a_header_with_one_damaged_byte_is_refused(header in any_header(), at in 0..HEADER_BYTES, damage in 1u8..) {
+            let mut bytes = header.encode();
+            bytes[at] ^= damage;
+            prop_assert!(Header::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn any_bytes_decode_to_a_bounded_header_or_an_error(bytes in any::<[u8; HEADER_BYTES]>(), whole in any::<bool>()) {
+            let mut bytes = bytes;
+            if whole {
+                // Past the magic and the checksum, so that the fields themselves are met.
+                bytes[..4].copy_from_slice(&MAGIC);
+                let checksum = crc32_iscsi(&bytes[..60]);
+                bytes[60..].copy_from_slice(&checksum.to_le_bytes());
+            }
+            if let Ok(header) = Header::decode(&bytes) {
+                prop_assert!(header.length as usize <= MAX_PAYLOAD_BYTES);
+                prop_assert_eq!(header.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn two_headers_agree_only_when_every_field_does(one in any_header(), other in any_header()) {
+            prop_assert!(one.require(&one, 3).is_ok());
+            prop_assert_eq!(one.require(&other, 3).is_ok(), Header { payload_crc32c: other.payload_crc32c, ..one } == other);
+        }
+    }
+
+    #[test]
+    fn the_wire_format_is_pinned() {
+        let header = Header {
+            kind: Kind::Segment,
+            job: JobId([0xab; 16]),
+            generation: 7,
+            step: 300,
+            bucket: 2,
+            chunk: 9,
+            sender: 1,
+            length: 4096,
+            payload_crc32c: crc32_iscsi(b"123456789"),
+        };
+        let bytes = header.encode();
+        assert_eq!(&bytes[..8], b"LSF1\x04\0\0\0");
+        assert_eq!(
+            &bytes[24..60],
+            b"\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x02\0\0\0\x09\0\0\0\x01\0\0\0\0\x10\0\0\x83\x92\x06\xe3"
+        );
+    }
+
+    #[test]
+    fn a_wrong_generation_is_named_with_what_was_expected() {
+        let header = Header {
+            kind: Kind::Segment,
+            job: JobId([0; 16]),
+            generation: 6,
+            step: 0,
+            bucket: 0,
+            chunk: 0,
+            sender: 2,
+            length: 0,
+            payload_crc32c: 0,
+        };
+        let error = header.require(&Header { generation: 7, ..header }, 2).unwrap_err();
+        assert_eq!(error.to_string(), "rank 2 sent a frame with generation 6, expected 7");
+    }
+}

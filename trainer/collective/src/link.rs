@@ -1,0 +1,120 @@
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use crate::CollectiveError;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+/// Send and receive buffer of a data socket, where the system grants it.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// BBR is 3.3 times slower on a virtual link between two containers.
+const CONGESTION_CONTROL: &str = "cubic";
+
+/// The open data port of a worker. It outlives generations: each forms its ring through it with fresh connections.
+#[derive(Debug)]
+pub struct Listener {
+    pub(crate) socket: TcpListener,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Listens on `ip` and `port`; port 0 takes any that is free.
+    ///
+    /// # Errors
+    /// [`CollectiveError::PortInUse`], or [`CollectiveError::Listen`] for anything else that the system refuses.
+    pub fn bind(ip: IpAddr, port: u16) -> Result<Self, CollectiveError> {
+        let address = SocketAddr::new(ip, port);
+        let listen = || {
+            let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+            // A restarted worker takes its port again while the old connections fade.
+            socket.set_reuse_address(true)?;
+            socket.bind(&address.into())?;
+            socket.listen(BACKLOG)?;
+            socket.set_nonblocking(true)?;
+            let socket = TcpListener::from(socket);
+            Ok(Self { address: socket.local_addr()?, socket })
+        };
+        listen().map_err(|source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => CollectiveError::PortInUse { address },
+            _ => CollectiveError::Listen { address, source: Arc::new(source) },
+        })
+    }
+
+    /// The address listened on, with the port that the system chose.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// Starts to connect to `address`; the socket is writable once it is connected or has failed.
+pub(crate) fn dial(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Ok(()) => Ok(socket),
+        Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sets a data socket up for bulk transfer.
+///
+/// # Errors
+/// When the socket is no longer usable. What a system may lack or forbid (a congestion control, a buffer size) is left
+/// as it is.
+pub(crate) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    set_silence(stream, silence)?;
+    let _ = sockopt::set_tcp_congestion(stream, CONGESTION_CONTROL);
+    if buffers_are_granted() {
+        let socket = SockRef::from(stream);
+        let _ = socket.set_send_buffer_size(SOCKET_BUFFER_BYTES);
+        let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
+    }
+    Ok(())
+}
+
+/// Lets the system give up on bytes that stay unacknowledged, or unwanted by a full receiver, for `silence`: not less
+/// than the operation's own limit, since a peer that still computes reads nothing.
+pub(crate) fn set_silence(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    let milliseconds = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).max(1);
+    Ok(sockopt::set_tcp_user_timeout(stream, milliseconds)?)
+}
+
+/// A fixed size switches the system's own tuning off, which is a loss where it is cut down to a small maximum.
+fn buffers_are_granted() -> bool {
+    let granted = || -> io::Result<bool> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+        socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+        Ok(socket.send_buffer_size()?.min(socket.recv_buffer_size()?) >= SOCKET_BUFFER_BYTES)
+    };
+    granted().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn a_port_in_use_is_an_error_that_names_it_and_what_to_do() {
+        let first = Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap();
+        let error = Listener::bind(Ipv4Addr::LOCALHOST.into(), first.address().port()).unwrap_err();
+        let expected = format!("cannot listen on {}: the port is in use; stop the process", first.address());
+        assert!(error.to_string().starts_with(&expected), "{error}");
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_an_error_that_names_it() {
+        let error = Listener::bind(Ipv4Addr::new(192, 0, 2, 1).into(), 4000).unwrap_err();
+        assert!(error.to_string().starts_with("cannot listen on 192.0.2.1:4000; check"), "{error}");
+    }
+}

@@ -1,0 +1,99 @@
+use std::sync::Barrier;
+
+use lockstep_collective::{Abort, CollectiveError, Communicator};
+
+use crate::group::{PATIENT, ends, group};
+
+#[test]
+fn an_abort_fails_the_pending_operations_with_its_reason_and_closes_towards_the_peers() {
+    let outcomes = ends(|| {
+        let submitted = Barrier::new(2);
+        group(2, PATIENT, |mut communicator| {
+            if communicator.rank() == 1 {
+                submitted.wait();
+                // It joins the operation only after the other rank has left it.
+                communicator.submit(1, 0, vec![1.0; 1 << 20]);
+                return vec![communicator.wait().unwrap_err().error];
+            }
+            communicator.submit(1, 0, vec![1.0; 1 << 20]);
+            communicator.submit(1, 1, vec![1.0; 10]);
+            let abort = communicator.abort_handle();
+            let errors = std::thread::scope(|scope| {
+                scope.spawn(|| abort.abort("rank 1 is leaving"));
+                communicator.wait_all().map(|outcome| outcome.unwrap_err().error).collect()
+            });
+            submitted.wait();
+            errors
+        })
+    });
+    assert_eq!(outcomes[0].len(), 2);
+    assert!(outcomes[0].iter().all(|error| error.to_string() == "aborted: rank 1 is leaving"), "{outcomes:?}");
+    assert!(matches!(outcomes[1][0], CollectiveError::PeerClosed { rank: 0 }), "{outcomes:?}");
+}
+
+#[test]
+fn an_abort_between_operations_fails_the_next_one() {
+    ends(|| {
+        group(2, PATIENT, |mut communicator| {
+            communicator.all_reduce_now(1, &mut [1.0]).unwrap();
+            communicator.abort_handle().abort("enough");
+            communicator.abort_handle().abort("a later reason does not replace the first");
+            communicator.submit(2, 0, vec![1.0; 10]);
+            assert_eq!(communicator.wait().unwrap_err().error.to_string(), "aborted: enough");
+            assert!(matches!(communicator.all_reduce_now(2, &mut [1.0]), Err(CollectiveError::Aborted { .. })));
+        })
+    });
+}
+
+#[test]
+fn a_group_of_one_is_aborted_too() {
+    let mut communicator = Communicator::alone(Abort::new());
+    communicator.abort_handle().abort("enough");
+    communicator.submit(1, 0, vec![1.0; 10]);
+    assert!(matches!(communicator.wait().unwrap_err().error, CollectiveError::Aborted { .. }));
+}
+
+#[test]
+fn a_communicator_dropped_in_mid_operation_ends_its_thread() {
+    ends(|| {
+        group(2, PATIENT, |mut communicator| {
+            if communicator.rank() == 0 {
+                communicator.submit(1, 0, vec![1.0; 1 << 20]);
+            } else {
+                communicator.all_reduce_now(1, &mut [1.0]).unwrap_err();
+            }
+        })
+    });
+}
+
+struct Cursed;
+
+impl AsMut<[f32]> for Cursed {
+    fn as_mut(&mut self) -> &mut [f32] {
+        panic!("cursed memory")
+    }
+}
+
+#[test]
+fn a_panic_of_the_callers_memory_reaches_the_caller() {
+    let panic = ends(|| {
+        let listeners = [crate::group::listener(), crate::group::listener()];
+        let peers = listeners.each_ref().map(|listener| listener.address());
+        std::thread::scope(|scope| {
+            let [first, second] = &listeners;
+            scope.spawn(|| {
+                let mut other =
+                    Communicator::<Vec<f32>>::form(second, crate::group::seat(1), &peers, PATIENT, &Abort::new())
+                        .unwrap();
+                assert!(other.all_reduce_now(1, &mut [1.0]).is_err());
+            });
+            let mut communicator =
+                Communicator::form(first, crate::group::seat(0), &peers, PATIENT, &Abort::new()).unwrap();
+            communicator.submit(1, 0, Cursed);
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(communicator.wait())));
+            drop(communicator);
+            panic.unwrap_err().downcast_ref::<&str>().map(|text| (*text).to_owned())
+        })
+    });
+    assert_eq!(panic.as_deref(), Some("cursed memory"));
+}

@@ -1,0 +1,180 @@
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use lockstep_collective::{Abort, CollectiveError, Header, JobId, Kind, Limits, Listener, Missing, Ring, Seat};
+
+use crate::group::{GENERATION, PATIENT, ends, listener, seat};
+use crate::impostor::{greeting, read_header};
+
+fn form(listener: &Listener, seat: Seat, peers: &[SocketAddr]) -> Result<Ring, CollectiveError> {
+    Ring::form(listener, seat, peers, PATIENT, &Abort::new())
+}
+
+/// A port where nobody listens. On its own loopback address no other test's listener can come to it.
+fn deserted(host: u8) -> SocketAddr {
+    Listener::bind(Ipv4Addr::new(127, 0, 0, host).into(), 0).unwrap().address()
+}
+
+/// Connects to `address` and says `bytes`.
+fn call(address: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream
+}
+
+#[test]
+fn strangers_do_not_disturb_the_forming() {
+    ends(|| {
+        let listeners = [listener(), listener()];
+        let peers = [listeners[0].address(), listeners[1].address()];
+        // All of them are in the queue before rank 0 looks.
+        let mut refused = [
+            call(peers[0], &[0x5a; 64]),
+            call(peers[0], &Header { job: JobId([9; 16]), ..greeting(Kind::Hello, 1) }.encode()),
+            call(peers[0], &Header { generation: GENERATION - 1, ..greeting(Kind::Hello, 1) }.encode()),
+            call(peers[0], &greeting(Kind::Hello, 4).encode()),
+            call(peers[0], &greeting(Kind::Welcome, 1).encode()),
+        ];
+        let _silent: Vec<TcpStream> = (0..10).map(|_| call(peers[0], b"LSF")).collect();
+        let other = std::thread::spawn({
+            let [_, second] = listeners.each_ref().map(Listener::address);
+            assert_eq!(second, peers[1]);
+            let [first, second] = listeners;
+            move || {
+                let peer =
+                    std::thread::spawn(move || form(&second, seat(1), &peers).unwrap().all_reduce(1, 0, &mut [1.0]));
+                let mut values = [2.0];
+                form(&first, seat(0), &peers).unwrap().all_reduce(1, 0, &mut values).unwrap();
+                peer.join().unwrap().unwrap();
+                values
+            }
+        });
+        assert_eq!(other.join().unwrap(), [3.0]);
+        for stream in &mut refused {
+            // Closed, some after a refusal.
+            let mut said = Vec::new();
+            let _ = stream.read_to_end(&mut said);
+            assert!(said.is_empty() || Header::decode(said[..].try_into().unwrap()).unwrap().kind == Kind::Refusal);
+        }
+    });
+}
+
+#[test]
+fn an_older_generation_is_told_which_one_is_forming() {
+    ends(|| {
+        let first = listener();
+        let peers = [first.address(), deserted(4)];
+        let abort = Abort::new();
+        let forming = std::thread::spawn({
+            let abort = abort.clone();
+            move || Ring::form(&first, seat(0), &peers, PATIENT, &abort).map(|_| ())
+        });
+        let mut stream = call(peers[0], &Header { generation: GENERATION - 1, ..greeting(Kind::Hello, 1) }.encode());
+        let refusal = read_header(&mut stream);
+        assert_eq!((refusal.kind, refusal.generation, refusal.sender), (Kind::Refusal, GENERATION, 0));
+        abort.abort("seen enough");
+        assert!(matches!(forming.join().unwrap(), Err(CollectiveError::Aborted { .. })));
+    });
+}
+
+#[test]
+fn a_rank_left_in_an_older_generation_learns_of_the_newer() {
+    ends(|| {
+        let listeners = [listener(), listener()];
+        let peers = [listeners[0].address(), listeners[1].address()];
+        let abort = Abort::new();
+        let [first, second] = listeners;
+        let newer = std::thread::spawn({
+            let abort = abort.clone();
+            move || {
+                Ring::form(&first, Seat { generation: GENERATION + 1, ..seat(0) }, &peers, PATIENT, &abort).map(|_| ())
+            }
+        });
+        let error = form(&second, seat(1), &peers).unwrap_err();
+        assert!(
+            matches!(error, CollectiveError::Superseded { rank: 0, generation: GENERATION, newer } if newer == GENERATION + 1),
+            "{error}"
+        );
+        abort.abort("seen enough");
+        assert!(newer.join().unwrap().is_err());
+    });
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_at_the_deadline() {
+    let error = ends(|| {
+        let first = listener();
+        let peers = [first.address(), deserted(2)];
+        let limits = Limits { forming: Duration::from_millis(200), ..PATIENT };
+        Ring::form(&first, seat(0), &peers, limits, &Abort::new()).unwrap_err()
+    });
+    let CollectiveError::NotFormed {
+        generation: GENERATION, missing: Missing::Next { rank: 1, last_attempt, .. }, ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert!(last_attempt.contains("refused"), "{last_attempt}");
+}
+
+#[test]
+fn a_rank_that_opens_its_port_late_still_joins() {
+    ends(|| {
+        let first = listener();
+        let late = deserted(3);
+        let peers = [first.address(), late];
+        let (looked, has_looked) = channel();
+        let early = std::thread::spawn(move || {
+            looked.send(()).unwrap();
+            form(&first, seat(0), &peers).unwrap().all_reduce(1, 0, &mut [1.0])
+        });
+        has_looked.recv().unwrap();
+        let second = Listener::bind(late.ip(), late.port()).unwrap();
+        form(&second, seat(1), &peers).unwrap().all_reduce(1, 0, &mut [1.0]).unwrap();
+        early.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn an_abort_ends_the_forming() {
+    ends(|| {
+        let first = listener();
+        let peers = [first.address(), deserted(5)];
+        let abort = Abort::new();
+        let forming = std::thread::spawn({
+            let abort = abort.clone();
+            move || Ring::form(&first, seat(0), &peers, PATIENT, &abort).map(|_| ())
+        });
+        abort.abort("generation 8 is being prepared");
+        let error = forming.join().unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "aborted: generation 8 is being prepared");
+    });
+}
+
+#[test]
+fn one_listener_serves_generation_after_generation() {
+    ends(|| {
+        let listeners = [listener(), listener(), listener()];
+        let peers = listeners.each_ref().map(Listener::address);
+        std::thread::scope(|scope| {
+            for (rank, listener) in listeners.iter().enumerate() {
+                scope.spawn(move || {
+                    for generation in 1..=10 {
+                        let mut values = vec![1.0; 1000];
+                        let mut ring = form(listener, Seat { generation, ..seat(rank) }, &peers).unwrap();
+                        ring.all_reduce(generation, 0, &mut values).unwrap();
+                        assert_eq!(values, [3.0; 1000]);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_rank_outside_the_group_is_refused() {
+    let error = form(&listener(), seat(2), &[listener().address(), listener().address()]).unwrap_err();
+    assert!(matches!(error, CollectiveError::NotInGroup { rank: 2, world: 2 }), "{error}");
+}

@@ -1,0 +1,55 @@
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use lockstep_collective::{Abort, Communicator, JobId, Limits, Listener, Seat, Waiting};
+
+pub(crate) const JOB: JobId = JobId([0x42; 16]);
+pub(crate) const GENERATION: u64 = 7;
+/// Longer than any stall of a busy machine that is not meant.
+pub(crate) const PATIENT: Limits =
+    Limits { forming: Duration::from_secs(30), silence: Duration::from_secs(30), waiting: Waiting::Block };
+/// For tests that wait for it to pass.
+pub(crate) const IMPATIENT: Limits = Limits { silence: Duration::from_millis(200), ..PATIENT };
+
+pub(crate) fn seat(rank: usize) -> Seat {
+    Seat { job: JOB, generation: GENERATION, rank }
+}
+
+pub(crate) fn listener() -> Listener {
+    Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap()
+}
+
+/// Runs `work` of each rank of a fresh group on a thread of its own; what each returned, in rank order.
+pub(crate) fn group<T: Send>(
+    world: usize,
+    limits: Limits,
+    work: impl Fn(Communicator<Vec<f32>>) -> T + Send + Sync,
+) -> Vec<T> {
+    let listeners: Vec<Listener> = (0..world).map(|_| listener()).collect();
+    let peers: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
+    std::thread::scope(|scope| {
+        let (work, peers) = (&work, &peers);
+        let ranks: Vec<_> = listeners
+            .iter()
+            .enumerate()
+            .map(|(rank, listener)| {
+                scope.spawn(move || {
+                    work(Communicator::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap())
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// What `work` returns, which must not take forever.
+pub(crate) fn ends<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, outcome) = channel();
+    let worker = std::thread::spawn(move || done.send(work()));
+    match outcome.recv_timeout(Duration::from_secs(40)) {
+        Ok(outcome) => outcome,
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => std::panic::resume_unwind(worker.join().unwrap_err()),
+    }
+}

@@ -1,0 +1,10 @@
+//! Real sockets in one process, threads as ranks.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]
+
+mod abort;
+mod faults;
+mod forming;
+mod group;
+mod impostor;
+mod sums;

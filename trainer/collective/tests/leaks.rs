@@ -1,0 +1,65 @@
+//! Alone in its process, so that nothing else opens files or starts threads while it counts.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use lockstep_collective::{Abort, CollectiveError, Communicator, JobId, Limits, Listener, Seat};
+
+const CYCLES: u64 = 200;
+
+#[test]
+fn aborted_groups_leave_no_thread_and_no_socket_behind() {
+    let listeners: [Listener; 2] = std::array::from_fn(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap());
+    let peers = listeners.each_ref().map(Listener::address);
+    let mut delays = Vec::new();
+    // The first one warms the process up.
+    abort_once(&listeners, &peers, 0);
+    let before = [count("fd"), count("task")];
+    for generation in 1..=CYCLES {
+        delays.push(abort_once(&listeners, &peers, generation));
+    }
+    delays.sort();
+    println!("abort to error: median {:?}, longest {:?}", delays[delays.len() / 2], delays[delays.len() - 1]);
+    // A joined thread may stay listed for a moment.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while [count("fd"), count("task")] != before {
+        assert!(
+            Instant::now() < deadline,
+            "{:?} file descriptors and threads, {before:?} before",
+            [count("fd"), count("task")]
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// Forms a group, has rank 0 aborted in mid-operation, and says how long it then took to fail.
+fn abort_once(listeners: &[Listener; 2], peers: &[std::net::SocketAddr; 2], generation: u64) -> Duration {
+    let join = |rank: usize| {
+        let seat = Seat { job: JobId([1; 16]), generation, rank };
+        Communicator::<Vec<f32>>::form(&listeners[rank], seat, peers, Limits::default(), &Abort::new()).unwrap()
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| join(1));
+        let mut communicator = join(0);
+        let other = other.join().unwrap();
+        communicator.submit(1, 0, vec![1.0; 100_000]);
+        let abort = communicator.abort_handle();
+        let aborted = scope.spawn(move || {
+            let now = Instant::now();
+            abort.abort("a test");
+            now
+        });
+        let failed = communicator.wait().unwrap_err();
+        let now = Instant::now();
+        assert!(matches!(failed.error, CollectiveError::Aborted { .. }), "{}", failed.error);
+        drop(other);
+        now.duration_since(aborted.join().unwrap())
+    })
+}
+
+/// The entries of a folder of this process in /proc.
+fn count(folder: &str) -> usize {
+    std::fs::read_dir(format!("/proc/self/{folder}")).unwrap().count()
+}
