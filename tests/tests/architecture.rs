@@ -1,0 +1,116 @@
+//! The arrows of ARCHITECTURE.md: which crate may use which. Nothing else compiles past this test.
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+/// `user ──► used`, the whole list.
+const ARROWS: [(&str, &[&str]); 11] = [
+    ("lockstep-launch", &[]),
+    ("lockstep-api", &["lockstep-launch"]),
+    ("lockstep-plan", &["lockstep-api", "lockstep-launch"]),
+    ("lockstep-controller", &["lockstep-api", "lockstep-launch", "lockstep-plan"]),
+    ("lockstep-cli", &["lockstep-api", "lockstep-launch"]),
+    ("lockstep-data", &[]),
+    ("lockstep-nn", &[]),
+    ("lockstep-collective", &[]),
+    ("lockstep-elastic", &["lockstep-collective"]),
+    ("lockstep-checkpoint", &[]),
+    (
+        "lockstep-worker",
+        &[
+            "lockstep-checkpoint",
+            "lockstep-collective",
+            "lockstep-data",
+            "lockstep-elastic",
+            "lockstep-launch",
+            "lockstep-nn",
+        ],
+    ),
+];
+
+/// Crates that a part of the product must never link, directly or through others.
+const ABSENCES: [(&str, &[&str]); 5] = [
+    ("lockstep-plan", &["tokio"]),
+    ("lockstep-nn", &["lockstep-collective", "lockstep-elastic", "tokio", "kube"]),
+    ("lockstep-collective", &["lockstep-nn", "tokio", "kube"]),
+    ("lockstep-elastic", &["kube"]),
+    ("lockstep-checkpoint", &["tokio", "kube"]),
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests live in the workspace")
+}
+
+fn metadata() -> serde_json::Value {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo prints JSON")
+}
+
+#[test]
+fn every_crate_uses_exactly_what_its_arrow_allows() {
+    let metadata = metadata();
+    for (user, allowed) in ARROWS {
+        let package = metadata["packages"]
+            .as_array()
+            .expect("packages")
+            .iter()
+            .find(|package| package["name"] == user)
+            .unwrap_or_else(|| panic!("{user} has an arrow but no Cargo.toml"));
+        let allowed: BTreeSet<&str> = allowed.iter().copied().collect();
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let used = dependency["name"].as_str().expect("a name");
+            let inside = used.starts_with("lockstep-") || used == "xtask";
+            assert!(!inside || allowed.contains(used), "{user} ──► {used} is no arrow of ARCHITECTURE.md");
+        }
+    }
+}
+
+#[test]
+fn every_crate_of_the_product_has_an_arrow() {
+    let named: BTreeSet<&str> = ARROWS.iter().map(|(user, _)| *user).collect();
+    for half in ["operator", "trainer"] {
+        for entry in fs::read_dir(root().join(half)).expect("a half of the product") {
+            let manifest = entry.expect("readable").path().join("Cargo.toml");
+            let text = fs::read_to_string(&manifest).unwrap_or_else(|error| panic!("{}: {error}", manifest.display()));
+            let name = text.lines().find_map(|line| line.strip_prefix("name = ")).expect("a package name").trim_matches('"');
+            assert!(named.contains(name), "{name} is missing from the arrows");
+        }
+    }
+}
+
+#[test]
+fn the_arrows_stand_in_architecture_md() {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    for (user, used) in ARROWS {
+        for used in used {
+            let (user, used) = (user.trim_start_matches("lockstep-"), used.trim_start_matches("lockstep-"));
+            let drawn = page.split(['\n', ';']).filter_map(|line| line.split_once("──►")).any(|(from, to)| {
+                from.split(',').any(|name| name.trim().split_whitespace().last() == Some(used))
+                    && to.split(',').any(|name| name.split_whitespace().next() == Some(user))
+            });
+            assert!(drawn, "{used} ──► {user} is allowed by the test but not drawn in ARCHITECTURE.md");
+        }
+    }
+}
+
+#[test]
+fn what_must_stay_out_of_a_crate_is_not_linked_into_it() {
+    for (user, absent) in ABSENCES {
+        let output = Command::new(env!("CARGO"))
+            .args(["tree", "--offline", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--package", user])
+            .current_dir(root())
+            .output()
+            .expect("cargo runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let tree = String::from_utf8_lossy(&output.stdout);
+        let linked: BTreeSet<&str> = tree.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        assert!(linked.contains(user), "cargo tree printed nothing of {user}");
+        for absent in absent {
+            assert!(!linked.contains(absent), "{user} links {absent}");
+        }
+    }
+}
