@@ -1,1 +1,24 @@
-//! lockstep-elastic
+//! Who is in the group, and what a change means.
+//!
+//! [`Coordinator`] and [`Member`] are pure state machines: an event and the time go in, commands come out. The [`shell`]
+//! gives them sockets, a clock and a thread. The durable [`Record`] is the one truth; it changes only by
+//! compare-and-swap through a [`GenerationStore`], so that of two coordinators one gives up.
+
+mod identity;
+mod record;
+mod store;
+
+pub mod message;
+
+pub mod coordinator;
+pub mod member;
+
+pub mod shell;
+
+pub use coordinator::{Coordinator, Outcome, Status};
+pub use identity::{Digest, Incarnation, MemberId, rank_order};
+pub use member::{Group, Member};
+pub use message::{Hello, Message, Report};
+pub use record::{Active, CheckpointMark, Record, RecordError, Sampler, Seat};
+pub use shell::{Event, FarewellError, JoinError, Membership, Notice, coordinate};
+pub use store::{FileStore, GenerationStore, StoreError, Swap, Version};

@@ -1,0 +1,8 @@
+//! Sockets, a clock and a thread for the two state machines. No decision is made here.
+
+mod coordinate;
+mod line;
+mod membership;
+
+pub use coordinate::{Notice, coordinate};
+pub use membership::{Event, FarewellError, JoinError, Membership};

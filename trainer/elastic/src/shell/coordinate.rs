@@ -1,0 +1,338 @@
+//! Runs a [`Coordinator`] on a listening socket.
+
+use std::{
+    collections::HashMap,
+    future::{Future, pending},
+    io,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, tcp},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    Coordinator, GenerationStore, MemberId, Message, Outcome, Record, Status, StoreError, Swap, Version,
+    coordinator::{Command, Config, Connection, Event},
+    message::Decoder,
+};
+
+/// Connections at a time; more wait until others close.
+const MAX_CONNECTIONS: usize = 4096;
+/// Events that wait for the coordinator; senders beyond it wait.
+const MAX_QUEUED_EVENTS: usize = 1024;
+/// Messages that wait for one member; a member that reads so slowly is cut off.
+const MAX_QUEUED_MESSAGES: usize = 256;
+/// Who connects and says nothing is cut off.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
+/// How long a member may take to read what was sent before its connection closed.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
+const READ_BYTES: usize = 16 << 10;
+
+/// How long a store may be out of reach before the coordinator gives up.
+const STORE_PATIENCE: Duration = Duration::from_secs(60);
+const STORE_RETRY: Duration = Duration::from_millis(250);
+/// Pause after a failed accept: the process may be out of file descriptors for a moment.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// What a coordinator has to tell the outside.
+#[derive(Debug)]
+pub enum Notice<'a> {
+    /// The group changed.
+    Status(&'a Status),
+    /// A member reported its progress.
+    Progress {
+        /// Who.
+        member: &'a MemberId,
+        /// Optimiser steps that are done.
+        step: u64,
+        /// The worker's report.
+        payload: &'a [u8],
+    },
+}
+
+/// Coordinates one group to its end. `stop` completes when the process is asked to end.
+///
+/// # Errors
+/// The record cannot be loaded, or is of a newer version.
+pub async fn coordinate<S: GenerationStore>(
+    listener: TcpListener,
+    config: Config,
+    store: S,
+    mut notify: impl FnMut(Notice<'_>),
+    stop: impl Future<Output = ()>,
+) -> Result<Outcome, StoreError> {
+    let loaded = patiently(|| store.load()).await?;
+    let (record, mut version) = match loaded {
+        Some((record, version)) => (Some(record), Some(version)),
+        None => (None, None),
+    };
+    let started = Instant::now();
+    let mut stored = record.clone();
+    let mut coordinator = Coordinator::new(config, record, Duration::ZERO);
+    let mut status = coordinator.status(Duration::ZERO);
+    notify(Notice::Status(&status));
+
+    let (report, mut events) = mpsc::channel(MAX_QUEUED_EVENTS);
+    let mut lines = Lines::new(report);
+    let mut swap: Option<Replacing<'_>> = None;
+    let mut wake = started;
+    let mut stop = pin!(stop);
+    let mut stopping = false;
+    loop {
+        let event = tokio::select! {
+            biased;
+            () = &mut stop, if !stopping => {
+                stopping = true;
+                Event::Stop
+            }
+            done = run_optional(&mut swap) => {
+                swap = None;
+                match done {
+                    Ok((record, Swap::Swapped(new))) => {
+                        (stored, version) = (Some(record), Some(new));
+                        Event::Swapped
+                    }
+                    Ok((_, Swap::Conflict)) => Event::Conflict,
+                    Err(error) => Event::StoreFailed(error.to_string()),
+                }
+            }
+            event = events.recv() => event.unwrap_or(Event::Tick),
+            () = lines.admit(&listener) => continue,
+            () = sleep_until(wake) => Event::Tick,
+        };
+        let now = started.elapsed();
+        let mut ended = None;
+        for command in coordinator.handle(event, now) {
+            match command {
+                Command::Send(connection, message) => lines.send(connection, &message),
+                Command::Close(connection) => lines.close(connection),
+                Command::Swap(record) => {
+                    swap = Some(Box::pin(replace(&store, stored.clone(), version.clone(), record)));
+                }
+                Command::Publish { member, step, payload } => {
+                    notify(Notice::Progress { member: &member, step, payload: &payload });
+                }
+                Command::WakeAt(time) => wake = started + time,
+                Command::End(outcome) => ended = Some(outcome),
+            }
+        }
+        let before = std::mem::replace(&mut status, coordinator.status(now));
+        if status != before {
+            info!(%status, "group");
+            notify(Notice::Status(&status));
+        }
+        if let Some(outcome) = ended {
+            drop(events);
+            lines.finish().await;
+            return Ok(outcome);
+        }
+    }
+}
+
+/// A swap that is under way: the record it stores, and what became of it.
+type Replacing<'a> = Pin<Box<dyn Future<Output = Result<(Record, Swap), StoreError>> + Send + 'a>>;
+
+async fn run_optional<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
+    match future {
+        Some(future) => future.await,
+        None => pending().await,
+    }
+}
+
+/// Compare-and-swap where the version may move although the record does not, and where an answer may get lost: what
+/// the store holds then decides who won.
+async fn replace<S: GenerationStore>(
+    store: &S,
+    stored: Option<Record>,
+    mut version: Option<Version>,
+    record: Record,
+) -> Result<(Record, Swap), StoreError> {
+    let begun = Instant::now();
+    loop {
+        let problem = match store.compare_and_swap(version.as_ref(), &record).await {
+            Ok(Swap::Swapped(version)) => return Ok((record, Swap::Swapped(version))),
+            Ok(Swap::Conflict) => None,
+            Err(error @ StoreError::Unavailable { .. }) if begun.elapsed() < STORE_PATIENCE => Some(error),
+            Err(error) => return Err(error),
+        };
+        if let Some(error) = problem {
+            warn!(%error, "trying again");
+            sleep(STORE_RETRY).await;
+        }
+        match patiently(|| store.load()).await? {
+            Some((found, new)) if found == record => return Ok((record, Swap::Swapped(new))),
+            Some((found, new)) if Some(&found) == stored.as_ref() && begun.elapsed() < STORE_PATIENCE => {
+                version = Some(new);
+            }
+            None if stored.is_none() && begun.elapsed() < STORE_PATIENCE => version = None,
+            _ => return Ok((record, Swap::Conflict)),
+        }
+    }
+}
+
+async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(attempt: impl Fn() -> F) -> Result<T, StoreError> {
+    let begun = Instant::now();
+    loop {
+        match attempt().await {
+            Err(error @ StoreError::Unavailable { .. }) if begun.elapsed() < STORE_PATIENCE => {
+                warn!(%error, "trying again");
+                sleep(STORE_RETRY).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// All control connections.
+struct Lines {
+    report: mpsc::Sender<Event>,
+    outboxes: HashMap<Connection, mpsc::Sender<Vec<u8>>>,
+    tasks: JoinSet<()>,
+    places: Arc<Semaphore>,
+    next: u64,
+}
+
+impl Lines {
+    fn new(report: mpsc::Sender<Event>) -> Self {
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        Self { report, outboxes: HashMap::new(), tasks: JoinSet::new(), places, next: 0 }
+    }
+
+    /// Takes one connection in. Cancelling it loses none.
+    async fn admit(&mut self, listener: &TcpListener) {
+        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return pending().await };
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let connection = Connection(self.next);
+                self.next += 1;
+                debug!(connection = connection.0, %from, "connected");
+                let (outbox, outgoing) = mpsc::channel(MAX_QUEUED_MESSAGES);
+                self.outboxes.insert(connection, outbox);
+                self.outboxes.retain(|_, outbox| !outbox.is_closed());
+                self.tasks.spawn(serve(stream, connection, outgoing, self.report.clone(), place));
+                while self.tasks.try_join_next().is_some() {}
+            }
+            Err(error) => {
+                warn!(%error, "a control connection could not be accepted");
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+
+    fn send(&mut self, connection: Connection, message: &Message) {
+        if let Some(outbox) = self.outboxes.get(&connection)
+            && outbox.try_send(message.to_frame()).is_err()
+        {
+            self.outboxes.remove(&connection);
+        }
+    }
+
+    /// Without its outbox, a connection's task sends what it has and ends.
+    fn close(&mut self, connection: Connection) {
+        self.outboxes.remove(&connection);
+    }
+
+    /// Lets everything that was said reach the other side, if that reads it.
+    async fn finish(mut self) {
+        self.outboxes.clear();
+        let _ = timeout(FAREWELL_LIMIT, async { while self.tasks.join_next().await.is_some() {} }).await;
+    }
+}
+
+/// Reads and writes one connection until either side closes it.
+async fn serve(
+    stream: TcpStream,
+    connection: Connection,
+    outgoing: mpsc::Receiver<Vec<u8>>,
+    report: mpsc::Sender<Event>,
+    _place: OwnedSemaphorePermit,
+) {
+    // Without it messages only come later.
+    let _ = stream.set_nodelay(true);
+    let (mut incoming, writer) = stream.into_split();
+    let mut writing = pin!(write(writer, outgoing));
+    let end = {
+        let mut reading = pin!(read(&mut incoming, connection, &report));
+        tokio::select! {
+            reason = &mut reading => LineEnd::Theirs(reason),
+            written = &mut writing => match written {
+                Ok(open) => LineEnd::Ours(open),
+                Err(error) => LineEnd::Broken(format!("its connection broke: {error}")),
+            },
+        }
+    };
+    match end {
+        // A refusal of what could not be read may still be on its way out.
+        LineEnd::Theirs(reason) => {
+            let _ = report.send(Event::Closed(connection, reason)).await;
+            let _ = timeout(FAREWELL_LIMIT, writing).await;
+        }
+        LineEnd::Broken(reason) => {
+            let _ = report.send(Event::Closed(connection, reason)).await;
+        }
+        // The other side reads to the end and closes too, and no reset overtakes the last message.
+        LineEnd::Ours(_open) => {
+            let _ = timeout(FAREWELL_LIMIT, tokio::io::copy(&mut incoming, &mut tokio::io::sink())).await;
+        }
+    }
+}
+
+/// Who closed a connection.
+enum LineEnd {
+    Theirs(String),
+    Broken(String),
+    Ours(tcp::OwnedWriteHalf),
+}
+
+/// Passes messages on; ends with the reason why there are no more.
+async fn read(incoming: &mut tcp::OwnedReadHalf, connection: Connection, report: &mpsc::Sender<Event>) -> String {
+    let mut decoder = Decoder::default();
+    let mut bytes = vec![0; READ_BYTES];
+    let mut greeted = false;
+    loop {
+        let patience = if greeted { Duration::MAX } else { GREETING_LIMIT };
+        let count = match timeout(patience, incoming.read(&mut bytes)).await {
+            Ok(Ok(0)) => return "closed its connection".to_owned(),
+            Ok(Ok(count)) => count,
+            Ok(Err(error)) => return format!("its connection broke: {error}"),
+            Err(_) => return "did not say who it is".to_owned(),
+        };
+        decoder.push(&bytes[..count]);
+        loop {
+            let event = match decoder.next_message() {
+                Ok(Some(message)) => Event::Received(connection, message),
+                Ok(None) => break,
+                Err(error) => {
+                    warn!(connection = connection.0, %error, "closing a control connection");
+                    let reason = error.to_string();
+                    let _ = report.send(Event::Garbled(connection, error)).await;
+                    return reason;
+                }
+            };
+            greeted = true;
+            if report.send(event).await.is_err() {
+                return "the coordinator ended".to_owned();
+            }
+        }
+    }
+}
+
+/// Hands the open half back at the end of the queue, so that the caller decides when it closes for good.
+async fn write(
+    mut writer: tcp::OwnedWriteHalf,
+    mut outgoing: mpsc::Receiver<Vec<u8>>,
+) -> io::Result<tcp::OwnedWriteHalf> {
+    while let Some(frame) = outgoing.recv().await {
+        writer.write_all(&frame).await?;
+    }
+    writer.shutdown().await?;
+    Ok(writer)
+}

@@ -1,0 +1,179 @@
+//! The thread behind a [`super::Membership`]: it connects, talks, and connects anew.
+
+use std::{io, time::Duration};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tracing::{debug, warn};
+
+use super::membership::{End, Shared};
+use crate::{
+    Hello, Member,
+    member::{Command, Event},
+    message::{Decoder, FrameError},
+};
+
+/// How long one attempt to look up the name and connect may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// How long the coordinator may take to accept a message.
+const WRITE_LIMIT: Duration = Duration::from_secs(5);
+/// Pause before a new attempt; doubles up to the limit.
+const BACKOFF: Duration = Duration::from_millis(50);
+const BACKOFF_LIMIT: Duration = Duration::from_secs(1);
+const READ_BYTES: usize = 16 << 10;
+
+/// Keeps a member connected until its group is over or nobody wants it any more.
+pub(super) fn keep(coordinator: &str, hello: Hello, shared: &Shared) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return shared.disconnected(&error),
+    };
+    runtime.block_on(
+        Line { member: Member::new(hello), started: Instant::now(), wake: Instant::now(), shared }.run(coordinator),
+    );
+    // A name that is still being looked up holds nobody up.
+    runtime.shutdown_background();
+}
+
+struct Line<'a> {
+    member: Member,
+    started: Instant,
+    wake: Instant,
+    shared: &'a Shared,
+}
+
+/// Whether the connection is still of use.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Talk,
+    Reconnect,
+    Over,
+}
+
+impl Line<'_> {
+    async fn run(mut self, coordinator: &str) {
+        let mut backoff = BACKOFF;
+        loop {
+            let connected = tokio::select! {
+                connected = timeout(CONNECT_LIMIT, TcpStream::connect(coordinator)) => connected,
+                () = self.stopped() => return,
+            };
+            let problem = match connected {
+                Ok(Ok(stream)) => {
+                    let begun = Instant::now();
+                    let ended = self.talk(stream).await;
+                    // Somebody who accepts and hangs up at once is no coordinator to hurry back to.
+                    if begun.elapsed() > BACKOFF_LIMIT {
+                        backoff = BACKOFF;
+                    }
+                    match ended {
+                        Ok(Next::Over) => return,
+                        Ok(Next::Talk | Next::Reconnect) => io::Error::new(io::ErrorKind::TimedOut, "it fell silent"),
+                        Err(error) => error,
+                    }
+                }
+                Ok(Err(error)) => error,
+                Err(_) => io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT_LIMIT:?}")),
+            };
+            debug!(%coordinator, error = %problem, "no coordinator");
+            let now = self.started.elapsed();
+            self.member.handle(Event::Disconnected, now);
+            self.shared.disconnected(&problem);
+            tokio::select! {
+                () = sleep(backoff) => {}
+                () = self.stopped() => return,
+            }
+            backoff = (backoff * 2).min(BACKOFF_LIMIT);
+        }
+    }
+
+    async fn stopped(&self) {
+        while !self.shared.stopped() {
+            self.shared.filled().await;
+        }
+    }
+
+    async fn talk(&mut self, mut stream: TcpStream) -> io::Result<Next> {
+        stream.set_nodelay(true)?;
+        let mut answered = false;
+        let mut decoder = Decoder::default();
+        let mut bytes = vec![0; READ_BYTES];
+        let mut next = self.happened(Event::Connected, &mut stream).await?;
+        while next == Next::Talk {
+            // What was said while there was no connection comes first: its notice may be used up.
+            for said in self.shared.said() {
+                self.happened(said, &mut stream).await?;
+            }
+            if self.shared.stopped() {
+                next = Next::Over;
+                break;
+            }
+            tokio::select! {
+                count = stream.read(&mut bytes) => {
+                    let count = count?;
+                    if count == 0 {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                    decoder.push(&bytes[..count]);
+                    while next == Next::Talk {
+                        match decoder.next_message() {
+                            Ok(Some(message)) => {
+                                if !std::mem::replace(&mut answered, true) {
+                                    self.shared.connected();
+                                }
+                                next = self.happened(Event::Received(message), &mut stream).await?;
+                            }
+                            Ok(None) => break,
+                            Err(error) => return self.garbled(error),
+                        }
+                    }
+                }
+                () = sleep_until(self.wake) => next = self.happened(Event::Tick, &mut stream).await?,
+                () = self.shared.filled() => {}
+            }
+        }
+        if next == Next::Over {
+            stream.shutdown().await?;
+        }
+        Ok(next)
+    }
+
+    fn garbled(&self, error: FrameError) -> io::Result<Next> {
+        if let FrameError::Version { .. } = error {
+            self.shared.ended(End::Refused(error.to_string()));
+            return Ok(Next::Over);
+        }
+        warn!(%error, "the coordinator cannot be understood");
+        Err(io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    async fn happened(&mut self, event: Event, stream: &mut TcpStream) -> io::Result<Next> {
+        let mut next = Next::Talk;
+        for command in self.member.handle(event, self.started.elapsed()) {
+            match command {
+                Command::Send(message) => {
+                    timeout(WRITE_LIMIT, stream.write_all(&message.to_frame())).await.map_err(|_| {
+                        io::Error::new(io::ErrorKind::TimedOut, format!("it read nothing for {WRITE_LIMIT:?}"))
+                    })??;
+                }
+                Command::Reconnect => next = Next::Reconnect,
+                Command::Seal { generation } => self.shared.sealed(generation),
+                Command::Enter(group) => self.shared.entered(group),
+                Command::Drain { reason } => self.shared.drain(reason),
+                Command::Abort { reason } => next = self.over(End::Aborted(reason)),
+                Command::Refused { reason } => next = self.over(End::Refused(reason)),
+                Command::Released => next = self.over(End::Released),
+                Command::WakeAt(time) => self.wake = self.started + time,
+            }
+        }
+        Ok(next)
+    }
+
+    fn over(&self, end: End) -> Next {
+        self.shared.ended(end);
+        Next::Over
+    }
+}

@@ -1,0 +1,418 @@
+//! Runs a [`Member`] on a thread of its own, so that it answers while the training thread computes.
+
+use std::{
+    fmt,
+    io::{self, ErrorKind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Notify;
+
+use super::line;
+use crate::{
+    CheckpointMark, Digest, Group, Hello,
+    member::{self, LastWord},
+    message::MAX_PAYLOAD_BYTES,
+};
+
+/// How long the thread that waits for an answer sleeps before it looks at the time again.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// A worker's place in its group, from joining to the last word. Dropping it closes the connection: without a last word
+/// the coordinator counts the worker as lost.
+pub struct Membership {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a training thread has to know while it trains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The group is over; abort the collective and end.
+    Abort {
+        /// Why, naming the member that was lost.
+        reason: String,
+    },
+    /// Stop after a step that all agree on, save it, and say so with [`Membership::drained`].
+    Drain {
+        /// Who asks, and why.
+        reason: String,
+    },
+    /// The coordinator is out of reach and looked for; training goes on.
+    CoordinatorLost,
+    /// There is a coordinator again.
+    CoordinatorFound,
+}
+
+/// Why a worker did not get into a group.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    /// It does not belong there; trying again is useless.
+    #[error("the coordinator refused this worker: {reason}")]
+    Refused {
+        /// What differs from what, and what to do.
+        reason: String,
+    },
+    /// The group fell apart before it began; a new attempt may succeed.
+    #[error("the group was given up before it began: {reason}")]
+    Aborted {
+        /// Why.
+        reason: String,
+    },
+    /// Nobody answers there.
+    #[error("no coordinator answered at {coordinator} for {waited:?}: {cause}")]
+    Unreachable {
+        /// Host and port.
+        coordinator: String,
+        /// How long it was tried.
+        waited: Duration,
+        /// What the last attempt met.
+        cause: String,
+    },
+}
+
+/// Why a last word did not count.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FarewellError {
+    /// The group was over before everybody had said its last word.
+    #[error("the group was given up: {reason}")]
+    Aborted {
+        /// Why.
+        reason: String,
+    },
+    /// No coordinator took it.
+    #[error("no coordinator was there for {waited:?} to take the worker's last word")]
+    Unreachable {
+        /// How long it was tried.
+        waited: Duration,
+    },
+}
+
+impl Membership {
+    /// Joins the group of the coordinator at `coordinator`, host and port, and blocks until all members are there.
+    /// The name is looked up anew for each attempt. `patience` bounds the time without any coordinator, now; how long
+    /// to wait for other members is the coordinator's decision.
+    ///
+    /// # Errors
+    /// See [`JoinError`].
+    ///
+    /// # Panics
+    /// When the system starts no thread.
+    pub fn join(coordinator: &str, hello: Hello, patience: Duration) -> Result<(Self, Group), JoinError> {
+        let shared = Arc::new(Shared::new());
+        let thread = {
+            let (shared, coordinator) = (Arc::clone(&shared), coordinator.to_owned());
+            thread::Builder::new()
+                .name("membership".to_owned())
+                .spawn(move || line::keep(&coordinator, hello, &shared))
+                .unwrap_or_else(|error| panic!("no thread for the membership of this worker: {error}"))
+        };
+        let membership = Self { shared, thread: Some(thread) };
+        let group = membership.shared.wait(patience, |state| match &state.end {
+            Some(End::Refused(reason)) => Some(Err(JoinError::Refused { reason: reason.clone() })),
+            Some(End::Aborted(reason)) => Some(Err(JoinError::Aborted { reason: reason.clone() })),
+            Some(End::Released) => Some(Err(JoinError::Aborted { reason: "released before it began".to_owned() })),
+            None => state.group.clone().map(Ok),
+        });
+        match group {
+            Ok(group) => group.map(|group| (membership, group)),
+            Err(waited) => {
+                let cause = membership.shared.state().problem.clone();
+                Err(JoinError::Unreachable { coordinator: coordinator.to_owned(), waited, cause })
+            }
+        }
+    }
+
+    /// Calls `callback` from the membership's thread for everything that happens, beginning with what happened already.
+    pub fn on_event(&self, callback: impl FnMut(&Event) + Send + 'static) {
+        self.shared.listen(Box::new(callback));
+    }
+
+    /// Why the group is over, if it is: ask between two steps.
+    #[must_use]
+    pub fn aborted(&self) -> Option<String> {
+        match &self.shared.state().end {
+            Some(End::Aborted(reason) | End::Refused(reason)) => Some(reason.clone()),
+            Some(End::Released) | None => None,
+        }
+    }
+
+    /// Why all have to stop after a step, if they have to: ask between two steps.
+    #[must_use]
+    pub fn draining(&self) -> Option<String> {
+        self.shared.state().draining.clone()
+    }
+
+    /// Reports how far the training is; dropped while there is no coordinator, and replaced by a newer report.
+    pub fn progress(&self, step: u64, payload: Vec<u8>) {
+        assert_fits(&payload);
+        self.shared.put(|outbox| outbox.progress = Some((step, payload)));
+    }
+
+    /// Reports a checkpoint that is whole; the newest one reaches the record, if need be through the next coordinator.
+    pub fn checkpoint(&self, step: u64, manifest_digest: Digest) {
+        self.shared.put(|outbox| outbox.checkpoint = Some(CheckpointMark { step, manifest_digest }));
+    }
+
+    /// Asks that all stop after a step: this worker has to go. [`Event::Drain`] follows.
+    pub fn leave(&self, reason: &str) {
+        self.shared.put(|outbox| outbox.leave = Some(reason.to_owned()));
+    }
+
+    /// The last step is done and all results are stored. Blocks until every member said so and all agree on the digest;
+    /// `patience` bounds the time without any coordinator.
+    ///
+    /// # Errors
+    /// See [`FarewellError`].
+    pub fn finished(
+        &self,
+        step: u64,
+        digest: Digest,
+        payload: Vec<u8>,
+        patience: Duration,
+    ) -> Result<(), FarewellError> {
+        assert_fits(&payload);
+        self.last_word(LastWord::Finished { step, digest, payload }, patience)
+    }
+
+    /// Stopped after `step`, as was asked; a checkpoint holds it. Blocks until every member said so.
+    ///
+    /// # Errors
+    /// See [`FarewellError`].
+    pub fn drained(&self, step: u64, patience: Duration) -> Result<(), FarewellError> {
+        self.last_word(LastWord::Drained { step }, patience)
+    }
+
+    /// The job cannot succeed as it is described. Blocks until the coordinator knows.
+    ///
+    /// # Errors
+    /// See [`FarewellError`].
+    pub fn fatal(&self, message: &str, patience: Duration) -> Result<(), FarewellError> {
+        self.last_word(LastWord::Fatal { message: message.to_owned() }, patience)
+    }
+
+    fn last_word(&self, word: LastWord, patience: Duration) -> Result<(), FarewellError> {
+        self.shared.put(|outbox| outbox.last_word = Some(word));
+        let answer = self.shared.wait(patience, |state| match &state.end {
+            Some(End::Released) => Some(Ok(())),
+            Some(End::Aborted(reason) | End::Refused(reason)) => {
+                Some(Err(FarewellError::Aborted { reason: reason.clone() }))
+            }
+            None => None,
+        });
+        answer.unwrap_or_else(|waited| Err(FarewellError::Unreachable { waited }))
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.shared.put(|outbox| outbox.stop = true);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was printed where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Membership").field("state", &*self.shared.state()).finish_non_exhaustive()
+    }
+}
+
+fn assert_fits(payload: &[u8]) {
+    assert!(
+        payload.len() <= MAX_PAYLOAD_BYTES,
+        "a report of {} bytes, the limit is {MAX_PAYLOAD_BYTES}",
+        payload.len()
+    );
+}
+
+/// What the training thread and the membership's thread share.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    outbox: Mutex<Outbox>,
+    filled: Notify,
+    listener: Mutex<Listener>,
+}
+
+#[derive(Debug)]
+struct State {
+    group: Option<Group>,
+    end: Option<End>,
+    draining: Option<String>,
+    /// Since when there is no coordinator.
+    alone: Option<Instant>,
+    /// What the last attempt to connect met.
+    problem: String,
+}
+
+#[derive(Debug)]
+pub(super) enum End {
+    Refused(String),
+    Aborted(String),
+    Released,
+}
+
+/// What waits to be told: one place for each kind, where the newest counts.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    progress: Option<(u64, Vec<u8>)>,
+    checkpoint: Option<CheckpointMark>,
+    leave: Option<String>,
+    last_word: Option<LastWord>,
+    stop: bool,
+}
+
+type Callback = Box<dyn FnMut(&Event) + Send>;
+
+#[derive(Default)]
+struct Listener {
+    callback: Option<Callback>,
+    /// Until somebody listens. Coordinators that come and go are not kept.
+    past: Vec<Event>,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let alone = Some(Instant::now());
+        let state = State { group: None, end: None, draining: None, alone, problem: "not tried yet".to_owned() };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            outbox: Mutex::default(),
+            filled: Notify::new(),
+            listener: Mutex::default(),
+        }
+    }
+
+    /// The first answer of `look`, or the time that was spent without coordinator once it exceeds `patience`.
+    fn wait<T>(&self, patience: Duration, look: impl Fn(&State) -> Option<T>) -> Result<T, Duration> {
+        let begun = Instant::now();
+        let mut state = self.state();
+        loop {
+            if let Some(answer) = look(&state) {
+                return Ok(answer);
+            }
+            // A coordinator that left long before this wait began has the whole patience, too.
+            if let Some(waited) =
+                state.alone.map(|since| since.max(begun).elapsed()).filter(|waited| *waited > patience)
+            {
+                return Err(waited);
+            }
+            state = self.changed.wait_timeout(state, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn put(&self, fill: impl FnOnce(&mut Outbox)) {
+        fill(&mut lock(&self.outbox));
+        self.filled.notify_one();
+    }
+
+    fn listen(&self, mut callback: Callback) {
+        let mut listener = lock(&self.listener);
+        for event in std::mem::take(&mut listener.past) {
+            callback(&event);
+        }
+        listener.callback = Some(callback);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.changed.notify_all();
+    }
+
+    fn tell(&self, event: Event) {
+        let mut listener = lock(&self.listener);
+        match &mut listener.callback {
+            Some(callback) => callback(&event),
+            None => match event {
+                Event::Abort { .. } | Event::Drain { .. } => listener.past.push(event),
+                Event::CoordinatorLost | Event::CoordinatorFound => {}
+            },
+        }
+    }
+
+    /// Completes once the training thread has something to say.
+    pub(super) async fn filled(&self) {
+        self.filled.notified().await;
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        lock(&self.outbox).stop
+    }
+
+    /// What the training thread has to say, the last word last.
+    pub(super) fn said(&self) -> Vec<member::Event> {
+        let mut outbox = lock(&self.outbox);
+        let progress = outbox.progress.take().map(|(step, payload)| member::Event::Progress { step, payload });
+        let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
+        let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
+        let last_word = outbox.last_word.take().map(member::Event::LastWord);
+        [progress, checkpoint, leave, last_word].into_iter().flatten().collect()
+    }
+
+    pub(super) fn connected(&self) {
+        let in_group = self.state().group.is_some();
+        self.change(|state| state.alone = None);
+        if in_group {
+            self.tell(Event::CoordinatorFound);
+        }
+    }
+
+    pub(super) fn disconnected(&self, problem: &io::Error) {
+        let (was_connected, in_group) = {
+            let state = self.state();
+            (state.alone.is_none(), state.group.is_some() && state.end.is_none())
+        };
+        self.change(|state| {
+            state.problem = match problem.kind() {
+                ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
+                _ => problem.to_string(),
+            };
+            state.alone.get_or_insert_with(Instant::now);
+        });
+        if was_connected && in_group {
+            self.tell(Event::CoordinatorLost);
+        }
+    }
+
+    pub(super) fn entered(&self, group: Group) {
+        self.change(|state| state.group = Some(group));
+    }
+
+    pub(super) fn drain(&self, reason: String) {
+        self.change(|state| state.draining = Some(reason.clone()));
+        self.tell(Event::Drain { reason });
+    }
+
+    /// The collectives of this generation have to end; the group that follows is not entered by this process.
+    pub(super) fn sealed(&self, generation: u64) {
+        if self.state().group.is_some() {
+            self.ended(End::Aborted(format!("generation {generation} is being formed")));
+        }
+    }
+
+    pub(super) fn ended(&self, end: End) {
+        let event = match &end {
+            End::Refused(reason) | End::Aborted(reason) => Some(Event::Abort { reason: reason.clone() }),
+            End::Released => None,
+        };
+        self.change(|state| state.end = Some(end));
+        if let Some(event) = event {
+            self.tell(event);
+        }
+    }
+}
+
+/// A panic elsewhere leaves plain values behind, never half a change.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

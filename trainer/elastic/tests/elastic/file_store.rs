@@ -1,0 +1,128 @@
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+};
+
+use lockstep_elastic::{FileStore, GenerationStore, Record, StoreError, Swap};
+
+/// Tells a process of this test where the record lies and who it is.
+const CONTENDER: &str = "LOCKSTEP_TEST_CONTENDER";
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+}
+
+/// Allocates `times` generations against everybody else; returns how many swaps it won.
+fn contend(path: &Path, name: &str, times: u64) -> u64 {
+    let store = FileStore::new(path.to_owned());
+    let mut won = 0;
+    run(async {
+        while won < times {
+            let (record, version) = store.load().await.expect("readable").expect("there from the start");
+            match store.compare_and_swap(Some(&version), &record.allocate(name)).await.expect("writable") {
+                Swap::Swapped(_) => won += 1,
+                Swap::Conflict => {}
+            }
+        }
+    });
+    won
+}
+
+fn stored(path: &Path) -> Record {
+    run(FileStore::new(path.to_owned()).load()).expect("readable").expect("a record").0
+}
+
+fn begun(folder: &Path) -> std::path::PathBuf {
+    let path = folder.join("record.json");
+    let first = run(FileStore::new(path.clone()).compare_and_swap(None, &Record::empty())).expect("writable");
+    assert!(matches!(first, Swap::Swapped(_)));
+    path
+}
+
+#[test]
+fn of_threads_that_race_for_each_generation_exactly_one_wins() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = begun(folder.path());
+    thread::scope(|scope| {
+        for name in ["a", "b", "c", "d"] {
+            let path = &path;
+            scope.spawn(move || contend(path, name, 25));
+        }
+    });
+    assert_eq!(stored(&path).alloc_generation, 100, "no win was overwritten");
+}
+
+#[test]
+fn of_processes_that_race_for_each_generation_exactly_one_wins() {
+    if let Ok(path) = std::env::var(CONTENDER) {
+        contend(Path::new(&path), "process", 25);
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = begun(folder.path());
+    let this = std::env::current_exe().expect("this test's program");
+    let start = || {
+        Command::new(&this)
+            .args(["--exact", "file_store::of_processes_that_race_for_each_generation_exactly_one_wins"])
+            .env(CONTENDER, &path)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("a process")
+    };
+    for mut process in [start(), start(), start()] {
+        assert!(process.wait().expect("waited").success());
+    }
+    assert_eq!(stored(&path).alloc_generation, 75, "no win was overwritten");
+}
+
+#[test]
+fn a_swap_from_another_version_changes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = begun(folder.path());
+    let store = FileStore::new(path.clone());
+    let (record, old) = run(store.load()).expect("readable").expect("a record");
+    let next = record.allocate("a");
+    assert!(matches!(run(store.compare_and_swap(Some(&old), &next)), Ok(Swap::Swapped(_))));
+    for expected in [None, Some(&old)] {
+        assert_eq!(run(store.compare_and_swap(expected, &next.allocate("b"))).expect("readable"), Swap::Conflict);
+    }
+    assert_eq!(stored(&path), next);
+}
+
+#[test]
+fn nothing_is_stored_before_the_first_swap() {
+    let folder = tempfile::tempdir().expect("a folder");
+    assert_eq!(run(FileStore::new(folder.path().join("record.json")).load()).expect("readable"), None);
+}
+
+#[test]
+fn a_leftover_of_a_crash_is_ignored() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = begun(folder.path());
+    fs::write(folder.path().join("record.json.tmp"), "{\"vers").expect("written");
+    assert_eq!(stored(&path), Record::empty());
+    assert_eq!(contend(&path, "a", 1), 1);
+}
+
+#[test]
+fn a_newer_or_torn_record_is_refused_and_never_overwritten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("record.json");
+    for text in ["{\"version\":2}", "{\"version\":1"] {
+        fs::write(&path, text).expect("written");
+        let store = FileStore::new(path.clone());
+        assert!(matches!(run(store.load()), Err(StoreError::Record { .. })), "{text}");
+        let swapped = run(store.compare_and_swap(None, &Record::empty()));
+        assert!(matches!(swapped, Err(StoreError::Record { .. })), "{text}");
+        assert_eq!(fs::read_to_string(&path).expect("still there"), text);
+    }
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let error = run(FileStore::new(folder.path().join("absent/record.json")).load()).expect_err("no folder");
+    assert!(error.to_string().contains("absent/record.json"), "{error}");
+}

@@ -1,0 +1,139 @@
+use lockstep_elastic::{
+    Active, CheckpointMark, Digest, Message, Report, Seat,
+    message::{Decoder, FrameError, MAX_MESSAGE_BYTES, MAX_REASON_BYTES, PROTOCOL_VERSION},
+};
+use proptest::prelude::*;
+
+use crate::given::{SAMPLER, hello};
+
+fn one_of_each() -> Vec<Message> {
+    let seat = |rank: u32| {
+        let hello = hello(rank as usize, 7);
+        Seat { pod: hello.member.pod, incarnation: hello.member.incarnation, address: hello.address, rank }
+    };
+    let active = Active {
+        generation: 3,
+        members: (0..5).map(seat).collect(),
+        base_step: 9,
+        base_digest: Digest::of(b"state"),
+        shards: 64,
+        sampler: SAMPLER,
+        sources: vec![0, 1],
+        rollback: true,
+    };
+    let report = Report {
+        generation: 3,
+        entered_generation: Some(2),
+        applied_step: 9,
+        state_digest: Digest::of(b"state"),
+        holds_gradient: true,
+    };
+    let text = || "because".to_owned();
+    vec![
+        Message::Hello(hello(1, 2)),
+        Message::Refuse { reason: text() },
+        Message::Prepare { generation: 3 },
+        Message::Report(report),
+        Message::Commit { rank: 1, active },
+        Message::Heartbeat,
+        Message::Done { generation: 3, step: 9 },
+        Message::Stable { generation: 3, step: 9 },
+        Message::Progress { step: 9, payload: vec![1, 2, 3] },
+        Message::Checkpoint(CheckpointMark { step: 9, manifest_digest: Digest::of(b"manifest") }),
+        Message::Leave { reason: text() },
+        Message::Drain { reason: text() },
+        Message::Abort { reason: text() },
+        Message::Fatal { message: text() },
+        Message::Finished { step: 9, digest: Digest::of(b"state"), payload: vec![] },
+        Message::Drained { step: 9 },
+        Message::Release,
+    ]
+}
+
+fn decode(bytes: &[u8]) -> Result<Option<Message>, FrameError> {
+    let mut decoder = Decoder::default();
+    decoder.push(bytes);
+    decoder.next_message()
+}
+
+#[test]
+fn every_message_arrives_as_it_was_sent_however_the_stream_is_cut() {
+    let messages = one_of_each();
+    let stream: Vec<u8> = messages.iter().flat_map(Message::to_frame).collect();
+    for piece in [1, 7, stream.len()] {
+        let mut decoder = Decoder::default();
+        let mut arrived = Vec::new();
+        for bytes in stream.chunks(piece) {
+            decoder.push(bytes);
+            while let Some(message) = decoder.next_message().expect("whole frames") {
+                arrived.push(message);
+            }
+        }
+        assert_eq!(arrived, messages, "in pieces of {piece}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_never_taken_for_a_message() {
+    let frame = Message::Prepare { generation: 1 << 40 }.to_frame();
+    for bit in 0..frame.len() * 8 {
+        let mut broken = frame.clone();
+        broken[bit / 8] ^= 1 << (bit % 8);
+        // A longer length waits for bytes that never come.
+        assert!(!matches!(decode(&broken), Ok(Some(_))), "bit {bit}");
+    }
+}
+
+#[test]
+fn another_version_is_named() {
+    let mut frame = Message::Heartbeat.to_frame();
+    frame[4..6].copy_from_slice(&9_u16.to_le_bytes());
+    assert_eq!(decode(&frame), Err(FrameError::Version { theirs: 9 }));
+}
+
+#[test]
+fn a_message_beyond_the_limit_is_refused_before_it_arrives() {
+    let mut header = vec![0; 10];
+    header[..4].copy_from_slice(&(MAX_MESSAGE_BYTES as u32 + 1).to_le_bytes());
+    header[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    assert_eq!(decode(&header), Err(FrameError::TooLong { bytes: MAX_MESSAGE_BYTES + 1 }));
+}
+
+#[test]
+fn a_long_text_is_cut_at_a_character() {
+    let frame = Message::Fatal { message: "é".repeat(MAX_REASON_BYTES) }.to_frame();
+    assert_eq!(decode(&frame), Ok(Some(Message::Fatal { message: "é".repeat(MAX_REASON_BYTES / 2) })));
+}
+
+/// A frame around any body, so that the checksum does not keep the fuzzer out.
+fn framed(body: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::from((body.len() as u32).to_le_bytes());
+    frame.extend(PROTOCOL_VERSION.to_le_bytes());
+    frame.extend(crc_fast::crc32_iscsi(body).to_le_bytes());
+    frame.extend(body);
+    frame
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+        let _ = decode(&bytes);
+        if let Ok(Some(message)) = decode(&framed(&bytes)) {
+            prop_assert_eq!(decode(&message.to_frame()), Ok(Some(message)));
+        }
+    }
+
+    #[test]
+    fn a_message_with_changed_bytes_is_a_message_or_an_error(
+        which in 0..17_usize, changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..4),
+    ) {
+        let mut body = one_of_each()[which].to_frame().split_off(10);
+        for (at, byte) in changes {
+            let at = at % body.len();
+            body[at] = byte;
+        }
+        let _ = decode(&framed(&body));
+    }
+}
