@@ -1,1 +1,45 @@
-//! lockstep-nn
+//! One machine's mathematics: layers with explicit backward over flat arenas, behind one device trait.
+//!
+//! Nothing here knows how many machines exist, opens a socket, reads the environment or the clock. The step engine
+//! ([`Replica`]) announces each bucket of gradients as soon as the device has been told to compute it; what the caller
+//! does with a bucket (average it over a group, or nothing) happens while backward goes on.
+//!
+//! ```
+//! use lockstep_nn::{Cpu, Replica, Sgd, models};
+//!
+//! let network = models::mlp(4, &[8], 2);
+//! let buckets = network.table().ready_order();
+//! let mut replica = Replica::new(Cpu::new(), network, 16, buckets)?;
+//! replica.initialise(7);
+//! replica.begin_step();
+//! replica.micro_batch(&[0.0, 1.0, 0.5, -1.0], &[1], 1.0, true, &mut |_bucket, _gradient| {});
+//! replica.update(&Sgd { momentum: 0.9, weight_decay: 1e-4 }, 0.1);
+//! let result = replica.finish_step();
+//! assert!(result.loss_sum.is_finite());
+//! # Ok::<(), lockstep_nn::Error>(())
+//! ```
+
+pub mod arena;
+pub mod device;
+mod error;
+mod kernels;
+pub mod models;
+mod network;
+mod optimizer;
+mod parameters;
+mod plan;
+mod replica;
+mod state;
+mod summary;
+pub mod testing;
+
+pub use arena::{Arena, Lease};
+pub use device::{Cpu, Device, Event};
+pub use error::Error;
+pub use kernels::Instructions;
+pub use network::{Block, BlockKind, Layer, Network, NetworkBuilder, Shape};
+pub use optimizer::Sgd;
+pub use parameters::{DType, Layout, ParamMeta, ParamTable};
+pub use replica::{Gradient, Replica, StepResult};
+pub use state::StateTensor;
+pub use summary::{LayerSummary, Summary};

@@ -1,0 +1,37 @@
+//! Seconds of LeNet-5 training steps (forward, backward, update) on one core, one JSON line per step:
+//! `cargo run --release -p lockstep-nn --example lenet_step -- [batch] [warm-up steps] [steps] [mlp25m]`.
+
+use std::time::Instant;
+
+use lockstep_nn::{Cpu, Replica, Sgd, models};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let count = |index: usize, default| arguments.get(index).map_or(Ok(default), |argument| argument.parse::<usize>());
+    let (batch, warm_up, steps) = (count(0, 64)?, count(1, 20)?, count(2, 200)?);
+    let network = match arguments.get(3).map(String::as_str) {
+        None | Some("lenet5") => models::lenet5(),
+        Some("mlp25m") => models::mlp25m(),
+        Some(other) => return Err(format!("the model {other} is not one of lenet5 and mlp25m").into()),
+    };
+
+    let buckets = network.table().ready_order();
+    let mut replica = Replica::new(Cpu::new(), network, batch, buckets)?;
+    replica.initialise(1);
+    let images: Vec<f32> = (0..batch * 784).map(|index| (index * 31 % 256) as f32 / 255.0).collect();
+    let labels: Vec<u32> = (0..batch as u32).map(|sample| sample * 7 % 10).collect();
+    let optimizer = Sgd { momentum: 0.9, weight_decay: 1e-4 };
+    for step in 0..warm_up + steps {
+        let start = Instant::now();
+        replica.begin_step();
+        replica.micro_batch(&images, &labels, 1.0 / batch as f32, true, &mut |_, _| {});
+        replica.update(&optimizer, 0.01);
+        let result = replica.finish_step();
+        let seconds = start.elapsed().as_secs_f64();
+        if step >= warm_up {
+            let loss = result.loss_sum / batch as f64;
+            println!(r#"{{"step":{},"batch":{batch},"step_seconds":{seconds:.9},"loss":{loss:.6}}}"#, step - warm_up);
+        }
+    }
+    Ok(())
+}

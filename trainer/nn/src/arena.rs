@@ -1,0 +1,242 @@
+//! A flat, contiguous buffer of which disjoint ranges can be held by different threads at once.
+//!
+//! `RefCell` for a buffer: [`Arena::lease`] checks at run time that no overlapping lease is out. A communication thread
+//! can thus own a bucket (a slice of the gradient arena, not a copy) while backward writes other ranges.
+
+#![allow(
+    unsafe_code,
+    reason = "disjoint mutable slices of one buffer, in several threads, proven disjoint at run time"
+)]
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Elements in one cache line: every arena starts on one, and parameters are aligned to it.
+pub const LINE_ELEMENTS: usize = 16;
+
+/// Elements in one page of the smallest size.
+const PAGE_ELEMENTS: usize = 1024;
+
+/// Leases that can be out at once without the list growing; more are possible, at the price of one allocation.
+const LEASES_EXPECTED: usize = 256;
+
+/// A contiguous buffer of `f32`, 64-byte aligned, its pages touched when made. Clones share the buffer.
+#[derive(Clone)]
+pub struct Arena {
+    shared: Arc<Shared>,
+}
+
+impl Arena {
+    /// An arena of `elements` zeros. Every page is written once, so that no step ever meets a page fault.
+    pub fn zeroed(elements: usize) -> Arena {
+        let lines = elements.div_ceil(LINE_ELEMENTS);
+        let storage: Box<[UnsafeCell<Line>]> =
+            (0..lines).map(|_| UnsafeCell::new(Line([0.0; LINE_ELEMENTS]))).collect();
+        for page in storage.chunks(PAGE_ELEMENTS / LINE_ELEMENTS) {
+            // SAFETY: nobody else knows the storage yet. Volatile, because the compiler may turn the zeros above into
+            // an allocation of untouched zero pages.
+            unsafe { page[0].get().write_volatile(Line([0.0; LINE_ELEMENTS])) }
+        }
+        let leases = Mutex::new(Vec::with_capacity(LEASES_EXPECTED));
+        Arena { shared: Arc::new(Shared { storage, elements, leases }) }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shared.elements
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.shared.elements == 0
+    }
+
+    /// Exclusive use of `range` until the lease is dropped.
+    ///
+    /// # Panics
+    /// If the range lies outside the arena, or overlaps a lease that is out: the message has both ranges.
+    pub fn lease(&self, range: Range<usize>) -> Lease {
+        let elements = self.shared.elements;
+        assert!(
+            range.start <= range.end && range.end <= elements,
+            "a lease of {range:?} lies outside the arena of {elements} elements"
+        );
+        let mut leases = self.shared.leases();
+        if let Some(held) = leases.iter().find(|held| overlap(held, &range)).cloned() {
+            drop(leases);
+            panic!("a lease of {range:?} overlaps the lease of {held:?} that is still out");
+        }
+        leases.push(range.clone());
+        drop(leases);
+        Lease { shared: Arc::clone(&self.shared), range }
+    }
+
+    /// The number of leases that are out.
+    pub fn leased(&self) -> usize {
+        self.shared.leases().len()
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena")
+            .field("elements", &self.shared.elements)
+            .field("leases", &*self.shared.leases())
+            .finish()
+    }
+}
+
+/// Exclusive use of one range of an [`Arena`]; dropping it gives the range back.
+pub struct Lease {
+    shared: Arc<Shared>,
+    range: Range<usize>,
+}
+
+impl Lease {
+    /// The leased range of the arena.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+impl Deref for Lease {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: the range was checked against the storage when leased, no other lease overlaps it while this one
+        // lives, and the storage lives as long as the `Arc`.
+        unsafe { std::slice::from_raw_parts(self.shared.start().add(self.range.start), self.range.len()) }
+    }
+}
+
+impl DerefMut for Lease {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as in `deref`; the lease itself is borrowed mutably, so this is its only slice.
+        unsafe { std::slice::from_raw_parts_mut(self.shared.start().add(self.range.start), self.range.len()) }
+    }
+}
+
+impl AsMut<[f32]> for Lease {
+    fn as_mut(&mut self) -> &mut [f32] {
+        self
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("range", &self.range).finish()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut leases = self.shared.leases();
+        if let Some(position) = leases.iter().position(|held| *held == self.range) {
+            leases.swap_remove(position);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "read and written through leases")] [f32; LINE_ELEMENTS]);
+
+struct Shared {
+    storage: Box<[UnsafeCell<Line>]>,
+    elements: usize,
+    leases: Mutex<Vec<Range<usize>>>,
+}
+
+// SAFETY: the storage is reached only through leases, and no two leases that are out overlap; the list of leases is
+// behind a mutex, which also orders the writes under one lease before the reads under the next.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn start(&self) -> *mut f32 {
+        UnsafeCell::raw_get(self.storage.as_ptr()).cast()
+    }
+
+    fn leases(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An empty range overlaps nothing.
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start.max(b.start) < a.end.min(b.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn disjoint_leases_are_out_at_once() {
+        let arena = Arena::zeroed(100);
+        let mut left = arena.lease(0..50);
+        let mut right = arena.lease(50..100);
+        left.fill(1.0);
+        right.fill(2.0);
+        assert_eq!((left[49], right[0]), (1.0, 2.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "a lease of 40..60 overlaps the lease of 0..50")]
+    fn an_overlapping_lease_panics_with_both_ranges() {
+        let arena = Arena::zeroed(100);
+        let _held = arena.lease(0..50);
+        arena.lease(40..60);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the arena of 100 elements")]
+    fn a_lease_outside_the_arena_panics() {
+        Arena::zeroed(100).lease(90..101);
+    }
+
+    #[test]
+    fn a_dropped_lease_can_be_taken_again_with_its_values() {
+        let arena = Arena::zeroed(10);
+        arena.lease(2..5).fill(3.0);
+        assert_eq!(&arena.lease(0..10)[..6], [0.0, 0.0, 3.0, 3.0, 3.0, 0.0]);
+        assert_eq!(arena.leased(), 0);
+    }
+
+    #[test]
+    fn threads_own_their_ranges_and_the_values_come_back() {
+        let arena = Arena::zeroed(64 * 16);
+        for round in 0..20 {
+            let threads: Vec<_> = (0..8)
+                .map(|part| {
+                    let mut lease = arena.lease(part * 128..(part + 1) * 128);
+                    thread::spawn(move || lease.iter_mut().for_each(|x| *x += (part + round) as f32))
+                })
+                .collect();
+            for thread in threads {
+                thread.join().expect("the thread only adds");
+            }
+        }
+        let all = arena.lease(0..1024);
+        let expected = |part: usize| (0..20).map(|round| (part + round) as f32).sum::<f32>();
+        assert!(all.chunks(128).enumerate().all(|(part, range)| range.iter().all(|x| *x == expected(part))));
+    }
+
+    #[test]
+    fn an_overlap_is_refused_from_another_thread_too() {
+        let arena = Arena::zeroed(32);
+        let held = arena.lease(0..16);
+        let other = arena.clone();
+        assert!(thread::spawn(move || drop(other.lease(15..17))).join().is_err());
+        drop(held);
+        assert_eq!(arena.lease(15..17).len(), 2);
+    }
+
+    #[test]
+    fn an_arena_starts_on_a_cache_line() {
+        let arena = Arena::zeroed(3);
+        assert_eq!(arena.lease(0..3).as_ptr().align_offset(64), 0);
+    }
+}

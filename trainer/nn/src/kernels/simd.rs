@@ -1,0 +1,210 @@
+//! Vectors of samples: the least that the convolution kernels need, for each instruction set.
+
+#![allow(unsafe_code, reason = "vector intrinsics on pointers")]
+
+/// A vector of `LANES` samples.
+///
+/// # Safety
+/// Every method needs a core with the implementation's instructions; `load` and `store` need `LANES` elements at the
+/// pointer, of any alignment.
+pub(super) trait Simd: Copy {
+    const LANES: usize;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn splat(value: f32) -> Self;
+    /// `self · factor + addend`, rounded once where the hardware can.
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self;
+    unsafe fn add(self, other: Self) -> Self;
+    /// `yes` where `self > other`, else `no`.
+    unsafe fn if_greater(self, other: Self, yes: Self, no: Self) -> Self;
+    /// `max(0, x)`, where a value that is not a number stays one.
+    unsafe fn relu(self) -> Self;
+    /// `self` where `code` is `wanted`, else 0.
+    unsafe fn where_equal(self, code: Self, wanted: Self) -> Self;
+    /// The sum of the lanes, in an order of the implementation's.
+    unsafe fn sum(self) -> f32;
+}
+
+/// Eight lanes in plain Rust.
+#[derive(Clone, Copy)]
+pub(super) struct Plain([f32; 8]);
+
+impl Plain {
+    #[inline(always)]
+    fn from_lanes(lane: impl Fn(usize) -> f32) -> Plain {
+        Plain(std::array::from_fn(lane))
+    }
+}
+
+impl Simd for Plain {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the trait's contract.
+        Plain(unsafe { from.cast::<[f32; 8]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the trait's contract.
+        unsafe { to.cast::<[f32; 8]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Plain([value; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // Two roundings: without fused instructions a fused product is a slow library call.
+        Plain::from_lanes(|lane| self.0[lane] * factor.0[lane] + addend.0[lane])
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Plain::from_lanes(|lane| self.0[lane] + other.0[lane])
+    }
+
+    #[inline(always)]
+    unsafe fn if_greater(self, other: Self, yes: Self, no: Self) -> Self {
+        Plain::from_lanes(|lane| if self.0[lane] > other.0[lane] { yes.0[lane] } else { no.0[lane] })
+    }
+
+    #[inline(always)]
+    unsafe fn relu(self) -> Self {
+        Plain::from_lanes(|lane| if self.0[lane] <= 0.0 { 0.0 } else { self.0[lane] })
+    }
+
+    #[inline(always)]
+    unsafe fn where_equal(self, code: Self, wanted: Self) -> Self {
+        Plain::from_lanes(|lane| if code.0[lane] == wanted.0[lane] { self.0[lane] } else { 0.0 })
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        self.0.iter().sum()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block here is one intrinsic under the trait's contract")]
+mod x86 {
+    use super::Simd;
+    use std::arch::x86_64::*;
+
+    /// Eight lanes of AVX2 and FMA.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Avx2(__m256);
+
+    impl Simd for Avx2 {
+        const LANES: usize = 8;
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            Avx2(unsafe { _mm256_loadu_ps(from) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { _mm256_storeu_ps(to, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            Avx2(unsafe { _mm256_set1_ps(value) })
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+            Avx2(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn if_greater(self, other: Self, yes: Self, no: Self) -> Self {
+            Avx2(unsafe { _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_GT_OQ>(self.0, other.0)) })
+        }
+
+        #[inline(always)]
+        unsafe fn relu(self) -> Self {
+            // The instruction gives its second operand where one is not a number.
+            Avx2(unsafe { _mm256_max_ps(_mm256_setzero_ps(), self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn where_equal(self, code: Self, wanted: Self) -> Self {
+            Avx2(unsafe { _mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_EQ_OQ>(code.0, wanted.0)) })
+        }
+
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            unsafe {
+                let four = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+            }
+        }
+    }
+
+    /// Sixteen lanes of AVX-512F.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Avx512(__m512);
+
+    impl Simd for Avx512 {
+        const LANES: usize = 16;
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            Avx512(unsafe { _mm512_loadu_ps(from) })
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            unsafe { _mm512_storeu_ps(to, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            Avx512(unsafe { _mm512_set1_ps(value) })
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+            Avx512(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            Avx512(unsafe { _mm512_add_ps(self.0, other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn if_greater(self, other: Self, yes: Self, no: Self) -> Self {
+            Avx512(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, other.0), no.0, yes.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn relu(self) -> Self {
+            Avx512(unsafe { _mm512_max_ps(_mm512_setzero_ps(), self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn where_equal(self, code: Self, wanted: Self) -> Self {
+            Avx512(unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_EQ_OQ>(code.0, wanted.0), self.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            unsafe { _mm512_reduce_add_ps(self.0) }
+        }
+    }
+}

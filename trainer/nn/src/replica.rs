@@ -1,0 +1,370 @@
+//! The step engine: one rank's copy of a model on one device.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::device::{Accumulation, Device, Event, Norms, SgdUpdate, UpdateRange};
+use crate::error::Error;
+use crate::network::Network;
+use crate::optimizer::Sgd;
+use crate::parameters::{ParamMeta, ParamTable};
+use crate::plan::{Plan, Stage};
+
+/// One rank's copy of a model: weights, gradients, optimiser state and the memory of a micro-batch, on one device.
+///
+/// A step is [`begin_step`](Replica::begin_step), any number of [`micro_batch`](Replica::micro_batch) calls of which
+/// the last says so (or [`no_samples`](Replica::no_samples)), [`update`](Replica::update) once every [`Gradient`] is
+/// dropped, and [`finish_step`](Replica::finish_step). Nothing before `finish_step` waits for the device. A step whose
+/// group broke is left by [`abandon_step`](Replica::abandon_step).
+pub struct Replica<D: Device> {
+    pub(crate) device: D,
+    pub(crate) table: ParamTable,
+    pub(crate) plan: Plan,
+    network: Network,
+    buckets: Vec<Range<usize>>,
+    ready_order: Vec<Range<usize>>,
+    updated: Arc<[UpdateRange]>,
+    parameter_ranges: Arc<[Range<usize>]>,
+    max_micro_batch: usize,
+    outstanding: Arc<AtomicUsize>,
+    progress: Progress,
+}
+
+/// Where in a step the replica is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    BetweenSteps,
+    Accumulating(Accumulation),
+    Announced,
+}
+
+/// Totals of a step or an evaluation on this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepResult {
+    /// Sum of the samples' cross-entropies.
+    pub loss_sum: f64,
+    /// Samples whose label had the highest logit.
+    pub correct: u64,
+}
+
+/// One bucket's gradients: a slice of the gradient arena, owned until dropped, usable from any thread.
+///
+/// The first use waits for the device. What is written (an average over a group) is what `update` will see.
+pub struct Gradient<V> {
+    view: V,
+    _claim: Claim,
+}
+
+impl<V: AsMut<[f32]>> AsMut<[f32]> for Gradient<V> {
+    fn as_mut(&mut self) -> &mut [f32] {
+        self.view.as_mut()
+    }
+}
+
+/// Counts gradients that are out. Declared after the view, so it is given up after the view is.
+struct Claim(Arc<AtomicUsize>);
+
+impl Claim {
+    fn on(outstanding: &Arc<AtomicUsize>) -> Claim {
+        outstanding.fetch_add(1, Ordering::Relaxed);
+        Claim(Arc::clone(outstanding))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl<D: Device> Replica<D> {
+    /// Plans all memory on `device`, for micro-batches of up to `max_micro_batch` samples. Weights are zero until
+    /// [`initialise`](Replica::initialise) or [`load_tensors`](Replica::load_tensors).
+    ///
+    /// `buckets` tile the gradient arena in order; a plan starts from [`ParamTable::ready_order`] of
+    /// [`Network::table`].
+    ///
+    /// # Panics
+    /// If `max_micro_batch` is zero.
+    pub fn new(
+        mut device: D,
+        network: Network,
+        max_micro_batch: usize,
+        buckets: Vec<Range<usize>>,
+    ) -> Result<Replica<D>, Error> {
+        assert!(max_micro_batch > 0, "memory for micro-batches of zero samples is of no use");
+        let table = network.table();
+        check_buckets(&buckets, table.elements())?;
+        let plan = Plan::new(&mut device, &network, &table, max_micro_batch);
+        Ok(Replica {
+            device,
+            plan,
+            network,
+            buckets,
+            ready_order: table.ready_order(),
+            updated: update_ranges(table.parameters()).into(),
+            parameter_ranges: table.parameters().iter().map(|parameter| parameter.range.clone()).collect(),
+            table,
+            max_micro_batch,
+            outstanding: Arc::new(AtomicUsize::new(0)),
+            progress: Progress::BetweenSteps,
+        })
+    }
+
+    /// The network.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Where every parameter lies in every arena.
+    pub fn table(&self) -> &ParamTable {
+        &self.table
+    }
+
+    /// The largest number of samples that one [`micro_batch`](Replica::micro_batch) takes.
+    pub fn max_micro_batch(&self) -> usize {
+        self.max_micro_batch
+    }
+
+    /// Another plan of buckets, from the next step on.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn set_buckets(&mut self, buckets: Vec<Range<usize>>) -> Result<(), Error> {
+        self.assert_between_steps("planning buckets");
+        check_buckets(&buckets, self.table.elements())?;
+        self.buckets = buckets;
+        Ok(())
+    }
+
+    /// Starts a step: no gradient, no loss.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn begin_step(&mut self) {
+        self.assert_between_steps("begin_step");
+        self.device.clear(self.plan.training_loss.tally);
+        self.progress = Progress::Accumulating(Accumulation::Replace);
+    }
+
+    /// Enqueues upload, forward, loss and backward of `labels.len()` samples (`images` is `[samples][channels][rows]
+    /// [columns]`), adding to the gradients of the step's earlier micro-batches. Each sample's gradient is multiplied
+    /// by `scale`: 1 / global batch makes the sum over ranks the gradient of the mean loss.
+    ///
+    /// On the `last` micro-batch `on_bucket(index, gradient)` is called for every bucket, in order, as soon as the
+    /// device has been told to compute all of it.
+    ///
+    /// # Panics
+    /// Outside a step, after its last micro-batch, with more samples than planned for, and with a label that is not a
+    /// class.
+    pub fn micro_batch(
+        &mut self,
+        images: &[f32],
+        labels: &[u32],
+        scale: f32,
+        last: bool,
+        on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>),
+    ) {
+        let Progress::Accumulating(accumulation) = self.progress else {
+            panic!("micro_batch needs an open step, but the replica is {:?}", self.progress);
+        };
+        let samples = labels.len();
+        assert!(samples > 0, "a micro-batch needs a sample: a rank without any calls no_samples");
+        self.forward(images, labels);
+        self.device.softmax_cross_entropy(&self.plan.training_loss, scale, samples);
+        let mut announced = 0;
+        for (behind, stage) in self.plan.stages.iter().rev().enumerate() {
+            let ready = self.ready_order[behind].end;
+            let mut announce = |device: &mut D| {
+                if last {
+                    announced = announce_until(
+                        device,
+                        &self.plan,
+                        &self.buckets,
+                        announced,
+                        ready,
+                        &self.outstanding,
+                        on_bucket,
+                    );
+                }
+            };
+            match stage {
+                Stage::Convolution(operation) => {
+                    self.device.convolution_backward(operation, accumulation, samples);
+                    announce(&mut self.device);
+                }
+                Stage::Linear(operation) => {
+                    self.device.linear_parameter_gradients(operation, accumulation, samples);
+                    // Before the input's gradient is computed: communication gains that time.
+                    announce(&mut self.device);
+                    self.device.linear_input_gradient(operation, samples);
+                }
+            }
+        }
+        self.progress = if last { Progress::Announced } else { Progress::Accumulating(Accumulation::Add) };
+    }
+
+    /// The step of a rank that has no sample in it: all gradients are zero and announced at once.
+    ///
+    /// # Panics
+    /// Outside a step, and in one that already had a micro-batch.
+    pub fn no_samples(&mut self, on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>)) {
+        assert_eq!(
+            self.progress,
+            Progress::Accumulating(Accumulation::Replace),
+            "no_samples stands in place of all micro-batches of an open step"
+        );
+        let elements = self.table.elements();
+        self.device.zero(self.plan.gradients.region(0..elements));
+        announce_until(&mut self.device, &self.plan, &self.buckets, 0, elements, &self.outstanding, on_bucket);
+        self.progress = Progress::Announced;
+    }
+
+    /// Enqueues one update of all weights from the gradients as they now are.
+    ///
+    /// # Panics
+    /// Before the step's gradients were announced, and while a [`Gradient`] is out.
+    pub fn update(&mut self, optimizer: &Sgd, rate: f32) {
+        assert_eq!(self.progress, Progress::Announced, "update follows the step's last micro-batch");
+        let outstanding = self.outstanding.load(Ordering::Acquire);
+        assert_eq!(outstanding, 0, "update needs every bucket back, {outstanding} of {} are out", self.buckets.len());
+        let Sgd { momentum, weight_decay } = *optimizer;
+        self.device.sgd(&SgdUpdate {
+            weights: self.plan.weights,
+            gradients: self.plan.gradients,
+            velocity: self.plan.velocity,
+            ranges: Arc::clone(&self.updated),
+            momentum,
+            weight_decay,
+            rate,
+        });
+    }
+
+    /// Waits for the step and gives its totals on this rank.
+    ///
+    /// # Panics
+    /// Before the step's gradients were announced, and while a [`Gradient`] is out.
+    pub fn finish_step(&mut self) -> StepResult {
+        assert_eq!(self.progress, Progress::Announced, "finish_step follows the step's last micro-batch");
+        let outstanding = self.outstanding.load(Ordering::Acquire);
+        assert_eq!(outstanding, 0, "finish_step needs every bucket back, {outstanding} are out");
+        self.device.ready().wait();
+        let (loss_sum, correct) = self.device.read_tally(self.plan.training_loss.tally);
+        self.progress = Progress::BetweenSteps;
+        StepResult { loss_sum, correct }
+    }
+
+    /// Gives the open step up, if there is one: weights stay as they are, its gradients are forgotten; waits.
+    ///
+    /// # Panics
+    /// While a [`Gradient`] is out.
+    pub fn abandon_step(&mut self) {
+        let outstanding = self.outstanding.load(Ordering::Acquire);
+        assert_eq!(outstanding, 0, "abandon_step needs every bucket back, {outstanding} are out");
+        self.device.ready().wait();
+        self.progress = Progress::BetweenSteps;
+    }
+
+    /// Loss and correct predictions of any number of samples under the present weights; waits.
+    ///
+    /// # Panics
+    /// In mid-step, and with a label that is not a class.
+    pub fn evaluate(&mut self, images: &[f32], labels: &[u32]) -> StepResult {
+        self.assert_between_steps("evaluate");
+        let loss = self.plan.evaluation_loss;
+        self.device.clear(loss.tally);
+        let sample_elements = self.network.input().elements();
+        assert_eq!(images.len(), labels.len() * sample_elements, "images of {} samples", labels.len());
+        let batches = images.chunks(self.max_micro_batch * sample_elements).zip(labels.chunks(self.max_micro_batch));
+        for (images, labels) in batches {
+            self.forward(images, labels);
+            self.device.softmax_cross_entropy(&loss, 1.0, labels.len());
+        }
+        self.device.ready().wait();
+        let (loss_sum, correct) = self.device.read_tally(loss.tally);
+        StepResult { loss_sum, correct }
+    }
+
+    /// The L2 norm of each parameter's gradient, in table order, as the last announced step left them; waits.
+    ///
+    /// # Panics
+    /// While a [`Gradient`] is out.
+    pub fn gradient_norms(&mut self) -> Vec<f32> {
+        assert_eq!(self.outstanding.load(Ordering::Acquire), 0, "gradient norms need every bucket back");
+        let into = self.plan.norms.region(0..self.parameter_ranges.len());
+        self.device.norms(&Norms { of: self.plan.gradients, ranges: Arc::clone(&self.parameter_ranges), into });
+        self.device.ready().wait();
+        let mut norms = vec![0.0; into.len];
+        self.device.read(into, &mut norms);
+        norms
+    }
+
+    pub(crate) fn assert_between_steps(&self, what: &str) {
+        assert_eq!(self.progress, Progress::BetweenSteps, "{what} happens between steps");
+    }
+
+    fn forward(&mut self, images: &[f32], labels: &[u32]) {
+        let samples = labels.len();
+        let most = self.max_micro_batch;
+        assert!(samples <= most, "a micro-batch of {samples} samples exceeds the {most} planned for");
+        self.device.upload(&self.plan.upload, images, labels);
+        for stage in &self.plan.stages {
+            match stage {
+                Stage::Convolution(operation) => self.device.convolution_forward(operation, samples),
+                Stage::Linear(operation) => self.device.linear_forward(operation, samples),
+            }
+        }
+    }
+}
+
+/// Announces the buckets from `announced` on that end at or before `ready`; gives the first one that does not.
+fn announce_until<D: Device>(
+    device: &mut D,
+    plan: &Plan,
+    buckets: &[Range<usize>],
+    announced: usize,
+    ready: usize,
+    outstanding: &Arc<AtomicUsize>,
+    on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>),
+) -> usize {
+    let complete = buckets[announced..].iter().take_while(|bucket| bucket.end <= ready).count();
+    if complete == 0 {
+        return announced;
+    }
+    let event = device.ready();
+    for (index, bucket) in buckets.iter().enumerate().skip(announced).take(complete) {
+        let view = device.host_view(plan.gradients.region(bucket.clone()), event.clone());
+        on_bucket(index, Gradient { view, _claim: Claim::on(outstanding) });
+    }
+    announced + complete
+}
+
+fn check_buckets(buckets: &[Range<usize>], elements: usize) -> Result<(), Error> {
+    let mut expected_start = 0;
+    for (index, bucket) in buckets.iter().enumerate() {
+        if bucket.start != expected_start || bucket.end <= bucket.start || bucket.end > elements {
+            return Err(Error::Buckets { index, bucket: bucket.clone(), expected_start, elements });
+        }
+        expected_start = bucket.end;
+    }
+    if expected_start != elements {
+        let bucket = elements..elements;
+        return Err(Error::Buckets { index: buckets.len(), bucket, expected_start, elements });
+    }
+    Ok(())
+}
+
+/// Neighbours in the arena that are updated alike, in one range each.
+fn update_ranges(parameters: &[ParamMeta]) -> Vec<UpdateRange> {
+    let mut ranges: Vec<UpdateRange> = Vec::new();
+    for ParamMeta { range, decayed, .. } in parameters.iter().filter(|parameter| !parameter.frozen) {
+        match ranges.last_mut() {
+            Some(before) if before.range.end == range.start && before.decayed == *decayed => {
+                before.range.end = range.end
+            }
+            _ => ranges.push(UpdateRange { range: range.clone(), decayed: *decayed }),
+        }
+    }
+    ranges
+}

@@ -1,0 +1,130 @@
+//! Weights and optimiser state as named tensors: out for checkpoints, in for resuming, and as one digest.
+
+use crate::device::{Device, Event, Memory};
+use crate::error::Error;
+use crate::parameters::ParamMeta;
+use crate::replica::Replica;
+
+/// What the momentum of a parameter is called after the parameter's own name, as PyTorch's optimiser state calls it.
+const MOMENTUM_SUFFIX: &str = ".momentum_buffer";
+
+/// One tensor of a model's state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StateTensor {
+    /// `conv1.weight`, or `conv1.weight.momentum_buffer` for an optimiser slot.
+    pub name: String,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// The elements, last dimension fastest.
+    pub values: Vec<f32>,
+}
+
+impl<D: Device> Replica<D> {
+    /// Draws PyTorch's default initial weights from `seed` and each parameter's name, and clears the momentum.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn initialise(&mut self, seed: u64) {
+        self.assert_between_steps("initialise");
+        for parameter in self.table.parameters() {
+            let values = parameter.initial_values(seed);
+            self.device.write(self.plan.weights.region(parameter.range.clone()), &values);
+        }
+        self.device.zero(self.plan.velocity.region(0..self.table.elements()));
+    }
+
+    /// The weights, in forward order of the layers; waits.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn weights(&mut self) -> Vec<StateTensor> {
+        self.read_all(self.plan.weights, "")
+    }
+
+    /// Everything that decides the next step: weights and optimiser slots; waits.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn tensors(&mut self) -> Vec<StateTensor> {
+        let mut tensors = self.read_all(self.plan.weights, "");
+        tensors.extend(self.read_all(self.plan.velocity, MOMENTUM_SUFFIX));
+        tensors
+    }
+
+    /// Takes over a state from [`tensors`](Replica::tensors), in any order. With [`weights`](Replica::weights) alone
+    /// the optimiser starts afresh. On an error nothing has changed.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn load_tensors(&mut self, tensors: &[StateTensor]) -> Result<(), Error> {
+        self.assert_between_steps("load_tensors");
+        let find = |parameter: &ParamMeta, suffix: &str| {
+            let name = format!("{}{suffix}", parameter.name);
+            let Some(tensor) = tensors.iter().find(|tensor| tensor.name == name) else {
+                return Err(Error::MissingTensor { name, shape: parameter.shape.clone() });
+            };
+            if tensor.shape != parameter.shape || tensor.values.len() != parameter.range.len() {
+                let (expected, found) = (parameter.shape.clone(), tensor.shape.clone());
+                return Err(Error::TensorShape { name, expected, found, values: tensor.values.len() });
+            }
+            Ok((parameter.range.clone(), tensor))
+        };
+        let known = |name: &str| self.table.get(name.strip_suffix(MOMENTUM_SUFFIX).unwrap_or(name)).is_some();
+        if let Some(stranger) = tensors.iter().find(|tensor| !known(&tensor.name)) {
+            return Err(Error::UnknownTensor { name: stranger.name.clone() });
+        }
+        let parameters = self.table.parameters();
+        let weights = parameters.iter().map(|parameter| find(parameter, "")).collect::<Result<Vec<_>, _>>()?;
+        let with_slots = tensors.iter().any(|tensor| tensor.name.ends_with(MOMENTUM_SUFFIX));
+        let slots = parameters.iter().filter(|_| with_slots).map(|parameter| find(parameter, MOMENTUM_SUFFIX));
+        let slots = slots.collect::<Result<Vec<_>, _>>()?;
+        for (range, tensor) in weights {
+            self.device.write(self.plan.weights.region(range), &tensor.values);
+        }
+        self.device.zero(self.plan.velocity.region(0..self.table.elements()));
+        for (range, tensor) in slots {
+            self.device.write(self.plan.velocity.region(range), &tensor.values);
+        }
+        Ok(())
+    }
+
+    /// BLAKE3 of [`tensors`](Replica::tensors) (names, shapes, bits): equal on ranks whose states are equal; waits.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn digest(&mut self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        let length = |hasher: &mut blake3::Hasher, length: usize| {
+            hasher.update(&(length as u64).to_le_bytes());
+        };
+        for StateTensor { name, shape, values } in self.tensors() {
+            length(&mut hasher, name.len());
+            hasher.update(name.as_bytes());
+            length(&mut hasher, shape.len());
+            shape.iter().for_each(|dimension| length(&mut hasher, *dimension));
+            values.iter().for_each(|value| {
+                hasher.update(&value.to_le_bytes());
+            });
+        }
+        *hasher.finalize().as_bytes()
+    }
+
+    fn read_all(&mut self, memory: Memory, suffix: &str) -> Vec<StateTensor> {
+        self.assert_between_steps("reading the state");
+        self.device.ready().wait();
+        let forward = self
+            .network()
+            .blocks()
+            .iter()
+            .flat_map(|block| ["weight", "bias"].map(|role| format!("{}.{role}", block.name)));
+        let names: Vec<String> = forward.collect();
+        let Replica { device, table, .. } = self;
+        let read = |name: String| {
+            let parameter = table.get(&name).unwrap_or_else(|| panic!("the table lacks {name}"));
+            let mut values = vec![0.0; parameter.range.len()];
+            device.read(memory.region(parameter.range.clone()), &mut values);
+            StateTensor { name: format!("{name}{suffix}"), shape: parameter.shape.clone(), values }
+        };
+        names.into_iter().map(read).collect()
+    }
+}

@@ -1,0 +1,55 @@
+//! A step on the CPU allocates nothing once it has run before.
+
+#![allow(unsafe_code, reason = "an allocator that counts")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use lockstep_nn::{Cpu, Replica, Sgd, models};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_step_allocates_nothing_after_the_first() {
+    for network in [models::lenet5(), models::mlp(784, &[300, 100], 10)] {
+        let buckets = network.table().ready_order();
+        let mut replica = Replica::new(Cpu::new(), network, 64, buckets).expect("ready ranges tile the arena");
+        replica.initialise(1);
+        let (images, labels) = (vec![0.5; 64 * 784], vec![3; 64]);
+        let mut step = || {
+            replica.begin_step();
+            replica.micro_batch(&images[..40 * 784], &labels[..40], 1.0 / 104.0, false, &mut |_, _| {});
+            replica.micro_batch(&images, &labels, 1.0 / 104.0, true, &mut |_, _| {});
+            replica.update(&Sgd { momentum: 0.9, weight_decay: 1e-4 }, 0.01);
+            replica.finish_step();
+        };
+        let count = |step: &mut dyn FnMut()| {
+            let before = ALLOCATIONS.get();
+            step();
+            ALLOCATIONS.get() - before
+        };
+        count(&mut step);
+        assert_eq!((0..3).map(|_| count(&mut step)).collect::<Vec<_>>(), [0, 0, 0]);
+    }
+}

@@ -1,0 +1,327 @@
+//! The step engine: what is announced when, what a step adds up to, and that a late device changes nothing.
+
+mod reference;
+
+use std::sync::mpsc;
+use std::thread;
+
+use lockstep_nn::testing::Late;
+use lockstep_nn::{Cpu, Device, Error, Network, Replica, Sgd, models};
+use reference::Dice;
+
+const OPTIMIZER: Sgd = Sgd { momentum: 0.9, weight_decay: 1e-4 };
+
+struct Batch {
+    images: Vec<f32>,
+    labels: Vec<u32>,
+}
+
+/// Class `c` has a bright bar at row `2·c`, in noise.
+fn digits(samples: usize, seed: u64) -> Batch {
+    let mut dice = Dice::new(seed);
+    let labels: Vec<u32> = (0..samples).map(|sample| sample as u32 % 10).collect();
+    let pixel =
+        |label: u32, pixel: usize, noise: f32| 0.3 * noise + if pixel / 28 / 2 == label as usize { 1.0 } else { 0.0 };
+    let images = labels.iter().flat_map(|label| (0..784).map(move |index| (*label, index)));
+    let images = images.map(|(label, index)| pixel(label, index, dice.centred())).collect();
+    Batch { images, labels }
+}
+
+fn replica<D: Device>(device: D, network: Network, micro_batch: usize) -> Replica<D> {
+    let buckets = network.table().ready_order();
+    let mut replica = Replica::new(device, network, micro_batch, buckets).expect("ready ranges tile the arena");
+    replica.initialise(11);
+    replica
+}
+
+fn train<D: Device>(replica: &mut Replica<D>, batch: &Batch, steps: usize) -> Vec<(f64, u64)> {
+    let scale = 1.0 / batch.labels.len() as f32;
+    let step = |_| {
+        replica.begin_step();
+        replica.micro_batch(&batch.images, &batch.labels, scale, true, &mut |_, _| {});
+        replica.update(&OPTIMIZER, 0.05);
+        let result = replica.finish_step();
+        (result.loss_sum, result.correct)
+    };
+    (0..steps).map(step).collect()
+}
+
+/// All gradients of one step.
+fn gradients<D: Device>(replica: &mut Replica<D>, parts: &[(&[f32], &[u32])], scale: f32) -> Vec<f32> {
+    let mut gradients = Vec::new();
+    replica.begin_step();
+    for (index, (images, labels)) in parts.iter().enumerate() {
+        let last = index + 1 == parts.len();
+        replica.micro_batch(images, labels, scale, last, &mut |_, mut bucket| {
+            gradients.extend_from_slice(bucket.as_mut())
+        });
+    }
+    replica.finish_step();
+    gradients
+}
+
+#[test]
+fn an_untrained_lenet5_knows_nothing() {
+    let batch = digits(100, 1);
+    let result = replica(Cpu::new(), models::lenet5(), 100).evaluate(&batch.images, &batch.labels);
+    assert!((result.loss_sum / 100.0 - 10f64.ln()).abs() < 0.05, "loss {}", result.loss_sum / 100.0);
+}
+
+#[test]
+fn training_learns_a_small_set_by_heart() {
+    let batch = digits(40, 2);
+    let mut replica = replica(Cpu::new(), models::lenet5(), 40);
+    train(&mut replica, &batch, 150);
+    let result = replica.evaluate(&batch.images, &batch.labels);
+    assert_eq!(result.correct, 40);
+    assert!(result.loss_sum / 40.0 < 0.05, "loss {}", result.loss_sum / 40.0);
+}
+
+#[test]
+fn a_late_device_trains_to_the_same_bits() {
+    for network in [models::lenet5(), models::mlp(784, &[32], 10)] {
+        let batch = digits(20, 3);
+        let (mut prompt, mut late) = (replica(Cpu::new(), network.clone(), 20), replica(Late::new(), network, 20));
+        assert_eq!(train(&mut prompt, &batch, 20), train(&mut late, &batch, 20));
+        assert_eq!(prompt.digest(), late.digest());
+        assert_eq!(prompt.gradient_norms(), late.gradient_norms());
+    }
+}
+
+#[test]
+fn a_late_device_hands_its_buckets_to_another_thread() {
+    let batch = digits(20, 4);
+    let scaled = |replica: &mut Replica<Late>, factor: f32| {
+        replica.begin_step();
+        let (sender, buckets) = mpsc::channel::<lockstep_nn::Gradient<_>>();
+        let reducer = thread::spawn(move || {
+            for mut bucket in buckets {
+                bucket.as_mut().iter_mut().for_each(|gradient| *gradient *= factor);
+            }
+        });
+        let announce = &mut |_, bucket| sender.send(bucket).expect("the reducer receives until the sender is gone");
+        replica.micro_batch(&batch.images, &batch.labels, 0.05, true, announce);
+        drop(sender);
+        reducer.join().expect("the reducer only multiplies");
+        replica.update(&Sgd { momentum: 0.0, weight_decay: 0.0 }, 1.0);
+        replica.finish_step();
+        replica.digest()
+    };
+    let once = scaled(&mut replica(Late::new(), models::lenet5(), 20), 0.0);
+    assert_eq!(
+        once,
+        replica(Cpu::new(), models::lenet5(), 20).digest(),
+        "gradients times zero leave the weights alone"
+    );
+}
+
+#[test]
+fn the_same_inputs_give_the_same_bits_at_every_address() {
+    let batch = digits(33, 5);
+    let digest = |offset: usize| {
+        let mut shifted = vec![0.0; offset];
+        shifted.extend_from_slice(&batch.images);
+        let mut replica = replica(Cpu::new(), models::lenet5(), 33 + offset * 16);
+        for _ in 0..3 {
+            replica.begin_step();
+            replica.micro_batch(&shifted[offset..], &batch.labels, 1.0 / 33.0, true, &mut |_, _| {});
+            replica.update(&OPTIMIZER, 0.05);
+            replica.finish_step();
+        }
+        replica.digest()
+    };
+    assert!((1..4).all(|offset| digest(offset) == digest(0)));
+}
+
+#[test]
+fn two_micro_batches_add_up_to_one_batch() {
+    let batch = digits(40, 6);
+    let mut replica = replica(Cpu::new(), models::lenet5(), 40);
+    let whole = gradients(&mut replica, &[(&batch.images, &batch.labels)], 1.0 / 40.0);
+    let (first, second) = batch.images.split_at(13 * 784);
+    let halves = gradients(&mut replica, &[(first, &batch.labels[..13]), (second, &batch.labels[13..])], 1.0 / 40.0);
+    let furthest = whole.iter().zip(&halves).map(|(one, two)| (one - two).abs()).fold(0.0, f32::max);
+    assert!(furthest < 1e-6, "furthest {furthest}");
+    assert!(whole.iter().any(|gradient| gradient.abs() > 1e-3));
+}
+
+#[test]
+fn every_gradient_is_announced_once_in_order_and_final() {
+    let network = models::lenet5();
+    let elements = network.table().elements();
+    let layers = network.table().ready_order();
+    // Cuts through the middle of parameters, and two buckets inside one layer.
+    let cuts = [0, 5, 200, 900, 11_000, 11_001, layers[3].start + 7, elements];
+    let buckets: Vec<_> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
+    let mut replica = Replica::new(Cpu::new(), network, 20, buckets.clone()).expect("the cuts tile the arena");
+    replica.initialise(1);
+    let batch = digits(20, 7);
+    replica.begin_step();
+    let mut announced = Vec::new();
+    let mut keep = |index, mut bucket: lockstep_nn::Gradient<_>| {
+        announced.push((index, AsMut::<[f32]>::as_mut(&mut bucket).to_vec()))
+    };
+    replica.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut keep);
+    replica.finish_step();
+    let order: Vec<usize> = announced.iter().map(|(index, _)| *index).collect();
+    assert_eq!(order, (0..buckets.len()).collect::<Vec<_>>());
+    let when_announced: Vec<f32> = announced.into_iter().flat_map(|(_, values)| values).collect();
+    replica.set_buckets(std::iter::once(0..elements).collect()).expect("one bucket tiles the arena");
+    assert_eq!(when_announced, gradients(&mut replica, &[(&batch.images, &batch.labels)], 0.05));
+}
+
+#[test]
+fn buckets_are_announced_before_the_rest_of_backward_is_enqueued() {
+    let device = Late::new();
+    let progress = device.progress();
+    let mut replica = replica(device, models::lenet5(), 20);
+    let batch = digits(20, 8);
+    replica.begin_step();
+    let mut recorded = Vec::new();
+    let announce = &mut |_, _| recorded.push(progress.recorded());
+    replica.micro_batch(&batch.images, &batch.labels, 0.05, true, announce);
+    recorded.push(progress.recorded() + 1);
+    assert!(recorded.is_sorted_by(|earlier, later| earlier < later), "{recorded:?}");
+    replica.finish_step();
+}
+
+#[test]
+fn a_step_waits_for_nothing_before_its_end() {
+    let device = Late::new();
+    let progress = device.progress();
+    let mut replica = replica(device, models::lenet5(), 20);
+    let batch = digits(20, 8);
+    replica.begin_step();
+    replica.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut |_, _| {});
+    replica.update(&OPTIMIZER, 0.05);
+    assert_eq!(progress.done(), 0);
+    replica.finish_step();
+    assert_eq!(progress.done(), progress.recorded());
+}
+
+#[test]
+fn an_abandoned_step_leaves_the_weights_alone_and_the_next_one_starts_afresh() {
+    let batch = digits(20, 14);
+    let mut replica = replica(Cpu::new(), models::lenet5(), 20);
+    let whole = gradients(&mut replica, &[(&batch.images, &batch.labels)], 0.05);
+    let before = replica.digest();
+    replica.begin_step();
+    replica.micro_batch(&batch.images, &batch.labels, 0.05, false, &mut |_, _| {});
+    replica.abandon_step();
+    assert_eq!(replica.digest(), before);
+    assert_eq!(gradients(&mut replica, &[(&batch.images, &batch.labels)], 0.05), whole);
+}
+
+#[test]
+fn a_replica_can_move_to_another_thread() {
+    fn movable<T: Send>() {}
+    movable::<Replica<Cpu>>();
+    movable::<Replica<Late>>();
+}
+
+#[test]
+fn a_rank_without_samples_announces_zeros() {
+    let batch = digits(20, 9);
+    let mut replica = replica(Cpu::new(), models::lenet5(), 20);
+    gradients(&mut replica, &[(&batch.images, &batch.labels)], 0.05);
+    replica.begin_step();
+    let mut announced = Vec::new();
+    replica.no_samples(&mut |_, mut bucket| announced.extend_from_slice(bucket.as_mut()));
+    let result = replica.finish_step();
+    assert_eq!(announced, vec![0.0; replica.table().elements()]);
+    assert_eq!((result.loss_sum, result.correct), (0.0, 0));
+}
+
+#[test]
+fn evaluation_goes_through_any_number_of_samples_and_changes_nothing() {
+    let batch = digits(50, 10);
+    let (mut small, mut large) = (replica(Cpu::new(), models::lenet5(), 7), replica(Cpu::new(), models::lenet5(), 50));
+    let before = small.digest();
+    let (one, two) = (small.evaluate(&batch.images, &batch.labels), large.evaluate(&batch.images, &batch.labels));
+    assert_eq!(one.correct, two.correct);
+    assert!((one.loss_sum - two.loss_sum).abs() < 1e-4);
+    assert_eq!(small.digest(), before);
+}
+
+#[test]
+fn a_loaded_state_goes_on_as_the_saved_one() {
+    let batch = digits(20, 11);
+    let mut saved = replica(Cpu::new(), models::lenet5(), 20);
+    train(&mut saved, &batch, 3);
+    let mut resumed = replica(Cpu::new(), models::lenet5(), 20);
+    let mut tensors = saved.tensors();
+    tensors.reverse();
+    resumed.load_tensors(&tensors).expect("the state is of the same model");
+    assert_eq!(train(&mut saved, &batch, 3), train(&mut resumed, &batch, 3));
+    assert_eq!(saved.digest(), resumed.digest());
+}
+
+#[test]
+fn weights_come_out_under_the_names_of_pytorch() {
+    let names: Vec<String> =
+        replica(Cpu::new(), models::lenet5(), 1).weights().into_iter().map(|tensor| tensor.name).collect();
+    let layers = ["conv1", "conv2", "fc1", "fc2", "fc3"];
+    let expected: Vec<String> =
+        layers.iter().flat_map(|layer| [format!("{layer}.weight"), format!("{layer}.bias")]).collect();
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn a_state_of_another_model_is_refused_and_nothing_changes() {
+    let mut small = replica(Cpu::new(), models::mlp(4, &[], 2), 1);
+    let before = small.digest();
+    let mut tensors = small.tensors();
+    tensors[0].shape = vec![4, 2];
+    assert!(matches!(small.load_tensors(&tensors), Err(Error::TensorShape { .. })));
+    assert!(matches!(small.load_tensors(&tensors[1..]), Err(Error::MissingTensor { .. })));
+    tensors[0].name = "fc9.weight".to_owned();
+    assert!(matches!(small.load_tensors(&tensors), Err(Error::UnknownTensor { .. })));
+    assert_eq!(small.digest(), before);
+}
+
+#[test]
+fn buckets_that_do_not_tile_the_arena_are_refused() {
+    let network = models::mlp(4, &[], 2);
+    let elements = network.table().elements();
+    for buckets in [
+        vec![],
+        vec![0..16, 16..elements - 1],
+        vec![1..16, 16..elements],
+        vec![0..16, 15..elements],
+        vec![0..16, 17..elements],
+    ] {
+        let refused = Replica::new(Cpu::new(), network.clone(), 1, buckets.clone()).err();
+        assert!(matches!(refused, Some(Error::Buckets { .. })), "{buckets:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "update needs every bucket back, 1 of 5 are out")]
+fn an_update_while_a_bucket_is_out_panics() {
+    let batch = digits(20, 12);
+    let mut replica = replica(Cpu::new(), models::lenet5(), 20);
+    replica.begin_step();
+    let mut held = None;
+    replica.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut |index, bucket| {
+        if index == 2 {
+            held = Some(bucket);
+        }
+    });
+    replica.update(&OPTIMIZER, 0.1);
+}
+
+#[test]
+#[should_panic(expected = "label 10 is not below the 10 classes")]
+fn a_label_that_is_no_class_panics() {
+    replica(Cpu::new(), models::lenet5(), 1).evaluate(&[0.0; 784], &[10]);
+}
+
+#[test]
+fn frozen_gaps_between_parameters_stay_zero() {
+    let batch = digits(20, 13);
+    let mut replica = replica(Cpu::new(), models::lenet5(), 20);
+    let parameters: Vec<_> = replica.table().parameters().iter().map(|parameter| parameter.range.clone()).collect();
+    let gradients = gradients(&mut replica, &[(&batch.images, &batch.labels)], 0.05);
+    let gap = |index: &usize| !parameters.iter().any(|range| range.contains(index));
+    assert!((0..gradients.len()).filter(gap).all(|index| gradients[index] == 0.0));
+}
