@@ -7,6 +7,7 @@ mod ending;
 mod environment;
 mod exit;
 pub mod group;
+pub mod names;
 mod progress;
 mod size;
 mod workload;

@@ -21,6 +21,9 @@ pub struct Progress {
     /// Accuracy on the held-out samples after the newest epoch, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
+    /// Optimiser step after which the accuracy was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy_step: Option<u64>,
     /// Samples per second of the whole group, averaged over the newest steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,

@@ -1,1 +1,114 @@
-fn main() {}
+//! `lockstep-trainer`: the processes of a job. `worker` computes, `coordinator` agrees on who computes.
+
+mod board;
+mod coordinator;
+mod efficiency;
+mod failure;
+mod journal;
+mod kubernetes_store;
+mod metrics;
+mod model;
+mod serve;
+mod signals;
+mod storage;
+mod training;
+mod worker;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use lockstep_data::{glyphs, idx};
+use lockstep_launch::{Ending, Exit, Launch};
+use tracing::{error, info};
+
+use crate::failure::Failure;
+
+/// A process of a training job. It reads its orders from LOCKSTEP_* variables, which the operator and `lockstep run` set.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Train one rank's share.
+    Worker,
+    /// Form the group and keep its record.
+    Coordinator,
+    /// Draw glyphs and write them as IDX files, for tests and data images; needs no orders.
+    Glyphs {
+        /// How many, training and evaluation together.
+        #[arg(long, default_value_t = 10_000)]
+        samples: u32,
+        /// Seed of the drawing.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// Folder that gets the files.
+        #[arg(long)]
+        output: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let role = Arguments::parse().role;
+    // In a pod somebody collects the logs as JSON; `lockstep run` shows them to people.
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    if std::env::var_os(signals::PARENT).is_some() {
+        log.with_ansi(false).init()
+    } else {
+        log.json().init()
+    }
+
+    if let Role::Glyphs { samples, seed, output } = &role {
+        return write_glyphs(*samples, *seed, output);
+    }
+    let launch = match Launch::read(|name| std::env::var(name).ok()) {
+        Ok(launch) => launch,
+        Err(problem) => {
+            error!(%problem, "cannot start");
+            return ExitCode::from(Exit::Fatal.code());
+        }
+    };
+    let (exit, ending) = match run(&role, &launch) {
+        Ok(ending) => (Exit::Done, ending),
+        Err(failure) => {
+            error!(exit = %failure.exit(), "{failure}");
+            (failure.exit(), Ending { message: failure.to_string(), ..Ending::default() })
+        }
+    };
+    info!(%exit, "ended");
+    if let Err(problem) = leave(&launch, &ending) {
+        error!(problem = %format!("{problem:#}"), "the ending could not be written");
+    }
+    ExitCode::from(exit.code())
+}
+
+fn run(role: &Role, launch: &Launch) -> Result<Ending, Failure> {
+    signals::die_with_parent().map_err(|error| Failure::fatal(format!("{error:#}")))?;
+    match role {
+        Role::Worker => worker::work(launch),
+        Role::Coordinator => coordinator::coordinate(launch),
+        Role::Glyphs { .. } => unreachable!("it needs no orders"),
+    }
+}
+
+/// All of them as one pair of files, which a job splits by `dataset.evaluationFraction`.
+fn write_glyphs(samples: u32, seed: u64, output: &std::path::Path) -> ExitCode {
+    let drawn = glyphs::draw(samples as usize, seed, 0.0);
+    match idx::write(output, idx::Part::Train, &drawn.train) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            error!(%problem, "glyphs not written");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn leave(launch: &Launch, ending: &Ending) -> anyhow::Result<()> {
+    std::fs::write(&launch.ending, ending.to_line())
+        .with_context(|| format!("writing the ending to {}", launch.ending.display()))
+}

@@ -1,0 +1,124 @@
+//! How well the group scales, by the POP methodology (Performance Optimisation and Productivity, "Standard metrics").
+//!
+//! ```text
+//! useful                   = forward + backward + update of one rank in one step, in seconds
+//! load balance             = mean(useful) / max(useful)
+//! communication efficiency = max(useful) / wall
+//! parallel efficiency      = load balance × communication efficiency
+//! scaling efficiency       = samples per second / (world × samples per second of one rank without communication)
+//! ```
+
+use std::collections::VecDeque;
+
+/// Steps that the reported figures are averaged over.
+const WINDOW: usize = 50;
+
+/// One step as the whole group saw it.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// Samples of the global batch.
+    pub samples: u64,
+    /// Seconds from the end of the step before to the end of this one.
+    pub wall: f64,
+    /// Useful seconds of each rank.
+    pub useful: Vec<f32>,
+}
+
+/// Averages over the newest steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Efficiency {
+    /// Of the whole group.
+    pub samples_per_second: f64,
+    /// 0 to 1.
+    pub load_balance: f64,
+    /// 0 to 1.
+    pub communication: f64,
+    /// `None` until one rank's own speed is known.
+    pub scaling: Option<f64>,
+}
+
+/// Collects steps.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    world: usize,
+    /// Samples per second of one rank without communication.
+    baseline: Option<f64>,
+    steps: VecDeque<Step>,
+}
+
+impl Meter {
+    pub(crate) fn new(world: usize, baseline: Option<f64>) -> Self {
+        Self { world, baseline, steps: VecDeque::with_capacity(WINDOW) }
+    }
+
+    /// Takes one more step into the window.
+    pub(crate) fn record(&mut self, step: Step) {
+        if self.steps.len() == WINDOW {
+            self.steps.pop_front();
+        }
+        self.steps.push_back(step);
+    }
+
+    /// The averages, once there is a step to average.
+    pub(crate) fn efficiency(&self) -> Option<Efficiency> {
+        let wall: f64 = self.steps.iter().map(|step| step.wall).sum();
+        let samples: u64 = self.steps.iter().map(|step| step.samples).sum();
+        if self.steps.is_empty() || wall <= 0.0 {
+            return None;
+        }
+        let (mut greatest, mut mean) = (0.0, 0.0);
+        for Step { useful, .. } in &self.steps {
+            greatest += useful.iter().copied().map(f64::from).fold(0.0, f64::max);
+            mean += useful.iter().copied().map(f64::from).sum::<f64>() / useful.len().max(1) as f64;
+        }
+        let samples_per_second = samples as f64 / wall;
+        Some(Efficiency {
+            samples_per_second,
+            load_balance: if greatest > 0.0 { mean / greatest } else { 1.0 },
+            communication: (greatest / wall).min(1.0),
+            scaling: self.baseline.map(|one| samples_per_second / (self.world as f64 * one)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(left: f64, right: f64) -> bool {
+        (left - right).abs() < 1e-9
+    }
+
+    #[test]
+    fn load_balance_and_communication_multiply_to_parallel_efficiency() {
+        // Ranks useful for 1, 2, 3 and 4 s of a step of 5 s: 2.5/4 × 4/5 = 2.5/5.
+        let mut meter = Meter::new(4, None);
+        meter.record(Step { samples: 100, wall: 5.0, useful: vec![1.0, 2.0, 3.0, 4.0] });
+        let efficiency = meter.efficiency().expect("one step");
+        assert!(close(efficiency.load_balance, 0.625), "{efficiency:?}");
+        assert!(close(efficiency.communication, 0.8), "{efficiency:?}");
+        assert!(close(efficiency.load_balance * efficiency.communication, 0.5), "{efficiency:?}");
+    }
+
+    #[test]
+    fn scaling_efficiency_compares_with_so_many_lone_ranks() {
+        let mut meter = Meter::new(2, Some(60.0));
+        meter.record(Step { samples: 108, wall: 1.0, useful: vec![0.9, 0.9] });
+        assert!(close(meter.efficiency().expect("one step").scaling.expect("a baseline"), 0.9));
+    }
+
+    #[test]
+    fn only_the_newest_steps_count() {
+        let mut meter = Meter::new(1, None);
+        for second in 0..2 * WINDOW {
+            let wall = if second < WINDOW { 10.0 } else { 1.0 };
+            meter.record(Step { samples: 7, wall, useful: vec![1.0] });
+        }
+        assert!(close(meter.efficiency().expect("steps").samples_per_second, 7.0));
+    }
+
+    #[test]
+    fn there_are_no_figures_before_the_first_step() {
+        assert_eq!(Meter::new(3, Some(1.0)).efficiency(), None);
+    }
+}

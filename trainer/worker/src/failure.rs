@@ -1,0 +1,40 @@
+//! Why a process ends before its work is done, and what that means for the job.
+
+use lockstep_launch::Exit;
+
+/// An ending that is not success. Each becomes an exit code and the message of the process's `Ending`.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The job cannot succeed as described; starting again would fail again.
+    #[error("{0}")]
+    Fatal(String),
+    /// A peer or the infrastructure was lost; the job can go on from its newest checkpoint.
+    #[error("{0}")]
+    Retry(String),
+    /// Asked to stop; the checkpoint of this step was saved, if there was a group to agree on one.
+    #[error("stopped on request after step {step}")]
+    Drained {
+        /// Optimiser steps that are done.
+        step: u64,
+    },
+}
+
+impl Failure {
+    /// The job cannot succeed: `problem` names the field or file, the value and what to do.
+    pub(crate) fn fatal(problem: impl ToString) -> Self {
+        Self::Fatal(problem.to_string())
+    }
+
+    /// Something outside the job broke: `cause` names it.
+    pub(crate) fn retry(cause: impl ToString) -> Self {
+        Self::Retry(cause.to_string())
+    }
+
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Fatal(_) => Exit::Fatal,
+            Self::Retry(_) => Exit::Retry,
+            Self::Drained { .. } => Exit::Drained,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The durable record in a cluster: `spec.record` of the job's `TrainingGroup`, guarded by its `resourceVersion`.
+
+use kube::{
+    Api, Client,
+    api::PostParams,
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use lockstep_elastic::{GenerationStore, Record, StoreError, Swap, Version};
+use lockstep_launch::{Job, group};
+
+/// HTTP status of a write that was guarded by an older `resourceVersion`.
+const CONFLICT: u16 = 409;
+/// Writes that may meet a report before the store counts as out of reach.
+const MAX_ATTEMPTS: u32 = 10;
+
+/// The `TrainingGroup` of one job.
+pub(crate) struct KubernetesStore {
+    groups: Api<DynamicObject>,
+    name: String,
+}
+
+/// The groups of the job's namespace.
+pub(crate) fn groups(client: Client, job: &Job) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk(group::API_GROUP, group::VERSION, group::KIND);
+    Api::namespaced_with(client, &job.namespace, &ApiResource::from_gvk_with_plural(&kind, group::PLURAL))
+}
+
+impl KubernetesStore {
+    pub(crate) fn new(client: Client, job: &Job) -> Self {
+        Self { groups: groups(client, job), name: job.name.clone() }
+    }
+
+    fn place(&self) -> String {
+        format!("{} {}", group::KIND, self.name)
+    }
+
+    fn unavailable(&self, cause: impl ToString) -> StoreError {
+        StoreError::Unavailable { place: self.place(), cause: cause.to_string() }
+    }
+
+    fn record(&self, object: &DynamicObject) -> Result<Option<Record>, StoreError> {
+        match object.data.get("spec").and_then(|spec| spec.get(group::RECORD)) {
+            None | Some(serde_json::Value::Null) => Ok(None),
+            Some(value) => Record::from_json(&value.to_string())
+                .map(Some)
+                .map_err(|source| StoreError::Record { place: self.place(), source }),
+        }
+    }
+}
+
+impl GenerationStore for KubernetesStore {
+    async fn load(&self) -> Result<Option<(Record, Version)>, StoreError> {
+        let object = self.groups.get(&self.name).await.map_err(|error| self.unavailable(error))?;
+        Ok(self.record(&object)?.map(|record| (record.clone(), version_of(&record))))
+    }
+
+    async fn compare_and_swap(&self, expected: Option<&Version>, record: &Record) -> Result<Swap, StoreError> {
+        let written: serde_json::Value =
+            serde_json::from_str(&record.to_json()).map_err(|error| self.unavailable(error))?;
+        for _ in 0..MAX_ATTEMPTS {
+            let mut object = self.groups.get(&self.name).await.map_err(|error| self.unavailable(error))?;
+            if self.record(&object)?.as_ref().map(version_of).as_ref() != expected {
+                return Ok(Swap::Conflict);
+            }
+            object.data["spec"][group::RECORD] = written.clone();
+            match self.groups.replace(&self.name, &PostParams::default(), &object).await {
+                Ok(_) => return Ok(Swap::Swapped(version_of(record))),
+                // Reports are written into the same object's status and move its resourceVersion on: look again.
+                Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
+                Err(error) => return Err(self.unavailable(error)),
+            }
+        }
+        Err(self.unavailable(format!("{MAX_ATTEMPTS} writes in a row met somebody else's")))
+    }
+}
+
+/// Content decides, as in a file: two equal records are the same state of the job.
+fn version_of(record: &Record) -> Version {
+    Version(record.to_json())
+}

@@ -1,0 +1,223 @@
+//! Every metric of a trainer process, in one place. Names and units follow the project's metric rules: prefix `lockstep_`,
+//! base units, `_total` on counters, labels `job_namespace` and `job_name` only.
+
+use std::{collections::HashMap, sync::Arc};
+
+use lockstep_launch::{Job, Progress};
+use prometheus::{
+    Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntGauge, Opts, Registry, TextEncoder,
+};
+
+/// Where a worker's wall time goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Phase {
+    /// Forward, backward and update.
+    Compute,
+    /// Waiting for gradients after backward has ended.
+    ExposedCommunication,
+    /// Waiting for the loader.
+    Data,
+    /// Saving state.
+    Checkpoint,
+    /// Everything else: evaluation, reports.
+    Other,
+}
+
+impl Phase {
+    const ALL: [Self; 5] = [Self::Compute, Self::ExposedCommunication, Self::Data, Self::Checkpoint, Self::Other];
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::ExposedCommunication => "exposed_comm",
+            Self::Data => "data",
+            Self::Checkpoint => "checkpoint",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// The metrics of one worker.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    pub steps: IntCounter,
+    pub samples: IntCounter,
+    pub step_duration: Histogram,
+    phase_seconds: CounterVec,
+    pub collective_seconds: Counter,
+    pub collective_bytes: IntCounter,
+    pub checkpoint_duration: Histogram,
+    pub checkpoint_failures: IntCounter,
+    global_step: IntGauge,
+    target_steps: IntGauge,
+    progress_ratio: Gauge,
+    world_size: IntGauge,
+    generation: IntGauge,
+    loss: GaugeVec,
+    accuracy: GaugeVec,
+    pub learning_rate: Gauge,
+    throughput: Gauge,
+    pub baseline: Gauge,
+    scaling_efficiency: Gauge,
+    load_balance: Gauge,
+    communication_efficiency: Gauge,
+    parallel_efficiency: Gauge,
+    estimated_remaining: Gauge,
+    last_checkpoint_step: IntGauge,
+}
+
+impl Metrics {
+    /// Registers every metric with the job's labels; counters start at 0 before the first step.
+    pub(crate) fn new(job: &Job) -> prometheus::Result<Arc<Self>> {
+        let labels = HashMap::from([
+            ("job_namespace".to_owned(), job.namespace.clone()),
+            ("job_name".to_owned(), job.name.clone()),
+        ]);
+        let registry = Registry::new_custom(None, Some(labels))?;
+        let gauge = |name: &str, help: &str| registered(&registry, Gauge::with_opts(Opts::new(name, help))?);
+        let whole = |name: &str, help: &str| registered(&registry, IntGauge::with_opts(Opts::new(name, help))?);
+        let count = |name: &str, help: &str| registered(&registry, IntCounter::with_opts(Opts::new(name, help))?);
+        let seconds = |name: &str, help: &str, buckets: Vec<f64>| {
+            registered(&registry, Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets))?)
+        };
+        let collective = registered(
+            &registry,
+            CounterVec::new(
+                Opts::new(
+                    "collective_seconds_total",
+                    "Seconds that the communication thread spent in a collective operation.",
+                ),
+                &["op"],
+            )?,
+        )?;
+        let phase_seconds = registered(
+            &registry,
+            CounterVec::new(
+                Opts::new("phase_seconds_total", "Wall seconds of this worker by what they were spent on."),
+                &["phase"],
+            )?,
+        )?;
+        for phase in Phase::ALL {
+            phase_seconds.with_label_values(&[phase.label()]);
+        }
+        let metrics = Self {
+            steps: count("steps_total", "Optimiser steps that this worker has done.")?,
+            samples: count("samples_total", "Training samples that this worker has taken through the network.")?,
+            step_duration: seconds(
+                "step_duration_seconds",
+                "Wall seconds of one optimiser step.",
+                prometheus::exponential_buckets(0.001, 2.0, 14)?,
+            )?,
+            phase_seconds,
+            collective_seconds: collective.with_label_values(&["all_reduce"]),
+            collective_bytes: count(
+                "collective_bytes_total",
+                "Bytes of gradients that all-reduce operations were given.",
+            )?,
+            checkpoint_duration: seconds(
+                "checkpoint_duration_seconds",
+                "Wall seconds of saving one checkpoint.",
+                prometheus::exponential_buckets(0.005, 2.0, 14)?,
+            )?,
+            checkpoint_failures: count("checkpoint_failures_total", "Checkpoints that could not be saved.")?,
+            global_step: whole("global_step", "Optimiser steps of the job that are done.")?,
+            target_steps: whole("target_steps", "Optimiser steps of the whole job.")?,
+            progress_ratio: gauge("progress_ratio", "Share of the job that is done, 0 to 1.")?,
+            world_size: whole("world_size", "Ranks that train together.")?,
+            generation: whole("generation", "Agreed memberships so far.")?,
+            loss: registered(
+                &registry,
+                GaugeVec::new(Opts::new("loss", "Mean loss in nats by data split."), &["split"])?,
+            )?,
+            accuracy: registered(
+                &registry,
+                GaugeVec::new(
+                    Opts::new("accuracy", "Share of samples classified rightly, 0 to 1, by data split."),
+                    &["split"],
+                )?,
+            )?,
+            learning_rate: gauge("learning_rate", "Learning rate of the newest step.")?,
+            throughput: gauge("throughput_samples_per_second", "Samples per second of the whole group.")?,
+            baseline: gauge(
+                "baseline_samples_per_second_per_worker",
+                "Samples per second of one worker without communication.",
+            )?,
+            scaling_efficiency: gauge(
+                "scaling_efficiency_ratio",
+                "Throughput divided by world size times one worker's throughput without communication.",
+            )?,
+            load_balance: gauge("load_balance_ratio", "Mean useful time of the ranks divided by the greatest.")?,
+            communication_efficiency: gauge(
+                "communication_efficiency_ratio",
+                "Greatest useful time of a rank divided by the step time.",
+            )?,
+            parallel_efficiency: gauge("parallel_efficiency_ratio", "Load balance times communication efficiency.")?,
+            estimated_remaining: gauge(
+                "estimated_remaining_seconds",
+                "Seconds until the last step at the present speed.",
+            )?,
+            last_checkpoint_step: whole("last_checkpoint_step", "Optimiser step of the newest whole checkpoint.")?,
+            registry: registry.clone(),
+        };
+        registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        Ok(Arc::new(metrics))
+    }
+
+    /// Adds wall seconds to a phase.
+    pub(crate) fn spent(&self, phase: Phase, seconds: f64) {
+        self.phase_seconds.with_label_values(&[phase.label()]).inc_by(seconds.max(0.0));
+    }
+
+    /// Sets the job's gauges; only the reporting worker does, so that a job has one series of each.
+    pub(crate) fn report(&self, progress: &Progress) {
+        let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.global_step.set(whole(progress.step));
+        self.target_steps.set(whole(progress.total_steps));
+        if progress.total_steps > 0 {
+            self.progress_ratio.set(progress.step as f64 / progress.total_steps as f64);
+        }
+        self.world_size.set(i64::from(progress.world_size));
+        self.generation.set(whole(progress.generation));
+        let set = |gauge: &Gauge, value: Option<f64>| {
+            if let Some(value) = value {
+                gauge.set(value);
+            }
+        };
+        set(&self.throughput, progress.samples_per_second);
+        set(&self.scaling_efficiency, progress.scaling_efficiency);
+        set(&self.load_balance, progress.load_balance);
+        set(&self.communication_efficiency, progress.communication_efficiency);
+        let parallel =
+            progress.load_balance.zip(progress.communication_efficiency).map(|(balance, comm)| balance * comm);
+        set(&self.parallel_efficiency, parallel);
+        set(&self.estimated_remaining, progress.estimated_remaining_seconds);
+        if let Some(loss) = progress.loss {
+            self.loss.with_label_values(&["train"]).set(loss);
+        }
+        if let Some(accuracy) = progress.accuracy {
+            self.accuracy.with_label_values(&["evaluation"]).set(accuracy);
+        }
+        if let Some(mark) = &progress.last_checkpoint {
+            self.last_checkpoint_step.set(whole(mark.step));
+        }
+    }
+
+    /// Sets the mean loss on the held-out samples.
+    pub(crate) fn evaluated(&self, loss: f64) {
+        self.loss.with_label_values(&["evaluation"]).set(loss);
+    }
+
+    /// All series in the Prometheus text format.
+    pub(crate) fn text(&self) -> prometheus::Result<String> {
+        TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+}
+
+fn registered<C: prometheus::core::Collector + Clone + 'static>(
+    registry: &Registry,
+    collector: C,
+) -> prometheus::Result<C> {
+    registry.register(Box::new(collector.clone()))?;
+    Ok(collector)
+}

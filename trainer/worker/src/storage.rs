@@ -1,0 +1,151 @@
+//! The job's folder: which state to start from, whether every member sees it, saving and exporting.
+
+use std::{
+    collections::BTreeMap,
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lockstep_checkpoint::{Checkpoint, CheckpointError, Folder, Identity, Position, Snapshot, Tensor, export_model};
+use lockstep_elastic::Digest;
+use lockstep_launch::{CheckpointMark, Launch, Workload};
+use lockstep_nn::{Cpu, Replica};
+use tracing::{info, warn};
+
+use crate::failure::Failure;
+
+/// A network file system may show a new file late, but not later than this.
+const VISIBLE_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Name of the exported model in the job's folder.
+const MODEL_FILE: &str = "model.safetensors";
+
+/// The job's folder and whose state it holds.
+pub(crate) struct Storage {
+    folder: Folder,
+    identity: Identity,
+    keep_last: NonZeroU32,
+    uri: String,
+}
+
+impl Storage {
+    /// Opens the folder that every member shares. `data` is the digest of the samples.
+    pub(crate) fn open(launch: &Launch, data: Digest) -> Result<Self, Failure> {
+        let uri = launch.workload.checkpoint.uri.clone();
+        let folder = Folder::open(&launch.output).map_err(|error| refused(&uri, &error))?;
+        let keep_last = NonZeroU32::new(launch.workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
+        Ok(Self { folder, identity: identity(&launch.workload, data), keep_last, uri })
+    }
+
+    /// The newest state that is whole.
+    pub(crate) fn newest(&self) -> Result<Option<Checkpoint>, Failure> {
+        let newest = self.folder.newest(&self.identity).map_err(|error| refused(&self.uri, &error))?;
+        for skipped in &newest.skipped {
+            warn!(step = skipped.step, path = %skipped.path.display(), reason = skipped.reason, "checkpoint passed over");
+        }
+        Ok(newest.checkpoint)
+    }
+
+    /// Leaves a token that the other members look for.
+    pub(crate) fn leave_token(&self, token: &str) -> Result<(), Failure> {
+        self.folder.probe_write(token).map_err(|error| refused(&self.uri, &error))
+    }
+
+    /// Whether the token that rank 0 left is here too.
+    pub(crate) fn sees_token(&self, token: &str) -> Result<bool, Failure> {
+        let begun = Instant::now();
+        loop {
+            if self.folder.probe_seen(token).map_err(|error| refused(&self.uri, &error))? {
+                return Ok(true);
+            }
+            if begun.elapsed() > VISIBLE_WITHIN {
+                return Ok(false);
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Takes the token away.
+    pub(crate) fn clear_token(&self, token: &str) {
+        if let Err(error) = self.folder.probe_clear(token) {
+            warn!(%error, "a probe was left behind");
+        }
+    }
+
+    /// What to say when some ranks do not see what rank 0 wrote.
+    pub(crate) fn not_shared(&self, blind: &[String]) -> Failure {
+        Failure::fatal(format!(
+            "spec.checkpoint.uri: {}: {} cannot see what another worker wrote there: name a folder on storage that every worker \
+             mounts, such as a ReadWriteMany volume",
+            self.uri,
+            blind.join(", ")
+        ))
+    }
+
+    /// Saves the state after `position.step` steps and forgets the oldest.
+    pub(crate) fn save(
+        &self,
+        replica: &mut Replica<Cpu>,
+        position: Position,
+    ) -> Result<(CheckpointMark, Digest), CheckpointError> {
+        let time = jiff::Timestamp::now().to_string();
+        let digest = Digest::from_bytes(replica.digest()).to_string();
+        let tensors = replica.tensors();
+        let (weights, slots) = tensors.split_at(replica.table().parameters().len());
+        let (weights, slots) = (borrowed(weights), borrowed(slots));
+        let saved = self.folder.save(&Snapshot {
+            identity: &self.identity,
+            position,
+            state_digest: &digest,
+            time: &time,
+            weights: &weights,
+            slots: &slots,
+        })?;
+        info!(step = saved.step, bytes = saved.bytes, "checkpoint saved");
+        if let Err(error) = self.folder.prune(self.keep_last, &self.identity) {
+            warn!(%error, "old checkpoints were not removed");
+        }
+        let mark = CheckpointMark { step: saved.step, uri: uri_of(&saved.path), time };
+        Ok((mark, Digest::from_bytes(saved.manifest_digest)))
+    }
+
+    /// Writes the trained weights for others to use; gives the place.
+    pub(crate) fn export(
+        &self,
+        replica: &mut Replica<Cpu>,
+        facts: &BTreeMap<String, String>,
+    ) -> Result<String, Failure> {
+        let path = self.folder.path().join(MODEL_FILE);
+        let weights = replica.weights();
+        export_model(&path, &borrowed(&weights), facts).map_err(|error| refused(&self.uri, &error))?;
+        Ok(uri_of(&path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// A checkpoint fits when the model, the samples, their order and the batch are the same: the number of workers, of epochs and the
+/// rates may differ.
+fn identity(workload: &Workload, data: Digest) -> Identity {
+    let Workload { model, dataset: _, training, communication: _, checkpoint: _ } = workload;
+    let model = serde_json::to_string(model).unwrap_or_default();
+    let decisive = format!("data {data} batch {} seed {}", training.global_batch_size, training.seed);
+    Identity { model, workload_digest: decisive }
+}
+
+fn borrowed(tensors: &[lockstep_nn::StateTensor]) -> Vec<Tensor<'_>> {
+    tensors.iter().map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values }).collect()
+}
+
+fn refused(uri: &str, error: &CheckpointError) -> Failure {
+    Failure::fatal(format!("spec.checkpoint.uri: {uri}: {error}"))
+}
+
+fn uri_of(path: &Path) -> String {
+    let absolute: PathBuf = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    format!("file://{}", absolute.display())
+}

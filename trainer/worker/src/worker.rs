@@ -1,0 +1,418 @@
+//! `lockstep-trainer worker`: joins the group, trains in lockstep to the last step, leaves its results.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use lockstep_checkpoint::{Checkpoint, Position};
+use lockstep_collective::{Abort, Communicator, FIRST_BUCKET_BYTES, JobId, Limits, Listener, plan_buckets};
+use lockstep_data::{Dataset, Seat, steps_per_epoch};
+use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
+use lockstep_launch::{Ending, Launch, Optimizer, Progress};
+use lockstep_nn::{Cpu, Network, Replica, Sgd, StateTensor};
+use tracing::{info, warn};
+
+use crate::{
+    failure::Failure,
+    journal::{EvaluationLine, Journal, StepLine},
+    metrics::{Metrics, Phase},
+    model,
+    serve::{self, Ready},
+    signals::Stop,
+    storage::Storage,
+    training::{Done, Rank, Recipe},
+};
+
+/// How long there may be no coordinator while the group forms and when it ends.
+const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
+/// How long a last word may take when the job failed anyway.
+const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two reports to the coordinator.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Does a worker's whole life.
+pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
+    let stop = Stop::listen().map_err(|error| Failure::retry(format!("{error:#}")))?;
+    let ready = Ready::default();
+    let metrics = Metrics::new(&launch.job).map_err(Failure::fatal)?;
+    let address = SocketAddr::new(launch.address, launch.ports.metrics);
+    let text = {
+        let metrics = Arc::clone(&metrics);
+        move || metrics.text().unwrap_or_default()
+    };
+    let served =
+        serve::serve(address, Arc::clone(&ready), text).map_err(|error| Failure::fatal(format!("{error:#}")))?;
+    info!("serving metrics={served}");
+
+    let dataset = model::dataset(&launch.workload)?;
+    let network = model::network(&launch.workload.model, &dataset)?;
+    let data = Digest::from_bytes(dataset.fingerprint());
+    let storage = Storage::open(launch, data)?;
+    let newest = storage.newest()?;
+    let listener = Listener::bind(launch.address, launch.ports.data).map_err(Failure::fatal)?;
+
+    let hello = hello(launch, data, listener.address(), newest.as_ref())?;
+    let (membership, group) = Membership::join(&launch.coordinator.to_string(), hello, COORDINATOR_PATIENCE).map_err(
+        |error| match error {
+            JoinError::Refused { reason } => Failure::fatal(reason),
+            JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
+        },
+    )?;
+    info!(
+        generation = group.generation,
+        rank = group.rank,
+        world = group.world,
+        base_step = group.base_step,
+        "group formed"
+    );
+    stop.steps_begin();
+    ready.store(true, Ordering::Relaxed);
+
+    let abort = Abort::new();
+    membership.on_event({
+        let (abort, stop) = (abort.clone(), stop.clone());
+        move |event| match event {
+            Event::Abort { reason } => abort.abort(reason.clone()),
+            Event::Drain { reason } => {
+                info!(reason, "asked to drain");
+                stop.ask();
+            }
+            Event::CoordinatorLost => warn!("coordinator out of reach; training goes on"),
+            Event::CoordinatorFound => info!("coordinator found again"),
+        }
+    });
+    let run = Run { launch, membership: &membership, group: &group, storage: &storage, metrics: &metrics, stop: &stop };
+    let ended = run.train(dataset, network, newest, &listener, abort);
+    match &ended {
+        // Others must not wait for a worker that will never take part.
+        Err(Failure::Fatal(message)) => {
+            if let Err(error) = membership.fatal(message, FAREWELL_PATIENCE) {
+                warn!(%error, "the group does not know why this worker ends");
+            }
+        }
+        Ok(_) | Err(Failure::Retry(_) | Failure::Drained { .. }) => {}
+    }
+    ended
+}
+
+fn hello(launch: &Launch, data: Digest, address: SocketAddr, newest: Option<&Checkpoint>) -> Result<Hello, Failure> {
+    let workload = serde_json::to_string(&launch.workload).map_err(Failure::fatal)?;
+    let checkpoint = match newest {
+        None => None,
+        Some(Checkpoint { position, state_digest, .. }) => Some(lockstep_elastic::message::Checkpoint {
+            step: position.step,
+            digest: state_digest.parse().map_err(Failure::fatal)?,
+            sampler: Sampler { seed: position.seed, epoch: position.epoch, cursor: position.cursor },
+        }),
+    };
+    Ok(Hello {
+        job: launch.job.uid.clone(),
+        attempt: launch.attempt,
+        member: MemberId { pod: launch.member.clone(), incarnation: Incarnation::random() },
+        address,
+        workload: Digest::of(format!("{} {workload}", env!("CARGO_PKG_VERSION")).as_bytes()),
+        data,
+        checkpoint,
+        entered_generation: None,
+    })
+}
+
+/// One membership, from its first step to its last.
+struct Run<'a> {
+    launch: &'a Launch,
+    membership: &'a Membership,
+    group: &'a Group,
+    storage: &'a Storage,
+    metrics: &'a Arc<Metrics>,
+    stop: &'a Stop,
+}
+
+impl Run<'_> {
+    fn train(
+        &self,
+        dataset: Dataset,
+        network: Network,
+        newest: Option<Checkpoint>,
+        listener: &Listener,
+        abort: Abort,
+    ) -> Result<Ending, Failure> {
+        let recipe = self.recipe(&dataset);
+        let bucket_bytes = usize::try_from(self.launch.workload.communication.bucket_bytes.get()).unwrap_or(usize::MAX);
+        let buckets = plan_buckets(&network.table().ready_order(), bucket_bytes, FIRST_BUCKET_BYTES.min(bucket_bytes));
+        info!(buckets = buckets.len(), parameters = network.table().elements(), "planned");
+        let mut replica = Replica::new(Cpu::new(), network, recipe.micro_batch, buckets).map_err(Failure::fatal)?;
+        self.restore(&mut replica, newest)?;
+
+        let world = self.group.addresses.len();
+        let seat = lockstep_collective::Seat {
+            job: job_id(&self.launch.job.uid),
+            generation: self.group.generation,
+            rank: self.group.rank as usize,
+        };
+        let communicator = Communicator::form(listener, seat, &self.group.addresses, Limits::default(), &abort)
+            .map_err(Failure::retry)?;
+        let seat = Seat::new(self.group.rank, self.group.world, self.group.shards);
+        let Dataset { train, evaluation } = dataset;
+        let mut rank = Rank::new(
+            seat,
+            recipe,
+            Arc::new(train),
+            Arc::new(evaluation),
+            replica,
+            communicator,
+            self.group.base_step,
+            Arc::clone(self.metrics),
+            self.stop.clone(),
+        )?;
+        self.check_shared(&mut rank, world)?;
+        rank.measure_baseline()?;
+        self.steps(&mut rank)
+    }
+
+    fn recipe(&self, dataset: &Dataset) -> Recipe {
+        let training = &self.launch.workload.training;
+        let Optimizer::Sgd(sgd) = &training.optimizer;
+        let global_batch = u64::from(training.global_batch_size);
+        let steps_per_epoch = steps_per_epoch(dataset.train.len() as u64, global_batch);
+        // A share can never be greater than the global batch.
+        let micro_batch = training.micro_batch_size.min(training.global_batch_size) as usize;
+        Recipe {
+            seed: training.seed,
+            global_batch,
+            micro_batch,
+            total_steps: steps_per_epoch * u64::from(training.epochs),
+            steps_per_epoch,
+            optimiser: Sgd { momentum: sgd.momentum, weight_decay: sgd.weight_decay },
+            rate: training.schedule.base_learning_rate,
+        }
+    }
+
+    /// The state that the group starts from: its checkpoint, or the seed's first weights.
+    fn restore(&self, replica: &mut Replica<Cpu>, newest: Option<Checkpoint>) -> Result<(), Failure> {
+        match newest {
+            Some(checkpoint) if checkpoint.position.step == self.group.base_step => {
+                let Checkpoint { path, weights, slots, .. } = checkpoint;
+                let tensors: Vec<StateTensor> = weights
+                    .into_iter()
+                    .chain(slots)
+                    .map(|tensor| StateTensor { name: tensor.name, shape: tensor.shape, values: tensor.values })
+                    .collect();
+                replica
+                    .load_tensors(&tensors)
+                    .map_err(|error| Failure::fatal(format!("{}: {error}", path.display())))?;
+                let digest = Digest::from_bytes(replica.digest());
+                if digest != self.group.base_digest {
+                    let expected = self.group.base_digest;
+                    return Err(Failure::fatal(format!(
+                        "{}: state {digest:.12}, the group agreed on {expected:.12}",
+                        path.display()
+                    )));
+                }
+                info!(step = self.group.base_step, path = %path.display(), "resumed");
+                Ok(())
+            }
+            _ if self.group.base_step == 0 => {
+                replica.initialise(self.launch.workload.training.seed);
+                Ok(())
+            }
+            _ => Err(Failure::retry(format!(
+                "the group starts from step {}, which this worker did not find",
+                self.group.base_step
+            ))),
+        }
+    }
+
+    /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.
+    fn check_shared(&self, rank: &mut Rank, world: usize) -> Result<(), Failure> {
+        let token = format!("{}-{}", self.launch.job.uid, self.group.generation);
+        let first = self.group.rank == 0;
+        if first {
+            self.storage.leave_token(&token)?;
+        }
+        rank.sum(&mut [0.0])?;
+        let mut blind = vec![0.0; world];
+        blind[self.group.rank as usize] = f32::from(u8::from(!self.storage.sees_token(&token)?));
+        rank.sum(&mut blind)?;
+        if first {
+            self.storage.clear_token(&token);
+        }
+        let blind: Vec<String> =
+            blind.iter().zip(&self.group.pods).filter(|(blind, _)| **blind > 0.0).map(|(_, pod)| pod.clone()).collect();
+        if blind.is_empty() { Ok(()) } else { Err(self.storage.not_shared(&blind)) }
+    }
+
+    fn steps(&self, rank: &mut Rank) -> Result<Ending, Failure> {
+        let mut reporter = if self.group.rank == 0 { Some(Reporter::open(self)?) } else { None };
+        let recipe = rank.recipe().clone();
+        let mut stopping = false;
+        while rank.step() < recipe.total_steps && !stopping {
+            let mut done = rank.advance()?;
+            let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
+            for settled in [done.take(), if ends_epoch { rank.settle()? } else { None }].into_iter().flatten() {
+                stopping |= settled.stop;
+                if let Some(reporter) = &mut reporter {
+                    reporter.step(rank, &settled)?;
+                }
+            }
+            if ends_epoch {
+                self.evaluate(rank, reporter.as_mut())?;
+            }
+            if let Some(reporter) = &mut reporter
+                && reporter.checkpoint_due()
+                && rank.step() < recipe.total_steps
+            {
+                reporter.save(rank)?;
+            }
+        }
+        if let (Some(settled), Some(reporter)) = (rank.settle()?, &mut reporter) {
+            reporter.step(rank, &settled)?;
+        }
+        if let Some(reporter) = &mut reporter {
+            reporter.save(rank)?;
+            reporter.report(true)?;
+        }
+        if rank.step() < recipe.total_steps {
+            if let Err(error) = self.membership.drained(rank.step(), FAREWELL_PATIENCE) {
+                warn!(%error, "the coordinator does not know that this worker drained");
+            }
+            return Err(Failure::Drained { step: rank.step() });
+        }
+        self.finish(rank, reporter)
+    }
+
+    fn evaluate(&self, rank: &mut Rank, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
+        let Some(found) = rank.evaluate()? else { return Ok(()) };
+        self.metrics.evaluated(found.loss);
+        let Some(reporter) = reporter else { return Ok(()) };
+        let epoch = rank.step() / rank.recipe().steps_per_epoch;
+        reporter.write(&EvaluationLine { step: rank.step(), epoch, evaluation: found })?;
+        reporter.progress.accuracy = Some(found.accuracy);
+        reporter.progress.accuracy_step = Some(rank.step());
+        reporter.progress.epoch = epoch;
+        reporter.report(true)
+    }
+
+    fn finish(&self, rank: &mut Rank, reporter: Option<Reporter<'_>>) -> Result<Ending, Failure> {
+        let mut ending = Ending::default();
+        if let Some(reporter) = reporter {
+            let facts = BTreeMap::from([
+                ("job".to_owned(), self.launch.job.name.clone()),
+                ("steps".to_owned(), rank.step().to_string()),
+                ("format".to_owned(), "pt".to_owned()),
+            ]);
+            ending.model_uri = Some(self.storage.export(rank.replica_mut(), &facts)?);
+            ending.progress = Some(reporter.progress);
+        }
+        let digest = Digest::from_bytes(rank.replica_mut().digest());
+        let payload = serde_json::to_vec(&ending).map_err(Failure::fatal)?;
+        self.membership.finished(rank.step(), digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)?;
+        Ok(ending)
+    }
+}
+
+/// What rank 0 does besides training: journal, reports, checkpoints.
+struct Reporter<'a> {
+    run: &'a Run<'a>,
+    journal: Journal,
+    progress: Progress,
+    reported: Option<Instant>,
+    saved: Instant,
+    interval: Duration,
+}
+
+impl<'a> Reporter<'a> {
+    fn open(run: &'a Run<'a>) -> Result<Self, Failure> {
+        let folder = run.storage.path();
+        let journal = Journal::continue_after(folder, run.group.base_step)
+            .map_err(|error| Failure::fatal(format!("{}: {error}", folder.display())))?;
+        let interval = Duration::from_secs(u64::from(run.launch.workload.checkpoint.interval_seconds));
+        let progress = Progress { generation: run.group.generation, ..Progress::default() };
+        Ok(Self { run, journal, progress, reported: None, saved: Instant::now(), interval })
+    }
+
+    fn write(&mut self, line: &impl serde::Serialize) -> Result<(), Failure> {
+        self.journal.write(line).map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+    }
+
+    fn step(&mut self, rank: &Rank, done: &Done) -> Result<(), Failure> {
+        let progress = rank.progress(done);
+        let world_size = progress.world_size;
+        self.progress = Progress {
+            accuracy: self.progress.accuracy,
+            accuracy_step: self.progress.accuracy_step,
+            last_checkpoint: self.progress.last_checkpoint.take(),
+            generation: self.run.group.generation,
+            ..progress
+        };
+        self.write(&StepLine {
+            step: done.step,
+            epoch: done.epoch,
+            generation: self.run.group.generation,
+            world_size,
+            loss: done.loss,
+            learning_rate: rank.recipe().rate,
+            samples_per_second: done.samples as f64 / done.seconds,
+            step_seconds: done.seconds,
+        })?;
+        self.report(false)
+    }
+
+    /// Tells the coordinator, unless it was told just before and this is no news.
+    fn report(&mut self, news: bool) -> Result<(), Failure> {
+        if !news && self.reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
+            return Ok(());
+        }
+        self.reported = Some(Instant::now());
+        self.progress.time = Some(jiff::Timestamp::now().to_string());
+        self.run.metrics.report(&self.progress);
+        self.run.membership.progress(self.progress.step, serde_json::to_vec(&self.progress).map_err(Failure::fatal)?);
+        self.journal.flush().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        self.saved.elapsed() >= self.interval
+    }
+
+    /// Saves the state after the steps that are done. A full disk in mid-run costs the checkpoint, not the job.
+    fn save(&mut self, rank: &mut Rank) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let Recipe { steps_per_epoch, global_batch, seed, total_steps, .. } = *rank.recipe();
+        let step = rank.step();
+        let position = Position {
+            step,
+            epoch: step / steps_per_epoch,
+            cursor: step % steps_per_epoch * global_batch,
+            seed,
+            generation: self.run.group.generation,
+        };
+        let saved = self.run.storage.save(rank.replica_mut(), position);
+        self.saved = Instant::now();
+        let seconds = begun.elapsed().as_secs_f64();
+        self.run.metrics.spent(Phase::Checkpoint, seconds);
+        match saved {
+            Ok((mark, manifest)) => {
+                self.run.metrics.checkpoint_duration.observe(seconds);
+                self.run.membership.checkpoint(mark.step, manifest);
+                self.progress.last_checkpoint = Some(mark);
+            }
+            Err(error) if step < total_steps && !self.run.stop.wanted() => {
+                self.run.metrics.checkpoint_failures.inc();
+                warn!(%error, step, "checkpoint not saved; training goes on");
+            }
+            Err(error) => return Err(Failure::fatal(format!("spec.checkpoint.uri: {error}"))),
+        }
+        rank.rest();
+        Ok(())
+    }
+}
+
+/// Frames carry 16 bytes of it.
+fn job_id(uid: &str) -> JobId {
+    let digest = Digest::of(uid.as_bytes());
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest.as_bytes()[..16]);
+    JobId(id)
+}
