@@ -1,1 +1,96 @@
-fn main() {}
+//! `lockstep`, also found as `kubectl lockstep`: training jobs from the command line, with and without a cluster.
+
+mod display;
+mod manifest;
+mod run;
+mod validate;
+mod watch;
+
+use std::{path::Path, process::ExitCode};
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// kubectl finds plugins by this file name.
+const PLUGIN: &str = "kubectl-lockstep";
+
+#[derive(Parser)]
+#[command(name = "lockstep", version, about = "Trains neural networks in elastic lockstep", propagate_version = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a training job as local processes, without a cluster.
+    Run(run::Arguments),
+    /// Check manifests without a cluster: fields, types and rules.
+    Validate(validate::Arguments),
+    /// Follow a job in the cluster until it ends; the exit code is its result.
+    Watch(watch::Arguments),
+}
+
+/// How a command ended, as its exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It did what was asked.
+    Done,
+    /// The job, or what was tried, failed.
+    Failed,
+    /// Nothing was begun: the command line, a manifest or a file is wrong.
+    Refused,
+    /// A signal of this number ended it, as a shell would say.
+    Interrupted(u8),
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        Self::from(match outcome {
+            Outcome::Done => 0,
+            Outcome::Failed => 1,
+            Outcome::Refused => 2,
+            Outcome::Interrupted(signal) => 128 + signal,
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let as_plugin =
+        std::env::args_os().next().is_some_and(|path| Path::new(&path).file_stem().is_some_and(|name| name == PLUGIN));
+    let mut command = Arguments::command();
+    if as_plugin {
+        command = command.name("kubectl lockstep").bin_name("kubectl lockstep");
+    }
+    let Arguments { command } = match Arguments::from_arg_matches(&command.get_matches()) {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // One thread: children ask to be killed when the thread that started them ends, so it must be the process's first.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return report(&anyhow::Error::new(error).context("start the runtime"), Outcome::Failed),
+    };
+    match command {
+        Command::Run(arguments) => match run::prepare(&arguments) {
+            Ok(session) => finish(runtime.block_on(session.run())),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::Validate(arguments) => validate::validate(&arguments).into(),
+        Command::Watch(arguments) => finish(runtime.block_on(watch::watch(&arguments))),
+    }
+}
+
+fn finish(result: anyhow::Result<Outcome>) -> ExitCode {
+    match result {
+        Ok(outcome) => outcome.into(),
+        Err(error) => report(&error, Outcome::Failed),
+    }
+}
+
+fn report(error: &anyhow::Error, outcome: Outcome) -> ExitCode {
+    display::tell(&format!("error: {error:#}"));
+    outcome.into()
+}

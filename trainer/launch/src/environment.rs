@@ -87,6 +87,9 @@ pub struct LaunchError {
     problem: String,
 }
 
+/// Set besides the others by a parent that a process must not outlive: the parent's process id.
+pub const PARENT: &str = "LOCKSTEP_PARENT";
+
 /// The names of the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "each is the field of `Launch` of the same name")]

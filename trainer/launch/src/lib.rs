@@ -13,7 +13,7 @@ mod size;
 mod workload;
 
 pub use ending::{Ending, MAX_ENDING_BYTES};
-pub use environment::{Address, Job, Launch, LaunchError, Ports, Store, Variable};
+pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, Store, Variable};
 pub use exit::Exit;
 pub use progress::{CheckpointMark, Progress};
 pub use size::{ByteSize, ByteSizeError};

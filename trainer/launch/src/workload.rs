@@ -125,7 +125,7 @@ pub struct Training {
     /// The update rule. Default: sgd with momentum 0.9.
     #[serde(default)]
     pub optimizer: Optimizer,
-    /// The learning rate over time. Default: constant 0.05.
+    /// The learning rate over time. Default: constant 0.02.
     #[serde(default)]
     pub schedule: Schedule,
 }
@@ -196,14 +196,14 @@ impl Default for Sgd {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Schedule {
-    /// Learning rate for the given global batch, without unit, more than 0. Default: 0.05.
+    /// Learning rate for the given global batch, without unit, more than 0. Default: 0.02.
     #[cfg_attr(feature = "schema", schemars(range(min = 1e-9, max = 1000.0)))]
     pub base_learning_rate: f32,
 }
 
 impl Default for Schedule {
     fn default() -> Self {
-        Self { base_learning_rate: 0.05 }
+        Self { base_learning_rate: 0.02 }
     }
 }
 

@@ -84,6 +84,13 @@ impl Board {
         }
     }
 
+    /// Tells `lockstep run` that a worker has come up.
+    pub(crate) fn joined(&self, member: &str) {
+        if let Place::Output = self.place {
+            print_line(&json!({ "joined": member }));
+        }
+    }
+
     async fn publish(&self, news: serde_json::Value) {
         match &self.place {
             Place::Output => print_line(&news),

@@ -1,6 +1,7 @@
 //! `lockstep-trainer coordinator`: agrees on the group, keeps its record, passes its reports on. Training needs none of it.
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     sync::{Arc, atomic::AtomicBool},
 };
@@ -63,18 +64,26 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
     };
 
     // Reports are published beside the coordination: a slow API server must not delay it.
-    let (post, mut posted) = mpsc::unbounded_channel::<Progress>();
+    let (post, mut posted) = mpsc::unbounded_channel();
+    let mut known = BTreeSet::new();
+    // The receiver lives as long as the coordination, so sending cannot fail.
     let notify = move |notice: Notice<'_>| match notice {
-        Notice::Status(status) => info!(%status, "group"),
+        Notice::Status(status) => {
+            for pod in status.connected.iter().filter(|pod| known.insert((*pod).clone())) {
+                drop(post.send(News::Joined(pod.clone())));
+            }
+        }
         Notice::Progress { payload, .. } => match serde_json::from_slice(payload) {
-            // The receiver lives as long as the coordination.
-            Ok(progress) => drop(post.send(progress)),
+            Ok(progress) => drop(post.send(News::Progress(progress))),
             Err(error) => warn!(%error, "a report could not be read"),
         },
     };
     let publishing = async {
-        while let Some(progress) = posted.recv().await {
-            board.post(progress).await;
+        while let Some(news) = posted.recv().await {
+            match news {
+                News::Joined(member) => board.joined(&member),
+                News::Progress(progress) => board.post(progress).await,
+            }
         }
     };
     let coordinating = async {
@@ -97,6 +106,12 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
     };
     board.end(&ending).await;
     ended
+}
+
+/// What the board has to tell.
+enum News {
+    Joined(String),
+    Progress(Progress),
 }
 
 /// What the group's outcome means for the job.

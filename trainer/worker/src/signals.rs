@@ -9,12 +9,9 @@ use std::{
 };
 
 use anyhow::Context as _;
-use lockstep_launch::Exit;
+use lockstep_launch::{Exit, PARENT};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use tokio::signal::unix::{SignalKind, signal};
-
-/// Set by `lockstep run` to its own process id: a trainer must not outlive it.
-pub(crate) const PARENT: &str = "LOCKSTEP_PARENT";
 
 /// What a signal asks of a worker.
 #[derive(Clone, Debug, Default)]

@@ -1,0 +1,228 @@
+//! What a person sees of a job while it runs: a bar on a terminal, plain lines elsewhere.
+
+use std::{
+    io::{IsTerminal, Write},
+    time::{Duration, Instant},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use lockstep_launch::Progress;
+
+/// Time between two plain lines.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
+/// The numbers get a line of their own: beside the bar a terminal of 80 columns would cut them.
+const BAR: &str = "{prefix:.bold} [{wide_bar:.cyan}] {percent:>3}%\n{wide_msg}";
+
+/// Shows reports on stderr.
+pub(crate) struct Display {
+    bar: Option<ProgressBar>,
+    pace: Pace,
+}
+
+impl Display {
+    /// A bar where stderr is a terminal, plain lines elsewhere.
+    pub(crate) fn on_stderr() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template(BAR).map(|style| style.progress_chars("=> "));
+            ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        Self { bar, pace: Pace::default() }
+    }
+
+    /// The word before the bar, such as `training`.
+    pub(crate) fn phase(&self, phase: &str) {
+        if let Some(bar) = &self.bar
+            && bar.prefix() != phase
+        {
+            bar.set_prefix(phase.to_owned());
+            bar.tick();
+        }
+    }
+
+    /// A line that stays.
+    pub(crate) fn note(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| tell(line)),
+            None => tell(line),
+        }
+    }
+
+    /// A report.
+    pub(crate) fn progress(&mut self, progress: &Progress) {
+        let lines = self.pace.lines(progress, Instant::now());
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(progress.total_steps.max(1));
+                bar.set_position(progress.step);
+                bar.set_message(state(progress));
+                if let Some(epoch) = lines.epoch {
+                    self.note(&epoch);
+                }
+            }
+            None => lines.state.into_iter().chain(lines.epoch).for_each(|line| tell(&line)),
+        }
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A line on stderr. When nobody reads it any more, as after `| head`, the job goes on all the same.
+pub(crate) fn tell(line: &str) {
+    let _nobody_reads = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Results on stdout.
+pub(crate) fn print(results: &str) {
+    let mut stdout = std::io::stdout();
+    let _nobody_reads = stdout.write_all(results.as_bytes()).and_then(|()| stdout.flush());
+}
+
+/// Which reports are worth a line.
+#[derive(Default)]
+struct Pace {
+    last: Option<(Instant, u64)>,
+    accuracy_step: Option<u64>,
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Lines {
+    state: Option<String>,
+    epoch: Option<String>,
+}
+
+impl Pace {
+    /// The first loss at once, an evaluation at once, anything else after [`PLAIN_INTERVAL`].
+    fn lines(&mut self, progress: &Progress, now: Instant) -> Lines {
+        let due = progress.loss.is_some()
+            && self.last.is_none_or(|(then, step)| step != progress.step && now.duration_since(then) >= PLAIN_INTERVAL);
+        let evaluated = progress.accuracy.filter(|_| progress.accuracy_step != self.accuracy_step);
+        if due {
+            self.last = Some((now, progress.step));
+        }
+        self.accuracy_step = progress.accuracy_step;
+        Lines {
+            state: due.then(|| format!("{:>3}% {}", progress.percent(), state(progress))),
+            epoch: evaluated.map(|accuracy| format!("epoch {}: accuracy {accuracy:.4}", progress.epoch)),
+        }
+    }
+}
+
+/// The report in one line, without what is not known yet.
+fn state(progress: &Progress) -> String {
+    let parts = [
+        Some(format!("step {}/{}", progress.step, progress.total_steps)),
+        progress.loss.map(|loss| format!("loss {loss:.4}")),
+        progress.samples_per_second.map(|rate| format!("{} samples/s", rounded(rate))),
+        progress.scaling_efficiency.map(|share| format!("efficiency {}", percent(share))),
+        progress.estimated_remaining_seconds.map(|seconds| format!("ETA {}", duration(seconds))),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
+}
+
+/// What a finished job came to, a line for each fact that is known.
+pub(crate) fn summary(progress: Option<&Progress>, model: Option<&str>, took: Option<Duration>) -> String {
+    let facts = [
+        ("accuracy", progress.and_then(|progress| progress.accuracy).map(|accuracy| format!("{accuracy:.4}"))),
+        ("loss", progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}"))),
+        ("model", model.map(str::to_owned)),
+        ("samples/s", progress.and_then(|progress| progress.samples_per_second).map(rounded)),
+        ("efficiency", progress.and_then(|progress| progress.scaling_efficiency).map(percent)),
+        ("duration", took.map(|took| duration(took.as_secs_f64()))),
+    ];
+    facts.into_iter().filter_map(|(name, fact)| Some(format!("{name:<10}  {}\n", fact?))).collect()
+}
+
+fn rounded(rate: f64) -> String {
+    if rate < 100.0 { format!("{rate:.1}") } else { format!("{rate:.0}") }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
+fn duration(seconds: f64) -> String {
+    // A duration that no `u64` holds is shown as the greatest.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+    let whole = seconds.round() as u64;
+    match whole {
+        0..10 => format!("{seconds:.1}s"),
+        10..60 => format!("{whole}s"),
+        60..3600 => format!("{}m {:02}s", whole / 60, whole % 60),
+        _ => format!("{}h {:02}m", whole / 3600, whole / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(step: u64) -> Progress {
+        Progress { step, total_steps: 940, loss: Some(2.25), ..Progress::default() }
+    }
+
+    #[test]
+    fn a_line_says_what_is_known_and_nothing_else() {
+        let full = Progress {
+            samples_per_second: Some(8450.4),
+            scaling_efficiency: Some(0.934),
+            estimated_remaining_seconds: Some(75.0),
+            ..at(120)
+        };
+        assert_eq!(state(&full), "step 120/940  loss 2.2500  8450 samples/s  efficiency 93%  ETA 1m 15s");
+        assert_eq!(state(&at(1)), "step 1/940  loss 2.2500");
+    }
+
+    #[test]
+    fn the_first_loss_is_shown_at_once_and_the_rest_at_a_pace() {
+        let start = Instant::now();
+        let mut pace = Pace::default();
+        let cases = [
+            (Progress { loss: None, ..at(0) }, 0, None),
+            (at(1), 100, Some("  0% step 1/940  loss 2.2500")),
+            (at(50), 1900, None),
+            (at(94), 2100, Some(" 10% step 94/940  loss 2.2500")),
+            (at(94), 5000, None),
+            (at(95), 5000, Some(" 10% step 95/940  loss 2.2500")),
+        ];
+        for (progress, ms, expected) in cases {
+            let lines = pace.lines(&progress, start + Duration::from_millis(ms));
+            assert_eq!(lines.state.as_deref(), expected, "step {} at {ms} ms", progress.step);
+        }
+    }
+
+    #[test]
+    fn an_evaluation_is_shown_once() {
+        let now = Instant::now();
+        let mut pace = Pace::default();
+        let evaluated = Progress { epoch: 1, accuracy: Some(0.95), accuracy_step: Some(188), ..at(188) };
+        assert_eq!(pace.lines(&at(187), now).epoch, None);
+        assert_eq!(pace.lines(&evaluated, now).epoch.as_deref(), Some("epoch 1: accuracy 0.9500"));
+        assert_eq!(pace.lines(&Progress { step: 190, ..evaluated.clone() }, now).epoch, None);
+        let next = Progress { epoch: 2, accuracy: Some(0.97), accuracy_step: Some(376), ..at(376) };
+        assert_eq!(pace.lines(&next, now).epoch.as_deref(), Some("epoch 2: accuracy 0.9700"));
+    }
+
+    #[test]
+    fn a_summary_leaves_out_what_is_not_known() {
+        let progress =
+            Progress { accuracy: Some(0.98125), loss: None, samples_per_second: Some(91.26), ..Progress::default() };
+        let text = summary(Some(&progress), Some("runs/x/model.safetensors"), Some(Duration::from_secs(3723)));
+        let expected =
+            "accuracy    0.9812\nmodel       runs/x/model.safetensors\nsamples/s   91.3\nduration    1h 02m\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn durations_are_short() {
+        let cases = [(0.04, "0.0s"), (9.44, "9.4s"), (9.6, "10s"), (59.4, "59s"), (61.0, "1m 01s"), (7260.0, "2h 01m")];
+        for (seconds, text) in cases {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Manifests as files.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, anyhow};
+use lockstep_launch::InvalidField;
+use serde_json::Value;
+
+/// Greatest manifest that is read; Kubernetes refuses objects of more than 1.5 MiB.
+const MAX_BYTES: u64 = 2 << 20;
+
+/// The text of a manifest.
+pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
+    let attempt = || format!("read the manifest {}", path.display());
+    let length = fs::metadata(path).with_context(attempt)?.len();
+    if length > MAX_BYTES {
+        return Err(anyhow!("{length} bytes; at most {MAX_BYTES} are accepted")).with_context(attempt);
+    }
+    fs::read_to_string(path).with_context(attempt)
+}
+
+/// The value that a manifest states.
+pub(crate) fn parse(text: &str) -> anyhow::Result<Value> {
+    Ok(serde_saphyr::from_str(text)?)
+}
+
+/// A manifest that states the value.
+pub(crate) fn write(value: &Value) -> anyhow::Result<String> {
+    serde_saphyr::to_string(value).context("write the manifest")
+}
+
+/// The problems of a manifest as one error, a line for each.
+pub(crate) fn refused(path: &Path, fields: &[InvalidField]) -> anyhow::Error {
+    let lines: Vec<_> = fields.iter().map(|field| format!("{}: {field}", path.display())).collect();
+    anyhow!(lines.join("\n"))
+}

@@ -1,0 +1,266 @@
+//! The processes of one attempt: started together, heard and signalled here.
+
+use std::{
+    fs::{File, OpenOptions},
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    pin::pin,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::Context;
+use futures::future::select_all;
+use lockstep_launch::{Ending, Exit, Launch, PARENT, Progress};
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Deserialize;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::restart::{End, Role};
+
+/// Names this process to its children, which die when it does.
+
+/// How long the coordinator's last lines may take after its end.
+const LAST_LINES: Duration = Duration::from_secs(1);
+/// How long a process may take to end after SIGTERM when its job is lost anyway.
+const TERM_GRACE: Duration = Duration::from_secs(2);
+
+/// One process to start.
+pub(crate) struct Process {
+    /// What it is.
+    pub(crate) role: Role,
+    /// Its environment.
+    pub(crate) launch: Launch,
+    /// File that takes its output.
+    pub(crate) log: PathBuf,
+}
+
+/// A line of the coordinator's output.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Said {
+    /// It listens on this address.
+    Listening(String),
+    /// This member has joined.
+    Joined(String),
+    /// A report.
+    Progress(Box<Progress>),
+    /// Its last words.
+    Ending(Box<Ending>),
+}
+
+/// What happens next among the processes.
+#[derive(Debug)]
+pub(crate) enum Happening {
+    /// The coordinator said something.
+    Said(Said),
+    /// A process ended.
+    Ended(Role, End),
+    /// All have ended.
+    AllEnded,
+}
+
+/// The processes of one attempt. Dropping it kills those that still run.
+pub(crate) struct Children {
+    running: Vec<(Role, Child)>,
+    /// The coordinator's output, until it is read to its end.
+    lines: Option<Lines<BufReader<ChildStdout>>>,
+    /// Heard while something else was waited for.
+    pending: std::collections::VecDeque<Happening>,
+}
+
+impl Children {
+    /// Starts `trainer` once for each process.
+    pub(crate) fn start(trainer: &Path, processes: &[Process]) -> anyhow::Result<Self> {
+        let mut children = Self { running: Vec::new(), lines: None, pending: std::collections::VecDeque::new() };
+        for process in processes {
+            let mut child =
+                spawn(trainer, process).with_context(|| format!("start {} as {}", trainer.display(), process.role))?;
+            if let Some(stdout) = child.stdout.take() {
+                children.lines = Some(BufReader::new(stdout).lines());
+            }
+            children.running.push((process.role, child));
+        }
+        Ok(children)
+    }
+
+    /// Waits for the next happening; may be dropped and called again.
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Happening> {
+        loop {
+            if let Some(happening) = self.pending.pop_front() {
+                return Ok(happening);
+            }
+            if self.running.is_empty() {
+                return Ok(Happening::AllEnded);
+            }
+            let waits = self.running.iter_mut().map(|(_, child)| Box::pin(child.wait()));
+            let first_end = async {
+                let (status, index, _) = select_all(waits).await;
+                (status, index)
+            };
+            tokio::select! {
+                biased;
+                line = next_line(&mut self.lines), if self.lines.is_some() => match line {
+                    Some(line) => self.pending.extend(understand(&line)),
+                    None => self.lines = None,
+                },
+                (status, index) = first_end => {
+                    let end = end(status.context("wait for a child process")?);
+                    let (role, _) = self.running.remove(index);
+                    if role == Role::Coordinator {
+                        self.read_last_lines().await;
+                    }
+                    self.pending.push_back(Happening::Ended(role, end));
+                }
+            }
+        }
+    }
+
+    /// Sends `signal` to every worker that still runs.
+    pub(crate) fn signal_workers(&self, signal: Signal) {
+        self.signal_where(signal, |role| role != Role::Coordinator);
+    }
+
+    /// Sends `signal` to every process that still runs.
+    pub(crate) fn signal_all(&self, signal: Signal) {
+        self.signal_where(signal, |_| true);
+    }
+
+    /// Whether a worker still runs.
+    pub(crate) fn has_workers(&self) -> bool {
+        self.running.iter().any(|(role, _)| *role != Role::Coordinator)
+    }
+
+    /// Lets the processes end by themselves for `settle`, then asks them to, then kills them. Returns what happened.
+    pub(crate) async fn end_all(&mut self, settle: Duration) -> anyhow::Result<Vec<Happening>> {
+        let mut heard = self.hear_for(settle).await?;
+        for signal in [Signal::TERM, Signal::KILL] {
+            if self.running.is_empty() {
+                break;
+            }
+            self.signal_all(signal);
+            heard.extend(self.hear_for(TERM_GRACE).await?);
+        }
+        Ok(heard)
+    }
+
+    async fn hear_for(&mut self, time: Duration) -> anyhow::Result<Vec<Happening>> {
+        let deadline = Instant::now() + time;
+        let mut heard = Vec::new();
+        while let Ok(happening) = timeout_at(deadline, self.next()).await {
+            match happening? {
+                Happening::AllEnded => break,
+                happening => heard.push(happening),
+            }
+        }
+        Ok(heard)
+    }
+
+    fn signal_where(&self, signal: Signal, wanted: impl Fn(Role) -> bool) {
+        for (_, child) in self.running.iter().filter(|(role, _)| wanted(*role)) {
+            // A process that was reaped has no id any more, so nobody else's can be hit.
+            if let Some(group) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+                let _ended_meanwhile = kill_process_group(group, signal);
+            }
+        }
+    }
+
+    async fn read_last_lines(&mut self) {
+        let mut lines = self.lines.take();
+        let reading = async {
+            while let Some(line) = next_line(&mut lines).await {
+                self.pending.extend(understand(&line));
+            }
+        };
+        let _too_slow = timeout(LAST_LINES, pin!(reading)).await;
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        self.signal_all(Signal::KILL);
+    }
+}
+
+fn spawn(trainer: &Path, process: &Process) -> anyhow::Result<Child> {
+    let Process { role, launch, log } = process;
+    let log_file = append(log)?;
+    let mut command = Command::new(trainer);
+    match role {
+        Role::Coordinator => command.arg("coordinator").stdout(Stdio::piped()),
+        Role::Worker(_) => command.arg("worker").stdout(log_file.try_clone().context("share the log file")?),
+    };
+    command
+        .envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)))
+        .env(PARENT, std::process::id().to_string())
+        .stdin(Stdio::null())
+        .stderr(log_file)
+        // Its own group: Ctrl-C on the terminal reaches this process alone, which then stops the children in order.
+        .process_group(0)
+        .kill_on_drop(true);
+    Ok(command.spawn()?)
+}
+
+fn append(log: &Path) -> anyhow::Result<File> {
+    OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("open the log {}", log.display()))
+}
+
+async fn next_line(lines: &mut Option<Lines<BufReader<ChildStdout>>>) -> Option<String> {
+    match lines {
+        // Output that is no text ends the listening, as its end does.
+        Some(lines) => lines.next_line().await.ok().flatten(),
+        None => None,
+    }
+}
+
+fn understand(line: &str) -> Option<Happening> {
+    match serde_json::from_str(line) {
+        Ok(said) => Some(Happening::Said(said)),
+        Err(error) => {
+            tracing::debug!(line, %error, "the coordinator said something else");
+            None
+        }
+    }
+}
+
+fn end(status: ExitStatus) -> End {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Exit::from_code(code).map_or(End::Crash(code), End::Exit),
+        (None, Some(signal)) => End::Signal(signal),
+        (None, None) => End::Crash(-1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_coordinators_lines_are_understood() {
+        let said = |line| match understand(line) {
+            Some(Happening::Said(said)) => format!("{said:?}"),
+            other => format!("{other:?}"),
+        };
+        assert_eq!(said(r#"{"listening":"127.0.0.1:7070"}"#), r#"Listening("127.0.0.1:7070")"#);
+        assert_eq!(said(r#"{"joined":"lenet-worker-1"}"#), r#"Joined("lenet-worker-1")"#);
+        let progress = said(r#"{"progress":{"step":3,"totalSteps":9,"epoch":0,"generation":1,"worldSize":2}}"#);
+        assert!(progress.contains("step: 3, total_steps: 9"), "{progress}");
+        assert!(said(r#"{"ending":{"message":"out of disk"}}"#).contains("out of disk"));
+        for line in ["", "warning: x", r#"{"later":1}"#] {
+            assert_eq!(said(line), "None", "{line}");
+        }
+    }
+
+    #[test]
+    fn an_exit_status_is_read_as_the_contract_says() {
+        let raw = |raw| end(ExitStatus::from_raw(raw));
+        assert_eq!(raw(0), End::Exit(Exit::Done));
+        assert_eq!(raw(75 << 8), End::Exit(Exit::Retry));
+        assert_eq!(raw(101 << 8), End::Crash(101));
+        assert_eq!(raw(9), End::Signal(9));
+    }
+}

@@ -1,0 +1,244 @@
+//! The folder of a run: everything that it leaves behind.
+
+use std::{
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use jiff::Timestamp;
+use lockstep_api::ValidJob;
+use lockstep_launch::{InvalidField, Workload};
+use serde_json::Value;
+
+use super::restart::Role;
+use crate::manifest;
+
+/// Where runs go when no folder is named.
+const RUNS: &str = "runs";
+const MANIFEST: &str = "manifest.yaml";
+const LOCK: &str = "lock";
+
+/// A run's folder, held by this process alone.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// Tells the processes of this run from those of any other.
+    pub(crate) uid: String,
+    /// Whether a run was begun here before.
+    pub(crate) continued: bool,
+    /// Locked until the folder is dropped.
+    _lock: File,
+}
+
+impl Folder {
+    /// Opens the folder given, or makes a new one for a job called `name`.
+    pub(crate) fn open(output: Option<&Path>, name: &str, now: Timestamp) -> anyhow::Result<Self> {
+        let path = match output {
+            Some(path) => path.to_owned(),
+            None => unused(&Path::new(RUNS).join(format!("{name}-{}", now.strftime("%Y%m%dT%H%M%SZ")))),
+        };
+        Self::open_at(&path).with_context(|| format!("the run's folder {}", path.display()))
+    }
+
+    fn open_at(path: &Path) -> anyhow::Result<Self> {
+        let continued = path.join(MANIFEST).is_file();
+        if !continued && path.exists() && path.read_dir().context("list it")?.next().is_some() {
+            bail!("holds other files and no {MANIFEST} of a run; name an empty folder or a run's with --output");
+        }
+        for part in ["logs", "endings"] {
+            fs::create_dir_all(path.join(part)).context("create it")?;
+        }
+        let path = path.canonicalize()?;
+        let lock = File::create(path.join(LOCK)).context("create its lock")?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!("another `lockstep run` is at work in it"),
+            Err(TryLockError::Error(error)) => return Err(error).context("lock it"),
+        }
+        let uid = uid(&path.join("uid"))?;
+        Ok(Self { path, uid, continued, _lock: lock })
+    }
+
+    /// Its absolute path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The manifest as it was run.
+    pub(crate) fn manifest(&self) -> PathBuf {
+        self.path.join(MANIFEST)
+    }
+
+    /// File for the output of a process.
+    pub(crate) fn log(&self, role: Role) -> PathBuf {
+        self.path.join("logs").join(match role {
+            Role::Coordinator => "coordinator.log".to_owned(),
+            Role::Worker(index) => format!("worker-{index}.log"),
+        })
+    }
+
+    /// File for the ending of a member.
+    pub(crate) fn ending(&self, member: &str) -> PathBuf {
+        self.path.join("endings").join(format!("{member}.json"))
+    }
+
+    /// File for the durable record.
+    pub(crate) fn record(&self) -> PathBuf {
+        self.path.join("record.json")
+    }
+
+    /// Keeps the manifest of this run, and an earlier one that differs under another name.
+    ///
+    /// # Errors
+    /// A field that decides what the checkpoints of the earlier run mean is not as it was.
+    pub(crate) fn keep_manifest(&self, value: &Value, job: &ValidJob) -> anyhow::Result<()> {
+        let path = self.manifest();
+        let text = manifest::write(value)?;
+        if self.continued {
+            let earlier_text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+            let earlier = manifest::parse(&earlier_text)
+                .and_then(|value| ValidJob::from_value(value).map_err(|fields| manifest::refused(&path, &fields)))?;
+            if let Some(conflict) = conflict(&earlier.workload, &job.workload) {
+                bail!(
+                    "{conflict}, as the run in {} was begun with; or another --output for a new run",
+                    self.path.display()
+                );
+            }
+            if earlier_text == text {
+                return Ok(());
+            }
+            let kept = unused(&self.path.join("manifest-earlier.yaml"));
+            fs::rename(&path, &kept).with_context(|| format!("rename {}", path.display()))?;
+        }
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+/// The first field that gives the checkpoints of `earlier` another meaning under `later`.
+fn conflict(earlier: &Workload, later: &Workload) -> Option<InvalidField> {
+    let decisive = |workload: &Workload| {
+        serde_json::json!({
+            "model": workload.model,
+            "dataset": workload.dataset,
+            "training": {
+                "seed": workload.training.seed,
+                "globalBatchSize": workload.training.global_batch_size,
+            },
+        })
+    };
+    difference("spec", &decisive(earlier), &decisive(later))
+}
+
+fn difference(field: &str, earlier: &Value, later: &Value) -> Option<InvalidField> {
+    if let (Value::Object(old), Value::Object(new)) = (earlier, later) {
+        let names = old.keys().chain(new.keys().filter(|name| !old.contains_key(*name)));
+        let at = |map: &serde_json::Map<String, Value>, name: &str| map.get(name).cloned().unwrap_or_default();
+        return names
+            .into_iter()
+            .find_map(|name| difference(&format!("{field}.{name}"), &at(old, name), &at(new, name)));
+    }
+    let text = |value: &Value| match value {
+        Value::Null => "missing".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    (earlier != later).then(|| InvalidField::new(field, text(later), text(earlier)))
+}
+
+/// The path, or with a number before its extension the first that does not exist.
+fn unused(path: &Path) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
+    std::iter::once(path.to_owned())
+        .chain((2_u64..).map(|number| path.with_file_name(format!("{stem}-{number}{extension}"))))
+        .find(|path| !path.exists())
+        .unwrap_or_else(|| path.to_owned())
+}
+
+fn uid(path: &Path) -> anyhow::Result<String> {
+    if let Ok(text) = fs::read_to_string(path)
+        && !text.trim().is_empty()
+    {
+        return Ok(text.trim().to_owned());
+    }
+    let uid = uuid::Uuid::new_v4().to_string();
+    fs::write(path, &uid).with_context(|| format!("write {}", path.display()))?;
+    Ok(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload() -> Workload {
+        serde_json::from_value(serde_json::json!({
+            "model": {"name": "mlp", "hidden": [64]},
+            "dataset": {"format": "idx", "uri": "file:///srv/mnist"},
+            "training": {"seed": 7},
+            "communication": {},
+            "checkpoint": {"uri": "file:///checkpoints"},
+        }))
+        .expect("a workload")
+    }
+
+    #[test]
+    fn a_run_continues_only_with_what_its_checkpoints_mean() {
+        type Change = fn(&mut Workload);
+        let cases: [(&str, Change); 5] = [
+            ("spec.model.hidden: [32]: [64]", |job| job.model.hidden = vec![32]),
+            ("spec.dataset.uri: missing: file:///srv/mnist", |job| job.dataset.uri = None),
+            ("spec.dataset.evaluationFraction: 0.2: 0.1", |job| job.dataset.evaluation_fraction = 0.2),
+            ("spec.training.seed: 8: 7", |job| job.training.seed = 8),
+            ("spec.training.globalBatchSize: 128: 64", |job| job.training.global_batch_size = 128),
+        ];
+        for (expected, change) in cases {
+            let mut later = workload();
+            change(&mut later);
+            assert_eq!(conflict(&workload(), &later).map(|field| field.to_string()).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_run_continues_for_more_epochs_and_with_another_pace() {
+        let mut later = workload();
+        later.training.epochs = 50;
+        later.training.micro_batch_size = 16;
+        later.checkpoint.interval_seconds = 5;
+        assert_eq!(conflict(&workload(), &later), None);
+    }
+
+    #[test]
+    fn a_new_folder_is_named_after_job_and_time() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let taken = place.path().join("lenet-20260102T030405Z");
+        assert_eq!(unused(&taken), taken);
+        fs::create_dir(&taken).expect("taken");
+        assert_eq!(unused(&taken), place.path().join("lenet-20260102T030405Z-2"));
+    }
+
+    #[test]
+    fn a_folder_of_something_else_is_left_alone() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        fs::write(place.path().join("thesis.tex"), "x").expect("write");
+        let error =
+            format!("{:#}", Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect_err("refused"));
+        assert!(error.contains("--output"), "{error}");
+        assert_eq!(place.path().read_dir().expect("list").count(), 1);
+    }
+
+    #[test]
+    fn two_runs_do_not_share_a_folder() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let output = place.path().join("run");
+        let first = Folder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect("new");
+        fs::write(first.manifest(), "").expect("write");
+        let error = format!("{:#}", Folder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect_err("in use"));
+        assert!(error.contains("another `lockstep run`"), "{error}");
+        let uid = first.uid.clone();
+        drop(first);
+        let again = Folder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect("free again");
+        assert!(again.continued);
+        assert_eq!(again.uid, uid);
+    }
+}

@@ -1,0 +1,292 @@
+//! `lockstep run`: the manifest that `kubectl apply` takes, as processes of this machine.
+
+mod attempt;
+mod children;
+mod folder;
+mod paths;
+mod restart;
+mod signals;
+mod trainer;
+
+use std::{
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::Context;
+use jiff::Timestamp;
+use lockstep_api::{ValidJob, manifest::set as set_field};
+use lockstep_launch::{Ending, Progress, names};
+use serde_json::Value;
+
+use self::{
+    attempt::{Attempt, Finish},
+    folder::Folder,
+    restart::{End, Next, Role},
+    signals::Signals,
+};
+use crate::{
+    Outcome,
+    display::{Display, print, summary, tell},
+    manifest,
+};
+
+/// Arguments of `lockstep run`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Manifest of the training job, YAML or JSON.
+    manifest: PathBuf,
+    /// Number of workers, in place of spec.replicas.
+    #[arg(long, value_name = "N")]
+    workers: Option<NonZeroU32>,
+    /// Another value for a field, such as spec.training.epochs=3; may be given several times.
+    #[arg(long, value_name = "PATH=VALUE")]
+    set: Vec<String>,
+    /// Folder with the data set's files, in place of spec.dataset.uri.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Folder of the run; that of an earlier run continues it. Default: runs/NAME-TIME.
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Port of 127.0.0.1 that the coordinator listens on. Default: a free one.
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// The trainer. Default: lockstep-trainer beside this program.
+    #[arg(long, value_name = "PATH")]
+    trainer: Option<PathBuf>,
+}
+
+/// A run that can begin: everything is checked and its folder is made.
+pub(crate) struct Session {
+    job: ValidJob,
+    folder: Folder,
+    trainer: PathBuf,
+    port: Option<u16>,
+    /// The command line that continues this run.
+    again: String,
+}
+
+/// What the coordinator has said so far.
+#[derive(Default)]
+struct Heard {
+    progress: Option<Progress>,
+    ending: Option<Ending>,
+}
+
+/// Checks everything that can be checked beforehand; the run's folder comes last, so that a refusal leaves nothing behind.
+pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
+    let Arguments { manifest: path, workers, set, data, output, port, trainer } = arguments;
+    let mut value = manifest::parse(&manifest::read(path)?).with_context(|| path.display().to_string())?;
+    for assignment in set {
+        set_field(&mut value, assignment).with_context(|| format!("--set {assignment}"))?;
+    }
+    if let Some(workers) = workers {
+        set_field(&mut value, &format!("spec.replicas={workers}")).with_context(|| format!("--workers {workers}"))?;
+    }
+    let mut job = valid(path, &value)?;
+    let mounts = job.volume_mounts();
+    match data {
+        Some(folder) => {
+            let uri = paths::data_uri(&job.workload.dataset, folder)?;
+            set_field(&mut value, &format!("spec.dataset.uri={uri}"))
+                .with_context(|| format!("--data {}", folder.display()))?;
+            job = valid(path, &value)?;
+        }
+        // Who sets the field on the command line means this machine.
+        None if set.iter().any(|assignment| assignment.starts_with("spec.dataset.uri=")) => {}
+        None => {
+            paths::dataset_uri(&job.workload.dataset, &mounts).map_err(|field| manifest::refused(path, &[field]))?;
+        }
+    }
+    let trainer = trainer::find(trainer.as_deref())?;
+    if let Some(port) = port {
+        trainer::check_port(*port)?;
+    }
+    let folder = Folder::open(output.as_deref(), &job.name, Timestamp::now())?;
+    folder.keep_manifest(&value, &job)?;
+    let checkpoints = folder.path().join("checkpoints");
+    job.workload.checkpoint.uri = paths::folder_uri(&checkpoints)?;
+    let again = again(arguments, &folder, &job, &mounts);
+    Ok(Session { job, folder, trainer, port: *port, again })
+}
+
+impl Session {
+    /// Runs the job to its end, with restarts, and prints what came of it.
+    pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
+        let started = Instant::now();
+        let mut signals = Signals::take().context("take over the signals")?;
+        let mut display = Display::on_stderr();
+        let mut heard = Heard::default();
+        let verb = if self.folder.continued { "continues" } else { "runs" };
+        let Session { job, folder, .. } = &self;
+        display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
+        let mut restarts = 0;
+        loop {
+            let Attempt { ended, finish } = self.attempt(restarts, &mut display, &mut signals, &mut heard).await?;
+            let next = restart::next(&ended, restarts, job.failure_policy.backoff_limit);
+            match (finish, next) {
+                (Finish::NotUp(absent), _) => {
+                    drop(display);
+                    tell(&format!("error: {}", self.not_up(&absent)));
+                    return Ok(Outcome::Failed);
+                }
+                (Finish::ByItself | Finish::Interrupted(_), Next::Complete) => {
+                    drop(display);
+                    print(&self.results(&heard, started));
+                    return Ok(Outcome::Done);
+                }
+                (Finish::Interrupted(signal), Next::Fail { .. } | Next::Restart { .. }) => {
+                    drop(display);
+                    tell(&self.farewell(&heard));
+                    return Ok(Outcome::Interrupted(signal));
+                }
+                (Finish::ByItself, Next::Fail { lost, end }) => {
+                    drop(display);
+                    tell(&format!("error: {}", self.failure(&heard, lost, end, restarts)));
+                    return Ok(Outcome::Failed);
+                }
+                (Finish::ByItself, Next::Restart { lost, end, delay }) => {
+                    restarts += 1;
+                    let limit = job.failure_policy.backoff_limit;
+                    let from = from(&heard);
+                    display.note(&format!("{lost} {end}; restart {restarts} of {limit} from {from}"));
+                    display.phase("restarting");
+                    tokio::select! {
+                        () = tokio::time::sleep(delay) => {}
+                        signal = signals.next() => {
+                            drop(display);
+                            tell(&self.farewell(&heard));
+                            return Ok(Outcome::Interrupted(signal));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn results(&self, heard: &Heard, started: Instant) -> String {
+        let ending = heard
+            .ending
+            .clone()
+            .or_else(|| self.roles().filter_map(|role| self.ending(role)).find(|ending| ending.progress.is_some()));
+        let progress = ending.as_ref().and_then(|ending| ending.progress.as_ref()).or(heard.progress.as_ref());
+        let stored = self.folder.path().join("model.safetensors");
+        let model = match ending.as_ref().and_then(|ending| ending.model_uri.as_deref()) {
+            Some(uri) => Some(paths::shown(uri).to_owned()),
+            None => stored.exists().then(|| stored.display().to_string()),
+        };
+        summary(progress, model.as_deref(), Some(started.elapsed()))
+    }
+
+    fn farewell(&self, heard: &Heard) -> String {
+        let at_the_end =
+            self.roles().filter_map(|role| self.ending(role)?.progress?.last_checkpoint).map(|mark| mark.step).max();
+        let before = heard.progress.as_ref().and_then(|progress| Some(progress.last_checkpoint.as_ref()?.step));
+        match at_the_end.max(before) {
+            Some(step) => format!("stopped; the checkpoint of step {step} is kept. Continue with:\n  {}", self.again),
+            None => format!("stopped before a checkpoint was reported. Continue with:\n  {}", self.again),
+        }
+    }
+
+    fn failure(&self, heard: &Heard, lost: Role, end: End, restarts: u32) -> String {
+        let told = self.ending(lost).map(|ending| ending.message).filter(|message| !message.is_empty());
+        let said = heard.ending.as_ref().map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
+        let what = told.or(said).map_or_else(|| format!("{lost} {end}"), |message| format!("{lost} {end}: {message}"));
+        let log = self.folder.log(lost);
+        match end {
+            End::Exit(lockstep_launch::Exit::Fatal) => format!("{what}\n  log: {}", log.display()),
+            _ => format!(
+                "{what}, after {restarts} of {} restarts (spec.failurePolicy.backoffLimit)\n  log: {}",
+                self.job.failure_policy.backoff_limit,
+                log.display()
+            ),
+        }
+    }
+
+    fn not_up(&self, absent: &[Role]) -> String {
+        let logs: Vec<_> =
+            absent.iter().map(|role| format!("\n  {role}: {}", self.folder.log(*role).display())).collect();
+        format!(
+            "no step within {} s (spec.failurePolicy.startupTimeoutSeconds): {} did not come up; see{}",
+            self.job.failure_policy.startup_timeout_seconds,
+            absent.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+            logs.concat()
+        )
+    }
+
+    fn ending(&self, role: Role) -> Option<Ending> {
+        Ending::from_line(&std::fs::read_to_string(self.folder.ending(&self.member(role))).ok()?)
+    }
+
+    /// Every process of the job, the coordinator first.
+    fn roles(&self) -> impl Iterator<Item = Role> + use<> {
+        std::iter::once(Role::Coordinator).chain((0..self.job.replicas.get()).map(Role::Worker))
+    }
+
+    fn member(&self, role: Role) -> String {
+        match role {
+            Role::Coordinator => names::coordinator(&self.job.name),
+            Role::Worker(index) => names::worker(&self.job.name, index),
+        }
+    }
+}
+
+fn valid(path: &Path, value: &Value) -> anyhow::Result<ValidJob> {
+    ValidJob::from_value(value.clone()).map_err(|fields| manifest::refused(path, &fields))
+}
+
+fn workers(count: NonZeroU32) -> String {
+    if count.get() == 1 { "1 worker".to_owned() } else { format!("{count} workers") }
+}
+
+fn from(heard: &Heard) -> String {
+    match heard.progress.as_ref().and_then(|progress| progress.last_checkpoint.as_ref()) {
+        Some(mark) => format!("step {}", mark.step),
+        None => "the newest checkpoint".to_owned(),
+    }
+}
+
+/// The kept manifest holds every change to fields; what is left are the choices that no manifest holds.
+fn again(arguments: &Arguments, folder: &Folder, job: &ValidJob, mounts: &[PathBuf]) -> String {
+    let program = std::env::args().next().unwrap_or_else(|| "lockstep".to_owned());
+    let mut words = match Path::new(&program).file_name().is_some_and(|name| name == crate::PLUGIN) {
+        true => vec!["kubectl".to_owned(), "lockstep".to_owned()],
+        false => vec![quoted(&program)],
+    };
+    let mut option = |name: &str, value: String| words.extend([name.to_owned(), quoted(&value)]);
+    option("run", folder.manifest().display().to_string());
+    option("--output", folder.path().display().to_string());
+    if let (Err(_), Some(uri)) = (paths::dataset_uri(&job.workload.dataset, mounts), &job.workload.dataset.uri) {
+        option("--data", paths::shown(uri).to_owned());
+    }
+    if let Some(port) = arguments.port {
+        option("--port", port.to_string());
+    }
+    if let Some(trainer) = &arguments.trainer {
+        option("--trainer", trainer.display().to_string());
+    }
+    words.join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%,".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_with_spaces_is_quoted_for_the_shell() {
+        for (word, expected) in [("runs/a-1", "runs/a-1"), ("my runs", "'my runs'"), ("it's", r"'it'\''s'"), ("", "''")]
+        {
+            assert_eq!(quoted(word), expected);
+        }
+    }
+}

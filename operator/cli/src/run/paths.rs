@@ -1,0 +1,104 @@
+//! Paths of a manifest on this machine: what lies below a volume mount of the template exists only in pods.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use lockstep_launch::{Dataset, DatasetFormat, InvalidField};
+
+const SCHEME: &str = "file://";
+
+/// Where the data set lies on this machine, as a URI; `mounts` are the template's mount paths. `None` for a data set
+/// without a folder.
+pub(crate) fn dataset_uri(dataset: &Dataset, mounts: &[PathBuf]) -> Result<Option<String>, InvalidField> {
+    if dataset.format == DatasetFormat::Glyphs {
+        return Ok(None);
+    }
+    let Some(uri) = &dataset.uri else { return Ok(None) };
+    match mounts.iter().find(|mount| is_below(uri, mount)) {
+        None => Ok(Some(uri.clone())),
+        Some(mount) => Err(InvalidField::new(
+            "spec.dataset.uri",
+            uri,
+            format!(
+                "lies on the volume mounted at {}, which only pods have; say with --data DIR where the files lie on this \
+                 machine",
+                mount.display()
+            ),
+        )),
+    }
+}
+
+/// The URI of a folder given with `--data`.
+pub(crate) fn data_uri(dataset: &Dataset, folder: &Path) -> anyhow::Result<String> {
+    if dataset.format == DatasetFormat::Glyphs {
+        bail!("--data {}: data set format glyphs reads no files; leave it out", folder.display());
+    }
+    let found = folder.canonicalize().with_context(|| format!("--data {}", folder.display()))?;
+    if !found.is_dir() {
+        bail!("--data {}: expected the folder with the files", folder.display());
+    }
+    folder_uri(&found).with_context(|| format!("--data {}", folder.display()))
+}
+
+/// The file URI of an absolute path.
+pub(crate) fn folder_uri(folder: &Path) -> anyhow::Result<String> {
+    let path = folder.to_str().context("its path is not UTF-8; rename it")?;
+    Ok(format!("{SCHEME}{path}"))
+}
+
+/// A file URI as a path to show; any other text as it is.
+pub(crate) fn shown(uri: &str) -> &str {
+    uri.strip_prefix(SCHEME).unwrap_or(uri)
+}
+
+fn is_below(uri: &str, mount: &Path) -> bool {
+    uri.strip_prefix(SCHEME).is_some_and(|path| Path::new(path).starts_with(mount))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dataset(value: serde_json::Value) -> Dataset {
+        serde_json::from_value(value).expect("a data set")
+    }
+
+    #[test]
+    fn a_folder_on_a_volume_is_not_taken_for_a_local_one() {
+        let mounts = [PathBuf::from("/checkpoints"), PathBuf::from("/data")];
+        let cases = [
+            ("file:///data", false),
+            ("file:///data/mnist", false),
+            ("file:///database/mnist", true),
+            ("file:///srv/data/mnist", true),
+        ];
+        for (uri, local) in cases {
+            let dataset = dataset(serde_json::json!({"format": "idx", "uri": uri}));
+            match dataset_uri(&dataset, &mounts) {
+                Ok(found) => assert!(local && found.as_deref() == Some(uri), "{uri}: {found:?}"),
+                Err(error) => {
+                    assert!(!local, "{error}");
+                    assert_eq!((error.field.as_str(), error.value.as_str()), ("spec.dataset.uri", uri));
+                    assert!(error.accepted.contains("--data"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn glyphs_need_no_folder() {
+        let glyphs = dataset(serde_json::json!({"format": "glyphs"}));
+        assert_eq!(dataset_uri(&glyphs, &[PathBuf::from("/")]), Ok(None));
+        assert!(data_uri(&glyphs, Path::new("/")).is_err());
+    }
+
+    #[test]
+    fn a_given_folder_must_be_there() {
+        let idx = dataset(serde_json::json!({"format": "idx", "uri": "file:///data/mnist"}));
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let found = folder.path().canonicalize().expect("it is there");
+        assert_eq!(data_uri(&idx, folder.path()).expect("a folder"), format!("file://{}", found.display()));
+        let error = format!("{:#}", data_uri(&idx, &folder.path().join("absent")).expect_err("absent"));
+        assert!(error.contains("--data") && error.contains("absent"), "{error}");
+    }
+}

@@ -1,0 +1,241 @@
+//! `lockstep watch`: a job of the cluster, followed until it ends.
+
+use std::{pin::pin, time::Duration};
+
+use anyhow::{Context, anyhow, bail};
+use futures::TryStreamExt;
+use jiff::Timestamp;
+use kube::{
+    Api, Client, Config,
+    config::KubeConfigOptions,
+    runtime::{WatchStreamExt, watcher},
+};
+use lockstep_api::{ConditionType, JobProgress, Phase, TrainingJob, TrainingJobStatus};
+use lockstep_launch::Progress;
+
+use crate::{
+    Outcome,
+    display::{Display, print, summary, tell},
+};
+
+/// How often in a row the API server may be out of reach; the pauses grow to half a minute.
+const MAX_FAILURES: u32 = 10;
+
+/// Arguments of `lockstep watch`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Name of the training job.
+    name: String,
+    /// Its namespace. Default: the context's.
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Context of the kubeconfig. Default: the current one.
+    #[arg(long)]
+    context: Option<String>,
+}
+
+/// Shows the job until it ends; the outcome is the job's.
+pub(crate) async fn watch(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    let Arguments { name, namespace, context } = arguments;
+    let config = match context {
+        None => Config::infer().await.context("find a cluster: no kubeconfig; set KUBECONFIG or say --context")?,
+        Some(context) => {
+            let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
+            Config::from_kubeconfig(&options).await.with_context(|| format!("--context {context}"))?
+        }
+    };
+    let namespace = namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let client = Client::try_from(config).context("talk to the cluster")?;
+    let jobs: Api<TrainingJob> = Api::namespaced(client, &namespace);
+    let asked = jobs.get_opt(name).await.with_context(|| format!("get the training job {namespace}/{name}"))?;
+    if asked.is_none() {
+        bail!("there is no training job {name} in namespace {namespace}; say another one with -n");
+    }
+    follow(jobs, &namespace, name).await
+}
+
+async fn follow(jobs: Api<TrainingJob>, namespace: &str, name: &str) -> anyhow::Result<Outcome> {
+    let mut display = Display::on_stderr();
+    let mut told = Told::default();
+    let mut failures = 0;
+    let mut versions = pin!(watcher::watch_object(jobs, name).default_backoff());
+    loop {
+        let job = match versions.try_next().await {
+            Ok(Some(job)) => job,
+            Ok(None) => bail!("the watch of {namespace}/{name} ended"),
+            Err(error) => {
+                failures += 1;
+                if failures > MAX_FAILURES {
+                    return Err(error).with_context(|| format!("watch the training job {namespace}/{name}"));
+                }
+                display.note(&format!("watch interrupted, trying again: {error}"));
+                continue;
+            }
+        };
+        failures = 0;
+        let job = job.ok_or_else(|| anyhow!("the training job {namespace}/{name} was deleted"))?;
+        let Some(status) = job.status else { continue };
+        for line in told.news(&status) {
+            display.note(&line);
+        }
+        if let Some(phase) = status.phase {
+            display.phase(&phase.to_string());
+        }
+        if let Some(progress) = &status.progress {
+            display.progress(&reported(progress, &status));
+        }
+        match status.phase {
+            Some(Phase::Complete) => {
+                drop(display);
+                print(&results(&status));
+                return Ok(Outcome::Done);
+            }
+            Some(Phase::Failed) => {
+                drop(display);
+                tell(&format!("error: {}", failure(&status)));
+                return Ok(Outcome::Failed);
+            }
+            Some(Phase::Pending | Phase::Starting | Phase::Running | Phase::Restarting) | None => {}
+        }
+    }
+}
+
+/// What was already shown.
+#[derive(Default)]
+struct Told {
+    phase: Option<(Phase, Option<String>)>,
+    restarts: u32,
+}
+
+impl Told {
+    /// A line for a phase or its reason when it is new, and one for every restart.
+    fn news(&mut self, status: &TrainingJobStatus) -> Vec<String> {
+        let mut lines = Vec::new();
+        if status.restarts > self.restarts {
+            let cause = status.last_failure.as_ref().map_or_else(String::new, |failure| {
+                let pod = failure.pod.as_deref().unwrap_or("a pod");
+                format!(" after {pod}: {}", or(&failure.message, failure.reason.as_deref().unwrap_or("lost")))
+            });
+            lines.push(format!("restart {}{cause}", status.restarts));
+        }
+        self.restarts = status.restarts;
+        let phase = status.phase.map(|phase| (phase, status.reason.clone()));
+        if let Some((phase, reason)) = &phase
+            && !phase.is_finished()
+            && self.phase.as_ref() != Some(&(*phase, reason.clone()))
+        {
+            let why = reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+            let message = message(status, ConditionType::Running).map(|text| format!(": {text}")).unwrap_or_default();
+            lines.push(format!("{phase}{why}{message}"));
+        }
+        self.phase = phase;
+        lines
+    }
+}
+
+fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
+    let membership = status.membership.clone().unwrap_or_default();
+    Progress {
+        step: progress.step,
+        total_steps: progress.total_steps,
+        epoch: progress.epoch,
+        generation: membership.generation,
+        world_size: membership.world_size,
+        loss: progress.loss,
+        accuracy: progress.accuracy,
+        samples_per_second: progress.samples_per_second,
+        scaling_efficiency: progress.scaling_efficiency,
+        estimated_remaining_seconds: progress
+            .estimated_remaining_seconds
+            .map(|seconds| Duration::from_secs(seconds).as_secs_f64()),
+        ..Progress::default()
+    }
+}
+
+fn results(status: &TrainingJobStatus) -> String {
+    let progress = status.progress.as_ref().map(|progress| reported(progress, status));
+    let at = |time: &Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>| -> Option<Timestamp> {
+        time.as_ref().map(|time| time.0)
+    };
+    let took = at(&status.start_time)
+        .zip(at(&status.completion_time))
+        .and_then(|(start, end)| Duration::try_from(end.duration_since(start)).ok());
+    summary(progress.as_ref(), status.model_uri.as_deref(), took)
+}
+
+fn failure(status: &TrainingJobStatus) -> String {
+    let reason = status.reason.as_deref().unwrap_or("Failed");
+    match message(status, ConditionType::Failed) {
+        Some(message) => format!("{reason}: {message}"),
+        None => reason.to_owned(),
+    }
+}
+
+fn message(status: &TrainingJobStatus, kind: ConditionType) -> Option<&str> {
+    let condition = status.conditions.iter().find(|condition| condition.type_ == kind.to_string())?;
+    (!condition.message.is_empty()).then_some(condition.message.as_str())
+}
+
+fn or<'a>(text: &'a str, fallback: &'a str) -> &'a str {
+    if text.is_empty() { fallback } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(value: serde_json::Value) -> TrainingJobStatus {
+        serde_json::from_value(value).expect("a status")
+    }
+
+    fn condition(kind: &str, reason: &str, message: &str) -> serde_json::Value {
+        serde_json::json!({
+            "type": kind, "status": "True", "reason": reason, "message": message,
+            "lastTransitionTime": "2026-01-02T03:04:05Z",
+        })
+    }
+
+    #[test]
+    fn a_phase_is_told_once_with_its_reason() {
+        let mut told = Told::default();
+        let pending = status(serde_json::json!({
+            "phase": "Pending", "reason": "Unschedulable",
+            "conditions": [condition("Running", "Unschedulable", "0/3 nodes are available")],
+        }));
+        assert_eq!(told.news(&pending), ["Pending (Unschedulable): 0/3 nodes are available"]);
+        assert_eq!(told.news(&pending), Vec::<String>::new());
+        assert_eq!(told.news(&status(serde_json::json!({"phase": "Running"}))), ["Running"]);
+    }
+
+    #[test]
+    fn a_restart_is_told_with_its_cause() {
+        let mut told = Told::default();
+        let restarting = status(serde_json::json!({
+            "phase": "Restarting", "restarts": 1, "lastFailure": {"pod": "lenet-worker-1", "reason": "OOMKilled"},
+        }));
+        assert_eq!(told.news(&restarting), ["restart 1 after lenet-worker-1: OOMKilled", "Restarting"]);
+        assert_eq!(told.news(&restarting), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_failure_is_told_in_the_conditions_words() {
+        let failed = status(serde_json::json!({
+            "phase": "Failed", "reason": "InvalidInput",
+            "conditions": [condition("Failed", "InvalidInput", "labels: 12: 0 to 9")],
+        }));
+        assert_eq!(failure(&failed), "InvalidInput: labels: 12: 0 to 9");
+    }
+
+    #[test]
+    fn results_take_their_duration_from_the_status() {
+        let complete = status(serde_json::json!({
+            "phase": "Complete", "modelUri": "file:///checkpoints/lenet/model.safetensors",
+            "startTime": "2026-01-02T03:04:05Z", "completionTime": "2026-01-02T03:05:10Z",
+            "progress": {"step": 9, "totalSteps": 9, "epoch": 1, "percent": 100, "accuracy": 0.975},
+        }));
+        let text = results(&complete);
+        for part in ["accuracy    0.9750", "/lenet/model.safetensors", "duration    1m 05s"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! `lockstep validate`, and the command line itself.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, Output},
+};
+
+fn lockstep(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lockstep")).args(arguments).output().expect("lockstep starts")
+}
+
+#[test]
+fn every_example_is_valid() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples");
+    for name in ["glyphs.yaml", "mlp.yaml", "mnist.yaml"] {
+        let output = lockstep(&["validate", &examples.join(name).display().to_string()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn every_problem_of_every_file_is_a_line() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let file = place.path().join("bad.yaml");
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples");
+    let good = fs::read_to_string(examples.join("glyphs.yaml")).expect("the example");
+    fs::write(&file, good.replace("epochs: 5", "epochs: 0").replace("replicas: 2", "replicas: -1")).expect("write");
+    let absent = place.path().join("absent.yaml").display().to_string();
+    let output = lockstep(&["validate", &file.display().to_string(), &absent]);
+    assert_eq!(output.status.code(), Some(2));
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    for part in ["bad.yaml: spec.training.epochs: 0: ", "bad.yaml: spec.replicas: -1: ", "absent.yaml"] {
+        assert!(lines.contains(part), "{part}:\n{lines}");
+    }
+}
+
+#[test]
+fn as_a_plugin_it_calls_itself_by_kubectls_words() {
+    let output = Command::new(env!("CARGO_BIN_EXE_lockstep"))
+        .arg0("/usr/local/bin/kubectl-lockstep")
+        .args(["run", "--help"])
+        .output()
+        .expect("lockstep starts");
+    let help = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(help.contains("Usage: kubectl lockstep run"), "{help}");
+    let output = lockstep(&["run", "--help"]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("Usage: lockstep run"));
+}

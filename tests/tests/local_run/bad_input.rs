@@ -1,0 +1,86 @@
+//! Bad input gets an error that names the field or file, the value and what is accepted; nothing is lost.
+
+use std::{fs, net::TcpListener, path::Path};
+
+use crate::run::{Manifest, Run};
+
+/// The run fails, and says all of `words`.
+fn assert_refused(name: &str, manifest: &Manifest, arguments: &[&str], words: &[&str]) {
+    let run = Run::of(name, manifest, arguments).finished();
+    let said = run.said();
+    assert!(run.code.is_some_and(|code| code == 1 || code == 2), "{name} ended with {:?}:\n{said}", run.code);
+    for word in words {
+        assert!(said.contains(word), "{name} does not say `{word}`:\n{said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+#[test]
+fn a_manifest_that_cannot_be_used_is_refused_by_field_value_and_range() {
+    let good = Manifest::glyphs(640, 1);
+    let cases = [
+        ("unknown field", good.replaced("epochs: 1", "epoch: 1"), vec!["spec.training.epoch", "epochs"]),
+        ("wrong type", good.replaced("epochs: 1", "epochs: many"), vec!["spec.training.epochs", "many"]),
+        ("out of range", good.replaced("epochs: 1", "epochs: 0"), vec!["spec.training.epochs", "0", "1"]),
+        ("unknown model", good.replaced("lenet5", "lenet6"), vec!["spec.model.name", "lenet6", "lenet5"]),
+        ("bad size", good.replaced("64Ki", "64KB"), vec!["spec.communication.bucketBytes", "64KB"]),
+        ("batch too great", good.replaced("globalBatchSize: 64", "globalBatchSize: 1000"), vec!["globalBatchSize", "1000", "576"]),
+    ];
+    for (name, manifest, words) in cases {
+        assert_refused(name, &manifest, &[], &words);
+    }
+}
+
+#[test]
+fn idx_files_that_cannot_be_used_are_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let images = folder.path().join("train-images-idx3-ubyte");
+    let labels = folder.path().join("train-labels-idx1-ubyte");
+    let image_bytes = |count: u32, present: usize| {
+        let mut bytes = vec![0, 0, 8, 3];
+        for dimension in [count, 28, 28] {
+            bytes.extend(dimension.to_be_bytes());
+        }
+        bytes.resize(16 + present * 784, 0);
+        bytes
+    };
+    let label_bytes = |labels: &[u8]| {
+        let mut bytes = vec![0, 0, 8, 1];
+        bytes.extend((labels.len() as u32).to_be_bytes());
+        bytes.extend(labels);
+        bytes
+    };
+    let write = |path: &Path, bytes: Vec<u8>| fs::write(path, bytes).expect("written");
+    let manifest = Manifest::idx(folder.path(), 1);
+
+    assert_refused("missing", &manifest, &[], &["spec.dataset.uri", "train-images-idx3-ubyte"]);
+    write(&images, image_bytes(100, 90));
+    write(&labels, label_bytes(&[1; 100]));
+    assert_refused("truncated", &manifest, &[], &["train-images-idx3-ubyte", "78416"]);
+    write(&images, image_bytes(100, 100));
+    write(&labels, label_bytes(&[1; 99]));
+    assert_refused("counts", &manifest, &[], &["100", "99"]);
+    write(&labels, label_bytes(&[11; 100]));
+    assert_refused("label", &manifest, &[], &["train-labels-idx1-ubyte", "11"]);
+    write(&images, vec![1, 2, 3, 4, 5, 6, 7, 8]);
+    write(&labels, label_bytes(&[1; 100]));
+    assert_refused("corrupt", &manifest, &[], &["train-images-idx3-ubyte"]);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_refused_by_name() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let file = scratch.path().join("file");
+    fs::write(&file, "in the way").expect("written");
+    let below = file.join("run");
+    let output = below.to_string_lossy();
+    let said = crate::run::refused_output(&Manifest::glyphs(640, 1), &output);
+    assert!(said.contains(&*output), "{said}");
+}
+
+#[test]
+fn a_port_in_use_is_named_with_the_flag_that_chooses_another() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    assert_refused("port", &Manifest::glyphs(640, 1), &["--port", &port], &[&port, "--port"]);
+}

@@ -1,0 +1,94 @@
+//! Processes that are killed or asked to stop.
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::run::{Manifest, Run, wait_for};
+
+fn kill(pid: Pid) {
+    kill_process(pid, Signal::KILL).expect("the process is alive");
+}
+
+fn assert_each_step_once(run: &Run, last: u64) {
+    let steps: Vec<u64> = run.steps().iter().map(|line| line.step).collect();
+    assert_eq!(steps, (1..=last).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_killed_worker_restarts_the_job_from_its_checkpoint_and_is_told() {
+    let run = Run::of("kill-worker", &Manifest::glyphs(10_000, 20), &["--workers", "2"]);
+    run.wait_for_checkpoint();
+    kill(run.trainers("worker", "worker-1")[0]);
+    let run = run.finished();
+    let said = run.said();
+    assert_eq!(run.code, Some(0), "{said}");
+    assert!(said.contains("restart 1 of 2"), "{said}");
+    assert_each_step_once(&run, 20 * 141);
+    assert!(run.steps().last().is_some_and(|line| line.generation == 2), "the second group is a new generation");
+}
+
+#[test]
+fn workers_that_keep_dying_fail_the_job_once_the_limit_is_reached() {
+    let manifest = Manifest::glyphs(10_000, 2000).replaced("backoffLimit: 2", "backoffLimit: 1");
+    let run = Run::of("kill-workers", &manifest, &["--workers", "2"]);
+    run.wait_for_checkpoint();
+    let first = run.trainers("worker", "worker-0")[0];
+    kill(first);
+    let mut second = None;
+    wait_for("the restarted worker", || {
+        second = run.trainers("worker", "worker-0").into_iter().find(|pid| *pid != first);
+        second.is_some()
+    });
+    kill(second.expect("just found"));
+    let run = run.finished();
+    let said = run.said();
+    assert_eq!(run.code, Some(1), "{said}");
+    assert!(said.contains("backoffLimit"), "{said}");
+}
+
+#[test]
+fn a_killed_coordinator_does_not_lose_the_job() {
+    let run = Run::of("kill-coordinator", &Manifest::glyphs(10_000, 20), &["--workers", "2"]);
+    run.wait_for_checkpoint();
+    kill(run.trainers("coordinator", "")[0]);
+    let run = run.finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, 20 * 141);
+}
+
+#[test]
+fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
+    let manifest = Manifest::glyphs(4000, 6);
+    let whole = Run::of("whole", &manifest, &["--workers", "2"]).finished();
+    let run = Run::of("ctrl-c", &manifest, &["--workers", "2"]);
+    run.wait_for_step(60);
+    run.signal(Signal::INT);
+    let run = run.finished();
+    let said = run.said();
+    assert_eq!(run.code, Some(130), "{said}");
+    assert!(said.contains("--output"), "it says how to continue:\n{said}");
+    assert!(run.checkpoints() > 0 && !run.folder().join("model.safetensors").exists());
+    let stopped_at = run.steps().last().map_or(0, |line| line.step);
+    let last = whole.steps().last().map_or(0, |line| line.step);
+    assert!(stopped_at < last, "it was stopped in mid-run, at step {stopped_at} of {last}");
+
+    let run = run.again(&manifest, &["--workers", "2"]).finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, last);
+    let model = |run: &Run| std::fs::read(run.folder().join("model.safetensors")).expect("a model");
+    let tensors = |bytes: Vec<u8>| {
+        let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+        bytes[8 + length..].to_vec()
+    };
+    assert!(tensors(model(&run)) == tensors(model(&whole)), "a stop and a restart changed the weights");
+}
+
+#[test]
+fn killing_the_command_line_leaves_no_process_behind() {
+    let run = Run::of("kill-cli", &Manifest::glyphs(10_000, 2000), &["--workers", "2"]);
+    run.wait_for_step(1);
+    let mut children = run.trainers("worker", "");
+    children.extend(run.trainers("coordinator", ""));
+    assert_eq!(children.len(), 3);
+    run.signal(Signal::KILL);
+    wait_for("the children's end", || children.iter().all(|pid| test_kill_process(*pid).is_err()));
+}

@@ -1,0 +1,253 @@
+//! Starts `lockstep run` and reads what it leaves behind.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+
+/// No local run of these tests takes longer, even on busy cores.
+const DEADLINE: Duration = Duration::from_secs(240);
+
+/// A job as YAML.
+pub(crate) struct Manifest(String);
+
+impl Manifest {
+    /// LeNet-5 on so many glyphs.
+    pub(crate) fn glyphs(samples: u32, epochs: u32) -> Self {
+        Self::with(&format!("{{format: glyphs, samples: {samples}}}"), epochs)
+    }
+
+    /// LeNet-5 on the IDX files of a folder.
+    pub(crate) fn idx(folder: &Path, epochs: u32) -> Self {
+        Self::with(&format!("{{format: idx, uri: \"file://{}\"}}", folder.display()), epochs)
+    }
+
+    fn with(dataset: &str, epochs: u32) -> Self {
+        Self(format!(
+            "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {{name: lenet}}\nspec:\n  replicas: 2\n  \
+             model: {{name: lenet5}}\n  dataset: {dataset}\n  training: {{epochs: {epochs}, globalBatchSize: 64, seed: 7}}\n  \
+             communication: {{bucketBytes: 64Ki}}\n  checkpoint: {{uri: \"file:///checkpoints\", intervalSeconds: 1}}\n  \
+             failurePolicy: {{backoffLimit: 2}}\n"
+        ))
+    }
+
+    pub(crate) fn replaced(&self, from: &str, to: &str) -> Self {
+        assert!(self.0.contains(from), "{from} is not in the manifest");
+        Self(self.0.replace(from, to))
+    }
+}
+
+/// A run under way or over. Dropping it kills what is left of it.
+pub(crate) struct Run {
+    // Removed when the run is dropped, after its processes have ended.
+    _scratch: tempfile::TempDir,
+    folder: PathBuf,
+    output: PathBuf,
+    child: Child,
+    pub(crate) code: Option<i32>,
+}
+
+/// A line of metrics.jsonl.
+#[derive(Debug, Deserialize)]
+pub(crate) struct StepLine {
+    pub(crate) step: u64,
+    pub(crate) generation: u64,
+    pub(crate) world_size: u32,
+    pub(crate) loss: f64,
+    pub(crate) step_seconds: f64,
+}
+
+/// A line of metrics.jsonl.
+#[derive(Debug, Deserialize)]
+pub(crate) struct EvaluationLine {
+    pub(crate) step: u64,
+    pub(crate) evaluation: Evaluation,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Evaluation {
+    pub(crate) accuracy: f64,
+}
+
+impl Run {
+    /// Starts a run in a folder of its own.
+    pub(crate) fn of(name: &str, manifest: &Manifest, arguments: &[&str]) -> Self {
+        let scratch = tempfile::Builder::new().prefix(&format!("lockstep-{name}-")).tempdir().expect("a scratch folder");
+        let folder = scratch.path().join("run");
+        Self::start(scratch, folder, manifest, arguments)
+    }
+
+    /// The same folder again.
+    pub(crate) fn again(mut self, manifest: &Manifest, arguments: &[&str]) -> Self {
+        self.stop_now();
+        let scratch = std::mem::replace(&mut self._scratch, tempfile::tempdir().expect("a scratch folder"));
+        Self::start(scratch, self.folder.clone(), manifest, arguments)
+    }
+
+    fn start(scratch: tempfile::TempDir, folder: PathBuf, Manifest(yaml): &Manifest, arguments: &[&str]) -> Self {
+        let manifest = scratch.path().join("job.yaml");
+        fs::write(&manifest, yaml).expect("the manifest is written");
+        let output = scratch.path().join("said.txt");
+        let said = fs::File::create(&output).expect("a file for the output");
+        let child = Command::new(lockstep())
+            .arg("run")
+            .arg(&manifest)
+            .arg("--output")
+            .arg(&folder)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(said.try_clone().expect("a second handle"))
+            .stderr(said)
+            .spawn()
+            .expect("lockstep starts");
+        Self { _scratch: scratch, folder, output, child, code: None }
+    }
+
+    /// Waits for the end.
+    pub(crate) fn finished(mut self) -> Self {
+        let mut status = None;
+        wait_for("the run's end", || {
+            status = self.child.try_wait().expect("the child is ours");
+            status.is_some()
+        });
+        self.code = status.and_then(|status| status.code());
+        self
+    }
+
+    /// Waits until at least `step` steps are in the journal.
+    pub(crate) fn wait_for_step(&self, step: u64) {
+        wait_for(&format!("step {step}"), || {
+            let over = !Path::new(&format!("/proc/{}", self.child.id())).exists();
+            assert!(!over, "the run ended early:\n{}", self.said());
+            self.steps().last().is_some_and(|line| line.step >= step)
+        });
+    }
+
+    /// Waits until a checkpoint is there.
+    pub(crate) fn wait_for_checkpoint(&self) {
+        wait_for("a checkpoint", || self.checkpoints() > 0);
+    }
+
+    pub(crate) fn checkpoints(&self) -> usize {
+        let listed = fs::read_dir(self.folder.join("checkpoints")).map(|entries| {
+            entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("step-")).count()
+        });
+        listed.unwrap_or(0)
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Process id of the command line itself.
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Process ids of its trainer processes whose command line ends with `role` and whose member name ends with `suffix`.
+    pub(crate) fn trainers(&self, role: &str, suffix: &str) -> Vec<Pid> {
+        let folder = self.folder.to_string_lossy().into_owned();
+        processes()
+            .filter(|(_, line, environment)| {
+                line.contains("lockstep-trainer")
+                    && line.trim_end().ends_with(role)
+                    && environment.contains(&format!("LOCKSTEP_OUTPUT={folder}\0"))
+                    && environment.split('\0').any(|entry| entry.starts_with("LOCKSTEP_MEMBER=") && entry.ends_with(suffix))
+            })
+            .map(|(pid, _, _)| pid)
+            .collect()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("the run is alive");
+    }
+
+    /// Everything it printed.
+    pub(crate) fn said(&self) -> String {
+        fs::read_to_string(&self.output).unwrap_or_default()
+    }
+
+    pub(crate) fn steps(&self) -> Vec<StepLine> {
+        self.lines()
+    }
+
+    pub(crate) fn evaluations(&self) -> Vec<EvaluationLine> {
+        self.lines()
+    }
+
+    /// Of the last evaluation.
+    pub(crate) fn accuracy(&self) -> f64 {
+        self.evaluations().last().map_or(0.0, |line| line.evaluation.accuracy)
+    }
+
+    /// A last line may still be under way.
+    fn lines<T: for<'de> Deserialize<'de>>(&self) -> Vec<T> {
+        let text = fs::read_to_string(self.folder.join("metrics.jsonl")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    fn stop_now(&mut self) {
+        // It may have ended by itself, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.stop_now();
+    }
+}
+
+/// What a run says that cannot use `folder`.
+pub(crate) fn refused_output(Manifest(yaml): &Manifest, folder: &str) -> String {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let manifest = scratch.path().join("job.yaml");
+    fs::write(&manifest, yaml).expect("the manifest is written");
+    let output = Command::new(lockstep()).arg("run").arg(&manifest).args(["--output", folder]).output().expect("lockstep starts");
+    assert!(!output.status.success(), "a run in {folder} went well");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Looks at a condition until it holds.
+pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
+        thread::park_timeout(Duration::from_millis(20));
+    }
+}
+
+/// Process id, command line and environment of every process that may be looked at.
+fn processes() -> impl Iterator<Item = (Pid, String, String)> {
+    fs::read_dir("/proc").expect("/proc").flatten().filter_map(|entry| {
+        let number: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let environment = fs::read(entry.path().join("environ")).ok()?;
+        Some((Pid::from_raw(number)?, line, String::from_utf8_lossy(&environment).into_owned()))
+    })
+}
+
+/// The command line's binary, built with the trainer beside it.
+fn lockstep() -> &'static Path {
+    static LOCKSTEP: OnceLock<PathBuf> = OnceLock::new();
+    LOCKSTEP.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests live in the workspace");
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--release", "--locked", "--package", "lockstep-cli", "--package", "lockstep-worker"])
+            .current_dir(root)
+            .status()
+            .expect("cargo runs");
+        assert!(built.success(), "the products do not build");
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
+        target.join("release/lockstep")
+    })
+}

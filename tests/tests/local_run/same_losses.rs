@@ -1,0 +1,48 @@
+//! The learning curve does not depend on how many workers train.
+
+use std::path::{Path, PathBuf};
+
+use crate::run::{Manifest, Run};
+
+const FIRST: usize = 20;
+const TOLERANCE: f64 = 1e-5;
+
+fn mnist() -> Option<PathBuf> {
+    let named = std::env::var_os("LOCKSTEP_MNIST").map(PathBuf::from);
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/mnist");
+    named.or(Some(beside)).filter(|folder| folder.is_dir())
+}
+
+fn assert_same_start(one: &Run, four: &Run) {
+    let (one, four) = (one.steps(), four.steps());
+    assert!(one.len() >= FIRST && four.len() >= FIRST, "{} and {} steps", one.len(), four.len());
+    for (left, right) in one.iter().zip(&four).take(FIRST) {
+        let difference = (left.loss - right.loss).abs();
+        assert!(difference <= TOLERANCE, "step {}: {} and {}", left.step, left.loss, right.loss);
+    }
+}
+
+#[test]
+fn one_and_four_workers_learn_mnist_alike() {
+    let Some(folder) = mnist() else {
+        println!("SKIPPED: one_and_four_workers_learn_mnist_alike: no MNIST; set LOCKSTEP_MNIST to a folder with its IDX files");
+        return;
+    };
+    let manifest = Manifest::idx(&folder, 5);
+    let one = Run::of("mnist-1", &manifest, &["--workers", "1"]).finished();
+    let four = Run::of("mnist-4", &manifest, &["--workers", "4"]).finished();
+    assert_eq!((one.code, four.code), (Some(0), Some(0)), "{}\n{}", one.said(), four.said());
+    assert_same_start(&one, &four);
+    for run in [&one, &four] {
+        assert!(run.accuracy() >= 0.97, "accuracy {}", run.accuracy());
+    }
+}
+
+#[test]
+fn one_and_three_workers_learn_glyphs_alike() {
+    let manifest = Manifest::glyphs(2000, 1);
+    let one = Run::of("glyphs-1", &manifest, &["--workers", "1"]).finished();
+    let three = Run::of("glyphs-3", &manifest, &["--workers", "3"]).finished();
+    assert_eq!((one.code, three.code), (Some(0), Some(0)), "{}\n{}", one.said(), three.said());
+    assert_same_start(&one, &three);
+}

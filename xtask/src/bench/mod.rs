@@ -1,0 +1,72 @@
+//! `cargo xtask bench`: each benchmark prints machine, commit, figure, peer and ratio, as text and as JSON lines in
+//! target/bench/NAME.jsonl. Peers run interleaved in the same run with the same settings; runs that other work on the machine
+//! disturbed are repeated.
+
+mod first_loss;
+mod lenet;
+mod load;
+mod operator;
+mod record;
+
+use anyhow::{Context as _, bail};
+
+use record::Book;
+
+/// How much time a benchmark may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// All cases, few repetitions: every benchmark within 3 minutes.
+    Quick,
+    /// As many repetitions as a figure worth quoting needs.
+    Full,
+}
+
+struct Benchmark {
+    name: &'static str,
+    measures: &'static str,
+    run: fn(&mut Book, Effort) -> anyhow::Result<()>,
+}
+
+const BENCHMARKS: [Benchmark; 4] = [
+    Benchmark { name: "lenet-step", measures: "LeNet-5 training step, batch 64, one core, against PyTorch", run: lenet::run },
+    Benchmark { name: "first-loss", measures: "`lockstep run` to its first loss line", run: first_loss::run },
+    Benchmark { name: "operator-memory", measures: "resident memory of the operator with 100 jobs", run: operator::memory },
+    Benchmark { name: "pods", measures: "apply to all pods of a 100-worker job, against an Indexed Job", run: operator::pods },
+];
+
+/// Lists the benchmarks, or runs one or all of them.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Name of a benchmark, or `all`; without one they are listed.
+    name: Option<String>,
+    /// The same cases with fewer repetitions, within 3 minutes each.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Runs what was asked for.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let effort = if arguments.quick { Effort::Quick } else { Effort::Full };
+    let Some(name) = &arguments.name else {
+        for Benchmark { name, measures, .. } in &BENCHMARKS {
+            println!("{name:<16} {measures}");
+        }
+        return Ok(());
+    };
+    let chosen: Vec<&Benchmark> = BENCHMARKS.iter().filter(|benchmark| name == "all" || name == benchmark.name).collect();
+    if chosen.is_empty() {
+        bail!("no benchmark is called {name}: `cargo xtask bench` lists them");
+    }
+    for Benchmark { name, measures, run } in chosen {
+        println!("== {name}: {measures}");
+        let mut book = Book::open(name)?;
+        run(&mut book, effort).with_context(|| (*name).to_owned())?;
+    }
+    Ok(())
+}
+
+/// The middle value; of an even number the lower of the two.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,98 @@
+//! One line per measured case.
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    path::Path,
+    process::Command,
+};
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use crate::cargo;
+
+/// What is better.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Better {
+    /// Seconds, bytes.
+    Less,
+}
+
+/// A figure beside its peer's.
+pub(crate) struct Figure<'a> {
+    pub case: &'a str,
+    pub unit: &'a str,
+    pub ours: f64,
+    /// Name and figure of the peer measured in the same run, if there is one.
+    pub peer: Option<(&'a str, f64)>,
+    /// With a peer: the least ratio, 1 meaning as good as the peer. Without: the figure itself.
+    pub goal: f64,
+    pub better: Better,
+    /// Whether other work on the machine took part in what was measured.
+    pub disturbed: bool,
+}
+
+/// Takes figures down, on the screen and in target/bench/NAME.jsonl.
+pub(crate) struct Book {
+    bench: String,
+    file: File,
+    commit: String,
+    machine: String,
+}
+
+impl Book {
+    pub(crate) fn open(bench: &str) -> anyhow::Result<Self> {
+        let folder = cargo::target().join("bench");
+        fs::create_dir_all(&folder)?;
+        let path = folder.join(format!("{bench}.jsonl"));
+        let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+        Ok(Self { bench: bench.to_owned(), file, commit: commit(), machine: machine() })
+    }
+
+    /// Writes one case down.
+    pub(crate) fn write(&mut self, figure: &Figure) -> anyhow::Result<()> {
+        let Figure { case, unit, ours, peer, goal, better: Better::Less, disturbed } = *figure;
+        let ratio = peer.map(|(_, theirs)| theirs / ours);
+        let met = ratio.map_or(ours <= goal, |ratio| ratio >= goal);
+        let line = json!({
+            "bench": self.bench, "case": case, "unit": unit, "ours": ours, "peer": peer.map(|(_, theirs)| theirs),
+            "peer_name": peer.map(|(name, _)| name), "ratio": ratio, "goal": goal, "met": met, "disturbed": disturbed,
+            "commit": self.commit, "machine": self.machine,
+        });
+        writeln!(self.file, "{line}")?;
+        let against = match (peer, ratio) {
+            (Some((name, theirs)), Some(ratio)) => format!("{name} {theirs:.6} {unit}, ratio {ratio:.2} (goal ≥ {goal})"),
+            _ => format!("goal ≤ {goal} {unit}"),
+        };
+        let verdict = if met { "met" } else { "MISSED" };
+        let disturbed = if disturbed { ", disturbed by other work" } else { "" };
+        println!("{case}: {ours:.6} {unit}; {against}: {verdict}{disturbed}\n  {} at {}", self.machine, self.commit);
+        Ok(())
+    }
+}
+
+fn commit() -> String {
+    let git = |words: &[&str]| {
+        let output = Command::new("git").args(words).current_dir(cargo::root()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
+    let clean = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|changes| changes.is_empty());
+    if clean { head } else { format!("{head}+changes") }
+}
+
+fn machine() -> String {
+    let cpuinfo = fs::read_to_string(Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let vectors = match field("flags") {
+        Some(flags) if flags.contains("avx512f") => "AVX-512",
+        Some(flags) if flags.contains("avx2") => "AVX2",
+        _ => "no AVX2",
+    };
+    format!("{} × {cores}, {vectors}", field("model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned()))
+}

@@ -1,0 +1,158 @@
+//! `cargo xtask test` and `check`: the layers of the tests in order, the minutes that each takes, and the runners' own summary
+//! lines at the close.
+
+use std::{
+    io::{self, BufRead as _, BufReader},
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+
+use crate::{cargo, image, tools};
+
+/// One layer: its name and what runs it.
+type Layer = (&'static str, fn(&mut Summary) -> anyhow::Result<()>);
+
+const QUICK: [Layer; 3] = [("format", format), ("lints", lints), ("unit and simulation tests", unit_tests)];
+
+const WHOLE: [Layer; 6] = [
+    ("format", format),
+    ("lints", lints),
+    ("dependencies", dependencies),
+    ("products and images", products),
+    ("unit and simulation tests", unit_tests),
+    ("process and cluster tests", system_tests),
+];
+
+/// The quick part.
+pub(crate) fn check() -> anyhow::Result<ExitCode> {
+    run(&QUICK)
+}
+
+/// Everything.
+pub(crate) fn test() -> anyhow::Result<ExitCode> {
+    run(&WHOLE)
+}
+
+fn run(layers: &[Layer]) -> anyhow::Result<ExitCode> {
+    let mut summary = Summary::default();
+    let mut ended = Ok(());
+    for (name, layer) in layers {
+        println!("== {name}");
+        let start = Instant::now();
+        ended = layer(&mut summary).with_context(|| (*name).to_owned());
+        summary.minutes.push((name, start.elapsed()));
+        if ended.is_err() {
+            break;
+        }
+    }
+    summary.print();
+    if let Err(error) = ended {
+        eprintln!("error: {error:#}");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn format(_: &mut Summary) -> anyhow::Result<()> {
+    cargo::run(&mut cargo::cargo(&["fmt", "--all", "--check"]))
+}
+
+fn lints(_: &mut Summary) -> anyhow::Result<()> {
+    let words = ["clippy", "--release", "--locked", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"];
+    cargo::run(&mut cargo::cargo(&words))
+}
+
+fn dependencies(_: &mut Summary) -> anyhow::Result<()> {
+    let deny = tools::cargo_deny()?;
+    cargo::run(Command::new(deny).args(["--log-level", "error", "check", "bans", "licenses", "sources"]).current_dir(cargo::root()))
+}
+
+fn products(_: &mut Summary) -> anyhow::Result<()> {
+    image::all()
+}
+
+fn unit_tests(summary: &mut Summary) -> anyhow::Result<()> {
+    let words = ["test", "--release", "--locked", "--workspace", "--exclude", "lockstep-tests", "--no-fail-fast"];
+    summary.runner(&mut cargo::cargo(&words))
+}
+
+fn system_tests(summary: &mut Summary) -> anyhow::Result<()> {
+    let words = ["test", "--release", "--locked", "--package", "lockstep-tests", "--no-fail-fast"];
+    // One at a time: each starts several processes, and the machine may have two cores.
+    summary.runner(cargo::cargo(&words).args(["--", "--test-threads=1", "--nocapture"]))
+}
+
+/// What the runners said and how long the layers took.
+#[derive(Default)]
+struct Summary {
+    minutes: Vec<(&'static str, Duration)>,
+    lines: Vec<String>,
+    skipped: Vec<String>,
+}
+
+/// What a test prints when it cannot run here.
+const SKIPPED: &str = "SKIPPED";
+
+impl Summary {
+    /// Runs a test runner, passes its output on and keeps its summary lines.
+    fn runner(&mut self, command: &mut Command) -> anyhow::Result<()> {
+        let (output, both) = io::pipe()?;
+        command.stdout(both.try_clone()?).stderr(both);
+        let mut child = command.spawn().with_context(|| format!("starting {command:?}"))?;
+        // Only the runner may hold the writing ends, or the reading below would not end.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        for line in BufReader::new(output).lines() {
+            let line = line?;
+            println!("{line}");
+            if line.starts_with("test result: ") {
+                self.lines.push(line);
+            } else if line.contains(SKIPPED) {
+                self.skipped.push(line);
+            }
+        }
+        let status = child.wait()?;
+        if !status.success() {
+            bail!("{command:?} ended with {status}");
+        }
+        Ok(())
+    }
+
+    fn print(&self) {
+        let Self { minutes, lines, skipped } = self;
+        println!();
+        for (name, took) in minutes {
+            println!("{:>6.1} min  {name}", took.as_secs_f64() / 60.0);
+        }
+        let whole: Duration = minutes.iter().map(|(_, took)| *took).sum();
+        println!("{:>6.1} min  in all\n", whole.as_secs_f64() / 60.0);
+        for line in skipped.iter().chain(lines) {
+            println!("{line}");
+        }
+        let (passed, failed) = (count(lines, "passed"), count(lines, "failed"));
+        println!("\n{passed} passed, {failed} failed, {} skipped", skipped.len());
+    }
+}
+
+fn count(lines: &[String], word: &str) -> u64 {
+    let number = |line: &String| {
+        let before = line.split(word).next()?;
+        before.trim_end().rsplit(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+    };
+    lines.iter().filter_map(number).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_total_adds_up_what_the_runners_said() {
+        let lines = [
+            "test result: ok. 13 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s".to_owned(),
+            "test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.10s".to_owned(),
+        ];
+        assert_eq!((count(&lines, "passed"), count(&lines, "failed")), (17, 2));
+    }
+}
