@@ -1,19 +1,19 @@
 //! Container images as OCI archives, made without a daemon: the same files give the same bytes.
-//! <https://github.com/opencontainers/image-spec/blob/v1.1.0/spec.md>
+//! Layout and documents as in the OCI image specification 1.1, <https://github.com/opencontainers/image-spec>.
+
+mod archive;
+mod libraries;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs,
-    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, bail};
-use flate2::{Compression, GzBuilder};
-use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
-use tar::{Builder, EntryType, Header};
+
+use archive::Content;
 
 /// The version in the images' tags.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -24,8 +24,12 @@ pub const REGISTRY: &str = "lockstep.dev";
 const USER: &str = "65532:65532";
 const PASSWD: &str = "root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n";
 const GROUP: &str = "root:x:0:\nnonroot:x:65532:\n";
-const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// Where clients look for certificate authorities; copied from the machine that builds, if it has any.
+const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// Debian's static busybox.
 const BUSYBOX: &str = "/bin/busybox";
+const PROGRAM: u32 = 0o755;
+const PLAIN: u32 = 0o644;
 
 /// An image that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,39 +46,36 @@ pub struct Image {
 
 /// What goes into an image.
 struct Recipe {
+    /// With its tag.
     name: String,
-    /// Files by absolute path without the leading slash.
+    /// By absolute path without the leading slash.
     files: BTreeMap<String, Content>,
     entrypoint: Vec<String>,
     user: &'static str,
 }
 
-enum Content {
-    Bytes(Vec<u8>, u32),
-    Link(String),
-}
-
-/// The operator: one static binary.
+/// The operator: one static binary, with accounts and certificate authorities.
 ///
 /// # Errors
 /// The binary is not there, or the archive cannot be written.
 pub fn operator(binary: &Path, archive: &Path) -> anyhow::Result<Image> {
-    let mut recipe = Recipe::new("operator", &["/usr/bin/lockstep-operator"], USER);
+    let mut recipe = Recipe::new(versioned("operator"), &["/usr/bin/lockstep-operator"]);
     recipe.accounts();
-    recipe.copy("usr/bin/lockstep-operator", binary, 0o755)?;
+    recipe.copy("usr/bin/lockstep-operator", binary, PROGRAM)?;
     recipe.write(archive)
 }
 
-/// The trainer: a binary with the system libraries that it is linked with, since a GPU's libraries are loaded at run time.
+/// The trainer: a binary with the loader and the system libraries that it is linked with, since a GPU's libraries are loaded at run
+/// time and want the same.
 ///
 /// # Errors
-/// The binary is not there, or the archive cannot be written.
+/// The binary is not there, a library of it is missing, or the archive cannot be written.
 pub fn trainer(binary: &Path, archive: &Path) -> anyhow::Result<Image> {
-    let mut recipe = Recipe::new("trainer", &["/usr/bin/lockstep-trainer"], USER);
+    let mut recipe = Recipe::new(versioned("trainer"), &["/usr/bin/lockstep-trainer"]);
     recipe.accounts();
-    recipe.copy("usr/bin/lockstep-trainer", binary, 0o755)?;
-    for library in libraries(binary)? {
-        recipe.copy(library.trim_start_matches('/'), Path::new(&library), 0o755)?;
+    recipe.copy("usr/bin/lockstep-trainer", binary, PROGRAM)?;
+    for library in libraries::of(binary)? {
+        recipe.copy(library.trim_start_matches('/'), Path::new(&library), PROGRAM)?;
     }
     recipe.write(archive)
 }
@@ -84,13 +85,27 @@ pub fn trainer(binary: &Path, archive: &Path) -> anyhow::Result<Image> {
 /// # Errors
 /// A file is not there, or the archive cannot be written.
 pub fn data(name: &str, files: &[PathBuf], archive: &Path) -> anyhow::Result<Image> {
-    let mut recipe = Recipe::new(&format!("data-{name}"), &["/bin/cp"], USER);
-    recipe.copy("bin/busybox", Path::new(BUSYBOX), 0o755)?;
-    recipe.files.insert("bin/cp".to_owned(), Content::Link("busybox".to_owned()));
+    let mut recipe = Recipe::new(versioned(&format!("data-{name}")), &[]);
+    recipe.busybox(&["cp".to_owned()])?;
     for file in files {
-        let file_name = file.file_name().context("a data file has a name")?.to_string_lossy();
-        recipe.copy(&format!("{name}/{file_name}"), file, 0o644)?;
+        let file_name =
+            file.file_name().with_context(|| format!("{} is no data file", file.display()))?.to_string_lossy();
+        recipe.copy(&format!("{name}/{file_name}"), file, PLAIN)?;
     }
+    recipe.write(archive)
+}
+
+/// busybox under all its names, for the pods of tests.
+///
+/// # Errors
+/// busybox is not there, or the archive cannot be written.
+pub fn shell(name: &str, archive: &Path) -> anyhow::Result<Image> {
+    let mut recipe = Recipe::new(name.to_owned(), &[]);
+    recipe.accounts();
+    let listed = Command::new(BUSYBOX).arg("--list").output().with_context(|| format!("starting {BUSYBOX}"))?;
+    let names: Vec<String> =
+        String::from_utf8_lossy(&listed.stdout).lines().filter(|name| *name != "busybox").map(str::to_owned).collect();
+    recipe.busybox(&names)?;
     recipe.write(archive)
 }
 
@@ -99,144 +114,57 @@ pub fn data(name: &str, files: &[PathBuf], archive: &Path) -> anyhow::Result<Ima
 /// # Errors
 /// busybox is not there, or the archive cannot be written.
 pub fn pause(archive: &Path) -> anyhow::Result<Image> {
-    let script = "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done";
-    let mut recipe = Recipe::new("pause", &["/bin/busybox", "sh", "-c", script], "65535:65535");
-    recipe.name = format!("{REGISTRY}/pause:1");
-    recipe.copy("bin/busybox", Path::new(BUSYBOX), 0o755)?;
+    let wait = "trap 'exit 0' TERM INT; while :; do sleep 86400 & wait $!; done";
+    let mut recipe = Recipe::new(format!("{REGISTRY}/pause:1"), &["/bin/busybox", "sh", "-c", wait]);
+    recipe.busybox(&[])?;
     recipe.write(archive)
 }
 
+fn versioned(name: &str) -> String {
+    format!("{REGISTRY}/{name}:{VERSION}")
+}
+
 impl Recipe {
-    fn new(name: &str, entrypoint: &[&str], user: &'static str) -> Self {
-        Self {
-            name: format!("{REGISTRY}/{name}:{VERSION}"),
-            files: BTreeMap::new(),
-            entrypoint: entrypoint.iter().map(|word| (*word).to_owned()).collect(),
-            user,
-        }
+    fn new(name: String, entrypoint: &[&str]) -> Self {
+        let entrypoint = entrypoint.iter().map(|word| (*word).to_owned()).collect();
+        Self { name, files: BTreeMap::from([("tmp".to_owned(), Content::Folder(0o1777))]), entrypoint, user: USER }
     }
 
     fn accounts(&mut self) {
-        for (path, text) in [("etc/passwd", PASSWD), ("etc/group", GROUP), ("etc/nsswitch.conf", "hosts: files dns\n")] {
-            self.files.insert(path.to_owned(), Content::Bytes(text.as_bytes().to_vec(), 0o644));
+        for (path, text) in [("etc/passwd", PASSWD), ("etc/group", GROUP), ("etc/nsswitch.conf", "hosts: files dns\n")]
+        {
+            self.files.insert(path.to_owned(), Content::File(text.as_bytes().to_vec(), PLAIN));
         }
-        if let Ok(bundle) = fs::read(CERTIFICATES) {
-            self.files.insert(CERTIFICATES.trim_start_matches('/').to_owned(), Content::Bytes(bundle, 0o644));
+        if let Ok(bundle) = fs::read(AUTHORITIES) {
+            self.files.insert(AUTHORITIES.trim_start_matches('/').to_owned(), Content::File(bundle, PLAIN));
         }
     }
 
+    fn busybox(&mut self, names: &[String]) -> anyhow::Result<()> {
+        let file = fs::read(BUSYBOX).with_context(|| format!("reading {BUSYBOX} (Debian's busybox-static)"))?;
+        if libraries::is_dynamic(&file) {
+            bail!("{BUSYBOX} is linked dynamically: install busybox-static");
+        }
+        self.files.insert("bin/busybox".to_owned(), Content::File(file, PROGRAM));
+        for name in names {
+            self.files.insert(format!("bin/{name}"), Content::Link("busybox".to_owned()));
+        }
+        Ok(())
+    }
+
     fn copy(&mut self, path: &str, from: &Path, mode: u32) -> anyhow::Result<()> {
-        let bytes = fs::read(from).with_context(|| format!("reading {} for the image {}", from.display(), self.name))?;
-        self.files.insert(path.to_owned(), Content::Bytes(bytes, mode));
+        let bytes =
+            fs::read(from).with_context(|| format!("reading {} for the image {}", from.display(), self.name))?;
+        self.files.insert(path.to_owned(), Content::File(bytes, mode));
         Ok(())
     }
 
     fn write(&self, archive: &Path) -> anyhow::Result<Image> {
-        let layer = self.layer()?;
-        let mut packed = GzBuilder::new().mtime(0).write(Vec::new(), Compression::new(6));
-        packed.write_all(&layer)?;
-        let packed = packed.finish()?;
-        let epoch = "1970-01-01T00:00:00Z";
-        let config = serde_json::to_vec(&json!({
-            "architecture": "amd64", "os": "linux", "created": epoch,
-            "config": {
-                "User": self.user, "Entrypoint": self.entrypoint, "WorkingDir": "/",
-                "Env": ["PATH=/usr/bin:/bin", format!("SSL_CERT_FILE={CERTIFICATES}")],
-            },
-            "rootfs": {"type": "layers", "diff_ids": [sha256(&layer)]},
-            "history": [{"created": epoch}],
-        }))?;
-        let manifest = serde_json::to_vec(&json!({
-            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
-            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar+gzip", &packed)],
-        }))?;
-        let mut listed = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
-        let tag = self.name.rsplit(':').next().unwrap_or_default();
-        listed["annotations"] = json!({
-            "io.containerd.image.name": self.name, "org.opencontainers.image.ref.name": tag,
-        });
-        let index = json!({
-            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [listed],
-        });
-
-        let mut files = BTreeMap::from([
-            ("index.json".to_owned(), serde_json::to_vec(&index)?),
-            ("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()),
-        ]);
-        for blob in [&config, &manifest, &packed] {
-            files.insert(format!("blobs/sha256/{}", hex(blob)), blob.clone());
-        }
-        let mut tar = Builder::new(Vec::new());
-        for (path, bytes) in &files {
-            append(&mut tar, path, &Content::Bytes(bytes.clone(), 0o644))?;
-        }
-        let bytes = tar.into_inner()?;
+        let (bytes, digest) = archive::build(self).with_context(|| format!("making the image {}", self.name))?;
         if let Some(folder) = archive.parent() {
-            fs::create_dir_all(folder)?;
+            fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
         }
         fs::write(archive, &bytes).with_context(|| format!("writing {}", archive.display()))?;
-        let digest = sha256(&manifest);
         Ok(Image { name: self.name.clone(), path: archive.to_owned(), digest, bytes: bytes.len() as u64 })
     }
-
-    /// A tar whose bytes depend on nothing but the files.
-    fn layer(&self) -> anyhow::Result<Vec<u8>> {
-        let mut tar = Builder::new(Vec::new());
-        let mut made = BTreeSet::new();
-        for (path, content) in &self.files {
-            for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
-                let folder = folder.display().to_string();
-                if !folder.is_empty() && made.insert(folder.clone()) {
-                    let mut header = header(EntryType::Directory, 0o755, 0);
-                    tar.append_data(&mut header, format!("{folder}/"), std::io::empty())?;
-                }
-            }
-            append(&mut tar, path, content)?;
-        }
-        let mut temporary = header(EntryType::Directory, 0o1777, 0);
-        tar.append_data(&mut temporary, "tmp/", std::io::empty())?;
-        Ok(tar.into_inner()?)
-    }
-}
-
-fn append(tar: &mut Builder<Vec<u8>>, path: &str, content: &Content) -> anyhow::Result<()> {
-    match content {
-        Content::Bytes(bytes, mode) => tar.append_data(&mut header(EntryType::Regular, *mode, bytes.len() as u64), path, &bytes[..])?,
-        Content::Link(target) => tar.append_link(&mut header(EntryType::Symlink, 0o777, 0), path, target)?,
-    }
-    Ok(())
-}
-
-fn header(kind: EntryType, mode: u32, size: u64) -> Header {
-    let mut header = Header::new_gnu();
-    header.set_entry_type(kind);
-    header.set_mode(mode);
-    header.set_size(size);
-    header.set_mtime(0);
-    header.set_uid(0);
-    header.set_gid(0);
-    header
-}
-
-fn descriptor(media_type: &str, bytes: &[u8]) -> Value {
-    json!({"mediaType": media_type, "digest": sha256(bytes), "size": bytes.len()})
-}
-
-fn sha256(bytes: &[u8]) -> String {
-    format!("sha256:{}", hex(bytes))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The dynamic loader and the libraries that a binary names, as `ldd` finds them.
-fn libraries(binary: &Path) -> anyhow::Result<BTreeSet<String>> {
-    let output = Command::new("ldd").arg(binary).output().context("starting ldd")?;
-    if !output.status.success() {
-        bail!("ldd {}: {}", binary.display(), String::from_utf8_lossy(&output.stderr));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect())
 }

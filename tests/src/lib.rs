@@ -3,7 +3,10 @@
 pub mod cluster;
 pub mod image;
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context as _;
 
@@ -25,16 +28,23 @@ pub fn target() -> PathBuf {
 /// The environment names none.
 pub fn cache() -> anyhow::Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME")
+        .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    Ok(base.context("neither XDG_CACHE_HOME nor HOME is set")?.join("lockstep"))
+    Ok(base.context("neither XDG_CACHE_HOME nor HOME is set: set one, built programs are kept there")?.join("lockstep"))
 }
 
-/// Says in one line that a test cannot run here; in CI that is a failure.
+/// Says in one loud line that a test cannot run here; in CI that is a failure.
 ///
 /// # Panics
-/// When the variable `CI` is set.
+/// When the variable `CI` is `true`.
 pub fn skip(test: &str, why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "{test} cannot be skipped in CI: {why}");
-    println!("SKIPPED: {test}: {why}");
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{test} cannot be skipped in CI: {why}");
+    say(&format!("SKIPPED: {test}: {why}"));
+}
+
+/// A line on standard error that a test runner does not hold back.
+pub(crate) fn say(line: &str) {
+    // Nobody listens where standard error is closed.
+    let _ = writeln!(io::stderr(), "{line}");
 }

@@ -76,7 +76,8 @@ fn every_crate_of_the_product_has_an_arrow() {
         for entry in fs::read_dir(root().join(half)).expect("a half of the product") {
             let manifest = entry.expect("readable").path().join("Cargo.toml");
             let text = fs::read_to_string(&manifest).unwrap_or_else(|error| panic!("{}: {error}", manifest.display()));
-            let name = text.lines().find_map(|line| line.strip_prefix("name = ")).expect("a package name").trim_matches('"');
+            let name =
+                text.lines().find_map(|line| line.strip_prefix("name = ")).expect("a package name").trim_matches('"');
             assert!(named.contains(name), "{name} is missing from the arrows");
         }
     }

@@ -28,13 +28,15 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds packages of the product and returns the folder with their binaries.
-pub(crate) fn build(packages: &[&str]) -> anyhow::Result<PathBuf> {
-    let mut command = cargo(&["build", "--release", "--locked"]);
-    for package in packages {
-        command.args(["--package", package]);
-    }
-    run(&mut command)?;
+/// A cargo command over the whole workspace. Always the whole: another choice of packages unifies features differently, and would
+/// compile the dependencies once more.
+pub(crate) fn everything(verb: &str) -> Command {
+    cargo(&[verb, "--release", "--locked", "--workspace"])
+}
+
+/// Builds everything, tests included, and returns the folder with the binaries.
+pub(crate) fn build() -> anyhow::Result<PathBuf> {
+    run(everything("build").arg("--all-targets"))?;
     Ok(target().join("release"))
 }
 
@@ -48,7 +50,8 @@ pub(crate) fn build_static(package: &str) -> anyhow::Result<PathBuf> {
 }
 
 fn has_target(target: &str) -> anyhow::Result<bool> {
-    let output = Command::new("rustc").args(["--print", "target-libdir", "--target", target]).current_dir(root()).output()?;
+    let output =
+        Command::new("rustc").args(["--print", "target-libdir", "--target", target]).current_dir(root()).output()?;
     let folder = String::from_utf8_lossy(&output.stdout);
     Ok(output.status.success() && Path::new(folder.trim()).is_dir())
 }

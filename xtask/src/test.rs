@@ -16,13 +16,14 @@ type Layer = (&'static str, fn(&mut Summary) -> anyhow::Result<()>);
 
 const QUICK: [Layer; 3] = [("format", format), ("lints", lints), ("unit and simulation tests", unit_tests)];
 
-const WHOLE: [Layer; 6] = [
+const WHOLE: [Layer; 7] = [
     ("format", format),
     ("lints", lints),
     ("dependencies", dependencies),
-    ("products and images", products),
+    ("build", build),
+    ("images", images),
     ("unit and simulation tests", unit_tests),
-    ("process and cluster tests", system_tests),
+    ("integration, process and cluster tests", system_tests),
 ];
 
 /// The quick part.
@@ -60,28 +61,34 @@ fn format(_: &mut Summary) -> anyhow::Result<()> {
 }
 
 fn lints(_: &mut Summary) -> anyhow::Result<()> {
-    let words = ["clippy", "--release", "--locked", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"];
+    let words =
+        ["clippy", "--release", "--locked", "--workspace", "--all-targets", "--quiet", "--", "--deny", "warnings"];
     cargo::run(&mut cargo::cargo(&words))
 }
 
 fn dependencies(_: &mut Summary) -> anyhow::Result<()> {
     let deny = tools::cargo_deny()?;
-    cargo::run(Command::new(deny).args(["--log-level", "error", "check", "bans", "licenses", "sources"]).current_dir(cargo::root()))
+    cargo::run(
+        Command::new(deny)
+            .args(["--log-level", "error", "check", "bans", "licenses", "sources"])
+            .current_dir(cargo::root()),
+    )
 }
 
-fn products(_: &mut Summary) -> anyhow::Result<()> {
+fn build(_: &mut Summary) -> anyhow::Result<()> {
+    cargo::build().map(|_| ())
+}
+
+fn images(_: &mut Summary) -> anyhow::Result<()> {
     image::all()
 }
 
 fn unit_tests(summary: &mut Summary) -> anyhow::Result<()> {
-    let words = ["test", "--release", "--locked", "--workspace", "--exclude", "lockstep-tests", "--no-fail-fast"];
-    summary.runner(&mut cargo::cargo(&words))
+    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins"]))
 }
 
 fn system_tests(summary: &mut Summary) -> anyhow::Result<()> {
-    let words = ["test", "--release", "--locked", "--package", "lockstep-tests", "--no-fail-fast"];
-    // One at a time: each starts several processes, and the machine may have two cores.
-    summary.runner(cargo::cargo(&words).args(["--", "--test-threads=1", "--nocapture"]))
+    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--test", "*", "--", "--nocapture"]))
 }
 
 /// What the runners said and how long the layers took.
@@ -151,7 +158,8 @@ mod tests {
     fn the_total_adds_up_what_the_runners_said() {
         let lines = [
             "test result: ok. 13 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s".to_owned(),
-            "test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.10s".to_owned(),
+            "test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.10s"
+                .to_owned(),
         ];
         assert_eq!((count(&lines, "passed"), count(&lines, "failed")), (17, 2));
     }

@@ -10,7 +10,7 @@ const MANIFEST: &str = "deploy/examples/glyphs.yaml";
 
 /// Builds what a local run needs and trains the built-in glyphs; ends with the run's own exit code.
 pub(crate) fn train(arguments: &[String]) -> anyhow::Result<ExitCode> {
-    let binaries = cargo::build(&["lockstep-cli", "lockstep-worker"])?;
+    let binaries = cargo::build()?;
     let lockstep = binaries.join("lockstep");
     let status = Command::new(&lockstep)
         .args(["run", MANIFEST])

@@ -1,101 +1,181 @@
 //! Certificates, keys and kubeconfigs of a cluster, made anew for each.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
+use std::{fs, net::IpAddr, path::Path};
+
+use anyhow::Context as _;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType, date_time_ymd,
 };
+use serde_json::json;
 
-use super::{Settings, run};
+use super::{Cluster, network};
 
-/// A cluster's folder of keys.
-#[derive(Clone, Debug)]
-pub(crate) struct Pki {
-    folder: PathBuf,
-}
+/// Names under which pods and people reach the API server.
+const API_SERVER_NAMES: [&str; 5] =
+    ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"];
+/// Members may do everything.
+const ADMINISTRATORS: &str = "system:masters";
 
-impl Pki {
-    pub(crate) fn in_state(state: &Path) -> Self {
-        Self { folder: state.join("pki") }
-    }
+impl Cluster {
+    /// Makes everything that control plane, nodes and people identify themselves with.
+    pub(super) fn make_pki(&self) -> anyhow::Result<()> {
+        let folder = self.state.pki();
+        let authority = Authority::new(&folder)?;
+        authority.certificate("apiserver", "kube-apiserver", None, &api_server_addresses()?)?;
+        authority.certificate("apiserver-kubelet", "kube-apiserver-kubelet-client", Some(ADMINISTRATORS), &[])?;
+        authority.certificate("front-proxy", "front-proxy", None, &[])?;
+        let signing = KeyPair::generate()?;
+        authority.write("sa.key", &signing.serialize_pem())?;
+        authority.write("sa.pub", &signing.public_key_pem())?;
 
-    pub(crate) fn path(&self, name: &str) -> String {
-        self.folder.join(name).display().to_string()
-    }
-
-    /// Makes everything, unless it is made.
-    pub(crate) fn make(&self, settings: &Settings) -> anyhow::Result<()> {
-        if self.folder.join("made").exists() {
-            return Ok(());
-        }
-        fs::create_dir_all(&self.folder)?;
-        let addresses = settings.addresses;
-        let (inside, outside) =
-            (format!("https://{}:6443", addresses.control_plane()), format!("https://127.0.0.1:{}", settings.port));
-        self.key("ca")?;
-        let (key, certificate) = (self.path("ca.key"), self.path("ca.crt"));
-        openssl(&["req", "-x509", "-new", "-subj", "/CN=lockstep-ca", "-days", "3650", "-key", &key, "-out", &certificate])?;
-        let names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"];
-        let names: Vec<String> = names.iter().map(|name| format!("DNS:{name}")).collect();
-        let hosts = ["127.0.0.1".to_owned(), addresses.control_plane(), addresses.api_service()];
-        let hosts: Vec<String> = hosts.iter().map(|host| format!("IP:{host}")).collect();
-        let alternatives = [names, hosts].concat().join(",");
-        self.certificate("apiserver", "/CN=kube-apiserver", &format!("extendedKeyUsage=serverAuth\nsubjectAltName={alternatives}"))?;
-        let client = "extendedKeyUsage=clientAuth";
-        self.certificate("apiserver-kubelet", "/O=system:masters/CN=kube-apiserver-kubelet-client", client)?;
-        self.certificate("front-proxy", "/CN=front-proxy", client)?;
-        for (name, subject) in [
-            ("admin", "/O=system:masters/CN=admin"),
-            ("controller-manager", "/CN=system:kube-controller-manager"),
-            ("scheduler", "/CN=system:kube-scheduler"),
-            ("proxy", "/CN=system:kube-proxy"),
+        let inside = format!("https://{}:6443", network::CONTROL_PLANE);
+        let mut users = vec![("admin".to_owned(), "admin".to_owned(), Some(ADMINISTRATORS))];
+        for (name, user) in [
+            ("controller-manager", "system:kube-controller-manager"),
+            ("scheduler", "system:kube-scheduler"),
+            ("proxy", "system:kube-proxy"),
         ] {
-            self.certificate(name, subject, client)?;
-            self.kubeconfig(name, &inside, &format!("{name}.kubeconfig"))?;
+            users.push((name.to_owned(), user.to_owned(), None));
         }
-        for node in 1..=settings.nodes {
-            let name = format!("n{node}");
-            self.certificate(&name, &format!("/O=system:nodes/CN=system:node:{name}"), client)?;
-            self.kubeconfig(&name, &inside, &format!("{name}.kubeconfig"))?;
-        }
-        self.kubeconfig("admin", &outside, "host.kubeconfig")?;
-        // API servers sign tokens with RSA by convention; others must be able to read the public half.
-        openssl(&["genpkey", "-quiet", "-algorithm", "RSA", "-out", &self.path("sa.key")])?;
-        openssl(&["pkey", "-pubout", "-in", &self.path("sa.key"), "-out", &self.path("sa.pub")])?;
-        fs::write(self.folder.join("made"), "")?;
-        Ok(())
-    }
-
-    fn key(&self, name: &str) -> anyhow::Result<()> {
-        let file = self.path(&format!("{name}.key"));
-        openssl(&["genpkey", "-quiet", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", &file])
-    }
-
-    fn certificate(&self, name: &str, subject: &str, extensions: &str) -> anyhow::Result<()> {
-        self.key(name)?;
-        let file = |suffix: &str| self.path(&format!("{name}.{suffix}"));
-        fs::write(file("ext"), format!("keyUsage=digitalSignature,keyEncipherment\n{extensions}\n"))?;
-        openssl(&["req", "-new", "-subj", subject, "-key", &file("key"), "-out", &file("csr")])?;
-        let (ca, ca_key) = (self.path("ca.crt"), self.path("ca.key"));
-        let (request, extensions, certificate) = (file("csr"), file("ext"), file("crt"));
-        let files = ["-in", &request, "-extfile", &extensions, "-out", &certificate];
-        openssl(&[&["x509", "-req", "-days", "3650", "-CAcreateserial", "-CA", &ca, "-CAkey", &ca_key], &files[..]].concat())
-    }
-
-    fn kubeconfig(&self, user: &str, server: &str, file: &str) -> anyhow::Result<()> {
-        let (ca, certificate, key) =
-            (self.path("ca.crt"), self.path(&format!("{user}.crt")), self.path(&format!("{user}.key")));
-        let text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: lockstep\n\
-             clusters: [{{name: lockstep, cluster: {{server: \"{server}\", certificate-authority: \"{ca}\"}}}}]\n\
-             users: [{{name: {user}, user: {{client-certificate: \"{certificate}\", client-key: \"{key}\"}}}}]\n\
-             contexts: [{{name: lockstep, context: {{cluster: lockstep, user: {user}}}}}]\n"
+        users.extend(
+            self.nodes().map(|node| (format!("n{node}"), format!("system:node:n{node}"), Some("system:nodes"))),
         );
-        fs::write(self.folder.join(file), text)?;
+        for (name, user, group) in users {
+            authority.certificate(&name, &user, group, &[])?;
+            let kubeconfig = authority.kubeconfig(&name, &inside)?;
+            authority.write(&format!("{name}.kubeconfig"), &kubeconfig)?;
+        }
         Ok(())
+    }
+
+    /// Writes the administrator's kubeconfig for the host, where the API server is a loopback port.
+    pub(super) fn write_kubeconfig(&self, port: u16) -> anyhow::Result<()> {
+        let text = kubeconfig(&self.state.pki(), "admin", &format!("https://127.0.0.1:{port}"))?;
+        Ok(fs::write(self.state.kubeconfig(), text)?)
+    }
+
+    /// A file of the folder of keys.
+    pub(super) fn pki_file(&self, name: &str) -> String {
+        self.state.pki().join(name).display().to_string()
     }
 }
 
-fn openssl(words: &[&str]) -> anyhow::Result<()> {
-    run(Command::new("openssl").args(words))
+struct Authority<'a> {
+    folder: &'a Path,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl<'a> Authority<'a> {
+    fn new(folder: &'a Path) -> anyhow::Result<Self> {
+        let key = KeyPair::generate()?;
+        let mut params = valid("lockstep-ca", None)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let certificate = params.self_signed(&key)?;
+        fs::create_dir_all(folder)?;
+        let (key_pem, certificate_pem) = (key.serialize_pem(), certificate.pem());
+        let authority = Self { folder, issuer: Issuer::new(params, key) };
+        authority.write("ca.key", &key_pem)?;
+        authority.write("ca.crt", &certificate_pem)?;
+        Ok(authority)
+    }
+
+    /// NAME.crt and NAME.key: of a server where addresses are given, of a client otherwise.
+    fn certificate(&self, name: &str, user: &str, group: Option<&str>, addresses: &[SanType]) -> anyhow::Result<()> {
+        let mut params = valid(user, group)?;
+        params.subject_alt_names = addresses.to_vec();
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![match addresses {
+            [] => ExtendedKeyUsagePurpose::ClientAuth,
+            [..] => ExtendedKeyUsagePurpose::ServerAuth,
+        }];
+        let key = KeyPair::generate()?;
+        self.write(&format!("{name}.crt"), &params.signed_by(&key, &self.issuer)?.pem())?;
+        self.write(&format!("{name}.key"), &key.serialize_pem())
+    }
+
+    fn kubeconfig(&self, user: &str, server: &str) -> anyhow::Result<String> {
+        kubeconfig(self.folder, user, server)
+    }
+
+    fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let file = self.folder.join(name);
+        fs::write(&file, text).with_context(|| format!("writing {}", file.display()))
+    }
+}
+
+/// A subject, valid from before this program was written and for as long as anybody may care.
+fn valid(user: &str, group: Option<&str>) -> anyhow::Result<CertificateParams> {
+    let mut params = CertificateParams::new(Vec::<String>::new())?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, user);
+    if let Some(group) = group {
+        params.distinguished_name.push(DnType::OrganizationName, group);
+    }
+    params.not_before = date_time_ymd(2025, 1, 1);
+    params.not_after = date_time_ymd(2125, 1, 1);
+    Ok(params)
+}
+
+fn api_server_addresses() -> anyhow::Result<Vec<SanType>> {
+    let mut addresses = Vec::new();
+    for name in API_SERVER_NAMES {
+        addresses.push(SanType::DnsName(name.try_into()?));
+    }
+    for address in ["127.0.0.1", network::CONTROL_PLANE, network::API_SERVICE] {
+        addresses.push(SanType::IpAddress(address.parse::<IpAddr>()?));
+    }
+    Ok(addresses)
+}
+
+/// JSON, which is YAML too; complete in itself, so that it may be copied anywhere.
+fn kubeconfig(folder: &Path, user: &str, server: &str) -> anyhow::Result<String> {
+    let pem = |name: String| -> anyhow::Result<String> {
+        let file = folder.join(name);
+        let text = fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
+        Ok(base64(&text))
+    };
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "lockstep",
+        "clusters": [{"name": "lockstep", "cluster": {
+            "server": server,
+            "certificate-authority-data": pem("ca.crt".to_owned())?,
+        }}],
+        "users": [{"name": user, "user": {
+            "client-certificate-data": pem(format!("{user}.crt"))?,
+            "client-key-data": pem(format!("{user}.key"))?,
+        }}],
+        "contexts": [{"name": "lockstep", "context": {"cluster": "lockstep", "user": user}}],
+    });
+    Ok(serde_json::to_string_pretty(&config)?)
+}
+
+/// RFC 4648, section 4.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let bits = (0..3).fold(0u32, |bits, index| bits << 8 | u32::from(three.get(index).copied().unwrap_or(0)));
+        for digit in 0..4 {
+            let index = (bits >> (18 - 6 * digit)) & 63;
+            text.push(if digit > three.len() { '=' } else { char::from(DIGITS[index as usize]) });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_pads_what_is_no_multiple_of_three() {
+        let vectors = [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")];
+        for (plain, coded) in vectors {
+            assert_eq!(base64(plain.as_bytes()), coded);
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! The cluster's programs: Debian packages, and Go modules built once into the user's cache.
 
 use std::{
-    fs,
+    env,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Instant,
@@ -10,27 +11,46 @@ use std::{
 use anyhow::{Context as _, bail};
 use sha2::{Digest as _, Sha256};
 
-use crate::{cache, root};
+use crate::{cache, root, say};
 
-/// What a Debian package is needed for: a program that it brings.
+/// Debian packages, each with a program that it is needed for.
 const PACKAGES: [(&str, &str); 12] = [
-    ("containerd", "containerd"),
-    ("runc", "runc"),
-    ("containernetworking-plugins", "/usr/lib/cni/bridge"),
-    ("iptables", "iptables"),
-    ("nftables", "nft"),
-    ("socat", "socat"),
-    ("conntrack", "conntrack"),
     ("busybox-static", "busybox"),
+    ("conntrack", "conntrack"),
+    ("containerd", "containerd"),
+    ("containernetworking-plugins", "host-local"),
     ("iproute2", "ip"),
-    ("openssl", "openssl"),
-    ("procps", "sysctl"),
+    ("iptables", "iptables"),
+    ("mount", "mount"),
+    ("nftables", "nft"),
     ("prometheus", "promtool"),
+    ("runc", "runc"),
+    ("socat", "socat"),
+    ("util-linux", "nsenter"),
+];
+/// Where programs lie that an ordinary PATH may lack; the last two hold network plugins.
+const MORE_FOLDERS: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/lib/cni", "/opt/cni/bin"];
+
+/// A Go module under deploy/cluster/tools.
+struct Module {
+    name: &'static str,
+    /// The binary's name where its main package has another.
+    binary: Option<&'static str>,
+    /// How long its first build takes on two cores, downloads included.
+    takes: &'static str,
+}
+
+const MODULES: [Module; 5] = [
+    Module { name: "kubernetes", binary: None, takes: "4 min" },
+    Module { name: "etcd", binary: Some("etcd"), takes: "30 s" },
+    Module { name: "coredns", binary: None, takes: "90 s" },
+    Module { name: "helm", binary: None, takes: "90 s" },
+    Module { name: "kwok", binary: None, takes: "1 min" },
 ];
 
-/// Go modules under deploy/cluster/tools, with the name of the one binary whose main package has another.
-const MODULES: [(&str, Option<&str>); 5] =
-    [("kubernetes", None), ("etcd", Some("etcd")), ("coredns", None), ("helm", None), ("kwok", None)];
+/// Go builds an API server that works with this minor version; a later Go fetches it.
+const GO_MINOR: u32 = 26;
+const GO_TOOLCHAIN: &str = "go1.26.8";
 
 /// Why this machine cannot run the cluster, if it cannot.
 ///
@@ -38,126 +58,208 @@ const MODULES: [(&str, Option<&str>); 5] =
 /// The reason, for people.
 pub fn available() -> Result<(), String> {
     if !cfg!(target_os = "linux") {
-        return Err("the cluster needs Linux".to_owned());
+        return Err("the local cluster needs Linux".to_owned());
     }
     if !rustix::process::geteuid().is_root() {
-        return Err("the cluster needs root: network namespaces, mounts and cgroups are made".to_owned());
+        return Err("the local cluster needs root: it makes network namespaces, mounts and control groups".to_owned());
     }
-    let version = Command::new("go").args(["env", "GOVERSION"]).output().ok();
-    let version = version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
-    let minor = version.strip_prefix("go1.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
-    if minor.is_none_or(|minor| minor < 26) {
-        return Err(format!("the cluster's programs are built with Go 1.26 or later, found {version:?}: see https://go.dev/dl"));
+    let namespaces = Command::new("unshare")
+        .args(["--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "true"])
+        .stderr(Stdio::null())
+        .status();
+    if !namespaces.is_ok_and(|status| status.success()) {
+        return Err("the local cluster needs namespaces, which `unshare` could not make here".to_owned());
     }
-    Ok(())
+    let missing = missing_packages();
+    if !missing.is_empty() && program("apt-get").is_none() {
+        return Err(format!("the local cluster needs what Debian calls {}: install them", missing.join(", ")));
+    }
+    if programs_folder().is_ok_and(|folder| folder.is_dir()) {
+        return Ok(());
+    }
+    go_toolchain().map(|_| ()).map_err(|error| format!("{error:#}"))
 }
 
-/// Sees that every Debian package is there, installing what is missing.
-pub(crate) fn ensure_packages() -> anyhow::Result<()> {
-    let missing: Vec<&str> =
-        PACKAGES.iter().filter(|(_, program)| !is_program(program)).map(|(package, _)| *package).collect();
+/// Sees that every Debian package is there, and installs those that are missing.
+///
+/// # Errors
+/// Packages that are missing and could not be installed.
+pub fn ensure_packages() -> anyhow::Result<()> {
+    let missing = missing_packages();
     if missing.is_empty() {
         return Ok(());
     }
     let advice = format!("install the packages {}", missing.join(" "));
-    if !is_program("apt-get") {
+    if program("apt-get").is_none() || !rustix::process::geteuid().is_root() {
         bail!("{advice}");
     }
-    println!("installing {}", missing.join(" "));
-    let apt = |words: &[&str]| {
-        Command::new("apt-get").args(words).env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null()).status()
+    say(&format!("installing {}", missing.join(" ")));
+    let apt = |words: &[&str]| -> anyhow::Result<bool> {
+        let mut command = Command::new("apt-get");
+        command.args(words).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(command.status().context("starting apt-get")?.success())
     };
-    apt(&["update", "-qq"])?;
-    let mut words = vec!["install", "-y", "-qq", "--no-install-recommends"];
-    words.extend(&missing);
-    if !apt(&words)?.success() {
+    let install: Vec<&str> =
+        ["install", "--yes", "-qq", "--no-install-recommends"].into_iter().chain(missing.iter().copied()).collect();
+    // Lists that are missing or stale are a reason to fail; fresh ones need no update.
+    let installed = apt(&install)? || (apt(&["update", "-qq"])? && apt(&install)?);
+    if !installed {
         bail!("apt-get failed: {advice}");
     }
     Ok(())
 }
 
-/// The folder with the programs, built when they are not.
-pub(crate) fn ensure_programs() -> anyhow::Result<PathBuf> {
-    let folder = cache()?.join("cluster-programs");
-    fs::create_dir_all(&folder)?;
-    for (module, binary) in MODULES {
-        ensure_module(&folder, module, binary)?;
+/// The folder of the programs that Go built.
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
+    folder: PathBuf,
+}
+
+impl Programs {
+    pub(crate) fn in_folder(folder: PathBuf) -> Self {
+        Self { folder }
     }
-    Ok(folder)
-}
 
-/// The folder of kwok's stages, in its module's source.
-pub(crate) fn kwok_stages() -> anyhow::Result<PathBuf> {
-    let output = Command::new("go")
-        .args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"])
-        .current_dir(source("kwok"))
-        .output()
-        .context("starting go")?;
-    if !output.status.success() {
-        bail!("go list: {}", String::from_utf8_lossy(&output.stderr));
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
-    Ok(Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("kustomize/stage"))
+
+    pub(crate) fn path(&self, program: &str) -> PathBuf {
+        self.folder.join(program)
+    }
+
+    /// What kwok does with nodes and pods, as its own module describes it.
+    pub(crate) fn kwok_stages(&self) -> PathBuf {
+        self.folder.join("stage")
+    }
 }
 
-fn source(module: &str) -> PathBuf {
-    root().join("deploy/cluster/tools").join(module)
+/// The programs, built where they are not yet.
+///
+/// # Errors
+/// Go is missing or fails.
+pub(crate) fn ensure_programs() -> anyhow::Result<Programs> {
+    let folder = programs_folder()?;
+    let building = folder.with_extension("building");
+    fs::create_dir_all(folder.parent().context("programs lie in a folder")?)?;
+    let lock = File::create(folder.with_extension("lock"))?;
+    lock.lock().context("waiting for another build of the cluster's programs")?;
+    if !folder.is_dir() {
+        let toolchain = go_toolchain()?;
+        fs::create_dir_all(&building)?;
+        for module in &MODULES {
+            build(module, toolchain, &building)?;
+        }
+        fs::rename(&building, &folder)?;
+    }
+    Ok(Programs { folder })
 }
 
-fn ensure_module(folder: &Path, module: &str, binary: Option<&str>) -> anyhow::Result<()> {
-    let source = source(module);
+/// Where a program lies, if anywhere.
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(MORE_FOLDERS.map(PathBuf::from));
+    folders.map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
+fn missing_packages() -> Vec<&'static str> {
+    PACKAGES.iter().filter(|(_, needed)| program(needed).is_none()).map(|(package, _)| *package).collect()
+}
+
+/// `bin-KEY`, where the key stands for every go.mod and go.sum.
+fn programs_folder() -> anyhow::Result<PathBuf> {
     let mut hash = Sha256::new();
-    for file in ["go.mod", "go.sum"] {
-        hash.update(fs::read(source.join(file)).with_context(|| format!("{module}/{file}"))?);
+    for module in &MODULES {
+        for file in ["go.mod", "go.sum"].map(|file| source(module).join(file)) {
+            hash.update(fs::read(&file).with_context(|| format!("reading {}", file.display()))?);
+        }
     }
     let key: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let stamp = folder.join(format!(".{module}"));
-    if fs::read_to_string(&stamp).is_ok_and(|built| built == key) {
-        return Ok(());
-    }
-    println!("building {module} (once; Kubernetes takes about 4 minutes on two cores)");
-    let begun = Instant::now();
-    let output = match binary {
-        Some(name) => folder.join(name).into_os_string(),
-        None => format!("{}/", folder.display()).into(),
-    };
-    let status = Command::new("go")
-        .args(["build", "-trimpath", "-ldflags", &link_flags(&source)?, "-o"])
-        .arg(output)
-        .arg("tool")
-        .current_dir(&source)
-        .env("CGO_ENABLED", "0")
-        .env("GOFLAGS", "-buildvcs=false")
-        .status()
-        .context("starting go")?;
-    if !status.success() {
-        bail!("go build of {module} ended with {status}");
-    }
-    fs::write(stamp, key)?;
-    println!("built {module} in {:.0} s", begun.elapsed().as_secs_f64());
-    Ok(())
+    Ok(cache()?.join(format!("bin-{key}")))
 }
 
-/// Kubernetes' programs report the version that they were linked with.
-fn link_flags(source: &Path) -> anyhow::Result<String> {
+fn source(module: &Module) -> PathBuf {
+    root().join("deploy/cluster/tools").join(module.name)
+}
+
+/// What GOTOOLCHAIN has to be.
+fn go_toolchain() -> anyhow::Result<&'static str> {
+    let advice = format!("install Go 1.{GO_MINOR} (https://go.dev/dl): the local cluster's programs are built with it");
+    let output = Command::new("go").arg("version").env("GOTOOLCHAIN", "local").current_dir("/").output();
+    let output = output.with_context(|| format!("go was not found: {advice}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = text.split_whitespace().find_map(|word| word.strip_prefix("go1.")).unwrap_or_default();
+    let minor = found.split(|byte: char| !byte.is_ascii_digit()).next().unwrap_or_default().parse::<u32>();
+    match minor {
+        Ok(minor) if minor == GO_MINOR => Ok("local"),
+        Ok(minor) if minor > GO_MINOR => Ok(GO_TOOLCHAIN),
+        Ok(_) | Err(_) => bail!("{} is too old: {advice}", text.trim()),
+    }
+}
+
+/// Builds one module, unless an interrupted build had come past it.
+fn build(module: &Module, toolchain: &str, folder: &Path) -> anyhow::Result<()> {
+    let Module { name, binary, takes } = module;
+    let stamp = folder.join(format!(".{name}"));
+    if stamp.exists() {
+        return Ok(());
+    }
+    say(&format!("building {name} from Go (once; {takes} on two cores with nothing cached)"));
+    let begun = Instant::now();
+    let source = source(module);
+    let mut build = go(&source, toolchain);
+    build.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &link_flags(module)?, "-o"]);
+    build.arg(binary.map_or_else(|| folder.join(""), |binary| folder.join(binary))).arg("tool");
+    let status = build.status().context("starting go")?;
+    if !status.success() {
+        bail!("go build in {} ended with {status}", source.display());
+    }
+    if *name == "kwok" {
+        copy_kwok_stages(&source, toolchain, &folder.join("stage"))?;
+    }
+    say(&format!("built {name} in {:.0} s", begun.elapsed().as_secs_f64()));
+    Ok(fs::write(stamp, "")?)
+}
+
+fn go(source: &Path, toolchain: &str) -> Command {
+    let mut command = Command::new("go");
+    command.current_dir(source).env("CGO_ENABLED", "0").env("GOTOOLCHAIN", toolchain).stdin(Stdio::null());
+    command
+}
+
+/// Kubernetes' programs report the version that they were linked with, and panic without one.
+fn link_flags(module: &Module) -> anyhow::Result<String> {
     let mut flags = "-s -w".to_owned();
-    let module = fs::read_to_string(source.join("go.mod"))?;
-    let version = module.lines().find_map(|line| {
-        let mut words = line.trim_start_matches("require").split_whitespace();
-        words.find(|word| *word == "k8s.io/kubernetes").and(words.next()).filter(|word| word.starts_with('v'))
-    });
-    if let Some(version) = version.filter(|_| source.ends_with("kubernetes")) {
+    if module.name == "kubernetes" {
+        let file = source(module).join("go.mod");
+        let text = fs::read_to_string(&file)?;
+        let version = text.lines().find_map(|line| {
+            let mut words = line.split_whitespace().skip_while(|word| *word != "k8s.io/kubernetes");
+            words.nth(1).filter(|version| version.starts_with("v1."))
+        });
+        let version =
+            version.with_context(|| format!("{} requires no version of k8s.io/kubernetes", file.display()))?;
         let minor = version.split('.').nth(1).unwrap_or_default();
         for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
-            flags += &format!(" -X {package}.gitVersion={version} -X {package}.gitMajor=1 -X {package}.gitMinor={minor}");
+            flags +=
+                &format!(" -X {package}.gitVersion={version} -X {package}.gitMajor=1 -X {package}.gitMinor={minor}");
         }
     }
     Ok(flags)
 }
 
-fn is_program(name: &str) -> bool {
-    if name.starts_with('/') {
-        return Path::new(name).exists();
+fn copy_kwok_stages(source: &Path, toolchain: &str, to: &Path) -> anyhow::Result<()> {
+    let output = go(source, toolchain).args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]).output();
+    let output = output.context("starting go")?;
+    if !output.status.success() {
+        bail!("go list in {}: {}", source.display(), String::from_utf8_lossy(&output.stderr).trim());
     }
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&folders).chain(["/usr/sbin".into(), "/sbin".into()]).any(|folder| folder.join(name).is_file())
+    let stages = Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("kustomize/stage");
+    for kind in ["node/fast", "pod/fast"] {
+        fs::create_dir_all(to.join(kind))?;
+        for stage in fs::read_dir(stages.join(kind))?.flatten().filter(|stage| stage.path().is_file()) {
+            fs::write(to.join(kind).join(stage.file_name()), fs::read(stage.path())?)?;
+        }
+    }
+    Ok(())
 }

@@ -1,97 +1,175 @@
-//! The local cluster is a real one, and its nodes fail as real ones do.
+//! The local cluster is a real one: pods, names, addresses, volumes, limits.
 
-use std::{
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
+use std::fs;
+
+use lockstep_tests::{
+    cluster::{FAKE_NODE_LABEL, wait_for},
+    image,
+};
+use serde_json::json;
+
+use crate::{
+    pods::{field, log_of_succeeded, pod, restricted},
+    shared::{PATIENCE, cluster},
 };
 
-use lockstep_tests::cluster::wait_for;
-
-use crate::shared::{NODES, SHELL_IMAGE, cluster, kubectl};
-
-/// Nodes are taken for lost after 16 s; everything here is faster than this.
-const PATIENCE: Duration = Duration::from_secs(90);
-
-fn pod(name: &str, namespace: &str, node: u32, script: &str, claim: Option<&str>) -> String {
-    let (mounts, volumes) = match claim {
-        Some(claim) => (
-            "volumeMounts: [{name: shared, mountPath: /shared}]".to_owned(),
-            format!("volumes: [{{name: shared, persistentVolumeClaim: {{claimName: {claim}}}}}]"),
-        ),
-        None => ("volumeMounts: []".to_owned(), "volumes: []".to_owned()),
-    };
-    format!(
-        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}, spec: {{\
-         nodeName: n{node}, restartPolicy: Never, terminationGracePeriodSeconds: 1, {volumes}, containers: [{{name: c, image: \"{SHELL_IMAGE}\", \
-         command: [/bin/busybox, sh, -c, \"{script}\"], {mounts}}}]}}}}\n---\n"
-    )
-}
-
 #[test]
-fn pods_on_every_node_run_find_each_other_by_name_and_share_a_volume() {
-    let Some(cluster) = cluster("pods_on_every_node_run") else { return };
-    kubectl(cluster, &["create", "namespace", "harness"]);
-    let folder = cluster.shared_volume("harness", "shared").expect("a volume");
-    let mut yaml = "{apiVersion: v1, kind: Service, metadata: {name: first, namespace: harness}, spec: {selector: {app: w1}, \
-                    ports: [{port: 80, targetPort: 8080}]}}\n---\n"
-        .to_owned();
-    let serve = "echo hello > /shared/index.html; /bin/busybox httpd -f -p 8080 -h /shared";
-    yaml += &pod("w1", "harness", 1, serve, Some("shared"));
-    let fetch = "until /bin/busybox nslookup first.harness.svc.cluster.local; do /bin/busybox sleep 0.2; done; \
-                 until /bin/busybox nc $FIRST_SERVICE_HOST 80 < /dev/null; do /bin/busybox sleep 0.2; done; \
-                 until /bin/busybox test -s /shared/index.html; do /bin/busybox sleep 0.2; done; /bin/busybox cat /shared/index.html";
-    for node in 2..=NODES {
-        yaml += &pod(&format!("w{node}"), "harness", node, fetch, Some("shared"));
+fn a_pod_runs_on_every_node_and_says_so() {
+    let _alone = alone();
+    let Some(cluster) = cluster("a_pod_runs_on_every_node_and_says_so") else { return };
+    let client = cluster.client();
+    let namespace = client.namespace("everywhere").expect("a namespace");
+    for node in cluster.nodes() {
+        let script = "echo \"user $(id -u) on $(hostname)\"";
+        client.apply(&pod(namespace.name(), &format!("on-n{node}"), node, script).to_string()).expect("a pod");
     }
-    cluster.apply(&yaml).expect("applied");
-    for node in 2..=NODES {
-        let name = format!("w{node}");
-        wait_for("the pod's end", PATIENCE, || {
-            kubectl(cluster, &["-n", "harness", "get", "pod", &name, "-o", "jsonpath={.status.phase}"]) == "Succeeded"
-        })
-        .unwrap_or_else(|error| panic!("{error}\n{}", kubectl(cluster, &["-n", "harness", "describe", "pods"])));
-        assert!(kubectl(cluster, &["-n", "harness", "logs", &name]).contains("hello"));
+    for node in cluster.nodes() {
+        let name = format!("on-n{node}");
+        assert_eq!(log_of_succeeded(client, namespace.name(), &name), format!("user 65532 on {name}\n"));
+        assert_eq!(field(client, namespace.name(), &name, "{.spec.nodeName}"), format!("n{node}"));
     }
-    assert_eq!(std::fs::read_to_string(folder.join("index.html")).expect("the host sees the volume"), "hello\n");
-    kubectl(cluster, &["delete", "namespace", "harness", "--wait=false"]);
 }
 
 #[test]
-fn a_node_without_power_is_lost_and_comes_back() {
-    let Some(cluster) = cluster("a_node_without_power_is_lost") else { return };
-    cluster.power_off(3);
-    wait_for("the node to be lost", PATIENCE, || !cluster.is_ready(3)).expect("lost");
-    cluster.power_on(3).expect("power");
-    cluster.wait_for_node(3).expect("back");
-}
-
-#[test]
-fn a_node_without_cable_is_lost_and_comes_back() {
-    let Some(cluster) = cluster("a_node_without_cable_is_lost") else { return };
-    cluster.isolate(2).expect("unplugged");
-    wait_for("the node to be lost", PATIENCE, || !cluster.is_ready(2)).expect("lost");
-    cluster.heal(2).expect("plugged");
-    cluster.wait_for_node(2).expect("back");
-}
-
-#[test]
-fn a_killed_owner_leaves_nothing_behind() {
-    if let Err(why) = lockstep_tests::cluster::available() {
-        lockstep_tests::skip("a_killed_owner_leaves_nothing_behind", &why);
+fn a_service_is_found_by_name_and_reached_by_its_address_from_another_node() {
+    let _alone = alone();
+    let Some(cluster) = cluster("a_service_is_found_by_name_and_reached_by_its_address_from_another_node") else {
         return;
+    };
+    let client = cluster.client();
+    let namespace = client.namespace("service").expect("a namespace");
+    let server = pod(
+        namespace.name(),
+        "server",
+        1,
+        "mkdir /tmp/www; echo hello > /tmp/www/index.html; httpd -f -p 8080 -h /tmp/www",
+    );
+    client.apply(&server.to_string()).expect("a server");
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": namespace.name(), "name": "greeting"},
+        "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
+    });
+    client.apply(&service.to_string()).expect("a service");
+    let address = client
+        .kubectl(&["-n", namespace.name(), "get", "service", "greeting", "-o", "jsonpath={.spec.clusterIP}"])
+        .expect("the service has an address");
+    let script = format!(
+        "name=greeting.{}.svc.cluster.local; until nslookup $name | grep -q {address}; do sleep 0.2; done; \
+         until printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc {address} 80 | grep hello; do sleep 0.2; done",
+        namespace.name()
+    );
+    client.apply(&pod(namespace.name(), "visitor", 2, &script).to_string()).expect("a visitor");
+    assert_eq!(log_of_succeeded(client, namespace.name(), "visitor"), "hello\n");
+}
+
+#[test]
+fn a_shared_volume_is_the_same_folder_on_two_nodes_for_restricted_pods() {
+    let _alone = alone();
+    let Some(cluster) = cluster("a_shared_volume_is_the_same_folder_on_two_nodes_for_restricted_pods") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "volume");
+    let folder = cluster.shared_volume(namespace.name(), "shared").expect("a volume");
+    for (name, node, script) in [
+        ("writer", 1, "echo written > /shared/by-writer; until [ -e /shared/by-reader ]; do sleep 0.2; done"),
+        (
+            "reader",
+            2,
+            "until [ -s /shared/by-writer ]; do sleep 0.2; done; cat /shared/by-writer; touch /shared/by-reader",
+        ),
+    ] {
+        let mut pod = pod(namespace.name(), name, node, script);
+        pod["spec"]["volumes"] = json!([{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]);
+        pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "shared", "mountPath": "/shared"}]);
+        client.apply(&pod.to_string()).expect("a pod");
     }
-    // An owner that dies before it stops anything: the guard alone has to do it.
-    let namespace = Path::new("/run/netns/lockstep-bench");
-    let made = Command::new("ip").args(["netns", "add", "lockstep-bench"]).status().expect("ip runs");
-    assert!(made.success());
-    let mut guard = Command::new(env!("CARGO_BIN_EXE_lockstep-cluster-guard"))
-        .args(["guard", "bench"])
-        .stdin(Stdio::piped())
-        .spawn()
-        .expect("the guard starts");
-    assert!(namespace.exists(), "it waits as long as its owner lives");
-    drop(guard.stdin.take());
-    assert!(guard.wait().expect("it ends").success());
-    assert!(!namespace.exists(), "the namespace is left behind");
+    assert_eq!(log_of_succeeded(client, namespace.name(), "reader"), "written\n");
+    log_of_succeeded(client, namespace.name(), "writer");
+    assert_eq!(fs::read_to_string(folder.join("by-writer")).expect("the host sees it too"), "written\n");
+}
+
+#[test]
+fn a_claim_without_a_class_gets_a_shared_volume() {
+    let _alone = alone();
+    let Some(cluster) = cluster("a_claim_without_a_class_gets_a_shared_volume") else { return };
+    let client = cluster.client();
+    let namespace = client.namespace("claim").expect("a namespace");
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"namespace": namespace.name(), "name": "checkpoints"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    client.apply(&claim.to_string()).expect("a claim");
+    wait_for("the claim to be bound", PATIENCE, || {
+        let words = ["-n", namespace.name(), "get", "pvc", "checkpoints", "-o", "jsonpath={.status.phase}"];
+        client.kubectl(&words).is_ok_and(|phase| phase == "Bound")
+    })
+    .expect("bound");
+}
+
+#[test]
+fn a_data_image_fills_an_empty_volume_of_a_restricted_pod() {
+    let _alone = alone();
+    let Some(cluster) = cluster("a_data_image_fills_an_empty_volume_of_a_restricted_pod") else { return };
+    let client = cluster.client();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("labels");
+    fs::write(&file, "0123").expect("a file");
+    let image = image::data("digits", &[file], &folder.path().join("data-digits.tar")).expect("an image");
+    cluster.load_image(&image.path).expect("the nodes take it");
+    let namespace = restricted(client, "data");
+    let mut reader = pod(namespace.name(), "reader", 3, "cat /data/digits/labels");
+    let mount = json!([{"name": "data", "mountPath": "/data/digits"}]);
+    let mut copy = reader["spec"]["containers"][0].clone();
+    copy["name"] = json!("copy");
+    copy["image"] = json!(image.name);
+    copy["command"] = json!(["cp", "-r", "/digits/.", "/data/digits/"]);
+    copy["securityContext"]["readOnlyRootFilesystem"] = json!(true);
+    copy["volumeMounts"] = mount.clone();
+    reader["spec"]["initContainers"] = json!([copy]);
+    reader["spec"]["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
+    reader["spec"]["containers"][0]["volumeMounts"] = mount;
+    client.apply(&reader.to_string()).expect("a pod");
+    assert_eq!(log_of_succeeded(client, namespace.name(), "reader"), "0123");
+}
+
+#[test]
+fn a_container_that_takes_too_much_memory_is_killed() {
+    let _alone = alone();
+    let Some(cluster) = cluster("a_container_that_takes_too_much_memory_is_killed") else { return };
+    let client = cluster.client();
+    let namespace = client.namespace("memory").expect("a namespace");
+    let mut hog = pod(namespace.name(), "hog", 1, "head -c 200000000 /dev/zero | tail");
+    hog["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "32Mi"}});
+    client.apply(&hog.to_string()).expect("a pod");
+    let reason = "{.status.containerStatuses[0].state.terminated.reason}";
+    wait_for("the container's end", PATIENCE, || !field(client, namespace.name(), "hog", reason).is_empty())
+        .expect("ended");
+    assert_eq!(field(client, namespace.name(), "hog", reason), "OOMKilled");
+}
+
+#[test]
+fn pods_on_fake_nodes_become_ready_without_running() {
+    let _alone = alone();
+    let Some(cluster) = cluster("pods_on_fake_nodes_become_ready_without_running") else { return };
+    let client = cluster.client();
+    cluster.fake_nodes(4).expect("fake nodes");
+    let namespace = client.namespace("fake").expect("a namespace");
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": namespace.name(), "name": "many"},
+        "spec": {
+            "replicas": 100,
+            "selector": {"matchLabels": {"app": "many"}},
+            "template": {
+                "metadata": {"labels": {"app": "many"}},
+                "spec": {
+                    "nodeSelector": {FAKE_NODE_LABEL: "fake"},
+                    "tolerations": [{"key": FAKE_NODE_LABEL, "operator": "Exists"}],
+                    "containers": [{"name": "c", "image": "nowhere.invalid/nothing:1"}],
+                },
+            },
+        },
+    });
+    client.apply(&deployment.to_string()).expect("a deployment");
+    client
+        .kubectl(&["-n", namespace.name(), "rollout", "status", "deployment/many", "--timeout=90s"])
+        .expect("all of them are ready");
 }

@@ -1,4 +1,7 @@
 //! On a real Kubernetes: the local cluster itself, and jobs on it from `helm install` on.
 
+mod faults;
 mod harness;
+mod owner;
+mod pods;
 mod shared;

@@ -1,32 +1,46 @@
-//! One cluster of three nodes for all tests of this binary; it ends with the process, however that ends.
+//! One cluster for all tests of this binary; it ends with the process, however that ends.
 
-use std::{path::Path, sync::OnceLock};
+use std::{
+    ops::Deref,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::Duration,
+};
 
-use lockstep_tests::cluster::{Cluster, Settings, available};
+use lockstep_tests::{cluster::Cluster, skip};
 
-/// Real nodes of the tests' cluster.
-pub(crate) const NODES: u32 = 3;
-/// What starts a node's disk of; pods of the tests run it.
-pub(crate) const SHELL_IMAGE: &str = "lockstep.dev/data-shell:0.1.0";
+/// A node is lost after 16 s and its pods are evicted 20 s later; whatever a test waits for takes less than this.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The tests' cluster, or `None` after one loud line where this machine cannot run it.
-pub(crate) fn cluster(test: &str) -> Option<&'static Cluster> {
-    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
-    if let Err(why) = available() {
-        lockstep_tests::skip(test, &why);
-        return None;
-    }
-    Some(CLUSTER.get_or_init(|| {
-        let guard = Path::new(env!("CARGO_BIN_EXE_lockstep-cluster-guard"));
-        let cluster = Cluster::start_guarded(Settings::tests(NODES), guard).expect("the cluster starts");
-        let archive = lockstep_tests::target().join("images/data-shell.oci.tar");
-        lockstep_tests::image::data("shell", &[], &archive).expect("an image with a shell");
-        cluster.load_image(&archive).expect("the nodes take the image");
-        cluster
-    }))
+/// Tests that break something run alone, the others side by side.
+static TURN: RwLock<()> = RwLock::new(());
+
+/// The tests' cluster in good health, or `None` after one loud line where this machine cannot run it.
+pub(crate) fn cluster(test: &str) -> Option<Turn<RwLockReadGuard<'static, ()>>> {
+    // A test that failed in its turn has said so itself.
+    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
+    Some(Turn { cluster: running(test)?, _turn: turn })
 }
 
-/// Runs kubectl, which must succeed.
-pub(crate) fn kubectl(cluster: &Cluster, words: &[&str]) -> String {
-    cluster.kubectl(words).unwrap_or_else(|error| panic!("{error:#}"))
+/// The tests' cluster for a test that breaks something, and mends it.
+pub(crate) fn cluster_alone(test: &str) -> Option<Turn<RwLockWriteGuard<'static, ()>>> {
+    let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    Some(Turn { cluster: running(test)?, _turn: turn })
+}
+
+/// The cluster for as long as a test has its turn.
+pub(crate) struct Turn<Guard> {
+    cluster: &'static Cluster,
+    _turn: Guard,
+}
+
+impl<Guard> Deref for Turn<Guard> {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        self.cluster
+    }
+}
+
+fn running(test: &str) -> Option<&'static Cluster> {
+    Cluster::for_tests().map_err(|why| skip(test, &why)).ok()
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, net::TcpListener, path::Path};
 
-use crate::run::{Manifest, Run};
+use crate::run::{Manifest, Run, alone};
 
 /// The run fails, and says all of `words`.
 fn assert_refused(name: &str, manifest: &Manifest, arguments: &[&str], words: &[&str]) {
@@ -17,6 +17,7 @@ fn assert_refused(name: &str, manifest: &Manifest, arguments: &[&str], words: &[
 
 #[test]
 fn a_manifest_that_cannot_be_used_is_refused_by_field_value_and_range() {
+    let _alone = alone();
     let good = Manifest::glyphs(640, 1);
     let cases = [
         ("unknown field", good.replaced("epochs: 1", "epoch: 1"), vec!["spec.training.epoch", "epochs"]),
@@ -24,7 +25,11 @@ fn a_manifest_that_cannot_be_used_is_refused_by_field_value_and_range() {
         ("out of range", good.replaced("epochs: 1", "epochs: 0"), vec!["spec.training.epochs", "0", "1"]),
         ("unknown model", good.replaced("lenet5", "lenet6"), vec!["spec.model.name", "lenet6", "lenet5"]),
         ("bad size", good.replaced("64Ki", "64KB"), vec!["spec.communication.bucketBytes", "64KB"]),
-        ("batch too great", good.replaced("globalBatchSize: 64", "globalBatchSize: 1000"), vec!["globalBatchSize", "1000", "576"]),
+        (
+            "batch too great",
+            good.replaced("globalBatchSize: 64", "globalBatchSize: 1000"),
+            vec!["globalBatchSize", "1000", "576"],
+        ),
     ];
     for (name, manifest, words) in cases {
         assert_refused(name, &manifest, &[], &words);
@@ -33,6 +38,7 @@ fn a_manifest_that_cannot_be_used_is_refused_by_field_value_and_range() {
 
 #[test]
 fn idx_files_that_cannot_be_used_are_refused_by_name() {
+    let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let images = folder.path().join("train-images-idx3-ubyte");
     let labels = folder.path().join("train-labels-idx1-ubyte");
@@ -69,6 +75,7 @@ fn idx_files_that_cannot_be_used_are_refused_by_name() {
 
 #[test]
 fn a_folder_that_cannot_be_written_is_refused_by_name() {
+    let _alone = alone();
     let scratch = tempfile::tempdir().expect("a folder");
     let file = scratch.path().join("file");
     fs::write(&file, "in the way").expect("written");
@@ -80,6 +87,7 @@ fn a_folder_that_cannot_be_written_is_refused_by_name() {
 
 #[test]
 fn a_port_in_use_is_named_with_the_flag_that_chooses_another() {
+    let _alone = alone();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
     assert_refused("port", &Manifest::glyphs(640, 1), &["--port", &port], &[&port, "--port"]);

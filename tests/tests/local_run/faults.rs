@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use crate::run::{Manifest, Run, wait_for};
+use crate::run::{Manifest, Run, alone, wait_for};
 
 fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).expect("the process is alive");
@@ -15,6 +15,7 @@ fn assert_each_step_once(run: &Run, last: u64) {
 
 #[test]
 fn a_killed_worker_restarts_the_job_from_its_checkpoint_and_is_told() {
+    let _alone = alone();
     let run = Run::of("kill-worker", &Manifest::glyphs(10_000, 20), &["--workers", "2"]);
     run.wait_for_checkpoint();
     kill(run.trainers("worker", "worker-1")[0]);
@@ -28,6 +29,7 @@ fn a_killed_worker_restarts_the_job_from_its_checkpoint_and_is_told() {
 
 #[test]
 fn workers_that_keep_dying_fail_the_job_once_the_limit_is_reached() {
+    let _alone = alone();
     let manifest = Manifest::glyphs(10_000, 2000).replaced("backoffLimit: 2", "backoffLimit: 1");
     let run = Run::of("kill-workers", &manifest, &["--workers", "2"]);
     run.wait_for_checkpoint();
@@ -47,6 +49,7 @@ fn workers_that_keep_dying_fail_the_job_once_the_limit_is_reached() {
 
 #[test]
 fn a_killed_coordinator_does_not_lose_the_job() {
+    let _alone = alone();
     let run = Run::of("kill-coordinator", &Manifest::glyphs(10_000, 20), &["--workers", "2"]);
     run.wait_for_checkpoint();
     kill(run.trainers("coordinator", "")[0]);
@@ -57,6 +60,7 @@ fn a_killed_coordinator_does_not_lose_the_job() {
 
 #[test]
 fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
+    let _alone = alone();
     let manifest = Manifest::glyphs(4000, 6);
     let whole = Run::of("whole", &manifest, &["--workers", "2"]).finished();
     let run = Run::of("ctrl-c", &manifest, &["--workers", "2"]);
@@ -84,6 +88,7 @@ fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
 
 #[test]
 fn killing_the_command_line_leaves_no_process_behind() {
+    let _alone = alone();
     let run = Run::of("kill-cli", &Manifest::glyphs(10_000, 2000), &["--workers", "2"]);
     run.wait_for_step(1);
     let mut children = run.trainers("worker", "");

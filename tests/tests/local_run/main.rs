@@ -6,14 +6,16 @@ mod metrics;
 mod run;
 mod same_losses;
 
-use run::{Manifest, Run};
+use run::{Manifest, Run, alone};
 
 #[test]
 fn two_workers_learn_the_glyphs_and_leave_everything_in_the_folder() {
+    let _alone = alone();
     let run = Run::of("glyphs", &Manifest::glyphs(10_000, 4), &["--workers", "2"]).finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert!(run.accuracy() >= 0.97, "accuracy {}", run.accuracy());
-    for file in ["manifest.yaml", "logs/coordinator.log", "logs/worker-0.log", "logs/worker-1.log", "model.safetensors"] {
+    for file in ["manifest.yaml", "logs/coordinator.log", "logs/worker-0.log", "logs/worker-1.log", "model.safetensors"]
+    {
         assert!(run.folder().join(file).is_file(), "{file} is missing");
     }
     let steps = run.steps();
@@ -27,6 +29,7 @@ fn two_workers_learn_the_glyphs_and_leave_everything_in_the_folder() {
 
 #[test]
 fn the_model_holds_the_tensors_of_pytorchs_lenet() {
+    let _alone = alone();
     let run = Run::of("model", &Manifest::glyphs(640, 1), &["--workers", "1"]).finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
     let bytes = std::fs::read(run.folder().join("model.safetensors")).expect("the model");

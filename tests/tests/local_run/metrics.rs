@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::run::{Manifest, Run, wait_for};
+use crate::run::{Manifest, Run, alone, wait_for};
 
 /// GET of a path on this machine.
 fn get(address: &str, path: &str) -> Option<String> {
@@ -32,19 +32,29 @@ fn metrics_address(run: &Run, worker: u32) -> String {
 
 #[test]
 fn a_workers_metrics_please_promtool() {
+    let _alone = alone();
     let run = Run::of("metrics", &Manifest::glyphs(10_000, 2000), &["--workers", "2"]);
     run.wait_for_step(100);
     let text = get(&metrics_address(&run, 0), "/metrics").expect("served");
-    for metric in ["lockstep_steps_total", "lockstep_phase_seconds_total", "lockstep_scaling_efficiency_ratio", "lockstep_loss"] {
+    for metric in
+        ["lockstep_steps_total", "lockstep_phase_seconds_total", "lockstep_scaling_efficiency_ratio", "lockstep_loss"]
+    {
         assert!(text.contains(metric), "{metric} is missing:\n{text}");
     }
     assert!(text.contains("job_name=\"lenet\"") && text.contains("job_namespace=\"local\""), "{text}");
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
     assert!(series <= 130, "{series} series of one worker");
-    let steps = text.lines().find_map(|line| line.strip_prefix("lockstep_steps_total{")?.rsplit(' ').next()?.parse::<f64>().ok());
+    let steps = text
+        .lines()
+        .find_map(|line| line.strip_prefix("lockstep_steps_total{")?.rsplit(' ').next()?.parse::<f64>().ok());
     assert!(steps.is_some_and(|steps| steps >= 100.0), "{steps:?}");
 
-    let checker = Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let checker = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
     let Ok(mut checker) = checker else {
         assert!(std::env::var_os("CI").is_none(), "promtool is missing: install the package prometheus");
         println!("SKIPPED: promtool check of a worker's metrics: promtool is missing; install the package prometheus");

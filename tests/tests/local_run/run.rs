@@ -4,7 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::OnceLock,
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -67,7 +67,6 @@ pub(crate) struct StepLine {
 /// A line of metrics.jsonl.
 #[derive(Debug, Deserialize)]
 pub(crate) struct EvaluationLine {
-    pub(crate) step: u64,
     pub(crate) evaluation: Evaluation,
 }
 
@@ -79,7 +78,8 @@ pub(crate) struct Evaluation {
 impl Run {
     /// Starts a run in a folder of its own.
     pub(crate) fn of(name: &str, manifest: &Manifest, arguments: &[&str]) -> Self {
-        let scratch = tempfile::Builder::new().prefix(&format!("lockstep-{name}-")).tempdir().expect("a scratch folder");
+        let scratch =
+            tempfile::Builder::new().prefix(&format!("lockstep-{name}-")).tempdir().expect("a scratch folder");
         let folder = scratch.path().join("run");
         Self::start(scratch, folder, manifest, arguments)
     }
@@ -159,7 +159,9 @@ impl Run {
                 line.contains("lockstep-trainer")
                     && line.trim_end().ends_with(role)
                     && environment.contains(&format!("LOCKSTEP_OUTPUT={folder}\0"))
-                    && environment.split('\0').any(|entry| entry.starts_with("LOCKSTEP_MEMBER=") && entry.ends_with(suffix))
+                    && environment
+                        .split('\0')
+                        .any(|entry| entry.starts_with("LOCKSTEP_MEMBER=") && entry.ends_with(suffix))
             })
             .map(|(pid, _, _)| pid)
             .collect()
@@ -211,7 +213,12 @@ pub(crate) fn refused_output(Manifest(yaml): &Manifest, folder: &str) -> String 
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let manifest = scratch.path().join("job.yaml");
     fs::write(&manifest, yaml).expect("the manifest is written");
-    let output = Command::new(lockstep()).arg("run").arg(&manifest).args(["--output", folder]).output().expect("lockstep starts");
+    let output = Command::new(lockstep())
+        .arg("run")
+        .arg(&manifest)
+        .args(["--output", folder])
+        .output()
+        .expect("lockstep starts");
     assert!(!output.status.success(), "a run in {folder} went well");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -236,18 +243,13 @@ fn processes() -> impl Iterator<Item = (Pid, String, String)> {
     })
 }
 
-/// The command line's binary, built with the trainer beside it.
-fn lockstep() -> &'static Path {
-    static LOCKSTEP: OnceLock<PathBuf> = OnceLock::new();
-    LOCKSTEP.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests live in the workspace");
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--release", "--locked", "--package", "lockstep-cli", "--package", "lockstep-worker"])
-            .current_dir(root)
-            .status()
-            .expect("cargo runs");
-        assert!(built.success(), "the products do not build");
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
-        target.join("release/lockstep")
-    })
+/// The command line's binary, with the trainer beside it.
+fn lockstep() -> PathBuf {
+    lockstep_tests::products().join("lockstep")
+}
+
+/// Held by a test while its processes run: they want the machine's cores for themselves.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }

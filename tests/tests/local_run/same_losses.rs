@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::run::{Manifest, Run};
+use crate::run::{Manifest, Run, alone};
 
 const FIRST: usize = 20;
 const TOLERANCE: f64 = 1e-5;
@@ -10,7 +10,7 @@ const TOLERANCE: f64 = 1e-5;
 fn mnist() -> Option<PathBuf> {
     let named = std::env::var_os("LOCKSTEP_MNIST").map(PathBuf::from);
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/mnist");
-    named.or(Some(beside)).filter(|folder| folder.is_dir())
+    named.or(Some(beside)).and_then(|folder| folder.canonicalize().ok())
 }
 
 fn assert_same_start(one: &Run, four: &Run) {
@@ -24,11 +24,14 @@ fn assert_same_start(one: &Run, four: &Run) {
 
 #[test]
 fn one_and_four_workers_learn_mnist_alike() {
+    let _alone = alone();
     let Some(folder) = mnist() else {
-        println!("SKIPPED: one_and_four_workers_learn_mnist_alike: no MNIST; set LOCKSTEP_MNIST to a folder with its IDX files");
+        println!(
+            "SKIPPED: one_and_four_workers_learn_mnist_alike: no MNIST; set LOCKSTEP_MNIST to a folder with its IDX files"
+        );
         return;
     };
-    let manifest = Manifest::idx(&folder, 5);
+    let manifest = Manifest::idx(&folder, 10);
     let one = Run::of("mnist-1", &manifest, &["--workers", "1"]).finished();
     let four = Run::of("mnist-4", &manifest, &["--workers", "4"]).finished();
     assert_eq!((one.code, four.code), (Some(0), Some(0)), "{}\n{}", one.said(), four.said());
@@ -40,6 +43,7 @@ fn one_and_four_workers_learn_mnist_alike() {
 
 #[test]
 fn one_and_three_workers_learn_glyphs_alike() {
+    let _alone = alone();
     let manifest = Manifest::glyphs(2000, 1);
     let one = Run::of("glyphs-1", &manifest, &["--workers", "1"]).finished();
     let three = Run::of("glyphs-3", &manifest, &["--workers", "3"]).finished();

@@ -8,6 +8,9 @@ use prometheus::{
     Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntGauge, Opts, Registry, TextEncoder,
 };
 
+/// Before every name of ours; process metrics keep their usual names.
+const PREFIX: &str = "lockstep";
+
 /// Where a worker's wall time goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Phase {
@@ -75,16 +78,19 @@ impl Metrics {
             ("job_name".to_owned(), job.name.clone()),
         ]);
         let registry = Registry::new_custom(None, Some(labels))?;
-        let gauge = |name: &str, help: &str| registered(&registry, Gauge::with_opts(Opts::new(name, help))?);
-        let whole = |name: &str, help: &str| registered(&registry, IntGauge::with_opts(Opts::new(name, help))?);
-        let count = |name: &str, help: &str| registered(&registry, IntCounter::with_opts(Opts::new(name, help))?);
+        let gauge = |name: &str, help: &str| registered(&registry, Gauge::with_opts(named(name, help))?);
+        let whole = |name: &str, help: &str| registered(&registry, IntGauge::with_opts(named(name, help))?);
+        let count = |name: &str, help: &str| registered(&registry, IntCounter::with_opts(named(name, help))?);
         let seconds = |name: &str, help: &str, buckets: Vec<f64>| {
-            registered(&registry, Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets))?)
+            registered(
+                &registry,
+                Histogram::with_opts(HistogramOpts::new(name, help).namespace(PREFIX).buckets(buckets))?,
+            )
         };
         let collective = registered(
             &registry,
             CounterVec::new(
-                Opts::new(
+                named(
                     "collective_seconds_total",
                     "Seconds that the communication thread spent in a collective operation.",
                 ),
@@ -94,7 +100,7 @@ impl Metrics {
         let phase_seconds = registered(
             &registry,
             CounterVec::new(
-                Opts::new("phase_seconds_total", "Wall seconds of this worker by what they were spent on."),
+                named("phase_seconds_total", "Wall seconds of this worker by what they were spent on."),
                 &["phase"],
             )?,
         )?;
@@ -126,14 +132,11 @@ impl Metrics {
             progress_ratio: gauge("progress_ratio", "Share of the job that is done, 0 to 1.")?,
             world_size: whole("world_size", "Ranks that train together.")?,
             generation: whole("generation", "Agreed memberships so far.")?,
-            loss: registered(
-                &registry,
-                GaugeVec::new(Opts::new("loss", "Mean loss in nats by data split."), &["split"])?,
-            )?,
+            loss: registered(&registry, GaugeVec::new(named("loss", "Mean loss in nats by data split."), &["split"])?)?,
             accuracy: registered(
                 &registry,
                 GaugeVec::new(
-                    Opts::new("accuracy", "Share of samples classified rightly, 0 to 1, by data split."),
+                    named("accuracy", "Share of samples classified rightly, 0 to 1, by data split."),
                     &["split"],
                 )?,
             )?,
@@ -212,6 +215,10 @@ impl Metrics {
     pub(crate) fn text(&self) -> prometheus::Result<String> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
+}
+
+fn named(name: &str, help: &str) -> Opts {
+    Opts::new(name, help).namespace(PREFIX)
 }
 
 fn registered<C: prometheus::core::Collector + Clone + 'static>(

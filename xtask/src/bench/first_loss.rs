@@ -21,7 +21,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Quick => 3,
         Effort::Full => 11,
     };
-    let binaries = cargo::build(&["lockstep-cli", "lockstep-worker"])?;
+    let binaries = cargo::build()?;
     let mut seconds = Vec::new();
     for _ in 0..rounds {
         let (mut lines, both) = {

@@ -42,8 +42,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Full => (21, "300"),
     };
     let python = peer()?;
-    cargo::run(&mut cargo::cargo(&["build", "--release", "--locked", "--package", "lockstep-nn", "--example", "lenet_step"]))?;
-    let ours = cargo::target().join("release/examples/lenet_step");
+    let ours = cargo::build()?.join("examples/lenet_step");
     let script = cargo::target().join("bench/lenet_step.py");
     fs::write(&script, PEER)?;
 

@@ -1,0 +1,69 @@
+//! The cluster that tests share: one per test binary, or the user's own.
+
+use std::{env, path::PathBuf, sync::OnceLock};
+
+use super::{Client, Cluster, Settings, TEST_NODES, available, tools};
+
+/// The variable that names the kubeconfig of a cluster that the user already has: set it to your KUBECONFIG, and tests that need
+/// no node faults run there.
+pub const TEST_KUBECONFIG: &str = "LOCKSTEP_TEST_KUBECONFIG";
+
+impl Cluster {
+    /// The cluster of this test binary: started by the first test that asks, ended with the process.
+    ///
+    /// # Errors
+    /// Why this machine cannot run one: a reason to skip the test.
+    ///
+    /// # Panics
+    /// When it could, but the cluster does not start.
+    pub fn for_tests() -> Result<&'static Self, String> {
+        static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
+        available()?;
+        let started = CLUSTER
+            .get_or_init(|| Self::start_guarded(Settings::tests(TEST_NODES)).map_err(|error| format!("{error:#}")));
+        match started {
+            Ok(cluster) => Ok(cluster),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Whatever cluster there is for tests that need no node faults.
+#[derive(Debug)]
+pub enum AnyCluster {
+    /// This test binary's.
+    Own(&'static Cluster),
+    /// The user's, by [`TEST_KUBECONFIG`].
+    Yours(Client),
+}
+
+impl AnyCluster {
+    /// The user's cluster where [`TEST_KUBECONFIG`] names it, else this test binary's.
+    ///
+    /// # Errors
+    /// Why there is none: a reason to skip the test.
+    ///
+    /// # Panics
+    /// When there could be one, but it does not start.
+    pub fn for_tests() -> Result<Self, String> {
+        match env::var_os(TEST_KUBECONFIG).map(PathBuf::from) {
+            None => Cluster::for_tests().map(Self::Own),
+            Some(kubeconfig) if !kubeconfig.is_file() => {
+                Err(format!("{TEST_KUBECONFIG}: {} is no file", kubeconfig.display()))
+            }
+            Some(kubeconfig) => {
+                let programs = tools::ensure_programs().map_err(|error| format!("{error:#}"))?;
+                Ok(Self::Yours(Client::new(kubeconfig, programs.folder().to_owned())))
+            }
+        }
+    }
+
+    /// kubectl and helm for it.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        match self {
+            Self::Own(cluster) => cluster.client(),
+            Self::Yours(client) => client,
+        }
+    }
+}

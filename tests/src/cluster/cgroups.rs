@@ -1,0 +1,65 @@
+//! Control groups of the nodes, in the hierarchies that the machine has: version 1, version 2, or both.
+
+use std::{fs, io, path::Path};
+
+use anyhow::Context as _;
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// A node's control group, below the root of a hierarchy.
+pub(crate) fn node_group(cluster: &str, node: u32) -> String {
+    format!("lockstep-{cluster}/n{node}")
+}
+
+/// Makes a node's control group; a kubelet wants it in every hierarchy before it starts.
+pub(crate) fn make(cluster: &str, node: u32) -> anyhow::Result<()> {
+    let (parent, group) = (format!("lockstep-{cluster}"), node_group(cluster, node));
+    let root = Path::new(ROOT);
+    if root.join("cgroup.controllers").exists() {
+        fs::create_dir_all(root.join(&group))?;
+        // Fails where the root holds processes and is no real root; its controllers must be handed down already then.
+        let _ = delegate(root);
+        return delegate(&root.join(&parent)).with_context(|| format!("handing controllers down to {parent}"));
+    }
+    for hierarchy in fs::read_dir(root)?.flatten().map(|entry| entry.path()) {
+        if !hierarchy.is_dir() || hierarchy.ends_with("unified") {
+            continue;
+        }
+        let folder = hierarchy.join(&group);
+        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        if hierarchy.join("cpuset.cpus").exists() {
+            // A new group may use nothing until it is told otherwise.
+            for level in [&parent, &group] {
+                for file in ["cpuset.cpus", "cpuset.mems"] {
+                    fs::write(hierarchy.join(level).join(file), fs::read(hierarchy.join(file))?)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes what a node without processes left, as far as it goes; the cluster's end removes the rest.
+pub(crate) fn remove(cluster: &str, node: u32) -> bool {
+    let group = node_group(cluster, node);
+    let hierarchies = fs::read_dir(ROOT).into_iter().flatten().flatten().map(|entry| entry.path());
+    let folders = hierarchies.map(|hierarchy| hierarchy.join(&group)).chain([Path::new(ROOT).join(&group)]);
+    // Every hierarchy is tried, also after one has failed.
+    folders.filter(|folder| folder.is_dir()).map(|folder| remove_tree(&folder)).fold(true, |all, gone| all & gone)
+}
+
+fn delegate(group: &Path) -> io::Result<()> {
+    let controllers = fs::read_to_string(group.join("cgroup.controllers"))?;
+    let wanted: Vec<String> = controllers.split_whitespace().map(|controller| format!("+{controller}")).collect();
+    fs::write(group.join("cgroup.subtree_control"), wanted.join(" "))
+}
+
+/// Whether the group and all below it are gone.
+fn remove_tree(group: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(group) else { return true };
+    let below = entries
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
+        .fold(true, |all, entry| all & remove_tree(&entry.path()));
+    below && fs::remove_dir(group).is_ok()
+}

@@ -1,0 +1,88 @@
+//! Storage that every node sees: folders of the host, mounted by pods through claims, as restricted pods must.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use super::Cluster;
+
+/// The default storage class, for claims that come with manifests.
+pub(crate) const STORAGE_CLASS: &str = "shared";
+/// Volumes that wait for such claims. A claim keeps its volume for good, as in any cluster that does not recycle.
+const WAITING_VOLUMES: u32 = 32;
+/// Where a node sees the volumes.
+const ON_A_NODE: &str = "/run/cluster/volumes";
+const CAPACITY: &str = "100Gi";
+
+impl Cluster {
+    /// Makes the claim `claim` in a namespace on a fresh folder that every node sees (ReadWriteMany); gives the folder as the host
+    /// sees it.
+    ///
+    /// # Errors
+    /// What kubectl complained about.
+    pub fn shared_volume(&self, namespace: &str, claim: &str) -> anyhow::Result<PathBuf> {
+        let volume = format!("{namespace}-{claim}");
+        let folder = self.make_folder(&volume)?;
+        let claimed = json!({"namespace": namespace, "name": claim});
+        let claim = json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"namespace": namespace, "name": claim},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "volumeName": volume,
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        });
+        let mut object = persistent_volume(&volume, "");
+        object["spec"]["claimRef"] = claimed;
+        self.apply(&format!("{object}\n---\n{claim}\n"))?;
+        Ok(folder)
+    }
+
+    /// The default storage class and the volumes that wait for its claims.
+    pub(super) fn make_storage(&self) -> anyhow::Result<()> {
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {
+                "name": STORAGE_CLASS,
+                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+            },
+            "provisioner": "kubernetes.io/no-provisioner",
+            "volumeBindingMode": "Immediate",
+        });
+        let mut objects = vec![class.to_string()];
+        for index in 1..=WAITING_VOLUMES {
+            let volume = format!("{STORAGE_CLASS}-{index}");
+            self.make_folder(&volume)?;
+            objects.push(persistent_volume(&volume, STORAGE_CLASS).to_string());
+        }
+        self.apply(&objects.join("\n---\n"))
+    }
+
+    fn make_folder(&self, volume: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.state.volumes().join(volume);
+        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        // Pods run as users that the host does not know.
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777))?;
+        Ok(folder)
+    }
+}
+
+fn persistent_volume(name: &str, class: &str) -> serde_json::Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": CAPACITY},
+            "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+            "storageClassName": class,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": format!("{ON_A_NODE}/{name}"), "type": "Directory"},
+        },
+    })
+}
