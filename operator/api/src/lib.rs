@@ -1,1 +1,18 @@
-//! lockstep-api
+//! The Kubernetes API of Lockstep: [`TrainingJob`], its durable record [`TrainingGroup`], their CRDs, and the parsing of a
+//! manifest into a [`ValidJob`], after which nobody checks again. No client, no runtime.
+
+mod crd;
+mod group;
+mod job;
+pub mod label;
+pub mod manifest;
+mod rules;
+mod schema;
+mod status;
+mod valid;
+
+pub use crd::crds;
+pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
+pub use job::{CleanPodPolicy, FailurePolicy, MANAGED_BY, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec};
+pub use status::{ConditionType, Display, JobProgress, LastFailure, Membership, Phase, Reason, TrainingJobStatus};
+pub use valid::ValidJob;

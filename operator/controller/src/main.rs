@@ -1,1 +1,199 @@
-fn main() {}
+//! The operator: turns every `TrainingJob` into pods that train it.
+
+mod apply;
+mod lease;
+mod metrics;
+mod observe;
+mod reconcile;
+mod serve;
+
+use std::{io::IsTerminal, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::{Context, bail};
+use clap::{Parser, ValueEnum};
+use futures::FutureExt;
+use kube::{Api, Client};
+use lockstep_plan::Settings;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::timeout,
+};
+use tracing::{error, info};
+use tracing_subscriber::EnvFilter;
+
+use crate::{lease::Candidate, metrics::Metrics, observe::Synced, reconcile::Operator};
+
+/// Threads of the runtime: the work is waiting.
+const THREADS: usize = 2;
+/// Time for the looks at jobs that are under way when the process is asked to stop.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// Runs TrainingJobs of lockstep.dev.
+#[derive(Parser)]
+#[command(version)]
+struct Flags {
+    /// Namespace to watch; repeat it for several. Default: all.
+    #[arg(long = "namespace", env = "LOCKSTEP_NAMESPACES", value_delimiter = ',', value_name = "NAMESPACE")]
+    namespaces: Vec<String>,
+    /// Image of the trainer for jobs whose template names none.
+    #[arg(long, env = "LOCKSTEP_TRAINER_IMAGE")]
+    trainer_image: String,
+    /// When that image is pulled: Always, IfNotPresent or Never.
+    #[arg(long, env = "LOCKSTEP_TRAINER_IMAGE_PULL_POLICY", default_value = "IfNotPresent",
+          value_parser = ["Always", "IfNotPresent", "Never"])]
+    trainer_image_pull_policy: String,
+    /// Namespace of the Lease that makes one of several operators the leader. Default: that of the pod or the kubeconfig.
+    #[arg(long, env = "LOCKSTEP_LEASE_NAMESPACE")]
+    lease_namespace: Option<String>,
+    /// Name of that Lease.
+    #[arg(long, env = "LOCKSTEP_LEASE_NAME", default_value = "lockstep-operator")]
+    lease_name: String,
+    /// Lead without a Lease; nobody else may run then.
+    #[arg(long)]
+    no_leader_election: bool,
+    /// Name of this process in the Lease.
+    #[arg(long, env = "POD_NAME", hide = true)]
+    identity: Option<String>,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, env = "LOCKSTEP_LISTEN", default_value = "0.0.0.0:8080")]
+    listen: SocketAddr,
+    /// Form of the log; RUST_LOG filters it.
+    #[arg(long, env = "LOCKSTEP_LOG", value_enum, default_value_t = Log::Text)]
+    log: Log,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Log {
+    Json,
+    Text,
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube=warn"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = log.with_ansi(std::io::stderr().is_terminal());
+    match flags.log {
+        Log::Json => log.json().init(),
+        Log::Text => log.init(),
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
+    let result = runtime.context("start the runtime").and_then(|runtime| {
+        let result = runtime.block_on(run(flags));
+        // What still waits for an answer has nothing to say any more.
+        runtime.shutdown_background();
+        result
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(flags: Flags) -> anyhow::Result<()> {
+    let Flags {
+        namespaces,
+        trainer_image,
+        trainer_image_pull_policy,
+        lease_namespace,
+        lease_name,
+        no_leader_election,
+        identity,
+        listen,
+        log: _,
+    } = flags;
+    let mut interrupt = signal(SignalKind::interrupt()).context("take over SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("take over SIGTERM")?;
+    let (stop, stopped) = watch::channel(false);
+    tokio::spawn(async move {
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        info!("stopping");
+        stop.send_replace(true);
+    });
+    let client = Client::try_default().await.context("find the cluster: no kubeconfig and not in a pod")?;
+    let metrics = Arc::new(Metrics::new().context("register the metrics")?);
+    let (ready, is_ready) = watch::channel(true);
+    let mut server = tokio::spawn(serve::serve(listen, Arc::clone(&metrics), is_ready));
+
+    let lease_namespace = lease_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
+    let me = identity.unwrap_or_else(|| format!("{}-{}", hostname(), std::process::id()));
+    let mut candidate = Candidate::new(Api::namespaced(client.clone(), &lease_namespace), lease_name, me);
+    if !no_leader_election {
+        tokio::select! {
+            () = candidate.lead() => {}
+            () = until(stopped.clone()) => return Ok(()),
+            ended = &mut server => return ended.context("serve HTTP")?,
+        }
+    }
+    metrics.leads(true);
+    let settings = Settings { trainer_image, trainer_image_pull_policy };
+    let operator = Arc::new(Operator::new(client, settings, metrics));
+    let mut work = tokio::spawn(drive_all(operator, namespaces, ready, stopped.clone()));
+    let keep = async { if no_leader_election { futures::future::pending().await } else { candidate.keep().await } };
+    tokio::select! {
+        // Another process may lead already: nothing more may be written, so nothing is finished either.
+        () = keep => bail!("the lease is lost; ending so that one operator at a time decides"),
+        ended = &mut work => {
+            ended.context("work on jobs")?;
+        }
+        ended = &mut server => return ended.context("serve HTTP")?,
+        () = until(stopped) => {
+            if timeout(DRAIN, work).await.is_err() {
+                info!("some jobs were still being looked at");
+            }
+        }
+    }
+    if !no_leader_election {
+        candidate.release().await;
+    }
+    Ok(())
+}
+
+/// Works on every scope until the process is asked to stop; `ready` follows their first lists.
+async fn drive_all(
+    operator: Arc<Operator>,
+    namespaces: Vec<String>,
+    ready: watch::Sender<bool>,
+    stopped: watch::Receiver<bool>,
+) {
+    ready.send_replace(false);
+    let given: Vec<_> = namespaces.into_iter().filter(|namespace| !namespace.is_empty()).map(Some).collect();
+    let scopes = if given.is_empty() { vec![None] } else { given };
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel::<Vec<Synced>>();
+    tokio::spawn(async move {
+        while let Some(watches) = told.recv().await {
+            for mut watch in watches {
+                // A watch that ended leaves the process not ready, which is what it is.
+                if watch.wait_for(|synced| *synced).await.is_err() {
+                    return;
+                }
+            }
+        }
+        ready.send_replace(true);
+    });
+    let drives: Vec<_> = scopes
+        .into_iter()
+        .map(|namespace| {
+            let tell = tell.clone();
+            let synced = move |watches| drop(tell.send(watches));
+            reconcile::drive(Arc::clone(&operator), namespace, synced, until(stopped.clone()).boxed())
+        })
+        .collect();
+    drop(tell);
+    futures::future::join_all(drives).await;
+}
+
+async fn until(mut stopped: watch::Receiver<bool>) {
+    // A sender that is gone can no longer ask: only the select beside this decides then.
+    if stopped.wait_for(|stopped| *stopped).await.is_err() {
+        futures::future::pending::<()>().await;
+    }
+}
+
+fn hostname() -> String {
+    std::env::var("HOSTNAME").unwrap_or_else(|_| "operator".to_owned())
+}

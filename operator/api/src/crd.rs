@@ -1,0 +1,167 @@
+//! The CRDs: the schema that the Rust types derive, made fit for Kubernetes.
+
+use kube::CustomResourceExt;
+use serde_json::{Map, Value, json};
+
+use crate::{TrainingGroup, TrainingJob, rules, rules::Rule};
+
+/// Greatest number of containers in a template; lets the API server bound the cost of the rules over them.
+const MAX_CONTAINERS: u64 = 32;
+/// Longest spelling of a size in bytes.
+const MAX_SIZE_LENGTH: u64 = 20;
+
+/// What `kubectl get` prints of a job: name, type and field; those in [`WIDE`] with `-o wide` only.
+const JOB_COLUMNS: [(&str, &str, &str); 12] = [
+    ("Phase", "string", ".status.phase"),
+    ("Workers", "string", ".status.display.workers"),
+    ("Progress", "string", ".status.display.progress"),
+    ("Samples/s", "string", ".status.display.samplesPerSecond"),
+    ("Efficiency", "string", ".status.display.efficiency"),
+    ("Restarts", "integer", ".status.restarts"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+    ("Step", "integer", ".status.progress.step"),
+    ("Loss", "string", ".status.display.loss"),
+    ("ETA", "string", ".status.display.remaining"),
+    ("Generation", "integer", ".status.membership.generation"),
+    ("Reason", "string", ".status.reason"),
+];
+/// The same of a record.
+const GROUP_COLUMNS: [(&str, &str, &str); 4] = [
+    ("Generation", "integer", ".status.progress.generation"),
+    ("World", "integer", ".status.progress.worldSize"),
+    ("Step", "integer", ".status.progress.step"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+];
+/// Columns that are too many for a narrow terminal; those of a record fit.
+const WIDE: [&str; 5] = ["Step", "Loss", "ETA", "Generation", "Reason"];
+
+/// The CRDs as files: name and YAML text.
+#[must_use]
+pub fn crds() -> Vec<(&'static str, String)> {
+    [("trainingjobs.yaml", training_job()), ("traininggroups.yaml", training_group())]
+        .into_iter()
+        .map(|(file, crd)| (file, serde_saphyr::to_string(&crd).expect("a CRD has string keys and finite numbers")))
+        .collect()
+}
+
+/// The schema of a whole `TrainingJob`, as in the CRD.
+pub(crate) fn job_schema() -> Value {
+    let mut crd = training_job();
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take()
+}
+
+pub(crate) fn training_job() -> Value {
+    let mut crd = value_of::<TrainingJob>();
+    crd["spec"]["versions"][0]["additionalPrinterColumns"] = columns(&JOB_COLUMNS, &WIDE);
+    let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    schema["x-kubernetes-validations"] = validations(&rules::of_the_object());
+    let spec = &mut schema["properties"]["spec"];
+    spec["x-kubernetes-validations"] = validations(&rules::of_the_spec());
+    spec["properties"]["communication"]["properties"]["bucketBytes"]["maxLength"] = MAX_SIZE_LENGTH.into();
+    let template = &mut spec["properties"]["template"];
+    let description = template["description"].take();
+    strip_descriptions(template);
+    template["description"] = description;
+    template["properties"]["spec"]["properties"]["containers"]["maxItems"] = MAX_CONTAINERS.into();
+    template["properties"]["spec"]["properties"]["containers"]["items"]["properties"]["name"]["maxLength"] = 63.into();
+    // The schema of metadata says nothing about its labels and annotations, and an empty object would drop them.
+    template["properties"]["metadata"] = json!({
+        "type": "object",
+        "nullable": true,
+        "properties": {
+            "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+            "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+    });
+    crd
+}
+
+fn training_group() -> Value {
+    let mut crd = value_of::<TrainingGroup>();
+    crd["spec"]["versions"][0]["additionalPrinterColumns"] = columns(&GROUP_COLUMNS, &[]);
+    crd
+}
+
+fn columns(columns: &[(&str, &str, &str)], wide: &[&str]) -> Value {
+    let one = |(name, kind, path): &(&str, &str, &str)| {
+        let mut column = json!({"name": name, "type": kind, "jsonPath": path});
+        if wide.contains(name) {
+            column["priority"] = 1.into();
+        }
+        column
+    };
+    columns.iter().map(one).collect()
+}
+
+fn value_of<K: CustomResourceExt>() -> Value {
+    let mut crd = serde_json::to_value(K::crd()).expect("a CRD is JSON");
+    make_fit(&mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
+    crd
+}
+
+fn validations(rules: &[Rule]) -> Value {
+    let one = |Rule { rule, message, field }: &Rule| {
+        let mut validation = json!({"rule": rule, "message": message});
+        if let Some(field) = field {
+            validation["fieldPath"] = (*field).into();
+        }
+        validation
+    };
+    rules.iter().map(one).collect()
+}
+
+/// Drops number formats that Kubernetes does not know, writes single-precision defaults as they were meant and joins the
+/// lines of descriptions.
+fn make_fit(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
+                fields.remove("format");
+            }
+            if let Some(default) = fields.get_mut("default") {
+                shorten_numbers(default);
+            }
+            if let Some(Value::String(text)) = fields.get_mut("description") {
+                *text = text.split('\n').collect::<Vec<_>>().join(" ");
+            }
+            fields.values_mut().for_each(make_fit);
+        }
+        Value::Array(items) => items.iter_mut().for_each(make_fit),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+fn shorten_numbers(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let double = number.as_f64().unwrap_or_default();
+            #[allow(clippy::cast_possible_truncation, reason = "asks whether the number was a single before")]
+            let single = double as f32;
+            if let (true, Ok(short)) = (f64::from(single) == double, single.to_string().parse::<f64>()) {
+                *value = short.into();
+            }
+        }
+        Value::Object(fields) => fields.values_mut().for_each(shorten_numbers),
+        Value::Array(items) => items.iter_mut().for_each(shorten_numbers),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Kubernetes documents its own types; with their descriptions the CRD would be too large for `kubectl apply`.
+fn strip_descriptions(schema: &mut Value) {
+    let Value::Object(fields) = schema else { return };
+    fields.remove("description");
+    if let Some(Value::Object(properties)) = fields.get_mut("properties") {
+        properties.values_mut().for_each(strip_descriptions);
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(inner) = fields.get_mut(key) {
+            strip_descriptions(inner);
+        }
+    }
+}
+
+/// The schema's object with the given keyword, or none.
+pub(crate) fn object<'a>(schema: &'a Value, keyword: &str) -> Option<&'a Map<String, Value>> {
+    schema.get(keyword)?.as_object()
+}

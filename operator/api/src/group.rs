@@ -1,0 +1,65 @@
+use kube::CustomResource;
+use lockstep_launch::{Ending, Progress};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What the group is.
+#[derive(CustomResource, JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "lockstep.dev",
+    version = "v1alpha1",
+    kind = "TrainingGroup",
+    plural = "traininggroups",
+    namespaced,
+    status = "TrainingGroupStatus",
+    shortname = "tg",
+    doc = "The durable record of a TrainingJob's membership. The operator makes it with the job's name; the job's coordinator alone writes it.",
+    derive = "PartialEq",
+    derive = "Default"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainingGroupSpec {
+    /// Who is in the group, as the coordinator last agreed it with the workers; opaque to Kubernetes. Default: none, before
+    /// the first agreement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "opaque")]
+    pub record: Option<Value>,
+}
+
+/// What the coordinator reports.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainingGroupStatus {
+    /// What the training is doing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// What the training left behind, once it is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ending: Option<Ending>,
+}
+
+fn opaque(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "nullable": true, "x-kubernetes-preserve-unknown-fields": true})
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::Resource;
+    use lockstep_launch::group;
+
+    use super::*;
+
+    #[test]
+    fn the_names_are_those_of_the_launch_contract() {
+        assert_eq!(TrainingGroup::group(&()), group::API_GROUP);
+        assert_eq!(TrainingGroup::version(&()), group::VERSION);
+        assert_eq!(TrainingGroup::kind(&()), group::KIND);
+        assert_eq!(TrainingGroup::plural(&()), group::PLURAL);
+        let text = serde_json::json!({group::RECORD: {"a": 1}});
+        assert!(serde_json::from_value::<TrainingGroupSpec>(text).expect("a spec").record.is_some());
+        let text = serde_json::json!({group::PROGRESS: Progress::default(), group::ENDING: Ending::default()});
+        let status: TrainingGroupStatus = serde_json::from_value(text).expect("a status");
+        assert!(status.progress.is_some() && status.ending.is_some());
+    }
+}

@@ -1,0 +1,115 @@
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use kube::CustomResource;
+use lockstep_launch::{Checkpoint, Communication, Dataset, Model, Training};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::TrainingJobStatus;
+
+/// The value of `spec.managedBy` that this operator acts on.
+pub const MANAGED_BY: &str = "lockstep.dev/operator";
+/// Name of the container of `spec.template` that becomes the trainer.
+pub const TRAINER_CONTAINER: &str = "trainer";
+
+/// What to train, on how many workers, and what to do when something fails. It cannot change once the job exists.
+#[derive(CustomResource, JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[kube(
+    group = "lockstep.dev",
+    version = "v1alpha1",
+    kind = "TrainingJob",
+    plural = "trainingjobs",
+    namespaced,
+    status = "TrainingJobStatus",
+    shortname = "tj",
+    category = "all",
+    doc = "A neural network that several workers train in lockstep: every step, all of them average their gradients.",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TrainingJobSpec {
+    /// Number of workers, 1 to 1000; each is a pod. Default: 1.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub replicas: u32,
+    /// Who acts on the job; with any other value this operator leaves it alone. Default: lockstep.dev/operator.
+    #[serde(default = "this_operator")]
+    #[schemars(length(min = 1, max = 253))]
+    pub managed_by: String,
+    /// The network. Required.
+    pub model: Model,
+    /// The samples. Required.
+    pub dataset: Dataset,
+    /// The optimisation. Default: 5 epochs of sgd with global batches of 64 samples.
+    #[serde(default = "training_by_default")]
+    pub training: Training,
+    /// How gradients travel. Default: tcp in buckets of 1Mi.
+    #[serde(default)]
+    pub communication: Communication,
+    /// How state is kept. Required.
+    pub checkpoint: Checkpoint,
+    /// When to give up. Default: after the third restart that a failure made necessary.
+    #[serde(default)]
+    pub failure_policy: FailurePolicy,
+    /// Seconds from the start of the job after which it fails, restarts included. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 31_536_000))]
+    pub active_deadline_seconds: Option<u32>,
+    /// Which pods are deleted when the job is over: Running (those that still run; logs of the others stay readable), All or
+    /// None. Default: Running.
+    #[serde(default)]
+    pub clean_pod_policy: CleanPodPolicy,
+    /// Seconds after its end at which the job is deleted with everything it owns; checkpoints and model stay. Default: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 31_536_000))]
+    pub ttl_seconds_after_finished: Option<u32>,
+    /// The pods, as in every other Kubernetes workload. The container named `trainer` gives resources, volume mounts,
+    /// environment and, if it names one, the image of the trainer; the coordinator's pod is made from the same template
+    /// without accelerators. Default: one container without volumes, with the operator's trainer image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<PodTemplateSpec>,
+}
+
+/// When to give up.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct FailurePolicy {
+    /// Restarts from the newest checkpoint before the job fails. Evictions and lost nodes do not count. Default: 3.
+    #[schemars(range(min = 0, max = 1000))]
+    pub backoff_limit: u32,
+    /// Seconds in which every worker must have joined, from the creation of its pods. Default: 600.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub startup_timeout_seconds: u32,
+}
+
+impl Default for FailurePolicy {
+    fn default() -> Self {
+        Self { backoff_limit: 3, startup_timeout_seconds: 600 }
+    }
+}
+
+/// Which pods are deleted when a job is over.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CleanPodPolicy {
+    #[default]
+    #[allow(
+        missing_docs,
+        reason = "the field's comment is the documentation; one here would split the enum in the CRD"
+    )]
+    Running,
+    #[allow(missing_docs, reason = "as above")]
+    All,
+    #[allow(missing_docs, reason = "as above")]
+    None,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn this_operator() -> String {
+    MANAGED_BY.to_owned()
+}
+
+fn training_by_default() -> Training {
+    serde_json::from_value(serde_json::json!({})).expect("every field of the optimisation has a default")
+}

@@ -1,0 +1,157 @@
+use std::{num::NonZeroU32, path::PathBuf};
+
+use k8s_openapi::api::core::v1::PodTemplateSpec;
+use lockstep_launch::{InvalidField, Workload};
+use serde_json::Value;
+
+use crate::{
+    CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, manifest,
+    rules::{MAX_NAME_LENGTH, NAME_ACCEPTED},
+};
+
+/// Greatest number of workers, as in the schema.
+const MAX_REPLICAS: u32 = 1000;
+
+/// A job that can be run: every rule of the API holds.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ValidJob {
+    /// Its namespace; empty in a manifest that names none.
+    pub namespace: String,
+    /// Its name: at most 50 characters, a DNS label also with `-worker-999` behind it.
+    pub name: String,
+    /// Its uid; a manifest has none.
+    pub uid: Option<String>,
+    /// Number of workers.
+    pub replicas: NonZeroU32,
+    /// Who acts on it.
+    pub managed_by: String,
+    /// What is trained.
+    pub workload: Workload,
+    /// When to give up.
+    pub failure_policy: FailurePolicy,
+    /// Seconds from the start after which it fails.
+    pub active_deadline_seconds: Option<u32>,
+    /// Which pods are deleted at the end.
+    pub clean_pod_policy: CleanPodPolicy,
+    /// Seconds from the end after which it is deleted.
+    pub ttl_seconds_after_finished: Option<u32>,
+    /// What its pods are made from; empty where the manifest has none.
+    pub template: PodTemplateSpec,
+}
+
+impl ValidJob {
+    /// The job that an object of the cluster describes.
+    ///
+    /// # Errors
+    /// Every field that breaks a rule.
+    pub fn from_object(object: &TrainingJob) -> Result<Self, Vec<InvalidField>> {
+        let TrainingJob { metadata, spec, status: _ } = object;
+        let TrainingJobSpec {
+            replicas,
+            managed_by,
+            model,
+            dataset,
+            training,
+            communication,
+            checkpoint,
+            failure_policy,
+            active_deadline_seconds,
+            clean_pod_policy,
+            ttl_seconds_after_finished,
+            template,
+        } = spec.clone();
+        let workload = Workload { model, dataset, training, communication, checkpoint };
+        let template = template.unwrap_or_default();
+        let name = metadata.name.clone().unwrap_or_default();
+        let mut wrong = Vec::new();
+        if !is_name(&name) {
+            wrong.push(InvalidField::new("metadata.name", format!("\"{name}\""), NAME_ACCEPTED));
+        }
+        wrong.extend(workload.check().err());
+        wrong.extend(check_containers(&template).err());
+        match NonZeroU32::new(replicas).filter(|replicas| replicas.get() <= MAX_REPLICAS) {
+            Some(replicas) if wrong.is_empty() => Ok(Self {
+                namespace: metadata.namespace.clone().unwrap_or_default(),
+                name,
+                uid: metadata.uid.clone(),
+                replicas,
+                managed_by,
+                workload,
+                failure_policy,
+                active_deadline_seconds,
+                clean_pod_policy,
+                ttl_seconds_after_finished,
+                template,
+            }),
+            Some(_) => Err(wrong),
+            None => {
+                wrong.push(InvalidField::new("spec.replicas", replicas, format!("1 to {MAX_REPLICAS}")));
+                Err(wrong)
+            }
+        }
+    }
+
+    /// The job that a manifest describes, YAML or JSON, read as strictly as the API server reads it.
+    ///
+    /// # Errors
+    /// Every field that is unknown, missing, of the wrong type, out of range or breaks a rule.
+    pub fn from_manifest(yaml: &str) -> Result<Self, Vec<InvalidField>> {
+        Self::from_value(manifest::parse(yaml).map_err(|error| vec![error])?)
+    }
+
+    /// The same for a manifest that is parsed already.
+    ///
+    /// # Errors
+    /// As [`Self::from_manifest`].
+    pub fn from_value(manifest: Value) -> Result<Self, Vec<InvalidField>> {
+        let wrong = manifest::problems(&manifest);
+        if !wrong.is_empty() {
+            return Err(wrong);
+        }
+        let object: TrainingJob = serde_json::from_value(without_nulls(manifest))
+            .map_err(|error| vec![InvalidField::new("manifest", "not readable", error)])?;
+        Self::from_object(&object)
+    }
+
+    /// Paths inside the trainer's container at which the template mounts volumes.
+    #[must_use]
+    pub fn volume_mounts(&self) -> Vec<PathBuf> {
+        let containers = self.template.spec.iter().flat_map(|spec| &spec.containers);
+        containers
+            .filter(|container| container.name == TRAINER_CONTAINER)
+            .flat_map(|container| container.volume_mounts.iter().flatten())
+            .map(|mount| PathBuf::from(&mount.mount_path))
+            .collect()
+    }
+}
+
+/// As the API server does it: a field that is null is a field that is not there.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => fields
+            .into_iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| (name, without_nulls(value)))
+            .collect(),
+        Value::Array(items) => items.into_iter().map(without_nulls).collect(),
+        plain => plain,
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    name.len() <= MAX_NAME_LENGTH
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && !name.ends_with('-')
+        && name.bytes().all(inner)
+}
+
+fn check_containers(template: &PodTemplateSpec) -> Result<(), InvalidField> {
+    let Some(spec) = &template.spec else { return Ok(()) };
+    if spec.containers.iter().any(|container| container.name == TRAINER_CONTAINER) {
+        return Ok(());
+    }
+    let given: Vec<_> = spec.containers.iter().map(|container| container.name.as_str()).collect();
+    Err(InvalidField::new("spec.template.spec.containers", given.join(", "), "one must be named trainer"))
+}

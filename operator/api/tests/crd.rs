@@ -1,0 +1,189 @@
+//! The generated CRDs: current on disk, small, documented, bounded, and with rules that hold.
+
+use std::{fs, path::Path};
+
+use kube::core::cel::Validator;
+use lockstep_api::crds;
+use serde_json::{Value, json};
+
+/// `kubectl apply` keeps a copy of the object in an annotation of at most 256 KiB.
+const MAX_CRD_BYTES: usize = 200 << 10;
+/// Where the files lie, from the root of the repository.
+const FOLDERS: [&str; 2] = ["crds", "charts/lockstep/files/crds"];
+
+fn schema(file: &str) -> Value {
+    let (_, text) = crds().into_iter().find(|(name, _)| *name == file).expect("a CRD of this name");
+    let mut crd: Value = serde_saphyr::from_str(&text).expect("YAML");
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take()
+}
+
+fn job() -> Value {
+    json!({
+        "apiVersion": "lockstep.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "lenet"},
+        "spec": {
+            "replicas": 2,
+            "managedBy": "lockstep.dev/operator",
+            "model": {"name": "lenet5"},
+            "dataset": {"format": "idx", "uri": "file:///data/mnist", "evaluationFraction": 0.1, "samples": 10000},
+            "training": {"epochs": 5, "seed": 1},
+            "communication": {"backend": "tcp", "bucketBytes": "1Mi"},
+            "checkpoint": {"uri": "file:///checkpoints", "intervalSeconds": 60, "keepLast": 3},
+            "failurePolicy": {"backoffLimit": 3, "startupTimeoutSeconds": 600},
+            "cleanPodPolicy": "Running",
+            "template": {"spec": {"containers": [{"name": "trainer"}]}},
+        },
+    })
+}
+
+fn set(mut job: Value, pointer: &str, value: Value) -> Value {
+    let (parent, name) = pointer.rsplit_once('/').expect("a path");
+    job.pointer_mut(parent).expect("its parent exists")[name] = value;
+    job
+}
+
+/// The messages of the rules that the object breaks.
+fn broken(job: &Value, old: Option<&Value>) -> Vec<String> {
+    match Validator::new().validate(&schema("trainingjobs.yaml"), job, old) {
+        Ok(()) => Vec::new(),
+        Err(errors) => vec![errors.to_string()],
+    }
+}
+
+#[test]
+fn the_files_are_as_generated() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for (folder, (name, text)) in FOLDERS.iter().flat_map(|folder| crds().into_iter().map(move |crd| (folder, crd))) {
+        let path = root.join(folder).join(name);
+        if std::env::var_os("UPDATE").is_some() {
+            fs::create_dir_all(path.parent().expect("a folder")).expect("make the folder");
+            fs::write(&path, &text).expect("write the CRD");
+        }
+        let found = fs::read_to_string(&path).unwrap_or_default();
+        assert!(found == text, "{folder}/{name} is stale: UPDATE=1 cargo test -p lockstep-api");
+    }
+}
+
+#[test]
+fn plain_kubectl_apply_can_carry_the_crds() {
+    for (name, text) in crds() {
+        let crd: Value = serde_saphyr::from_str(&text).expect("YAML");
+        let bytes = crd.to_string().len();
+        assert!(bytes < MAX_CRD_BYTES, "{name}: {bytes} bytes");
+    }
+}
+
+/// Visits the fields of a schema; not those inside the pod template and the conditions, which Kubernetes documents.
+fn visit(schema: &Value, path: &str, see: &mut impl FnMut(&str, &Value, bool)) {
+    if path.ends_with(".template") || path.ends_with(".conditions") || path.ends_with(".metadata") {
+        return;
+    }
+    let required = schema["required"].as_array().cloned().unwrap_or_default();
+    let chosen = schema.get("oneOf").is_some();
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        see(&path, field, chosen || required.contains(&json!(name)));
+        visit(field, &path, see);
+    }
+    if schema.get("items").is_some() {
+        visit(&schema["items"], &format!("{path}[]"), see);
+    }
+}
+
+#[test]
+fn every_field_tells_what_it_is_and_its_default() {
+    for file in ["trainingjobs.yaml", "traininggroups.yaml"] {
+        let mut silent = Vec::new();
+        visit(&schema(file), "", &mut |path, field, required| {
+            let text = field["description"].as_str().unwrap_or_default();
+            let of_kubernetes = matches!(path, ".apiVersion" | ".kind" | ".metadata");
+            let defaulted = required || !path.starts_with(".spec.") || text.contains("Default: ");
+            if !of_kubernetes && (text.is_empty() || !defaulted) {
+                silent.push(format!("{path}: {text}"));
+            }
+        });
+        assert!(silent.is_empty(), "{file}:\n{}", silent.join("\n"));
+    }
+}
+
+#[test]
+fn every_text_list_and_number_of_the_spec_is_bounded() {
+    let mut unbounded = Vec::new();
+    visit(&schema("trainingjobs.yaml")["properties"]["spec"], ".spec", &mut |path, field, _| {
+        let bounded = match field["type"].as_str() {
+            _ if field.get("enum").is_some() => true,
+            Some("string") => field.get("maxLength").is_some(),
+            Some("array") => field.get("maxItems").is_some(),
+            Some("integer" | "number") => field.get("maximum").is_some(),
+            _ => true,
+        };
+        if !bounded {
+            unbounded.push(path.to_owned());
+        }
+    });
+    assert!(unbounded.is_empty(), "{unbounded:?}");
+}
+
+#[test]
+fn a_good_job_breaks_no_rule() {
+    assert_eq!(broken(&job(), None), Vec::<String>::new());
+    assert_eq!(broken(&job(), Some(&job())), Vec::<String>::new());
+}
+
+#[test]
+fn each_rule_refuses_what_it_is_for_and_nothing_else() {
+    let long = "a".repeat(51);
+    let cases = [
+        ("/metadata/name", json!(long), json!("a".repeat(50)), "metadata.name"),
+        ("/metadata/name", json!("a.b"), json!("a-b"), "metadata.name"),
+        ("/metadata/name", json!("1a"), json!("a1"), "metadata.name"),
+        ("/spec/model", json!({"name": "lenet5", "hidden": [3]}), json!({"name": "mlp", "hidden": [3]}), "hidden"),
+        ("/spec/dataset", json!({"format": "idx"}), json!({"format": "glyphs"}), "required for format idx"),
+        ("/spec/dataset/uri", json!("s3://bucket/a"), json!("file:///a"), "spec.dataset.uri"),
+        ("/spec/dataset/uri", json!("file:///a/.."), json!("file:///a/..b"), "spec.dataset.uri"),
+        ("/spec/checkpoint/uri", json!("file:///"), json!("file:///c"), "spec.checkpoint.uri"),
+        ("/spec/checkpoint/uri", json!("file:///../c"), json!("file:///c/d"), "spec.checkpoint.uri"),
+        ("/spec/communication/bucketBytes", json!("2Gi"), json!("1Gi"), "1Ki to 1Gi"),
+        ("/spec/communication/bucketBytes", json!(1023), json!(1024), "1Ki to 1Gi"),
+        (
+            "/spec/template/spec/containers",
+            json!([{"name": "main"}]),
+            json!([{"name": "sidecar"}, {"name": "trainer"}]),
+            "named trainer",
+        ),
+    ];
+    for (pointer, bad, good, message) in cases {
+        let told = broken(&set(job(), pointer, bad.clone()), None);
+        assert!(told.len() == 1 && told[0].contains(message), "{pointer} = {bad}: {told:?}");
+        assert_eq!(broken(&set(job(), pointer, good.clone()), None), Vec::<String>::new(), "{pointer} = {good}");
+    }
+}
+
+#[test]
+fn no_field_of_the_spec_can_change_be_added_or_be_taken_away() {
+    let changes = [
+        ("replicas", json!(3)),
+        ("managedBy", json!("kueue")),
+        ("model", json!({"name": "mlp"})),
+        ("dataset", json!({"format": "glyphs"})),
+        ("training", json!({"epochs": 6, "seed": 1})),
+        ("communication", json!({"backend": "tcp", "bucketBytes": "2Mi"})),
+        ("checkpoint", json!({"uri": "file:///other", "intervalSeconds": 60, "keepLast": 3})),
+        ("failurePolicy", json!({"backoffLimit": 4, "startupTimeoutSeconds": 600})),
+        ("activeDeadlineSeconds", json!(60)),
+        ("cleanPodPolicy", json!("All")),
+        ("ttlSecondsAfterFinished", json!(60)),
+        ("template", json!({"spec": {"containers": [{"name": "trainer", "image": "other"}]}})),
+    ];
+    let fields = &schema("trainingjobs.yaml")["properties"]["spec"]["properties"];
+    assert_eq!(fields.as_object().expect("fields").len(), changes.len(), "a field of the spec without a case here");
+    for (field, value) in changes {
+        let changed = set(job(), &format!("/spec/{field}"), value);
+        let told = broken(&changed, Some(&job()));
+        assert!(told.len() == 1 && told[0].contains(&format!("spec.{field}: cannot change")), "{field}: {told:?}");
+    }
+    let mut without = job();
+    without["spec"].as_object_mut().expect("fields").remove("template");
+    assert!(broken(&without, Some(&job()))[0].contains("spec.template: cannot change"));
+}

@@ -1,0 +1,161 @@
+//! Manifests: what is refused, in which words, and what a valid one becomes.
+
+use lockstep_api::{ValidJob, manifest::set};
+use lockstep_launch::{ByteSize, ModelName};
+use serde_json::{Value, json};
+
+const GOOD: &str = "
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: lenet, namespace: team, labels: {a.b/c: d}}
+spec:
+  replicas: 2
+  model: {name: lenet5}
+  dataset: {format: idx, uri: file:///data/mnist}
+  training: {epochs: 3, optimizer: {sgd: {weightDecay: 5.0e-5}}, schedule: {baseLearningRate: 1}}
+  checkpoint: {uri: file:///checkpoints}
+  template:
+    spec:
+      containers:
+      - name: trainer
+        resources: {limits: {cpu: 2, memory: 1Gi}}
+        volumeMounts: [{name: data, mountPath: /data}, {name: checkpoints, mountPath: /checkpoints}]
+      - {name: sidecar, image: x, volumeMounts: [{name: data, mountPath: /elsewhere}]}
+";
+
+fn good() -> Value {
+    serde_saphyr::from_str(GOOD).expect("YAML")
+}
+
+fn told(manifest: &str) -> Vec<String> {
+    ValidJob::from_manifest(manifest).expect_err("refused").iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let job = ValidJob::from_manifest(GOOD).expect("valid");
+    assert_eq!((job.name.as_str(), job.namespace.as_str(), job.uid.as_deref()), ("lenet", "team", None));
+    assert_eq!(job.replicas.get(), 2);
+    assert_eq!(job.workload.model.name, ModelName::Lenet5);
+    assert_eq!(job.workload.training.epochs, 3);
+    assert_eq!(job.workload.training.global_batch_size, 64);
+    assert_eq!(job.workload.communication.bucket_bytes, ByteSize::mebibytes(1));
+    assert_eq!(job.failure_policy.backoff_limit, 3);
+    assert_eq!(job.failure_policy.startup_timeout_seconds, 600);
+    assert_eq!(job.managed_by, "lockstep.dev/operator");
+}
+
+#[test]
+fn only_the_trainers_mounts_count() {
+    let mounts = ValidJob::from_manifest(GOOD).expect("valid").volume_mounts();
+    assert_eq!(mounts, ["/data", "/checkpoints"].map(std::path::PathBuf::from));
+}
+
+#[test]
+fn a_manifest_without_template_is_valid() {
+    let mut manifest = good();
+    manifest["spec"].as_object_mut().expect("fields").remove("template");
+    assert!(ValidJob::from_value(manifest).expect("valid").volume_mounts().is_empty());
+}
+
+#[test]
+fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
+    let cases = [
+        ("epochs: 3", "epoch: 3", "spec.training.epoch: unknown: no such field; did you mean `epochs`?"),
+        ("epochs: 3", "epochs: three", "spec.training.epochs: \"three\": a whole number, 1 to 1000000"),
+        ("epochs: 3", "epochs: 0", "spec.training.epochs: 0: a whole number, 1 to 1000000"),
+        ("epochs: 3", "epochs: 2.5", "spec.training.epochs: 2.5: a whole number, 1 to 1000000"),
+        ("epochs: 3", "epochs: -1", "spec.training.epochs: -1: a whole number, 1 to 1000000"),
+        ("replicas: 2", "replicas: 1001", "spec.replicas: 1001: a whole number, 1 to 1000"),
+        ("name: lenet5", "name: lenet6", "spec.model.name: \"lenet6\": one of lenet5, mlp, mlp25m"),
+        ("model: {name: lenet5}", "model: {}", "spec.model.name: missing: required: one of lenet5, mlp, mlp25m"),
+        ("name: lenet,", "name: Lenet,", "metadata.name: \"Lenet\": a lower-case letter"),
+        ("name: lenet,", "nam: lenet,", "metadata.name: missing: required: a text"),
+        ("kind: TrainingJob", "kind: Job", "kind: \"Job\": one of TrainingJob"),
+        ("v1alpha1", "v1", "apiVersion: \"lockstep.dev/v1\": one of lockstep.dev/v1alpha1"),
+        ("uri: file:///data/mnist", "uri: s3://a", "spec.dataset.uri: s3://a: file:///FOLDER"),
+        (", uri: file:///data/mnist", "", "spec.dataset.uri: missing: required for format idx"),
+        ("sgd: {", "adam: {", "spec.training.optimizer.adam: unknown: no such field"),
+        ("- name: trainer", "- name: main", "spec.template.spec.containers: main, sidecar: one must be named trainer"),
+        ("mountPath: /data}", "mountpath: /data}", "did you mean `mountPath`?"),
+        ("weightDecay: 5.0e-5", "weightDecay: [1]", "spec.training.optimizer.sgd.weightDecay: [1]: a number, 0 to 1"),
+        ("  checkpoint: {uri: file:///checkpoints}", "", "spec.checkpoint: missing: required, with fields:"),
+    ];
+    for (from, to, message) in cases {
+        assert!(GOOD.contains(from), "{from}");
+        let told = told(&GOOD.replacen(from, to, 1));
+        assert!(told.iter().any(|line| line.contains(message)), "{to}: {told:?}");
+    }
+}
+
+#[test]
+fn all_mistakes_are_told_at_once() {
+    let manifest = GOOD.replace("epochs: 3", "epochs: 0, sed: 1").replace("replicas: 2", "replica: 2");
+    assert_eq!(told(&manifest).len(), 3);
+}
+
+#[test]
+fn what_is_no_yaml_is_told_as_such() {
+    for text in ["", "a: [", "- 1", "a: 1\na: 2", "\u{0}", "--- 1\n--- 2"] {
+        assert!(!told(text).is_empty(), "{text:?}");
+    }
+}
+
+#[test]
+fn a_bucket_is_a_number_or_a_text() {
+    for (value, bytes) in [(json!(4096), 4096), (json!("4Ki"), 4096)] {
+        let mut manifest = good();
+        manifest["spec"]["communication"] = json!({"bucketBytes": value});
+        assert_eq!(
+            ValidJob::from_value(manifest).expect("valid").workload.communication.bucket_bytes,
+            ByteSize::bytes(bytes)
+        );
+    }
+    for value in [json!("4KB"), json!(1.5), json!(true), json!("2Gi")] {
+        let mut manifest = good();
+        manifest["spec"]["communication"] = json!({"bucketBytes": value});
+        let told = ValidJob::from_value(manifest).expect_err("refused");
+        assert_eq!(told[0].field, "spec.communication.bucketBytes", "{value}");
+    }
+}
+
+#[test]
+fn set_takes_the_type_from_the_schema() {
+    let mut manifest = good();
+    let cases = [
+        ("spec.training.epochs=7", "/spec/training/epochs", json!(7)),
+        ("spec.training.schedule.baseLearningRate=1e-3", "/spec/training/schedule/baseLearningRate", json!(1e-3)),
+        ("spec.communication.bucketBytes=64Ki", "/spec/communication/bucketBytes", json!("64Ki")),
+        ("spec.communication.bucketBytes=4096", "/spec/communication/bucketBytes", json!(4096)),
+        ("spec.dataset.uri=file:///a=b", "/spec/dataset/uri", json!("file:///a=b")),
+        ("metadata.name=123", "/metadata/name", json!("123")),
+        ("spec.template.spec.hostNetwork=true", "/spec/template/spec/hostNetwork", json!(true)),
+        ("spec.template.spec.containers.1.image=y", "/spec/template/spec/containers/1/image", json!("y")),
+        ("spec.template.spec.nodeSelector.disk=1", "/spec/template/spec/nodeSelector/disk", json!("1")),
+        ("spec.model.hidden=[3, 4]", "/spec/model/hidden", json!([3, 4])),
+    ];
+    for (assignment, pointer, value) in cases {
+        set(&mut manifest, assignment).unwrap_or_else(|error| panic!("{assignment}: {error}"));
+        assert_eq!(manifest.pointer(pointer), Some(&value), "{assignment}");
+    }
+}
+
+#[test]
+fn set_refuses_what_the_field_does_not_take_and_changes_nothing() {
+    let cases = [
+        ("spec.training.epoch=7", "did you mean `epochs`?"),
+        ("spec.training.epochs", "FIELD=VALUE"),
+        ("spec.training.epochs=many", "a whole number, 1 to 1000000"),
+        ("spec.training.epochs=0", "a whole number, 1 to 1000000"),
+        ("spec.model.name=resnet", "one of lenet5, mlp, mlp25m"),
+        ("spec.training.epochs.x=1", "a plain value"),
+        ("spec.template.spec.containers.7.image=y", "the list has 2 items"),
+        ("spec.template.spec.containers.name=y", "write the number of an item"),
+    ];
+    for (assignment, message) in cases {
+        let mut manifest = good();
+        let error = set(&mut manifest, assignment).expect_err(assignment).to_string();
+        assert!(error.contains(message), "{assignment}: {error}");
+        assert_eq!(manifest, good(), "{assignment}");
+    }
+}

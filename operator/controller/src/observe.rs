@@ -1,0 +1,211 @@
+//! Reads the cluster, and is the only place that does: three watches, kept as what decisions need of them.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures::{Stream, StreamExt, channel::mpsc};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    core::DeserializeGuard,
+    runtime::{WatchStreamExt, reflector::ObjectRef, watcher, watcher::Event},
+};
+use lockstep_api::{TrainingGroup, TrainingJob, label};
+use lockstep_plan::{GroupSeen, Observed, PodSeen};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::metrics::Metrics;
+
+/// A job as it came; one that cannot be read must not hide the others.
+pub(crate) type Job = DeserializeGuard<TrainingJob>;
+
+/// Requests that wait for the reconciler; a full queue holds the watches back.
+const QUEUE: usize = 1024;
+/// Objects that one page of a list holds: bounds the memory that a list takes.
+const PAGE: u32 = 200;
+
+/// What is known of everything that belongs to the jobs of one scope: a namespace, or all.
+pub(crate) struct Surroundings {
+    pods: Mutex<Pods>,
+    groups: Mutex<Groups>,
+}
+
+/// Pods by the uid of their job, then by name.
+type Pods = HashMap<String, BTreeMap<String, PodSeen>>;
+/// Records by namespace and name: the uid of the owning job, and what the coordinator reported.
+type Groups = HashMap<(String, String), (String, GroupSeen)>;
+
+/// Turns true when a watch has listed everything once.
+pub(crate) type Synced = watch::Receiver<bool>;
+
+/// Objects of a kind in one namespace, or in all.
+pub(crate) fn scoped<K>(client: Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<Scope = kube::core::NamespaceResourceScope>,
+    K::DynamicType: Default,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    }
+}
+
+impl Surroundings {
+    /// Begins to watch pods and records; yields the jobs to look at whenever one of theirs changes.
+    pub(crate) fn watch(
+        client: &Client,
+        namespace: Option<&str>,
+        metrics: &Arc<Metrics>,
+    ) -> (Arc<Self>, [Synced; 2], impl Stream<Item = ObjectRef<Job>> + use<>) {
+        let surroundings = Arc::new(Self { pods: Mutex::default(), groups: Mutex::default() });
+        let (tell, told) = mpsc::channel(QUEUE);
+        let (pods_done, pods_synced) = watch::channel(false);
+        let (groups_done, groups_synced) = watch::channel(false);
+        let ours = watcher::Config::default().labels(label::JOB_UID).page_size(PAGE);
+        let pods = follow(
+            scoped::<Pod>(client.clone(), namespace),
+            ours,
+            Arc::clone(&surroundings),
+            (tell.clone(), pods_done, Arc::clone(metrics)),
+        );
+        let groups = follow(
+            scoped::<TrainingGroup>(client.clone(), namespace),
+            watcher::Config::default().page_size(PAGE),
+            Arc::clone(&surroundings),
+            (tell, groups_done, Arc::clone(metrics)),
+        );
+        tokio::spawn(pods);
+        tokio::spawn(groups);
+        (surroundings, [pods_synced, groups_synced], told)
+    }
+
+    /// What was seen of a job.
+    pub(crate) fn of(&self, job: &TrainingJob, refused: Option<String>) -> Observed {
+        let uid = job.uid().unwrap_or_default();
+        let key = (job.namespace().unwrap_or_default(), job.name_any());
+        let pods = locked(&self.pods).get(&uid).map(|pods| pods.values().cloned().collect()).unwrap_or_default();
+        let group = locked(&self.groups).get(&key).filter(|(owner, _)| *owner == uid).map(|(_, group)| group.clone());
+        let status = job.status.clone().unwrap_or_default();
+        Observed { generation: job.metadata.generation, status, pods, group, refused }
+    }
+}
+
+/// What is watched beside the jobs.
+trait Watched: Resource<DynamicType = ()> {
+    /// All that is known of the kind.
+    type Known: Default;
+    /// Where that is kept.
+    fn known(surroundings: &Surroundings) -> &Mutex<Self::Known>;
+    /// Takes over an object, or that it is gone.
+    fn see(&self, known: &mut Self::Known, exists: bool);
+}
+
+impl Watched for Pod {
+    type Known = Pods;
+
+    fn known(surroundings: &Surroundings) -> &Mutex<Pods> {
+        &surroundings.pods
+    }
+
+    fn see(&self, known: &mut Pods, exists: bool) {
+        let Some(uid) = self.labels().get(label::JOB_UID) else { return };
+        let of_job = known.entry(uid.clone()).or_default();
+        match PodSeen::of(self).filter(|_| exists) {
+            Some(seen) => drop(of_job.insert(seen.name.clone(), seen)),
+            None => drop(of_job.remove(&self.name_any())),
+        }
+        if of_job.is_empty() {
+            known.remove(uid);
+        }
+    }
+}
+
+impl Watched for TrainingGroup {
+    type Known = Groups;
+
+    fn known(surroundings: &Surroundings) -> &Mutex<Groups> {
+        &surroundings.groups
+    }
+
+    fn see(&self, known: &mut Groups, exists: bool) {
+        let key = (self.namespace().unwrap_or_default(), self.name_any());
+        let owner = self.owner_references().iter().find(|owner| owner.controller == Some(true));
+        let status = self.status.clone().unwrap_or_default();
+        match owner.filter(|_| exists) {
+            Some(owner) => {
+                let seen = GroupSeen { progress: status.progress, ending: status.ending };
+                known.insert(key, (owner.uid.clone(), seen));
+            }
+            None => drop(known.remove(&key)),
+        }
+    }
+}
+
+/// Follows one watch for the life of the process. A list that starts anew is collected first and replaces what was known
+/// in one piece, so that nobody sees half of it.
+async fn follow<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    surroundings: Arc<Surroundings>,
+    (mut tell, synced, metrics): (mpsc::Sender<ObjectRef<Job>>, watch::Sender<bool>, Arc<Metrics>),
+) where
+    K: Watched + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let mut listed: Vec<K> = Vec::new();
+    let mut events = Box::pin(watcher(api, config).default_backoff());
+    while let Some(event) = events.next().await {
+        let changed: Vec<ObjectRef<Job>> = match event {
+            Ok(Event::Init) => {
+                listed.clear();
+                continue;
+            }
+            Ok(Event::InitApply(object)) => {
+                listed.push(object);
+                continue;
+            }
+            Ok(Event::InitDone) => {
+                let mut fresh = K::Known::default();
+                listed.iter().for_each(|object| object.see(&mut fresh, true));
+                *locked(K::known(&surroundings)) = fresh;
+                synced.send_replace(true);
+                let touched: HashSet<_> = mem::take(&mut listed).iter().filter_map(job_of).collect();
+                touched.into_iter().collect()
+            }
+            Ok(Event::Apply(object)) => {
+                object.see(&mut locked(K::known(&surroundings)), true);
+                job_of(&object).into_iter().collect()
+            }
+            Ok(Event::Delete(object)) => {
+                object.see(&mut locked(K::known(&surroundings)), false);
+                job_of(&object).into_iter().collect()
+            }
+            Err(error) => {
+                metrics.watch_restarted();
+                warn!(kind = %K::kind(&()), %error, "watch interrupted; it starts again");
+                continue;
+            }
+        };
+        for job in changed {
+            if futures::SinkExt::send(&mut tell, job).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The job that an object belongs to.
+fn job_of<K: Resource<DynamicType = ()>>(object: &K) -> Option<ObjectRef<Job>> {
+    let owners = object.meta().owner_references.as_deref().unwrap_or_default();
+    let owner = owners.iter().find(|owner| owner.controller == Some(true) && owner.kind == TrainingJob::kind(&()))?;
+    Some(ObjectRef::new(&owner.name).within(object.meta().namespace.as_deref()?))
+}
+
+/// Each change under these locks is one insertion, removal or replacement: what a panicking thread left behind is whole.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

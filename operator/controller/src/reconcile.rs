@@ -1,0 +1,274 @@
+//! Drives: whenever a job or something of it changes, or its time has come, observe, plan and apply.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::{Stream, StreamExt, future::BoxFuture, stream};
+use jiff::Timestamp;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    core::error_boundary::InvalidObject,
+    runtime::{
+        WatchStreamExt,
+        controller::{Action, Config, Error as ControllerError, applier},
+        reflector::{self, ObjectRef},
+        watcher,
+        watcher::Event,
+    },
+};
+use lockstep_api::{MANAGED_BY, Phase, TrainingJob, ValidJob};
+use lockstep_launch::InvalidField;
+use lockstep_plan::{Observed, Plan, Settings, plan, refuse};
+use tokio::sync::Semaphore;
+use tracing::{error, warn};
+
+use crate::{
+    apply::{ApplyError, apply, write_status},
+    metrics::{Metrics, Outcome},
+    observe::{Job, Surroundings, Synced, scoped},
+};
+
+/// Jobs that are worked on at once, over all namespaces: one large job never delays a small one.
+const CONCURRENCY: u16 = 16;
+/// First and longest pause after an error, doubled in between.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
+/// Pause until a decision that was made on an old version is made again; the new version usually comes first.
+const OUTDATED: Duration = Duration::from_millis(500);
+
+/// Longest time between two looks at a job that goes on: what vanished while a watch was interrupted tells nobody. A look
+/// at what is cached asks nothing of the API server.
+const UNASKED: Duration = Duration::from_secs(60);
+
+/// What all scopes share.
+pub(crate) struct Operator {
+    pub(crate) client: Client,
+    pub(crate) settings: Settings,
+    pub(crate) metrics: Arc<Metrics>,
+    slots: Semaphore,
+}
+
+impl Operator {
+    pub(crate) fn new(client: Client, settings: Settings, metrics: Arc<Metrics>) -> Self {
+        Self { client, settings, metrics, slots: Semaphore::new(CONCURRENCY.into()) }
+    }
+}
+
+/// One namespace, or all, as the reconciler sees it.
+struct Scope {
+    operator: Arc<Operator>,
+    surroundings: Arc<Surroundings>,
+    memory: Mutex<HashMap<String, Memory>>,
+}
+
+/// What is kept of a job between two looks, by its uid. None of it decides what is done, only whether a cached job is
+/// current and when to try again.
+#[derive(Default)]
+struct Memory {
+    /// Version of the job after its status was last written here.
+    written: Option<u64>,
+    /// Errors in a row.
+    errors: u32,
+    /// The API server's words when it last refused an object of the job.
+    refused: Option<String>,
+    /// An unreadable job was told so.
+    told: bool,
+}
+
+/// Works on the jobs of one scope until `stop`. Tells `synced` what must be true before anything is decided.
+pub(crate) async fn drive(
+    operator: Arc<Operator>,
+    namespace: Option<String>,
+    synced: impl FnOnce(Vec<Synced>),
+    stop: BoxFuture<'static, ()>,
+) {
+    let namespace = namespace.as_deref();
+    let Operator { client, metrics, .. } = &*operator;
+    let (surroundings, watches, touched) = Surroundings::watch(client, namespace, metrics);
+    let scope = Arc::new(Scope { operator: Arc::clone(&operator), surroundings, memory: Mutex::new(HashMap::new()) });
+    let (store, writer) = reflector::store::<Job>();
+    let jobs: Api<Job> = scoped(client.clone(), namespace);
+    let events = watcher(jobs, watcher::Config::default()).default_backoff().modify(trim).reflect(writer);
+    let changed = job_changes(events, Arc::clone(&scope));
+    synced(watches.to_vec());
+    // Nothing is decided before everything was listed once: a pod that is not seen yet would look lost.
+    let ready = stream::once(all_true(watches)).filter_map(|()| async { None::<ObjectRef<Job>> });
+    let queue = ready.chain(stream::select(Box::pin(changed), touched)).map(Ok::<_, watcher::Error>).take_until(stop);
+    applier(
+        |job, scope: Arc<Scope>| Box::pin(reconcile(job, scope)),
+        after_error,
+        scope,
+        store,
+        Box::pin(queue),
+        Config::default().concurrency(CONCURRENCY),
+    )
+    .for_each(|result| async {
+        match result {
+            // Told where it happened, or about a job that is gone.
+            Ok(_) | Err(ControllerError::ReconcilerFailed(..) | ControllerError::ObjectNotFound(_)) => {}
+            Err(error) => error!(%error, "queue"),
+        }
+    })
+    .await;
+}
+
+/// Jobs that came or changed; those that went are forgotten.
+fn job_changes(
+    events: impl Stream<Item = watcher::Result<Event<Job>>>,
+    scope: Arc<Scope>,
+) -> impl Stream<Item = ObjectRef<Job>> {
+    events.filter_map(move |event| {
+        let next = match event {
+            Ok(Event::Apply(job) | Event::InitApply(job)) => Some(ObjectRef::from_obj(&job)),
+            Ok(Event::Delete(job)) => {
+                scope.forget(&job);
+                None
+            }
+            Ok(Event::Init | Event::InitDone) => None,
+            Err(error) => {
+                scope.operator.metrics.watch_restarted();
+                warn!(kind = %TrainingJob::kind(&()), %error, "watch interrupted; it starts again");
+                None
+            }
+        };
+        async { next }
+    })
+}
+
+async fn all_true(watches: impl IntoIterator<Item = Synced>) {
+    for mut watch in watches {
+        // A watch that ended will never list; its task has panicked and the process is about to end.
+        let _ = watch.wait_for(|synced| *synced).await;
+    }
+}
+
+/// What nobody reads of a job takes the most memory.
+fn trim(job: &mut Job) {
+    job.meta_mut().managed_fields = None;
+    job.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
+}
+
+async fn reconcile(job: Arc<Job>, scope: Arc<Scope>) -> Result<Action, ApplyError> {
+    let Ok(_slot) = scope.operator.slots.acquire().await else { return Ok(Action::await_change()) };
+    let started = Instant::now();
+    let result = look_at(&job, &scope).await;
+    let outcome = match &result {
+        Ok(_) => Outcome::Success,
+        Err(ApplyError::Outdated { .. }) => Outcome::Outdated,
+        Err(_) => Outcome::Error,
+    };
+    scope.operator.metrics.reconciled(outcome, started.elapsed());
+    if let Err(error) = &result {
+        scope.operator.metrics.failed(reason(error));
+        if outcome == Outcome::Error {
+            warn!(namespace = job.namespace(), job = job.name_any(), %error, "not reconciled");
+        }
+    }
+    result
+}
+
+async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
+    let uid = job.uid().unwrap_or_default();
+    if job.meta().deletion_timestamp.is_some() {
+        return Ok(Action::await_change());
+    }
+    let version = job.resource_version().and_then(|version| version.parse::<u64>().ok());
+    let refused = {
+        let mut memory = scope.memory();
+        let memory = memory.entry(uid.clone()).or_default();
+        if version.zip(memory.written).is_some_and(|(cached, written)| cached < written) {
+            return Ok(Action::requeue(OUTDATED));
+        }
+        memory.refused.clone()
+    };
+    let job = match &job.0 {
+        Ok(job) => job,
+        Err(invalid) => return tell_unreadable(invalid, &uid, scope).await,
+    };
+    if job.spec.managed_by != MANAGED_BY {
+        return Ok(Action::await_change());
+    }
+    let now = Timestamp::now();
+    let seen = scope.surroundings.of(job, refused);
+    let next = match ValidJob::from_object(job) {
+        Ok(valid) => plan(&valid, &seen, &scope.operator.settings, now),
+        Err(wrong) => refuse(&wrong, &seen, now),
+    };
+    scope.operator.metrics.saw(job, next.status.as_ref().unwrap_or(&seen.status));
+    let check_again = next.check_again;
+    let finished = next.status.as_ref().unwrap_or(&seen.status).phase.is_some_and(Phase::is_finished);
+    carry_out(job, &uid, scope, next).await?;
+    let wait = check_again.and_then(|wait| Duration::try_from(wait).ok());
+    Ok(match wait {
+        Some(wait) if finished => Action::requeue(wait),
+        None if finished => Action::await_change(),
+        wait => Action::requeue(wait.map_or(UNASKED, |wait| wait.min(UNASKED))),
+    })
+}
+
+async fn carry_out(job: &TrainingJob, uid: &str, scope: &Scope, next: Plan) -> Result<(), ApplyError> {
+    let result = apply(&scope.operator.client, job, next).await;
+    let mut memory = scope.memory();
+    let memory = memory.entry(uid.to_owned()).or_default();
+    match result {
+        Ok(version) => {
+            memory.errors = 0;
+            memory.refused = None;
+            memory.written = version.and_then(|version| version.parse().ok()).or(memory.written);
+            Ok(())
+        }
+        Err(error) => {
+            if let ApplyError::Refused { .. } = error {
+                memory.refused = Some(error.to_string());
+            }
+            Err(error)
+        }
+    }
+}
+
+/// An object that is no `TrainingJob` at all, stored before the CRD refused it. It is told so once.
+async fn tell_unreadable(invalid: &InvalidObject, uid: &str, scope: &Scope) -> Result<Action, ApplyError> {
+    let told = std::mem::replace(&mut scope.memory().entry(uid.to_owned()).or_default().told, true);
+    if !told {
+        let wrong = InvalidField::new("spec", "not readable", &invalid.error);
+        let seen = Observed { generation: invalid.metadata.generation, ..Observed::default() };
+        if let Some(status) = refuse(&[wrong], &seen, Timestamp::now()).status {
+            write_status(&scope.operator.client, &invalid.metadata, status).await?;
+        }
+    }
+    Ok(Action::await_change())
+}
+
+fn after_error(job: Arc<Job>, error: &ApplyError, scope: Arc<Scope>) -> Action {
+    if let ApplyError::Outdated { .. } = error {
+        return Action::requeue(OUTDATED);
+    }
+    let uid = job.uid().unwrap_or_default();
+    let mut memory = scope.memory();
+    let errors = &mut memory.entry(uid).or_default().errors;
+    *errors = errors.saturating_add(1);
+    let (first, longest) = BACKOFF;
+    Action::requeue(first.saturating_mul(1 << (*errors - 1).min(16)).min(longest))
+}
+
+fn reason(error: &ApplyError) -> &'static str {
+    match error {
+        ApplyError::Outdated { .. } => "outdated",
+        ApplyError::Refused { .. } => "refused",
+        ApplyError::Taken { .. } => "taken",
+        ApplyError::Request { .. } => "request",
+    }
+}
+
+impl Scope {
+    fn memory(&self) -> MutexGuard<'_, HashMap<String, Memory>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, job: &Job) {
+        self.memory().remove(&job.uid().unwrap_or_default());
+        self.operator.metrics.forget(&job.namespace().unwrap_or_default(), &job.name_any());
+    }
+}

@@ -1,0 +1,161 @@
+//! What surrounds the pods: the record, the coordinator's name and identity, and who may talk to whom.
+
+use k8s_openapi::{
+    api::{
+        core::v1::{Pod, Service, ServiceAccount, ServicePort, ServiceSpec},
+        networking::v1::{
+            NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
+        },
+        rbac::v1::{PolicyRule, Role as RbacRole, RoleBinding, RoleRef, Subject},
+    },
+    apimachinery::pkg::{
+        apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
+        util::intstr::IntOrString,
+    },
+};
+use lockstep_api::{TrainingGroup, TrainingGroupSpec, ValidJob};
+use lockstep_launch::{Ports, group};
+
+use crate::{
+    Role, pod_name,
+    pods::{job_labels, owner, role_labels},
+};
+
+/// Service account, Role and RoleBinding of all coordinators of a namespace. They belong to every job there and go with the
+/// last one.
+pub const COORDINATOR_ACCOUNT: &str = "lockstep-coordinator";
+
+/// An object to make.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "each is the Kubernetes object of its name")]
+pub enum Child {
+    Group(Box<TrainingGroup>),
+    ServiceAccount(Box<ServiceAccount>),
+    Role(Box<RbacRole>),
+    RoleBinding(Box<RoleBinding>),
+    Service(Box<Service>),
+    NetworkPolicy(Box<NetworkPolicy>),
+    Pod(Box<Pod>),
+}
+
+/// Everything that must exist before the coordinator's pod.
+pub(crate) fn children(job: &ValidJob, with_group: bool) -> Vec<Child> {
+    let record = with_group.then(|| Child::Group(Box::new(training_group(job))));
+    let others = [
+        Child::ServiceAccount(Box::new(account(job))),
+        Child::Role(Box::new(role(job))),
+        Child::RoleBinding(Box::new(role_binding(job))),
+        Child::Service(Box::new(service(job))),
+        Child::NetworkPolicy(Box::new(network_policy(job))),
+    ];
+    record.into_iter().chain(others).collect()
+}
+
+fn training_group(job: &ValidJob) -> TrainingGroup {
+    TrainingGroup { metadata: owned(job, &job.name), spec: TrainingGroupSpec::default(), status: None }
+}
+
+fn account(job: &ValidJob) -> ServiceAccount {
+    ServiceAccount {
+        metadata: shared(job),
+        // Only pods that ask for a token get one, and the coordinator's pod asks.
+        automount_service_account_token: Some(false),
+        ..ServiceAccount::default()
+    }
+}
+
+fn role(job: &ValidJob) -> RbacRole {
+    let rule = PolicyRule {
+        api_groups: Some(vec![group::API_GROUP.to_owned()]),
+        resources: Some(vec![group::PLURAL.to_owned(), format!("{}/status", group::PLURAL)]),
+        verbs: ["get", "update", "patch"].map(str::to_owned).to_vec(),
+        ..PolicyRule::default()
+    };
+    RbacRole { metadata: shared(job), rules: Some(vec![rule]) }
+}
+
+fn role_binding(job: &ValidJob) -> RoleBinding {
+    RoleBinding {
+        metadata: shared(job),
+        role_ref: RoleRef {
+            api_group: "rbac.authorization.k8s.io".to_owned(),
+            kind: "Role".to_owned(),
+            name: COORDINATOR_ACCOUNT.to_owned(),
+        },
+        subjects: Some(vec![Subject {
+            kind: "ServiceAccount".to_owned(),
+            name: COORDINATOR_ACCOUNT.to_owned(),
+            namespace: Some(job.namespace.clone()),
+            ..Subject::default()
+        }]),
+    }
+}
+
+/// The coordinator's name in the cluster's DNS; it must resolve before the coordinator is ready, since readiness waits for
+/// the workers that look for it.
+fn service(job: &ValidJob) -> Service {
+    let mut selector = job_labels(job);
+    selector.extend(role_labels(Role::Coordinator));
+    Service {
+        metadata: owned(job, &pod_name(job, Role::Coordinator)),
+        spec: Some(ServiceSpec {
+            cluster_ip: Some("None".to_owned()),
+            publish_not_ready_addresses: Some(true),
+            selector: Some(selector),
+            ports: Some(vec![ServicePort {
+                name: Some("control".to_owned()),
+                port: Ports::POD.control.into(),
+                protocol: Some("TCP".to_owned()),
+                target_port: Some(IntOrString::Int(Ports::POD.control.into())),
+                ..ServicePort::default()
+            }]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn network_policy(job: &ValidJob) -> NetworkPolicy {
+    let pods = LabelSelector { match_labels: Some(job_labels(job)), match_expressions: None };
+    let port = |port: u16| NetworkPolicyPort {
+        port: Some(IntOrString::Int(port.into())),
+        protocol: Some("TCP".to_owned()),
+        end_port: None,
+    };
+    let Ports { control, data, metrics } = Ports::POD;
+    let peers = NetworkPolicyPeer { pod_selector: Some(pods.clone()), ..NetworkPolicyPeer::default() };
+    NetworkPolicy {
+        metadata: owned(job, &job.name),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(pods),
+            policy_types: Some(vec!["Ingress".to_owned()]),
+            ingress: Some(vec![
+                NetworkPolicyIngressRule { from: Some(vec![peers]), ports: Some(vec![port(control), port(data)]) },
+                // From anywhere: neither the labels of the cluster's Prometheus nor the address of the kubelet, whose
+                // readiness probe uses this port, are known here. It serves figures only.
+                NetworkPolicyIngressRule { from: None, ports: Some(vec![port(metrics)]) },
+            ]),
+            egress: None,
+        }),
+    }
+}
+
+fn owned(job: &ValidJob, name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: Some(job.namespace.clone()),
+        labels: Some(job_labels(job)),
+        owner_references: Some(vec![owner(job)]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Belongs to this job as to all others of the namespace.
+fn shared(job: &ValidJob) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(COORDINATOR_ACCOUNT.to_owned()),
+        namespace: Some(job.namespace.clone()),
+        owner_references: Some(vec![OwnerReference { controller: None, block_owner_deletion: None, ..owner(job) }]),
+        ..ObjectMeta::default()
+    }
+}

@@ -1,0 +1,263 @@
+//! What was seen of a job: only what decisions need, so that a cache of it stays small.
+
+use std::fmt;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use lockstep_api::{Reason, TRAINER_CONTAINER, TrainingJobStatus, label};
+use lockstep_launch::{Ending, Progress};
+
+/// Longest message of Kubernetes or of a trainer that is kept, in characters.
+const MAX_MESSAGE: usize = 1000;
+
+/// A job's surroundings at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observed {
+    /// The job's `metadata.generation`.
+    pub generation: Option<i64>,
+    /// The status that the job has.
+    pub status: TrainingJobStatus,
+    /// Every pod that bears the job's uid.
+    pub pods: Vec<PodSeen>,
+    /// The job's record, if it exists and is this job's.
+    pub group: Option<GroupSeen>,
+    /// What the API server said when it last refused to make one of the job's objects, such as an exceeded quota.
+    pub refused: Option<String>,
+}
+
+/// What the coordinator wrote into the record's status.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GroupSeen {
+    /// The newest report.
+    pub progress: Option<Progress>,
+    /// What the training left behind.
+    pub ending: Option<Ending>,
+}
+
+/// What a pod does for its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Keeps the membership.
+    Coordinator,
+    /// Trains; workers are numbered from 0.
+    Worker(u32),
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Coordinator => f.write_str("coordinator"),
+            Self::Worker(index) => write!(f, "worker {index}"),
+        }
+    }
+}
+
+/// A pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodSeen {
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// What it does.
+    pub role: Role,
+    /// The attempt it was made for.
+    pub attempt: u32,
+    /// Where it runs.
+    pub node: Option<String>,
+    /// How far it is.
+    pub state: PodState,
+    /// Whether its readiness probe succeeds: a worker has joined.
+    pub ready: bool,
+    /// When its deletion can no longer be the node's ordinary work, if it is being deleted.
+    pub stuck_at: Option<Timestamp>,
+    /// Why Kubernetes takes it away, if it does: an eviction, a preemption, a node that is drained.
+    pub disrupted: Option<String>,
+    /// Whether its node stopped reporting while its containers ran.
+    pub unreachable: bool,
+}
+
+/// How far a pod is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PodState {
+    /// Not all containers run yet; what for, if Kubernetes says so.
+    Pending(Option<Waiting>),
+    /// The trainer runs.
+    Running,
+    /// The trainer, or the whole pod, has ended.
+    Ended(Ended),
+}
+
+/// What a pod waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// In this API's word.
+    pub reason: Reason,
+    /// In the words of Kubernetes, with the image where there is one.
+    pub message: String,
+}
+
+/// How a pod ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// The exit code of the trainer; none when Kubernetes ended the pod.
+    pub code: Option<i32>,
+    /// Kubernetes' word for it.
+    pub reason: Option<String>,
+    /// The termination message, or Kubernetes' explanation.
+    pub message: String,
+    /// When.
+    pub at: Option<Timestamp>,
+}
+
+impl PodSeen {
+    /// What matters of a pod; `None` for one without a job's labels.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let labels = pod.metadata.labels.as_ref()?;
+        let role = match labels.get(label::ROLE)?.as_str() {
+            label::COORDINATOR => Role::Coordinator,
+            label::WORKER => Role::Worker(labels.get(label::INDEX)?.parse().ok()?),
+            _ => return None,
+        };
+        let empty = PodStatus::default();
+        let status = pod.status.as_ref().unwrap_or(&empty);
+        let condition = |wanted: &str| status.conditions.iter().flatten().find(|condition| condition.type_ == wanted);
+        let holds = |wanted: &str| condition(wanted).is_some_and(|condition| condition.status == "True");
+        let disrupted = condition("DisruptionTarget")
+            .filter(|condition| condition.status == "True")
+            .map(|condition| condition.reason.clone().unwrap_or_else(|| "Disrupted".to_owned()));
+        let state = state(status);
+        let gates = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.iter().flatten().next().is_some());
+        Some(Self {
+            name: pod.metadata.name.clone()?,
+            uid: pod.metadata.uid.clone()?,
+            role,
+            attempt: labels.get(label::ATTEMPT)?.parse().ok()?,
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            ready: holds("Ready"),
+            stuck_at: stuck_at(pod),
+            disrupted,
+            // The node's lifecycle controller withdraws Ready alone; a failing probe withdraws both.
+            unreachable: state == PodState::Running && !gates && !holds("Ready") && holds("ContainersReady"),
+            state,
+        })
+    }
+
+    /// What the trainer left behind, if it could.
+    #[must_use]
+    pub fn ending(&self) -> Option<Ending> {
+        match &self.state {
+            PodState::Ended(ended) => Ending::from_line(&ended.message),
+            PodState::Pending(_) | PodState::Running => None,
+        }
+    }
+}
+
+/// Seconds after a deletion was asked for that a node may take to carry it out.
+const TERMINATING_SECONDS: i64 = 60;
+/// Seconds beyond the pod's own grace period.
+const BEYOND_GRACE_SECONDS: i64 = 10;
+
+fn stuck_at(pod: &Pod) -> Option<Timestamp> {
+    let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
+    let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or_default());
+    let asked = ends.checked_sub(grace).unwrap_or(ends);
+    let by_request = asked.checked_add(SignedDuration::from_secs(TERMINATING_SECONDS)).unwrap_or(ends);
+    let by_grace = ends.checked_add(SignedDuration::from_secs(BEYOND_GRACE_SECONDS)).unwrap_or(ends);
+    Some(by_request.max(by_grace))
+}
+
+fn state(status: &PodStatus) -> PodState {
+    let containers = status.container_statuses.as_deref().unwrap_or_default();
+    let trainer = containers.iter().find(|container| container.name == TRAINER_CONTAINER);
+    let ended = trainer.and_then(|trainer| trainer.state.as_ref()?.terminated.as_ref());
+    match (ended, status.phase.as_deref()) {
+        // The node gave the pod up: the code is of no process of ours.
+        (_, Some("Failed")) if status.reason.is_some() => PodState::Ended(Ended {
+            code: None,
+            reason: status.reason.clone(),
+            message: clip(status.message.as_deref().unwrap_or_default()),
+            at: ended.and_then(|ended| ended.finished_at.as_ref()).map(|time| time.0),
+        }),
+        (Some(ended), _) => PodState::Ended(Ended {
+            code: Some(ended.exit_code).filter(|_| ended.reason.as_deref() != Some("ContainerStatusUnknown")),
+            reason: ended.reason.clone(),
+            message: clip_ending(ended.message.as_deref().unwrap_or_default()),
+            at: ended.finished_at.as_ref().map(|time| time.0),
+        }),
+        (None, Some("Failed" | "Succeeded")) => PodState::Ended(ended_before_the_trainer(status)),
+        (None, Some("Running")) if trainer.is_none_or(is_running) => PodState::Running,
+        (None, _) => PodState::Pending(waiting(status)),
+    }
+}
+
+fn is_running(container: &ContainerStatus) -> bool {
+    container.state.as_ref().is_some_and(|state| state.running.is_some())
+}
+
+/// An init container failed: with restart policy Never the trainer never starts.
+fn ended_before_the_trainer(status: &PodStatus) -> Ended {
+    let inits = status.init_container_statuses.iter().flatten();
+    let failed = inits
+        .filter_map(|init| Some((init, init.state.as_ref()?.terminated.as_ref()?)))
+        .find(|(_, terminated)| terminated.exit_code != 0);
+    match failed {
+        Some((init, terminated)) => Ended {
+            // Not the trainer's table of codes: whatever it was, it is a crash.
+            code: Some(1),
+            reason: terminated.reason.clone(),
+            message: clip(&format!(
+                "init container {} (image {}) exited with {}: {}",
+                init.name,
+                init.image,
+                terminated.exit_code,
+                terminated.message.as_deref().unwrap_or("see its log")
+            )),
+            at: terminated.finished_at.as_ref().map(|time| time.0),
+        },
+        None => Ended { message: clip(status.message.as_deref().unwrap_or_default()), ..Ended::default() },
+    }
+}
+
+fn waiting(status: &PodStatus) -> Option<Waiting> {
+    let inits = status.init_container_statuses.iter().flatten();
+    for container in inits.chain(status.container_statuses.iter().flatten()) {
+        let Some(waiting) = container.state.as_ref().and_then(|state| state.waiting.as_ref()) else { continue };
+        let message = waiting.message.as_deref().unwrap_or_default();
+        let said = waiting.reason.as_deref().unwrap_or_default();
+        let (reason, what) = match said {
+            "ImagePullBackOff"
+            | "ErrImagePull"
+            | "ErrImageNeverPull"
+            | "InvalidImageName"
+            | "ImageInspectError"
+            | "RegistryUnavailable"
+            | "SignatureValidationFailed" => (Reason::ImageNotPulled, "cannot pull image"),
+            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
+                (Reason::ContainerConfigError, "cannot start image")
+            }
+            _ => continue,
+        };
+        return Some(Waiting { reason, message: clip(&format!("{what} {}: {said}: {message}", container.image)) });
+    }
+    let scheduled = status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled")?;
+    (scheduled.status == "False" && scheduled.reason.as_deref() == Some("Unschedulable")).then(|| Waiting {
+        reason: Reason::Unschedulable,
+        message: clip(scheduled.message.as_deref().unwrap_or("no node fits")),
+    })
+}
+
+/// A trainer's ending is bounded already and would no longer be JSON when cut.
+fn clip_ending(message: &str) -> String {
+    if Ending::from_line(message).is_some() { message.to_owned() } else { clip(message) }
+}
+
+/// Keeps the end: a log's last lines say why.
+fn clip(message: &str) -> String {
+    let message = message.trim();
+    match message.char_indices().rev().nth(MAX_MESSAGE) {
+        Some((start, _)) => format!("…{}", &message[start..]),
+        None => message.to_owned(),
+    }
+}

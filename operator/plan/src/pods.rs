@@ -1,0 +1,221 @@
+//! The pods of a job: the template of the job with the launch contract written into its trainer.
+
+use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf};
+
+use k8s_openapi::{
+    api::core::v1::{
+        Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, ObjectFieldSelector, Pod,
+        PodSecurityContext, PodSpec, Probe, SeccompProfile, SecurityContext,
+    },
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{ObjectMeta, OwnerReference},
+        util::intstr::IntOrString,
+    },
+};
+use kube::Resource;
+use lockstep_api::{TRAINER_CONTAINER, TrainingJob, ValidJob, label};
+use lockstep_launch::{Address, Job, Launch, Ports, Store, Variable};
+
+use crate::{Role, children::COORDINATOR_ACCOUNT, pod_name};
+
+/// User and group of the trainer's image; also the group that owns the volumes.
+const NON_ROOT: i64 = 65532;
+/// Where a container leaves its ending.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+/// Seconds between two questions whether a worker has joined.
+const READINESS_SECONDS: i32 = 2;
+/// Failed questions until a worker counts as not joined.
+const READINESS_FAILURES: i32 = 3;
+
+/// What the operator's own flags say about pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Image of the trainer where the template names none.
+    pub trainer_image: String,
+    /// When that image is pulled: Always, IfNotPresent or Never.
+    pub trainer_image_pull_policy: String,
+}
+
+/// One pod of the given attempt.
+pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32) -> Pod {
+    let template = job.template.clone();
+    let given = template.metadata.unwrap_or_default();
+    let mut labels = given.labels.unwrap_or_default();
+    labels.extend(job_labels(job));
+    labels.extend(role_labels(role));
+    labels.insert(label::ATTEMPT.to_owned(), attempt.to_string());
+    let mut spec = template.spec.unwrap_or_default();
+    let mut trainer = take_trainer(&mut spec);
+    write_launch(&mut trainer, job, role, attempt);
+    if trainer.image.is_none() {
+        trainer.image = Some(settings.trainer_image.clone());
+        trainer.image_pull_policy.get_or_insert_with(|| settings.trainer_image_pull_policy.clone());
+    }
+    if role == Role::Coordinator {
+        // It reads no data and computes nothing: neither what prepares the data nor accelerators are for it.
+        spec.init_containers = None;
+        spec.containers.clear();
+        without_accelerators(&mut trainer);
+        spec.service_account_name = Some(COORDINATOR_ACCOUNT.to_owned());
+    }
+    spec.automount_service_account_token = Some(role == Role::Coordinator);
+    spec.containers.insert(0, trainer);
+    // Starting again is a decision about all pods at once.
+    spec.restart_policy = Some("Never".to_owned());
+    restrict(&mut spec);
+    Pod {
+        metadata: ObjectMeta {
+            name: Some(pod_name(job, role)),
+            namespace: Some(job.namespace.clone()),
+            labels: Some(labels),
+            annotations: given.annotations,
+            owner_references: Some(vec![owner(job)]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(spec),
+        status: None,
+    }
+}
+
+/// The labels of everything that belongs to the job.
+pub(crate) fn job_labels(job: &ValidJob) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (label::JOB_NAME.to_owned(), job.name.clone()),
+        (label::JOB_UID.to_owned(), job.uid.clone().unwrap_or_default()),
+    ])
+}
+
+/// The labels that tell the pods of a job apart.
+pub(crate) fn role_labels(role: Role) -> BTreeMap<String, String> {
+    match role {
+        Role::Coordinator => BTreeMap::from([(label::ROLE.to_owned(), label::COORDINATOR.to_owned())]),
+        Role::Worker(index) => BTreeMap::from([
+            (label::ROLE.to_owned(), label::WORKER.to_owned()),
+            (label::INDEX.to_owned(), index.to_string()),
+        ]),
+    }
+}
+
+/// Selects the workers of a job.
+pub(crate) fn worker_selector(job: &ValidJob) -> String {
+    let uid = job.uid.as_deref().unwrap_or_default();
+    format!("{}={uid},{}={}", label::JOB_UID, label::ROLE, label::WORKER)
+}
+
+/// Ties an object to the job: it goes when the job goes.
+pub(crate) fn owner(job: &ValidJob) -> OwnerReference {
+    OwnerReference {
+        api_version: TrainingJob::api_version(&()).into_owned(),
+        kind: TrainingJob::kind(&()).into_owned(),
+        name: job.name.clone(),
+        uid: job.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+fn take_trainer(spec: &mut PodSpec) -> Container {
+    match spec.containers.iter().position(|container| container.name == TRAINER_CONTAINER) {
+        Some(index) => spec.containers.remove(index),
+        None => Container { name: TRAINER_CONTAINER.to_owned(), ..Container::default() },
+    }
+}
+
+fn write_launch(trainer: &mut Container, job: &ValidJob, role: Role, attempt: u32) {
+    let word = if role == Role::Coordinator { label::COORDINATOR } else { label::WORKER };
+    trainer.args = Some(vec![word.to_owned()]);
+    let ours = launch(job, attempt).variables();
+    let env = trainer.env.get_or_insert_default();
+    env.retain(|given| !ours.keys().any(|variable| variable.name() == given.name));
+    env.extend(ours.into_iter().map(|(variable, value)| match variable {
+        Variable::Member => from_field(variable, "metadata.name"),
+        Variable::Address => from_field(variable, "status.podIP"),
+        _ => EnvVar { name: variable.name().to_owned(), value: Some(value), value_from: None },
+    }));
+    trainer.termination_message_path = Some(TERMINATION_LOG.to_owned());
+    // Whoever was killed before it could say why has at least its last lines read.
+    trainer.termination_message_policy = Some("FallbackToLogsOnError".to_owned());
+    let Ports { control, data, metrics } = Ports::POD;
+    let own = if role == Role::Coordinator { ("control", control) } else { ("data", data) };
+    trainer.ports.get_or_insert_default().extend([own, ("metrics", metrics)].map(|(name, port)| ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: port.into(),
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    }));
+    trainer.readiness_probe = Some(Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some("/readyz".to_owned()),
+            port: IntOrString::Int(metrics.into()),
+            scheme: Some("HTTP".to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(READINESS_SECONDS),
+        failure_threshold: Some(READINESS_FAILURES),
+        success_threshold: Some(1),
+        timeout_seconds: Some(1),
+        ..Probe::default()
+    });
+}
+
+fn launch(job: &ValidJob, attempt: u32) -> Launch {
+    let uid = job.uid.clone().unwrap_or_default();
+    Launch {
+        job: Job { namespace: job.namespace.clone(), name: job.name.clone(), uid: uid.clone() },
+        attempt,
+        // Both are replaced by references to the pod's own fields.
+        member: String::new(),
+        address: Ipv4Addr::UNSPECIFIED.into(),
+        replicas: job.replicas.get(),
+        coordinator: Address {
+            host: format!("{}.{}.svc", pod_name(job, Role::Coordinator), job.namespace),
+            port: Ports::POD.control,
+        },
+        ports: Ports::POD,
+        output: output(job, &uid),
+        store: Store::Kubernetes,
+        ending: TERMINATION_LOG.into(),
+        workload: job.workload.clone(),
+    }
+}
+
+/// The job's folder below `checkpoint.uri`; a job that is made anew under the same name gets another one.
+fn output(job: &ValidJob, uid: &str) -> PathBuf {
+    let root = job.workload.checkpoint.uri.trim_start_matches("file://");
+    let short: String = uid.chars().take(8).collect();
+    PathBuf::from(root).join(format!("{}-{short}", job.name))
+}
+
+fn from_field(variable: Variable, path: &str) -> EnvVar {
+    let field = ObjectFieldSelector { api_version: Some("v1".to_owned()), field_path: path.to_owned() };
+    let source = EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() };
+    EnvVar { name: variable.name().to_owned(), value: None, value_from: Some(source) }
+}
+
+/// Extended resources are all that bear a domain; the machine's own (cpu, memory) do not.
+fn without_accelerators(trainer: &mut Container) {
+    let Some(resources) = &mut trainer.resources else { return };
+    resources.claims = None;
+    for list in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
+        list.retain(|name: &String, _: &mut Quantity| !name.contains('/'));
+    }
+}
+
+/// Fills in what the restricted Pod Security Standard asks for, where the template does not say otherwise.
+fn restrict(spec: &mut PodSpec) {
+    let of_pod = spec.security_context.get_or_insert_with(PodSecurityContext::default);
+    of_pod.run_as_non_root.get_or_insert(true);
+    of_pod.run_as_user.get_or_insert(NON_ROOT);
+    of_pod.run_as_group.get_or_insert(NON_ROOT);
+    of_pod.fs_group.get_or_insert(NON_ROOT);
+    of_pod.fs_group_change_policy.get_or_insert_with(|| "OnRootMismatch".to_owned());
+    of_pod
+        .seccomp_profile
+        .get_or_insert_with(|| SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None });
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        let of_container = container.security_context.get_or_insert_with(SecurityContext::default);
+        of_container.allow_privilege_escalation.get_or_insert(false);
+        of_container.capabilities.get_or_insert_with(|| Capabilities { add: None, drop: Some(vec!["ALL".to_owned()]) });
+    }
+}

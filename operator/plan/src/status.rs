@@ -1,0 +1,214 @@
+//! What the status says: progress, conditions, columns, and the events that go with a change.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use lockstep_api::{
+    ConditionType, Display, JobProgress, LastFailure, Membership, Phase, Reason, TrainingJobStatus, ValidJob,
+};
+use lockstep_launch::{CheckpointMark, Progress};
+
+use crate::{Observed, PodSeen};
+
+/// Seconds between two writes of progress into the status.
+const PROGRESS_SECONDS: i64 = 5;
+/// At most one event about checkpoints in this many seconds.
+const CHECKPOINT_EVENT_SECONDS: i64 = 60;
+
+/// An event: a fixed reason and the number that explains it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Whether somebody should look.
+    pub warning: bool,
+    /// One of Created, Started, WorkerLost, Restarting, CheckpointSaved, Complete, Failed.
+    pub reason: &'static str,
+    /// For people.
+    pub text: String,
+}
+
+impl Note {
+    pub(crate) fn created(job: &ValidJob) -> Self {
+        Self::normal("Created", format!("1 coordinator and {} workers", job.replicas))
+    }
+
+    pub(crate) fn started(job: &ValidJob, status: &TrainingJobStatus, now: Timestamp) -> Self {
+        let after = status.attempt_time.as_ref().map_or(0, |asked| now.duration_since(asked.0).as_secs());
+        Self::normal("Started", format!("{} workers train, {after} s after their pods were asked for", job.replicas))
+    }
+
+    pub(crate) fn worker_lost(failure: &LastFailure) -> Self {
+        Self::warning("WorkerLost", crate::phase::told(failure))
+    }
+
+    pub(crate) fn coordinator_lost(pod: &PodSeen) -> Self {
+        Self::warning("Restarting", format!("pod {} is made anew; training goes on meanwhile", pod.name))
+    }
+
+    pub(crate) fn complete(message: &str) -> Self {
+        Self::normal("Complete", message.to_owned())
+    }
+
+    pub(crate) fn failed(reason: Reason, message: &str) -> Self {
+        Self::warning("Failed", format!("{reason}: {message}"))
+    }
+
+    fn normal(reason: &'static str, text: String) -> Self {
+        Self { warning: false, reason, text }
+    }
+
+    fn warning(reason: &'static str, text: String) -> Self {
+        Self { warning: true, reason, text }
+    }
+}
+
+/// The event of a restart that `status` has counted.
+pub(crate) fn restart_note(status: &TrainingJobStatus, job: &ValidJob) -> Note {
+    let step = status.last_checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let limit = job.failure_policy.backoff_limit;
+    let (restarts, failures) = (status.restarts, status.failures);
+    Note::warning("Restarting", format!("restart {restarts} from step {step}; {failures} of {limit} failures used"))
+}
+
+/// Takes over what the coordinator reported, unless the last time was too recent; then the time to look again.
+pub(crate) fn take_progress(
+    status: &mut TrainingJobStatus,
+    seen: &Observed,
+    events: &mut Vec<Note>,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let reported = seen.group.as_ref()?.progress.as_ref()?;
+    let mut next = status.clone();
+    next.report(reported, now);
+    let unchanged = {
+        let mut same_time = next.clone();
+        if let (Some(new), Some(old)) = (&mut same_time.progress, &status.progress) {
+            new.last_update_time.clone_from(&old.last_update_time);
+        }
+        same_time == *status
+    };
+    if unchanged {
+        return None;
+    }
+    let last = status.progress.as_ref().and_then(|progress| progress.last_update_time.as_ref());
+    if let Some(due) = last.map(|last| last.0 + SignedDuration::from_secs(PROGRESS_SECONDS)).filter(|due| *due > now) {
+        return Some(due);
+    }
+    if let Some(mark) = &next.last_checkpoint
+        && is_news(status.last_checkpoint.as_ref(), mark)
+    {
+        events.push(Note::normal("CheckpointSaved", format!("step {} in {}", mark.step, mark.uri)));
+    }
+    *status = next;
+    None
+}
+
+/// Whether a checkpoint falls into another minute than the last one that was told of.
+fn is_news(last: Option<&CheckpointMark>, mark: &CheckpointMark) -> bool {
+    let minute = |mark: &CheckpointMark| {
+        mark.time.parse::<Timestamp>().ok().map(|time| time.as_second() / CHECKPOINT_EVENT_SECONDS)
+    };
+    last.is_none_or(|last| last.step != mark.step && minute(last) != minute(mark))
+}
+
+/// What the operator adds to the status type.
+pub(crate) trait Report {
+    /// Takes over a report.
+    fn report(&mut self, progress: &Progress, now: Timestamp);
+    /// The result of a complete job in one line.
+    fn result(&self) -> String;
+    /// Writes the columns of `kubectl get`.
+    fn show(&mut self, job: &ValidJob);
+}
+
+impl Report for TrainingJobStatus {
+    fn report(&mut self, reported: &Progress, now: Timestamp) {
+        // A report may leave out what it has no new figure for, as the last one does.
+        let last = self.progress.take().unwrap_or_default();
+        let finite = |figure: Option<f64>| figure.filter(|figure| figure.is_finite());
+        self.membership = Some(Membership { generation: reported.generation, world_size: reported.world_size });
+        self.progress = Some(JobProgress {
+            step: reported.step,
+            total_steps: reported.total_steps,
+            epoch: reported.epoch,
+            percent: reported.percent(),
+            estimated_remaining_seconds: reported.estimated_remaining_seconds.and_then(whole_seconds),
+            loss: finite(reported.loss).or(last.loss),
+            accuracy: finite(reported.accuracy).or(last.accuracy),
+            samples_per_second: finite(reported.samples_per_second).or(last.samples_per_second),
+            scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
+            last_update_time: Some(Time(now)),
+        });
+        if reported.last_checkpoint.is_some() {
+            self.last_checkpoint.clone_from(&reported.last_checkpoint);
+        }
+    }
+
+    fn result(&self) -> String {
+        let steps = self.progress.as_ref().map(|progress| format!("{} steps", progress.step));
+        let accuracy = self.progress.as_ref().and_then(|progress| progress.accuracy);
+        let accuracy = accuracy.map(|accuracy| format!("accuracy {:.2}%", accuracy * 100.0));
+        let model = self.model_uri.as_ref().map(|uri| format!("model in {uri}"));
+        let known: Vec<String> = [steps, accuracy, model].into_iter().flatten().collect();
+        if known.is_empty() { "the last step is done".to_owned() } else { known.join(", ") }
+    }
+
+    fn show(&mut self, job: &ValidJob) {
+        let finished = self.phase.is_some_and(Phase::is_finished);
+        let progress = self.progress.as_ref();
+        self.display = Some(Display {
+            workers: format!("{}/{}", self.ready_replicas, job.replicas),
+            progress: progress.map(|progress| format!("{}%", progress.percent)),
+            samples_per_second: progress
+                .and_then(|progress| progress.samples_per_second)
+                .map(|rate| format!("{rate:.0}")),
+            efficiency: progress
+                .and_then(|progress| progress.scaling_efficiency)
+                .map(|efficiency| format!("{:.0}%", efficiency * 100.0)),
+            loss: progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}")),
+            remaining: progress
+                .filter(|_| !finished)
+                .and_then(|progress| progress.estimated_remaining_seconds)
+                .map(duration),
+        });
+    }
+}
+
+/// Sets a condition; its transition time moves only when its status does. Running is true exactly in phase Running, the
+/// others are true from the moment they exist.
+pub(crate) fn set_condition(
+    status: &mut TrainingJobStatus,
+    type_: ConditionType,
+    reason: Reason,
+    message: &str,
+    now: Timestamp,
+) {
+    let holds = type_ != ConditionType::Running || status.phase == Some(Phase::Running);
+    let text = if holds { "True" } else { "False" };
+    let earlier = status.conditions.iter().find(|condition| condition.type_ == type_.to_string());
+    let since =
+        earlier.filter(|condition| condition.status == text).map(|condition| condition.last_transition_time.clone());
+    let condition = Condition {
+        last_transition_time: since.unwrap_or(Time(now)),
+        message: message.to_owned(),
+        observed_generation: status.observed_generation,
+        reason: reason.to_string(),
+        status: text.to_owned(),
+        type_: type_.to_string(),
+    };
+    match status.conditions.iter_mut().find(|other| other.type_ == condition.type_) {
+        Some(other) => *other = condition,
+        None => status.conditions.push(condition),
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to lie within a year")]
+fn whole_seconds(seconds: f64) -> Option<u64> {
+    (0.0..=31_536_000.0).contains(&seconds).then(|| seconds.round() as u64)
+}
+
+fn duration(seconds: u64) -> String {
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
+        (hours, minutes, _) => format!("{hours}h{minutes}m"),
+    }
+}

@@ -1,0 +1,126 @@
+//! The pods themselves: the contract written into the user's template.
+
+mod situations;
+
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use lockstep_api::ValidJob;
+use lockstep_launch::Launch;
+use lockstep_plan::{Child, Observed, plan};
+use serde_json::{Value, json};
+use situations::{UID, job, now, settings};
+
+fn pods(job: &ValidJob) -> Vec<Pod> {
+    let next = plan(job, &Observed::default(), &settings(), now());
+    next.create.into_iter().filter_map(|child| if let Child::Pod(pod) = child { Some(*pod) } else { None }).collect()
+}
+
+fn with_template(template: Value) -> ValidJob {
+    let mut job = job();
+    job.template = serde_json::from_value::<PodTemplateSpec>(template).expect("a template");
+    job
+}
+
+fn value(pod: &Pod) -> Value {
+    serde_json::to_value(pod).expect("JSON")
+}
+
+#[test]
+fn a_pod_is_told_everything_that_the_trainer_reads() {
+    for pod in pods(&job()) {
+        let pod = value(&pod);
+        let env = pod["spec"]["containers"][0]["env"].as_array().expect("variables").clone();
+        let launch = Launch::read(|name| {
+            let variable = env.iter().find(|variable| variable["name"] == name)?;
+            // What the kubelet puts in place of the references.
+            Some(match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+                Some("metadata.name") => pod["metadata"]["name"].as_str()?.to_owned(),
+                Some("status.podIP") => "10.0.0.7".to_owned(),
+                _ => variable["value"].as_str()?.to_owned(),
+            })
+        })
+        .expect("complete");
+        assert_eq!(launch.job.uid, UID);
+        assert_eq!(launch.member, pod["metadata"]["name"]);
+        assert_eq!(launch.coordinator.to_string(), "lenet-coordinator.team.svc:7070");
+        assert_eq!(launch.output.to_str(), Some("/checkpoints/lenet-0a1b2c3d"));
+        assert_eq!((launch.replicas, launch.attempt), (2, 0));
+        assert_eq!(launch.workload, job().workload);
+    }
+}
+
+#[test]
+fn each_pod_runs_its_own_part_of_the_trainer() {
+    let words: Vec<Value> =
+        pods(&job()).iter().map(|pod| value(pod)["spec"]["containers"][0]["args"].clone()).collect();
+    assert_eq!(words, [json!(["coordinator"]), json!(["worker"]), json!(["worker"])]);
+}
+
+#[test]
+fn only_the_coordinator_has_a_token() {
+    for pod in pods(&job()) {
+        let pod = value(&pod);
+        let coordinator = pod["metadata"]["labels"]["lockstep.dev/role"] == "coordinator";
+        assert_eq!(pod["spec"]["automountServiceAccountToken"], coordinator);
+        assert_eq!(pod["spec"]["serviceAccountName"] == "lockstep-coordinator", coordinator);
+    }
+}
+
+#[test]
+fn pods_satisfy_the_restricted_pod_security_standard() {
+    let template =
+        json!({"spec": {"initContainers": [{"name": "data"}], "containers": [{"name": "trainer"}, {"name": "b"}]}});
+    for pod in pods(&with_template(template)) {
+        let spec = value(&pod)["spec"].clone();
+        assert_eq!(spec["restartPolicy"], "Never");
+        assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        let lists = ["containers", "initContainers"].map(|list| spec[list].as_array().cloned().unwrap_or_default());
+        for container in lists.concat() {
+            assert_eq!(container["securityContext"]["allowPrivilegeEscalation"], false, "{container}");
+            assert_eq!(container["securityContext"]["capabilities"]["drop"], json!(["ALL"]), "{container}");
+        }
+    }
+}
+
+#[test]
+fn the_template_decides_what_the_contract_does_not() {
+    let job = with_template(json!({
+        "metadata": {"labels": {"team": "a", "lockstep.dev/role": "other"}, "annotations": {"b": "c"}},
+        "spec": {
+            "nodeSelector": {"disk": "fast"},
+            "securityContext": {"runAsUser": 7},
+            "containers": [
+                {"name": "sidecar", "image": "s"},
+                {"name": "trainer", "image": "mine:2", "env": [{"name": "A", "value": "1"}, {"name": "LOCKSTEP_OUTPUT", "value": "x"}]},
+            ],
+        },
+    }));
+    let worker = value(&pods(&job)[1]);
+    assert_eq!(worker["metadata"]["labels"]["team"], "a");
+    assert_eq!(worker["metadata"]["labels"]["lockstep.dev/role"], "worker");
+    assert_eq!(worker["metadata"]["annotations"]["b"], "c");
+    assert_eq!(worker["spec"]["nodeSelector"]["disk"], "fast");
+    assert_eq!(worker["spec"]["securityContext"]["runAsUser"], 7);
+    let trainer = &worker["spec"]["containers"][0];
+    assert_eq!((&trainer["name"], &trainer["image"]), (&json!("trainer"), &json!("mine:2")));
+    let env = trainer["env"].as_array().expect("variables");
+    assert_eq!(env[0], json!({"name": "A", "value": "1"}));
+    let outputs: Vec<_> = env.iter().filter(|variable| variable["name"] == "LOCKSTEP_OUTPUT").collect();
+    assert!(outputs.len() == 1 && outputs[0]["value"] == "/checkpoints/lenet-0a1b2c3d", "{outputs:?}");
+}
+
+#[test]
+fn the_coordinator_takes_no_accelerator_and_prepares_no_data() {
+    let job = with_template(json!({"spec": {
+        "initContainers": [{"name": "data", "image": "d"}],
+        "containers": [{"name": "trainer", "resources": {"limits": {"cpu": "1", "nvidia.com/gpu": "8"}}}, {"name": "b", "image": "b"}],
+    }}));
+    let made = pods(&job);
+    let (coordinator, worker) = (value(&made[0])["spec"].clone(), value(&made[1])["spec"].clone());
+    assert_eq!(coordinator["containers"][0]["resources"]["limits"], json!({"cpu": "1"}));
+    assert!(coordinator.get("initContainers").is_none());
+    assert_eq!(coordinator["containers"].as_array().map(Vec::len), Some(1));
+    assert_eq!(worker["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], "8");
+    assert_eq!(worker["initContainers"][0]["name"], "data");
+    assert_eq!(worker["containers"].as_array().map(Vec::len), Some(2));
+}

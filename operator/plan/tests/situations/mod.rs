@@ -1,0 +1,219 @@
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test takes what it needs of it")]
+//! Situations in words: `Running; all ready; worker 1 exited 137` ⇒ what is observed, and a plan in words.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use lockstep_api::{CleanPodPolicy, LastFailure, Phase, Reason, ValidJob};
+use lockstep_plan::{Child, Ended, Observed, Plan, PodSeen, PodState, Role, Settings, Waiting, plan};
+
+pub const UID: &str = "0a1b2c3d-0000-4000-8000-000000000000";
+
+/// The moment at which every situation is looked at.
+pub fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).expect("a time")
+}
+
+pub fn settings() -> Settings {
+    Settings { trainer_image: "trainer:1".into(), trainer_image_pull_policy: "IfNotPresent".into() }
+}
+
+/// Two workers, backoffLimit 1.
+pub fn job() -> ValidJob {
+    let mut job = ValidJob::from_manifest(
+        "{apiVersion: lockstep.dev/v1alpha1, kind: TrainingJob, metadata: {name: lenet, namespace: team}, spec: {
+          replicas: 2, model: {name: lenet5}, dataset: {format: glyphs}, checkpoint: {uri: 'file:///checkpoints'},
+          failurePolicy: {backoffLimit: 1}}}",
+    )
+    .expect("valid");
+    job.uid = Some(UID.into());
+    job
+}
+
+fn seconds_ago(seconds: i64) -> Timestamp {
+    now() - SignedDuration::from_secs(seconds)
+}
+
+/// Reads a situation.
+pub fn read(text: &str) -> (ValidJob, Observed) {
+    let (mut job, mut seen) = (job(), Observed { generation: Some(1), ..Observed::default() });
+    for item in text.split("; ") {
+        understand(item.trim(), &mut job, &mut seen).unwrap_or_else(|| panic!("`{item}` of `{text}`"));
+    }
+    if seen.status.phase.is_some() {
+        seen.status.start_time.get_or_insert(Time(seconds_ago(100)));
+        seen.status.attempt_time.get_or_insert(Time(seconds_ago(100)));
+    }
+    (job, seen)
+}
+
+fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()> {
+    let number = |text: &str| text.trim().parse::<u32>().ok();
+    let seconds = |text: &str| text.strip_suffix(" s").and_then(number);
+    let ago = |text: &str| text.strip_suffix(" s ago").and_then(number).map(|ago| Time(seconds_ago(ago.into())));
+    let attempt = seen.status.restarts;
+    if item == "new" {
+    } else if let Some(phase) = Phase::ALL.into_iter().find(|phase| phase.to_string() == item) {
+        seen.status.phase = Some(phase);
+        if phase.is_finished() {
+            seen.status.completion_time = Some(Time(seconds_ago(10)));
+        }
+    } else if let Some(count) = item.strip_prefix("attempt ") {
+        seen.status.restarts = number(count)?;
+        seen.status.reason = Some(Reason::WorkerFailed.to_string());
+        seen.status.last_failure = Some(LastFailure { time: Some(Time(seconds_ago(100))), ..LastFailure::default() });
+    } else if let Some(count) = item.strip_prefix("failures ") {
+        seen.status.failures = number(count)?;
+    } else if let Some(time) = item.strip_prefix("failed ") {
+        seen.status.last_failure.get_or_insert_default().time = Some(ago(time)?);
+    } else if let Some(time) = item.strip_prefix("asked ") {
+        seen.status.attempt_time = Some(ago(time)?);
+    } else if let Some(time) = item.strip_prefix("started ") {
+        seen.status.start_time = Some(ago(time)?);
+    } else if let Some(time) = item.strip_prefix("ended ") {
+        seen.status.completion_time = Some(ago(time)?);
+    } else if let Some(time) = item.strip_prefix("deadline ") {
+        job.active_deadline_seconds = Some(seconds(time)?);
+    } else if let Some(time) = item.strip_prefix("ttl ") {
+        job.ttl_seconds_after_finished = Some(seconds(time)?);
+    } else if let Some(policy) = item.strip_prefix("clean ") {
+        job.clean_pod_policy = serde_json::from_value::<CleanPodPolicy>(policy.into()).ok()?;
+    } else if let Some(words) = item.strip_prefix("refused ") {
+        seen.refused = Some(words.to_owned());
+    } else if let Some(state) = item.strip_prefix("all ") {
+        for role in [Role::Coordinator, Role::Worker(0), Role::Worker(1)] {
+            put(seen, pod(role, attempt, state)?);
+        }
+    } else if let Some(role) = item.strip_prefix("no ") {
+        let role = role_of(role)?.0;
+        seen.pods.retain(|pod| pod.role != role);
+    } else if let Some(old) = item.strip_prefix("old ") {
+        let (role, state) = role_of(old)?;
+        put(seen, pod(role, attempt.checked_sub(1)?, state)?);
+    } else {
+        let (role, state) = role_of(item)?;
+        put(seen, pod(role, attempt, state)?);
+    }
+    Some(())
+}
+
+fn put(seen: &mut Observed, pod: PodSeen) {
+    seen.pods.retain(|other| other.role != pod.role);
+    seen.pods.push(pod);
+}
+
+fn role_of(text: &str) -> Option<(Role, &str)> {
+    if let Some(rest) = text.strip_prefix("coordinator") {
+        return Some((Role::Coordinator, rest.trim()));
+    }
+    let rest = text.strip_prefix("worker ")?;
+    let (index, state) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some((Role::Worker(index.parse().ok()?), state))
+}
+
+/// A pod in words.
+pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
+    let name = lockstep_plan::pod_name(&job(), role);
+    let mut pod = PodSeen {
+        uid: format!("uid of {name} {attempt}"),
+        name,
+        role,
+        attempt,
+        node: Some("node-a".into()),
+        state: PodState::Running,
+        ready: false,
+        stuck_at: None,
+        disrupted: None,
+        unreachable: false,
+    };
+    let waiting = |reason, message: &str| PodState::Pending(Some(Waiting { reason, message: message.into() }));
+    let ended = |code: Option<i32>, reason: Option<&str>, message: &str, at| {
+        PodState::Ended(Ended { code, reason: reason.map(Into::into), message: message.into(), at: Some(at) })
+    };
+    match state {
+        "ready" => pod.ready = true,
+        "running" => {}
+        "pending" => pod.state = PodState::Pending(None),
+        "unschedulable" => pod.state = waiting(Reason::Unschedulable, "0/3 nodes are available"),
+        "cannot be pulled" => pod.state = waiting(Reason::ImageNotPulled, "cannot pull image x:1: not found"),
+        "misconfigured" => pod.state = waiting(Reason::ContainerConfigError, "secret \"s\" not found"),
+        "terminating" => pod.stuck_at = Some(now() + SignedDuration::from_secs(30)),
+        "stuck" => pod.stuck_at = Some(seconds_ago(1)),
+        "disrupted" => pod.disrupted = Some("EvictionByEvictionAPI".into()),
+        "unreachable" => pod.unreachable = true,
+        "evicted" => pod.state = ended(None, Some("Evicted"), "The node was low on resource: memory", seconds_ago(1)),
+        "out of memory" => pod.state = ended(Some(137), Some("OOMKilled"), "", seconds_ago(1)),
+        "refused its input" => {
+            pod.state = ended(Some(78), Some("Error"), r#"{"message":"read /data: no such folder"}"#, seconds_ago(1));
+        }
+        "done" => {
+            let line = r#"{"progress":{"step":9,"totalSteps":9,"epoch":1,"generation":1,"worldSize":2},"modelUri":"file:///m"}"#;
+            pod.state = ended(Some(0), Some("Completed"), line, seconds_ago(1));
+        }
+        other => {
+            let words = other.strip_prefix("exited ")?;
+            let (code, at) = match words.split_once(' ') {
+                Some((code, ago)) => (code, seconds_ago(ago.strip_suffix(" s ago")?.parse().ok()?)),
+                None => (words, seconds_ago(1)),
+            };
+            pod.state = ended(Some(code.parse().ok()?), Some("Error"), "", at);
+        }
+    }
+    Some(pod)
+}
+
+/// The plan for a situation, in words.
+pub fn outcome(situation: &str) -> String {
+    let (job, seen) = read(situation);
+    let next = plan(&job, &seen, &settings(), now());
+    words(&job, &seen, &next)
+}
+
+fn words(job: &ValidJob, seen: &Observed, next: &Plan) -> String {
+    let Plan { status, delete, create, events, check_again, delete_job } = next;
+    let mut said = Vec::new();
+    let named = |pod: &str| pod.trim_start_matches(&format!("{}-", job.name)).replace("worker-", "worker ");
+    if let Some(status) = status {
+        let phase = status.phase.map(|phase| phase.to_string()).unwrap_or_default();
+        said.push(format!("{phase} {}", status.reason.as_deref().unwrap_or_default()));
+        for (name, before, after) in
+            [("restarts", seen.status.restarts, status.restarts), ("failures", seen.status.failures, status.failures)]
+        {
+            if before != after {
+                said.push(format!("{name} {after}"));
+            }
+        }
+    }
+    if !create.is_empty() {
+        let made: Vec<String> = create
+            .iter()
+            .map(|child| match child {
+                Child::Group(_) => "record".to_owned(),
+                Child::ServiceAccount(_) => "account".to_owned(),
+                Child::Role(_) | Child::RoleBinding(_) => String::new(),
+                Child::Service(_) => "service".to_owned(),
+                Child::NetworkPolicy(_) => "policy".to_owned(),
+                Child::Pod(pod) => named(pod.metadata.name.as_deref().unwrap_or_default()),
+            })
+            .filter(|name| !name.is_empty())
+            .collect();
+        said.push(format!("make {}", made.join(", ")));
+    }
+    if !delete.is_empty() {
+        let mut gone: Vec<String> = delete
+            .iter()
+            .map(|deletion| format!("{}{}", named(&deletion.pod), if deletion.by_force { " by force" } else { "" }))
+            .collect();
+        gone.sort();
+        said.push(format!("delete {}", gone.join(", ")));
+    }
+    if !events.is_empty() {
+        said.push(format!("tell {}", events.iter().map(|note| note.reason).collect::<Vec<_>>().join(", ")));
+    }
+    if let Some(wait) = check_again {
+        said.push(format!("again in {} s", wait.as_secs()));
+    }
+    if *delete_job {
+        said.push("delete the job".to_owned());
+    }
+    if said.is_empty() { "nothing".to_owned() } else { said.join("; ") }
+}

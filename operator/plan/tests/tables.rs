@@ -1,0 +1,188 @@
+//! What is planned in which situation: tables in testdata/, and properties that no sequence of situations may break.
+
+mod situations;
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use lockstep_api::Phase;
+use lockstep_plan::{Child, Observed, PodState, Role, plan};
+use proptest::prelude::*;
+use situations::{job, now, outcome, pod, settings};
+
+const ARROW: &str = " ⇒ ";
+
+/// Compares a table with what is planned; `UPDATE=1` rewrites its right-hand sides, for a person to read.
+fn check(file: &str, situations: Option<Vec<String>>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(file);
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    let update = std::env::var_os("UPDATE").is_some();
+    let lines: Vec<String> = match situations.filter(|_| update) {
+        Some(situations) => {
+            found.lines().take_while(|line| line.starts_with('#')).map(str::to_owned).chain(situations).collect()
+        }
+        None => found.lines().map(str::to_owned).collect(),
+    };
+    let right: Vec<String> = lines
+        .iter()
+        .map(|line| match line.split(ARROW).next().unwrap_or_default().trim_end() {
+            "" => String::new(),
+            comment if comment.starts_with('#') => line.clone(),
+            situation => format!("{situation}{ARROW}{}", outcome(situation)),
+        })
+        .collect();
+    let right = right.join("\n") + "\n";
+    if update {
+        fs::write(&path, &right).expect("write the table");
+    }
+    for (line, right) in found.lines().zip(right.lines()) {
+        assert!(update || line == right, "{file}:\n  stated:  {line}\n  planned: {right}");
+    }
+    assert!(update || found.lines().count() > 1, "{file} is empty");
+}
+
+#[test]
+fn pods_are_made_and_awaited_as_the_table_says() {
+    check("phases.txt", None);
+}
+
+#[test]
+fn failures_are_answered_as_the_table_says() {
+    check("failures.txt", None);
+}
+
+#[test]
+fn a_finished_job_is_cleaned_up_as_the_table_says() {
+    check("finished.txt", None);
+}
+
+const PHASES: [&str; 7] = ["new", "Pending", "Starting", "Running", "Restarting; attempt 1", "Complete", "Failed"];
+const EVENTS: [&str; 16] = [
+    "all pending",
+    "all running",
+    "all ready",
+    "all ready; no worker 1",
+    "all ready; no coordinator",
+    "all ready; worker 1 exited 0",
+    "all done",
+    "all ready; worker 1 exited 75",
+    "all ready; worker 1 exited 76",
+    "all ready; worker 1 refused its input",
+    "all ready; worker 1 exited 137",
+    "all ready; worker 1 evicted",
+    "all ready; worker 1 terminating",
+    "all ready; worker 1 stuck",
+    "all ready; coordinator exited 1",
+    "all pending; worker 1 cannot be pulled",
+];
+
+#[test]
+fn every_event_has_an_answer_in_every_phase() {
+    let pairs: Vec<String> =
+        PHASES.iter().flat_map(|phase| EVENTS.iter().map(move |event| format!("{phase}; {event}"))).collect();
+    check("every-phase-and-event.txt", Some(pairs.clone()));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/every-phase-and-event.txt");
+    let table = fs::read_to_string(path).expect("the table");
+    let stated: BTreeSet<&str> = table.lines().filter_map(|line| line.split_once(ARROW)).map(|pair| pair.0).collect();
+    for pair in &pairs {
+        assert!(stated.contains(pair.as_str()), "no line for: {pair}");
+    }
+}
+
+#[test]
+fn a_pod_that_cannot_be_pulled_is_named_with_the_words_of_the_registry_and_what_to_do() {
+    let (job, seen) = situations::read("Pending; all pending; worker 1 cannot be pulled");
+    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let running = status.conditions.iter().find(|condition| condition.type_ == "Running").expect("a condition");
+    assert_eq!(running.status, "False");
+    assert_eq!(running.reason, "ImageNotPulled");
+    assert_eq!(
+        running.message,
+        "pod lenet-worker-1: cannot pull image x:1: not found; correct the image or the pull secret in spec.template"
+    );
+}
+
+#[test]
+fn the_trainers_own_words_reach_the_status() {
+    let (job, seen) = situations::read("Running; all ready; worker 1 refused its input");
+    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let failure = status.last_failure.expect("a failure");
+    assert_eq!(failure.message, "read /data: no such folder");
+    assert_eq!(failure.exit_code, Some(78));
+    let failed = status.conditions.iter().find(|condition| condition.type_ == "Failed").expect("a condition");
+    assert_eq!(failed.reason, "InvalidInput");
+    assert!(failed.message.contains("read /data: no such folder"), "{}", failed.message);
+}
+
+#[test]
+fn what_an_invalid_job_lacks_is_said_once_and_nothing_is_made() {
+    let wrong = [lockstep_launch::InvalidField::new("spec.dataset.uri", "missing", "required for format idx")];
+    let next = lockstep_plan::refuse(&wrong, &Observed::default(), now());
+    assert!(next.create.is_empty() && next.delete.is_empty());
+    let status = next.status.expect("a status");
+    assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Failed), Some("InvalidSpec")));
+    let again = lockstep_plan::refuse(&wrong, &Observed { status, ..Observed::default() }, now());
+    assert_eq!(again, lockstep_plan::Plan::default());
+}
+
+const STATES: [&str; 12] = [
+    "ready",
+    "running",
+    "pending",
+    "unschedulable",
+    "terminating",
+    "stuck",
+    "disrupted",
+    "evicted",
+    "refused its input",
+    "done",
+    "exited 75",
+    "exited 137",
+];
+
+/// What the world makes of the pods of one role: nothing, or a state.
+fn world() -> impl Strategy<Value = Vec<Option<&'static str>>> {
+    proptest::collection::vec(proptest::option::weighted(0.8, proptest::sample::select(&STATES[..])), 3)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// The plan is carried out faithfully while pods do what they like; after each step the cluster is checked.
+    #[test]
+    fn no_sequence_makes_too_many_pods_or_any_for_a_finished_job(worlds in proptest::collection::vec(world(), 1..24)) {
+        let job = job();
+        let mut seen = Observed { generation: Some(1), ..Observed::default() };
+        let mut time = now();
+        for world in worlds {
+            time += jiff::SignedDuration::from_secs(20);
+            let finished = seen.status.phase.is_some_and(Phase::is_finished);
+            let next = plan(&job, &seen, &settings(), time);
+            prop_assert!(!finished || (next.create.is_empty() && next.status.is_none()), "{next:?}");
+            if let Some(status) = next.status {
+                prop_assert!(status.restarts >= seen.status.restarts, "restarts never go back");
+                prop_assert!(status.failures <= status.restarts.saturating_add(1));
+                let known = status.conditions.iter().map(|condition| condition.type_.clone()).collect::<BTreeSet<_>>();
+                prop_assert_eq!(known.len(), status.conditions.len(), "one condition of each type");
+                seen.status = status;
+            }
+            seen.pods.retain(|pod| !next.delete.iter().any(|deletion| deletion.uid == pod.uid));
+            for child in &next.create {
+                let Child::Pod(made) = child else { continue };
+                let name = made.metadata.name.clone().unwrap_or_default();
+                prop_assert!(seen.pods.iter().all(|pod| pod.name != name), "{name} is there already");
+                let role = [Role::Coordinator, Role::Worker(0), Role::Worker(1)]
+                    .into_iter()
+                    .find(|role| lockstep_plan::pod_name(&job, *role) == name);
+                prop_assert!(role.is_some(), "{name} is no member");
+                seen.pods.extend(role.and_then(|role| pod(role, seen.status.restarts, "pending")));
+            }
+            prop_assert!(seen.pods.len() <= 3);
+            seen.pods = seen.pods.iter().filter_map(|there| {
+                let chosen = match there.role { Role::Coordinator => 0, Role::Worker(index) => index as usize + 1 };
+                // What ended stays ended.
+                if matches!(there.state, PodState::Ended(_)) { return Some(there.clone()); }
+                world[chosen].and_then(|state| pod(there.role, there.attempt, state))
+            }).collect();
+        }
+    }
+}
