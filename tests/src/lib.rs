@@ -6,6 +6,8 @@ pub mod image;
 use std::{
     io::{self, Write as _},
     path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
 };
 
 use anyhow::Context as _;
@@ -34,6 +36,21 @@ pub fn cache() -> anyhow::Result<PathBuf> {
     Ok(base.context("neither XDG_CACHE_HOME nor HOME is set: set one, built programs are kept there")?.join("lockstep"))
 }
 
+/// The folder with the binaries, built if they are not. Everything is built, as `cargo xtask test` does: another choice of packages
+/// would compile the dependencies once more.
+///
+/// # Panics
+/// When they do not build.
+pub fn products() -> &'static Path {
+    static PRODUCTS: OnceLock<PathBuf> = OnceLock::new();
+    PRODUCTS.get_or_init(|| {
+        let words = ["build", "--release", "--locked", "--workspace", "--all-targets"];
+        let built = Command::new("cargo").args(words).current_dir(root()).status();
+        assert!(built.is_ok_and(|status| status.success()), "the products do not build");
+        target().join("release")
+    })
+}
+
 /// Says in one loud line that a test cannot run here; in CI that is a failure.
 ///
 /// # Panics
@@ -45,6 +62,6 @@ pub fn skip(test: &str, why: &str) {
 
 /// A line on standard error that a test runner does not hold back.
 pub(crate) fn say(line: &str) {
-    // Nobody listens where standard error is closed.
-    let _ = writeln!(io::stderr(), "{line}");
+    // Nobody listens where standard error is closed. One write, so that no other line gets between.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -250,3 +250,23 @@ impl Settings {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_could_be_another_clusters_prefix_is_refused() {
+        for (name, fits) in [("tests", true), ("v2", true), ("", false), ("a-b", false), ("../x", false), ("A", false)]
+        {
+            assert_eq!(Settings::named(name, 1, 1).check().is_ok(), fits, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_has_as_many_nodes_as_there_are_routes_for() {
+        for (nodes, fits) in [(0, false), (1, true), (MAX_NODES, true), (MAX_NODES + 1, false)] {
+            assert_eq!(Settings::tests(nodes).check().is_ok(), fits, "{nodes} nodes");
+        }
+    }
+}

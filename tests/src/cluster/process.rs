@@ -105,3 +105,23 @@ fn start_time(pid: Pid) -> Option<String> {
     let state = fields.next()?;
     (state != "Z" && state != "X").then(|| fields.nth(18).map(str::to_owned))?
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_recognised_by_its_id_and_start_time_together() {
+        let recorded = myself().expect("this process");
+        assert_eq!(alive(&recorded), Some(rustix::process::getpid()));
+        assert_eq!(alive(&format!("{recorded}0")), None, "the id is taken by a later process");
+    }
+
+    #[test]
+    fn a_process_that_nobody_has_waited_for_is_not_alive() {
+        let mut child = Command::new("true").spawn().expect("a process");
+        let pid = Pid::from_child(&child);
+        wait_for("the process to end", ENDS_WITHIN, || start_time(pid).is_none()).expect("ended");
+        child.wait().expect("waited for");
+    }
+}

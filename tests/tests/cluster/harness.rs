@@ -15,7 +15,6 @@ use crate::{
 
 #[test]
 fn a_pod_runs_on_every_node_and_says_so() {
-    let _alone = alone();
     let Some(cluster) = cluster("a_pod_runs_on_every_node_and_says_so") else { return };
     let client = cluster.client();
     let namespace = client.namespace("everywhere").expect("a namespace");
@@ -32,7 +31,6 @@ fn a_pod_runs_on_every_node_and_says_so() {
 
 #[test]
 fn a_service_is_found_by_name_and_reached_by_its_address_from_another_node() {
-    let _alone = alone();
     let Some(cluster) = cluster("a_service_is_found_by_name_and_reached_by_its_address_from_another_node") else {
         return;
     };
@@ -64,7 +62,6 @@ fn a_service_is_found_by_name_and_reached_by_its_address_from_another_node() {
 
 #[test]
 fn a_shared_volume_is_the_same_folder_on_two_nodes_for_restricted_pods() {
-    let _alone = alone();
     let Some(cluster) = cluster("a_shared_volume_is_the_same_folder_on_two_nodes_for_restricted_pods") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "volume");
@@ -89,7 +86,6 @@ fn a_shared_volume_is_the_same_folder_on_two_nodes_for_restricted_pods() {
 
 #[test]
 fn a_claim_without_a_class_gets_a_shared_volume() {
-    let _alone = alone();
     let Some(cluster) = cluster("a_claim_without_a_class_gets_a_shared_volume") else { return };
     let client = cluster.client();
     let namespace = client.namespace("claim").expect("a namespace");
@@ -107,7 +103,6 @@ fn a_claim_without_a_class_gets_a_shared_volume() {
 
 #[test]
 fn a_data_image_fills_an_empty_volume_of_a_restricted_pod() {
-    let _alone = alone();
     let Some(cluster) = cluster("a_data_image_fills_an_empty_volume_of_a_restricted_pod") else { return };
     let client = cluster.client();
     let folder = tempfile::tempdir().expect("a folder");
@@ -133,7 +128,6 @@ fn a_data_image_fills_an_empty_volume_of_a_restricted_pod() {
 
 #[test]
 fn a_container_that_takes_too_much_memory_is_killed() {
-    let _alone = alone();
     let Some(cluster) = cluster("a_container_that_takes_too_much_memory_is_killed") else { return };
     let client = cluster.client();
     let namespace = client.namespace("memory").expect("a namespace");
@@ -148,7 +142,6 @@ fn a_container_that_takes_too_much_memory_is_killed() {
 
 #[test]
 fn pods_on_fake_nodes_become_ready_without_running() {
-    let _alone = alone();
     let Some(cluster) = cluster("pods_on_fake_nodes_become_ready_without_running") else { return };
     let client = cluster.client();
     cluster.fake_nodes(4).expect("fake nodes");
