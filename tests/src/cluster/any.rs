@@ -1,8 +1,12 @@
 //! The cluster that tests share: one per test binary, or the user's own.
 
-use std::{env, path::PathBuf, sync::OnceLock};
+use std::{env, path::PathBuf, sync::OnceLock, time::Duration};
 
-use super::{Client, Cluster, Settings, TEST_NODES, available, tools};
+use super::{Client, Cluster, Settings, TEST_NODES, available, state::State, tools, wait_for};
+use crate::say;
+
+/// How long another test binary may hold the tests' cluster.
+const OTHERS_TEST_FOR: Duration = Duration::from_secs(20 * 60);
 
 /// The variable that names the kubeconfig of a cluster that the user already has: set it to your KUBECONFIG, and tests that need
 /// no node faults run there.
@@ -19,13 +23,23 @@ impl Cluster {
     pub fn for_tests() -> Result<&'static Self, String> {
         static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
         available()?;
-        let started = CLUSTER
-            .get_or_init(|| Self::start_guarded(Settings::tests(TEST_NODES)).map_err(|error| format!("{error:#}")));
+        let started = CLUSTER.get_or_init(|| start_in_turn().map_err(|error| format!("{error:#}")));
         match started {
             Ok(cluster) => Ok(cluster),
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// Starts the tests' cluster, after that of another test binary that runs at the same time.
+fn start_in_turn() -> anyhow::Result<Cluster> {
+    let settings = Settings::tests(TEST_NODES);
+    let state = State::of(settings.name);
+    if let Some(owner) = state.living_owner() {
+        say(&format!("waiting for process {}, which tests with cluster `{}`", owner.as_raw_nonzero(), settings.name));
+        wait_for("another test binary's cluster to end", OTHERS_TEST_FOR, || state.living_owner().is_none())?;
+    }
+    Cluster::start_guarded(settings)
 }
 
 /// Whatever cluster there is for tests that need no node faults.

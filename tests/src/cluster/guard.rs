@@ -11,11 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use super::{
-    process::{alive, myself},
-    state::State,
-    wait_for,
-};
+use super::{process::myself, state::State, wait_for};
 
 /// Ends a cluster and removes what it made, as far as it got; its one implementation, for guards, stops and leftovers alike.
 const TEARDOWN: &str = include_str!("../../../deploy/cluster/teardown.sh");
@@ -91,7 +87,7 @@ fn lock(state: &State) -> anyhow::Result<File> {
     let mut owner = None;
     let mut failed = None;
     wait_for("another guard", ENDS_WITHIN, || {
-        owner = fs::read_to_string(state.owner()).ok().and_then(|owner| alive(&owner));
+        owner = state.living_owner();
         match file.try_lock() {
             Ok(()) => true,
             Err(TryLockError::WouldBlock) => owner.is_some(),

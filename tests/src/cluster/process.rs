@@ -98,12 +98,16 @@ pub(crate) fn alive(recorded: &str) -> Option<Pid> {
     (start_time(pid)? == start).then_some(pid)
 }
 
-/// Clock ticks since boot at which a process started; `None` when it is gone or only waits for its parent to take notice.
+/// Clock ticks since boot at which a process started; `None` when it is gone or only waits for its parent to take notice. While a
+/// thread of it is left it is not gone: its ports are still taken.
 fn start_time(pid: Pid) -> Option<String> {
+    // Fields of proc_pid_stat(5), counted from the state, the first after the name.
+    const THREADS: usize = 17;
+    const START: usize = 19;
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    (state != "Z" && state != "X").then(|| fields.nth(18).map(str::to_owned))?
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ended = matches!(*fields.first()?, "Z" | "X") && fields.get(THREADS)?.parse::<u32>().ok()? <= 1;
+    (!ended).then_some((*fields.get(START)?).to_owned())
 }
 
 #[cfg(test)]

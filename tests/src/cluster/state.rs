@@ -6,8 +6,12 @@ use std::{
 };
 
 use anyhow::Context as _;
+use rustix::process::Pid;
 
-use super::{Settings, process::Process};
+use super::{
+    Settings,
+    process::{Process, alive},
+};
 
 /// Names of namespaces and control groups belong to the machine, so the folders that record them do too.
 const CLUSTERS: &str = "/var/lib/lockstep";
@@ -91,6 +95,11 @@ impl State {
     /// Names the process that the cluster ends with; absent where it ends with none.
     pub(crate) fn owner(&self) -> PathBuf {
         self.folder.join("owner")
+    }
+
+    /// The process that the cluster ends with, if it runs.
+    pub(crate) fn living_owner(&self) -> Option<Pid> {
+        alive(&fs::read_to_string(self.owner()).ok()?)
     }
 
     /// Held by the guard as long as it lives.

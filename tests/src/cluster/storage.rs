@@ -7,8 +7,10 @@ use serde_json::json;
 
 use super::Cluster;
 
-/// The default storage class, for claims that come with manifests.
-pub(crate) const STORAGE_CLASS: &str = "shared";
+/// The default storage class, for claims that come with manifests, and what kubelets need for it.
+const STORAGE: &str = include_str!("../../../deploy/cluster/storage.yaml");
+/// What it is called there.
+const STORAGE_CLASS: &str = "shared";
 /// Volumes that wait for such claims. A claim keeps its volume for good, as in any cluster that does not recycle.
 const WAITING_VOLUMES: u32 = 32;
 /// Where a node sees the volumes.
@@ -44,17 +46,7 @@ impl Cluster {
 
     /// The default storage class and the volumes that wait for its claims.
     pub(super) fn make_storage(&self) -> anyhow::Result<()> {
-        let class = json!({
-            "apiVersion": "storage.k8s.io/v1",
-            "kind": "StorageClass",
-            "metadata": {
-                "name": STORAGE_CLASS,
-                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
-            },
-            "provisioner": "kubernetes.io/no-provisioner",
-            "volumeBindingMode": "Immediate",
-        });
-        let mut objects = vec![class.to_string()];
+        let mut objects = vec![STORAGE.to_owned()];
         for index in 1..=WAITING_VOLUMES {
             let volume = format!("{STORAGE_CLASS}-{index}");
             self.make_folder(&volume)?;
