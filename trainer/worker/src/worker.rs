@@ -247,12 +247,18 @@ impl Run<'_> {
     fn steps(&self, rank: &mut Rank) -> Result<Ending, Failure> {
         let mut reporter = if self.group.rank == 0 { Some(Reporter::open(self)?) } else { None };
         let recipe = rank.recipe().clone();
-        let mut stopping = false;
-        while rank.step() < recipe.total_steps && !stopping {
+        // Every rank learns of a stop during the step after the one that carried it, and stops after that step.
+        let mut last = recipe.total_steps;
+        while rank.step() < last {
             let mut done = rank.advance()?;
             let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
-            for settled in [done.take(), if ends_epoch { rank.settle()? } else { None }].into_iter().flatten() {
-                stopping |= settled.stop;
+            let saves = reporter.as_ref().is_some_and(Reporter::checkpoint_due) && rank.step() < recipe.total_steps;
+            // A step that a checkpoint holds will not be done again: its line must be in the journal before.
+            let newest = if ends_epoch || saves { rank.settle()? } else { None };
+            for settled in [done.take(), newest].into_iter().flatten() {
+                if settled.stop {
+                    last = last.min(settled.step + 1);
+                }
                 if let Some(reporter) = &mut reporter {
                     reporter.step(rank, &settled)?;
                 }
@@ -260,10 +266,7 @@ impl Run<'_> {
             if ends_epoch {
                 self.evaluate(rank, reporter.as_mut())?;
             }
-            if let Some(reporter) = &mut reporter
-                && reporter.checkpoint_due()
-                && rank.step() < recipe.total_steps
-            {
+            if let Some(reporter) = reporter.as_mut().filter(|_| saves) {
                 reporter.save(rank)?;
             }
         }
@@ -369,6 +372,10 @@ impl<'a> Reporter<'a> {
         self.progress.time = Some(jiff::Timestamp::now().to_string());
         self.run.metrics.report(&self.progress);
         self.run.membership.progress(self.progress.step, serde_json::to_vec(&self.progress).map_err(Failure::fatal)?);
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<(), Failure> {
         self.journal.flush().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
@@ -379,6 +386,7 @@ impl<'a> Reporter<'a> {
     /// Saves the state after the steps that are done. A full disk in mid-run costs the checkpoint, not the job.
     fn save(&mut self, rank: &mut Rank) -> Result<(), Failure> {
         let begun = Instant::now();
+        self.flush()?;
         let Recipe { steps_per_epoch, global_batch, seed, total_steps, .. } = *rank.recipe();
         let step = rank.step();
         let position = Position {

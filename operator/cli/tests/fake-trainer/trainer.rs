@@ -158,6 +158,7 @@ fn report(launch: &Launch, step: u64) -> Progress {
         world_size: launch.replicas,
         loss: Some(2.0 / step as f64),
         accuracy: (step >= 10).then_some(0.9),
+        accuracy_step: (step >= 10).then_some(10),
         samples_per_second: Some(1000.0),
         scaling_efficiency: Some(0.95),
         last_checkpoint: Some(CheckpointMark { step, ..CheckpointMark::default() }),
