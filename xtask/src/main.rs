@@ -1,5 +1,6 @@
 //! Everything that a contributor or CI does with this repository: `cargo xtask COMMAND`.
 
+mod bench;
 mod cargo;
 mod cluster;
 mod image;
@@ -33,6 +34,8 @@ enum Command {
     Test,
     /// A real Kubernetes on this machine with Lockstep installed from its chart.
     Cluster(cluster::Arguments),
+    /// Measure against the peers; without a name, list the benchmarks.
+    Bench(bench::Arguments),
     /// Make the container images as OCI archives, without a Docker daemon.
     Image(image::Arguments),
 }
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Check => test::check(),
         Command::Test => test::test(),
         Command::Cluster(arguments) => cluster::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Image(arguments) => image::run(&arguments).map(|()| ExitCode::SUCCESS),
     };
     ended.unwrap_or_else(|error| {

@@ -345,7 +345,8 @@ mod tests {
 
     #[test]
     fn rules_between_fields_name_the_field_that_breaks_them() {
-        let cases: [(&str, fn(&mut Workload)); 6] = [
+        type Breaking = (&'static str, fn(&mut Workload));
+        let cases: [Breaking; 6] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
             ("spec.dataset.uri", |job| job.dataset.uri = None),
             ("spec.dataset.uri", |job| job.dataset.uri = Some("s3://bucket".into())),

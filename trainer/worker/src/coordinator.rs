@@ -74,7 +74,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
             }
         }
         Notice::Progress { payload, .. } => match serde_json::from_slice(payload) {
-            Ok(progress) => drop(post.send(News::Progress(progress))),
+            Ok(progress) => drop(post.send(News::Progress(Box::new(progress)))),
             Err(error) => warn!(%error, "a report could not be read"),
         },
     };
@@ -82,7 +82,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         while let Some(news) = posted.recv().await {
             match news {
                 News::Joined(member) => board.joined(&member),
-                News::Progress(progress) => board.post(progress).await,
+                News::Progress(progress) => board.post(*progress).await,
             }
         }
     };
@@ -111,7 +111,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
 /// What the board has to tell.
 enum News {
     Joined(String),
-    Progress(Progress),
+    Progress(Box<Progress>),
 }
 
 /// What the group's outcome means for the job.

@@ -43,6 +43,7 @@ fn busy_seconds() -> f64 {
     let fields: Vec<f64> =
         stat.lines().next().unwrap_or("").split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal: all but idle and iowait.
-    let busy: f64 = fields.iter().take(8).enumerate().filter(|(index, _)| !matches!(index, 3 | 4)).map(|(_, ticks)| ticks).sum();
+    let busy: f64 =
+        fields.iter().take(8).enumerate().filter(|(index, _)| !matches!(index, 3 | 4)).map(|(_, ticks)| ticks).sum();
     busy / TICKS_PER_SECOND
 }

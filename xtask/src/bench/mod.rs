@@ -5,7 +5,6 @@
 mod first_loss;
 mod lenet;
 mod load;
-mod operator;
 mod record;
 
 use anyhow::{Context as _, bail};
@@ -27,11 +26,13 @@ struct Benchmark {
     run: fn(&mut Book, Effort) -> anyhow::Result<()>,
 }
 
-const BENCHMARKS: [Benchmark; 4] = [
-    Benchmark { name: "lenet-step", measures: "LeNet-5 training step, batch 64, one core, against PyTorch", run: lenet::run },
+const BENCHMARKS: [Benchmark; 2] = [
+    Benchmark {
+        name: "lenet-step",
+        measures: "LeNet-5 training step, batch 64, one core, against PyTorch",
+        run: lenet::run,
+    },
     Benchmark { name: "first-loss", measures: "`lockstep run` to its first loss line", run: first_loss::run },
-    Benchmark { name: "operator-memory", measures: "resident memory of the operator with 100 jobs", run: operator::memory },
-    Benchmark { name: "pods", measures: "apply to all pods of a 100-worker job, against an Indexed Job", run: operator::pods },
 ];
 
 /// Lists the benchmarks, or runs one or all of them.
@@ -53,7 +54,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    let chosen: Vec<&Benchmark> = BENCHMARKS.iter().filter(|benchmark| name == "all" || name == benchmark.name).collect();
+    let chosen: Vec<&Benchmark> =
+        BENCHMARKS.iter().filter(|benchmark| name == "all" || name == benchmark.name).collect();
     if chosen.is_empty() {
         bail!("no benchmark is called {name}: `cargo xtask bench` lists them");
     }

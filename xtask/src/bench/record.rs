@@ -62,7 +62,9 @@ impl Book {
         });
         writeln!(self.file, "{line}")?;
         let against = match (peer, ratio) {
-            (Some((name, theirs)), Some(ratio)) => format!("{name} {theirs:.6} {unit}, ratio {ratio:.2} (goal ≥ {goal})"),
+            (Some((name, theirs)), Some(ratio)) => {
+                format!("{name} {theirs:.6} {unit}, ratio {ratio:.2} (goal ≥ {goal})")
+            }
             _ => format!("goal ≤ {goal} {unit}"),
         };
         let verdict = if met { "met" } else { "MISSED" };

@@ -22,8 +22,6 @@ use tokio::{
 
 use super::restart::{End, Role};
 
-/// Names this process to its children, which die when it does.
-
 /// How long the coordinator's last lines may take after its end.
 const LAST_LINES: Duration = Duration::from_secs(1);
 /// How long a process may take to end after SIGTERM when its job is lost anyway.
