@@ -15,7 +15,7 @@ pub(crate) use lockstep_tests::{root, target};
 /// `cargo WORDS…` in the repository.
 pub(crate) fn cargo(words: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(words).current_dir(root());
+    lockstep_tests::without_package(command.args(words).current_dir(root()));
     command
 }
 
