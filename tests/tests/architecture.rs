@@ -28,7 +28,11 @@ const ARROWS: [(&str, &[&str]); 11] = [
 ];
 
 /// Crates that a part of the product must never link, directly or through others.
-const ABSENCES: [(&str, &[&str]); 4] = [
+const ABSENCES: [(&str, &[&str]); 8] = [
+    ("lockstep-api", &["tokio", "kube-client"]),
+    ("lockstep-plan", &["tokio", "kube-client"]),
+    ("lockstep-controller", &["lockstep-nn", "lockstep-collective", "lockstep-elastic"]),
+    ("lockstep-cli", &["lockstep-nn", "lockstep-collective", "lockstep-elastic"]),
     ("lockstep-nn", &["lockstep-collective", "lockstep-elastic", "tokio", "kube"]),
     ("lockstep-collective", &["lockstep-nn", "tokio", "kube"]),
     ("lockstep-elastic", &["kube"]),

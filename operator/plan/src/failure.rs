@@ -11,6 +11,10 @@ const SETTLE_SECONDS: i64 = 60;
 /// Seconds that the other pods have to end once the training is done.
 const FINISH_SECONDS: i64 = 60;
 
+/// A coordinator that ran for less than this many seconds is replaced so many seconds after its end, another one at once: one
+/// that fails whenever it starts is not made anew without pause.
+const COORDINATOR_SECONDS: i64 = 10;
+
 /// What the pods of an attempt amount to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {
@@ -87,6 +91,13 @@ pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], complete: bool, now: Ti
 /// Whether a coordinator has to be replaced; training goes on without it meanwhile.
 pub(crate) fn coordinator_is_gone(pod: &PodSeen) -> bool {
     matches!(cause(pod), Some(Cause::Asked | Cause::Crashed | Cause::Lost(_)))
+}
+
+/// When a coordinator that is gone may be replaced, if not at once.
+pub(crate) fn replaced_at(pod: &PodSeen) -> Option<Timestamp> {
+    let PodState::Ended(Ended { at: Some(at), ran: Some(ran), .. }) = &pod.state else { return None };
+    let pause = SignedDuration::from_secs(COORDINATOR_SECONDS);
+    (*ran < pause).then(|| *at + pause)
 }
 
 fn when_over(ending: Option<Ending>, others: &[&PodSeen], last: Option<Timestamp>, now: Timestamp) -> Verdict {

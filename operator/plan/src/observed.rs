@@ -108,6 +108,8 @@ pub struct Ended {
     pub message: String,
     /// When.
     pub at: Option<Timestamp>,
+    /// How long the trainer ran before, where Kubernetes says so.
+    pub ran: Option<SignedDuration>,
 }
 
 impl PodSeen {
@@ -179,12 +181,18 @@ fn state(status: &PodStatus) -> PodState {
             reason: status.reason.clone(),
             message: clip(status.message.as_deref().unwrap_or_default()),
             at: ended.and_then(|ended| ended.finished_at.as_ref()).map(|time| time.0),
+            ran: None,
         }),
         (Some(ended), _) => PodState::Ended(Ended {
             code: Some(ended.exit_code).filter(|_| ended.reason.as_deref() != Some("ContainerStatusUnknown")),
             reason: ended.reason.clone(),
             message: clip_ending(ended.message.as_deref().unwrap_or_default()),
             at: ended.finished_at.as_ref().map(|time| time.0),
+            ran: ended
+                .finished_at
+                .as_ref()
+                .zip(ended.started_at.as_ref())
+                .map(|(end, start)| end.0.duration_since(start.0)),
         }),
         (None, Some("Failed" | "Succeeded")) => PodState::Ended(ended_before_the_trainer(status)),
         (None, Some("Running")) if trainer.is_none_or(is_running) => PodState::Running,
@@ -215,6 +223,7 @@ fn ended_before_the_trainer(status: &PodStatus) -> Ended {
                 terminated.message.as_deref().unwrap_or("see its log")
             )),
             at: terminated.finished_at.as_ref().map(|time| time.0),
+            ran: None,
         },
         None => Ended { message: clip(status.message.as_deref().unwrap_or_default()), ..Ended::default() },
     }

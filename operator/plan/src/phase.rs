@@ -10,10 +10,10 @@ use lockstep_launch::{Ending, InvalidField};
 use crate::{
     Child, Deletion, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
-    failure::{Verdict, coordinator_is_gone, verdict},
+    failure::{Verdict, coordinator_is_gone, replaced_at, verdict},
     pod_name,
     pods::pod,
-    status::{Note, Report, restart_note, set_condition, take_progress},
+    status::{Note, Report, checkpoint_note, restart_note, set_condition, take_progress},
 };
 
 /// Longest pause before a gang starts again.
@@ -130,6 +130,10 @@ fn carry_on(
     let gone: Vec<_> =
         present.iter().filter(|pod| pod.role == Role::Coordinator && coordinator_is_gone(pod)).copied().collect();
     for pod in &gone {
+        if let Some(time) = replaced_at(pod).filter(|time| *time > now) {
+            plan.look_again_at(time, now);
+            continue;
+        }
         if deletion(pod, now).is_some() {
             plan.events.push(Note::coordinator_lost(pod));
         }
@@ -302,7 +306,9 @@ fn laggard(job: &ValidJob, seen: &Observed, present: &[&PodSeen]) -> String {
 fn complete_job(status: &mut TrainingJobStatus, events: &mut Vec<Note>, ending: Option<Ending>, now: Timestamp) {
     let Ending { message: _, progress, model_uri } = ending.unwrap_or_default();
     if let Some(progress) = progress {
+        let last = status.last_checkpoint.clone();
         status.report(&progress, now);
+        events.extend(checkpoint_note(last.as_ref(), status));
     }
     status.model_uri = model_uri.or(status.model_uri.take());
     let message = status.result();

@@ -92,13 +92,15 @@ pub(crate) fn take_progress(
     if let Some(due) = last.map(|last| last.0 + SignedDuration::from_secs(PROGRESS_SECONDS)).filter(|due| *due > now) {
         return Some(due);
     }
-    if let Some(mark) = &next.last_checkpoint
-        && is_news(status.last_checkpoint.as_ref(), mark)
-    {
-        events.push(Note::normal("CheckpointSaved", format!("step {} in {}", mark.step, mark.uri)));
-    }
+    events.extend(checkpoint_note(status.last_checkpoint.as_ref(), &next));
     *status = next;
     None
+}
+
+/// The event of a checkpoint that is worth telling of.
+pub(crate) fn checkpoint_note(last: Option<&CheckpointMark>, status: &TrainingJobStatus) -> Option<Note> {
+    let mark = status.last_checkpoint.as_ref().filter(|mark| is_news(last, mark))?;
+    Some(Note::normal("CheckpointSaved", format!("step {} in {}", mark.step, mark.uri)))
 }
 
 /// Whether a checkpoint falls into another minute than the last one that was told of.

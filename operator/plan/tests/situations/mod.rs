@@ -127,7 +127,13 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
     };
     let waiting = |reason, message: &str| PodState::Pending(Some(Waiting { reason, message: message.into() }));
     let ended = |code: Option<i32>, reason: Option<&str>, message: &str, at| {
-        PodState::Ended(Ended { code, reason: reason.map(Into::into), message: message.into(), at: Some(at) })
+        PodState::Ended(Ended {
+            code,
+            reason: reason.map(Into::into),
+            message: message.into(),
+            at: Some(at),
+            ran: None,
+        })
     };
     match state {
         "ready" => pod.ready = true,
@@ -148,6 +154,10 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         "done" => {
             let line = r#"{"progress":{"step":9,"totalSteps":9,"epoch":1,"generation":1,"worldSize":2},"modelUri":"file:///m"}"#;
             pod.state = ended(Some(0), Some("Completed"), line, seconds_ago(1));
+        }
+        "exited at once" => {
+            let ran = Some(SignedDuration::from_secs(1));
+            pod.state = PodState::Ended(Ended { code: Some(1), at: Some(seconds_ago(4)), ran, ..Ended::default() });
         }
         other => {
             let words = other.strip_prefix("exited ")?;
