@@ -9,6 +9,7 @@ use std::{
 use kube::Client;
 use lockstep_elastic::{FileStore, Notice, Outcome, Sampler, StoreError, coordinate as run, coordinator::Config};
 use lockstep_launch::{Ending, Launch, MAX_SHARDS, Progress, Store, names};
+use prometheus::TextEncoder;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -16,13 +17,13 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::{board::Board, failure::Failure, kubernetes_store::KubernetesStore, metrics::Metrics, serve};
+use crate::{board::Board, failure::Failure, kubernetes_store::KubernetesStore, metrics::process_registry, serve};
 
 /// Coordinates the job's group to its end.
 pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {
-    let metrics = Metrics::new(&launch.job).map_err(Failure::fatal)?;
+    let metrics = process_registry(&launch.job).map_err(Failure::fatal)?;
     // The coordinator is of use as soon as it listens.
-    let text = move || metrics.text().unwrap_or_default();
+    let text = move || TextEncoder::new().encode_to_string(&metrics.gather()).unwrap_or_default();
     let ready = Arc::new(AtomicBool::new(true));
     let address = SocketAddr::new(launch.address, launch.ports.metrics);
     let served = serve::serve(address, ready, text).map_err(|error| Failure::fatal(format!("{error:#}")))?;

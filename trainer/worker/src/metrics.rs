@@ -1,7 +1,13 @@
 //! Every metric of a trainer process, in one place. Names and units follow the project's metric rules: prefix `lockstep_`,
 //! base units, `_total` on counters, labels `job_namespace` and `job_name` only.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use lockstep_launch::{Job, Progress};
 use prometheus::{
@@ -40,10 +46,11 @@ impl Phase {
     }
 }
 
-/// The metrics of one worker.
-#[derive(Clone)]
+/// The metrics of one worker, and those of the job if it is the one that reports.
 pub(crate) struct Metrics {
-    registry: Registry,
+    own: Registry,
+    job: Registry,
+    reports: AtomicBool,
     pub steps: IntCounter,
     pub samples: IntCounter,
     pub step_duration: Histogram,
@@ -73,22 +80,16 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// Registers every metric with the job's labels; counters start at 0 before the first step.
     pub(crate) fn new(job: &Job) -> prometheus::Result<Arc<Self>> {
-        let labels = HashMap::from([
-            ("job_namespace".to_owned(), job.namespace.clone()),
-            ("job_name".to_owned(), job.name.clone()),
-        ]);
-        let registry = Registry::new_custom(None, Some(labels))?;
-        let gauge = |name: &str, help: &str| registered(&registry, Gauge::with_opts(named(name, help))?);
-        let whole = |name: &str, help: &str| registered(&registry, IntGauge::with_opts(named(name, help))?);
-        let count = |name: &str, help: &str| registered(&registry, IntCounter::with_opts(named(name, help))?);
+        let (own, of_job) = (process_registry(job)?, labelled_registry(job)?);
+        let gauge = |name: &str, help: &str| registered(&of_job, Gauge::with_opts(named(name, help))?);
+        let whole = |name: &str, help: &str| registered(&of_job, IntGauge::with_opts(named(name, help))?);
+        let own_gauge = |name: &str, help: &str| registered(&own, Gauge::with_opts(named(name, help))?);
+        let count = |name: &str, help: &str| registered(&own, IntCounter::with_opts(named(name, help))?);
         let seconds = |name: &str, help: &str, buckets: Vec<f64>| {
-            registered(
-                &registry,
-                Histogram::with_opts(HistogramOpts::new(name, help).namespace(PREFIX).buckets(buckets))?,
-            )
+            registered(&own, Histogram::with_opts(HistogramOpts::new(name, help).namespace(PREFIX).buckets(buckets))?)
         };
         let collective = registered(
-            &registry,
+            &own,
             CounterVec::new(
                 named(
                     "collective_seconds_total",
@@ -98,7 +99,7 @@ impl Metrics {
             )?,
         )?;
         let phase_seconds = registered(
-            &registry,
+            &own,
             CounterVec::new(
                 named("phase_seconds_total", "Wall seconds of this worker by what they were spent on."),
                 &["phase"],
@@ -132,17 +133,17 @@ impl Metrics {
             progress_ratio: gauge("progress_ratio", "Share of the job that is done, 0 to 1.")?,
             world_size: whole("world_size", "Ranks that train together.")?,
             generation: whole("generation", "Agreed memberships so far.")?,
-            loss: registered(&registry, GaugeVec::new(named("loss", "Mean loss in nats by data split."), &["split"])?)?,
+            loss: registered(&of_job, GaugeVec::new(named("loss", "Mean loss in nats by data split."), &["split"])?)?,
             accuracy: registered(
-                &registry,
+                &of_job,
                 GaugeVec::new(
                     named("accuracy", "Share of samples classified rightly, 0 to 1, by data split."),
                     &["split"],
                 )?,
             )?,
-            learning_rate: gauge("learning_rate", "Learning rate of the newest step.")?,
+            learning_rate: own_gauge("learning_rate", "Learning rate of the newest step.")?,
             throughput: gauge("throughput_samples_per_second", "Samples per second of the whole group.")?,
-            baseline: gauge(
+            baseline: own_gauge(
                 "baseline_samples_per_second_per_worker",
                 "Samples per second of one worker without communication.",
             )?,
@@ -161,9 +162,10 @@ impl Metrics {
                 "Seconds until the last step at the present speed.",
             )?,
             last_checkpoint_step: whole("last_checkpoint_step", "Optimiser step of the newest whole checkpoint.")?,
-            registry: registry.clone(),
+            own: own.clone(),
+            job: of_job.clone(),
+            reports: AtomicBool::new(false),
         };
-        registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
         Ok(Arc::new(metrics))
     }
 
@@ -172,8 +174,9 @@ impl Metrics {
         self.phase_seconds.with_label_values(&[phase.label()]).inc_by(seconds.max(0.0));
     }
 
-    /// Sets the job's gauges; only the reporting worker does, so that a job has one series of each.
+    /// Sets the job's gauges, which are served from now on; only the reporting worker does, so that a job has one series of each.
     pub(crate) fn report(&self, progress: &Progress) {
+        self.reports.store(true, Ordering::Relaxed);
         let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.global_step.set(whole(progress.step));
         self.target_steps.set(whole(progress.total_steps));
@@ -213,8 +216,25 @@ impl Metrics {
 
     /// All series in the Prometheus text format.
     pub(crate) fn text(&self) -> prometheus::Result<String> {
-        TextEncoder::new().encode_to_string(&self.registry.gather())
+        let mut families = self.own.gather();
+        if self.reports.load(Ordering::Relaxed) {
+            families.extend(self.job.gather());
+        }
+        TextEncoder::new().encode_to_string(&families)
     }
+}
+
+/// The metrics of a process that does not train.
+pub(crate) fn process_registry(job: &Job) -> prometheus::Result<Registry> {
+    let registry = labelled_registry(job)?;
+    registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+    Ok(registry)
+}
+
+fn labelled_registry(job: &Job) -> prometheus::Result<Registry> {
+    let labels =
+        HashMap::from([("job_namespace".to_owned(), job.namespace.clone()), ("job_name".to_owned(), job.name.clone())]);
+    Registry::new_custom(None, Some(labels))
 }
 
 fn named(name: &str, help: &str) -> Opts {
