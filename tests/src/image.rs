@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
+use crate::target;
 use archive::Content;
 
 /// The version in the images' tags.
@@ -42,6 +43,12 @@ pub struct Image {
     pub digest: String,
     /// Bytes of the archive.
     pub bytes: u64,
+}
+
+/// Where `cargo xtask image` puts the archive of an image.
+#[must_use]
+pub fn archive(name: &str) -> PathBuf {
+    target().join("images").join(format!("{name}.oci.tar"))
 }
 
 /// What goes into an image.

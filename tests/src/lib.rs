@@ -51,6 +51,19 @@ pub fn products() -> &'static Path {
     })
 }
 
+/// The archives of the images of operator, trainer and MNIST's data, made if they are not.
+///
+/// # Panics
+/// When they cannot be made.
+pub fn images() -> &'static [PathBuf; 3] {
+    static IMAGES: OnceLock<[PathBuf; 3]> = OnceLock::new();
+    IMAGES.get_or_init(|| {
+        let made = without_package(Command::new("cargo").args(["xtask", "image"]).current_dir(root())).status();
+        assert!(made.is_ok_and(|status| status.success()), "the images cannot be made");
+        ["operator", "trainer", "data-mnist"].map(image::archive)
+    })
+}
+
 /// Takes away what cargo told this process of its own package: build scripts that watch these variables, ring's for one, would run
 /// again, and all that depends on them would be compiled again.
 pub fn without_package(command: &mut Command) -> &mut Command {

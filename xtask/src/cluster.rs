@@ -1,6 +1,6 @@
 //! `cargo xtask cluster up | status | down`: a real Kubernetes on this machine with Lockstep installed from its chart.
 
-use std::time::Instant;
+use std::{fs, time::Instant};
 
 use clap::Subcommand;
 use lockstep_tests::cluster::{Cluster, MAX_NODES, Settings, ensure_packages};
@@ -8,8 +8,10 @@ use lockstep_tests::cluster::{Cluster, MAX_NODES, Settings, ensure_packages};
 use crate::{cargo, image};
 
 /// Where `up` installs the operator, and as what.
-const NAMESPACE: &str = "lockstep-system";
+pub(crate) const NAMESPACE: &str = "lockstep-system";
 const RELEASE: &str = "lockstep";
+/// The claim that the examples name.
+const CHECKPOINTS: &str = "deploy/examples/checkpoints.yaml";
 
 /// A real Kubernetes on this machine.
 #[derive(clap::Args)]
@@ -61,13 +63,15 @@ fn up(nodes: u32) -> anyhow::Result<()> {
         cluster.load_image(&image.path)?;
     }
     install(&cluster)?;
+    cluster.apply(&fs::read_to_string(cargo::root().join(CHECKPOINTS))?)?;
     println!("\nLockstep runs in namespace {NAMESPACE}. Now:\n");
     println!("{}", environment(&cluster));
-    println!("kubectl apply -f deploy/examples/checkpoints.yaml -f deploy/examples/mnist.yaml && kubectl get tj -w");
+    println!("kubectl apply -f deploy/examples/mnist.yaml && kubectl get tj -w");
     Ok(())
 }
 
-fn install(cluster: &Cluster) -> anyhow::Result<()> {
+/// Installs the chart, or upgrades to what is built now.
+pub(crate) fn install(cluster: &Cluster) -> anyhow::Result<()> {
     let chart = cargo::root().join("charts/lockstep").display().to_string();
     let installed = cluster.helm(&["status", RELEASE, "--namespace", NAMESPACE]).is_ok();
     let words = [

@@ -38,14 +38,10 @@ pub(crate) fn make() -> anyhow::Result<[Image; 3]> {
     let operator = cargo::build_static("lockstep-controller")?.join("lockstep-operator");
     let trainer = cargo::build()?.join("lockstep-trainer");
     Ok([
-        image::operator(&operator, &archive("operator"))?,
-        image::trainer(&trainer, &archive("trainer"))?,
-        image::data("mnist", &mnist_files(&trainer)?, &archive("data-mnist"))?,
+        image::operator(&operator, &image::archive("operator"))?,
+        image::trainer(&trainer, &image::archive("trainer"))?,
+        image::data("mnist", &mnist_files(&trainer)?, &image::archive("data-mnist"))?,
     ])
-}
-
-fn archive(name: &str) -> PathBuf {
-    cargo::target().join("images").join(format!("{name}.oci.tar"))
 }
 
 /// The real MNIST where it is at hand, else glyphs written as IDX under the same names.

@@ -51,6 +51,14 @@ impl Client {
         self.run("kubectl", &["apply", "-f", "-"], Some(yaml)).map(|_| ())
     }
 
+    /// Applies manifests to a namespace; unknown fields are an error, as for every user of kubectl.
+    ///
+    /// # Errors
+    /// What kubectl complained about.
+    pub fn apply_to(&self, namespace: &str, yaml: &str) -> anyhow::Result<()> {
+        self.run("kubectl", &["-n", namespace, "apply", "-f", "-"], Some(yaml)).map(|_| ())
+    }
+
     /// A namespace of the caller's own, called `PREFIX-…`; dropping it deletes it.
     ///
     /// # Errors

@@ -3,13 +3,12 @@
 use std::{
     fs::{self, File},
     path::Path,
-    process::Command,
     thread,
 };
 
 use anyhow::{Context as _, bail};
 
-use super::Cluster;
+use super::{Cluster, containers};
 use crate::image;
 
 /// An image with busybox under all its names, for the pods of tests: on every node of every cluster.
@@ -44,18 +43,11 @@ impl Cluster {
         image::shell(SHELL_IMAGE, &self.state.images().join("shell.tar"))?;
         Ok(())
     }
-
-    /// Process 1 of a node that has power, as the host numbers it.
-    fn init(&self, node: u32) -> Option<u32> {
-        let outer = self.node_process(node).pid()?.as_raw_nonzero();
-        let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).ok()?;
-        children.split_whitespace().next()?.parse().ok()
-    }
 }
 
 fn import(init: u32, archive: &Path) -> anyhow::Result<()> {
-    let mut command = Command::new("nsenter");
-    command.args(["--target", &init.to_string(), "--mount", "--net", "ctr", "-n", "k8s.io", "images", "import", "-"]);
+    let mut command = containers::ctr(init);
+    command.args(["images", "import", "-"]);
     let output = command.stdin(File::open(archive)?).output().context("starting nsenter")?;
     if !output.status.success() {
         bail!("ctr images import: {}", String::from_utf8_lossy(&output.stderr).trim());

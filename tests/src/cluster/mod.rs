@@ -3,6 +3,7 @@
 mod any;
 mod cgroups;
 mod client;
+mod containers;
 mod control_plane;
 mod fake_nodes;
 mod guard;
@@ -16,7 +17,7 @@ mod storage;
 mod tools;
 mod wait;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context as _, bail};
 
@@ -208,6 +209,12 @@ impl Cluster {
     /// What kubectl complained about.
     pub fn apply(&self, yaml: &str) -> anyhow::Result<()> {
         self.client.apply(yaml)
+    }
+
+    /// A command inside the cluster's network, where pods have their addresses.
+    #[must_use]
+    pub fn inside(&self, program: &str) -> Command {
+        network::inside(&network::fabric(self.settings.name), program)
     }
 
     fn build(&self) -> anyhow::Result<()> {

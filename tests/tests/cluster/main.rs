@@ -2,6 +2,7 @@
 
 mod faults;
 mod harness;
+mod jobs;
 mod owner;
 mod pods;
 mod shared;

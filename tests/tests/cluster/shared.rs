@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use lockstep_tests::{cluster::Cluster, skip};
+use lockstep_tests::{
+    cluster::{AnyCluster, Cluster},
+    skip,
+};
 
 /// A node is lost after 16 s and its pods are evicted 20 s later; whatever a test waits for takes less than this.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
@@ -25,6 +28,12 @@ pub(crate) fn cluster(test: &str) -> Option<Turn<RwLockReadGuard<'static, ()>>> 
 pub(crate) fn cluster_alone(test: &str) -> Option<Turn<RwLockWriteGuard<'static, ()>>> {
     let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
     Some(Turn { cluster: running(test)?, _turn: turn })
+}
+
+/// Whatever cluster there is, the user's own too, for a test that breaks nothing.
+pub(crate) fn any_cluster(test: &str) -> Option<(AnyCluster, RwLockReadGuard<'static, ()>)> {
+    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
+    AnyCluster::for_tests().map_err(|why| skip(test, &why)).ok().map(|cluster| (cluster, turn))
 }
 
 /// The cluster for as long as a test has its turn.

@@ -1,0 +1,155 @@
+//! Pods of operator and job are killed in mid-run.
+
+use lockstep_tests::cluster::{Client, wait_for};
+
+use crate::{
+    pods::restricted,
+    shared::{PATIENCE, cluster, cluster_alone},
+};
+
+use super::{
+    installed::{self, NAMESPACE, OPERATOR},
+    job::{Job, glyphs},
+};
+
+#[test]
+fn training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over() {
+    let test = "training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over";
+    let Some(cluster) = cluster_alone(test) else { return };
+    installed::on(&cluster);
+    let client = cluster.client();
+    let namespace = restricted(client, "operator");
+    let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 5000).to_string());
+    job.wait_for_step(20);
+
+    let (killed, before) = (operator(client), job.reported_step());
+    // Deleted by force: the process gets no time to give up its lease.
+    client
+        .kubectl(&["-n", NAMESPACE, "delete", "pod", &killed, "--grace-period=0", "--force"])
+        .expect("the pod is deleted");
+    let mut steps = Vec::new();
+    wait_for("the next operator to be ready", PATIENCE, || {
+        steps.push(job.reported_step());
+        let next = ready_operator(client);
+        next.is_some_and(|next| next != killed)
+    })
+    .expect("ready");
+    let after = job.reported_step();
+    assert!(after > before, "training stood still at step {before} while no operator ran: {steps:?}");
+
+    let progress = job.status()["progress"]["step"].as_u64();
+    let status = job.wait("the next operator's status", |status| status["progress"]["step"].as_u64() > progress);
+    assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &0.into()), "{status:#}");
+}
+
+#[test]
+fn a_killed_worker_is_named_and_the_group_goes_on_from_its_checkpoint() {
+    let Some(cluster) = cluster("a_killed_worker_is_named_and_the_group_goes_on_from_its_checkpoint") else { return };
+    installed::on(&cluster);
+    let client = cluster.client();
+    let namespace = restricted(client, "worker");
+    let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 60).to_string());
+    job.wait("a checkpoint", |status| status["lastCheckpoint"]["step"].as_u64() > Some(0));
+    cluster.kill_container(namespace.name(), "lenet-worker-1").expect("killed");
+
+    let status = job.wait_for_phase("Complete");
+    assert_eq!((&status["restarts"], &status["failures"]), (&1.into(), &1.into()), "{status:#}");
+    let failure = &status["lastFailure"];
+    assert_eq!((&failure["pod"], &failure["exitCode"]), (&"lenet-worker-1".into(), &137.into()), "{status:#}");
+    let described = job.describe();
+    let resumed = described.split("restart 1 from step ").nth(1).and_then(|rest| rest.split(';').next());
+    assert!(resumed.and_then(|step| step.parse().ok()).is_some_and(|step: u64| step > 0), "{described}");
+    assert!(described.contains("WorkerLost") && described.contains("1 of 3 failures used"), "{described}");
+}
+
+#[test]
+fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
+    let Some(cluster) = cluster("a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was") else { return };
+    installed::on(&cluster);
+    let client = cluster.client();
+    let namespace = restricted(client, "limit");
+    let mut manifest = glyphs("lenet", 1000);
+    manifest["spec"]["failurePolicy"] = serde_json::json!({"backoffLimit": 0});
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    cluster.kill_container(namespace.name(), "lenet-worker-0").expect("killed");
+
+    let status = job.wait_for_phase("Failed");
+    let condition = condition(&status, "Failed");
+    assert_eq!(condition["reason"], "BackoffLimitExceeded", "{status:#}");
+    let message = condition["message"].as_str().unwrap_or_default();
+    assert!(message.contains("backoffLimit is 0") && message.contains("lenet-worker-0"), "{message}");
+}
+
+#[test]
+fn a_deleted_worker_counts_as_lost_not_as_failed() {
+    let Some(cluster) = cluster("a_deleted_worker_counts_as_lost_not_as_failed") else { return };
+    installed::on(&cluster);
+    let client = cluster.client();
+    let namespace = restricted(client, "deleted");
+    let mut manifest = glyphs("lenet", 60);
+    manifest["spec"]["failurePolicy"] = serde_json::json!({"backoffLimit": 0});
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    job.kubectl(&["delete", "pod", "lenet-worker-1", "--wait=false"]);
+
+    let status = job.wait_for_phase("Complete");
+    assert_eq!((&status["restarts"], &status["failures"]), (&1.into(), &0.into()), "{status:#}");
+    assert_eq!(status["lastFailure"]["pod"], "lenet-worker-1", "{status:#}");
+}
+
+#[test]
+fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
+    let Some(cluster) = cluster("a_killed_coordinator_is_made_anew_while_training_goes_on") else { return };
+    installed::on(&cluster);
+    let client = cluster.client();
+    let namespace = restricted(client, "coordinator");
+    let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 100).to_string());
+    job.wait_for_step(20);
+    cluster.kill_container(namespace.name(), "lenet-coordinator").expect("killed");
+
+    let status = job.wait_for_phase("Complete");
+    assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &0.into()), "{status:#}");
+    assert!(job.describe().contains("lenet-coordinator is made anew"), "{}", job.describe());
+}
+
+#[test]
+fn a_job_survives_the_loss_of_a_node() {
+    let Some(cluster) = cluster_alone("a_job_survives_the_loss_of_a_node") else { return };
+    installed::on(&cluster);
+    let client = cluster.client();
+    let namespace = restricted(client, "node");
+    let mut manifest = glyphs("lenet", 200);
+    // The operator and the coordinator may be on the lost node too.
+    manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = serde_json::json!([{
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},
+    }]);
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    let node = job.nodes_of_workers().first().and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node");
+    cluster.power_off(node).expect("power off");
+
+    let lost = job.wait("a restart", |status| status["restarts"].as_u64() > Some(0));
+    assert_eq!(lost["failures"], 0, "{lost:#}");
+    cluster.power_on(node).expect("power on");
+    job.wait_for_phase("Complete");
+    cluster.wait_for_node(node).expect("back");
+}
+
+fn condition<'a>(status: &'a serde_json::Value, type_: &str) -> &'a serde_json::Value {
+    let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    conditions.iter().find(|condition| condition["type"] == type_).unwrap_or(&serde_json::Value::Null)
+}
+
+/// The operator's pod that is not going away.
+fn operator(client: &Client) -> String {
+    ready_operator(client).expect("an operator is ready")
+}
+
+fn ready_operator(client: &Client) -> Option<String> {
+    let path = "jsonpath={range .items[*]}{.metadata.name} {.metadata.deletionTimestamp} \
+                {.status.conditions[?(@.type==\"Ready\")].status}{\"\\n\"}{end}";
+    let listed = client.kubectl(&["-n", NAMESPACE, "get", "pods", "-l", OPERATOR, "-o", path]).ok()?;
+    listed.lines().find_map(|line| line.strip_suffix("  True").map(str::to_owned))
+}

@@ -1,0 +1,127 @@
+//! A training job on a cluster, and what kubectl says of it.
+
+use std::time::Duration;
+
+use lockstep_tests::{
+    cluster::{Client, wait_for},
+    root,
+};
+use serde_json::{Value, json};
+
+/// A job of these tests is over sooner than this, on busy cores too.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// LeNet-5 on glyphs: two workers that save a checkpoint every second.
+pub(crate) fn glyphs(name: &str, epochs: u32) -> Value {
+    json!({
+        "apiVersion": "lockstep.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": 2,
+            "model": {"name": "lenet5"},
+            "dataset": {"format": "glyphs", "samples": 2000},
+            "training": {"epochs": epochs, "globalBatchSize": 64, "seed": 7},
+            "checkpoint": {"uri": "file:///checkpoints", "intervalSeconds": 1},
+            "template": {"spec": {
+                "containers": [{
+                    "name": "trainer",
+                    "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
+                }],
+                "volumes": [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}],
+            }},
+        },
+    })
+}
+
+/// A manifest of deploy/examples.
+pub(crate) fn example(name: &str) -> String {
+    let path = root().join("deploy/examples").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A job that was applied.
+pub(crate) struct Job<'a> {
+    client: &'a Client,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+impl<'a> Job<'a> {
+    /// Applies the claim for checkpoints and the job that a manifest calls `name`.
+    pub(crate) fn apply(client: &'a Client, namespace: &'a str, name: &'a str, manifest: &str) -> Self {
+        let job = Self { client, namespace, name };
+        for text in [example("checkpoints.yaml").as_str(), manifest] {
+            client.apply_to(namespace, text).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+        }
+        job
+    }
+
+    /// kubectl in the job's namespace.
+    pub(crate) fn kubectl(&self, words: &[&str]) -> String {
+        let words = [&["-n", self.namespace][..], words].concat();
+        self.client.kubectl(&words).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        let text = self.kubectl(&["get", "tj", self.name, "-o", "json"]);
+        serde_json::from_str::<Value>(&text).expect("JSON")["status"].take()
+    }
+
+    pub(crate) fn phase(&self) -> String {
+        self.status()["phase"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The step that the coordinator last reported; the operator has no part in it.
+    pub(crate) fn reported_step(&self) -> u64 {
+        let path = "jsonpath={.status.progress.step}";
+        self.kubectl(&["get", "traininggroup", self.name, "-o", path]).parse().unwrap_or_default()
+    }
+
+    /// Waits until the status is as wanted; a job that ended otherwise is shown whole.
+    pub(crate) fn wait(&self, what: &str, mut holds: impl FnMut(&Value) -> bool) -> Value {
+        let mut status = Value::Null;
+        let mut over = false;
+        let waited = wait_for(what, PATIENCE, || {
+            status = self.status();
+            over = matches!(status["phase"].as_str(), Some("Complete" | "Failed"));
+            holds(&status) || over
+        });
+        if waited.is_err() || !holds(&status) {
+            panic!("{what}: not of {}: {status:#}\n{}", self.name, self.describe());
+        }
+        status
+    }
+
+    pub(crate) fn wait_for_phase(&self, phase: &str) -> Value {
+        self.wait(phase, |status| status["phase"] == phase)
+    }
+
+    /// Waits until training has come to a step.
+    pub(crate) fn wait_for_step(&self, step: u64) {
+        wait_for("a step", PATIENCE, || self.reported_step() >= step)
+            .unwrap_or_else(|error| panic!("{error} {step}\n{}", self.describe()));
+    }
+
+    /// The columns of `kubectl get tj` by their headings.
+    pub(crate) fn columns(&self) -> Vec<(String, String)> {
+        let table = self.kubectl(&["get", "tj", self.name]);
+        let mut lines = table.lines().map(|line| line.split_whitespace().map(str::to_owned));
+        let (heads, cells) = (lines.next().expect("headings"), lines.next().expect("a row"));
+        heads.zip(cells).collect()
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        self.kubectl(&["describe", "tj", self.name]) + &self.kubectl(&["get", "pods", "-o", "wide"])
+    }
+
+    /// Where each worker runs.
+    pub(crate) fn nodes_of_workers(&self) -> Vec<String> {
+        let words = ["get", "pods", "-l", &self.workers(), "-o", "jsonpath={.items[*].spec.nodeName}"];
+        self.kubectl(&words).split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn workers(&self) -> String {
+        format!("lockstep.dev/job-name={},lockstep.dev/role=worker", self.name)
+    }
+}

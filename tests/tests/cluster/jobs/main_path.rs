@@ -1,0 +1,94 @@
+//! The main path: install, apply, look, delete, uninstall.
+
+use lockstep_tests::cluster::wait_for;
+
+use crate::{
+    pods::restricted,
+    shared::{PATIENCE, cluster, cluster_alone},
+};
+
+use super::{
+    installed::{self, NAMESPACE, RELEASE},
+    job::{Job, example, glyphs},
+};
+
+#[test]
+fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
+    let Some(cluster) = cluster("mnist_trains_on_two_nodes_and_leaves_nothing_behind") else { return };
+    installed::on(&cluster);
+    let client = cluster.client();
+    let namespace = restricted(client, "mnist");
+    let before = whatever_is_in(client, namespace.name());
+    let job = Job::apply(client, namespace.name(), "mnist", &example("mnist.yaml"));
+
+    job.wait("figures while it runs", |status| {
+        let display = &status["display"];
+        status["phase"] == "Running"
+            && ["progress", "samplesPerSecond", "efficiency"].iter().all(|column| display[column].is_string())
+    });
+    let columns = job.columns();
+    let heads: Vec<&str> = columns.iter().map(|(head, _)| head.as_str()).collect();
+    assert_eq!(
+        heads,
+        ["NAME", "PHASE", "WORKERS", "PROGRESS", "SAMPLES/S", "EFFICIENCY", "RESTARTS", "AGE"],
+        "{columns:?}"
+    );
+    let mut nodes = job.nodes_of_workers();
+    nodes.dedup();
+    assert_eq!(nodes.len(), 2, "the workers run on {nodes:?}");
+
+    let status = job.wait_for_phase("Complete");
+    let accuracy = status["progress"]["accuracy"].as_f64().expect("an accuracy");
+    assert!(accuracy >= 0.97, "accuracy {accuracy}");
+    assert!(status["modelUri"].as_str().is_some_and(|uri| uri.ends_with("model.safetensors")), "{status:#}");
+    assert_eq!(status["restarts"], 0, "{status:#}");
+    let described = job.kubectl(&["describe", "tj", "mnist"]);
+    for event in ["Created", "Started", "CheckpointSaved", "Complete"] {
+        assert!(
+            described.lines().any(|line| line.trim_start().starts_with(&format!("Normal  {event} "))),
+            "{described}"
+        );
+    }
+
+    job.kubectl(&["delete", "tj", "mnist", "--timeout=60s"]);
+    wait_for("everything of the job to go", PATIENCE, || {
+        whatever_is_in(client, namespace.name()).iter().all(|object| before.contains(object) || is_the_users(object))
+    })
+    .unwrap_or_else(|error| panic!("{error}: {:?}", whatever_is_in(client, namespace.name())));
+}
+
+#[test]
+fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
+    let Some(cluster) = cluster_alone("uninstalling_keeps_definitions_and_jobs_which_go_on") else { return };
+    installed::on(&cluster);
+    let client = cluster.client();
+    let namespace = restricted(client, "uninstall");
+    let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 5000).to_string());
+    job.wait_for_phase("Running");
+
+    client.helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait"]).expect("helm uninstalls");
+    let kept = client.kubectl(&["get", "crd", "-o", "name"]).expect("definitions");
+    for kind in ["trainingjobs", "traininggroups"] {
+        assert!(kept.contains(&format!("{kind}.lockstep.dev")), "{kept}");
+    }
+    assert_eq!(job.phase(), "Running");
+    job.wait_for_step(job.reported_step() + 50);
+
+    installed::install(client);
+    let progress = job.status()["progress"]["step"].as_u64();
+    let status = job.wait("the new operator's status", |status| status["progress"]["step"].as_u64() > progress);
+    assert_eq!(status["restarts"], 0, "{status:#}");
+}
+
+/// Every object in a namespace, by kind and name, that a job could have made.
+fn whatever_is_in(client: &lockstep_tests::cluster::Client, namespace: &str) -> Vec<String> {
+    let kinds = "all,trainingjobs,traininggroups,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,\
+                 persistentvolumeclaims,leases,endpointslices";
+    let listed = client.kubectl(&["-n", namespace, "get", kinds, "-o", "name"]).expect("a list");
+    listed.lines().map(str::to_owned).collect()
+}
+
+/// The checkpoints outlive the job, as the manual says.
+fn is_the_users(object: &str) -> bool {
+    object == "persistentvolumeclaim/checkpoints"
+}

@@ -1,0 +1,8 @@
+//! Jobs, from `helm install` on.
+
+mod bad_input;
+mod faults;
+mod installed;
+mod job;
+mod main_path;
+mod metrics;
