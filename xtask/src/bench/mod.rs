@@ -5,6 +5,7 @@
 mod first_loss;
 mod lenet;
 mod load;
+mod operator;
 mod record;
 
 use anyhow::{Context as _, bail};
@@ -26,13 +27,19 @@ struct Benchmark {
     run: fn(&mut Book, Effort) -> anyhow::Result<()>,
 }
 
-const BENCHMARKS: [Benchmark; 2] = [
+const BENCHMARKS: [Benchmark; 4] = [
     Benchmark {
         name: "lenet-step",
         measures: "LeNet-5 training step, batch 64, one core, against PyTorch",
         run: lenet::run,
     },
     Benchmark { name: "first-loss", measures: "`lockstep run` to its first loss line", run: first_loss::run },
+    Benchmark { name: "operator-memory", measures: "the operator's memory with 100 jobs", run: operator::memory },
+    Benchmark {
+        name: "pods",
+        measures: "a 100-worker job from apply until its pods exist, against an Indexed Job",
+        run: operator::pods,
+    },
 ];
 
 /// Lists the benchmarks, or runs one or all of them.

@@ -1,0 +1,184 @@
+//! The operator at scale: its memory, and how soon the pods of a large job exist. Pods lie on nodes that exist only as objects, so that
+//! the API server and the controllers are what is measured.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead as _, BufReader},
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use lockstep_tests::cluster::{Cluster, FAKE_NODE_LABEL, Settings, ensure_packages, wait_for};
+use serde_json::{Value, json};
+
+use super::{
+    Effort,
+    load::Watch,
+    median,
+    record::{Better, Book, Figure},
+};
+use crate::{cluster, image};
+
+const FAKE_NODES: u32 = 4;
+const PATIENCE: Duration = Duration::from_secs(180);
+
+const JOBS: u32 = 100;
+const GOAL_MIB: f64 = 30.0;
+
+const WORKERS: u32 = 100;
+/// Controllers of the cluster itself work too, but do nothing while nothing changes.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// Resident memory with 100 jobs of two workers each, 300 pods.
+pub(crate) fn memory(book: &mut Book, _: Effort) -> anyhow::Result<()> {
+    let cluster = start()?;
+    let client = cluster.client();
+    let namespace = client.namespace("memory")?;
+    for index in 0..JOBS {
+        client.apply_to(namespace.name(), &training_job(&format!("job-{index}"), 2).to_string())?;
+    }
+    wait_for("all jobs to run", PATIENCE, || {
+        let path = "jsonpath={.items[*].status.phase}";
+        let phases = client.kubectl(&["-n", namespace.name(), "get", "tj", "-o", path]).unwrap_or_default();
+        phases.split_whitespace().filter(|phase| *phase == "Running").count() >= JOBS as usize
+    })?;
+    let mut most: f64 = 0.0;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(10) {
+        most = most.max(resident_mib(&cluster)?);
+    }
+    book.write(&Figure {
+        case: "100 jobs of 2 workers, resident memory",
+        unit: "MiB",
+        ours: most,
+        peer: None,
+        goal: GOAL_MIB,
+        better: Better::Less,
+        disturbed: false,
+    })
+}
+
+/// Seconds from `kubectl apply` until all pods exist, against an Indexed Job with the same pods.
+pub(crate) fn pods(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
+    let rounds = match effort {
+        Effort::Quick => 3,
+        Effort::Full => 11,
+    };
+    let cluster = start()?;
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        // One more pod than the peer: the coordinator's.
+        ours.push(seconds_until_pods(&cluster, &training_job("large", WORKERS), WORKERS + 1)?);
+        theirs.push(seconds_until_pods(&cluster, &indexed_job("large", WORKERS), WORKERS)?);
+    }
+    book.write(&Figure {
+        case: "100 workers, apply until all pods exist, median",
+        unit: "s",
+        ours: median(&mut ours),
+        peer: Some(("Indexed Job", median(&mut theirs))),
+        goal: 1.0,
+        better: Better::Less,
+        disturbed: false,
+    })
+}
+
+/// A cluster with one real node, for the operator, and fake ones for its pods.
+fn start() -> anyhow::Result<Cluster> {
+    Cluster::available().map_err(anyhow::Error::msg)?;
+    ensure_packages()?;
+    let images = image::make()?;
+    let cluster = Cluster::start_guarded(Settings::benchmarks(1))?;
+    for image in &images {
+        cluster.load_image(&image.path)?;
+    }
+    cluster.fake_nodes(FAKE_NODES)?;
+    cluster::install(&cluster)?;
+    Ok(cluster)
+}
+
+fn resident_mib(cluster: &Cluster) -> anyhow::Result<f64> {
+    let path =
+        format!("/api/v1/namespaces/{}/services/lockstep-operator-metrics:metrics/proxy/metrics", cluster::NAMESPACE);
+    let text = cluster.kubectl(&["get", "--raw", &path])?;
+    let bytes = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes ")?.parse::<f64>().ok());
+    Ok(bytes.context("the operator does not tell its resident memory")? / f64::from(1 << 20))
+}
+
+fn seconds_until_pods(cluster: &Cluster, job: &Value, pods: u32) -> anyhow::Result<f64> {
+    let client = cluster.client();
+    let namespace = client.namespace("pods")?;
+    loop {
+        let watch = Watch::start();
+        std::thread::park_timeout(QUIET);
+        if !watch.disturbed(Duration::ZERO) {
+            break;
+        }
+    }
+    let mut watcher = Watching(
+        client
+            .command("kubectl")
+            .args(["-n", namespace.name(), "get", "pods", "--watch", "--output=name"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?,
+    );
+    let lines = BufReader::new(watcher.0.stdout.take().context("kubectl's output")?).lines();
+    let begun = Instant::now();
+    client.apply_to(namespace.name(), &job.to_string())?;
+    let mut seen = BTreeSet::new();
+    for line in lines {
+        seen.insert(line?);
+        if seen.len() == pods as usize {
+            return Ok(begun.elapsed().as_secs_f64());
+        }
+    }
+    bail!("kubectl stopped watching after {} of {pods} pods", seen.len())
+}
+
+/// A kubectl that watches; dropping it ends it.
+struct Watching(Child);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn training_job(name: &str, replicas: u32) -> Value {
+    json!({
+        "apiVersion": "lockstep.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "model": {"name": "lenet5"},
+            "dataset": {"format": "glyphs"},
+            "training": {"globalBatchSize": 1000},
+            "checkpoint": {"uri": "file:///checkpoints"},
+            "template": pod_template("trainer"),
+        },
+    })
+}
+
+fn indexed_job(name: &str, pods: u32) -> Value {
+    let mut template = pod_template("peer");
+    template["spec"]["restartPolicy"] = json!("Never");
+    json!({
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {"completionMode": "Indexed", "completions": pods, "parallelism": pods, "template": template},
+    })
+}
+
+/// A pod that goes to a fake node.
+fn pod_template(container: &str) -> Value {
+    json!({"spec": {
+        "nodeSelector": {FAKE_NODE_LABEL: "fake"},
+        "tolerations": [{"key": FAKE_NODE_LABEL, "operator": "Exists"}],
+        "containers": [{"name": container, "image": "nowhere.invalid/nothing:1"}],
+    }})
+}
