@@ -33,7 +33,7 @@ x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
 for step in range(warmup + steps):
     start = time.perf_counter()
     update.zero_grad(); F.cross_entropy(model(x), y).backward(); update.step()
-    if step >= warmup: print(json.dumps({"seconds": time.perf_counter() - start}))
+    if step >= warmup: print(json.dumps({"step_seconds": time.perf_counter() - start}))
 "#;
 
 pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
@@ -76,7 +76,7 @@ fn step_seconds(program: &Path, words: &[&str]) -> anyhow::Result<f64> {
     if !output.status.success() {
         bail!("{} ended with {}", program.display(), output.status);
     }
-    let seconds = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["seconds"].as_f64();
+    let seconds = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["step_seconds"].as_f64();
     let mut steps: Vec<f64> = String::from_utf8_lossy(&output.stdout).lines().filter_map(seconds).collect();
     if steps.is_empty() {
         bail!("{} printed no steps", program.display());

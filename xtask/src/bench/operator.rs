@@ -3,13 +3,13 @@
 
 use std::{
     collections::BTreeSet,
-    io::{BufRead as _, BufReader},
-    process::{Child, Stdio},
+    io::{self, BufRead as _, BufReader, Lines},
+    process::{Child, ChildStdout, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
-use lockstep_tests::cluster::{Cluster, FAKE_NODE_LABEL, Settings, ensure_packages, wait_for};
+use lockstep_tests::cluster::{Client, Cluster, FAKE_NODE_LABEL, Settings, ensure_packages, wait_for};
 use serde_json::{Value, json};
 
 use super::{
@@ -115,35 +115,49 @@ fn seconds_until_pods(cluster: &Cluster, job: &Value, pods: u32) -> anyhow::Resu
             break;
         }
     }
-    let mut watcher = Watching(
-        client
-            .command("kubectl")
-            .args(["-n", namespace.name(), "get", "pods", "--watch", "--output=name"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?,
-    );
-    let lines = BufReader::new(watcher.0.stdout.take().context("kubectl's output")?).lines();
+    let mut lines = watch_pods(client, namespace.name())?;
     let begun = Instant::now();
     client.apply_to(namespace.name(), &job.to_string())?;
     let mut seen = BTreeSet::new();
-    for line in lines {
-        seen.insert(line?);
-        if seen.len() == pods as usize {
-            return Ok(begun.elapsed().as_secs_f64());
+    while seen.len() < pods as usize {
+        match lines.next() {
+            Some(line) => drop(seen.insert(line?)),
+            // The API server ends the watch of a client that falls behind; the next one begins with what exists.
+            None if begun.elapsed() < PATIENCE => lines = watch_pods(client, namespace.name())?,
+            None => bail!("{} of {pods} pods exist after {PATIENCE:?}", seen.len()),
         }
     }
-    bail!("kubectl stopped watching after {} of {pods} pods", seen.len())
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Names of pods as they come to exist, or change.
+fn watch_pods(client: &Client, namespace: &str) -> anyhow::Result<Watching> {
+    let mut command = client.command("kubectl");
+    command.args(["-n", namespace, "get", "pods", "--watch", "--output=name"]);
+    let mut kubectl = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let lines = BufReader::new(kubectl.stdout.take().context("kubectl's output")?).lines();
+    Ok(Watching { kubectl, lines })
 }
 
 /// A kubectl that watches; dropping it ends it.
-struct Watching(Child);
+struct Watching {
+    kubectl: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Iterator for Watching {
+    type Item = io::Result<String>;
+
+    fn next(&mut self) -> Option<io::Result<String>> {
+        self.lines.next()
+    }
+}
 
 impl Drop for Watching {
     fn drop(&mut self) {
         // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.kubectl.kill();
+        let _ = self.kubectl.wait();
     }
 }
 
