@@ -3,7 +3,7 @@
 
 use std::{fmt::Debug, future::Future};
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{core::v1::Pod, events::v1::Event},
@@ -12,9 +12,9 @@ use k8s_openapi::{
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
-    core::{NamespaceResourceScope, PartialObjectMeta},
+    core::{NamespaceResourceScope, PartialObjectMeta, Request},
 };
-use lockstep_api::{TrainingGroup, TrainingJob, TrainingJobStatus};
+use lockstep_api::{TrainingGroup, TrainingJob, TrainingJobStatus, label};
 use lockstep_plan::{Child, Deletion, Note, Plan};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -22,8 +22,10 @@ use tracing::{info, warn};
 
 /// Owner of the fields that the operator writes.
 const FIELD_MANAGER: &str = "lockstep-operator";
-/// Most requests of one job that are under way at once.
-const MAX_PARALLEL: usize = 32;
+/// Most requests of one job that are under way at once. Each waits for the API server's disk.
+const MAX_PARALLEL: usize = 64;
+/// Asks the API server to answer with an object's metadata.
+const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 /// Longest text that an event takes, in bytes.
 const MAX_NOTE_BYTES: usize = 1000;
 
@@ -52,19 +54,35 @@ pub(crate) async fn apply(client: &Client, job: &TrainingJob, plan: Plan) -> Res
         Some(status) => write_status(client, &job.metadata, status).await?,
         None => None,
     };
-    for note in &events {
-        tell(client, job, note).await;
-    }
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    stream::iter(delete.into_iter().map(|deletion| delete_pod(pods.clone(), deletion)))
-        .buffer_unordered(MAX_PARALLEL)
-        .try_collect::<()>()
-        .await?;
-    make(client, &namespace, job, create).await?;
+    let told = async {
+        for note in &events {
+            tell(client, job, note).await;
+        }
+    };
+    let ((), done) = futures::future::join(told, delete_then_make(client, &namespace, job, delete, create)).await;
+    done?;
     if delete_job {
         remove_job(client, job).await?;
     }
     Ok(version)
+}
+
+async fn delete_then_make(
+    client: &Client,
+    namespace: &str,
+    job: &TrainingJob,
+    delete: Vec<Deletion>,
+    create: Vec<Child>,
+) -> Result<(), ApplyError> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let deletions = delete.into_iter().map(|deletion| delete_pod(pods.clone(), deletion));
+    stream::iter(deletions)
+        .buffer_unordered(MAX_PARALLEL)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .collect::<Result<(), _>>()?;
+    make(client, namespace, job, create).await
 }
 
 /// Writes the status of an object of which perhaps only the metadata could be read.
@@ -91,35 +109,66 @@ pub(crate) async fn write_status(
     }
 }
 
+/// The coordinator's pod comes after what it needs; the workers' pods, the bulk, meanwhile.
 async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec<Child>) -> Result<(), ApplyError> {
-    let mut pods = Vec::new();
+    let (mut coordinators, mut workers, mut bindings) = (Vec::new(), Vec::new(), Vec::new());
+    let mut surroundings = Vec::<BoxFuture<'_, Result<(), ApplyError>>>::new();
     for child in children {
         match child {
-            Child::Group(group) => make_new::<TrainingGroup>(client, namespace, job, &group).await?,
-            Child::ServiceAccount(account) => put(client, namespace, job, &*account).await?,
-            Child::Role(role) => put(client, namespace, job, &*role).await?,
-            Child::RoleBinding(binding) => put(client, namespace, job, &*binding).await?,
-            Child::Service(service) => put(client, namespace, job, &*service).await?,
-            Child::NetworkPolicy(policy) => put(client, namespace, job, &*policy).await?,
-            Child::Pod(pod) => pods.push(pod),
+            Child::Pod(pod) if is_coordinator(&pod) => coordinators.push(pod),
+            Child::Pod(pod) => workers.push(pod),
+            // Nobody may bind a role that is not there.
+            Child::RoleBinding(binding) => bindings.push(binding),
+            Child::Group(group) => {
+                let request = async move { make_new::<TrainingGroup>(client, namespace, job, &group).await };
+                surroundings.push(request.boxed());
+            }
+            Child::ServiceAccount(account) => {
+                surroundings.push(async move { put(client, namespace, job, &*account).await }.boxed());
+            }
+            Child::Role(role) => surroundings.push(async move { put(client, namespace, job, &*role).await }.boxed()),
+            Child::Service(service) => {
+                surroundings.push(async move { put(client, namespace, job, &*service).await }.boxed());
+            }
+            Child::NetworkPolicy(policy) => {
+                surroundings.push(async move { put(client, namespace, job, &*policy).await }.boxed());
+            }
         }
     }
-    in_growing_batches(pods, |pod| async move { make_new::<Pod>(client, namespace, job, &pod).await }).await
+    let new_pod = |pod: Box<Pod>| async move { make_new::<Pod>(client, namespace, job, &pod).await };
+    let coordinator = async {
+        together(surroundings).await?;
+        together(bindings.iter().map(|binding| put(client, namespace, job, &**binding))).await?;
+        together(coordinators.into_iter().map(new_pod)).await
+    };
+    let (coordinator, workers) = futures::future::join(coordinator, in_growing_batches(workers, new_pod)).await;
+    coordinator.and(workers)
 }
 
-/// 1, 2, 4 … at once: the first refusal stops a job that no pod of which would be accepted.
+fn is_coordinator(pod: &Pod) -> bool {
+    pod.labels().get(label::ROLE).is_some_and(|role| role == label::COORDINATOR)
+}
+
+/// 1, 4, 16 … at once: the first refusal stops a job that no pod of which would be accepted.
 async fn in_growing_batches<T, F>(items: Vec<T>, make: impl Fn(T) -> F) -> Result<(), ApplyError>
 where
     F: Future<Output = Result<(), ApplyError>>,
 {
     let mut items = items.into_iter();
     let mut size = 1;
-    while size < MAX_PARALLEL && items.len() > 0 {
-        let batch: Vec<F> = items.by_ref().take(size).map(&make).collect();
-        futures::future::try_join_all(batch).await?;
-        size *= 2;
+    while items.len() > 0 {
+        together(items.by_ref().take(size).map(&make)).await?;
+        size = (4 * size).min(MAX_PARALLEL);
     }
-    stream::iter(items.map(make)).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
+    Ok(())
+}
+
+/// Waits for all of them, since a request that is dropped may be carried out or not; the first error.
+async fn together<F>(requests: impl IntoIterator<Item = F>) -> Result<(), ApplyError>
+where
+    F: Future<Output = Result<(), ApplyError>>,
+{
+    futures::future::join_all(requests).await.into_iter().collect()
 }
 
 /// Makes an object that must not be there yet. One of this job is: an earlier attempt was carried out but not seen yet.
@@ -129,8 +178,7 @@ where
 {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     let name = object.name_any();
-    let how = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-    match api.create(&how, object).await {
+    match create(client, namespace, object).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(refusal)) if refusal.code == 409 => {
             let there = api.get_metadata_opt(&name).await;
@@ -145,6 +193,21 @@ where
         }
         Err(source) => Err(refused::<K>(name, source)),
     }
+}
+
+/// Creates an object at the least cost to the API server: it need not look for unknown fields, nor write out what is known here.
+async fn create<K>(client: &Client, namespace: &str, object: &K) -> Result<PartialObjectMeta<K>, kube::Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize,
+{
+    let how = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+    let mut request =
+        Request::new(K::url_path(&(), Some(namespace))).create(&how, body).map_err(kube::Error::BuildRequest)?;
+    let target = format!("{}&fieldValidation=Ignore", request.uri());
+    *request.uri_mut() = target.parse().map_err(|error: http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
+    request.headers_mut().insert(http::header::ACCEPT, http::HeaderValue::from_static(METADATA_ONLY));
+    client.request(request).await
 }
 
 /// Makes an object or corrects it. Each job is a manager of its own: what several jobs share keeps all its owners.
