@@ -18,12 +18,8 @@ use lockstep_launch::{Ports, group};
 
 use crate::{
     Role, pod_name,
-    pods::{job_labels, owner, role_labels},
+    pods::{COORDINATOR_ACCOUNT, job_labels, owner, role_labels},
 };
-
-/// Service account, Role and RoleBinding of all coordinators of a namespace. They belong to every job there and go with the
-/// last one.
-pub const COORDINATOR_ACCOUNT: &str = "lockstep-coordinator";
 
 /// An object to make.
 #[derive(Clone, Debug, PartialEq)]

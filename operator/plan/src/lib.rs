@@ -11,7 +11,7 @@ mod status;
 use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{TrainingJobStatus, ValidJob};
 
-pub use children::{COORDINATOR_ACCOUNT, Child};
+pub use children::Child;
 pub use observed::{Ended, GroupSeen, Observed, PodSeen, PodState, Role, Waiting};
 pub use phase::{plan, refuse};
 pub use pods::Settings;

@@ -13,7 +13,7 @@ use crate::{
     failure::{Verdict, coordinator_is_gone, replaced_at, verdict},
     pod_name,
     pods::pod,
-    status::{Note, Report, checkpoint_note, restart_note, set_condition, take_progress},
+    status::{Note, Report, checkpoint_note, restart_note, set_condition, take_progress, told},
 };
 
 /// Longest pause before a gang starts again.
@@ -385,15 +385,4 @@ fn restart_pause_ends(status: &TrainingJobStatus) -> Option<Timestamp> {
     let doublings = status.restarts.checked_sub(1)?.min(16);
     let seconds = ((1_i64 << doublings) - 1).min(MAX_RESTART_DELAY_SECONDS);
     Some(failed + SignedDuration::from_secs(seconds))
-}
-
-/// A failure in one line.
-pub(crate) fn told(failure: &LastFailure) -> String {
-    let LastFailure { pod, node, exit_code, reason, message, time: _ } = failure;
-    let pod = pod.as_deref().unwrap_or("a pod");
-    let node = node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
-    let reason = reason.as_deref().unwrap_or("lost");
-    let code = exit_code.map(|code| format!(" (exit code {code})")).unwrap_or_default();
-    let message = if message.is_empty() { String::new() } else { format!(": {message}") };
-    format!("{pod}{node}: {reason}{code}{message}")
 }

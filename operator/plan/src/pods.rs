@@ -17,7 +17,11 @@ use kube::Resource;
 use lockstep_api::{TRAINER_CONTAINER, TrainingJob, ValidJob, label};
 use lockstep_launch::{Address, Job, Launch, Ports, Store, Variable};
 
-use crate::{Role, children::COORDINATOR_ACCOUNT, pod_name};
+use crate::{Role, pod_name};
+
+/// Service account, Role and RoleBinding of all coordinators of a namespace. They belong to every job there and go with the
+/// last one.
+pub(crate) const COORDINATOR_ACCOUNT: &str = "lockstep-coordinator";
 
 /// User and group of the trainer's image; also the group that owns the volumes.
 const NON_ROOT: i64 = 65532;

@@ -36,7 +36,7 @@ impl Note {
     }
 
     pub(crate) fn worker_lost(failure: &LastFailure) -> Self {
-        Self::warning("WorkerLost", crate::phase::told(failure))
+        Self::warning("WorkerLost", told(failure))
     }
 
     pub(crate) fn coordinator_lost(pod: &PodSeen) -> Self {
@@ -213,4 +213,15 @@ fn duration(seconds: u64) -> String {
         (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
         (hours, minutes, _) => format!("{hours}h{minutes}m"),
     }
+}
+
+/// A failure in one line.
+pub(crate) fn told(failure: &LastFailure) -> String {
+    let LastFailure { pod, node, exit_code, reason, message, time: _ } = failure;
+    let pod = pod.as_deref().unwrap_or("a pod");
+    let node = node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
+    let reason = reason.as_deref().unwrap_or("lost");
+    let code = exit_code.map(|code| format!(" (exit code {code})")).unwrap_or_default();
+    let message = if message.is_empty() { String::new() } else { format!(": {message}") };
+    format!("{pod}{node}: {reason}{code}{message}")
 }

@@ -6,3 +6,4 @@ mod installed;
 mod job;
 mod main_path;
 mod metrics;
+mod rights;
