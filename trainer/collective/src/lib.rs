@@ -27,6 +27,7 @@
 //! ```
 
 mod abort;
+pub mod algorithm;
 mod buckets;
 mod communicator;
 mod error;

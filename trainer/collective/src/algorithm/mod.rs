@@ -1,0 +1,266 @@
+//! Collective algorithms as pure schedules: who sends which elements to whom, in which hop.
+//!
+//! An algorithm is a list of transfers, each in a hop of a count that all ranks share. What is sent in a hop is what was there before
+//! the hop's arrivals. A [`Schedule`] is one rank's part of the list: what it sends and what it receives, both in the one order that
+//! all ranks agree on, so that the earliest transfer that is not done yet can always be done: no schedule deadlocks over links that
+//! hold one frame.
+
+mod doubling;
+mod halving;
+mod ring;
+mod rooted;
+mod torus;
+mod tree;
+
+use std::ops::Range;
+
+use ring::Ring;
+
+/// Elements of the longest frame: 128 KiB of f32, which stay in the second-level cache until they are forwarded.
+pub const MAX_FRAME: usize = 32 * 1024;
+
+/// One rank's part in a collective operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// What it sends, in order.
+    pub sends: Vec<Send>,
+    /// What it receives, in order.
+    pub receives: Vec<Receive>,
+}
+
+/// A frame to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Send {
+    /// The rank that it goes to.
+    pub to: usize,
+    /// The elements that it carries.
+    pub elements: Range<usize>,
+    /// Receives that must have been taken in before: they change these elements.
+    pub after: usize,
+}
+
+/// A frame to receive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receive {
+    /// The rank that it comes from.
+    pub from: usize,
+    /// The elements that it carries.
+    pub elements: Range<usize>,
+    /// What becomes of them.
+    pub arrival: Arrival,
+    /// Sends that must be out before it is taken in: they carry what these elements were.
+    pub after: usize,
+}
+
+/// What becomes of elements that arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// They are reduced into the local ones: added, or what the operation says.
+    Reduce,
+    /// They replace the local ones.
+    Copy,
+}
+
+/// How an all-reduce is done. Costs: α seconds a message, β a byte, γ a byte to reduce; S bytes, n ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ. (Patarasu and Yuan, 2009)
+    Ring,
+    /// ⌈log₂n⌉(α + Sβ + Sγ); twice S more where n is no power of two. (Thakur, Rabenseifner and Gropp, 2005)
+    RecursiveDoubling,
+    /// 2·log₂n·α + 2(n−1)/n·Sβ + (n−1)/n·Sγ; twice S more where n is no power of two. (Rabenseifner, 2004)
+    HalvingDoubling,
+    /// ≈ 2(log₂n + k − 1)(α + S/k·β) with k frames: two trees, each with half of the elements, in which every rank has children in
+    /// one only. (Sanders, Speck and Träff, 2009)
+    DoubleTree,
+    /// A ring in each row, then in each column, then in each row again; rows are hosts, or rows of a torus of `columns` ranks.
+    /// (Mikami et al., arXiv 1811.05233)
+    Torus {
+        /// Ranks of a row; a divisor of the number of ranks.
+        columns: usize,
+    },
+}
+
+/// The sum, or another reduction, of `length` elements over all ranks, on all ranks.
+///
+/// # Panics
+/// When `rank` is not below `world`, or a torus' columns do not divide `world`.
+#[must_use]
+pub fn all_reduce(algorithm: Algorithm, rank: usize, world: usize, length: usize) -> Schedule {
+    let mut builder = Builder::new(rank, world);
+    match algorithm {
+        Algorithm::Ring => ring::all_reduce(&mut builder, length),
+        Algorithm::RecursiveDoubling => doubling::all_reduce(&mut builder, length),
+        Algorithm::HalvingDoubling => halving::all_reduce(&mut builder, length),
+        Algorithm::DoubleTree => tree::all_reduce(&mut builder, length),
+        Algorithm::Torus { columns } => torus::all_reduce(&mut builder, columns, length),
+    }
+    builder.build()
+}
+
+/// The reduction of [`part`] `rank` of `length` elements over all ranks, on that rank; the other elements are used up.
+///
+/// # Panics
+/// When `rank` is not below `world`.
+#[must_use]
+pub fn reduce_scatter(rank: usize, world: usize, length: usize) -> Schedule {
+    let mut builder = Builder::new(rank, world);
+    Ring::new(all(world), 0..length).reduce_scatter(&mut builder, 0);
+    builder.build()
+}
+
+/// All of `length` elements on all ranks, where each rank r begins with [`part`] r.
+///
+/// # Panics
+/// When `rank` is not below `world`.
+#[must_use]
+pub fn all_gather(rank: usize, world: usize, length: usize) -> Schedule {
+    let mut builder = Builder::new(rank, world);
+    Ring::new(all(world), 0..length).all_gather(&mut builder, 0);
+    builder.build()
+}
+
+/// The elements of `root` on all ranks.
+///
+/// # Panics
+/// When `rank` or `root` is not below `world`.
+#[must_use]
+pub fn broadcast(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
+    let mut builder = Builder::new(rank, world);
+    rooted::broadcast(&mut builder, root, length);
+    builder.build()
+}
+
+/// The reduction over all ranks on `root`; the elements of the others are used up.
+///
+/// # Panics
+/// When `rank` or `root` is not below `world`.
+#[must_use]
+pub fn reduce(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
+    let mut builder = Builder::new(rank, world);
+    rooted::reduce(&mut builder, root, length);
+    builder.build()
+}
+
+/// All of `length` elements on `root`, where each rank r begins with [`part`] r.
+///
+/// # Panics
+/// When `rank` or `root` is not below `world`.
+#[must_use]
+pub fn gather(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
+    let mut builder = Builder::new(rank, world);
+    rooted::gather(&mut builder, root, length);
+    builder.build()
+}
+
+/// [`part`] r of the elements of `root` on each rank r.
+///
+/// # Panics
+/// When `rank` or `root` is not below `world`.
+#[must_use]
+pub fn scatter(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
+    let mut builder = Builder::new(rank, world);
+    rooted::scatter(&mut builder, root, length);
+    builder.build()
+}
+
+/// Over an arena of `2 · length` elements, its first half given, its second half taken: part r of the second half of rank s is
+/// part s of the first half of rank r. A rank's own part is copied by the caller.
+///
+/// # Panics
+/// When `rank` is not below `world`, or `world` does not divide `length`.
+#[must_use]
+pub fn all_to_all(rank: usize, world: usize, length: usize) -> Schedule {
+    assert!(length.is_multiple_of(world), "{length} elements have no {world} equal parts");
+    let mut builder = Builder::new(rank, world);
+    let size = length / world;
+    for hop in 1..world {
+        for from in 0..world {
+            let to = (from + hop) % world;
+            let (given, taken) = (part(&(0..length), world, to), length + from * size);
+            builder.move_(hop, from, to, &given, taken, Arrival::Copy);
+        }
+    }
+    builder.build()
+}
+
+/// Part `index` of `count` of a range: as even as whole elements allow.
+#[must_use]
+pub fn part(range: &Range<usize>, count: usize, index: usize) -> Range<usize> {
+    let length = range.end - range.start;
+    range.start + length * index / count..range.start + length * (index + 1) / count
+}
+
+fn all(world: usize) -> Vec<usize> {
+    (0..world).collect()
+}
+
+/// Collects the transfers that one rank takes part in.
+struct Builder {
+    rank: usize,
+    world: usize,
+    sends: Vec<(Key, Send)>,
+    receives: Vec<(Key, Receive)>,
+}
+
+/// The order of all transfers: by hop, then sender, receiver and place.
+type Key = (usize, usize, usize, usize);
+
+impl Builder {
+    fn new(rank: usize, world: usize) -> Self {
+        assert!(rank < world, "rank {rank} is not in a group of {world}");
+        Self { rank, world, sends: Vec::new(), receives: Vec::new() }
+    }
+
+    /// `elements` go to the same place of `to`.
+    fn transfer(&mut self, hop: usize, from: usize, to: usize, elements: &Range<usize>, arrival: Arrival) {
+        self.move_(hop, from, to, elements, elements.start, arrival);
+    }
+
+    /// `elements` go to the place of `to` that begins with element `place`, in frames.
+    fn move_(&mut self, hop: usize, from: usize, to: usize, elements: &Range<usize>, place: usize, arrival: Arrival) {
+        if from == to || (self.rank != from && self.rank != to) {
+            return;
+        }
+        for start in elements.clone().step_by(MAX_FRAME) {
+            let sent = start..elements.end.min(start + MAX_FRAME);
+            let key = (hop, from, to, start);
+            if self.rank == from {
+                self.sends.push((key, Send { to, elements: sent, after: 0 }));
+            } else {
+                let taken = place + sent.start - elements.start..place + sent.end - elements.start;
+                self.receives.push((key, Receive { from, elements: taken, arrival, after: 0 }));
+            }
+        }
+    }
+
+    /// Puts all in order and finds what must wait for what.
+    fn build(self) -> Schedule {
+        let Self { mut sends, mut receives, .. } = self;
+        sends.sort_by_key(|(key, _)| *key);
+        receives.sort_by_key(|(key, _)| *key);
+        let mut last = 0;
+        for ((hop, ..), send) in &mut sends {
+            let before = receives.iter().take_while(|((earlier, ..), _)| earlier < hop).count();
+            let changes =
+                receives[..before].iter().rposition(|(_, receive)| overlap(&receive.elements, &send.elements));
+            last = changes.map_or(last, |index| last.max(index + 1));
+            send.after = last;
+        }
+        let mut last = 0;
+        for ((hop, ..), receive) in &mut receives {
+            let before = sends.iter().take_while(|((earlier, ..), _)| earlier <= hop).count();
+            let carries = sends[..before].iter().rposition(|(_, send)| overlap(&receive.elements, &send.elements));
+            last = carries.map_or(last, |index| last.max(index + 1));
+            receive.after = last;
+        }
+        Schedule {
+            sends: sends.into_iter().map(|(_, send)| send).collect(),
+            receives: receives.into_iter().map(|(_, receive)| receive).collect(),
+        }
+    }
+}
+
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
+}

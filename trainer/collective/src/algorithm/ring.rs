@@ -1,0 +1,77 @@
+//! The ring: each member sends to the next one and receives from the previous one.
+//!
+//! The elements are cut into one part per member, a part into strips, so that a strip is forwarded while it is in cache and the line is
+//! never idle while a member reduces: strip s takes its hop h in hop s + lag·h of the whole.
+
+use std::ops::Range;
+
+use super::{Arrival, Builder, MAX_FRAME, all, part};
+
+/// Strips shorter than this cost more per frame than they hide.
+const MIN_STRIP: usize = 16 * 1024;
+/// The number of strips aimed at between the shortest and the longest.
+const STRIPS: usize = 4;
+/// Hops of the whole between two hops of a strip.
+const LAG: usize = 4;
+
+pub(super) fn all_reduce(builder: &mut Builder, length: usize) {
+    let ring = Ring::new(all(builder.world), 0..length);
+    let middle = ring.reduce_scatter(builder, 0);
+    ring.all_gather(builder, middle);
+}
+
+/// Members in a ring, and the elements that go round.
+pub(super) struct Ring {
+    members: Vec<usize>,
+    range: Range<usize>,
+    strips: usize,
+    lag: usize,
+}
+
+impl Ring {
+    pub(super) fn new(members: Vec<usize>, range: Range<usize>) -> Self {
+        let longest = (range.end - range.start).div_ceil(members.len());
+        let strips = longest.div_ceil(longest.div_ceil(STRIPS).clamp(MIN_STRIP, MAX_FRAME)).max(1);
+        Self { members, range, strips, lag: LAG.min(strips) }
+    }
+
+    /// Member m ends with part m. Returns the hop in which the same ring may go on.
+    pub(super) fn reduce_scatter(&self, builder: &mut Builder, first_hop: usize) -> usize {
+        // In hop h, member m sends part m−h−1, to which its next one has yet to add.
+        let count = self.members.len();
+        self.walk(builder, first_hop, Arrival::Reduce, |member, hop| member + 2 * count - hop - 1)
+    }
+
+    /// Member m begins with part m. Returns the hop in which the same ring may go on.
+    pub(super) fn all_gather(&self, builder: &mut Builder, first_hop: usize) -> usize {
+        let count = self.members.len();
+        self.walk(builder, first_hop, Arrival::Copy, |member, hop| member + count - hop)
+    }
+
+    /// Hops after which another ring may go on.
+    pub(super) fn drain(&self) -> usize {
+        self.strips
+    }
+
+    fn walk(
+        &self,
+        builder: &mut Builder,
+        first_hop: usize,
+        arrival: Arrival,
+        sent: impl Fn(usize, usize) -> usize,
+    ) -> usize {
+        let Self { members, range, strips, lag } = self;
+        let count = members.len();
+        for hop in 0..count - 1 {
+            for (member, rank) in members.iter().enumerate() {
+                let whole = part(range, count, sent(member, hop) % count);
+                for strip in 0..*strips {
+                    let elements = part(&whole, *strips, strip);
+                    let next = members[(member + 1) % count];
+                    builder.transfer(first_hop + strip + lag * hop, *rank, next, &elements, arrival);
+                }
+            }
+        }
+        first_hop + lag * (count - 1)
+    }
+}

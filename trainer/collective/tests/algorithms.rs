@@ -1,0 +1,243 @@
+//! Every schedule against a sequential reference, for 1 to 33 ranks, whatever the order in which ranks and lines happen to work.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use lockstep_collective::algorithm::{
+    Algorithm, Arrival, MAX_FRAME, Schedule, all_gather, all_reduce, all_to_all, broadcast, gather, part, reduce,
+    reduce_scatter, scatter,
+};
+
+const MOST_RANKS: usize = 33;
+/// Nothing, less than a rank each, no multiple of anything, and more than a frame for each rank.
+const LENGTHS: [usize; 5] = [0, 1, 20, 1009, 3 * MAX_FRAME + 7];
+
+/// The ranks' memories after all schedules were carried out over lines that hold `room` frames each, ranks taking turns at random.
+fn carried_out(schedules: &[Schedule], mut memories: Vec<Vec<f64>>, room: usize, seed: u64) -> Vec<Vec<f64>> {
+    let mut lines: BTreeMap<(usize, usize), VecDeque<Vec<f64>>> = BTreeMap::new();
+    let mut done = vec![(0, 0); schedules.len()];
+    let mut random = seed | 1;
+    let mut idle = 0;
+    while done.iter().zip(schedules).any(|(done, all)| *done != (all.sends.len(), all.receives.len())) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        // At random at first; in turn once little is left, so that a deadlock shows.
+        let turn = if idle < 1000 { random as usize >> 8 } else { idle };
+        let (rank, sending) = (turn / 2 % schedules.len(), turn.is_multiple_of(2));
+        idle += 1;
+        assert!(idle < 1000 + 4 * schedules.len(), "deadlock: {done:?}");
+        let (sent, received) = done[rank];
+        if sending {
+            let Some(send) = schedules[rank].sends.get(sent) else { continue };
+            let line = lines.entry((rank, send.to)).or_default();
+            if send.after <= received && line.len() < room {
+                line.push_back(memories[rank][send.elements.clone()].to_vec());
+                done[rank].0 += 1;
+                idle = 0;
+            }
+        } else {
+            let Some(receive) = schedules[rank].receives.get(received) else { continue };
+            if receive.after > sent {
+                continue;
+            }
+            let Some(frame) = lines.entry((receive.from, rank)).or_default().pop_front() else { continue };
+            let place = &mut memories[rank][receive.elements.clone()];
+            assert_eq!(frame.len(), place.len(), "rank {rank} takes another frame than the one that comes");
+            for (mine, theirs) in place.iter_mut().zip(frame) {
+                *mine = if receive.arrival == Arrival::Reduce { *mine + theirs } else { theirs };
+            }
+            done[rank].1 += 1;
+            idle = 0;
+        }
+    }
+    assert!(lines.values().all(VecDeque::is_empty), "frames were sent that nobody takes");
+    memories
+}
+
+/// What rank r holds at first: numbers whose sum is exact.
+fn given(rank: usize, length: usize) -> Vec<f64> {
+    (0..length).map(|index| ((rank + 1) * (index % 97 + 1)) as f64).collect()
+}
+
+fn summed(world: usize, length: usize) -> Vec<f64> {
+    let mut sum = vec![0.0; length];
+    for rank in 0..world {
+        sum.iter_mut().zip(given(rank, length)).for_each(|(sum, term)| *sum += term);
+    }
+    sum
+}
+
+/// Carries an operation out for every group and length, and compares each rank's memory, or the part of it that counts.
+fn check(
+    schedule: impl Fn(usize, usize, usize) -> Schedule,
+    memory: impl Fn(usize, usize, usize) -> Vec<f64>,
+    expected: impl Fn(usize, usize, usize) -> (Range<usize>, Vec<f64>),
+) {
+    for world in 1..=MOST_RANKS {
+        // Frames are cut the same way whatever the number of ranks.
+        let lengths = if world <= 8 { &LENGTHS[..] } else { &LENGTHS[..LENGTHS.len() - 1] };
+        for &length in lengths {
+            let schedules: Vec<Schedule> = (0..world).map(|rank| schedule(rank, world, length)).collect();
+            let memories = (0..world).map(|rank| memory(rank, world, length)).collect();
+            let room = 1 + world % 3;
+            for (rank, memory) in
+                carried_out(&schedules, memories, room, (world * 31 + length) as u64).iter().enumerate()
+            {
+                let (range, values) = expected(rank, world, length);
+                assert!(memory[range] == values, "rank {rank} of {world}, {length} elements");
+            }
+        }
+    }
+}
+
+fn check_all_reduce(algorithm: impl Fn(usize) -> Algorithm) {
+    check(
+        |rank, world, length| all_reduce(algorithm(world), rank, world, length),
+        |rank, _, length| given(rank, length),
+        |_, world, length| (0..length, summed(world, length)),
+    );
+}
+
+#[test]
+fn the_ring_sums() {
+    check_all_reduce(|_| Algorithm::Ring);
+}
+
+#[test]
+fn recursive_doubling_sums() {
+    check_all_reduce(|_| Algorithm::RecursiveDoubling);
+}
+
+#[test]
+fn halving_and_doubling_sums() {
+    check_all_reduce(|_| Algorithm::HalvingDoubling);
+}
+
+#[test]
+fn the_double_tree_sums() {
+    check_all_reduce(|_| Algorithm::DoubleTree);
+}
+
+#[test]
+fn every_torus_sums() {
+    for nth in 0..3 {
+        check_all_reduce(|world| Algorithm::Torus { columns: divisor(world, nth) });
+    }
+}
+
+/// The divisor that comes `nth` from the middle.
+fn divisor(world: usize, nth: usize) -> usize {
+    let divisors: Vec<usize> = (1..=world).filter(|columns| world.is_multiple_of(*columns)).collect();
+    divisors[(divisors.len() / 2 + nth) % divisors.len()]
+}
+
+#[test]
+fn the_other_operations_put_everything_in_its_place() {
+    let own = |rank: usize, world: usize, length: usize| part(&(0..length), world, rank);
+    check(
+        reduce_scatter,
+        |rank, _, length| given(rank, length),
+        |rank, world, length| (own(rank, world, length), summed(world, length)[own(rank, world, length)].to_vec()),
+    );
+    let only_own = |rank: usize, world: usize, length: usize| {
+        let mut memory = vec![-1.0; length];
+        memory[own(rank, world, length)].copy_from_slice(&given(7, length)[own(rank, world, length)]);
+        memory
+    };
+    check(all_gather, only_own, |_, _, length| (0..length, given(7, length)));
+    let root = |world: usize| world / 3;
+    check(
+        |rank, world, length| gather(rank, world, root(world), length),
+        only_own,
+        |rank, world, length| {
+            let range = if rank == root(world) { 0..length } else { 0..0 };
+            (range.clone(), given(7, length)[range].to_vec())
+        },
+    );
+    check(
+        |rank, world, length| scatter(rank, world, root(world), length),
+        |rank, _, length| given(rank, length),
+        |rank, world, length| (own(rank, world, length), given(root(world), length)[own(rank, world, length)].to_vec()),
+    );
+    check(
+        |rank, world, length| broadcast(rank, world, root(world), length),
+        |rank, _, length| given(rank, length),
+        |_, world, length| (0..length, given(root(world), length)),
+    );
+    check(
+        |rank, world, length| reduce(rank, world, root(world), length),
+        |rank, _, length| given(rank, length),
+        |rank, world, length| {
+            let range = if rank == root(world) { 0..length } else { 0..0 };
+            (range.clone(), summed(world, length)[range].to_vec())
+        },
+    );
+}
+
+#[test]
+fn all_to_all_transposes() {
+    let whole = |world: usize, length: usize| length.next_multiple_of(world);
+    check(
+        |rank, world, length| all_to_all(rank, world, whole(world, length)),
+        |rank, world, length| {
+            let length = whole(world, length);
+            let mut memory = given(rank, length);
+            memory.extend(vec![-1.0; length]);
+            let own = part(&(0..length), world, rank);
+            memory.copy_within(own.clone(), length + own.start);
+            memory
+        },
+        |rank, world, length| {
+            let length = whole(world, length);
+            let taken =
+                (0..world).flat_map(|from| given(from, length)[part(&(0..length), world, rank)].to_vec()).collect();
+            (length..2 * length, taken)
+        },
+    );
+}
+
+#[test]
+fn all_ranks_end_with_the_same_bits() {
+    for world in [2, 3, 6, 7, 8, 13] {
+        let torus = Algorithm::Torus { columns: divisor(world, 0) };
+        for algorithm in
+            [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree, torus]
+        {
+            let schedules: Vec<Schedule> = (0..world).map(|rank| all_reduce(algorithm, rank, world, 1000)).collect();
+            let uneven = |rank: usize| (0..1000).map(|index| 1.0 / (rank * 1000 + index + 3) as f64).collect();
+            let run = |room, seed| carried_out(&schedules, (0..world).map(uneven).collect(), room, seed);
+            let (first, second) = (run(1, 5), run(3, 77));
+            assert!(first.iter().all(|memory| *memory == first[0]), "{algorithm:?} of {world}");
+            assert!(first == second, "{algorithm:?} of {world}: another order of arrivals, other bits");
+        }
+    }
+}
+
+#[test]
+fn no_rank_sends_more_than_its_algorithm_says() {
+    let length = 1 << 20;
+    for world in 2..=MOST_RANKS {
+        let share = 2.0 * (world - 1) as f64 / world as f64;
+        let (hops, folded) = (f64::from(world.ilog2()), if world.is_power_of_two() { 0.0 } else { 1.0 });
+        let core = (1 << world.ilog2()) as f64;
+        for (algorithm, most) in [
+            (Algorithm::Ring, share),
+            (Algorithm::RecursiveDoubling, hops + folded),
+            (Algorithm::HalvingDoubling, 2.0 * (core - 1.0) / core + folded),
+            // In the tree in which it has children, a rank sends one half up and two halves down; in the other one half up.
+            (Algorithm::DoubleTree, 2.0),
+            (Algorithm::Torus { columns: divisor(world, 0) }, share),
+        ] {
+            for rank in 0..world {
+                let sends = all_reduce(algorithm, rank, world, length).sends;
+                let sent: usize = sends.iter().map(|send| send.elements.len()).sum();
+                assert!(
+                    sent as f64 <= 1.01 * most * length as f64,
+                    "{algorithm:?}: rank {rank} of {world} sends {sent}"
+                );
+                assert!(sends.iter().all(|send| send.elements.len() <= MAX_FRAME));
+            }
+        }
+    }
+}
