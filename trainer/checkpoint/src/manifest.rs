@@ -1,6 +1,8 @@
 //! The manifest of a checkpoint: JSON whose last field is the blake3 digest of all bytes before that field, so that it
 //! vouches for itself as it does for the other files.
 
+use std::io;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Identity, Position, Tensor};
@@ -74,12 +76,14 @@ struct Version {
 }
 
 /// A manifest that is of no use.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Unusable {
     /// Damaged, or not one of ours.
     Damaged(String),
     /// Whole, but of this newer version.
     Newer(u64),
+    /// The storage does not give it; what it is remains unknown.
+    Unread(io::Error),
 }
 
 impl Entry {

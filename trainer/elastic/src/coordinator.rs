@@ -26,6 +26,8 @@ pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 /// A member that is silent this long is lost. Heartbeats come ten times a second from a thread of their own, but on a
 /// crowded machine that thread may wait for seconds.
 pub const DEAD_AFTER: Duration = Duration::from_secs(10);
+/// Pause before a record that the store did not take is tried again.
+const STORE_PAUSE: Duration = Duration::from_secs(5);
 /// How long members of a running group may take to find a coordinator that was started again.
 pub const RETURN_LIMIT: Duration = Duration::from_secs(30);
 /// How long a coordinator that was asked to stop waits for its group to drain.
@@ -229,10 +231,7 @@ impl Coordinator {
             }
             Event::Swapped => self.swapped(now),
             Event::Conflict => self.end(Outcome::Superseded),
-            Event::StoreFailed(message) => {
-                self.abort_all(&format!("the membership record cannot be kept: {message}"));
-                self.end(Outcome::StoreFailed { message });
-            }
+            Event::StoreFailed(message) => self.store_failed(message, now),
             Event::Stop => self.stop_by = self.stop_by.or(Some(now + DRAIN_LIMIT)),
             Event::Tick => {}
         }
@@ -354,6 +353,18 @@ impl Coordinator {
             Phase::Allocating { generation } => self.prepare(generation),
             Phase::Activating => self.commit(now),
             Phase::Gathering | Phase::Preparing { .. } | Phase::Running(_) | Phase::Ended => {}
+        }
+    }
+
+    /// A group that runs needs no record: its checkpoint is recorded when the store is back. One that forms cannot go on without.
+    fn store_failed(&mut self, message: String, now: Duration) {
+        let record = self.swapping.take();
+        match (&mut self.phase, record) {
+            (Phase::Running(running), Some(record)) => running.keep(record, now + STORE_PAUSE),
+            _ => {
+                self.abort_all(&format!("the membership record cannot be kept: {message}"));
+                self.end(Outcome::StoreFailed { message });
+            }
         }
     }
 

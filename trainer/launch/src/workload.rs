@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
 
-/// Virtual shards of a global step: a global batch is cut into this many parts at most, whatever the number of ranks.
-pub const MAX_SHARDS: u32 = 64;
+/// Virtual shards of a job with fewer workers; one with more has a shard for each. A global batch is cut into so many parts, whatever
+/// the number of ranks is at the time.
+pub const MIN_SHARDS: u32 = 64;
 
 /// Model, data set and everything that decides how they are trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

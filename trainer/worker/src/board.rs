@@ -9,10 +9,10 @@ use kube::{
 };
 use lockstep_launch::{Ending, Job, Progress, Store, group};
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use crate::kubernetes_store;
+use crate::kubernetes_store::{self, ANSWER_LIMIT};
 
 /// A cluster's API server is told at most this often.
 const CLUSTER_INTERVAL: Duration = Duration::from_secs(5);
@@ -97,8 +97,10 @@ impl Board {
             Place::Cluster { groups, name } => {
                 let patch = Patch::Merge(json!({ "status": news }));
                 // Reports are news, not state: the next one makes up for one that was lost.
-                if let Err(error) = groups.patch_status(name, &PatchParams::default(), &patch).await {
-                    warn!(%error, group = name, "report not published");
+                match timeout(ANSWER_LIMIT, groups.patch_status(name, &PatchParams::default(), &patch)).await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => warn!(%error, group = name, "report not published"),
+                    Err(_) => warn!(group = name, "report not published: no answer"),
                 }
             }
         }

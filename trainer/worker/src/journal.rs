@@ -42,27 +42,36 @@ pub(crate) struct Evaluation {
     pub accuracy: f64,
 }
 
-/// The open file.
+/// Bytes that may wait for a full disk to have room again.
+const MAX_PENDING: usize = 1 << 20;
+/// Bytes that are written without being asked.
+const ENOUGH: usize = 16 << 10;
+
+/// The open file, and whole lines that are not in it yet.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    file: BufWriter<File>,
+    file: File,
+    pending: Vec<u8>,
 }
 
 impl Journal {
     /// Opens the journal to continue after `base_step`: lines of later steps come from work that a restart lost, and are
-    /// dropped; so is a last line that was torn.
-    pub(crate) fn continue_after(folder: &Path, base_step: u64) -> io::Result<Self> {
+    /// dropped; so is a last line that was torn. Gives the step and accuracy of the last evaluation that is kept.
+    pub(crate) fn continue_after(folder: &Path, base_step: u64) -> io::Result<(Self, Option<(u64, f64)>)> {
         let path = folder.join(FILE_NAME);
         let rewritten = folder.join(".metrics.jsonl.tmp");
         let mut kept = BufWriter::new(File::create(&rewritten)?);
+        let mut accuracy = None;
         match File::open(&path) {
             Ok(old) => {
                 for line in BufReader::new(old).split(b'\n') {
                     let line = line?;
-                    if step_of(&line).is_some_and(|step| step <= base_step) {
-                        kept.write_all(&line)?;
-                        kept.write_all(b"\n")?;
-                    }
+                    let Some(Line { step, evaluation }) = read(&line).filter(|line| line.step <= base_step) else {
+                        continue;
+                    };
+                    accuracy = evaluation.map(|evaluation| (step, evaluation.accuracy)).or(accuracy);
+                    kept.write_all(&line)?;
+                    kept.write_all(b"\n")?;
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -70,26 +79,56 @@ impl Journal {
         }
         kept.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&rewritten, &path)?;
-        Ok(Self { file: BufWriter::new(OpenOptions::new().append(true).open(&path)?) })
+        File::open(folder)?.sync_all()?;
+        Ok((Self { file: OpenOptions::new().append(true).open(&path)?, pending: Vec::new() }, accuracy))
     }
 
-    /// Appends one line; it reaches the file with the next [`Self::flush`] or when the buffer is full.
+    /// Appends one line; it reaches the file with the next [`Self::flush`] or a little later.
+    ///
+    /// # Errors
+    /// Only when so much waits for the disk that no more can.
     pub(crate) fn write(&mut self, line: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.file, line)?;
-        self.file.write_all(b"\n")
+        serde_json::to_writer(&mut self.pending, line)?;
+        self.pending.push(b'\n');
+        if self.pending.len() < ENOUGH {
+            return Ok(());
+        }
+        self.flush().or_else(|error| if self.pending.len() < MAX_PENDING { Ok(()) } else { Err(error) })
     }
 
+    /// Writes what is pending; what the disk does not take stays so.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        while !self.pending.is_empty() {
+            match self.file.write(&self.pending) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => drop(self.pending.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what is pending and waits until the storage has it for good.
+    pub(crate) fn store(&mut self) -> io::Result<()> {
+        self.flush()?;
+        self.file.sync_data()
     }
 }
 
-fn step_of(line: &[u8]) -> Option<u64> {
-    #[derive(Deserialize)]
-    struct Line {
-        step: u64,
-    }
-    serde_json::from_slice::<Line>(line).ok().map(|line| line.step)
+#[derive(Deserialize)]
+struct Line {
+    step: u64,
+    evaluation: Option<Found>,
+}
+
+#[derive(Deserialize)]
+struct Found {
+    accuracy: f64,
+}
+
+fn read(line: &[u8]) -> Option<Line> {
+    serde_json::from_slice(line).ok()
 }
 
 #[cfg(test)]
@@ -100,14 +139,18 @@ mod tests {
     fn a_restart_drops_the_steps_that_it_will_do_again_and_a_torn_line() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join(FILE_NAME);
-        fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{}}\n{\"step\":3}\n{\"st")
-            .expect("written");
-        let mut journal = Journal::continue_after(folder.path(), 2).expect("opens");
+        fs::write(
+            &path,
+            "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n{\"step\":3}\n{\"st",
+        )
+        .expect("written");
+        let (mut journal, accuracy) = Journal::continue_after(folder.path(), 2).expect("opens");
+        assert_eq!(accuracy, Some((2, 0.5)));
         let line = EvaluationLine { step: 3, epoch: 1, evaluation: Evaluation { loss: 0.5, accuracy: 0.75 } };
         journal.write(&line).expect("written");
         journal.flush().expect("flushed");
         let text = fs::read_to_string(&path).expect("readable");
-        let expected = "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{}}\n\
+        let expected = "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n\
              {\"step\":3,\"epoch\":1,\"evaluation\":{\"loss\":0.5,\"accuracy\":0.75}}\n";
         assert_eq!(text, expected);
     }

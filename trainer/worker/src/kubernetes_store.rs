@@ -1,5 +1,7 @@
 //! The durable record in a cluster: `spec.record` of the job's `TrainingGroup`, guarded by its `resourceVersion`.
 
+use std::time::Duration;
+
 use kube::{
     Api, Client,
     api::PostParams,
@@ -7,11 +9,15 @@ use kube::{
 };
 use lockstep_elastic::{GenerationStore, Record, StoreError, Swap, Version};
 use lockstep_launch::{Job, group};
+use tokio::time::timeout;
 
 /// HTTP status of a write that was guarded by an older `resourceVersion`.
 const CONFLICT: u16 = 409;
 /// Writes that may meet a report before the store counts as out of reach.
 const MAX_ATTEMPTS: u32 = 10;
+
+/// An API server that takes longer counts as out of reach: the client itself would wait for ever.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The `TrainingGroup` of one job.
 pub(crate) struct KubernetesStore {
@@ -38,6 +44,11 @@ impl KubernetesStore {
         StoreError::Unavailable { place: self.place(), cause: cause.to_string() }
     }
 
+    async fn get(&self) -> Result<DynamicObject, StoreError> {
+        let answer = timeout(ANSWER_LIMIT, self.groups.get(&self.name)).await;
+        answer.map_err(|_| self.unavailable("no answer"))?.map_err(|error| self.unavailable(error))
+    }
+
     fn record(&self, object: &DynamicObject) -> Result<Option<Record>, StoreError> {
         match object.data.get("spec").and_then(|spec| spec.get(group::RECORD)) {
             None | Some(serde_json::Value::Null) => Ok(None),
@@ -50,7 +61,7 @@ impl KubernetesStore {
 
 impl GenerationStore for KubernetesStore {
     async fn load(&self) -> Result<Option<(Record, Version)>, StoreError> {
-        let object = self.groups.get(&self.name).await.map_err(|error| self.unavailable(error))?;
+        let object = self.get().await?;
         Ok(self.record(&object)?.map(|record| (record.clone(), version_of(&record))))
     }
 
@@ -58,12 +69,14 @@ impl GenerationStore for KubernetesStore {
         let written: serde_json::Value =
             serde_json::from_str(&record.to_json()).map_err(|error| self.unavailable(error))?;
         for _ in 0..MAX_ATTEMPTS {
-            let mut object = self.groups.get(&self.name).await.map_err(|error| self.unavailable(error))?;
+            let mut object = self.get().await?;
             if self.record(&object)?.as_ref().map(version_of).as_ref() != expected {
                 return Ok(Swap::Conflict);
             }
             object.data["spec"][group::RECORD] = written.clone();
-            match self.groups.replace(&self.name, &PostParams::default(), &object).await {
+            let how = PostParams::default();
+            let replaced = self.groups.replace(&self.name, &how, &object);
+            match timeout(ANSWER_LIMIT, replaced).await.map_err(|_| self.unavailable("no answer"))? {
                 Ok(_) => return Ok(Swap::Swapped(version_of(record))),
                 // Reports are written into the same object's status and move its resourceVersion on: look again.
                 Err(kube::Error::Api(status)) if status.code == CONFLICT => {}

@@ -118,10 +118,7 @@ impl Metrics {
             )?,
             phase_seconds,
             collective_seconds: collective.with_label_values(&["all_reduce"]),
-            collective_bytes: count(
-                "collective_bytes_total",
-                "Bytes of gradients that all-reduce operations were given.",
-            )?,
+            collective_bytes: count("collective_bytes_total", "Bytes that this worker sent in all-reduce operations.")?,
             checkpoint_duration: seconds(
                 "checkpoint_duration_seconds",
                 "Wall seconds of saving one checkpoint.",

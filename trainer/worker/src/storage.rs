@@ -89,7 +89,7 @@ impl Storage {
         &self,
         replica: &mut Replica<Cpu>,
         position: Position,
-    ) -> Result<(CheckpointMark, Digest), CheckpointError> {
+    ) -> Result<(CheckpointMark, Digest), Failure> {
         let time = jiff::Timestamp::now().to_string();
         let digest = Digest::from_bytes(replica.digest()).to_string();
         let tensors = replica.tensors();
@@ -102,7 +102,8 @@ impl Storage {
             time: &time,
             weights: &weights,
             slots: &slots,
-        })?;
+        });
+        let saved = saved.map_err(|error| refused(&self.uri, &error))?;
         info!(step = saved.step, bytes = saved.bytes, "checkpoint saved");
         if let Err(error) = self.folder.prune(self.keep_last, &self.identity) {
             warn!(%error, "old checkpoints were not removed");
@@ -141,8 +142,13 @@ fn borrowed(tensors: &[lockstep_nn::StateTensor]) -> Vec<Tensor<'_>> {
     tensors.iter().map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values }).collect()
 }
 
+/// Storage that fails now may work after a restart; anything else is as it is.
 fn refused(uri: &str, error: &CheckpointError) -> Failure {
-    Failure::fatal(format!("spec.checkpoint.uri: {uri}: {error}"))
+    let message = format!("spec.checkpoint.uri: {uri}: {error}");
+    match error {
+        CheckpointError::Storage { .. } | CheckpointError::Full { .. } => Failure::retry(message),
+        _ => Failure::fatal(message),
+    }
 }
 
 fn uri_of(path: &Path) -> String {

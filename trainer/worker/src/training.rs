@@ -133,7 +133,7 @@ impl Rank {
             micro_batch: recipe.micro_batch,
             seat,
             first_step: base_step,
-            steps: recipe.total_steps - base_step,
+            steps: recipe.total_steps.saturating_sub(base_step),
         };
         let (rank, world) = (communicator.rank(), communicator.world());
         Ok(Self {
@@ -190,14 +190,15 @@ impl Rank {
             }
             rate = wanted as f64 / fastest;
         }
-        let mut sum = [rate as f32];
+        // A rank without samples measured nothing.
+        let mut sum = [rate as f32, f32::from(u8::from(rate > 0.0))];
         self.sum(&mut sum)?;
-        let one = f64::from(sum[0]) / self.world as f64;
+        let one = f64::from(sum[0]) / f64::from(sum[1]).max(1.0);
         if one > 0.0 {
             self.metrics.baseline.set(one);
             self.meter = Meter::new(self.world, Some(one));
         }
-        self.last_end = Instant::now();
+        self.rest();
         Ok(())
     }
 
@@ -306,6 +307,7 @@ impl Rank {
     /// What was done since the last step is not part of the next one.
     pub(crate) fn rest(&mut self) {
         self.last_end = Instant::now();
+        self.counted.exposed = self.communicator.statistics().exposed;
     }
 
     /// The figures of the newest steps as a report.

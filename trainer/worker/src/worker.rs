@@ -8,7 +8,7 @@ use std::{
 };
 
 use lockstep_checkpoint::{Checkpoint, Position};
-use lockstep_collective::{Abort, Communicator, FIRST_BUCKET_BYTES, JobId, Limits, Listener, plan_buckets};
+use lockstep_collective::{Abort, Communicator, FIRST_BUCKET_BYTES, JobId, Limits, Listener, Waiting, plan_buckets};
 use lockstep_data::{Dataset, Seat, steps_per_epoch};
 use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
 use lockstep_launch::{Ending, Launch, Optimizer, Progress};
@@ -26,6 +26,10 @@ use crate::{
     training::{Done, Rank, Recipe},
 };
 
+/// The others wait in a sum while rank 0 saves a large state to slow storage: who is gone shows by its closed connections, or to
+/// the coordinator.
+const LIMITS: Limits =
+    Limits { forming: Duration::from_secs(60), silence: Duration::from_secs(600), waiting: Waiting::Block };
 /// How long there may be no coordinator while the group forms and when it ends.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
 /// How long a last word may take when the job failed anyway.
@@ -152,8 +156,8 @@ impl Run<'_> {
             generation: self.group.generation,
             rank: self.group.rank as usize,
         };
-        let communicator = Communicator::form(listener, seat, &self.group.addresses, Limits::default(), &abort)
-            .map_err(Failure::retry)?;
+        let communicator =
+            Communicator::form(listener, seat, &self.group.addresses, LIMITS, &abort).map_err(Failure::retry)?;
         let seat = Seat::new(self.group.rank, self.group.world, self.group.shards);
         let Dataset { train, evaluation } = dataset;
         let mut rank = Rank::new(
@@ -245,7 +249,7 @@ impl Run<'_> {
     }
 
     fn steps(&self, rank: &mut Rank) -> Result<Ending, Failure> {
-        let mut reporter = if self.group.rank == 0 { Some(Reporter::open(self)?) } else { None };
+        let mut reporter = if self.group.rank == 0 { Some(Reporter::open(self, rank.recipe())?) } else { None };
         let recipe = rank.recipe().clone();
         // Every rank learns of a stop during the step after the one that carried it, and stops after that step.
         let mut last = recipe.total_steps;
@@ -266,8 +270,11 @@ impl Run<'_> {
             if ends_epoch {
                 self.evaluate(rank, reporter.as_mut())?;
             }
-            if let Some(reporter) = reporter.as_mut().filter(|_| saves) {
-                reporter.save(rank)?;
+            if let Some(reporter) = reporter.as_mut().filter(|_| saves)
+                && let Err(error) = reporter.save(rank)
+            {
+                self.metrics.checkpoint_failures.inc();
+                warn!(%error, step = rank.step(), "checkpoint not saved; training goes on");
             }
         }
         if let (Some(settled), Some(reporter)) = (rank.settle()?, &mut reporter) {
@@ -327,12 +334,21 @@ struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    fn open(run: &'a Run<'a>) -> Result<Self, Failure> {
+    fn open(run: &'a Run<'a>, recipe: &Recipe) -> Result<Self, Failure> {
         let folder = run.storage.path();
-        let journal = Journal::continue_after(folder, run.group.base_step)
-            .map_err(|error| Failure::fatal(format!("{}: {error}", folder.display())))?;
+        let (journal, accuracy) = Journal::continue_after(folder, run.group.base_step)
+            .map_err(|error| Failure::retry(format!("{}: {error}", folder.display())))?;
         let interval = Duration::from_secs(u64::from(run.launch.workload.checkpoint.interval_seconds));
-        let progress = Progress { generation: run.group.generation, ..Progress::default() };
+        let progress = Progress {
+            step: run.group.base_step,
+            total_steps: recipe.total_steps,
+            epoch: run.group.base_step / recipe.steps_per_epoch,
+            generation: run.group.generation,
+            world_size: run.group.world,
+            accuracy: accuracy.map(|(_, accuracy)| accuracy),
+            accuracy_step: accuracy.map(|(step, _)| step),
+            ..Progress::default()
+        };
         Ok(Self { run, journal, progress, reported: None, saved: Instant::now(), interval })
     }
 
@@ -372,22 +388,22 @@ impl<'a> Reporter<'a> {
         self.progress.time = Some(jiff::Timestamp::now().to_string());
         self.run.metrics.report(&self.progress);
         self.run.membership.progress(self.progress.step, serde_json::to_vec(&self.progress).map_err(Failure::fatal)?);
-        self.flush()
-    }
-
-    fn flush(&mut self) -> Result<(), Failure> {
-        self.journal.flush().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+        if let Err(error) = self.journal.flush() {
+            warn!(%error, "metrics.jsonl not written; its lines wait");
+        }
+        Ok(())
     }
 
     fn checkpoint_due(&self) -> bool {
         self.saved.elapsed() >= self.interval
     }
 
-    /// Saves the state after the steps that are done. A full disk in mid-run costs the checkpoint, not the job.
+    /// Saves the state after the steps that are done, once their lines are stored.
     fn save(&mut self, rank: &mut Rank) -> Result<(), Failure> {
         let begun = Instant::now();
-        self.flush()?;
-        let Recipe { steps_per_epoch, global_batch, seed, total_steps, .. } = *rank.recipe();
+        self.saved = begun;
+        self.journal.store().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))?;
+        let Recipe { steps_per_epoch, global_batch, seed, .. } = *rank.recipe();
         let step = rank.step();
         let position = Position {
             step,
@@ -398,21 +414,13 @@ impl<'a> Reporter<'a> {
         };
         let saved = self.run.storage.save(rank.replica_mut(), position);
         self.saved = Instant::now();
+        rank.rest();
         let seconds = begun.elapsed().as_secs_f64();
         self.run.metrics.spent(Phase::Checkpoint, seconds);
-        match saved {
-            Ok((mark, manifest)) => {
-                self.run.metrics.checkpoint_duration.observe(seconds);
-                self.run.membership.checkpoint(mark.step, manifest);
-                self.progress.last_checkpoint = Some(mark);
-            }
-            Err(error) if step < total_steps && !self.run.stop.wanted() => {
-                self.run.metrics.checkpoint_failures.inc();
-                warn!(%error, step, "checkpoint not saved; training goes on");
-            }
-            Err(error) => return Err(Failure::fatal(format!("spec.checkpoint.uri: {error}"))),
-        }
-        rank.rest();
+        let (mark, manifest) = saved?;
+        self.run.metrics.checkpoint_duration.observe(seconds);
+        self.run.membership.checkpoint(mark.step, manifest);
+        self.progress.last_checkpoint = Some(mark);
         Ok(())
     }
 }

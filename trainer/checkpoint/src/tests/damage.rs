@@ -2,7 +2,7 @@ use std::{fs, path::PathBuf};
 
 use proptest::prelude::*;
 
-use super::{newest, save};
+use super::{newest, save, state::State};
 use crate::{Folder, manifest::Manifest};
 
 const FILES: [&str; 3] = ["weights.safetensors", "optimizer.safetensors", "manifest.json"];
@@ -47,6 +47,21 @@ fn a_flip_of_any_bit_of_any_file_is_detected() {
         prop_assert_eq!(found, (Some(1), vec![2]), "{} byte {} bit {}", FILES[which], at, bit);
     });
     assert_eq!(newest(&stored.folder), (Some(2), vec![]), "the undamaged one is whole");
+}
+
+#[test]
+fn a_file_that_the_storage_does_not_give_is_no_damage_and_no_older_checkpoint_takes_its_place() {
+    let stored = Stored::two();
+    for name in FILES {
+        let aside = stored.file("aside");
+        fs::rename(stored.file(name), &aside).expect("moved");
+        // A link to itself: reading fails, whoever reads.
+        std::os::unix::fs::symlink(stored.file(name), stored.file(name)).expect("linked");
+        let error = stored.folder.newest(&State::at(0).identity).expect_err("not given").to_string();
+        assert!(error.contains("reading") && error.contains("check the storage"), "{error}");
+        fs::remove_file(stored.file(name)).expect("removed");
+        fs::rename(&aside, stored.file(name)).expect("moved back");
+    }
 }
 
 #[test]

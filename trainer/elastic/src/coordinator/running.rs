@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{Command, Connection, Coordinator, Outcome, Phase, RETURN_LIMIT};
-use crate::{Active, CheckpointMark, Digest, MemberId, Message};
+use crate::{Active, CheckpointMark, Digest, MemberId, Message, Record};
 
 /// A group that trains.
 #[derive(Debug)]
@@ -17,6 +17,9 @@ pub(super) struct Running {
     leaving: Option<String>,
     /// The newest checkpoint that the record does not have yet.
     mark: Option<CheckpointMark>,
+    /// A record that the store did not take, or took without saying so, and when to try it again. Another one could look like
+    /// somebody else's.
+    unstored: Option<(Record, Duration)>,
     published: Option<u64>,
 }
 
@@ -29,8 +32,16 @@ pub(super) enum LastWord {
 
 impl Running {
     pub(super) fn new(active: Active, return_by: Duration) -> Self {
-        let (words, lost, leaving, mark, published) = (BTreeMap::new(), None, None, None, None);
-        Self { active, return_by, words, lost, leaving, mark, published }
+        Self {
+            active,
+            return_by,
+            words: BTreeMap::new(),
+            lost: None,
+            leaving: None,
+            mark: None,
+            unstored: None,
+            published: None,
+        }
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -48,6 +59,17 @@ impl Running {
         if self.mark.is_none_or(|known| known.step < mark.step) {
             self.mark = Some(mark);
         }
+    }
+}
+
+impl Running {
+    /// Keeps a record that could not be stored, to be tried again at a time.
+    pub(super) fn keep(&mut self, record: Record, again: Duration) {
+        self.unstored = Some((record, again));
+    }
+
+    fn is_over(&self) -> bool {
+        self.words.len() == self.active.members.len()
     }
 }
 
@@ -114,16 +136,30 @@ impl Coordinator {
             self.end(Outcome::Lost { member, reason });
             return;
         }
-        if self.swapping.is_none()
-            && let Some(mark) = running.mark.take()
-        {
-            self.swap(self.record.mark(mark));
-        } else if self.swapping.is_none() && running.words.len() == running.active.members.len() {
-            self.conclude();
+        if self.swapping.is_some() {
+            return;
+        }
+        match &running.unstored {
+            // The result does not wait for a store that is away.
+            Some(_) if running.is_over() => self.conclude(),
+            Some((_, again)) if *again > now => {}
+            Some(_) => {
+                if let Some((record, _)) = running.unstored.take() {
+                    self.swap(record);
+                }
+            }
+            None => match running.mark.take() {
+                Some(mark) => {
+                    let record = self.record.mark(mark);
+                    self.swap(record);
+                }
+                None if running.is_over() => self.conclude(),
+                None => {}
+            },
         }
     }
 
-    /// Everybody said its last word, and the record is up to date.
+    /// Everybody said its last word, and the record is as up to date as the store lets it be.
     fn conclude(&mut self) {
         let Phase::Running(running) = &self.phase else { return };
         match verdict(&running.active, &running.words) {

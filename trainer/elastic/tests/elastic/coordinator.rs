@@ -8,11 +8,12 @@ use lockstep_elastic::{
 
 use crate::given::{SAMPLER, config, hello, ms, pod};
 
-/// A coordinator whose store always agrees at once; member `i` talks over connection `i`.
+/// A coordinator whose store agrees at once, unless it is away; member `i` talks over connection `i`.
 struct Table {
     coordinator: Coordinator,
     now: Duration,
     stored: Vec<Record>,
+    store_is_away: bool,
 }
 
 impl Table {
@@ -21,7 +22,8 @@ impl Table {
     }
 
     fn with(config: lockstep_elastic::coordinator::Config, record: Option<Record>) -> Self {
-        Self { coordinator: Coordinator::new(config, record, Duration::ZERO), now: Duration::ZERO, stored: Vec::new() }
+        let coordinator = Coordinator::new(config, record, Duration::ZERO);
+        Self { coordinator, now: Duration::ZERO, stored: Vec::new(), store_is_away: false }
     }
 
     /// Commands except for the alarm clock, with swaps carried out.
@@ -35,8 +37,11 @@ impl Table {
             commands = Vec::new();
             for swap in swaps {
                 let Command::Swap(record) = swap else { continue };
-                self.stored.push(record);
-                commands.extend(self.coordinator.handle(Event::Swapped, self.now));
+                let answer = if self.store_is_away { Event::StoreFailed("no answer".into()) } else { Event::Swapped };
+                if answer == Event::Swapped {
+                    self.stored.push(record);
+                }
+                commands.extend(self.coordinator.handle(answer, self.now));
             }
         }
         done
@@ -360,6 +365,35 @@ fn when_one_has_to_leave_all_drain_together() {
     assert_eq!((sent(&commands, 0), sent(&commands, 1)), (vec![&drain], vec![&drain]));
     table.says(0, Message::Drained { step: 30 });
     assert_eq!(end(&table.says(1, Message::Drained { step: 30 })), Some(&Outcome::Drained { step: 30 }));
+}
+
+#[test]
+fn a_group_that_trains_does_without_the_store_until_it_is_back() {
+    let mut table = Table::running(2);
+    let mark = CheckpointMark { step: 20, manifest_digest: Digest::of(b"manifest") };
+    table.store_is_away = true;
+    assert_eq!(table.says(0, Message::Checkpoint(mark)), []);
+    assert_eq!(table.wait(Duration::from_secs(60), &[0, 1]), []);
+    table.store_is_away = false;
+    assert_eq!(table.wait(Duration::from_secs(10), &[0, 1]), []);
+    assert_eq!(table.record().last_durable_checkpoint, Some(mark));
+}
+
+#[test]
+fn the_result_does_not_wait_for_a_store_that_is_away() {
+    let mut table = Table::running(2);
+    table.store_is_away = true;
+    table.says(0, Message::Checkpoint(CheckpointMark { step: 20, manifest_digest: Digest::of(b"manifest") }));
+    table.says(0, finished(b"model"));
+    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+}
+
+#[test]
+fn a_group_that_forms_ends_with_its_store() {
+    let mut table = Table::new(1);
+    table.store_is_away = true;
+    let commands = table.says(0, Message::Hello(hello(0, 100)));
+    assert_eq!(end(&commands), Some(&Outcome::StoreFailed { message: "no answer".into() }));
 }
 
 #[test]
