@@ -59,3 +59,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s:%s" $image.repository (default $chart.AppVersion $image.tag) }}
 {{- end }}
 {{- end }}
+
+{{- /* Words for kubectl: where the operator watches for jobs, if not everywhere. */}}
+{{- define "lockstep.inFirstWatched" -}}
+{{- with .Values.watchNamespaces }} -n {{ first . }}{{ end }}
+{{- end }}

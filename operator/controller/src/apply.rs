@@ -124,21 +124,23 @@ async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec
                 surroundings.push(request.boxed());
             }
             Child::ServiceAccount(account) => {
-                surroundings.push(async move { put(client, namespace, job, &*account).await }.boxed());
+                surroundings.push(async move { put_shared(client, namespace, job, &*account).await }.boxed());
             }
-            Child::Role(role) => surroundings.push(async move { put(client, namespace, job, &*role).await }.boxed()),
+            Child::Role(role) => {
+                surroundings.push(async move { put_shared(client, namespace, job, &*role).await }.boxed())
+            }
             Child::Service(service) => {
-                surroundings.push(async move { put(client, namespace, job, &*service).await }.boxed());
+                surroundings.push(async move { put_own(client, namespace, job, &*service).await }.boxed());
             }
             Child::NetworkPolicy(policy) => {
-                surroundings.push(async move { put(client, namespace, job, &*policy).await }.boxed());
+                surroundings.push(async move { put_own(client, namespace, job, &*policy).await }.boxed());
             }
         }
     }
     let new_pod = |pod: Box<Pod>| async move { make_new::<Pod>(client, namespace, job, &pod).await };
     let coordinator = async {
         together(surroundings).await?;
-        together(bindings.iter().map(|binding| put(client, namespace, job, &**binding))).await?;
+        together(bindings.iter().map(|binding| put_shared(client, namespace, job, &**binding))).await?;
         together(coordinators.into_iter().map(new_pod)).await
     };
     let (coordinator, workers) = futures::future::join(coordinator, in_growing_batches(workers, new_pod)).await;
@@ -180,17 +182,10 @@ where
     let name = object.name_any();
     match create(client, namespace, object).await {
         Ok(_) => Ok(()),
-        Err(kube::Error::Api(refusal)) if refusal.code == 409 => {
-            let there = api.get_metadata_opt(&name).await;
-            let there = there.map_err(|source| ApplyError::Request { attempt: format!("read {name}"), source })?;
-            let uid = job.metadata.uid.as_ref();
-            let is_ours =
-                |there: &PartialObjectMeta<K>| there.owner_references().iter().any(|owner| Some(&owner.uid) == uid);
-            match there {
-                Some(there) if !is_ours(&there) => Err(ApplyError::Taken { kind: K::kind(&()).into_owned(), name }),
-                Some(_) | None => Ok(()),
-            }
-        }
+        Err(kube::Error::Api(refusal)) if refusal.code == 409 => match owned(&api, job, &name).await? {
+            Some(false) => Err(ApplyError::Taken { kind: K::kind(&()).into_owned(), name }),
+            Some(true) | None => Ok(()),
+        },
         Err(source) => Err(refused::<K>(name, source)),
     }
 }
@@ -210,18 +205,63 @@ where
     client.request(request).await
 }
 
-/// Makes an object or corrects it. Each job is a manager of its own: what several jobs share keeps all its owners.
-async fn put<K>(client: &Client, namespace: &str, job: &TrainingJob, object: &K) -> Result<(), ApplyError>
+/// Makes an object of the job or corrects it.
+async fn put_own<K>(client: &Client, namespace: &str, job: &TrainingJob, object: &K) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    match owned(&api, job, &object.name_any()).await? {
+        Some(true) => apply_as(&api, FIELD_MANAGER, &object.name_any(), object).await,
+        Some(false) => Err(ApplyError::Taken { kind: K::kind(&()).into_owned(), name: object.name_any() }),
+        None => make_new(client, namespace, job, object).await,
+    }
+}
+
+/// Makes an object that several jobs share, or corrects it. What it says has one manager, so that the object does not grow with the
+/// jobs; that a job owns it too has a manager of that job's own, so that it keeps all its owners.
+async fn put_shared<K>(client: &Client, namespace: &str, job: &TrainingJob, object: &K) -> Result<(), ApplyError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
 {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     let name = object.name_any();
+    let mut content = object.clone();
+    let owners = content.meta_mut().owner_references.take();
+    apply_as(&api, FIELD_MANAGER, &name, &content).await?;
     let manager = format!("{FIELD_MANAGER}-{}", job.uid().unwrap_or_default());
-    match api.patch(&name, &PatchParams::apply(&manager).force(), &Patch::Apply(object)).await {
+    let owner = json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": {"name": name, "ownerReferences": owners},
+    });
+    apply_as(&api, &manager, &name, &owner).await
+}
+
+async fn apply_as<K>(
+    api: &Api<K>,
+    manager: &str,
+    name: &str,
+    object: &(impl Serialize + Debug),
+) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    match api.patch(name, &PatchParams::apply(manager).force(), &Patch::Apply(object)).await {
         Ok(_) => Ok(()),
-        Err(source) => Err(refused::<K>(name, source)),
+        Err(source) => Err(refused::<K>(name.to_owned(), source)),
     }
+}
+
+/// Whether an object is the job's; `None` when there is none.
+async fn owned<K>(api: &Api<K>, job: &TrainingJob, name: &str) -> Result<Option<bool>, ApplyError>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    let there = api.get_metadata_opt(name).await;
+    let there = there.map_err(|source| ApplyError::Request { attempt: format!("read {name}"), source })?;
+    let uid = job.metadata.uid.as_ref();
+    Ok(there.map(|there| there.owner_references().iter().any(|owner| Some(&owner.uid) == uid)))
 }
 
 fn refused<K: Resource<DynamicType = ()>>(name: String, source: kube::Error) -> ApplyError {

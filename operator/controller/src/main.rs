@@ -142,7 +142,9 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         }
         ended = &mut server => return ended.context("serve HTTP")?,
         () = until(stopped) => {
-            if timeout(DRAIN, work).await.is_err() {
+            if timeout(DRAIN, &mut work).await.is_err() {
+                // Whoever leads next must be the only one that writes.
+                work.abort();
                 info!("some jobs were still being looked at");
             }
         }

@@ -7,13 +7,13 @@ use std::{
 };
 
 use futures::{Stream, StreamExt, channel::mpsc};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    core::DeserializeGuard,
+    core::{ApiResource, DeserializeGuard, DynamicObject},
     runtime::{WatchStreamExt, reflector::ObjectRef, watcher, watcher::Event},
 };
-use lockstep_api::{TrainingGroup, TrainingJob, label};
+use lockstep_api::{MANAGED_BY, TrainingGroup, TrainingJob, label};
 use lockstep_plan::{GroupSeen, Observed, PodSeen};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -35,8 +35,8 @@ pub(crate) struct Surroundings {
     groups: Mutex<Groups>,
 }
 
-/// Pods by the uid of their job, then by name.
-type Pods = HashMap<String, BTreeMap<String, PodSeen>>;
+/// Pods by the namespace and uid of their job, then by name.
+type Pods = HashMap<(String, String), BTreeMap<String, PodSeen>>;
 /// Records by namespace and name: the uid of the owning job, and what the coordinator reported.
 type Groups = HashMap<(String, String), (String, GroupSeen)>;
 
@@ -74,7 +74,7 @@ impl Surroundings {
             (tell.clone(), pods_done, Arc::clone(metrics)),
         );
         let groups = follow(
-            scoped::<TrainingGroup>(client.clone(), namespace),
+            scoped::<DeserializeGuard<TrainingGroup>>(client.clone(), namespace),
             watcher::Config::default().page_size(PAGE),
             Arc::clone(&surroundings),
             (tell, groups_done, Arc::clone(metrics)),
@@ -88,11 +88,25 @@ impl Surroundings {
     pub(crate) fn of(&self, job: &TrainingJob, refused: Option<String>) -> Observed {
         let uid = job.uid().unwrap_or_default();
         let key = (job.namespace().unwrap_or_default(), job.name_any());
-        let pods = locked(&self.pods).get(&uid).map(|pods| pods.values().cloned().collect()).unwrap_or_default();
+        let of_job = (key.0.clone(), uid.clone());
+        let pods = locked(&self.pods).get(&of_job).map(|pods| pods.values().cloned().collect()).unwrap_or_default();
         let group = locked(&self.groups).get(&key).filter(|(owner, _)| *owner == uid).map(|(_, group)| group.clone());
         let status = job.status.clone().unwrap_or_default();
         Observed { generation: job.metadata.generation, status, pods, group, refused }
     }
+}
+
+/// Whether a job that this version cannot read is for this operator and was never begun. One that has a phase was readable once: a
+/// newer operator, whose CRD is here before it, will read it again.
+pub(crate) async fn is_unbegun(client: &Client, metadata: &ObjectMeta) -> Result<bool, kube::Error> {
+    let kind = ApiResource::erase::<TrainingJob>(&());
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
+    let there = api.get_opt(metadata.name.as_deref().unwrap_or_default()).await?;
+    Ok(there.is_some_and(|job| {
+        job.data["status"]["phase"].is_null()
+            && job.data["spec"]["managedBy"].as_str().unwrap_or(MANAGED_BY) == MANAGED_BY
+    }))
 }
 
 /// What is watched beside the jobs.
@@ -114,18 +128,20 @@ impl Watched for Pod {
 
     fn see(&self, known: &mut Pods, exists: bool) {
         let Some(uid) = self.labels().get(label::JOB_UID) else { return };
-        let of_job = known.entry(uid.clone()).or_default();
+        let job = (self.namespace().unwrap_or_default(), uid.clone());
+        let of_job = known.entry(job.clone()).or_default();
         match PodSeen::of(self).filter(|_| exists) {
             Some(seen) => drop(of_job.insert(seen.name.clone(), seen)),
             None => drop(of_job.remove(&self.name_any())),
         }
         if of_job.is_empty() {
-            known.remove(uid);
+            known.remove(&job);
         }
     }
 }
 
-impl Watched for TrainingGroup {
+/// A coordinator runs the user's image: whatever it writes, it must not hide the records of others.
+impl Watched for DeserializeGuard<TrainingGroup> {
     type Known = Groups;
 
     fn known(surroundings: &Surroundings) -> &Mutex<Groups> {
@@ -135,7 +151,7 @@ impl Watched for TrainingGroup {
     fn see(&self, known: &mut Groups, exists: bool) {
         let key = (self.namespace().unwrap_or_default(), self.name_any());
         let owner = self.owner_references().iter().find(|owner| owner.controller == Some(true));
-        let status = self.status.clone().unwrap_or_default();
+        let status = self.0.as_ref().ok().and_then(|group| group.status.clone()).unwrap_or_default();
         match owner.filter(|_| exists) {
             Some(owner) => {
                 let seen = GroupSeen { progress: status.progress, ending: status.ending };

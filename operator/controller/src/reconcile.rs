@@ -1,7 +1,7 @@
 //! Drives: whenever a job or something of it changes, or its time has come, observe, plan and apply.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -28,7 +28,7 @@ use tracing::{error, warn};
 use crate::{
     apply::{ApplyError, apply, write_status},
     metrics::{Metrics, Outcome},
-    observe::{Job, Surroundings, Synced, scoped},
+    observe::{Job, Surroundings, Synced, is_unbegun, scoped},
 };
 
 /// Jobs that are worked on at once, over all namespaces: one large job never delays a small one.
@@ -67,6 +67,8 @@ struct Scope {
 /// current and when to try again.
 #[derive(Default)]
 struct Memory {
+    /// Namespace and name.
+    of: (String, String),
     /// Version of the job after its status was last written here.
     written: Option<u64>,
     /// Errors in a row.
@@ -119,14 +121,26 @@ fn job_changes(
     events: impl Stream<Item = watcher::Result<Event<Job>>>,
     scope: Arc<Scope>,
 ) -> impl Stream<Item = ObjectRef<Job>> {
+    let mut listed = HashSet::new();
     events.filter_map(move |event| {
         let next = match event {
-            Ok(Event::Apply(job) | Event::InitApply(job)) => Some(ObjectRef::from_obj(&job)),
+            Ok(Event::Apply(job)) => Some(ObjectRef::from_obj(&job)),
+            Ok(Event::InitApply(job)) => {
+                listed.insert(job.uid().unwrap_or_default());
+                Some(ObjectRef::from_obj(&job))
+            }
             Ok(Event::Delete(job)) => {
                 scope.forget(&job);
                 None
             }
-            Ok(Event::Init | Event::InitDone) => None,
+            Ok(Event::Init) => {
+                listed.clear();
+                None
+            }
+            Ok(Event::InitDone) => {
+                scope.forget_all_but(&listed);
+                None
+            }
             Err(error) => {
                 scope.operator.metrics.watch_restarted();
                 warn!(kind = %TrainingJob::kind(&()), %error, "watch interrupted; it starts again");
@@ -177,7 +191,8 @@ async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
     let version = job.resource_version().and_then(|version| version.parse::<u64>().ok());
     let refused = {
         let mut memory = scope.memory();
-        let memory = memory.entry(uid.clone()).or_default();
+        let of = (job.namespace().unwrap_or_default(), job.name_any());
+        let memory = memory.entry(uid.clone()).or_insert_with(|| Memory { of, ..Memory::default() });
         if version.zip(memory.written).is_some_and(|(cached, written)| cached < written) {
             return Ok(Action::requeue(OUTDATED));
         }
@@ -210,32 +225,41 @@ async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
 
 async fn carry_out(job: &TrainingJob, uid: &str, scope: &Scope, next: Plan) -> Result<(), ApplyError> {
     let result = apply(&scope.operator.client, job, next).await;
-    let mut memory = scope.memory();
-    let memory = memory.entry(uid.to_owned()).or_default();
-    match result {
-        Ok(version) => {
-            memory.errors = 0;
-            memory.refused = None;
-            memory.written = version.and_then(|version| version.parse().ok()).or(memory.written);
-            Ok(())
-        }
-        Err(error) => {
-            if let ApplyError::Refused { .. } = error {
+    // Nothing is remembered of a job that is gone by now.
+    if let Some(memory) = scope.memory().get_mut(uid) {
+        match &result {
+            Ok(version) => {
+                memory.errors = 0;
+                memory.refused = None;
+                let written = version.as_ref().and_then(|version| version.parse().ok());
+                memory.written = written.or(memory.written);
+            }
+            Err(error @ (ApplyError::Refused { .. } | ApplyError::Taken { .. })) => {
                 memory.refused = Some(error.to_string());
             }
-            Err(error)
+            Err(_) => {}
         }
     }
+    result.map(drop)
 }
 
 /// An object that is no `TrainingJob` at all, stored before the CRD refused it. It is told so once.
 async fn tell_unreadable(invalid: &InvalidObject, uid: &str, scope: &Scope) -> Result<Action, ApplyError> {
-    let told = std::mem::replace(&mut scope.memory().entry(uid.to_owned()).or_default().told, true);
+    let told = scope.memory().get(uid).is_some_and(|memory| memory.told);
     if !told {
         let wrong = InvalidField::new("spec", "not readable", &invalid.error);
+        let unbegun = is_unbegun(&scope.operator.client, &invalid.metadata).await;
+        let name = invalid.metadata.name.clone().unwrap_or_default();
+        if !unbegun.map_err(|source| ApplyError::Request { attempt: format!("read {name}"), source })? {
+            warn!(job = name, error = invalid.error, "not readable by this version; left alone");
+            return Ok(Action::await_change());
+        }
         let seen = Observed { generation: invalid.metadata.generation, ..Observed::default() };
         if let Some(status) = refuse(&[wrong], &seen, Timestamp::now()).status {
             write_status(&scope.operator.client, &invalid.metadata, status).await?;
+        }
+        if let Some(memory) = scope.memory().get_mut(uid) {
+            memory.told = true;
         }
     }
     Ok(Action::await_change())
@@ -246,11 +270,12 @@ fn after_error(job: Arc<Job>, error: &ApplyError, scope: Arc<Scope>) -> Action {
         return Action::requeue(OUTDATED);
     }
     let uid = job.uid().unwrap_or_default();
-    let mut memory = scope.memory();
-    let errors = &mut memory.entry(uid).or_default().errors;
-    *errors = errors.saturating_add(1);
+    let errors = scope.memory().get_mut(&uid).map_or(1, |memory| {
+        memory.errors = memory.errors.saturating_add(1);
+        memory.errors
+    });
     let (first, longest) = BACKOFF;
-    Action::requeue(first.saturating_mul(1 << (*errors - 1).min(16)).min(longest))
+    Action::requeue(first.saturating_mul(1 << (errors - 1).min(16)).min(longest))
 }
 
 fn reason(error: &ApplyError) -> &'static str {
@@ -270,5 +295,16 @@ impl Scope {
     fn forget(&self, job: &Job) {
         self.memory().remove(&job.uid().unwrap_or_default());
         self.operator.metrics.forget(&job.namespace().unwrap_or_default(), &job.name_any());
+    }
+
+    /// Nobody says which jobs were deleted while the watch was interrupted: those that the new list lacks.
+    fn forget_all_but(&self, listed: &HashSet<String>) {
+        self.memory().retain(|uid, Memory { of: (namespace, name), .. }| {
+            let exists = listed.contains(uid);
+            if !exists {
+                self.operator.metrics.forget(namespace, name);
+            }
+            exists
+        });
     }
 }

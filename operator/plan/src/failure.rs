@@ -15,6 +15,9 @@ const FINISH_SECONDS: i64 = 60;
 /// that fails whenever it starts is not made anew without pause.
 const COORDINATOR_SECONDS: i64 = 10;
 
+/// Why the kubelet itself refuses or ends a pod for what its template says: another node would do the same.
+const OWN_FAULTS: [&str; 3] = ["AppArmor", "DeadlineExceeded", "SysctlForbidden"];
+
 /// What the pods of an attempt amount to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {
@@ -125,6 +128,11 @@ fn cause(pod: &PodSeen) -> Option<Cause> {
             None if pod.stuck_at.is_some() => Some(Cause::Lost("Deleted".to_owned())),
             None => Some(Cause::Crashed),
         },
+        PodState::Ended(Ended { code: None, reason: Some(reason), .. })
+            if pod.disrupted.is_none() && OWN_FAULTS.contains(&reason.as_str()) =>
+        {
+            Some(Cause::Crashed)
+        }
         PodState::Ended(Ended { code: None, reason, .. }) => Some(lost(reason)),
         PodState::Pending(_) | PodState::Running if pod.disrupted.is_some() => Some(lost(&pod.disrupted)),
         PodState::Pending(_) | PodState::Running if pod.stuck_at.is_some() => Some(Cause::Lost("Deleted".to_owned())),

@@ -67,6 +67,8 @@ pub struct PodSeen {
     pub node: Option<String>,
     /// How far it is.
     pub state: PodState,
+    /// Whether all its containers have ended, not the trainer alone.
+    pub over: bool,
     /// Whether its readiness probe succeeds: a worker has joined.
     pub ready: bool,
     /// When its deletion can no longer be the node's ordinary work, if it is being deleted.
@@ -137,6 +139,7 @@ impl PodSeen {
             role,
             attempt: labels.get(label::ATTEMPT)?.parse().ok()?,
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             ready: holds("Ready"),
             stuck_at: stuck_at(pod),
             disrupted,

@@ -19,6 +19,9 @@ use crate::{
 /// Longest pause before a gang starts again.
 const MAX_RESTART_DELAY_SECONDS: i64 = 60;
 
+/// Seconds between two deletions by force of a pod that something holds back.
+const HELD_SECONDS: i64 = 10;
+
 /// What to do next for a valid job.
 #[must_use]
 pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp) -> Plan {
@@ -353,7 +356,7 @@ fn after_the_end(job: &ValidJob, seen: &Observed, now: Timestamp) -> Plan {
 fn to_clean(job: &ValidJob, pods: &[PodSeen], now: Timestamp) -> Vec<Deletion> {
     let chosen = pods.iter().filter(|pod| match job.clean_pod_policy {
         CleanPodPolicy::All => true,
-        CleanPodPolicy::Running => !matches!(pod.state, PodState::Ended(_)),
+        CleanPodPolicy::Running => !pod.over,
         CleanPodPolicy::None => false,
     });
     chosen.filter_map(|pod| deletion(pod, now)).collect()
@@ -367,7 +370,8 @@ fn deletion(pod: &PodSeen, now: Timestamp) -> Option<Deletion> {
 
 fn watch_terminating(pods: &[PodSeen], plan: &mut Plan, now: Timestamp) {
     for time in pods.iter().filter_map(|pod| pod.stuck_at) {
-        plan.look_again_at(time, now);
+        // One that a finalizer holds is gone when its owner lets go, and its watch says so.
+        plan.look_again_at(if time > now { time } else { now + SignedDuration::from_secs(HELD_SECONDS) }, now);
     }
 }
 

@@ -60,6 +60,7 @@ pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32)
         // It reads no data and computes nothing: neither what prepares the data nor accelerators are for it.
         spec.init_containers = None;
         spec.containers.clear();
+        spec.resource_claims = None;
         without_accelerators(&mut trainer);
         spec.service_account_name = Some(COORDINATOR_ACCOUNT.to_owned());
     }

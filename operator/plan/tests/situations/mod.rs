@@ -120,6 +120,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         attempt,
         node: Some("node-a".into()),
         state: PodState::Running,
+        over: false,
         ready: false,
         stuck_at: None,
         disrupted: None,
@@ -155,6 +156,8 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
             let line = r#"{"progress":{"step":9,"totalSteps":9,"epoch":1,"generation":1,"worldSize":2},"modelUri":"file:///m"}"#;
             pod.state = ended(Some(0), Some("Completed"), line, seconds_ago(1));
         }
+        "done beside a sidecar" => pod.state = ended(Some(0), Some("Completed"), "", seconds_ago(1)),
+        "forbidden by its node" => pod.state = ended(None, Some("SysctlForbidden"), "forbidden sysctl", seconds_ago(1)),
         "exited at once" => {
             let ran = Some(SignedDuration::from_secs(1));
             pod.state = PodState::Ended(Ended { code: Some(1), at: Some(seconds_ago(4)), ran, ..Ended::default() });
@@ -168,6 +171,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
             pod.state = ended(Some(code.parse().ok()?), Some("Error"), "", at);
         }
     }
+    pod.over = matches!(pod.state, PodState::Ended(_)) && !state.ends_with("beside a sidecar");
     Some(pod)
 }
 
