@@ -178,7 +178,7 @@ pub fn all_to_all(rank: usize, world: usize, length: usize) -> Schedule {
         for from in 0..world {
             let to = (from + hop) % world;
             let (given, taken) = (part(&(0..length), world, to), length + from * size);
-            builder.move_(hop, from, to, &given, taken, Arrival::Copy);
+            builder.carry(hop, from, to, &given, taken, Arrival::Copy);
         }
     }
     builder.build()
@@ -214,11 +214,11 @@ impl Builder {
 
     /// `elements` go to the same place of `to`.
     fn transfer(&mut self, hop: usize, from: usize, to: usize, elements: &Range<usize>, arrival: Arrival) {
-        self.move_(hop, from, to, elements, elements.start, arrival);
+        self.carry(hop, from, to, elements, elements.start, arrival);
     }
 
     /// `elements` go to the place of `to` that begins with element `place`, in frames.
-    fn move_(&mut self, hop: usize, from: usize, to: usize, elements: &Range<usize>, place: usize, arrival: Arrival) {
+    fn carry(&mut self, hop: usize, from: usize, to: usize, elements: &Range<usize>, place: usize, arrival: Arrival) {
         if from == to || (self.rank != from && self.rank != to) {
             return;
         }
