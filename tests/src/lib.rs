@@ -1,5 +1,6 @@
 //! What the tests, `cargo xtask cluster` and the benchmarks share: a real local Kubernetes, and container images.
 
+pub mod chart;
 pub mod cluster;
 pub mod image;
 

@@ -3,13 +3,13 @@
 use std::{fs, time::Instant};
 
 use clap::Subcommand;
-use lockstep_tests::cluster::{Cluster, MAX_NODES, Settings, ensure_packages};
+use lockstep_tests::{
+    chart::{self, NAMESPACE, RELEASE},
+    cluster::{Cluster, MAX_NODES, Settings, ensure_packages},
+};
 
 use crate::{cargo, image};
 
-/// Where `up` installs the operator, and as what.
-pub(crate) const NAMESPACE: &str = "lockstep-system";
-const RELEASE: &str = "lockstep";
 /// The claim that the examples name.
 const CHECKPOINTS: &str = "deploy/examples/checkpoints.yaml";
 
@@ -70,23 +70,9 @@ fn up(nodes: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Installs the chart, or upgrades to what is built now.
-pub(crate) fn install(cluster: &Cluster) -> anyhow::Result<()> {
-    let chart = cargo::root().join("charts/lockstep").display().to_string();
+fn install(cluster: &Cluster) -> anyhow::Result<()> {
     let installed = cluster.helm(&["status", RELEASE, "--namespace", NAMESPACE]).is_ok();
-    let words = [
-        "upgrade",
-        "--install",
-        RELEASE,
-        &chart,
-        "--namespace",
-        NAMESPACE,
-        "--create-namespace",
-        "--wait",
-        "--timeout",
-        "120s",
-    ];
-    cluster.helm(&words)?;
+    chart::install(cluster.client())?;
     if installed {
         // The images' names are what they were, so Kubernetes sees no change.
         cluster.kubectl(&["-n", NAMESPACE, "rollout", "restart", "deployment"])?;

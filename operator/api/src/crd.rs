@@ -134,7 +134,7 @@ fn make_fit(schema: &mut Value) {
 fn shorten_numbers(value: &mut Value) {
     match value {
         Value::Number(number) if number.is_f64() => {
-            let double = number.as_f64().unwrap_or_default();
+            let double = number.as_f64().expect("just asked");
             #[allow(clippy::cast_possible_truncation, reason = "asks whether the number was a single before")]
             let single = double as f32;
             if let (true, Ok(short)) = (f64::from(single) == double, single.to_string().parse::<f64>()) {

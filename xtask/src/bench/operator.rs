@@ -9,7 +9,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use lockstep_tests::cluster::{Client, Cluster, FAKE_NODE_LABEL, Settings, ensure_packages, wait_for};
+use lockstep_tests::{
+    chart,
+    cluster::{Client, Cluster, FAKE_NODE_LABEL, Settings, ensure_packages, wait_for},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -18,7 +21,7 @@ use super::{
     median,
     record::{Better, Book, Figure},
 };
-use crate::{cluster, image};
+use crate::image;
 
 const FAKE_NODES: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -93,14 +96,12 @@ fn start() -> anyhow::Result<Cluster> {
         cluster.load_image(&image.path)?;
     }
     cluster.fake_nodes(FAKE_NODES)?;
-    cluster::install(&cluster)?;
+    chart::install(cluster.client())?;
     Ok(cluster)
 }
 
 fn resident_mib(cluster: &Cluster) -> anyhow::Result<f64> {
-    let path =
-        format!("/api/v1/namespaces/{}/services/lockstep-operator-metrics:metrics/proxy/metrics", cluster::NAMESPACE);
-    let text = cluster.kubectl(&["get", "--raw", &path])?;
+    let text = chart::operator_metrics(cluster.client())?;
     let bytes = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes ")?.parse::<f64>().ok());
     Ok(bytes.context("the operator does not tell its resident memory")? / f64::from(1 << 20))
 }

@@ -1,19 +1,22 @@
 //! What is wrong is named, with what would be right; other jobs go on, and the operator lives.
 
-use lockstep_tests::cluster::{Client, SHELL_IMAGE};
+use lockstep_tests::{
+    chart::{NAMESPACE, OPERATOR},
+    cluster::{Client, SHELL_IMAGE},
+};
 use serde_json::{Value, json};
 
-use crate::{pods::restricted, shared::any_cluster};
+use crate::pods::restricted;
 
 use super::{
-    installed::{self, NAMESPACE, OPERATOR},
+    installed::any_cluster,
     job::{Job, glyphs},
 };
 
 #[test]
 fn the_api_server_refuses_what_the_schema_does_not_allow() {
     let Some((cluster, _turn)) = any_cluster("the_api_server_refuses_what_the_schema_does_not_allow") else { return };
-    let client = installed::on_any(&cluster);
+    let client = cluster.client();
     let namespace = restricted(client, "refused");
     for (change, value, words) in [
         ("/spec/replica", json!(2), &["unknown field", "spec.replica"][..]),
@@ -43,7 +46,7 @@ struct Bad {
 #[test]
 fn bad_jobs_say_what_is_wrong_and_others_go_on() {
     let Some((cluster, _turn)) = any_cluster("bad_jobs_say_what_is_wrong_and_others_go_on") else { return };
-    let client = installed::on_any(&cluster);
+    let client = cluster.client();
     let namespace = restricted(client, "bad");
     let restarts_before = operator_restarts(client);
     let bad = bad_jobs();

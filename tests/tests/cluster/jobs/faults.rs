@@ -1,14 +1,14 @@
 //! Pods of operator and job are killed in mid-run.
 
-use lockstep_tests::cluster::{Client, wait_for};
-
-use crate::{
-    pods::restricted,
-    shared::{PATIENCE, cluster, cluster_alone},
+use lockstep_tests::{
+    chart::{NAMESPACE, OPERATOR},
+    cluster::{Client, wait_for},
 };
 
+use crate::{pods::restricted, shared::PATIENCE};
+
 use super::{
-    installed::{self, NAMESPACE, OPERATOR},
+    installed::{cluster, cluster_alone},
     job::{Job, glyphs},
 };
 
@@ -16,7 +16,6 @@ use super::{
 fn training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over() {
     let test = "training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over";
     let Some(cluster) = cluster_alone(test) else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "operator");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 5000).to_string());
@@ -45,7 +44,6 @@ fn training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over() {
 #[test]
 fn a_killed_worker_is_named_and_the_group_goes_on_from_its_checkpoint() {
     let Some(cluster) = cluster("a_killed_worker_is_named_and_the_group_goes_on_from_its_checkpoint") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "worker");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 60).to_string());
@@ -65,7 +63,6 @@ fn a_killed_worker_is_named_and_the_group_goes_on_from_its_checkpoint() {
 #[test]
 fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
     let Some(cluster) = cluster("a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "limit");
     let mut manifest = glyphs("lenet", 1000);
@@ -84,7 +81,6 @@ fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
 #[test]
 fn a_deleted_worker_counts_as_lost_not_as_failed() {
     let Some(cluster) = cluster("a_deleted_worker_counts_as_lost_not_as_failed") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "deleted");
     let mut manifest = glyphs("lenet", 60);
@@ -101,7 +97,6 @@ fn a_deleted_worker_counts_as_lost_not_as_failed() {
 #[test]
 fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
     let Some(cluster) = cluster("a_killed_coordinator_is_made_anew_while_training_goes_on") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "coordinator");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 100).to_string());
@@ -116,7 +111,6 @@ fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
 #[test]
 fn a_job_survives_the_loss_of_a_node() {
     let Some(cluster) = cluster_alone("a_job_survives_the_loss_of_a_node") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "node");
     let mut manifest = glyphs("lenet", 200);

@@ -1,42 +1,42 @@
-//! Lockstep on the cluster, installed from its chart by the first test that asks.
+//! The cluster with Lockstep on it, installed from its chart by the first test that asks.
 
-use std::sync::OnceLock;
+use std::sync::{OnceLock, RwLockReadGuard, RwLockWriteGuard};
 
 use lockstep_tests::{
-    cluster::{AnyCluster, Client, Cluster},
-    images, root,
+    chart,
+    cluster::{AnyCluster, Cluster},
+    images,
 };
 
-/// Where the operator runs.
-pub(crate) const NAMESPACE: &str = "lockstep-system";
-pub(crate) const RELEASE: &str = "lockstep";
-/// Selects its pods.
-pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=operator";
+use crate::shared::{self, Turn};
 
-/// Sees that Lockstep runs on the tests' cluster.
-pub(crate) fn on(cluster: &Cluster) {
+/// As [`shared::cluster`].
+pub(crate) fn cluster(test: &str) -> Option<Turn<RwLockReadGuard<'static, ()>>> {
+    shared::cluster(test).inspect(|turn| install(turn))
+}
+
+/// As [`shared::cluster_alone`].
+pub(crate) fn cluster_alone(test: &str) -> Option<Turn<RwLockWriteGuard<'static, ()>>> {
+    shared::cluster_alone(test).inspect(|turn| install(turn))
+}
+
+/// As [`shared::any_cluster`]; the user's own must be able to pull the images that the chart names.
+pub(crate) fn any_cluster(test: &str) -> Option<(AnyCluster, RwLockReadGuard<'static, ()>)> {
+    static DONE: OnceLock<()> = OnceLock::new();
+    shared::any_cluster(test).inspect(|(cluster, _)| match cluster {
+        AnyCluster::Own(cluster) => install(cluster),
+        AnyCluster::Yours(client) => {
+            DONE.get_or_init(|| chart::install(client).expect("helm installs the chart"));
+        }
+    })
+}
+
+fn install(cluster: &Cluster) {
     static DONE: OnceLock<()> = OnceLock::new();
     DONE.get_or_init(|| {
         for archive in images() {
             cluster.load_image(archive).expect("the nodes take the image");
         }
-        install(cluster.client());
+        chart::install(cluster.client()).expect("helm installs the chart");
     });
-}
-
-/// The same on any cluster; the user's own must be able to pull the images that the chart names.
-pub(crate) fn on_any(cluster: &AnyCluster) -> &Client {
-    static DONE: OnceLock<()> = OnceLock::new();
-    match cluster {
-        AnyCluster::Own(cluster) => on(cluster),
-        AnyCluster::Yours(client) => *DONE.get_or_init(|| install(client)),
-    }
-    cluster.client()
-}
-
-pub(crate) fn install(client: &Client) {
-    let chart = root().join("charts/lockstep").display().to_string();
-    let place = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"];
-    let words = [&["upgrade", "--install", RELEASE, chart.as_str()][..], &place].concat();
-    client.helm(&words).expect("helm installs the chart");
 }

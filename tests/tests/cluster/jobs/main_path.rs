@@ -1,21 +1,20 @@
 //! The main path: install, apply, look, delete, uninstall.
 
-use lockstep_tests::cluster::wait_for;
-
-use crate::{
-    pods::restricted,
-    shared::{PATIENCE, cluster, cluster_alone},
+use lockstep_tests::{
+    chart::{self, NAMESPACE, RELEASE},
+    cluster::{Client, wait_for},
 };
 
+use crate::{pods::restricted, shared::PATIENCE};
+
 use super::{
-    installed::{self, NAMESPACE, RELEASE},
+    installed::{cluster, cluster_alone},
     job::{Job, example, glyphs},
 };
 
 #[test]
 fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     let Some(cluster) = cluster("mnist_trains_on_two_nodes_and_leaves_nothing_behind") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "mnist");
     let before = whatever_is_in(client, namespace.name());
@@ -60,7 +59,6 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
 #[test]
 fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
     let Some(cluster) = cluster_alone("uninstalling_keeps_definitions_and_jobs_which_go_on") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "uninstall");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 5000).to_string());
@@ -74,14 +72,14 @@ fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
     assert_eq!(job.phase(), "Running");
     job.wait_for_step(job.reported_step() + 50);
 
-    installed::install(client);
+    chart::install(client).expect("helm installs the chart");
     let progress = job.status()["progress"]["step"].as_u64();
     let status = job.wait("the new operator's status", |status| status["progress"]["step"].as_u64() > progress);
     assert_eq!(status["restarts"], 0, "{status:#}");
 }
 
 /// Every object in a namespace, by kind and name, that a job could have made.
-fn whatever_is_in(client: &lockstep_tests::cluster::Client, namespace: &str) -> Vec<String> {
+fn whatever_is_in(client: &Client, namespace: &str) -> Vec<String> {
     let kinds = "all,trainingjobs,traininggroups,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,\
                  persistentvolumeclaims,leases,endpointslices";
     let listed = client.kubectl(&["-n", namespace, "get", kinds, "-o", "name"]).expect("a list");

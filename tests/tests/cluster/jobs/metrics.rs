@@ -2,20 +2,19 @@
 
 use std::{
     fs,
-    io::Write as _,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
 };
 
-use lockstep_tests::cluster::{Cluster, wait_for};
+use lockstep_tests::{
+    chart::{self, NAMESPACE},
+    cluster::{Cluster, wait_for},
+};
 use serde_json::{Value, json};
 
-use crate::{
-    pods::restricted,
-    shared::{PATIENCE, cluster},
-};
+use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    installed::{self, NAMESPACE},
+    installed::cluster,
     job::{Job, glyphs},
 };
 
@@ -101,7 +100,6 @@ fn targets(cluster: &Cluster, namespace: &str) -> Vec<Value> {
 #[test]
 fn prometheus_reads_the_figures_of_operator_and_workers() {
     let Some(cluster) = cluster("prometheus_reads_the_figures_of_operator_and_workers") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "metrics");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 2000).to_string());
@@ -125,22 +123,10 @@ fn prometheus_reads_the_figures_of_operator_and_workers() {
 #[test]
 fn the_operators_metrics_please_promtool() {
     let Some(cluster) = cluster("the_operators_metrics_please_promtool") else { return };
-    installed::on(&cluster);
     let client = cluster.client();
     let namespace = restricted(client, "promtool");
     Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 1).to_string()).wait_for_phase("Complete");
-    let path = format!("/api/v1/namespaces/{NAMESPACE}/services/lockstep-operator-metrics:metrics/proxy/metrics");
-    let text = client.kubectl(&["get", "--raw", &path]).expect("metrics");
+    let text = chart::operator_metrics(client).expect("metrics");
     assert!(text.contains("lockstep_status_phase") && text.contains(namespace.name()), "{text}");
-    let mut checker = Command::new("promtool")
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("promtool starts");
-    checker.stdin.take().expect("piped").write_all(text.as_bytes()).expect("written");
-    let verdict = checker.wait_with_output().expect("promtool ends");
-    let said = String::from_utf8_lossy(&verdict.stderr).into_owned() + &String::from_utf8_lossy(&verdict.stdout);
-    assert!(verdict.status.success() && said.trim().is_empty(), "{said}\n{text}");
+    assert_eq!(chart::promtool_objections(&text).expect("promtool"), "", "{text}");
 }

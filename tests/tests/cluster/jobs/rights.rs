@@ -1,16 +1,16 @@
 //! Who may do what.
 
-use crate::{pods::restricted, shared::any_cluster};
+use crate::pods::restricted;
 
 use super::{
-    installed,
+    installed::any_cluster,
     job::{Job, glyphs},
 };
 
 #[test]
 fn a_record_is_written_by_its_own_coordinator_only() {
     let Some((cluster, _turn)) = any_cluster("a_record_is_written_by_its_own_coordinator_only") else { return };
-    let client = installed::on_any(&cluster);
+    let client = cluster.client();
     let namespace = restricted(client, "rights");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 5000).to_string());
     job.wait_for_step(1);

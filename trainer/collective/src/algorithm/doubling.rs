@@ -3,47 +3,43 @@
 use super::{Arrival, Builder};
 
 pub(super) fn all_reduce(builder: &mut Builder, length: usize) {
-    let core = Core::of(builder.world);
-    let hop = core.fold(builder, length);
-    let hops = core.size.trailing_zeros() as usize;
-    for bit in 0..hops {
-        for member in 0..core.size {
-            let (from, to) = (core.rank(member), core.rank(member ^ (1 << bit)));
-            builder.transfer(hop + bit, from, to, &(0..length), Arrival::Reduce);
+    in_core(builder, length, |builder, core, first_hop| {
+        for bit in 0..core.bits() {
+            for member in 0..core.size {
+                let (from, to) = (core.rank(member), core.rank(member ^ (1 << bit)));
+                builder.transfer(first_hop + bit, from, to, &(0..length), Arrival::Reduce);
+            }
         }
-    }
-    core.unfold(builder, length, hop + hops);
+        first_hop + core.bits()
+    });
 }
 
-/// The greatest power of two of ranks. Each rank beyond it lends its elements to a neighbour in the core before, and gets the
-/// result from it after.
+/// The greatest power of two of ranks. Of the first ranks, the even ones are left out for every rank beyond it.
 pub(super) struct Core {
     pub(super) size: usize,
-    lenders: usize,
+    left_out: usize,
 }
 
 impl Core {
-    pub(super) fn of(world: usize) -> Self {
-        let size = 1 << world.ilog2();
-        Self { size, lenders: world - size }
+    pub(super) fn bits(&self) -> usize {
+        self.size.trailing_zeros() as usize
     }
 
-    /// Of the first ranks the even ones lend, the odd ones are in the core.
     pub(super) fn rank(&self, member: usize) -> usize {
-        if member < self.lenders { 2 * member + 1 } else { member + self.lenders }
+        if member < self.left_out { 2 * member + 1 } else { member + self.left_out }
     }
+}
 
-    /// Returns the next hop.
-    pub(super) fn fold(&self, builder: &mut Builder, length: usize) -> usize {
-        for lender in 0..self.lenders {
-            builder.transfer(0, 2 * lender, 2 * lender + 1, &(0..length), Arrival::Reduce);
-        }
-        1
+/// Does `inside` among the core, from the hop that it is given to the one that it returns. Each rank left out lends its elements to
+/// the next rank before, and gets the result from it after.
+pub(super) fn in_core(builder: &mut Builder, length: usize, inside: impl FnOnce(&mut Builder, &Core, usize) -> usize) {
+    let size = 1 << builder.world.ilog2();
+    let core = Core { size, left_out: builder.world - size };
+    for pair in 0..core.left_out {
+        builder.transfer(0, 2 * pair, 2 * pair + 1, &(0..length), Arrival::Reduce);
     }
-
-    pub(super) fn unfold(&self, builder: &mut Builder, length: usize, hop: usize) {
-        for lender in 0..self.lenders {
-            builder.transfer(hop, 2 * lender + 1, 2 * lender, &(0..length), Arrival::Copy);
-        }
+    let after = inside(builder, &core, 1);
+    for pair in 0..core.left_out {
+        builder.transfer(after, 2 * pair + 1, 2 * pair, &(0..length), Arrival::Copy);
     }
 }

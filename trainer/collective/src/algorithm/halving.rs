@@ -2,23 +2,23 @@
 
 use std::ops::Range;
 
-use super::{Arrival, Builder, doubling::Core, part};
+use super::{Arrival, Builder, doubling::in_core, part};
 
 pub(super) fn all_reduce(builder: &mut Builder, length: usize) {
-    let core = Core::of(builder.world);
-    let hop = core.fold(builder, length);
-    let hops = core.size.trailing_zeros() as usize;
-    for level in 0..hops {
-        for member in 0..core.size {
-            let partner = partner(core.size, member, level);
-            let (from, to) = (core.rank(member), core.rank(partner));
-            let theirs = held(core.size, partner, level + 1, length);
-            builder.transfer(hop + level, from, to, &theirs, Arrival::Reduce);
-            let mine = held(core.size, member, level + 1, length);
-            builder.transfer(hop + 2 * hops - 1 - level, from, to, &mine, Arrival::Copy);
+    in_core(builder, length, |builder, core, first_hop| {
+        let end = first_hop + 2 * core.bits();
+        for level in 0..core.bits() {
+            for member in 0..core.size {
+                let partner = partner(core.size, member, level);
+                let (from, to) = (core.rank(member), core.rank(partner));
+                let theirs = held(core.size, partner, level + 1, length);
+                builder.transfer(first_hop + level, from, to, &theirs, Arrival::Reduce);
+                let mine = held(core.size, member, level + 1, length);
+                builder.transfer(end - 1 - level, from, to, &mine, Arrival::Copy);
+            }
         }
-    }
-    core.unfold(builder, length, hop + 2 * hops);
+        end
+    });
 }
 
 /// The farthest first: members differ in the highest bit at level 0.

@@ -87,15 +87,13 @@ pub enum Algorithm {
 /// When `rank` is not below `world`, or a torus' columns do not divide `world`.
 #[must_use]
 pub fn all_reduce(algorithm: Algorithm, rank: usize, world: usize, length: usize) -> Schedule {
-    let mut builder = Builder::new(rank, world);
-    match algorithm {
-        Algorithm::Ring => ring::all_reduce(&mut builder, length),
-        Algorithm::RecursiveDoubling => doubling::all_reduce(&mut builder, length),
-        Algorithm::HalvingDoubling => halving::all_reduce(&mut builder, length),
-        Algorithm::DoubleTree => tree::all_reduce(&mut builder, length),
-        Algorithm::Torus { columns } => torus::all_reduce(&mut builder, columns, length),
-    }
-    builder.build()
+    built(rank, world, |builder| match algorithm {
+        Algorithm::Ring => ring::all_reduce(builder, length),
+        Algorithm::RecursiveDoubling => doubling::all_reduce(builder, length),
+        Algorithm::HalvingDoubling => halving::all_reduce(builder, length),
+        Algorithm::DoubleTree => tree::all_reduce(builder, length),
+        Algorithm::Torus { columns } => torus::all_reduce(builder, columns, length),
+    })
 }
 
 /// The reduction of [`part`] `rank` of `length` elements over all ranks, on that rank; the other elements are used up.
@@ -104,9 +102,9 @@ pub fn all_reduce(algorithm: Algorithm, rank: usize, world: usize, length: usize
 /// When `rank` is not below `world`.
 #[must_use]
 pub fn reduce_scatter(rank: usize, world: usize, length: usize) -> Schedule {
-    let mut builder = Builder::new(rank, world);
-    Ring::new(all(world), 0..length).reduce_scatter(&mut builder, 0);
-    builder.build()
+    built(rank, world, |builder| {
+        Ring::new(all(world), 0..length).reduce_scatter(builder, 0);
+    })
 }
 
 /// All of `length` elements on all ranks, where each rank r begins with [`part`] r.
@@ -115,9 +113,9 @@ pub fn reduce_scatter(rank: usize, world: usize, length: usize) -> Schedule {
 /// When `rank` is not below `world`.
 #[must_use]
 pub fn all_gather(rank: usize, world: usize, length: usize) -> Schedule {
-    let mut builder = Builder::new(rank, world);
-    Ring::new(all(world), 0..length).all_gather(&mut builder, 0);
-    builder.build()
+    built(rank, world, |builder| {
+        Ring::new(all(world), 0..length).all_gather(builder, 0);
+    })
 }
 
 /// The elements of `root` on all ranks.
@@ -126,9 +124,7 @@ pub fn all_gather(rank: usize, world: usize, length: usize) -> Schedule {
 /// When `rank` or `root` is not below `world`.
 #[must_use]
 pub fn broadcast(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
-    let mut builder = Builder::new(rank, world);
-    rooted::broadcast(&mut builder, root, length);
-    builder.build()
+    built(rank, world, |builder| rooted::broadcast(builder, root, length))
 }
 
 /// The reduction over all ranks on `root`; the elements of the others are used up.
@@ -137,9 +133,7 @@ pub fn broadcast(rank: usize, world: usize, root: usize, length: usize) -> Sched
 /// When `rank` or `root` is not below `world`.
 #[must_use]
 pub fn reduce(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
-    let mut builder = Builder::new(rank, world);
-    rooted::reduce(&mut builder, root, length);
-    builder.build()
+    built(rank, world, |builder| rooted::reduce(builder, root, length))
 }
 
 /// All of `length` elements on `root`, where each rank r begins with [`part`] r.
@@ -148,9 +142,7 @@ pub fn reduce(rank: usize, world: usize, root: usize, length: usize) -> Schedule
 /// When `rank` or `root` is not below `world`.
 #[must_use]
 pub fn gather(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
-    let mut builder = Builder::new(rank, world);
-    rooted::gather(&mut builder, root, length);
-    builder.build()
+    built(rank, world, |builder| rooted::gather(builder, root, length))
 }
 
 /// [`part`] r of the elements of `root` on each rank r.
@@ -159,9 +151,7 @@ pub fn gather(rank: usize, world: usize, root: usize, length: usize) -> Schedule
 /// When `rank` or `root` is not below `world`.
 #[must_use]
 pub fn scatter(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
-    let mut builder = Builder::new(rank, world);
-    rooted::scatter(&mut builder, root, length);
-    builder.build()
+    built(rank, world, |builder| rooted::scatter(builder, root, length))
 }
 
 /// Over an arena of `2 · length` elements, its first half given, its second half taken: part r of the second half of rank s is
@@ -172,16 +162,15 @@ pub fn scatter(rank: usize, world: usize, root: usize, length: usize) -> Schedul
 #[must_use]
 pub fn all_to_all(rank: usize, world: usize, length: usize) -> Schedule {
     assert!(length.is_multiple_of(world), "{length} elements have no {world} equal parts");
-    let mut builder = Builder::new(rank, world);
-    let size = length / world;
-    for hop in 1..world {
-        for from in 0..world {
-            let to = (from + hop) % world;
-            let (given, taken) = (part(&(0..length), world, to), length + from * size);
-            builder.carry(hop, from, to, &given, taken, Arrival::Copy);
+    built(rank, world, |builder| {
+        for hop in 1..world {
+            for from in 0..world {
+                let to = (from + hop) % world;
+                let (given, taken) = (part(&(0..length), world, to), length + from * (length / world));
+                builder.carry(hop, from, to, &given, taken, Arrival::Copy);
+            }
         }
-    }
-    builder.build()
+    })
 }
 
 /// Part `index` of `count` of a range: as even as whole elements allow.
@@ -189,6 +178,12 @@ pub fn all_to_all(rank: usize, world: usize, length: usize) -> Schedule {
 pub fn part(range: &Range<usize>, count: usize, index: usize) -> Range<usize> {
     let length = range.end - range.start;
     range.start + length * index / count..range.start + length * (index + 1) / count
+}
+
+fn built(rank: usize, world: usize, describe: impl FnOnce(&mut Builder)) -> Schedule {
+    let mut builder = Builder::new(rank, world);
+    describe(&mut builder);
+    builder.build()
 }
 
 fn all(world: usize) -> Vec<usize> {

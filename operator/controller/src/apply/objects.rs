@@ -1,0 +1,231 @@
+//! One object at a time: made, corrected, deleted, told of.
+
+use std::fmt::Debug;
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{core::v1::Pod, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy},
+    core::{NamespaceResourceScope, PartialObjectMeta, Request},
+};
+use lockstep_api::{TrainingJob, TrainingJobStatus};
+use lockstep_plan::{Deletion, Note};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
+use tracing::{info, warn};
+
+use super::ApplyError;
+
+/// Owner of the fields that the operator writes.
+const FIELD_MANAGER: &str = "lockstep-operator";
+/// Asks the API server to answer with an object's metadata.
+const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+/// Longest text that an event takes, in bytes.
+const MAX_NOTE_BYTES: usize = 1000;
+
+/// Writes the status of an object of which perhaps only the metadata could be read.
+pub(crate) async fn write_status(
+    client: &Client,
+    metadata: &ObjectMeta,
+    status: TrainingJobStatus,
+) -> Result<Option<String>, ApplyError> {
+    let (namespace, name) =
+        (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
+    let api: Api<PartialObjectMeta<TrainingJob>> = Api::namespaced(client.clone(), namespace);
+    let body = json!({
+        "apiVersion": TrainingJob::api_version(&()),
+        "kind": TrainingJob::kind(&()),
+        "metadata": {"name": name, "uid": metadata.uid, "resourceVersion": metadata.resource_version},
+        "status": status,
+    });
+    match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(body)).await {
+        Ok(written) => Ok(written.metadata.resource_version),
+        // Deleted meanwhile: nothing is left to tell.
+        Err(kube::Error::Api(refusal)) if refusal.code == 404 => Ok(None),
+        Err(kube::Error::Api(refusal)) if refusal.code == 409 => Err(ApplyError::Outdated { job: name }),
+        Err(source) => Err(ApplyError::Request { attempt: format!("write the status of {name}"), source }),
+    }
+}
+
+/// Makes an object that must not be there yet. One of this job is: an earlier attempt was carried out but not seen yet.
+pub(super) async fn make_new<K>(
+    client: &Client,
+    namespace: &str,
+    job: &TrainingJob,
+    object: &K,
+) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let name = object.name_any();
+    match create(client, namespace, object).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(refusal)) if refusal.code == 409 => match owned(&api, job, &name).await? {
+            Some(false) => Err(ApplyError::Taken { kind: K::kind(&()).into_owned(), name }),
+            Some(true) | None => Ok(()),
+        },
+        Err(source) => Err(refused::<K>(name, source)),
+    }
+}
+
+/// Creates an object at the least cost to the API server: it need not look for unknown fields, nor write out what is known here.
+async fn create<K>(client: &Client, namespace: &str, object: &K) -> Result<PartialObjectMeta<K>, kube::Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize,
+{
+    let how = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
+    let mut request =
+        Request::new(K::url_path(&(), Some(namespace))).create(&how, body).map_err(kube::Error::BuildRequest)?;
+    let target = format!("{}&fieldValidation=Ignore", request.uri());
+    *request.uri_mut() = target.parse().map_err(|error: http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
+    request.headers_mut().insert(http::header::ACCEPT, http::HeaderValue::from_static(METADATA_ONLY));
+    client.request(request).await
+}
+
+/// Makes an object of the job or corrects it.
+pub(super) async fn put_own<K>(
+    client: &Client,
+    namespace: &str,
+    job: &TrainingJob,
+    object: &K,
+) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    match owned(&api, job, &object.name_any()).await? {
+        Some(true) => apply_as(&api, FIELD_MANAGER, &object.name_any(), object).await,
+        Some(false) => Err(ApplyError::Taken { kind: K::kind(&()).into_owned(), name: object.name_any() }),
+        None => make_new(client, namespace, job, object).await,
+    }
+}
+
+/// Makes an object that several jobs share, or corrects it. What it says has one manager, so that the object does not grow with the
+/// jobs; that a job owns it too has a manager of that job's own, so that it keeps all its owners.
+pub(super) async fn put_shared<K>(
+    client: &Client,
+    namespace: &str,
+    job: &TrainingJob,
+    object: &K,
+) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let name = object.name_any();
+    let mut content = object.clone();
+    let owners = content.meta_mut().owner_references.take();
+    apply_as(&api, FIELD_MANAGER, &name, &content).await?;
+    let manager = format!("{FIELD_MANAGER}-{}", job.uid().unwrap_or_default());
+    let owner = json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": {"name": name, "ownerReferences": owners},
+    });
+    apply_as(&api, &manager, &name, &owner).await
+}
+
+async fn apply_as<K>(
+    api: &Api<K>,
+    manager: &str,
+    name: &str,
+    object: &(impl Serialize + Debug),
+) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    match api.patch(name, &PatchParams::apply(manager).force(), &Patch::Apply(object)).await {
+        Ok(_) => Ok(()),
+        Err(source) => Err(refused::<K>(name.to_owned(), source)),
+    }
+}
+
+/// Whether an object is the job's; `None` when there is none.
+async fn owned<K>(api: &Api<K>, job: &TrainingJob, name: &str) -> Result<Option<bool>, ApplyError>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    let there = api.get_metadata_opt(name).await;
+    let there = there.map_err(|source| ApplyError::Request { attempt: format!("read {name}"), source })?;
+    let uid = job.metadata.uid.as_ref();
+    Ok(there.map(|there| there.owner_references().iter().any(|owner| Some(&owner.uid) == uid)))
+}
+
+fn refused<K: Resource<DynamicType = ()>>(name: String, source: kube::Error) -> ApplyError {
+    let kind = K::kind(&()).into_owned();
+    match source {
+        // Forbidden (a quota, an admission policy) or invalid; 429 and 5xx pass.
+        kube::Error::Api(refusal) if matches!(refusal.code, 400 | 403 | 422) => {
+            ApplyError::Refused { kind, name, message: refusal.message.clone() }
+        }
+        source => ApplyError::Request { attempt: format!("make {kind} {name}"), source },
+    }
+}
+
+pub(super) async fn delete_pod(pods: Api<Pod>, deletion: Deletion) -> Result<(), ApplyError> {
+    let Deletion { pod, uid, by_force } = deletion;
+    let only_this = Preconditions { uid: Some(uid), resource_version: None };
+    let mut how = DeleteParams::default().preconditions(only_this);
+    if by_force {
+        how = how.grace_period(0);
+    }
+    match pods.delete(&pod, &how).await {
+        Ok(_) => Ok(()),
+        // Gone, or another pod by now.
+        Err(kube::Error::Api(refusal)) if matches!(refusal.code, 404 | 409) => Ok(()),
+        Err(source) => Err(ApplyError::Request { attempt: format!("delete pod {pod}"), source }),
+    }
+}
+
+pub(super) async fn remove_job(client: &Client, job: &TrainingJob) -> Result<(), ApplyError> {
+    let api: Api<TrainingJob> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    let only_this = Preconditions { uid: job.uid(), resource_version: None };
+    let how = DeleteParams { propagation_policy: Some(PropagationPolicy::Background), ..DeleteParams::default() };
+    info!(job = job.name_any(), "time to live is over; deleting the job");
+    match api.delete(&job.name_any(), &how.preconditions(only_this)).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(refusal)) if matches!(refusal.code, 404 | 409) => Ok(()),
+        Err(source) => Err(ApplyError::Request { attempt: format!("delete job {}", job.name_any()), source }),
+    }
+}
+
+/// Tells an event. One that cannot be told is no reason to stop.
+pub(super) async fn tell(client: &Client, job: &TrainingJob, note: &Note) {
+    let Note { warning, reason, text } = note;
+    let now = Timestamp::now();
+    let api: Api<Event> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    let event = Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{}.{:x}", job.name_any(), now.as_nanosecond())),
+            namespace: job.namespace(),
+            ..ObjectMeta::default()
+        },
+        type_: Some(if *warning { "Warning" } else { "Normal" }.to_owned()),
+        reason: Some((*reason).to_owned()),
+        note: Some(clip(text).to_owned()),
+        action: Some((*reason).to_owned()),
+        event_time: Some(MicroTime(now)),
+        regarding: Some(job.object_ref(&())),
+        reporting_controller: Some("lockstep.dev/operator".to_owned()),
+        reporting_instance: Some(FIELD_MANAGER.to_owned()),
+        ..Event::default()
+    };
+    info!(namespace = job.namespace(), job = job.name_any(), reason, "{text}");
+    if let Err(error) = api.create(&PostParams::default(), &event).await {
+        warn!(job = job.name_any(), reason, %error, "event not told");
+    }
+}
+
+fn clip(text: &str) -> &str {
+    let mut end = text.len().min(MAX_NOTE_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
