@@ -178,6 +178,7 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
             port: Ports::POD.control,
         },
         ports: Ports::POD,
+        inherits_listener: false,
         output: output(job, &uid),
         store: Store::Kubernetes,
         ending: TERMINATION_LOG.into(),

@@ -91,7 +91,7 @@ fn the_template_decides_what_the_contract_does_not() {
             "securityContext": {"runAsUser": 7},
             "containers": [
                 {"name": "sidecar", "image": "s"},
-                {"name": "trainer", "image": "mine:2", "env": [{"name": "A", "value": "1"}, {"name": "LOCKSTEP_OUTPUT", "value": "x"}]},
+                {"name": "trainer", "image": "mine:2", "env": [{"name": "A", "value": "1"}, {"name": "LOCKSTEP_LAUNCH", "value": "x"}]},
             ],
         },
     }));
@@ -105,8 +105,9 @@ fn the_template_decides_what_the_contract_does_not() {
     assert_eq!((&trainer["name"], &trainer["image"]), (&json!("trainer"), &json!("mine:2")));
     let env = trainer["env"].as_array().expect("variables");
     assert_eq!(env[0], json!({"name": "A", "value": "1"}));
-    let outputs: Vec<_> = env.iter().filter(|variable| variable["name"] == "LOCKSTEP_OUTPUT").collect();
-    assert!(outputs.len() == 1 && outputs[0]["value"] == "/checkpoints/lenet-0a1b2c3d", "{outputs:?}");
+    let ours: Vec<_> = env.iter().filter(|variable| variable["name"] == "LOCKSTEP_LAUNCH").collect();
+    let launch: Value = serde_json::from_str(ours[0]["value"].as_str().expect("text")).expect("JSON");
+    assert_eq!((ours.len(), &launch["output"]), (1, &json!("/checkpoints/lenet-0a1b2c3d")));
 }
 
 #[test]

@@ -158,7 +158,7 @@ impl Run {
             .filter(|(_, line, environment)| {
                 line.contains("lockstep-trainer")
                     && line.trim_end().ends_with(role)
-                    && environment.contains(&format!("LOCKSTEP_OUTPUT={folder}\0"))
+                    && environment.contains(&format!(r#""output":"{folder}""#))
                     && environment
                         .split('\0')
                         .any(|entry| entry.starts_with("LOCKSTEP_MEMBER=") && entry.ends_with(suffix))

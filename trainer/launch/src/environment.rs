@@ -1,27 +1,40 @@
 //! The environment of a trainer process. Whoever starts one writes it with [`Launch::variables`], the process reads it with
 //! [`Launch::read`]; both go through [`Variable`], so no name is spelled twice.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+};
+
+use serde::{Deserialize, Serialize};
 
 use crate::Workload;
 
 /// Everything that a coordinator or worker process is told.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Launch {
     /// Whose process this is.
     pub job: Job,
     /// How often all processes of the job were started anew, 0 at first.
     pub attempt: u32,
     /// Name of this member: its pod's name. Empty for none (a coordinator needs no name of its own).
+    #[serde(skip)]
     pub member: String,
     /// Workers that make up the group.
     pub replicas: u32,
     /// Where the coordinator listens.
     pub coordinator: Address,
     /// The address that this process listens on and tells its peers.
+    #[serde(skip, default = "unspecified")]
     pub address: IpAddr,
     /// Its ports.
     pub ports: Ports,
+    /// Whether the coordinator's control port is open already and handed over as its standard input: it then stays open, and the
+    /// same, when one coordinator follows another.
+    pub inherits_listener: bool,
     /// Folder for checkpoints, model and metrics; every member sees the same one.
     pub output: PathBuf,
     /// Where the coordinator keeps the durable record.
@@ -33,7 +46,7 @@ pub struct Launch {
 }
 
 /// Whose process it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// Namespace of the `TrainingJob`; `local` without a cluster.
     pub namespace: String,
@@ -44,7 +57,7 @@ pub struct Job {
 }
 
 /// Ports that a process listens on; 0 lets the system choose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
     /// Membership messages; only the coordinator listens.
     pub control: u16,
@@ -62,7 +75,8 @@ impl Ports {
 }
 
 /// Host and port; the host may be a DNS name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Address {
     /// DNS name or IP address.
     pub host: String,
@@ -71,7 +85,8 @@ pub struct Address {
 }
 
 /// Where the durable record lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Store {
     /// The `TrainingGroup` with the job's namespace and name.
     Kubernetes,
@@ -92,23 +107,13 @@ pub const PARENT: &str = "LOCKSTEP_PARENT";
 
 /// The names of the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "each is the field of `Launch` of the same name")]
 pub enum Variable {
-    JobNamespace,
-    JobName,
-    JobUid,
-    Attempt,
+    /// All of [`Launch`] but the two that follow, as JSON.
+    Launch,
+    /// [`Launch::member`].
     Member,
-    Replicas,
-    Coordinator,
+    /// [`Launch::address`].
     Address,
-    ControlPort,
-    DataPort,
-    MetricsPort,
-    Output,
-    Store,
-    Ending,
-    Workload,
 }
 
 impl Variable {
@@ -116,21 +121,9 @@ impl Variable {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::JobNamespace => "LOCKSTEP_JOB_NAMESPACE",
-            Self::JobName => "LOCKSTEP_JOB_NAME",
-            Self::JobUid => "LOCKSTEP_JOB_UID",
-            Self::Attempt => "LOCKSTEP_ATTEMPT",
+            Self::Launch => "LOCKSTEP_LAUNCH",
             Self::Member => "LOCKSTEP_MEMBER",
-            Self::Replicas => "LOCKSTEP_REPLICAS",
-            Self::Coordinator => "LOCKSTEP_COORDINATOR",
             Self::Address => "LOCKSTEP_ADDRESS",
-            Self::ControlPort => "LOCKSTEP_CONTROL_PORT",
-            Self::DataPort => "LOCKSTEP_DATA_PORT",
-            Self::MetricsPort => "LOCKSTEP_METRICS_PORT",
-            Self::Output => "LOCKSTEP_OUTPUT",
-            Self::Store => "LOCKSTEP_STORE",
-            Self::Ending => "LOCKSTEP_ENDING",
-            Self::Workload => "LOCKSTEP_WORKLOAD",
         }
     }
 }
@@ -140,26 +133,10 @@ impl Launch {
     /// its own name and IP.
     #[must_use]
     pub fn variables(&self) -> BTreeMap<Variable, String> {
-        let Self { job, attempt, member, replicas, coordinator, address, ports, output, store, ending, workload } =
-            self;
-        let Job { namespace, name, uid } = job;
-        let Ports { control, data, metrics } = ports;
         BTreeMap::from([
-            (Variable::JobNamespace, namespace.clone()),
-            (Variable::JobName, name.clone()),
-            (Variable::JobUid, uid.clone()),
-            (Variable::Attempt, attempt.to_string()),
-            (Variable::Member, member.clone()),
-            (Variable::Replicas, replicas.to_string()),
-            (Variable::Coordinator, coordinator.to_string()),
-            (Variable::Address, address.to_string()),
-            (Variable::ControlPort, control.to_string()),
-            (Variable::DataPort, data.to_string()),
-            (Variable::MetricsPort, metrics.to_string()),
-            (Variable::Output, output.display().to_string()),
-            (Variable::Store, store.to_string()),
-            (Variable::Ending, ending.display().to_string()),
-            (Variable::Workload, serde_json::to_string(workload).unwrap_or_default()),
+            (Variable::Launch, serde_json::to_string(self).unwrap_or_default()),
+            (Variable::Member, self.member.clone()),
+            (Variable::Address, self.address.to_string()),
         ])
     }
 
@@ -168,44 +145,22 @@ impl Launch {
     /// # Errors
     /// The first variable that is missing or malformed.
     pub fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, LaunchError> {
-        let text = |variable: Variable| {
-            lookup(variable.name())
-                .ok_or_else(|| LaunchError { variable: variable.name(), problem: "missing".to_owned() })
-        };
-        let workload: Workload = serde_json::from_str(&text(Variable::Workload)?)
-            .map_err(|error| LaunchError { variable: Variable::Workload.name(), problem: error.to_string() })?;
-        workload
-            .check()
-            .map_err(|error| LaunchError { variable: Variable::Workload.name(), problem: error.to_string() })?;
+        let wrong = |variable: Variable, problem: String| LaunchError { variable: variable.name(), problem };
+        let text = |variable: Variable| lookup(variable.name()).ok_or_else(|| wrong(variable, "missing".to_owned()));
+        let launch: Self = serde_json::from_str(&text(Variable::Launch)?)
+            .map_err(|error| wrong(Variable::Launch, error.to_string()))?;
+        launch.workload.check().map_err(|error| wrong(Variable::Launch, error.to_string()))?;
+        let address = text(Variable::Address)?;
         Ok(Self {
-            job: Job {
-                namespace: text(Variable::JobNamespace)?,
-                name: text(Variable::JobName)?,
-                uid: text(Variable::JobUid)?,
-            },
-            attempt: parse(Variable::Attempt, &text(Variable::Attempt)?)?,
             member: text(Variable::Member)?,
-            replicas: parse(Variable::Replicas, &text(Variable::Replicas)?)?,
-            coordinator: parse(Variable::Coordinator, &text(Variable::Coordinator)?)?,
-            address: parse(Variable::Address, &text(Variable::Address)?)?,
-            ports: Ports {
-                control: parse(Variable::ControlPort, &text(Variable::ControlPort)?)?,
-                data: parse(Variable::DataPort, &text(Variable::DataPort)?)?,
-                metrics: parse(Variable::MetricsPort, &text(Variable::MetricsPort)?)?,
-            },
-            output: text(Variable::Output)?.into(),
-            store: parse(Variable::Store, &text(Variable::Store)?)?,
-            ending: text(Variable::Ending)?.into(),
-            workload,
+            address: address.parse().map_err(|error| wrong(Variable::Address, format!("`{address}`: {error}")))?,
+            ..launch
         })
     }
 }
 
-fn parse<T: FromStr>(variable: Variable, text: &str) -> Result<T, LaunchError>
-where
-    T::Err: fmt::Display,
-{
-    text.parse().map_err(|error| LaunchError { variable: variable.name(), problem: format!("`{text}`: {error}") })
+fn unspecified() -> IpAddr {
+    Ipv4Addr::UNSPECIFIED.into()
 }
 
 impl fmt::Display for Address {
@@ -214,36 +169,18 @@ impl fmt::Display for Address {
     }
 }
 
-impl FromStr for Address {
-    type Err = String;
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
+    }
+}
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (host, port) = text.rsplit_once(':').ok_or("expected HOST:PORT")?;
-        if host.is_empty() {
-            return Err("expected HOST:PORT".to_owned());
-        }
+impl TryFrom<String> for Address {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let (host, port) = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).ok_or("expected HOST:PORT")?;
         Ok(Self { host: host.to_owned(), port: port.parse().map_err(|_| "expected a port from 0 to 65535")? })
-    }
-}
-
-impl fmt::Display for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kubernetes => f.write_str("kubernetes"),
-            Self::File(path) => write!(f, "file:{}", path.display()),
-        }
-    }
-}
-
-impl FromStr for Store {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match (text, text.strip_prefix("file:")) {
-            ("kubernetes", _) => Ok(Self::Kubernetes),
-            (_, Some(path)) if !path.is_empty() => Ok(Self::File(path.into())),
-            _ => Err("expected kubernetes or file:PATH".to_owned()),
-        }
     }
 }
 
@@ -260,6 +197,7 @@ mod tests {
             coordinator: Address { host: "lenet-coordinator.team.svc".into(), port: 7070 },
             address: IpAddr::from([127, 0, 0, 1]),
             ports: Ports::POD,
+            inherits_listener: false,
             output: "/checkpoints/lenet".into(),
             store: Store::File("/tmp/record.json".into()),
             ending: "/dev/termination-log".into(),
@@ -296,8 +234,9 @@ mod tests {
     #[test]
     fn a_malformed_value_is_quoted() {
         let mut environment = by_name(&launch());
-        environment.insert("LOCKSTEP_REPLICAS", "four".into());
+        let whole = environment["LOCKSTEP_LAUNCH"].replace(r#""replicas":4"#, r#""replicas":"four""#);
+        environment.insert("LOCKSTEP_LAUNCH", whole);
         let error = Launch::read(|name| environment.get(name).cloned()).expect_err("not a number");
-        assert!(error.to_string().contains("LOCKSTEP_REPLICAS: `four`"), "{error}");
+        assert!(error.to_string().contains(r#"LOCKSTEP_LAUNCH: invalid type: string "four""#), "{error}");
     }
 }

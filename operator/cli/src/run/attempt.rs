@@ -17,7 +17,6 @@ use super::{
     children::{Children, Happening, Process, Said},
     restart::{End, Role},
     signals::Signals,
-    trainer,
 };
 use crate::display::Display;
 
@@ -60,7 +59,7 @@ impl Session {
         let processes = self.processes(number)?;
         let startup_timeout = Duration::from_secs(self.job.failure_policy.startup_timeout_seconds.into());
         let startup_deadline = Instant::now() + startup_timeout;
-        let mut children = Children::start(&self.trainer, &processes)?;
+        let mut children = Children::start(&self.trainer, processes)?;
         let mut joined = BTreeSet::new();
         let mut up = false;
         let mut finish_deadline = None;
@@ -101,15 +100,12 @@ impl Session {
     }
 
     fn processes(&self, attempt: u32) -> anyhow::Result<Vec<Process>> {
-        let port = match self.port {
-            Some(port) => port,
-            None => trainer::free_port()?,
-        };
-        self.roles().map(|role| self.process(role, attempt, port)).collect()
+        self.roles().map(|role| self.process(role, attempt)).collect()
     }
 
-    fn process(&self, role: Role, attempt: u32, port: u16) -> anyhow::Result<Process> {
-        let Self { job, folder, trainer: _, port: _, again: _ } = self;
+    fn process(&self, role: Role, attempt: u32) -> anyhow::Result<Process> {
+        let Self { job, folder, trainer: _, control, again: _ } = self;
+        let port = control.number()?;
         let member = self.member(role);
         let ending = folder.ending(&member);
         // An earlier attempt's ending must not be read as this one's.
@@ -122,12 +118,14 @@ impl Session {
             coordinator: Address { host: Ipv4Addr::LOCALHOST.to_string(), port },
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             ports: Ports { control: port, ..Ports::ANY },
+            inherits_listener: true,
             output: folder.path().to_owned(),
             store: Store::File(folder.record()),
             ending,
             workload: job.workload.clone(),
         };
-        Ok(Process { role, launch, log: folder.log(role) })
+        let listener = if role == Role::Coordinator { Some(control.hand_over()?) } else { None };
+        Ok(Process { role, launch, listener, log: folder.log(role) })
     }
 
     /// The workers that have not joined; all processes when it is not known which have.

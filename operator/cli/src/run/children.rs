@@ -2,7 +2,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    os::unix::process::ExitStatusExt,
+    os::{fd::OwnedFd, unix::process::ExitStatusExt},
     path::{Path, PathBuf},
     pin::pin,
     process::{ExitStatus, Stdio},
@@ -33,6 +33,8 @@ pub(crate) struct Process {
     pub(crate) role: Role,
     /// Its environment.
     pub(crate) launch: Launch,
+    /// The control port, if it is to listen there.
+    pub(crate) listener: Option<OwnedFd>,
     /// File that takes its output.
     pub(crate) log: PathBuf,
 }
@@ -73,15 +75,16 @@ pub(crate) struct Children {
 
 impl Children {
     /// Starts `trainer` once for each process.
-    pub(crate) fn start(trainer: &Path, processes: &[Process]) -> anyhow::Result<Self> {
+    pub(crate) fn start(trainer: &Path, processes: Vec<Process>) -> anyhow::Result<Self> {
         let mut children = Self { running: Vec::new(), lines: None, pending: std::collections::VecDeque::new() };
         for process in processes {
+            let role = process.role;
             let mut child =
-                spawn(trainer, process).with_context(|| format!("start {} as {}", trainer.display(), process.role))?;
+                spawn(trainer, process).with_context(|| format!("start {} as {role}", trainer.display()))?;
             if let Some(stdout) = child.stdout.take() {
                 children.lines = Some(BufReader::new(stdout).lines());
             }
-            children.running.push((process.role, child));
+            children.running.push((role, child));
         }
         Ok(children)
     }
@@ -184,9 +187,9 @@ impl Drop for Children {
     }
 }
 
-fn spawn(trainer: &Path, process: &Process) -> anyhow::Result<Child> {
-    let Process { role, launch, log } = process;
-    let log_file = append(log)?;
+fn spawn(trainer: &Path, process: Process) -> anyhow::Result<Child> {
+    let Process { role, launch, listener, log } = process;
+    let log_file = append(&log)?;
     let mut command = Command::new(trainer);
     match role {
         Role::Coordinator => command.arg("coordinator").stdout(Stdio::piped()),
@@ -195,7 +198,7 @@ fn spawn(trainer: &Path, process: &Process) -> anyhow::Result<Child> {
     command
         .envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)))
         .env(PARENT, std::process::id().to_string())
-        .stdin(Stdio::null())
+        .stdin(listener.map_or_else(Stdio::null, Stdio::from))
         .stderr(log_file)
         // Its own group: Ctrl-C on the terminal reaches this process alone, which then stops the children in order.
         .process_group(0)

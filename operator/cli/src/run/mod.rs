@@ -25,6 +25,7 @@ use self::{
     folder::Folder,
     restart::{End, Next, Role},
     signals::Signals,
+    trainer::ControlPort,
 };
 use crate::{
     Outcome,
@@ -62,7 +63,7 @@ pub(crate) struct Session {
     job: ValidJob,
     folder: Folder,
     trainer: PathBuf,
-    port: Option<u16>,
+    control: ControlPort,
     /// The command line that continues this run.
     again: String,
 }
@@ -100,15 +101,13 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
         }
     }
     let trainer = trainer::find(trainer.as_deref())?;
-    if let Some(port) = port {
-        trainer::check_port(*port)?;
-    }
+    let control = ControlPort::open(*port)?;
     let folder = Folder::open(output.as_deref(), &job.name, Timestamp::now())?;
     folder.keep_manifest(&value, &job)?;
     let checkpoints = folder.path().join("checkpoints");
     job.workload.checkpoint.uri = paths::folder_uri(&checkpoints)?;
     let again = again(arguments, &folder, &job, &mounts);
-    Ok(Session { job, folder, trainer, port: *port, again })
+    Ok(Session { job, folder, trainer, control, again })
 }
 
 impl Session {

@@ -3,6 +3,7 @@
 use std::{
     io::ErrorKind,
     net::{Ipv4Addr, TcpListener},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
@@ -31,19 +32,33 @@ pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(beside)
 }
 
-/// Refuses a port that somebody else listens on.
-pub(crate) fn check_port(port: u16) -> anyhow::Result<()> {
-    match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
-        Ok(_free) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => Err(anyhow!(
-            "port {port} of 127.0.0.1 is in use; choose another with --port, or leave it out for a free one"
-        )),
-        Err(error) => Err(error).with_context(|| format!("listen on port {port} of 127.0.0.1 (--port)")),
-    }
-}
+/// The port of the coordinator. It is held for the whole run, so that nobody takes it while one coordinator follows another.
+pub(crate) struct ControlPort(TcpListener);
 
-/// A port that nobody listens on now.
-pub(crate) fn free_port() -> anyhow::Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port of 127.0.0.1")?;
-    Ok(listener.local_addr()?.port())
+impl ControlPort {
+    /// Opens the port asked for, or one that is free.
+    pub(crate) fn open(wanted: Option<u16>) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, wanted.unwrap_or(0))).map_err(|error| {
+            match (wanted, error.kind()) {
+                (Some(port), ErrorKind::AddrInUse) => anyhow!(
+                    "port {port} of 127.0.0.1 is in use; choose another with --port, or leave it out for a free one"
+                ),
+                (Some(port), _) => anyhow!(error).context(format!("listen on port {port} of 127.0.0.1 (--port)")),
+                (None, _) => anyhow!(error).context("listen on a free port of 127.0.0.1"),
+            }
+        })?;
+        listener.set_nonblocking(true)?;
+        Ok(Self(listener))
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> anyhow::Result<u16> {
+        Ok(self.0.local_addr()?.port())
+    }
+
+    /// The port as the next coordinator inherits it: without the calls that the last one did not answer, whose callers are gone.
+    pub(crate) fn hand_over(&self) -> anyhow::Result<OwnedFd> {
+        while self.0.accept().is_ok() {}
+        Ok(self.0.try_clone().context("hand the control port over")?.into())
+    }
 }

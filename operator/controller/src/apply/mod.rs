@@ -16,7 +16,7 @@ pub(crate) use objects::write_status;
 use objects::{delete_pod, make_new, put_own, put_shared, remove_job, tell};
 
 /// Most requests of one job that are under way at once. Each waits for the API server's disk.
-const MAX_PARALLEL: usize = 64;
+const MAX_PARALLEL: usize = 8;
 
 /// Why a plan was not carried out.
 #[derive(Debug, thiserror::Error)]
