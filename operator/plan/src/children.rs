@@ -34,7 +34,7 @@ pub enum Child {
     Pod(Box<Pod>),
 }
 
-/// Everything that must exist before the coordinator's pod.
+/// Everything that the pods need around them.
 pub(crate) fn children(job: &ValidJob, with_group: bool) -> Vec<Child> {
     let record = with_group.then(|| Child::Group(Box::new(training_group(job))));
     let others = [

@@ -16,7 +16,7 @@ pub(crate) use objects::write_status;
 use objects::{delete_pod, make_new, put_own, put_shared, remove_job, tell};
 
 /// Most requests of one job that are under way at once. Each waits for the API server's disk.
-const MAX_PARALLEL: usize = 8;
+const MAX_PARALLEL: usize = 32;
 
 /// Why a plan was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -64,59 +64,61 @@ async fn delete_then_make(
     create: Vec<Child>,
 ) -> Result<(), ApplyError> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let deletions = delete.into_iter().map(|deletion| delete_pod(pods.clone(), deletion));
-    stream::iter(deletions)
-        .buffer_unordered(MAX_PARALLEL)
-        .collect::<Vec<_>>()
-        .await
-        .into_iter()
-        .collect::<Result<(), _>>()?;
+    together(delete.into_iter().map(|deletion| delete_pod(pods.clone(), deletion))).await?;
     make(client, namespace, job, create).await
 }
 
-/// The coordinator's pod comes after what it needs; the workers' pods, the bulk, meanwhile.
+/// All at once, but for what the API server wants in order. A coordinator that is up before its record, or before it may write there,
+/// tries again until it can.
 async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec<Child>) -> Result<(), ApplyError> {
-    let (mut coordinators, mut workers, mut bindings) = (Vec::new(), Vec::new(), Vec::new());
-    let mut surroundings = Vec::<BoxFuture<'_, Result<(), ApplyError>>>::new();
+    type Requests<'a> = Vec<BoxFuture<'a, Result<(), ApplyError>>>;
+    let (mut accounts, mut roles, mut bindings, mut others) =
+        (Requests::new(), Requests::new(), Requests::new(), Requests::new());
+    let (mut coordinators, mut workers) = (Vec::new(), Vec::new());
     for child in children {
         match child {
             Child::Pod(pod) if is_coordinator(&pod) => coordinators.push(pod),
             Child::Pod(pod) => workers.push(pod),
-            // Nobody may bind a role that is not there.
-            Child::RoleBinding(binding) => bindings.push(binding),
+            Child::ServiceAccount(account) => {
+                accounts.push(async move { put_shared(client, namespace, job, &*account).await }.boxed());
+            }
+            Child::Role(role) => roles.push(async move { put_shared(client, namespace, job, &*role).await }.boxed()),
+            Child::RoleBinding(binding) => {
+                bindings.push(async move { put_shared(client, namespace, job, &*binding).await }.boxed());
+            }
             Child::Group(group) => {
                 let request = async move { make_new::<TrainingGroup>(client, namespace, job, &group).await };
-                surroundings.push(request.boxed());
-            }
-            Child::ServiceAccount(account) => {
-                surroundings.push(async move { put_shared(client, namespace, job, &*account).await }.boxed());
-            }
-            Child::Role(role) => {
-                surroundings.push(async move { put_shared(client, namespace, job, &*role).await }.boxed())
+                others.push(request.boxed());
             }
             Child::Service(service) => {
-                surroundings.push(async move { put_own(client, namespace, job, &*service).await }.boxed());
+                others.push(async move { put_own(client, namespace, job, &*service).await }.boxed());
             }
             Child::NetworkPolicy(policy) => {
-                surroundings.push(async move { put_own(client, namespace, job, &*policy).await }.boxed());
+                others.push(async move { put_own(client, namespace, job, &*policy).await }.boxed());
             }
         }
     }
     let new_pod = |pod: Box<Pod>| async move { make_new::<Pod>(client, namespace, job, &pod).await };
-    let coordinator = async {
-        together(surroundings).await?;
-        together(bindings.iter().map(|binding| put_shared(client, namespace, job, &**binding))).await?;
-        together(coordinators.into_iter().map(new_pod)).await
+    // No pod runs as an account that is not there, and no worker can begin without its coordinator: it must not wait behind them.
+    let pods = async {
+        together(accounts).await?;
+        together(coordinators.into_iter().map(new_pod)).await?;
+        in_growing_batches(workers, new_pod).await
     };
-    let (coordinator, workers) = futures::future::join(coordinator, in_growing_batches(workers, new_pod)).await;
-    coordinator.and(workers)
+    // Nobody may bind a role that is not there.
+    let rights = async {
+        together(roles).await?;
+        together(bindings).await
+    };
+    let (pods, rights, others) = futures::join!(pods, rights, together(others));
+    pods.and(rights).and(others)
 }
 
 fn is_coordinator(pod: &Pod) -> bool {
     pod.labels().get(label::ROLE).is_some_and(|role| role == label::COORDINATOR)
 }
 
-/// 1, 4, 16 … at once: the first refusal stops a job that no pod of which would be accepted.
+/// 1, 10, 100 …, each batch after the one before: the first refusal stops a job that no pod of which would be accepted.
 async fn in_growing_batches<T, F>(items: Vec<T>, make: impl Fn(T) -> F) -> Result<(), ApplyError>
 where
     F: Future<Output = Result<(), ApplyError>>,
@@ -125,7 +127,7 @@ where
     let mut size = 1;
     while items.len() > 0 {
         together(items.by_ref().take(size).map(&make)).await?;
-        size = (4 * size).min(MAX_PARALLEL);
+        size *= 10;
     }
     Ok(())
 }
@@ -135,7 +137,7 @@ async fn together<F>(requests: impl IntoIterator<Item = F>) -> Result<(), ApplyE
 where
     F: Future<Output = Result<(), ApplyError>>,
 {
-    futures::future::join_all(requests).await.into_iter().collect()
+    stream::iter(requests).buffer_unordered(MAX_PARALLEL).collect::<Vec<_>>().await.into_iter().collect()
 }
 
 #[cfg(test)]
