@@ -3,8 +3,9 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
-    net::{IpAddr, Ipv4Addr},
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, TcpListener},
+    os::fd::AsFd as _,
     path::PathBuf,
 };
 
@@ -156,6 +157,20 @@ impl Launch {
             address: address.parse().map_err(|error| wrong(Variable::Address, format!("`{address}`: {error}")))?,
             ..launch
         })
+    }
+
+    /// The coordinator's control port, open and not blocking: inherited, or opened here.
+    ///
+    /// # Errors
+    /// The port cannot be opened, or the standard input is no listener.
+    pub fn control_listener(&self) -> io::Result<TcpListener> {
+        let listener = if self.inherits_listener {
+            TcpListener::from(io::stdin().as_fd().try_clone_to_owned()?)
+        } else {
+            TcpListener::bind((self.address, self.ports.control))?
+        };
+        listener.set_nonblocking(true)?;
+        Ok(listener)
     }
 }
 

@@ -2,9 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    io,
     net::SocketAddr,
-    os::fd::AsFd as _,
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -38,9 +36,9 @@ pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {
 }
 
 async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
-    let address = SocketAddr::new(launch.address, launch.ports.control);
-    let listener = if launch.inherits_listener { inherited_listener() } else { TcpListener::bind(address).await }
-        .map_err(|error| Failure::fatal(format!("cannot listen for workers on {address}: {error}")))?;
+    let listener = launch.control_listener().and_then(TcpListener::from_std).map_err(|error| {
+        Failure::fatal(format!("cannot listen for workers on {}:{}: {error}", launch.address, launch.ports.control))
+    })?;
     let bound = listener.local_addr().map_err(Failure::retry)?;
     info!(control = %bound, "listening");
 
@@ -134,13 +132,6 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
         Err(error @ (StoreError::Record { .. } | StoreError::Io { .. })) => Err(Failure::fatal(error)),
         Err(error @ StoreError::Unavailable { .. }) => Err(Failure::retry(error)),
     }
-}
-
-/// The listener that is the standard input.
-fn inherited_listener() -> io::Result<TcpListener> {
-    let listener: std::net::TcpListener = io::stdin().as_fd().try_clone_to_owned()?.into();
-    listener.set_nonblocking(true)?;
-    TcpListener::from_std(listener)
 }
 
 async fn asked_to_stop() {

@@ -63,7 +63,7 @@ async fn live(launch: &Launch, role: &str) -> Exit {
 }
 
 async fn coordinate(launch: &Launch) -> Exit {
-    let listener = TcpListener::bind((launch.address, launch.ports.control)).await.expect("the control port is free");
+    let listener = launch.control_listener().and_then(TcpListener::from_std).expect("the control port");
     say(&format!("{{\"listening\":\"{}\"}}", listener.local_addr().expect("its address")));
     if let Some(exit) = meet_fate(launch).await {
         return exit;
