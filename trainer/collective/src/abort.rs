@@ -15,7 +15,7 @@ pub struct Abort {
 #[derive(Debug, Default)]
 struct Shared {
     reason: OnceLock<String>,
-    /// Weak, so that a handle that outlives the ring keeps no socket open.
+    /// Weak, so that a handle that outlives the group keeps no socket open.
     sockets: Mutex<Vec<Weak<TcpStream>>>,
 }
 

@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 /// Bytes of one element of the arena.
-pub const BYTES_PER_ELEMENT: usize = size_of::<f32>();
+const BYTES_PER_ELEMENT: usize = size_of::<f32>();
 
 /// The size of the first bucket that PyTorch DDP uses: small, so that communication starts early. (Li et al., 2020)
 pub const FIRST_BUCKET_BYTES: usize = 1 << 20;

@@ -6,9 +6,11 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::choice::Choice;
+use crate::element::Reduction;
 use crate::forming::{Limits, Seat};
+use crate::group::{Group, Tag, Transferred};
 use crate::link::Listener;
-use crate::ring::{Ring, Transferred};
 use crate::{Abort, CollectiveError};
 
 /// Operations that may be submitted and not yet waited for.
@@ -22,7 +24,7 @@ const NOW: u32 = u32::MAX;
 /// are executed one after another in the order of submission, which must be the same on every rank. Dropping it ends
 /// the thread and closes the connections; what is pending then is aborted.
 pub struct Communicator<M> {
-    engine: Engine<M>,
+    place: Place<M>,
     abort: Abort,
     rank: usize,
     world: usize,
@@ -71,13 +73,13 @@ pub struct Statistics {
     pub exposed: Duration,
 }
 
-enum Engine<M> {
+enum Place<M> {
     /// A group of one: every sum is formed already.
     Alone(VecDeque<Result<Completed<M>, Failed<M>>>),
-    Group(Group<M>),
+    Group(Thread<M>),
 }
 
-struct Group<M> {
+struct Thread<M> {
     /// `None` once the thread is to end.
     orders: Option<SyncSender<Order<M>>>,
     outcomes: Receiver<Result<Completed<M>, Failed<M>>>,
@@ -91,6 +93,7 @@ enum Order<M> {
     Bucket { step: u64, bucket: u32, memory: M },
     Now { step: u64, values: Vec<f32> },
     Silence(Duration),
+    Choice(Choice),
 }
 
 impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
@@ -98,7 +101,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// group of one has neither thread nor connection.
     ///
     /// # Errors
-    /// Those of [`Ring::form`], and [`CollectiveError::System`] when the thread cannot be started.
+    /// Those of [`Group::form`], and [`CollectiveError::System`] when the thread cannot be started.
     pub fn form(
         listener: &Listener,
         seat: Seat,
@@ -109,33 +112,33 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         if peers.len() == 1 && seat.rank == 0 {
             return Ok(Self::alone(abort.clone()));
         }
-        Self::over(Ring::form(listener, seat, peers, limits, abort)?)
+        Self::over(Group::form(listener, seat, peers, limits, abort)?)
     }
 
     /// A group of one, ended by `abort`.
     pub fn alone(abort: Abort) -> Self {
-        Self::new(Engine::Alone(VecDeque::new()), abort, 0, 1)
+        Self::new(Place::Alone(VecDeque::new()), abort, 0, 1)
     }
 
-    /// Drives `ring` on a thread of its own.
+    /// Drives `group` on a thread of its own.
     ///
     /// # Errors
     /// [`CollectiveError::System`] when the thread cannot be started.
-    pub fn over(ring: Ring) -> Result<Self, CollectiveError> {
-        let (abort, rank, world) = (ring.abort_handle(), ring.seat().rank, ring.world());
+    pub fn over(group: Group) -> Result<Self, CollectiveError> {
+        let (abort, rank, world) = (group.abort_handle(), group.seat().rank, group.world());
         let (orders, inbox) = sync_channel(MAX_PENDING);
         let (outbox, outcomes) = sync_channel(MAX_PENDING);
         let (sums_out, sums) = sync_channel(1);
         let thread = std::thread::Builder::new()
-            .name(format!("ring-{rank}"))
-            .spawn(move || drive(ring, &inbox, &outbox, &sums_out))
+            .name(format!("collective-{rank}"))
+            .spawn(move || drive(group, &inbox, &outbox, &sums_out))
             .map_err(|source| CollectiveError::system("start the communication thread", source))?;
-        let group = Group { orders: Some(orders), outcomes, sums, values: Vec::new(), thread: Some(thread) };
-        Ok(Self::new(Engine::Group(group), abort, rank, world))
+        let group = Thread { orders: Some(orders), outcomes, sums, values: Vec::new(), thread: Some(thread) };
+        Ok(Self::new(Place::Group(group), abort, rank, world))
     }
 
-    fn new(engine: Engine<M>, abort: Abort, rank: usize, world: usize) -> Self {
-        Self { engine, abort, rank, world, pending: 0, silence: None, statistics: Statistics::default() }
+    fn new(place: Place<M>, abort: Abort, rank: usize, world: usize) -> Self {
+        Self { place, abort, rank, world, pending: 0, silence: None, statistics: Statistics::default() }
     }
 
     /// Hands `memory` over to be summed over all ranks; [`Communicator::wait`] gives it back. Returns at once: whatever
@@ -150,12 +153,12 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         );
         assert!(bucket != NOW, "bucket {bucket} is reserved");
         self.pending += 1;
-        match &mut self.engine {
-            Engine::Alone(outcomes) => outcomes.push_back(match self.abort.check() {
+        match &mut self.place {
+            Place::Alone(outcomes) => outcomes.push_back(match self.abort.check() {
                 Ok(()) => Ok(Completed { step, bucket, memory, transferred: Transferred::default() }),
                 Err(error) => Err(Failed { step, bucket, memory, error }),
             }),
-            Engine::Group(group) => group.order(Order::Bucket { step, bucket, memory }),
+            Place::Group(group) => group.order(Order::Bucket { step, bucket, memory }),
         }
     }
 
@@ -169,9 +172,9 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     pub fn wait(&mut self) -> Result<Completed<M>, Failed<M>> {
         assert!(self.pending > 0, "nothing is pending: submit before waiting");
         let started = Instant::now();
-        let outcome = match &mut self.engine {
-            Engine::Alone(outcomes) => outcomes.pop_front(),
-            Engine::Group(group) => Some(group.outcome()),
+        let outcome = match &mut self.place {
+            Place::Alone(outcomes) => outcomes.pop_front(),
+            Place::Group(group) => Some(group.outcome()),
         };
         self.statistics.exposed += started.elapsed();
         self.pending -= 1;
@@ -193,7 +196,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// Why the sum was not formed; `values` are then as they were.
     pub fn all_reduce_now(&mut self, step: u64, values: &mut [f32]) -> Result<Transferred, CollectiveError> {
         self.abort.check()?;
-        let Engine::Group(group) = &mut self.engine else { return Ok(Transferred::default()) };
+        let Place::Group(group) = &mut self.place else { return Ok(Transferred::default()) };
         let started = Instant::now();
         let outcome = group.all_reduce_now(step, values);
         self.statistics.exposed += started.elapsed();
@@ -202,12 +205,20 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Ok(transferred)
     }
 
+    /// Changes how the algorithm of the sums submitted from now on is found; all ranks must do so at the same place. A torus whose
+    /// columns do not divide the number of ranks panics in the next operation.
+    pub fn set_choice(&mut self, choice: Choice) {
+        if let Place::Group(group) = &mut self.place {
+            group.order(Order::Choice(choice));
+        }
+    }
+
     /// Changes how long the operations submitted from now on may go without a byte moving.
     pub fn set_silence_limit(&mut self, silence: Duration) {
         if self.silence.replace(silence) == Some(silence) {
             return;
         }
-        if let Engine::Group(group) = &mut self.engine {
+        if let Place::Group(group) = &mut self.place {
             group.order(Order::Silence(silence));
         }
     }
@@ -242,7 +253,7 @@ impl<M> Communicator<M> {
 
 impl<M> Drop for Communicator<M> {
     fn drop(&mut self) {
-        let Engine::Group(group) = &mut self.engine else { return };
+        let Place::Group(group) = &mut self.place else { return };
         if self.pending > 0 {
             self.abort.abort("the communicator was dropped with operations pending");
         }
@@ -254,7 +265,7 @@ impl<M> Drop for Communicator<M> {
     }
 }
 
-impl<M> Group<M> {
+impl<M> Thread<M> {
     fn order(&mut self, order: Order<M>) {
         if self.orders.as_ref().is_none_or(|orders| orders.send(order).is_err()) {
             self.pass_on_panic();
@@ -282,7 +293,7 @@ impl<M> Group<M> {
         Ok(transferred)
     }
 
-    /// The communication thread ends before its orders do only when the caller's memory panics in it.
+    /// The communication thread ends before its orders do only when the caller's memory, or his choice, panics in it.
     fn pass_on_panic(&mut self) -> ! {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => resume_unwind(panic),
@@ -293,17 +304,21 @@ impl<M> Group<M> {
 
 /// The communication thread: one operation after another.
 fn drive<M: AsMut<[f32]>>(
-    ring: Ring,
+    group: Group,
     orders: &Receiver<Order<M>>,
     outcomes: &SyncSender<Result<Completed<M>, Failed<M>>>,
     sums: &SyncSender<Result<(Vec<f32>, Transferred), CollectiveError>>,
 ) {
-    let mut driver = Driver { ring, broken: None };
+    let mut driver = Driver { group, choice: Choice::default(), broken: None };
     for order in orders {
         // The caller is gone only when it has ended this thread's orders too.
         let _ = match order {
             Order::Silence(silence) => {
                 driver.set_silence(silence);
+                continue;
+            }
+            Order::Choice(choice) => {
+                driver.choice = choice;
                 continue;
             }
             Order::Now { step, mut values } => {
@@ -322,7 +337,8 @@ fn drive<M: AsMut<[f32]>>(
 }
 
 struct Driver {
-    ring: Ring,
+    group: Group,
+    choice: Choice,
     /// The first failure; all later operations fail for its cause.
     broken: Option<CollectiveError>,
 }
@@ -331,12 +347,16 @@ impl Driver {
     fn all_reduce(&mut self, step: u64, bucket: u32, data: &mut [f32]) -> Result<Transferred, CollectiveError> {
         match &self.broken {
             Some(cause) => Err(cause.clone()),
-            None => self.ring.all_reduce(step, bucket, data).inspect_err(|error| self.broken = Some(error.clone())),
+            None => {
+                let algorithm = self.choice.algorithm(self.group.world(), size_of_val(data));
+                let summed = self.group.all_reduce(algorithm, Tag { step, bucket }, data, Reduction::Sum);
+                summed.inspect_err(|error| self.broken = Some(error.clone()))
+            }
         }
     }
 
     fn set_silence(&mut self, silence: Duration) {
-        if let Err(error) = self.ring.set_silence(silence) {
+        if let Err(error) = self.group.set_silence(silence) {
             self.broken.get_or_insert(error);
         }
     }

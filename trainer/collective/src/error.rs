@@ -33,8 +33,8 @@ pub enum CollectiveError {
         /// The number of addresses passed.
         world: usize,
     },
-    /// A neighbour did not join before the deadline.
-    #[error("the ring of generation {generation} did not form within {waited:?}: {missing}")]
+    /// A rank did not join before the deadline.
+    #[error("generation {generation} did not form within {waited:?}: {missing}")]
     NotFormed {
         /// The generation that was to form.
         generation: u64,
@@ -43,14 +43,14 @@ pub enum CollectiveError {
         /// Who is missing and what was last seen of him.
         missing: Missing,
     },
-    /// A neighbour is in a newer generation already.
+    /// A rank is in a newer generation already.
     #[error("rank {rank} is in generation {newer} already, this rank tried to form {generation}; join the newer one")]
     Superseded {
-        /// The neighbour.
+        /// The rank.
         rank: usize,
         /// The generation that this rank tried to form.
         generation: u64,
-        /// The neighbour's generation.
+        /// Its generation.
         newer: u64,
     },
     /// A peer closed its end, or its machine did so for it.
@@ -60,7 +60,7 @@ pub enum CollectiveError {
         rank: usize,
     },
     /// Not a byte moved to or from a peer within the limit.
-    #[error("rank {rank} sent nothing for {waited:?}")]
+    #[error("nothing came from rank {rank}, or could be sent to it, for {waited:?}")]
     PeerSilent {
         /// The peer that was waited for.
         rank: usize,
@@ -87,12 +87,6 @@ pub enum CollectiveError {
         /// What the frame holds.
         found: String,
     },
-    /// A peer sent bytes on a connection that carries nothing in that direction.
-    #[error("rank {rank} sent bytes where it only receives")]
-    UnexpectedBytes {
-        /// The peer.
-        rank: usize,
-    },
     /// The operation was aborted from this process.
     #[error("aborted: {reason}")]
     Aborted {
@@ -110,15 +104,14 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
-    /// The peer to which the failure is attributed, when there is one. It is the nearest: when a ring breaks, each
-    /// rank sees its own neighbour go.
+    /// The peer to which the failure is attributed, when there is one. It is the one that this rank waited for: when a
+    /// group breaks, ranks see different peers go.
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::PeerClosed { rank }
             | Self::PeerSilent { rank, .. }
             | Self::BadFrame { rank, .. }
             | Self::WrongFrame { rank, .. }
-            | Self::UnexpectedBytes { rank }
             | Self::Superseded { rank, .. } => Some(*rank),
             Self::NotFormed { missing, .. } => Some(missing.rank()),
             Self::PortInUse { .. }
@@ -134,47 +127,55 @@ impl CollectiveError {
     }
 }
 
-/// The neighbour that a forming ring lacks.
+/// A rank that a forming group lacks: the first that cannot be reached, else the first that has not called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// The rank before this one has not connected.
-    Previous {
+    /// A rank before this one has not connected.
+    Unheard {
         /// Its rank.
         rank: usize,
         /// What the last one refused here was refused for.
         last_refused: Option<String>,
+        /// How many more are missing.
+        others: usize,
     },
-    /// The rank after this one cannot be reached or does not agree.
-    Next {
+    /// A rank after this one cannot be reached or does not agree.
+    Unreached {
         /// Its rank.
         rank: usize,
         /// Its address.
         address: SocketAddr,
         /// What the last attempt met.
         last_attempt: String,
+        /// How many more are missing.
+        others: usize,
     },
 }
 
 impl Missing {
     fn rank(&self) -> usize {
         match self {
-            Self::Previous { rank, .. } | Self::Next { rank, .. } => *rank,
+            Self::Unheard { rank, .. } | Self::Unreached { rank, .. } => *rank,
         }
     }
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Previous { rank, last_refused: None } => {
-                write!(f, "rank {rank} has not connected; check that it runs and reaches this address")
+        let others = match self {
+            Self::Unheard { rank, last_refused: None, others } => {
+                write!(f, "rank {rank} has not connected; check that it runs and reaches this address")?;
+                others
             }
-            Self::Previous { rank, last_refused: Some(refused) } => {
-                write!(f, "rank {rank} has not connected; the last that did was refused: {refused}")
+            Self::Unheard { rank, last_refused: Some(refused), others } => {
+                write!(f, "rank {rank} has not connected; the last that did was refused: {refused}")?;
+                others
             }
-            Self::Next { rank, address, last_attempt } => {
-                write!(f, "rank {rank} at {address} has not answered; the last attempt: {last_attempt}")
+            Self::Unreached { rank, address, last_attempt, others } => {
+                write!(f, "rank {rank} at {address} has not answered; the last attempt: {last_attempt}")?;
+                others
             }
-        }
+        };
+        if *others > 0 { write!(f, "; {others} more are missing") } else { Ok(()) }
     }
 }

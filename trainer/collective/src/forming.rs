@@ -1,26 +1,30 @@
-//! How the ranks of one generation find their neighbours: each connects to the next one and is connected to by the
-//! previous one, and both ends say which job, generation and rank they are before a connection counts.
+//! How the ranks of one generation find each other: each connects to those after it and is connected to by those before it, and both
+//! ends say which job, generation and rank they are before a connection counts.
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use socket2::Socket;
 
+use crate::call::Call;
 use crate::error::Missing;
 use crate::frame::{HEADER_BYTES, Header, Kind};
 use crate::link::{Listener, dial, tune};
 use crate::{Abort, CollectiveError};
 
-/// Connections that may be in the middle of their greeting; the oldest goes when another comes.
-const MAX_CALLERS: usize = 64;
+/// Connections besides those of the group that may be in the middle of their greeting; the oldest goes when another comes.
+const MAX_STRANGERS: usize = 64;
 /// The first pause before connecting again; it doubles up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 /// The longest pause before connecting again.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
-/// How long an abort may go unnoticed while the ring forms.
+/// How long the system may try to connect before the attempt is made anew: it may wait for ever longer times itself.
+const MAX_CONNECTING: Duration = Duration::from_secs(2);
+/// How long an abort may go unnoticed while a group forms.
 const ABORT_TICK: Duration = Duration::from_millis(5);
 
 /// A job's identity: the 16 bytes of its UUID.
@@ -47,10 +51,10 @@ pub struct Seat {
 /// What a group may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long a ring may take to form.
+    /// How long a group may take to form.
     pub forming: Duration,
-    /// How long an operation may go without a byte moving. It must exceed the time by which one rank may come to a
-    /// bucket later than another.
+    /// How long a rank may go without a byte moving in an operation. It must exceed the time by which one rank may come to
+    /// an operation later than another, and the longest operation.
     pub silence: Duration,
     /// How a rank waits for bytes.
     pub waiting: Waiting,
@@ -63,6 +67,19 @@ pub enum Waiting {
     Block,
     /// It looks again for some microseconds first: lower latency where each rank has a core to itself.
     SpinThenBlock,
+    /// The latter where this host has a core for each rank of the group at the same IP address, else the former.
+    Adaptive,
+}
+
+impl Waiting {
+    /// What [`Waiting::Adaptive`] means for a rank at `own` among `peers`, on a host of so many cores.
+    pub(crate) fn resolved(self, own: IpAddr, peers: &[SocketAddr], cores: usize) -> Self {
+        match self {
+            Self::Adaptive if peers.iter().filter(|peer| peer.ip() == own).count() <= cores => Self::SpinThenBlock,
+            Self::Adaptive => Self::Block,
+            given => given,
+        }
+    }
 }
 
 impl Default for Limits {
@@ -71,34 +88,20 @@ impl Default for Limits {
     }
 }
 
-/// The two connections of a rank: it only sends on the one and only receives on the other.
-#[derive(Debug)]
-pub(crate) struct Links {
-    pub(crate) next: TcpStream,
-    pub(crate) previous: TcpStream,
-}
-
-/// Connects `seat` with its neighbours among `peers` (the address of every rank).
+/// Connects `seat` with all other ranks of `peers` (the address of every rank); the connections by rank, none to itself.
 pub(crate) fn form(
     listener: &Listener,
     seat: Seat,
     peers: &[SocketAddr],
     limits: Limits,
     abort: &Abort,
-) -> Result<Links, CollectiveError> {
-    let world = peers.len();
-    let next = (seat.rank + 1) % world;
+) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
     let mut forming = Forming {
         seat,
-        next,
-        next_address: peers[next],
-        previous: (seat.rank + world - 1) % world,
         silence: limits.silence,
-        dialling: Dialling::Resting { until: Instant::now() },
-        pause: MIN_PAUSE,
-        last_attempt: "not yet connected".to_owned(),
+        dials: (seat.rank + 1..peers.len()).map(|rank| Dial::new(rank, peers[rank])).collect(),
         callers: Vec::new(),
-        accepted: None,
+        accepted: (0..seat.rank).map(|_| None).collect(),
         last_refused: None,
     };
     let started = Instant::now();
@@ -106,10 +109,9 @@ pub(crate) fn form(
         abort.check()?;
         forming.dial()?;
         forming.accept(listener)?;
-        forming.hear_callers();
-        match (forming.dialling, forming.accepted) {
-            (Dialling::Joined(next), Some(previous)) => return Ok(Links { next, previous }),
-            (dialling, accepted) => (forming.dialling, forming.accepted) = (dialling, accepted),
+        forming.hear_callers()?;
+        if forming.is_joined() {
+            return Ok(forming.into_streams());
         }
         if started.elapsed() >= limits.forming {
             return Err(CollectiveError::NotFormed {
@@ -124,22 +126,28 @@ pub(crate) fn form(
 
 struct Forming {
     seat: Seat,
-    next: usize,
-    next_address: SocketAddr,
-    previous: usize,
     silence: Duration,
-    dialling: Dialling,
-    pause: Duration,
-    last_attempt: String,
+    /// To the ranks after this one, in their order.
+    dials: Vec<Dial>,
     callers: Vec<Caller>,
-    accepted: Option<TcpStream>,
+    /// From the ranks before this one, in their order.
+    accepted: Vec<Option<TcpStream>>,
     last_refused: Option<String>,
 }
 
-/// How far the connection to the next rank has come.
+/// The connection to one rank after this one.
+struct Dial {
+    rank: usize,
+    address: SocketAddr,
+    state: Dialling,
+    pause: Duration,
+    last_attempt: String,
+}
+
+/// How far it has come.
 enum Dialling {
     Resting { until: Instant },
-    Connecting(Socket),
+    Connecting { socket: Socket, since: Instant },
     Greeting(Caller),
     Joined(TcpStream),
 }
@@ -151,17 +159,28 @@ struct Caller {
     filled: usize,
 }
 
-impl Forming {
-    fn dial(&mut self) -> Result<(), CollectiveError> {
+impl Dial {
+    fn new(rank: usize, address: SocketAddr) -> Self {
+        let state = Dialling::Resting { until: Instant::now() };
+        Self { rank, address, state, pause: MIN_PAUSE, last_attempt: "not yet connected".to_owned() }
+    }
+
+    fn go_on(&mut self, seat: Seat, silence: Duration) -> Result<(), CollectiveError> {
         let resting = Dialling::Resting { until: Instant::now() };
-        let attempt = match std::mem::replace(&mut self.dialling, resting) {
+        let attempt = match std::mem::replace(&mut self.state, resting) {
             Dialling::Resting { until } if Instant::now() < until => Ok(Dialling::Resting { until }),
-            Dialling::Resting { .. } => dial(self.next_address).map(Dialling::Connecting).map_err(|e| e.to_string()),
-            Dialling::Connecting(socket) => self.greet(socket).map_err(|e| e.to_string()),
-            Dialling::Greeting(caller) => self.hear_answer(caller)?,
+            Dialling::Resting { .. } => {
+                let since = Instant::now();
+                dial(self.address).map(|socket| Dialling::Connecting { socket, since }).map_err(|e| e.to_string())
+            }
+            Dialling::Connecting { since, .. } if since.elapsed() >= MAX_CONNECTING => {
+                Err(format!("no answer within {MAX_CONNECTING:?}"))
+            }
+            Dialling::Connecting { socket, since } => greet(socket, since, seat, silence).map_err(|e| e.to_string()),
+            Dialling::Greeting(caller) => self.hear_answer(caller, seat)?,
             Dialling::Joined(stream) => Ok(Dialling::Joined(stream)),
         };
-        self.dialling = attempt.unwrap_or_else(|met| {
+        self.state = attempt.unwrap_or_else(|met| {
             self.last_attempt = met;
             let until = Instant::now() + self.pause;
             self.pause = (self.pause * 2).min(MAX_PAUSE);
@@ -170,50 +189,53 @@ impl Forming {
         Ok(())
     }
 
-    fn greet(&self, socket: Socket) -> io::Result<Dialling> {
-        if let Some(error) = socket.take_error()? {
-            return Err(error);
-        }
-        if socket.peer_addr().is_err() {
-            return Ok(Dialling::Connecting(socket));
-        }
-        let stream = TcpStream::from(socket);
-        tune(&stream, self.silence)?;
-        self.send(&stream, Kind::Hello)?;
-        Ok(Dialling::Greeting(Caller::new(stream)))
-    }
-
     /// The outer error ends the forming, the inner one this attempt.
-    fn hear_answer(&self, mut caller: Caller) -> Result<Result<Dialling, String>, CollectiveError> {
+    fn hear_answer(&self, mut caller: Caller, seat: Seat) -> Result<Result<Dialling, String>, CollectiveError> {
         let header = match caller.hear() {
             Ok(None) => return Ok(Ok(Dialling::Greeting(caller))),
             Ok(Some(header)) => header,
             Err(met) => return Ok(Err(met)),
         };
-        if header.kind == Kind::Refusal && header.job == self.seat.job {
-            if header.generation > self.seat.generation {
-                return Err(CollectiveError::Superseded {
-                    rank: self.next,
-                    generation: self.seat.generation,
-                    newer: header.generation,
-                });
+        if header.kind == Kind::Refusal && header.job == seat.job {
+            if header.generation > seat.generation {
+                return Err(superseded(seat, self.rank, header.generation));
             }
             return Ok(Err(format!("it is rank {} of generation {} and refused", header.sender, header.generation)));
         }
-        let expected = self.header(Kind::Welcome, self.next);
-        Ok(match header.require(&expected, self.next) {
+        Ok(match header.require(&greeting(seat, Kind::Welcome, self.rank), self.rank) {
             Ok(()) => Ok(Dialling::Joined(caller.stream)),
             Err(error) => Err(error.to_string()),
         })
     }
+}
+
+fn greet(socket: Socket, since: Instant, seat: Seat, silence: Duration) -> io::Result<Dialling> {
+    if let Some(error) = socket.take_error()? {
+        return Err(error);
+    }
+    if socket.peer_addr().is_err() {
+        return Ok(Dialling::Connecting { socket, since });
+    }
+    let stream = TcpStream::from(socket);
+    tune(&stream, silence)?;
+    say(&stream, seat, Kind::Hello)?;
+    Ok(Dialling::Greeting(Caller::new(stream)))
+}
+
+impl Forming {
+    fn dial(&mut self) -> Result<(), CollectiveError> {
+        let Self { seat, silence, .. } = *self;
+        self.dials.iter_mut().try_for_each(|dial| dial.go_on(seat, silence))
+    }
 
     fn accept(&mut self, listener: &Listener) -> Result<(), CollectiveError> {
-        loop {
+        let most = self.accepted.len() + MAX_STRANGERS;
+        if self.callers.len() == most {
+            self.callers.remove(0);
+        }
+        while self.callers.len() < most {
             match listener.socket.accept() {
                 Ok((stream, _)) => {
-                    if self.callers.len() == MAX_CALLERS {
-                        self.callers.remove(0);
-                    }
                     if tune(&stream, self.silence).is_ok() {
                         self.callers.push(Caller::new(stream));
                     }
@@ -227,78 +249,116 @@ impl Forming {
                 }
             }
         }
+        Ok(())
     }
 
-    fn hear_callers(&mut self) {
+    fn hear_callers(&mut self) -> Result<(), CollectiveError> {
         for mut caller in std::mem::take(&mut self.callers) {
             match caller.hear() {
                 Ok(None) => self.callers.push(caller),
-                Ok(Some(header)) => self.answer(caller.stream, header),
+                Ok(Some(header)) => self.answer(caller.stream, header)?,
                 Err(met) => self.last_refused = Some(met),
             }
         }
+        Ok(())
     }
 
-    /// Welcomes the previous rank. Tells another of this job who is here, and closes; closes on a stranger.
-    fn answer(&mut self, stream: TcpStream, header: Header) {
-        if let Err(error) = header.require(&self.header(Kind::Hello, self.previous), header.sender as usize) {
-            self.last_refused = Some(error.to_string());
-            if header.job == self.seat.job {
-                // It is being turned away; whether it hears why makes no difference here.
-                let _ = self.send(&stream, Kind::Refusal);
+    /// Welcomes a rank before this one. Tells another of this job who is here, and closes; closes on a stranger.
+    fn answer(&mut self, stream: TcpStream, header: Header) -> Result<(), CollectiveError> {
+        let (seat, sender) = (self.seat, header.sender as usize);
+        if header.kind == Kind::Hello && header.job == seat.job && header.generation > seat.generation {
+            return Err(superseded(seat, sender, header.generation));
+        }
+        let is_right = header.require(&greeting(seat, Kind::Hello, sender), sender);
+        match self.accepted.get_mut(sender).ok_or_else(|| format!("rank {sender} is to be called, not to call")) {
+            // A second greeting of a rank means that it has given its first connection up.
+            Ok(place) if is_right.is_ok() => match say(&stream, seat, Kind::Welcome) {
+                Ok(()) => *place = Some(stream),
+                Err(error) => self.last_refused = Some(error.to_string()),
+            },
+            place => {
+                self.last_refused =
+                    Some(is_right.map_or_else(|error| error.to_string(), |()| place.err().unwrap_or_default()));
+                if header.job == seat.job {
+                    // It is being turned away; whether it hears why makes no difference here.
+                    let _ = say(&stream, seat, Kind::Refusal);
+                }
             }
-            return;
         }
-        // A second greeting of the previous rank means that it has given its first connection up.
-        match self.send(&stream, Kind::Welcome) {
-            Ok(()) => self.accepted = Some(stream),
-            Err(error) => self.last_refused = Some(error.to_string()),
-        }
+        Ok(())
     }
 
-    fn send(&self, mut stream: &TcpStream, kind: Kind) -> io::Result<()> {
-        // The first bytes on a fresh connection always fit its buffer.
-        stream.write_all(&self.header(kind, self.seat.rank).encode())
+    fn is_joined(&self) -> bool {
+        self.dials.iter().all(|dial| matches!(dial.state, Dialling::Joined(_)))
+            && self.accepted.iter().all(Option::is_some)
     }
 
-    fn header(&self, kind: Kind, sender: usize) -> Header {
-        let Seat { job, generation, .. } = self.seat;
-        Header {
-            kind,
-            job,
-            generation,
-            step: 0,
-            bucket: 0,
-            chunk: 0,
-            sender: sender as u32,
-            length: 0,
-            payload_crc32c: 0,
-        }
+    /// The connections by rank, those that are there.
+    fn into_streams(self) -> Vec<Option<TcpStream>> {
+        let called = self.dials.into_iter().map(|dial| match dial.state {
+            Dialling::Joined(stream) => Some(stream),
+            _ => None,
+        });
+        self.accepted.into_iter().chain([None]).chain(called).collect()
     }
 
     fn missing(&self) -> Missing {
-        match self.dialling {
-            Dialling::Joined(_) => Missing::Previous { rank: self.previous, last_refused: self.last_refused.clone() },
-            _ => Missing::Next { rank: self.next, address: self.next_address, last_attempt: self.last_attempt.clone() },
+        let unreached = self.dials.iter().filter(|dial| !matches!(dial.state, Dialling::Joined(_)));
+        let unheard = || (0..self.accepted.len()).filter(|rank| self.accepted[*rank].is_none());
+        let others = unreached.clone().count() + unheard().count() - 1;
+        match (unreached.into_iter().next(), unheard().next()) {
+            (Some(Dial { rank, address, last_attempt, .. }), _) => {
+                Missing::Unreached { rank: *rank, address: *address, last_attempt: last_attempt.clone(), others }
+            }
+            (None, rank) => {
+                Missing::Unheard { rank: rank.unwrap_or_default(), last_refused: self.last_refused.clone(), others }
+            }
         }
     }
 
     fn wait(&self, listener: &Listener, left: Duration) -> Result<(), CollectiveError> {
         let mut limit = left.min(ABORT_TICK);
         let mut watched = vec![PollFd::new(&listener.socket, PollFlags::IN)];
-        match &self.dialling {
-            Dialling::Resting { until } => limit = limit.min(until.saturating_duration_since(Instant::now())),
-            Dialling::Connecting(socket) => watched.push(PollFd::new(socket, PollFlags::OUT)),
-            Dialling::Greeting(caller) => watched.push(PollFd::new(&caller.stream, PollFlags::IN)),
-            Dialling::Joined(_) => {}
+        for dial in &self.dials {
+            match &dial.state {
+                Dialling::Resting { until } => limit = limit.min(until.saturating_duration_since(Instant::now())),
+                Dialling::Connecting { socket, .. } => watched.push(PollFd::new(socket, PollFlags::OUT)),
+                Dialling::Greeting(caller) => watched.push(PollFd::new(&caller.stream, PollFlags::IN)),
+                Dialling::Joined(_) => {}
+            }
         }
         watched.extend(self.callers.iter().map(|caller| PollFd::new(&caller.stream, PollFlags::IN)));
         let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
         match poll(&mut watched, Some(&limit)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(CollectiveError::system("wait for the peers to connect", error.into())),
         }
     }
+}
+
+fn say(mut stream: &TcpStream, seat: Seat, kind: Kind) -> io::Result<()> {
+    // The first bytes on a fresh connection always fit its buffer.
+    stream.write_all(&greeting(seat, kind, seat.rank).encode())
+}
+
+fn greeting(seat: Seat, kind: Kind, sender: usize) -> Header {
+    let Seat { job, generation, .. } = seat;
+    Header {
+        kind,
+        call: Call::default(),
+        job,
+        generation,
+        step: 0,
+        bucket: 0,
+        chunk: 0,
+        sender: sender as u32,
+        length: 0,
+        payload_crc32c: 0,
+    }
+}
+
+fn superseded(seat: Seat, rank: usize, newer: u64) -> CollectiveError {
+    CollectiveError::Superseded { rank, generation: seat.generation, newer }
 }
 
 impl Caller {
@@ -318,5 +378,20 @@ impl Caller {
             }
         }
         Header::decode(&self.header).map(Some).map_err(|error| format!("it sent bytes that are no frame: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_spin_only_where_each_has_a_core() {
+        let peers: Vec<SocketAddr> =
+            ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1", "10.0.0.1:3"].iter().map(|text| text.parse().unwrap()).collect();
+        let resolved = |host: usize, cores| Waiting::Adaptive.resolved(peers[host].ip(), &peers, cores);
+        assert_eq!(resolved(0, 2), Waiting::Block);
+        assert_eq!(resolved(0, 3), Waiting::SpinThenBlock);
+        assert_eq!(resolved(2, 1), Waiting::SpinThenBlock);
     }
 }

@@ -1,41 +1,40 @@
 //! One frame: a header of fixed size, little endian, then the payload.
 //! ```text
-//! 0 magic "LSF1" · 4 kind u32 · 8 job [16] · 24 generation u64 · 32 step u64 · 40 bucket u32 · 44 chunk u32
+//! 0 magic "LSF2" · 4 kind u8 · 5 call [3] · 8 job [16] · 24 generation u64 · 32 step u64 · 40 bucket u32 · 44 chunk u32
 //! 48 sender u32 · 52 length u32 · 56 crc32c of the payload · 60 crc32c of bytes 0..60
 //! ```
 
 use crc_fast::crc32_iscsi;
 
+use crate::call::Call;
 use crate::{CollectiveError, JobId};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
 /// The longest payload that a frame may announce.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
-/// The longest frame.
-pub const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_PAYLOAD_BYTES;
 
 /// The last byte is the version of the format.
-const MAGIC: [u8; 4] = *b"LSF1";
+const MAGIC: [u8; 4] = *b"LSF2";
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A rank asks the next one to accept the connection. No payload; step, bucket and chunk are zero, as in the
+    /// A rank asks another to accept the connection. No payload; call, step, bucket and chunk are zero, as in the
     /// other two kinds of the handshake.
     Hello,
-    /// The next rank accepts.
+    /// The other rank accepts.
     Welcome,
-    /// The next rank refuses; job, generation and sender are its own.
+    /// The other rank refuses; job, generation and sender are its own.
     Refusal,
-    /// A segment of a bucket.
+    /// A part of an operation.
     Segment,
 }
 
 impl Kind {
     const ALL: [Self; 4] = [Self::Hello, Self::Welcome, Self::Refusal, Self::Segment];
 
-    const fn code(self) -> u32 {
+    const fn code(self) -> u8 {
         match self {
             Self::Hello => 1,
             Self::Welcome => 2,
@@ -44,7 +43,7 @@ impl Kind {
         }
     }
 
-    fn from_code(code: u32) -> Option<Self> {
+    fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 }
@@ -54,6 +53,8 @@ impl Kind {
 pub struct Header {
     /// What the frame is for.
     pub kind: Kind,
+    /// The operation.
+    pub call: Call,
     /// The job, so that two jobs never mix.
     pub job: JobId,
     /// The membership under which it was sent.
@@ -62,7 +63,7 @@ pub struct Header {
     pub step: u64,
     /// The bucket of the step.
     pub bucket: u32,
-    /// The slot in the schedule of the bucket.
+    /// The frame's place among all that its sender has sent to this receiver, modulo 2³².
     pub chunk: u32,
     /// The rank that sent it.
     pub sender: u32,
@@ -93,7 +94,7 @@ pub enum FrameError {
     #[error("kind {found} is unknown; all ranks must run the same version")]
     Kind {
         /// Its code.
-        found: u32,
+        found: u8,
     },
     /// A payload over the limit.
     #[error("a payload of {found} bytes is announced, the limit is {MAX_PAYLOAD_BYTES}")]
@@ -106,10 +107,11 @@ pub enum FrameError {
 impl Header {
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let Self { kind, job, generation, step, bucket, chunk, sender, length, payload_crc32c } = *self;
+        let Self { kind, call, job, generation, step, bucket, chunk, sender, length, payload_crc32c } = *self;
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4..8].copy_from_slice(&kind.code().to_le_bytes());
+        bytes[4] = kind.code();
+        bytes[5..8].copy_from_slice(&call.0);
         bytes[8..24].copy_from_slice(&job.0);
         bytes[24..32].copy_from_slice(&generation.to_le_bytes());
         bytes[32..40].copy_from_slice(&step.to_le_bytes());
@@ -135,12 +137,13 @@ impl Header {
         if word(60) != expected {
             return Err(FrameError::Checksum { expected, found: word(60) });
         }
-        let kind = Kind::from_code(word(4)).ok_or(FrameError::Kind { found: word(4) })?;
+        let kind = Kind::from_code(bytes[4]).ok_or(FrameError::Kind { found: bytes[4] })?;
         if word(52) as usize > MAX_PAYLOAD_BYTES {
             return Err(FrameError::Length { found: word(52) });
         }
         Ok(Self {
             kind,
+            call: Call(array(bytes, 5)),
             job: JobId(array(bytes, 8)),
             generation: u64::from_le_bytes(array(bytes, 24)),
             step: u64::from_le_bytes(array(bytes, 32)),
@@ -173,7 +176,16 @@ impl Header {
             ("chunk", expected.chunk.into(), self.chunk.into()),
             ("length", expected.length.into(), self.length.into()),
         ];
-        match numbers.into_iter().find(|(_, expected, found)| expected != found) {
+        // The operation's own fields before those that follow from it.
+        let (which, place) = numbers.split_at(4);
+        let differs = |numbers: &[(&'static str, u64, u64)]| numbers.iter().copied().find(|(_, a, b)| a != b);
+        if let Some((field, expected, found)) = differs(which) {
+            return Err(wrong(field, expected.to_string(), found.to_string()));
+        }
+        if self.call != expected.call {
+            return Err(wrong("operation", expected.call.to_string(), self.call.to_string()));
+        }
+        match differs(place) {
             Some((field, expected, found)) => Err(wrong(field, expected.to_string(), found.to_string())),
             None => Ok(()),
         }
@@ -208,19 +220,28 @@ mod tests {
 
     fn any_header() -> impl Strategy<Value = Header> {
         let kind = prop::sample::select(Kind::ALL.to_vec());
-        (kind, any::<[u8; 16]>(), any::<(u64, u64)>(), any::<[u32; 4]>(), 0..=MAX_PAYLOAD_BYTES as u32).prop_map(
-            |(kind, job, (generation, step), [bucket, chunk, sender, payload_crc32c], length)| Header {
-                kind,
-                job: JobId(job),
-                generation,
-                step,
-                bucket,
-                chunk,
-                sender,
-                length,
-                payload_crc32c,
-            },
+        (
+            kind,
+            any::<[u8; 3]>(),
+            any::<[u8; 16]>(),
+            any::<(u64, u64)>(),
+            any::<[u32; 4]>(),
+            0..=MAX_PAYLOAD_BYTES as u32,
         )
+            .prop_map(
+                |(kind, call, job, (generation, step), [bucket, chunk, sender, payload_crc32c], length)| Header {
+                    kind,
+                    call: Call(call),
+                    job: JobId(job),
+                    generation,
+                    step,
+                    bucket,
+                    chunk,
+                    sender,
+                    length,
+                    payload_crc32c,
+                },
+            )
     }
 
     proptest! {
@@ -263,6 +284,7 @@ mod tests {
     fn the_wire_format_is_pinned() {
         let header = Header {
             kind: Kind::Segment,
+            call: Call([8, 1, 0]),
             job: JobId([0xab; 16]),
             generation: 7,
             step: 300,
@@ -273,7 +295,7 @@ mod tests {
             payload_crc32c: crc32_iscsi(b"123456789"),
         };
         let bytes = header.encode();
-        assert_eq!(&bytes[..8], b"LSF1\x04\0\0\0");
+        assert_eq!(&bytes[..8], b"LSF2\x04\x08\x01\0");
         assert_eq!(
             &bytes[24..60],
             b"\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x02\0\0\0\x09\0\0\0\x01\0\0\0\0\x10\0\0\x83\x92\x06\xe3"
@@ -284,6 +306,7 @@ mod tests {
     fn a_wrong_generation_is_named_with_what_was_expected() {
         let header = Header {
             kind: Kind::Segment,
+            call: Call::default(),
             job: JobId([0; 16]),
             generation: 6,
             step: 0,

@@ -1,9 +1,9 @@
-//! Sums slices of `f32` across a group of ranks, over TCP, while the caller goes on computing.
+//! Collective operations among a group of ranks, over TCP, if asked for while the caller goes on computing.
 //!
-//! The story in the order of the modules: [`plan_buckets`] cuts the gradient arena into slices in the order in which
-//! they become ready; a [`RingSchedule`] says who sends what to whom; frames carry it; a [`Listener`] and
-//! [`Ring::form`] bind the members of one generation to each other; a [`Ring`] executes the schedule in place; a
-//! [`Communicator`] does so on a thread of its own, and an [`Abort`] ends it from any other thread.
+//! The story in the order of the modules: an [`algorithm`] says who sends what to whom as a pure schedule; frames carry it; a
+//! [`Listener`] and [`Group::form`] bind the members of one generation to each other; a [`Group`] carries any schedule out in place; a
+//! [`Communicator`] sums buckets on a thread of its own, [`plan_buckets`] having cut the gradient arena into them in the order in
+//! which they become ready; and an [`Abort`] ends it from any other thread.
 //!
 //! The crate knows no layers and reads no environment.
 //!
@@ -29,23 +29,30 @@
 mod abort;
 pub mod algorithm;
 mod buckets;
+mod call;
+mod choice;
 mod communicator;
+mod element;
+mod engine;
 mod error;
 mod forming;
 mod frame;
+mod group;
 mod link;
-mod ring;
-mod schedule;
+mod measure;
+mod mesh;
 
 pub use abort::Abort;
-pub use buckets::{BYTES_PER_ELEMENT, FIRST_BUCKET_BYTES, plan as plan_buckets};
+pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};
+pub use call::Call;
+pub use choice::{Choice, Costs};
 pub use communicator::{Communicator, Completed, Failed, MAX_PENDING, Statistics};
+pub use element::{Element, ElementType, Reduction};
 pub use error::{CollectiveError, Missing};
 pub use forming::{JobId, Limits, Seat, Waiting};
-pub use frame::{FrameError, HEADER_BYTES, Header, Kind, MAX_FRAME_BYTES, MAX_PAYLOAD_BYTES};
+pub use frame::{FrameError, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES};
+pub use group::{Group, Tag, Transferred};
 pub use link::Listener;
-pub use ring::{Ring, Transferred};
-pub use schedule::{Arrival, Hop, RingSchedule, Slot, Slots};
 
 #[cfg(target_endian = "big")]
-compile_error!("frames carry little-endian f32 taken straight from memory; this host is big-endian");
+compile_error!("frames carry little-endian numbers taken straight from memory; this host is big-endian");

@@ -9,14 +9,16 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::CollectiveError;
 
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+/// Connections that may wait to be accepted, where the system grants it: the last rank is called by all others at once.
+const BACKLOG: i32 = 4096;
 /// Send and receive buffer of a data socket, where the system grants it.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// The system counts milliseconds in 31 bits.
+const MAX_MILLISECONDS: u128 = i32::MAX as u128;
 /// BBR is 3.3 times slower on a virtual link between two containers.
 const CONGESTION_CONTROL: &str = "cubic";
 
-/// The open data port of a worker. It outlives generations: each forms its ring through it with fresh connections.
+/// The open data port of a worker. It outlives generations: each forms its group through it with fresh connections.
 #[derive(Debug)]
 pub struct Listener {
     pub(crate) socket: TcpListener,
@@ -84,7 +86,7 @@ pub(crate) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
 /// Lets the system give up on bytes that stay unacknowledged, or unwanted by a full receiver, for `silence`: not less
 /// than the operation's own limit, since a peer that still computes reads nothing.
 pub(crate) fn set_silence(stream: &TcpStream, silence: Duration) -> io::Result<()> {
-    let milliseconds = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).max(1);
+    let milliseconds = silence.as_millis().clamp(1, MAX_MILLISECONDS) as u32;
     Ok(sockopt::set_tcp_user_timeout(stream, milliseconds)?)
 }
 

@@ -7,19 +7,25 @@ use std::time::{Duration, Instant};
 
 use lockstep_collective::{Abort, CollectiveError, Communicator, JobId, Limits, Listener, Seat};
 
-const CYCLES: u64 = 200;
+const CYCLES: u64 = 10_000;
+/// Pages that the allocator may keep for itself.
+const SLACK_PAGES: usize = 1024;
 
 #[test]
-fn aborted_groups_leave_no_thread_and_no_socket_behind() {
+fn aborted_groups_leave_no_thread_no_socket_and_no_memory_behind() {
     let listeners: [Listener; 2] = std::array::from_fn(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap());
     let peers = listeners.each_ref().map(Listener::address);
     let mut delays = Vec::new();
-    // The first one warms the process up.
-    abort_once(&listeners, &peers, 0);
-    let before = [count("fd"), count("task")];
-    for generation in 1..=CYCLES {
+    // The first ones warm the process up.
+    for generation in 0..100 {
+        abort_once(&listeners, &peers, generation);
+    }
+    let (before, pages_before) = ([count("fd"), count("task")], resident_pages());
+    for generation in 100..100 + CYCLES {
         delays.push(abort_once(&listeners, &peers, generation));
     }
+    let pages = resident_pages();
+    assert!(pages <= pages_before + SLACK_PAGES, "{pages} resident pages, {pages_before} before");
     delays.sort();
     println!("abort to error: median {:?}, longest {:?}", delays[delays.len() / 2], delays[delays.len() - 1]);
     // A joined thread may stay listed for a moment.
@@ -62,4 +68,9 @@ fn abort_once(listeners: &[Listener; 2], peers: &[std::net::SocketAddr; 2], gene
 /// The entries of a folder of this process in /proc.
 fn count(folder: &str) -> usize {
     std::fs::read_dir(format!("/proc/self/{folder}")).unwrap().count()
+}
+
+fn resident_pages() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split_whitespace().nth(1).unwrap().parse().unwrap()
 }

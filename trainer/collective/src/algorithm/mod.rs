@@ -66,19 +66,29 @@ pub enum Arrival {
 pub enum Algorithm {
     /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ. (Patarasu and Yuan, 2009)
     Ring,
-    /// ⌈log₂n⌉(α + Sβ + Sγ); twice S more where n is no power of two. (Thakur, Rabenseifner and Gropp, 2005)
+    /// ⌊log₂n⌋(α + Sβ + Sγ); 2α + 2Sβ + Sγ more where n is no power of two. (Thakur, Rabenseifner and Gropp, 2005)
     RecursiveDoubling,
-    /// 2·log₂n·α + 2(n−1)/n·Sβ + (n−1)/n·Sγ; twice S more where n is no power of two. (Rabenseifner, 2004)
+    /// 2·⌊log₂n⌋α + 2(m−1)/m·Sβ + (m−1)/m·Sγ, where m is the greatest power of two up to n; 2α + 2Sβ + Sγ more where that is not n. (Rabenseifner, 2004)
     HalvingDoubling,
-    /// ≈ 2(log₂n + k − 1)(α + S/k·β) with k frames: two trees, each with half of the elements, in which every rank has children in
+    /// ≈ 2(⌊log₂n⌋ + k)(α + S/k·(β + γ)) with k frames: two trees, each with half of the elements, in which every rank has children in
     /// one only. (Sanders, Speck and Träff, 2009)
     DoubleTree,
     /// A ring in each row, then in each column, then in each row again; rows are hosts, or rows of a torus of `columns` ranks.
     /// (Mikami et al., arXiv 1811.05233)
+    /// 2(X+Y−2)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for X columns and Y rows.
     Torus {
         /// Ranks of a row; a divisor of the number of ranks.
         columns: usize,
     },
+}
+
+impl Algorithm {
+    /// The torus of `world` ranks that is nearest to a square; one column where their number is prime.
+    #[must_use]
+    pub fn torus(world: usize) -> Self {
+        let columns = (1..=world.isqrt()).rev().find(|columns| world.is_multiple_of(*columns));
+        Self::Torus { columns: columns.unwrap_or(1) }
+    }
 }
 
 /// The sum, or another reduction, of `length` elements over all ranks, on all ranks.
@@ -152,6 +162,16 @@ pub fn gather(rank: usize, world: usize, root: usize, length: usize) -> Schedule
 #[must_use]
 pub fn scatter(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
     built(rank, world, |builder| rooted::scatter(builder, root, length))
+}
+
+/// The elements of one rank on another.
+///
+/// # Panics
+/// When `rank`, `from` or `to` is not below `world`, or `from` is `to`.
+#[must_use]
+pub fn send(rank: usize, world: usize, from: usize, to: usize, length: usize) -> Schedule {
+    assert!(from.max(to) < world && from != to, "rank {from} cannot send to rank {to} in a group of {world}");
+    built(rank, world, |builder| builder.transfer(0, from, to, &(0..length), Arrival::Copy))
 }
 
 /// Over an arena of `2 · length` elements, its first half given, its second half taken: part r of the second half of rank s is
@@ -236,7 +256,7 @@ impl Builder {
         receives.sort_by_key(|(key, _)| *key);
         let mut last = 0;
         for ((hop, ..), send) in &mut sends {
-            let before = receives.iter().take_while(|((earlier, ..), _)| earlier < hop).count();
+            let before = receives.partition_point(|((earlier, ..), _)| earlier < hop);
             let changes =
                 receives[..before].iter().rposition(|(_, receive)| overlap(&receive.elements, &send.elements));
             last = changes.map_or(last, |index| last.max(index + 1));
@@ -244,7 +264,7 @@ impl Builder {
         }
         let mut last = 0;
         for ((hop, ..), receive) in &mut receives {
-            let before = sends.iter().take_while(|((earlier, ..), _)| earlier <= hop).count();
+            let before = sends.partition_point(|((earlier, ..), _)| earlier <= hop);
             let carries = sends[..before].iter().rposition(|(_, send)| overlap(&receive.elements, &send.elements));
             last = carries.map_or(last, |index| last.max(index + 1));
             receive.after = last;

@@ -3,13 +3,20 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use lockstep_collective::{Abort, CollectiveError, Header, JobId, Kind, Limits, Listener, Missing, Ring, Seat};
+use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::{
+    Abort, CollectiveError, Group, Header, JobId, Kind, Limits, Listener, Missing, Reduction, Seat, Tag,
+};
 
 use crate::group::{GENERATION, PATIENT, ends, listener, seat};
 use crate::impostor::{greeting, read_header};
 
-fn form(listener: &Listener, seat: Seat, peers: &[SocketAddr]) -> Result<Ring, CollectiveError> {
-    Ring::form(listener, seat, peers, PATIENT, &Abort::new())
+fn form(listener: &Listener, seat: Seat, peers: &[SocketAddr]) -> Result<Group, CollectiveError> {
+    Group::form(listener, seat, peers, PATIENT, &Abort::new())
+}
+
+fn sum(group: &mut Group, values: &mut [f32]) -> Result<(), CollectiveError> {
+    group.all_reduce(Algorithm::Ring, Tag::default(), values, Reduction::Sum).map(drop)
 }
 
 /// A port where nobody listens. On its own loopback address no other test's listener can come to it.
@@ -29,24 +36,25 @@ fn strangers_do_not_disturb_the_forming() {
     ends(|| {
         let listeners = [listener(), listener()];
         let peers = [listeners[0].address(), listeners[1].address()];
-        // All of them are in the queue before rank 0 looks.
+        // All of them are in the queue before rank 1 looks.
         let mut refused = [
-            call(peers[0], &[0x5a; 64]),
-            call(peers[0], &Header { job: JobId([9; 16]), ..greeting(Kind::Hello, 1) }.encode()),
-            call(peers[0], &Header { generation: GENERATION - 1, ..greeting(Kind::Hello, 1) }.encode()),
-            call(peers[0], &greeting(Kind::Hello, 4).encode()),
-            call(peers[0], &greeting(Kind::Welcome, 1).encode()),
+            call(peers[1], &[0x5a; 64]),
+            call(peers[1], &Header { job: JobId([9; 16]), ..greeting(Kind::Hello, 0) }.encode()),
+            call(peers[1], &Header { generation: GENERATION - 1, ..greeting(Kind::Hello, 0) }.encode()),
+            call(peers[1], &greeting(Kind::Hello, 4).encode()),
+            call(peers[1], &greeting(Kind::Welcome, 0).encode()),
         ];
-        let _silent: Vec<TcpStream> = (0..10).map(|_| call(peers[0], b"LSF")).collect();
+        let _silent: Vec<TcpStream> = (0..10).map(|_| call(peers[1], b"LSF")).collect();
         let other = std::thread::spawn({
             let [_, second] = listeners.each_ref().map(Listener::address);
             assert_eq!(second, peers[1]);
             let [first, second] = listeners;
             move || {
-                let peer =
-                    std::thread::spawn(move || form(&second, seat(1), &peers).unwrap().all_reduce(1, 0, &mut [1.0]));
+                let peer = std::thread::spawn(move || {
+                    form(&second, seat(1), &peers).and_then(|mut group| sum(&mut group, &mut [1.0]))
+                });
                 let mut values = [2.0];
-                form(&first, seat(0), &peers).unwrap().all_reduce(1, 0, &mut values).unwrap();
+                sum(&mut form(&first, seat(0), &peers).unwrap(), &mut values).unwrap();
                 peer.join().unwrap().unwrap();
                 values
             }
@@ -64,16 +72,16 @@ fn strangers_do_not_disturb_the_forming() {
 #[test]
 fn an_older_generation_is_told_which_one_is_forming() {
     ends(|| {
-        let first = listener();
-        let peers = [first.address(), deserted(4)];
+        let second = listener();
+        let peers = [deserted(4), second.address()];
         let abort = Abort::new();
         let forming = std::thread::spawn({
             let abort = abort.clone();
-            move || Ring::form(&first, seat(0), &peers, PATIENT, &abort).map(|_| ())
+            move || Group::form(&second, seat(1), &peers, PATIENT, &abort).map(|_| ())
         });
-        let mut stream = call(peers[0], &Header { generation: GENERATION - 1, ..greeting(Kind::Hello, 1) }.encode());
+        let mut stream = call(peers[1], &Header { generation: GENERATION - 1, ..greeting(Kind::Hello, 0) }.encode());
         let refusal = read_header(&mut stream);
-        assert_eq!((refusal.kind, refusal.generation, refusal.sender), (Kind::Refusal, GENERATION, 0));
+        assert_eq!((refusal.kind, refusal.generation, refusal.sender), (Kind::Refusal, GENERATION, 1));
         abort.abort("seen enough");
         assert!(matches!(forming.join().unwrap(), Err(CollectiveError::Aborted { .. })));
     });
@@ -81,37 +89,42 @@ fn an_older_generation_is_told_which_one_is_forming() {
 
 #[test]
 fn a_rank_left_in_an_older_generation_learns_of_the_newer() {
-    ends(|| {
-        let listeners = [listener(), listener()];
-        let peers = [listeners[0].address(), listeners[1].address()];
-        let abort = Abort::new();
-        let [first, second] = listeners;
-        let newer = std::thread::spawn({
-            let abort = abort.clone();
-            move || {
-                Ring::form(&first, Seat { generation: GENERATION + 1, ..seat(0) }, &peers, PATIENT, &abort).map(|_| ())
-            }
+    // Whether it is the one that calls or the one that is called.
+    for left in [0, 1] {
+        ends(move || {
+            let listeners = [listener(), listener()];
+            let peers = listeners.each_ref().map(Listener::address);
+            let abort = Abort::new();
+            std::thread::scope(|scope| {
+                let newer = scope.spawn(|| {
+                    let seat = Seat { generation: GENERATION + 1, ..seat(1 - left) };
+                    Group::form(&listeners[1 - left], seat, &peers, PATIENT, &abort).map(|_| ())
+                });
+                let error = form(&listeners[left], seat(left), &peers).unwrap_err();
+                assert!(
+                    matches!(error, CollectiveError::Superseded { rank, generation: GENERATION, newer }
+                        if (rank, newer) == (1 - left, GENERATION + 1)),
+                    "{error}"
+                );
+                abort.abort("seen enough");
+                assert!(newer.join().unwrap().is_err());
+            });
         });
-        let error = form(&second, seat(1), &peers).unwrap_err();
-        assert!(
-            matches!(error, CollectiveError::Superseded { rank: 0, generation: GENERATION, newer } if newer == GENERATION + 1),
-            "{error}"
-        );
-        abort.abort("seen enough");
-        assert!(newer.join().unwrap().is_err());
-    });
+    }
 }
 
 #[test]
 fn a_rank_that_never_comes_is_named_at_the_deadline() {
     let error = ends(|| {
         let first = listener();
-        let peers = [first.address(), deserted(2)];
+        let peers = [first.address(), deserted(2), deserted(2)];
         let limits = Limits { forming: Duration::from_millis(200), ..PATIENT };
-        Ring::form(&first, seat(0), &peers, limits, &Abort::new()).unwrap_err()
+        Group::form(&first, seat(0), &peers, limits, &Abort::new()).unwrap_err()
     });
     let CollectiveError::NotFormed {
-        generation: GENERATION, missing: Missing::Next { rank: 1, last_attempt, .. }, ..
+        generation: GENERATION,
+        missing: Missing::Unreached { rank: 1, last_attempt, others: 1, .. },
+        ..
     } = error
     else {
         panic!("{error}")
@@ -128,11 +141,11 @@ fn a_rank_that_opens_its_port_late_still_joins() {
         let (looked, has_looked) = channel();
         let early = std::thread::spawn(move || {
             looked.send(()).unwrap();
-            form(&first, seat(0), &peers).unwrap().all_reduce(1, 0, &mut [1.0])
+            form(&first, seat(0), &peers).and_then(|mut group| sum(&mut group, &mut [1.0]))
         });
         has_looked.recv().unwrap();
         let second = Listener::bind(late.ip(), late.port()).unwrap();
-        form(&second, seat(1), &peers).unwrap().all_reduce(1, 0, &mut [1.0]).unwrap();
+        form(&second, seat(1), &peers).and_then(|mut group| sum(&mut group, &mut [1.0])).unwrap();
         early.join().unwrap().unwrap();
     });
 }
@@ -145,7 +158,7 @@ fn an_abort_ends_the_forming() {
         let abort = Abort::new();
         let forming = std::thread::spawn({
             let abort = abort.clone();
-            move || Ring::form(&first, seat(0), &peers, PATIENT, &abort).map(|_| ())
+            move || Group::form(&first, seat(0), &peers, PATIENT, &abort).map(|_| ())
         });
         abort.abort("generation 8 is being prepared");
         let error = forming.join().unwrap().unwrap_err();
@@ -163,8 +176,8 @@ fn one_listener_serves_generation_after_generation() {
                 scope.spawn(move || {
                     for generation in 1..=10 {
                         let mut values = vec![1.0; 1000];
-                        let mut ring = form(listener, Seat { generation, ..seat(rank) }, &peers).unwrap();
-                        ring.all_reduce(generation, 0, &mut values).unwrap();
+                        sum(&mut form(listener, Seat { generation, ..seat(rank) }, &peers).unwrap(), &mut values)
+                            .unwrap();
                         assert_eq!(values, [3.0; 1000]);
                     }
                 });

@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use lockstep_collective::{Abort, Communicator, JobId, Limits, Listener, Seat, Waiting};
+use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, Seat, Waiting};
 
 pub(crate) const JOB: JobId = JobId([0x42; 16]);
 pub(crate) const GENERATION: u64 = 7;
@@ -26,6 +26,17 @@ pub(crate) fn group<T: Send>(
     limits: Limits,
     work: impl Fn(Communicator<Vec<f32>>) -> T + Send + Sync,
 ) -> Vec<T> {
+    ranks(world, |listener, rank, peers| {
+        work(Communicator::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap())
+    })
+}
+
+/// As [`group`], with the operations themselves.
+pub(crate) fn bare_group<T: Send>(world: usize, limits: Limits, work: impl Fn(Group) -> T + Send + Sync) -> Vec<T> {
+    ranks(world, |listener, rank, peers| work(Group::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap()))
+}
+
+fn ranks<T: Send>(world: usize, work: impl Fn(&Listener, usize, &[SocketAddr]) -> T + Send + Sync) -> Vec<T> {
     let listeners: Vec<Listener> = (0..world).map(|_| listener()).collect();
     let peers: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
     std::thread::scope(|scope| {
@@ -33,11 +44,7 @@ pub(crate) fn group<T: Send>(
         let ranks: Vec<_> = listeners
             .iter()
             .enumerate()
-            .map(|(rank, listener)| {
-                scope.spawn(move || {
-                    work(Communicator::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap())
-                })
-            })
+            .map(|(rank, listener)| scope.spawn(move || work(listener, rank, peers)))
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })

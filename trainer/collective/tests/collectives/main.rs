@@ -7,4 +7,5 @@ mod faults;
 mod forming;
 mod group;
 mod impostor;
+mod operations;
 mod sums;

@@ -117,7 +117,7 @@ fn a_rank_that_leaves_after_its_last_sum_disturbs_nobody() {
 }
 
 #[test]
-fn the_bytes_sent_stay_within_a_hundredth_of_the_rings_share() {
+fn the_bytes_sent_stay_within_a_hundredth_of_the_shortest_share() {
     for world in 2..=4 {
         let length = 1 << 20;
         let statistics = ends(move || {

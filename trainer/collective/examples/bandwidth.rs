@@ -1,0 +1,106 @@
+//! Times all-reduces between processes over loopback TCP, by algorithm and size.
+//!
+//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
+//!
+//! Prints a line of JSON with the fitted costs, which auto chooses by: `{"alpha", "beta", "gamma"}` in seconds a message, a byte and a
+//! reduced byte; then one for each algorithm and size: `{"bytes", "algorithm", "chosen", "seconds", "busbw"}`; seconds are the median over the
+//! repetitions of rank 0, busbw = bytes / seconds · 2(n−1)/n in bytes a second, as nccl-tests define it: comparable with the line's own
+//! bandwidth for any n.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::{
+    Abort, Choice, CollectiveError, Costs, Group, JobId, Limits, Listener, Reduction, Seat, Tag, Waiting,
+};
+
+const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
+const NAMES: [&str; 6] = ["auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus"];
+/// Tells a child its rank, and the addresses of all.
+const RANK: &str = "BANDWIDTH_RANK";
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let word = |index: usize, default: &str| words.get(index).cloned().unwrap_or_else(|| default.to_owned());
+    let world: usize = word(0, "2").parse()?;
+    let algorithm = word(1, "auto");
+    let sizes = word(2, SIZES).split(',').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
+    let budget = word(3, "256").parse::<usize>()? << 20;
+    if let Ok(place) = std::env::var(RANK) {
+        let (rank, peers) = place.split_once(' ').ok_or("a rank and the addresses of all")?;
+        let peers = peers.split(' ').map(str::parse).collect::<Result<Vec<SocketAddr>, _>>()?;
+        return Ok(measure(rank.parse()?, &peers, &algorithm, &sizes, budget)?);
+    }
+    let listeners = (0..world).map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0)).collect::<Result<Vec<_>, _>>()?;
+    let peers: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    drop(listeners);
+    let program = std::env::current_exe()?;
+    let start =
+        |rank: usize| Command::new(&program).args(&words).env(RANK, format!("{rank} {}", peers.join(" "))).spawn();
+    let mut ranks = (0..world).map(start).collect::<Result<Vec<Child>, _>>()?;
+    for (rank, process) in ranks.iter_mut().enumerate() {
+        let status = process.wait()?;
+        if !status.success() {
+            return Err(format!("rank {rank} ended with {status}").into());
+        }
+    }
+    Ok(())
+}
+
+fn measure(
+    rank: usize,
+    peers: &[SocketAddr],
+    named: &str,
+    sizes: &[usize],
+    budget: usize,
+) -> Result<(), CollectiveError> {
+    let listener = Listener::bind(peers[rank].ip(), peers[rank].port())?;
+    let seat = Seat { job: JobId([1; 16]), generation: 1, rank };
+    let limits = Limits { waiting: Waiting::Adaptive, ..Limits::default() };
+    let world = peers.len();
+    let mut group = Group::form(&listener, seat, peers, limits, &Abort::new())?;
+    let costs = group.measure_costs()?.unwrap_or_default();
+    if rank == 0 {
+        let Costs { message, wire_byte, reduced_byte } = costs;
+        println!(r#"{{"alpha":{message:e},"beta":{wire_byte:e},"gamma":{reduced_byte:e}}}"#);
+    }
+    let mut data = vec![0.0_f32; sizes.iter().max().map_or(0, |bytes| bytes / 4)];
+    for &bytes in sizes {
+        for name in NAMES.into_iter().filter(|name| *name == named || named == "all") {
+            let algorithm = choice(name, world, costs).algorithm(world, bytes);
+            let data = &mut data[..bytes / 4];
+            let mut seconds = Vec::new();
+            for step in 0..3 + (budget / bytes).clamp(5, 500) as u64 {
+                data.fill(0.5);
+                let started = Instant::now();
+                group.all_reduce(algorithm, Tag { step, bucket: 0 }, data, Reduction::Sum)?;
+                if step >= 3 {
+                    seconds.push(started.elapsed().as_secs_f64());
+                }
+            }
+            seconds.sort_by(f64::total_cmp);
+            let median = seconds[seconds.len() / 2];
+            let share = 2.0 * (world - 1) as f64 / world as f64;
+            if rank == 0 {
+                let busbw = bytes as f64 * share / median;
+                println!(
+                    r#"{{"bytes":{bytes},"algorithm":"{name}","chosen":"{algorithm:?}","seconds":{median:.9},"busbw":{busbw:.0}}}"#
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn choice(name: &str, world: usize, costs: Costs) -> Choice {
+    match name {
+        "ring" => Choice::Always(Algorithm::Ring),
+        "recursive-doubling" => Choice::Always(Algorithm::RecursiveDoubling),
+        "halving-doubling" => Choice::Always(Algorithm::HalvingDoubling),
+        "double-tree" => Choice::Always(Algorithm::DoubleTree),
+        "torus" => Choice::Always(Algorithm::torus(world)),
+        _ => Choice::Cheapest(costs),
+    }
+}

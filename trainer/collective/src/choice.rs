@@ -1,0 +1,180 @@
+//! Which all-reduce is cheapest for a length, by the usual cost model: α a message, β a byte on the wire, γ a byte to reduce.
+
+use crate::algorithm::Algorithm;
+
+/// What messages cost among the ranks of a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// α: seconds a message.
+    pub message: f64,
+    /// β: seconds a byte on the wire.
+    pub wire_byte: f64,
+    /// γ: seconds a byte to reduce.
+    pub reduced_byte: f64,
+}
+
+impl Default for Costs {
+    /// Of ranks that share a host: 20 µs, 2.5 GB/s, 10 GB/s.
+    fn default() -> Self {
+        Self { message: 20e-6, wire_byte: 0.4e-9, reduced_byte: 0.1e-9 }
+    }
+}
+
+/// How an all-reduce's algorithm is found; the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Choice {
+    /// Always this one.
+    Always(Algorithm),
+    /// The cheapest for each length.
+    Cheapest(Costs),
+}
+
+impl Choice {
+    /// The algorithm to reduce `bytes` over `world` ranks.
+    #[must_use]
+    pub fn algorithm(&self, world: usize, bytes: usize) -> Algorithm {
+        match self {
+            Self::Always(algorithm) => *algorithm,
+            Self::Cheapest(costs) => costs.cheapest(world, bytes),
+        }
+    }
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self::Cheapest(Costs::default())
+    }
+}
+
+/// Frames that a tree's halves are cut into at best; see [`Algorithm::DoubleTree`].
+const TREE_FRAMES: f64 = 8.0;
+
+impl Costs {
+    /// Seconds that `algorithm` takes to reduce `bytes` over `world` ranks, by the formulas of [`Algorithm`].
+    #[must_use]
+    pub fn seconds(&self, algorithm: Algorithm, world: usize, bytes: usize) -> f64 {
+        if world < 2 {
+            return 0.0;
+        }
+        let Self { message, wire_byte, reduced_byte } = *self;
+        let (ranks, size) = (world as f64, bytes as f64);
+        let levels = f64::from(world.ilog2());
+        let whole = size * (wire_byte + reduced_byte);
+        // Ranks beyond a power of two lend their elements before and get the result after.
+        let folded = if world.is_power_of_two() { 0.0 } else { 2.0 * message + whole + size * wire_byte };
+        let share = (ranks - 1.0) / ranks;
+        match algorithm {
+            Algorithm::Ring => 2.0 * (ranks - 1.0) * message + share * size * (2.0 * wire_byte + reduced_byte),
+            Algorithm::RecursiveDoubling => levels * (message + whole) + folded,
+            Algorithm::HalvingDoubling => {
+                let core = f64::from(1_u32 << world.ilog2());
+                let share = (core - 1.0) / core;
+                2.0 * levels * message + share * size * (2.0 * wire_byte + reduced_byte) + folded
+            }
+            Algorithm::DoubleTree => {
+                let height = f64::from(usize::BITS - world.leading_zeros());
+                2.0 * (height + TREE_FRAMES - 1.0) * (message + whole / TREE_FRAMES)
+            }
+            Algorithm::Torus { columns } => {
+                let (across, down) = (columns as f64, ranks / columns as f64);
+                2.0 * (across + down - 2.0) * message + share * size * (2.0 * wire_byte + reduced_byte)
+            }
+        }
+    }
+
+    /// The cheapest algorithm; of equally cheap ones the simplest.
+    #[must_use]
+    pub fn cheapest(&self, world: usize, bytes: usize) -> Algorithm {
+        let torus = Some(Algorithm::torus(world)).filter(|torus| *torus != Algorithm::Torus { columns: 1 });
+        [Algorithm::RecursiveDoubling, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::DoubleTree]
+            .into_iter()
+            .chain(torus)
+            .min_by(|one, other| self.seconds(*one, world, bytes).total_cmp(&self.seconds(*other, world, bytes)))
+            .unwrap_or(Algorithm::Ring)
+    }
+
+    /// The costs that explain measured ring all-reduces of `(bytes, seconds)` over `world` ranks best, each by its relative error;
+    /// γ is known from elsewhere. `None` where no positive costs do.
+    #[must_use]
+    pub fn fit(world: usize, measured: &[(usize, f64)], reduced_byte: f64) -> Option<Self> {
+        if world < 2 {
+            return None;
+        }
+        let ranks = world as f64;
+        let (messages, share) = (2.0 * (ranks - 1.0), (ranks - 1.0) / ranks);
+        // Least squares of messages·α/t + 2·share·S·β/t = 1 − share·S·γ/t.
+        let (mut aa, mut ab, mut bb, mut ay, mut by) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for &(bytes, seconds) in measured {
+            let size = bytes as f64;
+            let (a, b, y) =
+                (messages / seconds, 2.0 * share * size / seconds, 1.0 - share * size * reduced_byte / seconds);
+            (aa, ab, bb, ay, by) = (aa + a * a, ab + a * b, bb + b * b, ay + a * y, by + b * y);
+        }
+        let determinant = aa * bb - ab * ab;
+        // Lengths too alike to tell the two costs apart.
+        if determinant <= 1e-6 * aa * bb {
+            return None;
+        }
+        let costs = Self {
+            message: (ay * bb - by * ab) / determinant,
+            wire_byte: (by * aa - ay * ab) / determinant,
+            reduced_byte,
+        };
+        [costs.message, costs.wire_byte].iter().all(|cost| cost.is_finite() && *cost > 0.0).then_some(costs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLOW: Costs = Costs { message: 50e-6, wire_byte: 8e-9, reduced_byte: 0.1e-9 };
+
+    #[test]
+    fn short_slices_take_few_messages_and_long_ones_few_bytes() {
+        assert_eq!(SLOW.cheapest(2, 1000), Algorithm::RecursiveDoubling);
+        assert_eq!(SLOW.cheapest(8, 1000), Algorithm::RecursiveDoubling);
+        assert_eq!(SLOW.cheapest(2, 100 << 20), Algorithm::Ring);
+        assert_eq!(SLOW.cheapest(7, 100 << 20), Algorithm::Ring);
+        // As few bytes as the ring, and fewer messages.
+        assert_eq!(SLOW.cheapest(8, 100 << 20), Algorithm::HalvingDoubling);
+        assert_eq!(SLOW.cheapest(15, 100 << 20), Algorithm::Torus { columns: 3 });
+    }
+
+    #[test]
+    fn every_length_has_the_algorithm_that_the_formulas_say() {
+        for world in 2..=33 {
+            for bits in 2..30 {
+                let chosen = SLOW.seconds(SLOW.cheapest(world, 1 << bits), world, 1 << bits);
+                for other in
+                    [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree]
+                {
+                    assert!(chosen <= SLOW.seconds(other, world, 1 << bits), "{world} ranks, {} bytes", 1 << bits);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn costs_are_found_again_from_the_times_that_they_make() {
+        for world in [2, 3, 8] {
+            let measured: Vec<(usize, f64)> = (0..6)
+                .map(|step| 1000 << (2 * step))
+                .map(|bytes| (bytes, SLOW.seconds(Algorithm::Ring, world, bytes)))
+                .collect();
+            let found = Costs::fit(world, &measured, SLOW.reduced_byte).expect("positive costs");
+            assert!((found.message / SLOW.message - 1.0).abs() < 1e-6, "{found:?}");
+            assert!((found.wire_byte / SLOW.wire_byte - 1.0).abs() < 1e-6, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn times_that_fall_with_the_length_have_no_costs() {
+        assert_eq!(Costs::fit(2, &[(1000, 1.0), (1_000_000, 0.1)], 0.0), None);
+    }
+
+    #[test]
+    fn one_length_does_not_tell_the_costs_apart() {
+        assert_eq!(Costs::fit(2, &[(1000, 1.0)], 0.0), None);
+    }
+}

@@ -1,0 +1,270 @@
+//! What can be sent, and how it is reduced.
+
+use half::{bf16, f16};
+
+/// A type of numbers that ranks exchange: `f32`, `f64`, [`bf16`], [`f16`], `i32`, `i64` or `u8`.
+pub trait Element: bytemuck::Pod + Send + sealed::Arithmetic {
+    /// Which of them it is.
+    const TYPE: ElementType;
+}
+
+/// The types of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is the type of its name")]
+pub enum ElementType {
+    F32,
+    F64,
+    Bf16,
+    F16,
+    I32,
+    I64,
+    U8,
+}
+
+/// How numbers of several ranks become one, to the same bits in whichever order two of them are given. A NaN makes the result the one
+/// NaN of its type; −0 is less than 0. Numbers of `bf16` and `f16` are reduced in `f32` and rounded after each term; sums and products
+/// of whole numbers wrap around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their sum.
+    Sum,
+    /// Their sum divided by their count; of whole numbers rounded towards zero.
+    Mean,
+    /// The least.
+    Min,
+    /// The greatest.
+    Max,
+    /// Their product.
+    Product,
+}
+
+impl ElementType {
+    const NAMES: [&str; 8] = ["none", "f32", "f64", "bf16", "f16", "i32", "i64", "u8"];
+
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::F32 => 1,
+            Self::F64 => 2,
+            Self::Bf16 => 3,
+            Self::F16 => 4,
+            Self::I32 => 5,
+            Self::I64 => 6,
+            Self::U8 => 7,
+        }
+    }
+
+    pub(crate) fn name_of(code: u8) -> &'static str {
+        Self::NAMES.get(usize::from(code)).unwrap_or(&"unknown elements")
+    }
+}
+
+impl Reduction {
+    const NAMES: [&str; 6] = ["none", "sum", "mean", "min", "max", "product"];
+
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Sum => 1,
+            Self::Mean => 2,
+            Self::Min => 3,
+            Self::Max => 4,
+            Self::Product => 5,
+        }
+    }
+
+    pub(crate) fn name_of(code: u8) -> &'static str {
+        Self::NAMES.get(usize::from(code)).unwrap_or(&"unknown reduction")
+    }
+}
+
+/// Reduces the bytes of the elements that arrive into those that are here.
+pub(crate) type Reducer = fn(&mut [u8], &[u8]);
+
+/// The reducer of a type. A mean is a sum first.
+pub(crate) fn reducer<T: Element>(reduction: Reduction) -> Reducer {
+    match reduction {
+        Reduction::Sum | Reduction::Mean => |into, terms| each::<T>(into, terms, T::sum),
+        Reduction::Min => |into, terms| each::<T>(into, terms, T::least),
+        Reduction::Max => |into, terms| each::<T>(into, terms, T::greatest),
+        Reduction::Product => |into, terms| each::<T>(into, terms, T::product),
+    }
+}
+
+#[inline]
+fn each<T: Element>(into: &mut [u8], terms: &[u8], reduce: impl Fn(T, T) -> T) {
+    let (into, terms) = (bytemuck::cast_slice_mut::<u8, T>(into), bytemuck::cast_slice::<u8, T>(terms));
+    for (into, term) in into.iter_mut().zip(terms) {
+        *into = reduce(*into, *term);
+    }
+}
+
+/// Makes means of sums over `count` ranks.
+pub(crate) fn divide<T: Element>(sums: &mut [T], count: usize) {
+    for sum in sums {
+        *sum = sum.divided(count);
+    }
+}
+
+mod sealed {
+    pub trait Arithmetic: Copy {
+        fn sum(self, other: Self) -> Self;
+        fn product(self, other: Self) -> Self;
+        fn least(self, other: Self) -> Self;
+        fn greatest(self, other: Self) -> Self;
+        fn divided(self, count: usize) -> Self;
+    }
+}
+
+macro_rules! floats {
+    ($($float:ty, $type:ident;)*) => {$(
+        impl Element for $float {
+            const TYPE: ElementType = ElementType::$type;
+        }
+        impl sealed::Arithmetic for $float {
+            #[inline]
+            fn sum(self, other: Self) -> Self {
+                let sum = self + other;
+                if sum.is_nan() { Self::NAN } else { sum }
+            }
+            #[inline]
+            fn product(self, other: Self) -> Self {
+                let product = self * other;
+                if product.is_nan() { Self::NAN } else { product }
+            }
+            #[inline]
+            fn least(self, other: Self) -> Self {
+                if self.is_nan() || other.is_nan() {
+                    Self::NAN
+                } else if self.total_cmp(&other).is_le() {
+                    self
+                } else {
+                    other
+                }
+            }
+            #[inline]
+            fn greatest(self, other: Self) -> Self {
+                if self.is_nan() || other.is_nan() {
+                    Self::NAN
+                } else if self.total_cmp(&other).is_ge() {
+                    self
+                } else {
+                    other
+                }
+            }
+            #[inline]
+            fn divided(self, count: usize) -> Self {
+                self / count as $float
+            }
+        }
+    )*};
+}
+
+macro_rules! halves {
+    ($($half:ty, $type:ident;)*) => {$(
+        impl Element for $half {
+            const TYPE: ElementType = ElementType::$type;
+        }
+        impl sealed::Arithmetic for $half {
+            #[inline]
+            fn sum(self, other: Self) -> Self {
+                let sum = self.to_f32() + other.to_f32();
+                if sum.is_nan() { Self::NAN } else { Self::from_f32(sum) }
+            }
+            #[inline]
+            fn product(self, other: Self) -> Self {
+                let product = self.to_f32() * other.to_f32();
+                if product.is_nan() { Self::NAN } else { Self::from_f32(product) }
+            }
+            #[inline]
+            fn least(self, other: Self) -> Self {
+                if self.is_nan() || other.is_nan() {
+                    Self::NAN
+                } else if self.total_cmp(&other).is_le() {
+                    self
+                } else {
+                    other
+                }
+            }
+            #[inline]
+            fn greatest(self, other: Self) -> Self {
+                if self.is_nan() || other.is_nan() {
+                    Self::NAN
+                } else if self.total_cmp(&other).is_ge() {
+                    self
+                } else {
+                    other
+                }
+            }
+            #[inline]
+            fn divided(self, count: usize) -> Self {
+                Self::from_f32(self.to_f32() / count as f32)
+            }
+        }
+    )*};
+}
+
+macro_rules! integers {
+    ($($integer:ty, $type:ident;)*) => {$(
+        impl Element for $integer {
+            const TYPE: ElementType = ElementType::$type;
+        }
+        impl sealed::Arithmetic for $integer {
+            #[inline]
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline]
+            fn product(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+            #[inline]
+            fn least(self, other: Self) -> Self {
+                self.min(other)
+            }
+            #[inline]
+            fn greatest(self, other: Self) -> Self {
+                self.max(other)
+            }
+            #[inline]
+            fn divided(self, count: usize) -> Self {
+                (i128::from(self) / count as i128) as $integer
+            }
+        }
+    )*};
+}
+
+floats! { f32, F32; f64, F64; }
+halves! { bf16, Bf16; f16, F16; }
+integers! { i32, I32; i64, I64; u8, U8; }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All reductions of two numbers either way round, as bits.
+    fn both_ways<T: Element>(one: T, other: T) -> Vec<[Vec<u8>; 2]> {
+        [Reduction::Sum, Reduction::Min, Reduction::Max, Reduction::Product]
+            .map(|reduction| {
+                [(one, other), (other, one)].map(|(mut into, term)| {
+                    reducer::<T>(reduction)(bytemuck::bytes_of_mut(&mut into), bytemuck::bytes_of(&term));
+                    bytemuck::bytes_of(&into).to_vec()
+                })
+            })
+            .into()
+    }
+
+    #[test]
+    fn two_ranks_that_reduce_each_others_numbers_get_the_same_bits() {
+        for one in [0, 0x8000_0000, 0x7fc0_0001, 0xffc0_0002, 0x7f80_0000, 0xff80_0000, 0x3f80_0000_u32] {
+            for other in [0, 0x8000_0000, 0x7fc0_0001, 0xffc0_0002, 0x7f80_0000, 0xff80_0000, 0xc000_0000_u32] {
+                let ways = both_ways(f32::from_bits(one), f32::from_bits(other));
+                assert!(ways.iter().all(|[this, that]| this == that), "{one:x} and {other:x}: {ways:x?}");
+                let half = |bits: u32| bf16::from_bits((bits >> 16) as u16 | (bits & 3) as u16);
+                let ways = both_ways(half(one), half(other));
+                assert!(ways.iter().all(|[this, that]| this == that), "{one:x} and {other:x} in bf16: {ways:x?}");
+                let half = |bits: u32| f16::from_bits((bits >> 16) as u16 | (bits & 3) as u16);
+                let ways = both_ways(half(one), half(other));
+                assert!(ways.iter().all(|[this, that]| this == that), "{one:x} and {other:x} in f16: {ways:x?}");
+            }
+        }
+    }
+}

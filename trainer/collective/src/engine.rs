@@ -1,0 +1,213 @@
+//! Carries any [`Schedule`] out over a mesh: sends and receives in turn without blocking on either, so that frames longer than the
+//! sockets' buffers cannot deadlock it.
+
+use std::time::{Duration, Instant};
+
+use crc_fast::crc32_iscsi;
+
+use crate::algorithm::{Arrival, MAX_FRAME, Receive, Schedule, Send};
+use crate::element::Reducer;
+use crate::forming::Waiting;
+use crate::frame::{HEADER_BYTES, Header};
+use crate::mesh::{Mesh, Wanted};
+use crate::{CollectiveError, Transferred};
+
+/// How long a rank looks for bytes before it sleeps, when told to look at all.
+const SPIN: Duration = Duration::from_micros(50);
+/// Bytes of the widest element.
+const MAX_ELEMENT_BYTES: usize = 8;
+
+/// Room for one frame while it arrives, aligned for every element.
+#[derive(Debug)]
+pub(crate) struct Scratch(Box<[u64]>);
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self(vec![0; MAX_FRAME * MAX_ELEMENT_BYTES / size_of::<u64>()].into())
+    }
+}
+
+/// Frames that one connection has carried so far, modulo 2³². Both ends count, so that ranks which took another number of frames for
+/// an operation are found out in the next one at the latest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    sent: u32,
+    received: u32,
+}
+
+/// One operation under way on one rank.
+pub(crate) struct Execution<'a> {
+    pub(crate) mesh: &'a Mesh,
+    /// By rank.
+    pub(crate) counts: &'a mut [Counts],
+    pub(crate) schedule: &'a Schedule,
+    /// What all frames of the operation have in common; sent by this rank.
+    pub(crate) header: Header,
+    pub(crate) element_bytes: usize,
+    pub(crate) reduce: Reducer,
+    pub(crate) scratch: &'a mut Scratch,
+    pub(crate) waiting: Waiting,
+}
+
+/// How far it has come.
+#[derive(Default)]
+struct Progress {
+    /// Frames that are out.
+    sent: usize,
+    outgoing: Option<Outgoing>,
+    /// Frames that were taken in.
+    received: usize,
+    incoming: Option<Incoming>,
+    transferred: Transferred,
+}
+
+/// A frame on its way out.
+struct Outgoing {
+    header: [u8; HEADER_BYTES],
+    sent: usize,
+}
+
+/// A frame that is arriving.
+struct Incoming {
+    bytes: [u8; HEADER_BYTES],
+    /// Bytes of the frame that are here.
+    filled: usize,
+    /// Whether they go to the scratch space first.
+    aside: bool,
+    /// Once all of it is here and it is known to belong here.
+    header: Option<Header>,
+}
+
+impl Execution<'_> {
+    /// Does all of it, over `data`.
+    pub(crate) fn run(&mut self, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
+        let started = Instant::now();
+        let mut progress = Progress::default();
+        let mut idle_since = None;
+        loop {
+            let sent = self.send(&mut progress, data)?;
+            let received = self.receive(&mut progress, data)?;
+            let Some(wanted) = self.wanted(&progress) else {
+                return Ok(Transferred { took: started.elapsed(), ..progress.transferred });
+            };
+            if sent || received {
+                idle_since = None;
+                continue;
+            }
+            let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
+            if self.waiting == Waiting::SpinThenBlock && idle < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.mesh.wait(wanted, idle)?;
+        }
+    }
+
+    /// What is lacking; `None` once all is done.
+    fn wanted(&self, progress: &Progress) -> Option<Wanted> {
+        let Schedule { sends, receives } = self.schedule;
+        if progress.sent == sends.len() && progress.received == receives.len() {
+            return None;
+        }
+        let to = progress.outgoing.as_ref().map(|_| sends[progress.sent].to);
+        let complete = progress.incoming.as_ref().is_some_and(|incoming| incoming.header.is_some());
+        let from = receives.get(progress.received).filter(|_| !complete).map(|receive| receive.from);
+        Some(Wanted { to, from })
+    }
+
+    /// Sends what the socket takes of the next frame; whether it took any.
+    fn send(&mut self, progress: &mut Progress, data: &[u8]) -> Result<bool, CollectiveError> {
+        let Some(send) = self.schedule.sends.get(progress.sent) else { return Ok(false) };
+        if progress.outgoing.is_none() && send.after > progress.received {
+            return Ok(false);
+        }
+        let payload = &data[self.bytes(&send.elements)];
+        let outgoing = progress
+            .outgoing
+            .get_or_insert_with(|| Outgoing { header: self.header_of(send, payload).encode(), sent: 0 });
+        let header = &outgoing.header[outgoing.sent.min(HEADER_BYTES)..];
+        let rest = &payload[outgoing.sent.saturating_sub(HEADER_BYTES)..];
+        let Some(count) = self.mesh.send(send.to, header, rest)? else { return Ok(false) };
+        outgoing.sent += count;
+        progress.transferred.bytes_sent += count as u64;
+        if outgoing.sent == HEADER_BYTES + payload.len() {
+            progress.outgoing = None;
+            progress.sent += 1;
+            self.counts[send.to].sent = self.counts[send.to].sent.wrapping_add(1);
+        }
+        Ok(true)
+    }
+
+    /// Receives what has come of the next frame, and takes it in once it is whole and its turn has come; whether it did anything.
+    fn receive(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<bool, CollectiveError> {
+        let schedule = self.schedule;
+        let Some(receive) = schedule.receives.get(progress.received) else { return Ok(false) };
+        let is_due = receive.after <= progress.sent;
+        let (place, expected) = (self.bytes(&receive.elements), self.expected(receive));
+        let incoming = progress.incoming.get_or_insert_with(|| Incoming {
+            bytes: [0; HEADER_BYTES],
+            filled: 0,
+            aside: receive.arrival == Arrival::Reduce || !is_due,
+            header: None,
+        });
+        if incoming.header.is_none() {
+            let payload = if incoming.aside {
+                &mut bytemuck::cast_slice_mut(&mut self.scratch.0)[..place.len()]
+            } else {
+                &mut data[place.clone()]
+            };
+            let (to_header, to_payload) =
+                (incoming.filled.min(HEADER_BYTES), incoming.filled.saturating_sub(HEADER_BYTES));
+            let came = self.mesh.receive(receive.from, &mut incoming.bytes[to_header..], &mut payload[to_payload..])?;
+            let Some(count) = came else { return Ok(false) };
+            incoming.filled += count;
+            progress.transferred.bytes_received += count as u64;
+            if incoming.filled < HEADER_BYTES + place.len() {
+                // What does not belong here is refused before the rest of it is waited for.
+                if to_header < HEADER_BYTES && incoming.filled >= HEADER_BYTES {
+                    require(&incoming.bytes, &expected)?;
+                }
+                return Ok(true);
+            }
+            let header = require(&incoming.bytes, &expected)?;
+            header.require_payload(payload, receive.from)?;
+            incoming.header = Some(header);
+        }
+        if !is_due {
+            return Ok(false);
+        }
+        if incoming.aside {
+            let arrived = &bytemuck::cast_slice(&self.scratch.0)[..place.len()];
+            match receive.arrival {
+                Arrival::Reduce => (self.reduce)(&mut data[place], arrived),
+                Arrival::Copy => data[place].copy_from_slice(arrived),
+            }
+        }
+        progress.incoming = None;
+        progress.received += 1;
+        self.counts[receive.from].received = self.counts[receive.from].received.wrapping_add(1);
+        Ok(true)
+    }
+
+    fn expected(&self, receive: &Receive) -> Header {
+        let length = self.bytes(&receive.elements).len() as u32;
+        Header { sender: receive.from as u32, chunk: self.counts[receive.from].received, length, ..self.header }
+    }
+
+    fn header_of(&self, send: &Send, payload: &[u8]) -> Header {
+        let payload_crc32c = crc32_iscsi(payload);
+        Header { chunk: self.counts[send.to].sent, length: payload.len() as u32, payload_crc32c, ..self.header }
+    }
+
+    fn bytes(&self, elements: &std::ops::Range<usize>) -> std::ops::Range<usize> {
+        elements.start * self.element_bytes..elements.end * self.element_bytes
+    }
+}
+
+/// Reads a header that must be `expected`.
+fn require(bytes: &[u8; HEADER_BYTES], expected: &Header) -> Result<Header, CollectiveError> {
+    let rank = expected.sender as usize;
+    let header = Header::decode(bytes).map_err(|source| CollectiveError::BadFrame { rank, source })?;
+    header.require(expected, rank)?;
+    Ok(header)
+}

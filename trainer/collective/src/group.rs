@@ -1,0 +1,315 @@
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::algorithm::{Algorithm, Schedule, part};
+use crate::call::{Call, Operation};
+use crate::element::{Element, Reduction, divide, reducer};
+use crate::engine::{Counts, Execution, Scratch};
+use crate::forming::{Limits, Seat, Waiting};
+use crate::frame::{Header, Kind};
+use crate::link::Listener;
+use crate::mesh::Mesh;
+use crate::{Abort, CollectiveError};
+
+/// Schedules kept for operations that come again.
+const MAX_SCHEDULES: usize = 1024;
+
+/// The members of one generation, each connected to each, as one of them sees it: all operations, done one after another on the
+/// caller's thread.
+///
+/// All ranks call the same operations in the same order with the same [`Tag`], length, type and root. Ranks that disagree are told
+/// so, in the next operation at the latest, or wait for each other until the silence limit ends it. An operation over no elements moves nothing and waits for nobody.
+///
+/// After an error `data` holds neither the old values nor the result, and all connections are closed so that the peers notice too.
+#[derive(Debug)]
+pub struct Group {
+    mesh: Mesh,
+    seat: Seat,
+    waiting: Waiting,
+    abort: Abort,
+    scratch: Scratch,
+    counts: Box<[Counts]>,
+    schedules: HashMap<(Operation, usize), Schedule>,
+}
+
+/// Which operation a frame belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tag {
+    /// The training step, or any other count.
+    pub step: u64,
+    /// The bucket of the step.
+    pub bucket: u32,
+}
+
+/// What an operation moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Transferred {
+    /// Bytes sent, headers included.
+    pub bytes_sent: u64,
+    /// Bytes received, headers included.
+    pub bytes_received: u64,
+    /// From the operation's start to its end.
+    pub took: Duration,
+}
+
+impl Group {
+    /// Forms the group of `seat` with `peers`, the data addresses of all ranks in rank order, through `listener`.
+    ///
+    /// Connections of another job, another generation or another rank are refused and closed without disturbing this. A rank that has
+    /// failed to form a generation, or to go on in it, tries again in a newer one: others may count its first connections.
+    ///
+    /// # Errors
+    /// [`CollectiveError::NotFormed`] when a rank is missing at the end of `limits.forming`,
+    /// [`CollectiveError::Superseded`] when one is in a newer generation, [`CollectiveError::Aborted`] within
+    /// milliseconds of `abort`, [`CollectiveError::NotInGroup`] when `peers` lacks this rank.
+    pub fn form(
+        listener: &Listener,
+        seat: Seat,
+        peers: &[SocketAddr],
+        limits: Limits,
+        abort: &Abort,
+    ) -> Result<Self, CollectiveError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            mesh: Mesh::form(listener, seat, peers, limits, abort)?,
+            seat,
+            waiting: limits.waiting.resolved(peers[seat.rank].ip(), peers, cores),
+            abort: abort.clone(),
+            scratch: Scratch::new(),
+            counts: vec![Counts::default(); peers.len()].into(),
+            schedules: HashMap::new(),
+        })
+    }
+
+    /// This process's place.
+    pub fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    /// The number of ranks.
+    pub fn world(&self) -> usize {
+        self.mesh.world()
+    }
+
+    /// The handle that ends this generation.
+    pub fn abort_handle(&self) -> Abort {
+        self.abort.clone()
+    }
+
+    /// Changes how long an operation may go without a byte moving.
+    ///
+    /// # Errors
+    /// [`CollectiveError::System`] when a socket is no longer usable.
+    pub fn set_silence(&mut self, silence: Duration) -> Result<(), CollectiveError> {
+        self.mesh.set_silence(silence).inspect_err(|_| self.mesh.shut_down())
+    }
+
+    /// Reduces `data` over all ranks in place, with the same bits on each.
+    ///
+    /// # Errors
+    /// Whatever keeps the result from being formed, naming the peer; so for all other operations.
+    ///
+    /// # Panics
+    /// When a torus' columns do not divide the number of ranks.
+    pub fn all_reduce<T: Element>(
+        &mut self,
+        algorithm: Algorithm,
+        tag: Tag,
+        data: &mut [T],
+        reduction: Reduction,
+    ) -> Result<Transferred, CollectiveError> {
+        let length = data.len();
+        let transferred = self.run(Operation::AllReduce(algorithm), tag, length, data, Some(reduction))?;
+        self.finish(data, reduction);
+        Ok(transferred)
+    }
+
+    /// Reduces over all ranks: this rank's [`part`] of `data` holds the result, the others are used up.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        tag: Tag,
+        data: &mut [T],
+        reduction: Reduction,
+    ) -> Result<Transferred, CollectiveError> {
+        let length = data.len();
+        let transferred = self.run(Operation::ReduceScatter, tag, length, data, Some(reduction))?;
+        let own = part(&(0..length), self.world(), self.seat.rank);
+        self.finish(&mut data[own], reduction);
+        Ok(transferred)
+    }
+
+    /// Fills `data` on all ranks with every rank's [`part`] of it.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn all_gather<T: Element>(&mut self, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
+        self.run(Operation::AllGather, tag, data.len(), data, None)
+    }
+
+    /// Fills `data` on all ranks with the root's.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    ///
+    /// # Panics
+    /// When `root` is not below the number of ranks; so for all operations with one.
+    pub fn broadcast<T: Element>(
+        &mut self,
+        root: usize,
+        tag: Tag,
+        data: &mut [T],
+    ) -> Result<Transferred, CollectiveError> {
+        self.run(Operation::Broadcast { root }, tag, data.len(), data, None)
+    }
+
+    /// Reduces over all ranks: `data` of the root holds the result, that of the others is used up.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn reduce<T: Element>(
+        &mut self,
+        root: usize,
+        tag: Tag,
+        data: &mut [T],
+        reduction: Reduction,
+    ) -> Result<Transferred, CollectiveError> {
+        let transferred = self.run(Operation::Reduce { root }, tag, data.len(), data, Some(reduction))?;
+        if self.seat.rank == root {
+            self.finish(data, reduction);
+        }
+        Ok(transferred)
+    }
+
+    /// Fills `data` of the root with every rank's [`part`] of it.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn gather<T: Element>(
+        &mut self,
+        root: usize,
+        tag: Tag,
+        data: &mut [T],
+    ) -> Result<Transferred, CollectiveError> {
+        self.run(Operation::Gather { root }, tag, data.len(), data, None)
+    }
+
+    /// Fills each rank's [`part`] of `data` with that of the root.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn scatter<T: Element>(
+        &mut self,
+        root: usize,
+        tag: Tag,
+        data: &mut [T],
+    ) -> Result<Transferred, CollectiveError> {
+        self.run(Operation::Scatter { root }, tag, data.len(), data, None)
+    }
+
+    /// Gives each rank its part of the first half of `data` and fills the second half with this rank's parts of theirs.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    ///
+    /// # Panics
+    /// When the halves have no as many equal parts as there are ranks.
+    pub fn all_to_all<T: Element>(&mut self, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
+        let (length, parts) = (data.len() / 2, 2 * self.world());
+        assert!(data.len().is_multiple_of(parts), "{} elements have no {parts} equal parts", data.len());
+        let own = part(&(0..length), self.world(), self.seat.rank);
+        data.copy_within(own.clone(), length + own.start);
+        self.run(Operation::AllToAll, tag, length, data, None)
+    }
+
+    /// Sends `data` to another rank, which calls [`Group::receive`] with the same tag.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    ///
+    /// # Panics
+    /// When `to` is this rank or none.
+    pub fn send<T: Element>(&mut self, to: usize, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
+        let from = self.seat.rank;
+        self.run(Operation::Send { from, to }, tag, data.len(), data, None)
+    }
+
+    /// Fills `data` with what another rank sends with the same tag.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    ///
+    /// # Panics
+    /// When `from` is this rank or none.
+    pub fn receive<T: Element>(
+        &mut self,
+        from: usize,
+        tag: Tag,
+        data: &mut [T],
+    ) -> Result<Transferred, CollectiveError> {
+        let to = self.seat.rank;
+        self.run(Operation::Send { from, to }, tag, data.len(), data, None)
+    }
+
+    /// Returns once all ranks have called it.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn barrier(&mut self, tag: Tag) -> Result<Transferred, CollectiveError> {
+        self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut [0_u8], Reduction::Max)
+    }
+
+    fn run<T: Element>(
+        &mut self,
+        operation: Operation,
+        tag: Tag,
+        length: usize,
+        data: &mut [T],
+        reduction: Option<Reduction>,
+    ) -> Result<Transferred, CollectiveError> {
+        self.abort.check()?;
+        let (Seat { job, generation, rank }, world) = (self.seat, self.world());
+        if self.schedules.len() == MAX_SCHEDULES && !self.schedules.contains_key(&(operation, length)) {
+            self.schedules.clear();
+        }
+        let schedule =
+            self.schedules.entry((operation, length)).or_insert_with(|| operation.schedule(rank, world, length));
+        let Tag { step, bucket } = tag;
+        let header = Header {
+            kind: Kind::Segment,
+            call: Call::new(operation, T::TYPE, reduction),
+            job,
+            generation,
+            step,
+            bucket,
+            chunk: 0,
+            sender: rank as u32,
+            length: 0,
+            payload_crc32c: 0,
+        };
+        let mut execution = Execution {
+            mesh: &self.mesh,
+            counts: &mut self.counts,
+            schedule,
+            header,
+            element_bytes: size_of::<T>(),
+            reduce: reducer::<T>(reduction.unwrap_or(Reduction::Sum)),
+            scratch: &mut self.scratch,
+            waiting: self.waiting,
+        };
+        execution.run(bytemuck::cast_slice_mut(data)).or_else(|error| {
+            self.mesh.shut_down();
+            // Sockets that an abort shut down look as if the peer had closed them.
+            self.abort.check().and(Err(error))
+        })
+    }
+
+    fn finish<T: Element>(&self, data: &mut [T], reduction: Reduction) {
+        if reduction == Reduction::Mean {
+            divide(data, self.world());
+        }
+    }
+}

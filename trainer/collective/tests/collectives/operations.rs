@@ -1,0 +1,181 @@
+//! Every operation, algorithm, type and reduction over real sockets.
+
+use half::{bf16, f16};
+use lockstep_collective::algorithm::{Algorithm, part};
+use lockstep_collective::{CollectiveError, Element, Group, Limits, Reduction, Tag, Transferred, Waiting};
+
+use crate::group::{PATIENT, bare_group, ends};
+
+const TAG: Tag = Tag { step: 2, bucket: 1 };
+
+fn algorithms(world: usize) -> Vec<Algorithm> {
+    let rows = (1..=world).filter(|columns| world.is_multiple_of(*columns));
+    [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree]
+        .into_iter()
+        .chain(rows.map(|columns| Algorithm::Torus { columns }))
+        .collect()
+}
+
+/// Small whole numbers that differ by rank and place.
+fn given(rank: usize, length: usize) -> Vec<f32> {
+    (0..length).map(|index| ((rank * 31 + index * 7) % 101) as f32).collect()
+}
+
+fn sum(world: usize, length: usize) -> Vec<f32> {
+    (0..length).map(|index| (0..world).map(|rank| given(rank, length)[index]).sum()).collect()
+}
+
+#[test]
+fn every_algorithm_sums_over_sockets() {
+    for world in 1..=5 {
+        ends(move || {
+            bare_group(world, PATIENT, |mut group| {
+                let rank = group.seat().rank;
+                for length in [0, 1, world, 999, 70_001] {
+                    let expected = sum(world, length.min(999));
+                    for algorithm in algorithms(world) {
+                        let mut data = given(rank, length);
+                        group.all_reduce(algorithm, TAG, &mut data, Reduction::Sum).unwrap();
+                        assert!(data[..length.min(999)] == expected, "{algorithm:?}, {world} ranks, length {length}");
+                    }
+                }
+            })
+        });
+    }
+}
+
+/// Both partners send far more than the sockets hold before either has taken anything in.
+#[test]
+fn partners_that_exchange_all_they_have_do_not_wait_for_each_other() {
+    for waiting in [Waiting::Block, Waiting::SpinThenBlock] {
+        ends(move || {
+            bare_group(4, Limits { waiting, ..PATIENT }, |mut group| {
+                for algorithm in algorithms(4) {
+                    let mut data = vec![1.0_f32; 6 << 20];
+                    group.all_reduce(algorithm, TAG, &mut data, Reduction::Sum).unwrap();
+                    assert!(data.iter().all(|value| *value == 4.0), "{algorithm:?}");
+                }
+            })
+        });
+    }
+}
+
+fn reduced<T: Element>(reduction: Reduction, values: fn(usize) -> T) -> Vec<T> {
+    ends(move || {
+        bare_group(3, PATIENT, |mut group| {
+            let mut data = [values(group.seat().rank)];
+            group.all_reduce(Algorithm::Ring, TAG, &mut data, reduction).unwrap();
+            data[0]
+        })
+    })
+}
+
+#[test]
+fn every_type_is_reduced_in_every_way() {
+    use Reduction::{Max, Mean, Min, Product, Sum};
+    // Of 2, 3 and 7.
+    let ways = [(Sum, 12.0), (Mean, 4.0), (Min, 2.0), (Max, 7.0), (Product, 42.0)];
+    for (way, result) in ways {
+        assert_eq!(reduced(way, |rank| [2.0_f32, 3.0, 7.0][rank]), [result as f32; 3], "{way:?}");
+        assert_eq!(reduced(way, |rank| [2.0_f64, 3.0, 7.0][rank]), [result; 3], "{way:?}");
+        let half = |rank: usize| bf16::from_f32([2.0, 3.0, 7.0][rank]);
+        assert_eq!(reduced(way, half), [bf16::from_f64(result); 3], "{way:?}");
+        let half = |rank: usize| f16::from_f32([2.0, 3.0, 7.0][rank]);
+        assert_eq!(reduced(way, half), [f16::from_f64(result); 3], "{way:?}");
+        assert_eq!(reduced(way, |rank| [2_i32, 3, 7][rank]), [result as i32; 3], "{way:?}");
+        assert_eq!(reduced(way, |rank| [2_i64, 3, 7][rank]), [result as i64; 3], "{way:?}");
+        assert_eq!(reduced(way, |rank| [2_u8, 3, 7][rank]), [result as u8; 3], "{way:?}");
+    }
+}
+
+/// Does `operation` in a group of three; what each rank then holds.
+fn held(
+    given: fn(usize) -> Vec<f32>,
+    operation: fn(&mut Group, &mut [f32]) -> Result<Transferred, CollectiveError>,
+) -> Vec<Vec<f32>> {
+    ends(move || {
+        bare_group(3, PATIENT, |mut group| {
+            let mut data = given(group.seat().rank);
+            operation(&mut group, &mut data).unwrap();
+            data
+        })
+    })
+}
+
+#[test]
+fn the_other_operations_put_everything_in_its_place() {
+    let own = |rank: usize| part(&(0..10), 3, rank);
+    let given = |rank: usize| given(rank, 10);
+    let only_own = |rank: usize| {
+        let mut data = vec![-1.0; 10];
+        let own = part(&(0..10), 3, rank);
+        data[own.clone()].copy_from_slice(&self::given(7, 10)[own]);
+        data
+    };
+
+    let after = held(given, |group, data| group.broadcast(1, TAG, data));
+    assert_eq!(after, [given(1), given(1), given(1)]);
+    let after = held(given, |group, data| group.reduce(2, TAG, data, Reduction::Mean));
+    assert_eq!(after[2], sum(3, 10).iter().map(|sum| sum / 3.0).collect::<Vec<_>>());
+    let after = held(given, |group, data| group.reduce_scatter(TAG, data, Reduction::Sum));
+    for (rank, data) in after.iter().enumerate() {
+        assert_eq!(data[own(rank)], sum(3, 10)[own(rank)]);
+    }
+    let after = held(only_own, |group, data| group.all_gather(TAG, data));
+    assert_eq!(after, [given(7), given(7), given(7)]);
+    let after = held(only_own, |group, data| group.gather(0, TAG, data));
+    assert_eq!(after[0], given(7));
+    let after = held(given, |group, data| group.scatter(1, TAG, data));
+    for (rank, data) in after.iter().enumerate() {
+        assert_eq!(data[own(rank)], given(1)[own(rank)]);
+    }
+}
+
+#[test]
+fn all_to_all_transposes() {
+    let after = held(
+        |rank| (0..3).map(|to| (10 * rank + to) as f32).chain([-1.0; 3]).collect(),
+        |group, data| group.all_to_all(TAG, data),
+    );
+    for (rank, data) in after.iter().enumerate() {
+        assert_eq!(data[3..], [rank as f32, (10 + rank) as f32, (20 + rank) as f32]);
+    }
+}
+
+#[test]
+fn one_rank_sends_to_another() {
+    let after = held(
+        |rank| given(rank, 100_000),
+        |group, data| match group.seat().rank {
+            0 => group.send(2, TAG, data),
+            2 => group.receive(0, TAG, data),
+            _ => Ok(Transferred::default()),
+        },
+    );
+    assert!(after[2] == given(0, 100_000));
+}
+
+#[test]
+fn nobody_passes_a_barrier_before_all_have_come() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    ends(|| {
+        let come = AtomicUsize::new(0);
+        bare_group(5, PATIENT, |mut group| {
+            for round in 1..=20 {
+                come.fetch_add(1, Ordering::SeqCst);
+                group.barrier(Tag { step: round, bucket: 0 }).unwrap();
+                assert!(come.load(Ordering::SeqCst) >= 5 * round as usize, "round {round}");
+            }
+        });
+    });
+}
+
+#[test]
+fn all_ranks_find_the_same_costs() {
+    let costs = ends(|| bare_group(3, PATIENT, |mut group| group.measure_costs().unwrap()));
+    assert_eq!((costs[0], costs[0]), (costs[1], costs[2]));
+    // A busy machine may have times that fit none.
+    for costs in costs.into_iter().flatten() {
+        assert!(costs.message > 0.0 && costs.wire_byte > 0.0 && costs.reduced_byte > 0.0, "{costs:?}");
+    }
+}
