@@ -50,3 +50,16 @@ fn one_and_three_workers_learn_glyphs_alike() {
     assert_eq!((one.code, three.code), (Some(0), Some(0)), "{}\n{}", one.said(), three.said());
     assert_same_start(&one, &three);
 }
+
+#[test]
+fn every_algorithm_learns_alike() {
+    let _alone = alone();
+    let manifest = Manifest::glyphs(2000, 1);
+    let one = Run::of("glyphs-1", &manifest, &["--workers", "1"]).finished();
+    for algorithm in ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus"] {
+        let set = format!("spec.communication.algorithm={algorithm}");
+        let four = Run::of("glyphs-4", &manifest, &["--workers", "4", "--set", &set]).finished();
+        assert_eq!(four.code, Some(0), "{algorithm}: {}", four.said());
+        assert_same_start(&one, &four);
+    }
+}

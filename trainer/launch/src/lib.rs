@@ -18,6 +18,6 @@ pub use exit::Exit;
 pub use progress::{CheckpointMark, Progress};
 pub use size::{ByteSize, ByteSizeError};
 pub use workload::{
-    Checkpoint, Communication, CommunicationBackend, Dataset, DatasetFormat, InvalidField, MIN_SHARDS, Model,
-    ModelName, Optimizer, Precision, Schedule, Sgd, Training, Workload,
+    Checkpoint, Communication, CommunicationAlgorithm, CommunicationBackend, Dataset, DatasetFormat, InvalidField,
+    MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule, Sgd, Training, Workload,
 };

@@ -215,6 +215,9 @@ impl Default for Schedule {
 pub struct Communication {
     /// Transport: tcp. Default: tcp.
     pub backend: CommunicationBackend,
+    /// How gradients are summed: auto (what a cost model finds cheapest for the number of workers and the bytes), ring,
+    /// recursiveDoubling, halvingDoubling, doubleTree or torus. Default: auto.
+    pub algorithm: CommunicationAlgorithm,
     /// Bytes of gradient that are reduced at once while earlier layers still run backward: a number, or one with Ki, Mi or
     /// Gi. Default: 1Mi.
     pub bucket_bytes: ByteSize,
@@ -222,7 +225,11 @@ pub struct Communication {
 
 impl Default for Communication {
     fn default() -> Self {
-        Self { backend: CommunicationBackend::Tcp, bucket_bytes: ByteSize::mebibytes(1) }
+        Self {
+            backend: CommunicationBackend::Tcp,
+            algorithm: CommunicationAlgorithm::Auto,
+            bucket_bytes: ByteSize::mebibytes(1),
+        }
     }
 }
 
@@ -233,6 +240,20 @@ impl Default for Communication {
 pub enum CommunicationBackend {
     #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
     Tcp,
+}
+
+/// All-reduce algorithms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+#[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+pub enum CommunicationAlgorithm {
+    Auto,
+    Ring,
+    RecursiveDoubling,
+    HalvingDoubling,
+    DoubleTree,
+    Torus,
 }
 
 /// How state is kept.

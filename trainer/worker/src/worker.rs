@@ -8,10 +8,13 @@ use std::{
 };
 
 use lockstep_checkpoint::{Checkpoint, Position};
-use lockstep_collective::{Abort, Communicator, FIRST_BUCKET_BYTES, JobId, Limits, Listener, Waiting, plan_buckets};
+use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::{
+    Abort, Choice, Communicator, FIRST_BUCKET_BYTES, JobId, Limits, Listener, Waiting, plan_buckets,
+};
 use lockstep_data::{Dataset, Seat, steps_per_epoch};
 use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
-use lockstep_launch::{Ending, Launch, Optimizer, Progress};
+use lockstep_launch::{CommunicationAlgorithm, Ending, Launch, Optimizer, Progress};
 use lockstep_nn::{Cpu, Network, Replica, Sgd, StateTensor};
 use tracing::{info, warn};
 
@@ -156,8 +159,9 @@ impl Run<'_> {
             generation: self.group.generation,
             rank: self.group.rank as usize,
         };
-        let communicator =
+        let mut communicator =
             Communicator::form(listener, seat, &self.group.addresses, LIMITS, &abort).map_err(Failure::retry)?;
+        communicator.set_choice(choice(self.launch.workload.communication.algorithm, world));
         let seat = Seat::new(self.group.rank, self.group.world, self.group.shards);
         let Dataset { train, evaluation } = dataset;
         let mut rank = Rank::new(
@@ -422,6 +426,18 @@ impl<'a> Reporter<'a> {
         self.run.membership.checkpoint(mark.step, manifest);
         self.progress.last_checkpoint = Some(mark);
         Ok(())
+    }
+}
+
+/// The algorithm that the job names.
+fn choice(named: CommunicationAlgorithm, world: usize) -> Choice {
+    match named {
+        CommunicationAlgorithm::Auto => Choice::default(),
+        CommunicationAlgorithm::Ring => Choice::Always(Algorithm::Ring),
+        CommunicationAlgorithm::RecursiveDoubling => Choice::Always(Algorithm::RecursiveDoubling),
+        CommunicationAlgorithm::HalvingDoubling => Choice::Always(Algorithm::HalvingDoubling),
+        CommunicationAlgorithm::DoubleTree => Choice::Always(Algorithm::DoubleTree),
+        CommunicationAlgorithm::Torus => Choice::Always(Algorithm::torus(world)),
     }
 }
 
