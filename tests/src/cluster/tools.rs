@@ -86,9 +86,14 @@ pub fn available() -> Result<(), String> {
 /// Packages that are missing and could not be installed.
 pub fn ensure_packages() -> anyhow::Result<()> {
     let missing = missing_packages();
-    if missing.is_empty() {
-        return Ok(());
-    }
+    if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
+}
+
+/// Installs packages of the distribution.
+///
+/// # Errors
+/// They could not be installed.
+pub fn install_packages(missing: &[&str]) -> anyhow::Result<()> {
     let advice = format!("install the packages {}", missing.join(" "));
     if program("apt-get").is_none() || !rustix::process::geteuid().is_root() {
         bail!("{advice}");

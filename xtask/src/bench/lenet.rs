@@ -2,22 +2,22 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 
 use super::{
     Effort,
     load::{self, Watch},
     median,
     record::{Better, Book, Figure},
+    torch,
 };
 use crate::cargo;
 
 const BATCH: &str = "64";
-const TORCH: &str = "torch==2.15.0";
 /// Rounds that may be thrown away before the figure is given with the mark "disturbed".
 const MAX_DISTURBED: usize = 10;
 
@@ -41,7 +41,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Quick => (5, "100"),
         Effort::Full => (21, "300"),
     };
-    let python = peer()?;
+    let python = torch::python()?;
     let ours = cargo::build()?.join("examples/lenet_step");
     let script = cargo::target().join("bench/lenet_step.py");
     fs::write(&script, PEER)?;
@@ -62,7 +62,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         case: "batch 64, forward + backward + update, median",
         unit: "s",
         ours: median(&mut our_rounds),
-        peer: Some(("PyTorch 2.15.0", median(&mut their_rounds))),
+        peer: Some((torch::NAME, median(&mut their_rounds))),
         goal: 1.0,
         better: Better::Less,
         disturbed: disturbed == MAX_DISTURBED,
@@ -82,17 +82,4 @@ fn step_seconds(program: &Path, words: &[&str]) -> anyhow::Result<f64> {
         bail!("{} printed no steps", program.display());
     }
     Ok(median(&mut steps))
-}
-
-/// A Python with PyTorch, installed on first use into the user's cache.
-fn peer() -> anyhow::Result<PathBuf> {
-    let folder = lockstep_tests::cache()?.join(TORCH);
-    let python = folder.join("bin/python");
-    let works = Command::new(&python).args(["-c", "import torch"]).stderr(Stdio::null()).status();
-    if !works.is_ok_and(|status| status.success()) {
-        println!("installing {TORCH} from PyPI (once, about 5 GB)");
-        cargo::run(Command::new("python3").args(["-m", "venv"]).arg(&folder)).context("python3 with venv is needed")?;
-        cargo::run(Command::new(&python).args(["-m", "pip", "install", "--quiet", TORCH, "numpy"]))?;
-    }
-    Ok(python)
 }

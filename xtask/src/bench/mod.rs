@@ -2,11 +2,13 @@
 //! target/bench/NAME.jsonl. Peers run interleaved in the same run with the same settings; runs that other work on the machine
 //! disturbed are repeated.
 
+mod collectives;
 mod first_loss;
 mod lenet;
 mod load;
 mod operator;
 mod record;
+mod torch;
 
 use anyhow::{Context as _, bail};
 
@@ -27,7 +29,12 @@ struct Benchmark {
     run: fn(&mut Book, Effort) -> anyhow::Result<()>,
 }
 
-const BENCHMARKS: [Benchmark; 4] = [
+const BENCHMARKS: [Benchmark; 5] = [
+    Benchmark {
+        name: "collectives",
+        measures: "all-reduce over loopback TCP by size, against gloo and Open MPI",
+        run: collectives::run,
+    },
     Benchmark {
         name: "lenet-step",
         measures: "LeNet-5 training step, batch 64, one core, against PyTorch",

@@ -1,0 +1,172 @@
+//! All-reduce between processes over loopback TCP, against PyTorch's gloo and Debian's Open MPI: in the same network namespace, so
+//! with the same congestion control and buffer limits, in turns.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, bail};
+use lockstep_tests::cluster::install_packages;
+
+use super::{
+    Effort,
+    load::{self, Watch},
+    median,
+    record::{Better, Book, Figure},
+    torch,
+};
+use crate::cargo;
+
+const GLOO: &str = include_str!("gloo.py");
+const OPENMPI: &str = include_str!("openmpi.c");
+
+/// A size and what the issue asks for at it: least ratios to gloo and to Open MPI.
+type Goals = (usize, Option<f64>, Option<f64>);
+
+const PAIR: [Goals; 9] = [
+    (1 << 10, None, Some(1.0 / 1.2)),
+    (4 << 10, None, Some(1.0 / 1.2)),
+    (64 << 10, Some(5.0), Some(1.6)),
+    (256 << 10, Some(5.0), Some(1.6)),
+    (1 << 20, Some(2.4), Some(1.5)),
+    (4 << 20, Some(2.4), Some(1.5)),
+    (16 << 20, Some(2.4), Some(1.5)),
+    (64 << 20, Some(2.2), Some(2.6)),
+    (100 << 20, Some(2.2), Some(2.6)),
+];
+const FOUR: [Goals; 3] = [(1 << 10, None, Some(1.0 / 1.5)), (1 << 20, Some(2.0), None), (16 << 20, Some(2.0), None)];
+/// Rounds that may be thrown away before the figures are given with the mark "disturbed".
+const MAX_DISTURBED: usize = 10;
+
+/// What takes part, in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    Ours,
+    Gloo,
+    OpenMpi,
+}
+
+struct Programs {
+    ours: PathBuf,
+    python: PathBuf,
+    gloo: PathBuf,
+    openmpi: PathBuf,
+}
+
+pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
+    let (rounds, budget) = match effort {
+        Effort::Quick => (3, 64),
+        Effort::Full => (11, 256),
+    };
+    let programs = prepare()?;
+    for (ranks, goals) in [(2, &PAIR[..]), (4, &FOUR[..])] {
+        let sizes: Vec<usize> = goals.iter().map(|(size, ..)| *size).collect();
+        let mut seconds = BTreeMap::<(Side, usize), Vec<f64>>::new();
+        let (mut done, mut disturbed) = (0, 0);
+        while done < rounds {
+            let (watch, before) = (Watch::start(), load::children());
+            let mut round = Vec::new();
+            for side in [Side::Ours, Side::Gloo, Side::OpenMpi] {
+                for (size, measured) in programs.measure(side, ranks, &sizes, budget)? {
+                    round.push(((side, size), measured));
+                }
+            }
+            if watch.disturbed(load::children().saturating_sub(before)) && disturbed < MAX_DISTURBED {
+                disturbed += 1;
+                continue;
+            }
+            done += 1;
+            for (key, measured) in round {
+                seconds.entry(key).or_default().push(measured);
+            }
+        }
+        for &(size, gloo, openmpi) in goals {
+            let mut middle = |side| median(seconds.entry((side, size)).or_default());
+            let ours = middle(Side::Ours);
+            for (side, name, goal) in [(Side::Gloo, "gloo", gloo), (Side::OpenMpi, "Open MPI", openmpi)] {
+                let theirs = middle(side);
+                let Some(goal) = goal else { continue };
+                book.write(&Figure {
+                    case: &format!("{ranks} ranks, {}", named(size)),
+                    unit: "s",
+                    ours,
+                    peer: Some((name, theirs)),
+                    goal,
+                    better: Better::Less,
+                    disturbed: disturbed == MAX_DISTURBED,
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn named(bytes: usize) -> String {
+    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}
+
+fn prepare() -> anyhow::Result<Programs> {
+    let folder = cargo::target().join("bench");
+    let (gloo, source, openmpi) = (folder.join("gloo.py"), folder.join("openmpi.c"), folder.join("openmpi"));
+    fs::write(&gloo, GLOO)?;
+    fs::write(&source, OPENMPI)?;
+    let has_mpi = Command::new("mpicc").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if has_mpi.is_err() {
+        install_packages(&["openmpi-bin", "libopenmpi-dev"])?;
+    }
+    cargo::run(Command::new("mpicc").arg("-O2").arg("-o").arg(&openmpi).arg(&source))
+        .context("compile Open MPI's part")?;
+    let ours = cargo::build()?.join("examples/bandwidth");
+    Ok(Programs { ours, python: torch::python()?, gloo, openmpi })
+}
+
+impl Programs {
+    /// Median seconds by size, as one run of a side tells them.
+    fn measure(&self, side: Side, ranks: usize, sizes: &[usize], budget: usize) -> anyhow::Result<Vec<(usize, f64)>> {
+        let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+        let (ranks, budget, list) = (ranks.to_string(), budget.to_string(), sizes.join(","));
+        let command = match side {
+            Side::Ours => in_own_network(&self.ours, &[&ranks, "auto", &list, &budget]),
+            Side::Gloo => {
+                let torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", &ranks];
+                let script = self.gloo.to_string_lossy();
+                let mut command = in_own_network(&self.python, &[&torchrun[..], &[&script, &list, &budget]].concat());
+                command.env("GLOO_SOCKET_IFNAME", "lo").env("OMP_NUM_THREADS", "1");
+                command
+            }
+            Side::OpenMpi => {
+                let tcp = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--mca", "pml", "ob1"];
+                let start = ["--allow-run-as-root", "--oversubscribe", "-n", &ranks];
+                let program = self.openmpi.to_string_lossy();
+                let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
+                let words = [&start[..], &tcp, &[&program, &budget], &sizes].concat();
+                in_own_network(Path::new("mpirun"), &words)
+            }
+        };
+        told(command).with_context(|| format!("{side:?}"))
+    }
+}
+
+/// A program in a network namespace that has a loopback interface only, with the same congestion control for all.
+fn in_own_network(program: &Path, words: &[&str]) -> Command {
+    const SCRIPT: &str =
+        r#"ip link set lo up && echo cubic > /proc/sys/net/ipv4/tcp_congestion_control && exec "$0" "$@""#;
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", SCRIPT]).arg(program).args(words);
+    command
+}
+
+fn told(mut command: Command) -> anyhow::Result<Vec<(usize, f64)>> {
+    let output = command.stderr(Stdio::piped()).output()?;
+    if !output.status.success() {
+        bail!("it ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    let figure = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some((usize::try_from(line["bytes"].as_u64()?).ok()?, line["seconds"].as_f64()?))
+    };
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(figure).collect())
+}

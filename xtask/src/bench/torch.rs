@@ -1,0 +1,28 @@
+//! PyTorch, the peer of several benchmarks.
+
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::Context as _;
+
+use crate::cargo;
+
+const TORCH: &str = "torch==2.15.0";
+
+/// What figures call it.
+pub(crate) const NAME: &str = "PyTorch 2.15.0";
+
+/// A Python with PyTorch, installed on first use into the user's cache.
+pub(crate) fn python() -> anyhow::Result<PathBuf> {
+    let folder = lockstep_tests::cache()?.join(TORCH);
+    let python = folder.join("bin/python");
+    let works = Command::new(&python).args(["-c", "import torch"]).stderr(Stdio::null()).status();
+    if !works.is_ok_and(|status| status.success()) {
+        println!("installing {TORCH} from PyPI (once, about 5 GB)");
+        cargo::run(Command::new("python3").args(["-m", "venv"]).arg(&folder)).context("python3 with venv is needed")?;
+        cargo::run(Command::new(&python).args(["-m", "pip", "install", "--quiet", TORCH, "numpy"]))?;
+    }
+    Ok(python)
+}
