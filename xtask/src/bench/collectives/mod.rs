@@ -150,10 +150,15 @@ impl Programs {
     }
 }
 
-/// A program in a network namespace that has a loopback interface only, with the same congestion control for all.
+/// A program in a network namespace that has a loopback interface only, whose routes give all connections the same congestion control.
 fn in_own_network(program: &Path, words: &[&str]) -> Command {
-    const SCRIPT: &str =
-        r#"ip link set lo up && echo cubic > /proc/sys/net/ipv4/tcp_congestion_control && exec "$0" "$@""#;
+    const SCRIPT: &str = r#"
+        set -e
+        ip link set lo up
+        for to in 127.0.0.0/8 127.0.0.1; do
+            ip route replace table local local $to dev lo proto kernel scope host src 127.0.0.1 congctl cubic
+        done
+        exec "$0" "$@""#;
     let mut command = Command::new("unshare");
     command.args(["--net", "sh", "-c", SCRIPT]).arg(program).args(words);
     command
