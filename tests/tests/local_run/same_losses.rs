@@ -52,14 +52,16 @@ fn one_and_three_workers_learn_glyphs_alike() {
 }
 
 #[test]
-fn every_algorithm_learns_alike() {
+fn every_algorithm_and_both_links_learn_alike() {
     let _alone = alone();
     let manifest = Manifest::glyphs(2000, 1);
     let one = Run::of("glyphs-1", &manifest, &["--workers", "1"]).finished();
-    for algorithm in ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus"] {
-        let set = format!("spec.communication.algorithm={algorithm}");
+    let algorithms = ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus"];
+    let algorithms = algorithms.map(|algorithm| format!("algorithm={algorithm}"));
+    for choice in algorithms.into_iter().chain(["backend=auto", "backend=tcp"].map(str::to_owned)) {
+        let set = format!("spec.communication.{choice}");
         let four = Run::of("glyphs-4", &manifest, &["--workers", "4", "--set", &set]).finished();
-        assert_eq!(four.code, Some(0), "{algorithm}: {}", four.said());
+        assert_eq!(four.code, Some(0), "{choice}: {}", four.said());
         assert_same_start(&one, &four);
     }
 }

@@ -1,6 +1,6 @@
 //! Times all-reduces between processes over loopback TCP, by algorithm and size.
 //!
-//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
+//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…|memory] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
 //!
 //! Prints a line of JSON with the fitted costs, which auto chooses by: `{"alpha", "beta", "gamma"}` in seconds a message, a byte and a
 //! reduced byte; then one for each algorithm and size: `{"bytes", "algorithm", "chosen", "seconds", "busbw"}`; seconds are the median over the
@@ -17,7 +17,7 @@ use lockstep_collective::{
 };
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
-const NAMES: [&str; 6] = ["auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus"];
+const NAMES: [&str; 7] = ["memory", "auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus"];
 /// Tells a child its rank, and the addresses of all.
 const RANK: &str = "BANDWIDTH_RANK";
 
@@ -58,7 +58,7 @@ fn measure(
 ) -> Result<(), CollectiveError> {
     let listener = Listener::bind(peers[rank].ip(), peers[rank].port())?;
     let seat = Seat { job: JobId([1; 16]), generation: 1, rank };
-    let limits = Limits { waiting: Waiting::Adaptive, ..Limits::default() };
+    let limits = Limits { waiting: Waiting::Adaptive, shares_memory: named == "memory", ..Limits::default() };
     let world = peers.len();
     let mut group = Group::form(&listener, seat, peers, limits, &Abort::new())?;
     let costs = group.measure_costs()?.unwrap_or_default();
@@ -68,14 +68,19 @@ fn measure(
     }
     let mut data = vec![0.0_f32; sizes.iter().max().map_or(0, |bytes| bytes / 4)];
     for &bytes in sizes {
-        for name in NAMES.into_iter().filter(|name| *name == named || named == "all") {
+        for name in NAMES.into_iter().filter(|name| *name == named || (named == "all" && *name != "memory")) {
             let algorithm = choice(name, world, costs).algorithm(world, bytes);
             let data = &mut data[..bytes / 4];
             let mut seconds = Vec::new();
             for step in 0..3 + (budget / bytes).clamp(5, 500) as u64 {
                 data.fill(0.5);
                 let started = Instant::now();
-                group.all_reduce(algorithm, Tag { step, bucket: 0 }, data, Reduction::Sum)?;
+                let tag = Tag { step, bucket: 0 };
+                if name == "memory" {
+                    group.all_reduce_in_memory(tag, data, Reduction::Sum)?;
+                } else {
+                    group.all_reduce(algorithm, tag, data, Reduction::Sum)?;
+                }
                 if step >= 3 {
                     seconds.push(started.elapsed().as_secs_f64());
                 }

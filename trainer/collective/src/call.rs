@@ -91,8 +91,11 @@ impl Operation {
     }
 }
 
+/// The code of the all-reduce that needs no frames.
+const IN_MEMORY: u8 = 14;
+
 /// The names of operations by their code.
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "none",
     "ring all-reduce",
     "recursive doubling all-reduce",
@@ -107,6 +110,7 @@ const NAMES: [&str; 14] = [
     "scatter",
     "all-to-all",
     "send",
+    "all-reduce in memory",
 ];
 
 /// An operation as a frame names it: its code; that of its elements, and in the upper half that of its reduction; and the lowest byte
@@ -117,6 +121,16 @@ pub struct Call(pub [u8; 3]);
 impl Call {
     pub(crate) fn new(operation: Operation, element: ElementType, reduction: Option<Reduction>) -> Self {
         Self([operation.code(), element.code() | reduction.map_or(0, Reduction::code) << 4, operation.shape()])
+    }
+
+    /// As a number: what an all-reduce through memory reduces, and how.
+    pub(crate) fn kind(element: ElementType, reduction: Reduction) -> u64 {
+        u64::from(element.code() | reduction.code() << 4)
+    }
+
+    /// The all-reduce through memory of such a kind.
+    pub(crate) fn all_reduce_in_memory(kind: u64) -> Self {
+        Self([IN_MEMORY, kind as u8, 0])
     }
 }
 

@@ -25,7 +25,7 @@ impl Default for Costs {
 pub enum Choice {
     /// Always this one.
     Always(Algorithm),
-    /// The cheapest for each length.
+    /// Through shared memory where the group has it, else the cheapest for each length.
     Cheapest(Costs),
 }
 

@@ -348,8 +348,13 @@ impl Driver {
         match &self.broken {
             Some(cause) => Err(cause.clone()),
             None => {
-                let algorithm = self.choice.algorithm(self.group.world(), size_of_val(data));
-                let summed = self.group.all_reduce(algorithm, Tag { step, bucket }, data, Reduction::Sum);
+                let tag = Tag { step, bucket };
+                let summed = if self.group.shares_memory() && matches!(self.choice, Choice::Cheapest(_)) {
+                    self.group.all_reduce_in_memory(tag, data, Reduction::Sum)
+                } else {
+                    let algorithm = self.choice.algorithm(self.group.world(), size_of_val(data));
+                    self.group.all_reduce(algorithm, tag, data, Reduction::Sum)
+                };
                 summed.inspect_err(|error| self.broken = Some(error.clone()))
             }
         }

@@ -58,6 +58,8 @@ pub struct Limits {
     pub silence: Duration,
     /// How a rank waits for bytes.
     pub waiting: Waiting,
+    /// Whether ranks that share a host, all at one IP address, may reduce through memory that all of them map; the same on all.
+    pub shares_memory: bool,
 }
 
 /// How a rank waits for bytes.
@@ -84,7 +86,12 @@ impl Waiting {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { forming: Duration::from_secs(60), silence: Duration::from_secs(30), waiting: Waiting::Block }
+        Self {
+            forming: Duration::from_secs(60),
+            silence: Duration::from_secs(30),
+            waiting: Waiting::Block,
+            shares_memory: true,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::algorithm::{Algorithm, Schedule, part};
 use crate::call::{Call, Operation};
@@ -9,6 +9,7 @@ use crate::engine::{Counts, Execution, Scratch};
 use crate::forming::{Limits, Seat, Waiting};
 use crate::frame::{Header, Kind};
 use crate::link::Listener;
+use crate::memory::{Offer, Patience, SharedMemory, Work};
 use crate::mesh::Mesh;
 use crate::{Abort, CollectiveError};
 
@@ -30,6 +31,8 @@ pub struct Group {
     abort: Abort,
     scratch: Scratch,
     counts: Box<[Counts]>,
+    /// Where all ranks share a host and map the same memory.
+    memory: Option<SharedMemory>,
     schedules: HashMap<(Operation, usize), Schedule>,
 }
 
@@ -42,7 +45,7 @@ pub struct Tag {
     pub bucket: u32,
 }
 
-/// What an operation moved.
+/// What an operation moved; through shared memory, each byte of the data once in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Transferred {
     /// Bytes sent, headers included.
@@ -62,7 +65,8 @@ impl Group {
     /// # Errors
     /// [`CollectiveError::NotFormed`] when a rank is missing at the end of `limits.forming`,
     /// [`CollectiveError::Superseded`] when one is in a newer generation, [`CollectiveError::Aborted`] within
-    /// milliseconds of `abort`, [`CollectiveError::NotInGroup`] when `peers` lacks this rank.
+    /// milliseconds of `abort`, [`CollectiveError::NotInGroup`] when `peers` lacks this rank; those of an operation while the ranks
+    /// agree on shared memory.
     pub fn form(
         listener: &Listener,
         seat: Seat,
@@ -71,15 +75,38 @@ impl Group {
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self {
+        let mut group = Self {
             mesh: Mesh::form(listener, seat, peers, limits, abort)?,
             seat,
             waiting: limits.waiting.resolved(peers[seat.rank].ip(), peers, cores),
             abort: abort.clone(),
             scratch: Scratch::new(),
             counts: vec![Counts::default(); peers.len()].into(),
+            memory: None,
             schedules: HashMap::new(),
-        })
+        };
+        if limits.shares_memory && peers.len() > 1 && peers.iter().all(|peer| peer.ip() == peers[0].ip()) {
+            group.memory = group.share()?;
+        }
+        Ok(group)
+    }
+
+    /// The memory that all ranks have mapped; `None` on all of them where one could not.
+    fn share(&mut self) -> Result<Option<SharedMemory>, CollectiveError> {
+        let (rank, world, tag) = (self.seat.rank, self.world(), Tag { step: u64::MAX, bucket: 0 });
+        let made = if rank == 0 { SharedMemory::make(world).ok() } else { None };
+        let mut offer: Offer = made.as_ref().map_or([0; 4], |(_, _, offer)| *offer);
+        self.broadcast(0, tag, &mut offer)?;
+        let (memory, file) = match made {
+            Some((memory, file, _)) => (Some(memory), Some(file)),
+            None if rank == 0 => (None, None),
+            None => (SharedMemory::open(offer, rank, world), None),
+        };
+        let mut all = [u8::from(memory.is_some())];
+        self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut all, Reduction::Min)?;
+        // Until here, so that the others find it.
+        drop(file);
+        Ok(memory.filter(|_| all == [1]))
     }
 
     /// This process's place.
@@ -123,6 +150,44 @@ impl Group {
         let transferred = self.run(Operation::AllReduce(algorithm), tag, length, data, Some(reduction))?;
         self.finish(data, reduction);
         Ok(transferred)
+    }
+
+    /// Whether [`Group::all_reduce_in_memory`] is possible; the same on all ranks.
+    pub fn shares_memory(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// As [`Group::all_reduce`], through memory that all ranks map: each reduces one part, in rank order.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    ///
+    /// # Panics
+    /// When the ranks share no memory.
+    pub fn all_reduce_in_memory<T: Element>(
+        &mut self,
+        tag: Tag,
+        data: &mut [T],
+        reduction: Reduction,
+    ) -> Result<Transferred, CollectiveError> {
+        self.abort.check()?;
+        let Some(memory) = &mut self.memory else { panic!("the ranks of this group share no memory") };
+        let started = Instant::now();
+        let patience = Patience { mesh: &self.mesh, abort: &self.abort, waiting: self.waiting };
+        let bytes = size_of_val(data) as u64;
+        let work = Work {
+            tag,
+            kind: Call::kind(T::TYPE, reduction),
+            data: bytemuck::cast_slice_mut(data),
+            element_bytes: size_of::<T>(),
+            reduce: reducer::<T>(reduction),
+        };
+        memory.all_reduce(work, patience).or_else(|error| {
+            self.mesh.shut_down();
+            self.abort.check().and(Err(error))
+        })?;
+        self.finish(data, reduction);
+        Ok(Transferred { bytes_sent: bytes, bytes_received: bytes, took: started.elapsed() })
     }
 
     /// Reduces over all ranks: this rank's [`part`] of `data` holds the result, the others are used up.

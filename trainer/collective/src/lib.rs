@@ -1,4 +1,4 @@
-//! Collective operations among a group of ranks, over TCP, if asked for while the caller goes on computing.
+//! Collective operations among a group of ranks, over TCP or memory that they share, if asked for while the caller goes on computing.
 //!
 //! The story in the order of the modules: an [`algorithm`] says who sends what to whom as a pure schedule; frames carry it; a
 //! [`Listener`] and [`Group::form`] bind the members of one generation to each other; a [`Group`] carries any schedule out in place; a
@@ -40,6 +40,7 @@ mod frame;
 mod group;
 mod link;
 mod measure;
+mod memory;
 mod mesh;
 
 pub use abort::Abort;

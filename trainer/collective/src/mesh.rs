@@ -132,6 +132,17 @@ impl Mesh {
         }
     }
 
+    /// Fails when a rank that has been waited for elsewhere for `waited` has closed its connection, or has been silent for too long.
+    pub(crate) fn check(&self, rank: usize, waited: Duration) -> Result<(), CollectiveError> {
+        let mut watched = [PollFd::new(self.stream(rank), PollFlags::RDHUP)];
+        match poll(&mut watched, Some(&Timespec::default())) {
+            Ok(0) | Err(Errno::INTR) if waited < self.silence => Ok(()),
+            Ok(0) | Err(Errno::INTR) => Err(CollectiveError::PeerSilent { rank, waited }),
+            Ok(_) => Err(CollectiveError::PeerClosed { rank }),
+            Err(error) => Err(CollectiveError::system("look at a peer's socket", error.into())),
+        }
+    }
+
     /// Closes all connections both ways, so that the peers notice too.
     pub(crate) fn shut_down(&self) {
         for stream in self.peers.iter().flatten() {

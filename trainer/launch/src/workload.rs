@@ -213,7 +213,8 @@ impl Default for Schedule {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Communication {
-    /// Transport: tcp. Default: tcp.
+    /// Transport: auto (memory that workers share where all of them run on one host at one address, else tcp) or tcp. A named
+    /// algorithm goes over tcp. Default: auto.
     pub backend: CommunicationBackend,
     /// How gradients are summed: auto (what a cost model finds cheapest for the number of workers and the bytes), ring,
     /// recursiveDoubling, halvingDoubling, doubleTree or torus. Default: auto.
@@ -226,7 +227,7 @@ pub struct Communication {
 impl Default for Communication {
     fn default() -> Self {
         Self {
-            backend: CommunicationBackend::Tcp,
+            backend: CommunicationBackend::Auto,
             algorithm: CommunicationAlgorithm::Auto,
             bucket_bytes: ByteSize::mebibytes(1),
         }
@@ -237,8 +238,9 @@ impl Default for Communication {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
 pub enum CommunicationBackend {
-    #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+    Auto,
     Tcp,
 }
 

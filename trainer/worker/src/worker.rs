@@ -14,7 +14,7 @@ use lockstep_collective::{
 };
 use lockstep_data::{Dataset, Seat, steps_per_epoch};
 use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
-use lockstep_launch::{CommunicationAlgorithm, Ending, Launch, Optimizer, Progress};
+use lockstep_launch::{CommunicationAlgorithm, CommunicationBackend, Ending, Launch, Optimizer, Progress};
 use lockstep_nn::{Cpu, Network, Replica, Sgd, StateTensor};
 use tracing::{info, warn};
 
@@ -31,8 +31,12 @@ use crate::{
 
 /// The others wait in a sum while rank 0 saves a large state to slow storage: who is gone shows by its closed connections, or to
 /// the coordinator.
-const LIMITS: Limits =
-    Limits { forming: Duration::from_secs(60), silence: Duration::from_secs(600), waiting: Waiting::Block };
+const LIMITS: Limits = Limits {
+    forming: Duration::from_secs(60),
+    silence: Duration::from_secs(600),
+    waiting: Waiting::Block,
+    shares_memory: true,
+};
 /// How long there may be no coordinator while the group forms and when it ends.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
 /// How long a last word may take when the job failed anyway.
@@ -159,9 +163,11 @@ impl Run<'_> {
             generation: self.group.generation,
             rank: self.group.rank as usize,
         };
+        let communication = &self.launch.workload.communication;
+        let limits = Limits { shares_memory: communication.backend == CommunicationBackend::Auto, ..LIMITS };
         let mut communicator =
-            Communicator::form(listener, seat, &self.group.addresses, LIMITS, &abort).map_err(Failure::retry)?;
-        communicator.set_choice(choice(self.launch.workload.communication.algorithm, world));
+            Communicator::form(listener, seat, &self.group.addresses, limits, &abort).map_err(Failure::retry)?;
+        communicator.set_choice(choice(communication.algorithm, world));
         let seat = Seat::new(self.group.rank, self.group.world, self.group.shards);
         let Dataset { train, evaluation } = dataset;
         let mut rank = Rank::new(

@@ -7,8 +7,12 @@ use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, S
 pub(crate) const JOB: JobId = JobId([0x42; 16]);
 pub(crate) const GENERATION: u64 = 7;
 /// Longer than any stall of a busy machine that is not meant.
-pub(crate) const PATIENT: Limits =
-    Limits { forming: Duration::from_secs(30), silence: Duration::from_secs(30), waiting: Waiting::Block };
+pub(crate) const PATIENT: Limits = Limits {
+    forming: Duration::from_secs(30),
+    silence: Duration::from_secs(30),
+    waiting: Waiting::Block,
+    shares_memory: false,
+};
 /// For tests that wait for it to pass.
 pub(crate) const IMPATIENT: Limits = Limits { silence: Duration::from_millis(200), ..PATIENT };
 

@@ -7,5 +7,6 @@ mod faults;
 mod forming;
 mod group;
 mod impostor;
+mod memory;
 mod operations;
 mod sums;

@@ -1,0 +1,181 @@
+//! Ranks that share memory; here they share a process too, which makes no difference to them.
+
+use std::time::{Duration, Instant};
+
+use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::{CollectiveError, Group, Limits, Reduction, Tag, Waiting};
+
+use crate::group::{IMPATIENT, PATIENT, bare_group, ends, group};
+
+const SHARING: Limits = Limits { shares_memory: true, ..PATIENT };
+/// Longer than a few chunks, and no multiple of anything.
+const LENGTHS: [usize; 6] = [0, 1, 7, 1000, 32 * 1024, 200_003];
+
+fn uneven(rank: usize, length: usize) -> Vec<f32> {
+    (0..length).map(|index| 1.0 / (rank * 1000 + index % 977 + 3) as f32).collect()
+}
+
+/// In rank order, as each part is reduced.
+fn summed(world: usize, length: usize) -> Vec<f32> {
+    let mut sum = uneven(0, length);
+    for rank in 1..world {
+        sum.iter_mut().zip(uneven(rank, length)).for_each(|(sum, term)| *sum += term);
+    }
+    sum
+}
+
+#[test]
+fn every_rank_holds_the_sum_in_rank_order() {
+    for waiting in [Waiting::Block, Waiting::SpinThenBlock] {
+        for world in 2..=5 {
+            ends(move || {
+                bare_group(world, Limits { waiting, ..SHARING }, |mut group| {
+                    assert!(group.shares_memory());
+                    for (step, length) in (0..).zip(LENGTHS.repeat(3)) {
+                        let mut data = uneven(group.seat().rank, length);
+                        group.all_reduce_in_memory(Tag { step, bucket: 0 }, &mut data, Reduction::Sum).unwrap();
+                        assert!(data == summed(world, length), "{world} ranks, length {length}");
+                    }
+                })
+            });
+        }
+    }
+}
+
+#[test]
+fn memory_and_connections_take_turns() {
+    ends(|| {
+        bare_group(3, SHARING, |mut group| {
+            for step in 0..50 {
+                let mut data = [1_i64; 100];
+                group.all_reduce_in_memory(Tag { step, bucket: 0 }, &mut data, Reduction::Sum).unwrap();
+                group.all_reduce(Algorithm::Ring, Tag { step, bucket: 1 }, &mut data, Reduction::Mean).unwrap();
+                assert_eq!(data, [3; 100]);
+            }
+        })
+    });
+}
+
+#[test]
+fn a_communicator_takes_the_memory_by_itself() {
+    let sums = ends(|| {
+        group(2, SHARING, |mut communicator| {
+            communicator.submit(1, 0, uneven(communicator.rank(), 100_000));
+            communicator.wait().unwrap().memory
+        })
+    });
+    assert!(sums.iter().all(|sum| *sum == summed(2, 100_000)));
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_by_those_that_wait_for_it() {
+    let errors = ends(|| {
+        bare_group(3, SHARING, |mut group| {
+            if group.seat().rank == 1 {
+                return None;
+            }
+            group.all_reduce_in_memory(Tag::default(), &mut [1.0_f32; 10], Reduction::Sum).err()
+        })
+    });
+    // One of the two may see the other go first, which has seen rank 1 go.
+    let closed = |error: &CollectiveError| matches!(error, CollectiveError::PeerClosed { .. });
+    assert!(errors.iter().flatten().all(closed) && errors.iter().flatten().count() == 2, "{errors:?}");
+    assert!(errors.iter().flatten().any(|error| error.peer() == Some(1)), "{errors:?}");
+}
+
+#[test]
+fn a_rank_that_stays_away_is_named_after_the_silence_limit() {
+    let errors = ends(|| {
+        let limits = Limits { shares_memory: true, ..IMPATIENT };
+        bare_group(2, limits, |mut group| {
+            if group.seat().rank == 1 {
+                std::thread::sleep(2 * IMPATIENT.silence);
+                return None;
+            }
+            group.all_reduce_in_memory(Tag::default(), &mut [1.0_f32; 10], Reduction::Sum).err()
+        })
+    });
+    assert!(matches!(errors[0], Some(CollectiveError::PeerSilent { rank: 1, .. })), "{errors:?}");
+}
+
+#[test]
+fn an_abort_ends_the_wait_long_before_the_silence_limit() {
+    let waits = ends(|| {
+        bare_group(2, SHARING, |mut group: Group| {
+            if group.seat().rank == 1 {
+                // Its end comes with the other's.
+                group.barrier(Tag::default()).unwrap_err();
+                return Duration::ZERO;
+            }
+            let abort = group.abort_handle();
+            std::thread::scope(|scope| {
+                let aborted = scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(20));
+                    let now = Instant::now();
+                    abort.abort("a test");
+                    now
+                });
+                let error = group.all_reduce_in_memory(Tag::default(), &mut [1.0_f32; 10], Reduction::Sum).unwrap_err();
+                let ended = Instant::now();
+                assert!(matches!(error, CollectiveError::Aborted { .. }), "{error}");
+                ended.duration_since(aborted.join().unwrap())
+            })
+        })
+    });
+    // Generous: what is asserted is that it does not wait for the silence limit.
+    assert!(waits[0] < SHARING.silence / 10, "{:?}", waits[0]);
+}
+
+#[test]
+fn ranks_that_reduce_different_things_are_told_so() {
+    for (field, step, length) in [("step", 1, 10), ("length", 0, 11)] {
+        let errors = ends(move || {
+            bare_group(2, SHARING, move |mut group| {
+                let differs = group.seat().rank == 1;
+                let tag = Tag { step: if differs { step } else { 0 }, bucket: 0 };
+                let mut data = vec![1.0_f32; if differs { length } else { 10 }];
+                group.all_reduce_in_memory(tag, &mut data, Reduction::Sum).err()
+            })
+        });
+        let wrong = |error: &CollectiveError| matches!(error, CollectiveError::WrongFrame { field: found, .. } if *found == field);
+        assert!(errors.iter().flatten().any(wrong), "{errors:?}");
+    }
+}
+
+#[test]
+fn after_a_failure_nothing_is_reduced_any_more() {
+    let errors = ends(|| {
+        let limits = Limits { shares_memory: true, ..IMPATIENT };
+        bare_group(2, limits, |mut group| {
+            if group.seat().rank == 1 {
+                std::thread::sleep(2 * IMPATIENT.silence);
+            }
+            let mut data = [1.0_f32; 10];
+            let outcomes =
+                [0, 1].map(|_| group.all_reduce_in_memory(Tag::default(), &mut data, Reduction::Sum).is_err());
+            (outcomes, group.seat().rank)
+        })
+    });
+    assert_eq!(errors[0].0, [true, true]);
+    assert!(errors[1].0[1], "{errors:?}");
+}
+
+#[test]
+fn whoever_waits_for_one_rank_notices_that_another_has_gone() {
+    let outcomes = ends(|| {
+        bare_group(3, SHARING, |mut group| match group.seat().rank {
+            // Late, but alive; rank 2 waits for it first.
+            0 => {
+                std::thread::sleep(SHARING.silence / 20);
+                None
+            }
+            1 => None,
+            _ => {
+                let begun = Instant::now();
+                let error = group.all_reduce_in_memory(Tag::default(), &mut [1.0_f32; 10], Reduction::Sum).unwrap_err();
+                Some((error.peer(), begun.elapsed() < SHARING.silence / 20))
+            }
+        })
+    });
+    assert_eq!(outcomes[2], Some((Some(1), true)));
+}
