@@ -32,7 +32,7 @@ struct Benchmark {
 const BENCHMARKS: [Benchmark; 5] = [
     Benchmark {
         name: "collectives",
-        measures: "all-reduce over loopback TCP by size, against gloo and Open MPI",
+        measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
         run: collectives::run,
     },
     Benchmark {

@@ -1,5 +1,5 @@
-//! All-reduce between processes over loopback TCP, against PyTorch's gloo and Debian's Open MPI: in the same network namespace, so
-//! with the same congestion control and buffer limits, in turns.
+//! All-reduce between processes of one host, over loopback TCP and through shared memory, against PyTorch's gloo and Debian's Open MPI:
+//! in the same network namespace, so with the same congestion control and buffer limits, in turns.
 
 use std::{
     collections::BTreeMap,
@@ -23,9 +23,17 @@ use crate::cargo;
 const GLOO: &str = include_str!("gloo.py");
 const OPENMPI: &str = include_str!("openmpi.c");
 
-/// A size and what the issue asks for at it: least ratios to gloo and to Open MPI.
+/// A size and what is asked for at it: least ratios to gloo and to Open MPI.
 type Goals = (usize, Option<f64>, Option<f64>);
 
+/// What bytes go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Tcp,
+    Memory,
+}
+
+/// Two ranks over TCP.
 const PAIR: [Goals; 9] = [
     (1 << 10, None, Some(1.0 / 1.2)),
     (4 << 10, None, Some(1.0 / 1.2)),
@@ -37,6 +45,19 @@ const PAIR: [Goals; 9] = [
     (64 << 20, Some(2.2), Some(2.6)),
     (100 << 20, Some(2.2), Some(2.6)),
 ];
+/// Two ranks through shared memory.
+const SHARED: [Goals; 9] = [
+    (1 << 10, None, Some(1.0 / 0.7)),
+    (4 << 10, None, Some(1.0 / 0.7)),
+    (64 << 10, None, Some(3.5)),
+    (256 << 10, None, Some(3.5)),
+    (1 << 20, None, Some(3.5)),
+    (4 << 20, None, Some(3.5)),
+    (16 << 20, None, Some(3.5)),
+    (64 << 20, None, Some(6.0)),
+    (100 << 20, None, Some(6.0)),
+];
+/// Four ranks over TCP.
 const FOUR: [Goals; 3] = [(1 << 10, None, Some(1.0 / 1.5)), (1 << 20, Some(2.0), None), (16 << 20, Some(2.0), None)];
 /// Rounds that may be thrown away before the figures are given with the mark "disturbed".
 const MAX_DISTURBED: usize = 10;
@@ -62,15 +83,19 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Full => (11, 256),
     };
     let programs = prepare()?;
-    for (ranks, goals) in [(2, &PAIR[..]), (4, &FOUR[..])] {
+    for (link, ranks, goals) in [(Link::Tcp, 2, &PAIR[..]), (Link::Memory, 2, &SHARED[..]), (Link::Tcp, 4, &FOUR[..])] {
+        let sides: Vec<Side> = [Side::Ours, Side::Gloo, Side::OpenMpi]
+            .into_iter()
+            .filter(|side| *side != Side::Gloo || goals.iter().any(|(_, gloo, _)| gloo.is_some()))
+            .collect();
         let sizes: Vec<usize> = goals.iter().map(|(size, ..)| *size).collect();
         let mut seconds = BTreeMap::<(Side, usize), Vec<f64>>::new();
         let (mut done, mut disturbed) = (0, 0);
         while done < rounds {
             let (watch, before) = (Watch::start(), load::children());
             let mut round = Vec::new();
-            for side in [Side::Ours, Side::Gloo, Side::OpenMpi] {
-                for (size, measured) in programs.measure(side, ranks, &sizes, budget)? {
+            for &side in &sides {
+                for (size, measured) in programs.measure(side, link, ranks, &sizes, budget)? {
                     round.push(((side, size), measured));
                 }
             }
@@ -87,10 +112,10 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             let mut middle = |side| median(seconds.entry((side, size)).or_default());
             let ours = middle(Side::Ours);
             for (side, name, goal) in [(Side::Gloo, "gloo", gloo), (Side::OpenMpi, "Open MPI", openmpi)] {
-                let theirs = middle(side);
                 let Some(goal) = goal else { continue };
+                let theirs = middle(side);
                 book.write(&Figure {
-                    case: &format!("{ranks} ranks, {}", named(size)),
+                    case: &format!("{link:?}, {ranks} ranks, {}", named(size)),
                     unit: "s",
                     ours,
                     peer: Some((name, theirs)),
@@ -125,11 +150,21 @@ fn prepare() -> anyhow::Result<Programs> {
 
 impl Programs {
     /// Median seconds by size, as one run of a side tells them.
-    fn measure(&self, side: Side, ranks: usize, sizes: &[usize], budget: usize) -> anyhow::Result<Vec<(usize, f64)>> {
+    fn measure(
+        &self,
+        side: Side,
+        link: Link,
+        ranks: usize,
+        sizes: &[usize],
+        budget: usize,
+    ) -> anyhow::Result<Vec<(usize, f64)>> {
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
         let (ranks, budget, list) = (ranks.to_string(), budget.to_string(), sizes.join(","));
         let command = match side {
-            Side::Ours => in_own_network(&self.ours, &[&ranks, "auto", &list, &budget]),
+            Side::Ours => {
+                let algorithm = if link == Link::Memory { "memory" } else { "auto" };
+                in_own_network(&self.ours, &[&ranks, algorithm, &list, &budget])
+            }
             Side::Gloo => {
                 let torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", &ranks];
                 let script = self.gloo.to_string_lossy();
@@ -138,11 +173,12 @@ impl Programs {
                 command
             }
             Side::OpenMpi => {
-                let tcp = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--mca", "pml", "ob1"];
+                let transport = if link == Link::Memory { "vader,self" } else { "tcp,self" };
+                let mca = ["--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", "lo", "--mca", "btl", transport];
                 let start = ["--allow-run-as-root", "--oversubscribe", "-n", &ranks];
                 let program = self.openmpi.to_string_lossy();
                 let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
-                let words = [&start[..], &tcp, &[&program, &budget], &sizes].concat();
+                let words = [&start[..], &mca, &[&program, &budget], &sizes].concat();
                 in_own_network(Path::new("mpirun"), &words)
             }
         };
