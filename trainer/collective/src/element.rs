@@ -114,89 +114,36 @@ mod sealed {
     }
 }
 
+/// Of a type, its name, the type that it is reduced in and the way back from that.
 macro_rules! floats {
-    ($($float:ty, $type:ident;)*) => {$(
+    ($($float:ty, $type:ident, $wide:ty, $narrow:expr;)*) => {$(
         impl Element for $float {
             const TYPE: ElementType = ElementType::$type;
         }
         impl sealed::Arithmetic for $float {
             #[inline]
             fn sum(self, other: Self) -> Self {
-                let sum = self + other;
-                if sum.is_nan() { Self::NAN } else { sum }
+                let sum = <$wide>::from(self) + <$wide>::from(other);
+                if sum.is_nan() { Self::NAN } else { $narrow(sum) }
             }
             #[inline]
             fn product(self, other: Self) -> Self {
-                let product = self * other;
-                if product.is_nan() { Self::NAN } else { product }
+                let product = <$wide>::from(self) * <$wide>::from(other);
+                if product.is_nan() { Self::NAN } else { $narrow(product) }
             }
             #[inline]
             fn least(self, other: Self) -> Self {
-                if self.is_nan() || other.is_nan() {
-                    Self::NAN
-                } else if self.total_cmp(&other).is_le() {
-                    self
-                } else {
-                    other
-                }
+                let least = if self.total_cmp(&other).is_le() { self } else { other };
+                if self.is_nan() || other.is_nan() { Self::NAN } else { least }
             }
             #[inline]
             fn greatest(self, other: Self) -> Self {
-                if self.is_nan() || other.is_nan() {
-                    Self::NAN
-                } else if self.total_cmp(&other).is_ge() {
-                    self
-                } else {
-                    other
-                }
+                let greatest = if self.total_cmp(&other).is_ge() { self } else { other };
+                if self.is_nan() || other.is_nan() { Self::NAN } else { greatest }
             }
             #[inline]
             fn divided(self, count: usize) -> Self {
-                self / count as $float
-            }
-        }
-    )*};
-}
-
-macro_rules! halves {
-    ($($half:ty, $type:ident;)*) => {$(
-        impl Element for $half {
-            const TYPE: ElementType = ElementType::$type;
-        }
-        impl sealed::Arithmetic for $half {
-            #[inline]
-            fn sum(self, other: Self) -> Self {
-                let sum = self.to_f32() + other.to_f32();
-                if sum.is_nan() { Self::NAN } else { Self::from_f32(sum) }
-            }
-            #[inline]
-            fn product(self, other: Self) -> Self {
-                let product = self.to_f32() * other.to_f32();
-                if product.is_nan() { Self::NAN } else { Self::from_f32(product) }
-            }
-            #[inline]
-            fn least(self, other: Self) -> Self {
-                if self.is_nan() || other.is_nan() {
-                    Self::NAN
-                } else if self.total_cmp(&other).is_le() {
-                    self
-                } else {
-                    other
-                }
-            }
-            #[inline]
-            fn greatest(self, other: Self) -> Self {
-                if self.is_nan() || other.is_nan() {
-                    Self::NAN
-                } else if self.total_cmp(&other).is_ge() {
-                    self
-                } else {
-                    other
-                }
-            }
-            #[inline]
-            fn divided(self, count: usize) -> Self {
-                Self::from_f32(self.to_f32() / count as f32)
+                $narrow(<$wide>::from(self) / count as $wide)
             }
         }
     )*};
@@ -232,8 +179,12 @@ macro_rules! integers {
     )*};
 }
 
-floats! { f32, F32; f64, F64; }
-halves! { bf16, Bf16; f16, F16; }
+floats! {
+    f32, F32, f32, f32::from;
+    f64, F64, f64, f64::from;
+    bf16, Bf16, f32, bf16::from_f32;
+    f16, F16, f32, f16::from_f32;
+}
 integers! { i32, I32; i64, I64; u8, U8; }
 
 #[cfg(test)]
