@@ -28,9 +28,9 @@ fn aborted_groups_leave_no_thread_no_socket_and_no_memory_behind() {
     assert!(pages <= pages_before + SLACK_PAGES, "{pages} resident pages, {pages_before} before");
     delays.sort();
     println!("abort to error: median {:?}, longest {:?}", delays[delays.len() / 2], delays[delays.len() - 1]);
-    // A joined thread may stay listed for a moment.
+    // A joined thread may stay listed for a moment: now, and when they were counted before.
     let deadline = Instant::now() + Duration::from_secs(10);
-    while [count("fd"), count("task")] != before {
+    while count("fd") > before[0] || count("task") > before[1] {
         assert!(
             Instant::now() < deadline,
             "{:?} file descriptors and threads, {before:?} before",
