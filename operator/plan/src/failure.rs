@@ -67,14 +67,24 @@ pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], complete: bool, now: Ti
         let ending = done.iter().filter_map(|pod| pod.ending()).max_by_key(|ending| ending.model_uri.is_some());
         return when_over(ending, alive.as_slice(), last, now);
     }
-    if let Some((pod, Cause::Lost(reason))) = causes.iter().find(|(_, cause)| matches!(cause, Cause::Lost(_))) {
-        return Verdict::Lost(last_failure(pod, reason, now));
+    let lost = |wanted: fn(&PodSeen) -> bool| {
+        causes.iter().find_map(|(pod, cause)| match cause {
+            Cause::Lost(reason) if wanted(pod) => Some(Verdict::Lost(last_failure(pod, reason, now))),
+            _ => None,
+        })
+    };
+    // All drain when one has to leave: that one is named, not those that left with it.
+    if let Some(verdict) = lost(|pod| pod.stuck_at.is_some() || pod.disrupted.is_some()) {
+        return verdict;
     }
     if complete && let Some(index) = (0..job.replicas.get()).find(|index| !is_there(&workers, *index)) {
         let pod = Some(pod_name(job, Role::Worker(index)));
         let message = "the pod was deleted".to_owned();
         let reason = Some("Deleted".to_owned());
         return Verdict::Lost(LastFailure { pod, reason, message, time: Some(time(now)), ..LastFailure::default() });
+    }
+    if let Some(verdict) = lost(|_| true) {
+        return verdict;
     }
     if let Some((pod, _)) = causes.iter().find(|(_, cause)| *cause == Cause::Crashed) {
         return Verdict::Failed(last_failure(pod, "Crashed", now));

@@ -114,6 +114,18 @@ fn the_trainers_own_words_reach_the_status() {
 }
 
 #[test]
+fn of_workers_that_drained_together_the_one_that_was_taken_away_is_named() {
+    let all = "Running; all ready; worker 0 exited 76; ";
+    for taken in ["no worker 1", "worker 1 terminating", "worker 1 disrupted"] {
+        let (job, seen) = situations::read(&format!("{all}{taken}"));
+        let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+        let named = status.last_failure.and_then(|failure| failure.pod);
+        assert_eq!(named.as_deref(), Some("lenet-worker-1"), "{taken}");
+        assert_eq!((status.restarts, status.failures), (1, 0), "{taken}");
+    }
+}
+
+#[test]
 fn what_an_invalid_job_lacks_is_said_once_and_nothing_is_made() {
     let wrong = [lockstep_launch::InvalidField::new("spec.dataset.uri", "missing", "required for format idx")];
     let next = lockstep_plan::refuse(&wrong, &Observed::default(), now());
