@@ -1,7 +1,7 @@
 //! Carries any [`Schedule`] out over a mesh: sends and receives in turn without blocking on either, so that frames longer than the
 //! sockets' buffers cannot deadlock it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crc_fast::crc32_iscsi;
 
@@ -12,8 +12,6 @@ use crate::frame::{HEADER_BYTES, Header};
 use crate::mesh::{Mesh, Wanted};
 use crate::{CollectiveError, Transferred};
 
-/// How long a rank looks for bytes before it sleeps, when told to look at all.
-const SPIN: Duration = Duration::from_micros(50);
 /// Bytes of the widest element.
 const MAX_ELEMENT_BYTES: usize = 8;
 
@@ -95,7 +93,7 @@ impl Execution<'_> {
                 continue;
             }
             let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
-            if self.waiting == Waiting::SpinThenBlock && idle < SPIN {
+            if self.waiting.looks_again(idle) {
                 std::hint::spin_loop();
                 continue;
             }

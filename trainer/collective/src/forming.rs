@@ -73,7 +73,15 @@ pub enum Waiting {
     Adaptive,
 }
 
+/// How long a rank looks before it sleeps, when told to look at all.
+const SPIN: Duration = Duration::from_micros(50);
+
 impl Waiting {
+    /// Whether a rank that has found nothing for so long looks again at once.
+    pub(crate) fn looks_again(self, idle: Duration) -> bool {
+        self == Self::SpinThenBlock && idle < SPIN
+    }
+
     /// What [`Waiting::Adaptive`] means for a rank at `own` among `peers`, on a host of so many cores.
     pub(crate) fn resolved(self, own: IpAddr, peers: &[SocketAddr], cores: usize) -> Self {
         match self {

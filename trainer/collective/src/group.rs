@@ -6,7 +6,7 @@ use crate::algorithm::{Algorithm, Schedule, part};
 use crate::call::{Call, Operation};
 use crate::element::{Element, Reduction, divide, reducer};
 use crate::engine::{Counts, Execution, Scratch};
-use crate::forming::{Limits, Seat, Waiting};
+use crate::forming::{Limits, Seat, Waiting, form};
 use crate::frame::{Header, Kind};
 use crate::link::Listener;
 use crate::memory::{Offer, Patience, SharedMemory, Work};
@@ -74,9 +74,13 @@ impl Group {
         limits: Limits,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
+        if seat.rank >= peers.len() {
+            return Err(CollectiveError::NotInGroup { rank: seat.rank, world: peers.len() });
+        }
+        let streams = form(listener, seat, peers, limits, abort)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut group = Self {
-            mesh: Mesh::form(listener, seat, peers, limits, abort)?,
+            mesh: Mesh::over(streams, limits.silence, abort)?,
             seat,
             waiting: limits.waiting.resolved(peers[seat.rank].ip(), peers, cores),
             abort: abort.clone(),

@@ -1,7 +1,7 @@
 //! The connections of one rank with all others: bytes go and come without ever blocking.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use crate::forming::{Limits, Seat, form};
-use crate::link::{Listener, set_silence};
+use crate::link::set_silence;
 use crate::{Abort, CollectiveError};
 
 /// Room for bytes, or word that the other end has closed.
@@ -36,20 +35,15 @@ pub(crate) struct Wanted {
 }
 
 impl Mesh {
-    pub(crate) fn form(
-        listener: &Listener,
-        seat: Seat,
-        peers: &[SocketAddr],
-        limits: Limits,
+    /// Takes over the connections that a group has formed; `abort` shuts them down.
+    pub(crate) fn over(
+        streams: Vec<Option<TcpStream>>,
+        silence: Duration,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
-        if seat.rank >= peers.len() {
-            return Err(CollectiveError::NotInGroup { rank: seat.rank, world: peers.len() });
-        }
-        let streams = form(listener, seat, peers, limits, abort)?;
         let peers: Box<[_]> = streams.into_iter().map(|stream| stream.map(Arc::new)).collect();
         peers.iter().flatten().try_for_each(|stream| abort.guard(stream))?;
-        Ok(Self { peers, silence: limits.silence })
+        Ok(Self { peers, silence })
     }
 
     pub(crate) fn world(&self) -> usize {

@@ -135,6 +135,7 @@ impl Launch {
     #[must_use]
     pub fn variables(&self) -> BTreeMap<Variable, String> {
         BTreeMap::from([
+            // Text, numbers and paths that are UTF-8, as whoever starts processes has checked: no reason to fail.
             (Variable::Launch, serde_json::to_string(self).unwrap_or_default()),
             (Variable::Member, self.member.clone()),
             (Variable::Address, self.address.to_string()),

@@ -8,6 +8,7 @@ mod journal;
 mod kubernetes_store;
 mod metrics;
 mod model;
+mod reporter;
 mod serve;
 mod signals;
 mod storage;

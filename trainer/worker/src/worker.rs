@@ -4,29 +4,29 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use lockstep_checkpoint::{Checkpoint, Position};
+use lockstep_checkpoint::Checkpoint;
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
     Abort, Choice, Communicator, FIRST_BUCKET_BYTES, JobId, Limits, Listener, Waiting, plan_buckets,
 };
 use lockstep_data::{Dataset, Seat, steps_per_epoch};
 use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
-use lockstep_launch::{CommunicationAlgorithm, CommunicationBackend, Ending, Launch, Optimizer, Progress};
+use lockstep_launch::{CommunicationAlgorithm, CommunicationBackend, Ending, Launch, Optimizer};
 use lockstep_nn::{Cpu, Network, Replica, Sgd, StateTensor};
 use tracing::{info, warn};
 
 use crate::{
     failure::Failure,
-    journal::{EvaluationLine, Journal, StepLine},
-    metrics::{Metrics, Phase},
+    metrics::Metrics,
     model,
+    reporter::Reporter,
     serve::{self, Ready},
     signals::Stop,
     storage::Storage,
-    training::{Done, Rank, Recipe},
+    training::{Rank, Recipe},
 };
 
 /// The others wait in a sum while rank 0 saves a large state to slow storage: who is gone shows by its closed connections, or to
@@ -41,8 +41,6 @@ const LIMITS: Limits = Limits {
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
 /// How long a last word may take when the job failed anyway.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
-/// Time between two reports to the coordinator.
-const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Does a worker's whole life.
 pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
@@ -259,7 +257,7 @@ impl Run<'_> {
     }
 
     fn steps(&self, rank: &mut Rank) -> Result<Ending, Failure> {
-        let mut reporter = if self.group.rank == 0 { Some(Reporter::open(self, rank.recipe())?) } else { None };
+        let mut reporter = if self.group.rank == 0 { Some(self.reporter(rank.recipe())?) } else { None };
         let recipe = rank.recipe().clone();
         // Every rank learns of a stop during the step after the one that carried it, and stops after that step.
         let mut last = recipe.total_steps;
@@ -307,12 +305,12 @@ impl Run<'_> {
         let Some(found) = rank.evaluate()? else { return Ok(()) };
         self.metrics.evaluated(found.loss);
         let Some(reporter) = reporter else { return Ok(()) };
-        let epoch = rank.step() / rank.recipe().steps_per_epoch;
-        reporter.write(&EvaluationLine { step: rank.step(), epoch, evaluation: found })?;
-        reporter.progress.accuracy = Some(found.accuracy);
-        reporter.progress.accuracy_step = Some(rank.step());
-        reporter.progress.epoch = epoch;
-        reporter.report(true)
+        reporter.evaluated(rank.step(), rank.step() / rank.recipe().steps_per_epoch, found)
+    }
+
+    fn reporter(&self, recipe: &Recipe) -> Result<Reporter<'_>, Failure> {
+        let interval = Duration::from_secs(self.launch.workload.checkpoint.interval_seconds.into());
+        Reporter::open(self.membership, self.group, self.storage, self.metrics, recipe, interval)
     }
 
     fn finish(&self, rank: &mut Rank, reporter: Option<Reporter<'_>>) -> Result<Ending, Failure> {
@@ -324,114 +322,12 @@ impl Run<'_> {
                 ("format".to_owned(), "pt".to_owned()),
             ]);
             ending.model_uri = Some(self.storage.export(rank.replica_mut(), &facts)?);
-            ending.progress = Some(reporter.progress);
+            ending.progress = Some(reporter.progress());
         }
         let digest = Digest::from_bytes(rank.replica_mut().digest());
         let payload = serde_json::to_vec(&ending).map_err(Failure::fatal)?;
         self.membership.finished(rank.step(), digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)?;
         Ok(ending)
-    }
-}
-
-/// What rank 0 does besides training: journal, reports, checkpoints.
-struct Reporter<'a> {
-    run: &'a Run<'a>,
-    journal: Journal,
-    progress: Progress,
-    reported: Option<Instant>,
-    saved: Instant,
-    interval: Duration,
-}
-
-impl<'a> Reporter<'a> {
-    fn open(run: &'a Run<'a>, recipe: &Recipe) -> Result<Self, Failure> {
-        let folder = run.storage.path();
-        let (journal, accuracy) = Journal::continue_after(folder, run.group.base_step)
-            .map_err(|error| Failure::retry(format!("{}: {error}", folder.display())))?;
-        let interval = Duration::from_secs(u64::from(run.launch.workload.checkpoint.interval_seconds));
-        let progress = Progress {
-            step: run.group.base_step,
-            total_steps: recipe.total_steps,
-            epoch: run.group.base_step / recipe.steps_per_epoch,
-            generation: run.group.generation,
-            world_size: run.group.world,
-            accuracy: accuracy.map(|(_, accuracy)| accuracy),
-            accuracy_step: accuracy.map(|(step, _)| step),
-            ..Progress::default()
-        };
-        Ok(Self { run, journal, progress, reported: None, saved: Instant::now(), interval })
-    }
-
-    fn write(&mut self, line: &impl serde::Serialize) -> Result<(), Failure> {
-        self.journal.write(line).map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
-    }
-
-    fn step(&mut self, rank: &Rank, done: &Done) -> Result<(), Failure> {
-        let progress = rank.progress(done);
-        let world_size = progress.world_size;
-        self.progress = Progress {
-            accuracy: self.progress.accuracy,
-            accuracy_step: self.progress.accuracy_step,
-            last_checkpoint: self.progress.last_checkpoint.take(),
-            generation: self.run.group.generation,
-            ..progress
-        };
-        self.write(&StepLine {
-            step: done.step,
-            epoch: done.epoch,
-            generation: self.run.group.generation,
-            world_size,
-            loss: done.loss,
-            learning_rate: rank.recipe().rate,
-            samples_per_second: done.samples as f64 / done.seconds,
-            step_seconds: done.seconds,
-        })?;
-        self.report(false)
-    }
-
-    /// Tells the coordinator, unless it was told just before and this is no news.
-    fn report(&mut self, news: bool) -> Result<(), Failure> {
-        if !news && self.reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
-            return Ok(());
-        }
-        self.reported = Some(Instant::now());
-        self.progress.time = Some(jiff::Timestamp::now().to_string());
-        self.run.metrics.report(&self.progress);
-        self.run.membership.progress(self.progress.step, serde_json::to_vec(&self.progress).map_err(Failure::fatal)?);
-        if let Err(error) = self.journal.flush() {
-            warn!(%error, "metrics.jsonl not written; its lines wait");
-        }
-        Ok(())
-    }
-
-    fn checkpoint_due(&self) -> bool {
-        self.saved.elapsed() >= self.interval
-    }
-
-    /// Saves the state after the steps that are done, once their lines are stored.
-    fn save(&mut self, rank: &mut Rank) -> Result<(), Failure> {
-        let begun = Instant::now();
-        self.saved = begun;
-        self.journal.store().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))?;
-        let Recipe { steps_per_epoch, global_batch, seed, .. } = *rank.recipe();
-        let step = rank.step();
-        let position = Position {
-            step,
-            epoch: step / steps_per_epoch,
-            cursor: step % steps_per_epoch * global_batch,
-            seed,
-            generation: self.run.group.generation,
-        };
-        let saved = self.run.storage.save(rank.replica_mut(), position);
-        self.saved = Instant::now();
-        rank.rest();
-        let seconds = begun.elapsed().as_secs_f64();
-        self.run.metrics.spent(Phase::Checkpoint, seconds);
-        let (mark, manifest) = saved?;
-        self.run.metrics.checkpoint_duration.observe(seconds);
-        self.run.membership.checkpoint(mark.step, manifest);
-        self.progress.last_checkpoint = Some(mark);
-        Ok(())
     }
 }
 

@@ -63,15 +63,21 @@ impl Book {
         writeln!(self.file, "{line}")?;
         let against = match (peer, ratio) {
             (Some((name, theirs)), Some(ratio)) => {
-                format!("{name} {theirs:.6} {unit}, ratio {ratio:.2} (goal ≥ {goal})")
+                format!("{name} {}, ratio {ratio:.2} (goal ≥ {goal:.2})", readable(theirs, unit))
             }
             _ => format!("goal ≤ {goal} {unit}"),
         };
+        let ours = readable(ours, unit);
         let verdict = if met { "met" } else { "MISSED" };
         let disturbed = if disturbed { ", disturbed by other work" } else { "" };
-        println!("{case}: {ours:.6} {unit}; {against}: {verdict}{disturbed}\n  {} at {}", self.machine, self.commit);
+        println!("{case}: {ours}; {against}: {verdict}{disturbed}\n  {} at {}", self.machine, self.commit);
         Ok(())
     }
+}
+
+/// Short times in microseconds.
+fn readable(figure: f64, unit: &str) -> String {
+    if unit == "s" && figure < 0.1 { format!("{:.1} µs", figure * 1e6) } else { format!("{figure:.3} {unit}") }
 }
 
 fn commit() -> String {

@@ -27,6 +27,17 @@ const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8
 /// Longest text that an event takes, in bytes.
 const MAX_NOTE_BYTES: usize = 1000;
 
+/// What the operator makes: an object of a kind that lies in namespaces.
+pub(super) trait Object:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug
+{
+}
+
+impl<K> Object for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug
+{
+}
+
 /// Writes the status of an object of which perhaps only the metadata could be read.
 pub(crate) async fn write_status(
     client: &Client,
@@ -52,15 +63,12 @@ pub(crate) async fn write_status(
 }
 
 /// Makes an object that must not be there yet. One of this job is: an earlier attempt was carried out but not seen yet.
-pub(super) async fn make_new<K>(
+pub(super) async fn make_new<K: Object>(
     client: &Client,
     namespace: &str,
     job: &TrainingJob,
     object: &K,
-) -> Result<(), ApplyError>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
-{
+) -> Result<(), ApplyError> {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     let name = object.name_any();
     match create(client, namespace, object).await {
@@ -74,10 +82,7 @@ where
 }
 
 /// Creates an object at the least cost to the API server: it need not look for unknown fields, nor write out what is known here.
-async fn create<K>(client: &Client, namespace: &str, object: &K) -> Result<PartialObjectMeta<K>, kube::Error>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize,
-{
+async fn create<K: Object>(client: &Client, namespace: &str, object: &K) -> Result<PartialObjectMeta<K>, kube::Error> {
     let how = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
     let mut request =
@@ -89,15 +94,12 @@ where
 }
 
 /// Makes an object of the job or corrects it.
-pub(super) async fn put_own<K>(
+pub(super) async fn put_own<K: Object>(
     client: &Client,
     namespace: &str,
     job: &TrainingJob,
     object: &K,
-) -> Result<(), ApplyError>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
-{
+) -> Result<(), ApplyError> {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     match owned(&api, job, &object.name_any()).await? {
         Some(true) => apply_as(&api, FIELD_MANAGER, &object.name_any(), object).await,
@@ -108,15 +110,12 @@ where
 
 /// Makes an object that several jobs share, or corrects it. What it says has one manager, so that the object does not grow with the
 /// jobs; that a job owns it too has a manager of that job's own, so that it keeps all its owners.
-pub(super) async fn put_shared<K>(
+pub(super) async fn put_shared<K: Object>(
     client: &Client,
     namespace: &str,
     job: &TrainingJob,
     object: &K,
-) -> Result<(), ApplyError>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug,
-{
+) -> Result<(), ApplyError> {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     let name = object.name_any();
     let mut content = object.clone();
@@ -131,15 +130,12 @@ where
     apply_as(&api, &manager, &name, &owner).await
 }
 
-async fn apply_as<K>(
+async fn apply_as<K: Object>(
     api: &Api<K>,
     manager: &str,
     name: &str,
     object: &(impl Serialize + Debug),
-) -> Result<(), ApplyError>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
-{
+) -> Result<(), ApplyError> {
     match api.patch(name, &PatchParams::apply(manager).force(), &Patch::Apply(object)).await {
         Ok(_) => Ok(()),
         Err(source) => Err(refused::<K>(name.to_owned(), source)),
@@ -147,10 +143,7 @@ where
 }
 
 /// Whether an object is the job's; `None` when there is none.
-async fn owned<K>(api: &Api<K>, job: &TrainingJob, name: &str) -> Result<Option<bool>, ApplyError>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
-{
+async fn owned<K: Object>(api: &Api<K>, job: &TrainingJob, name: &str) -> Result<Option<bool>, ApplyError> {
     let there = api.get_metadata_opt(name).await;
     let there = there.map_err(|source| ApplyError::Request { attempt: format!("read {name}"), source })?;
     let uid = job.metadata.uid.as_ref();

@@ -9,17 +9,16 @@
 
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
+mod mapping;
+
 use std::fs::File;
-use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
 use crate::algorithm::part;
@@ -28,12 +27,8 @@ use crate::element::Reducer;
 use crate::forming::Waiting;
 use crate::mesh::Mesh;
 use crate::{Abort, CollectiveError, Tag};
+use mapping::{AREAS, CHUNK, Mapping, size};
 
-/// Bytes that are reduced at once: a rank's two staging areas stay in the second-level cache.
-const CHUNK: usize = 128 << 10;
-const AREAS: usize = 2;
-/// How long a rank looks for the others before it sleeps, when told to look at all.
-const SPIN: Duration = Duration::from_micros(50);
 /// The system counts whom to wake in 31 bits.
 const EVERYBODY: u32 = i32::MAX.cast_unsigned();
 /// How often a rank that waits looks for an abort and for peers that have gone.
@@ -48,27 +43,10 @@ pub(crate) struct SharedMemory {
     mapping: Mapping,
     rank: usize,
     world: usize,
-    /// How often this rank has arrived.
+    /// How often this rank has arrived: twice with each chunk.
     arrivals: u32,
-    chunks: usize,
     /// Why an operation failed: its memory is in no defined state after that.
     broken: Option<CollectiveError>,
-}
-
-/// How a rank stands, on a cache line of its own.
-#[repr(C, align(128))]
-struct Desk {
-    /// How often it has arrived, modulo 2³². Others sleep on it.
-    arrivals: AtomicU32,
-    sleepers: AtomicU32,
-    /// What it reduces: step, bucket, kind and length.
-    agenda: [AtomicU64; 4],
-}
-
-/// Found at the memory's beginning.
-#[repr(C, align(128))]
-struct Head {
-    secret: [AtomicU64; 2],
 }
 
 /// What an all-reduce waits by.
@@ -97,7 +75,7 @@ impl SharedMemory {
         // Allocated now: a page that is refused later would end the process.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let mapping = Mapping::new(&file, bytes)?;
+        let mapping = Mapping::new(&file, world)?;
         let mut secret = [0_u8; 16];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let secret: [i64; 2] = bytemuck::cast(secret);
@@ -105,7 +83,7 @@ impl SharedMemory {
             word.store(value.cast_unsigned(), Ordering::SeqCst);
         }
         let offer = [i64::from(std::process::id()), i64::from(file.as_raw_fd()), secret[0], secret[1]];
-        Ok((Self { mapping, rank: 0, world, arrivals: 0, chunks: 0, broken: None }, file, offer))
+        Ok((Self { mapping, rank: 0, world, arrivals: 0, broken: None }, file, offer))
     }
 
     /// Maps what rank 0 offers, if this process may and it is what it should be.
@@ -128,9 +106,9 @@ impl SharedMemory {
         if !metadata.is_file() || metadata.len() != bytes as u64 || !sealed {
             return None;
         }
-        let mapping = Mapping::new(&file, bytes).ok()?;
+        let mapping = Mapping::new(&file, world).ok()?;
         let found = mapping.head().secret.each_ref().map(|word| word.load(Ordering::SeqCst).cast_signed());
-        (found == secret).then_some(Self { mapping, rank, world, arrivals: 0, chunks: 0, broken: None })
+        (found == secret).then_some(Self { mapping, rank, world, arrivals: 0, broken: None })
     }
 
     /// Reduces the data over all ranks in place, with the same bits on each. After a failure nothing more is.
@@ -148,16 +126,15 @@ impl SharedMemory {
         for (word, value) in own_desk.agenda.iter().zip(agenda) {
             word.store(value, Ordering::Relaxed);
         }
-        let begun = self.chunks;
-        for piece in data.chunks_mut(CHUNK) {
+        for (index, piece) in data.chunks_mut(CHUNK).enumerate() {
             patience.abort.check()?;
-            let area = self.chunks % AREAS;
+            let area = self.arrivals as usize / 2 % AREAS;
             // SAFETY: until this rank arrives, nobody reads its area of this parity: all have arrived with the chunk after the one
             // that was last there, hence are done with it.
-            unsafe { self.mapping.write(self.place(self.rank, area), 0..piece.len()) }.copy_from_slice(piece);
+            unsafe { self.mapping.write(self.rank, area, 0..piece.len()) }.copy_from_slice(piece);
             self.arrive();
             self.await_all(patience)?;
-            if self.chunks == begun {
+            if index == 0 {
                 self.require(agenda)?;
             }
             let (elements, world) = (piece.len() / element_bytes, self.world);
@@ -169,7 +146,7 @@ impl SharedMemory {
             for rank in 0..world {
                 // SAFETY: all have arrived, so all areas are written, and of another's area only its own rank writes, and only its
                 // own part, which is not this one.
-                let theirs = unsafe { self.mapping.read(self.place(rank, area), own.clone()) };
+                let theirs = unsafe { self.mapping.read(rank, area, own.clone()) };
                 if rank == 0 {
                     piece[own.clone()].copy_from_slice(theirs)
                 } else {
@@ -177,16 +154,14 @@ impl SharedMemory {
                 }
             }
             // SAFETY: the others read of this area only their own parts until this rank arrives.
-            unsafe { self.mapping.write(self.place(self.rank, area), own.clone()) }.copy_from_slice(&piece[own]);
+            unsafe { self.mapping.write(self.rank, area, own.clone()) }.copy_from_slice(&piece[own]);
             self.arrive();
             self.await_all(patience)?;
             for rank in (0..world).filter(|rank| *rank != self.rank) {
                 let range = part_of(rank);
                 // SAFETY: all have arrived a second time: nobody writes to this area before this rank has arrived with the next chunk.
-                piece[range.clone()]
-                    .copy_from_slice(unsafe { self.mapping.read(self.place(rank, area), range.clone()) });
+                piece[range.clone()].copy_from_slice(unsafe { self.mapping.read(rank, area, range.clone()) });
             }
-            self.chunks = self.chunks.wrapping_add(1);
         }
         Ok(())
     }
@@ -215,7 +190,7 @@ impl SharedMemory {
         let mut looked = started;
         while let Some(arrivals) = self.lacks(rank) {
             let now = Instant::now();
-            if patience.waiting == Waiting::SpinThenBlock && now.duration_since(started) < SPIN {
+            if patience.waiting.looks_again(now.duration_since(started)) {
                 std::hint::spin_loop();
                 continue;
             }
@@ -270,72 +245,5 @@ impl SharedMemory {
             }
         }
         Ok(())
-    }
-
-    /// Where a staging area begins.
-    fn place(&self, rank: usize, area: usize) -> usize {
-        size_of::<Head>() + self.world * size_of::<Desk>() + (rank * AREAS + area) * CHUNK
-    }
-}
-
-/// Bytes that `world` ranks need.
-fn size(world: usize) -> usize {
-    size_of::<Head>() + world * (size_of::<Desk>() + AREAS * CHUNK)
-}
-
-/// A file's bytes in this process's memory.
-#[derive(Debug)]
-struct Mapping {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: it is memory, not bound to a thread; who may touch which of it when is the protocol of `SharedMemory`.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    fn new(file: impl AsFd, bytes: usize) -> Result<Self, Errno> {
-        // SAFETY: a new mapping, at an address of the system's choice, aliases nothing of this process.
-        let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0)
-        }?;
-        NonNull::new(start.cast()).map(|start| Self { start, bytes }).ok_or(Errno::NOMEM)
-    }
-
-    fn head(&self) -> &Head {
-        // SAFETY: the mapping begins with a head, is aligned to pages, never zero bytes long, and holds atomics only there.
-        unsafe { self.start.cast::<Head>().as_ref() }
-    }
-
-    fn desk(&self, rank: usize) -> &Desk {
-        let at = size_of::<Head>() + rank * size_of::<Desk>();
-        assert!(at + size_of::<Desk>() <= self.bytes, "rank {rank} has a desk");
-        // SAFETY: it lies within the mapping, is aligned as Head and Desk are, and holds atomics only, for which any bytes are valid.
-        unsafe { self.start.add(at).cast::<Desk>().as_ref() }
-    }
-
-    /// # Safety
-    /// Nobody may write to these bytes while the slice lives.
-    unsafe fn read(&self, place: usize, range: Range<usize>) -> &[u8] {
-        assert!(range.start <= range.end && place + range.end <= self.bytes, "the range lies within the mapping");
-        // SAFETY: within the mapping; the caller sees to it that nobody writes.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(place + range.start), range.len()) }
-    }
-
-    /// # Safety
-    /// Nobody else may read or write these bytes while the slice lives.
-    #[allow(clippy::mut_from_ref, reason = "the memory is shared; the caller sees to it that this slice is alone")]
-    unsafe fn write(&self, place: usize, range: Range<usize>) -> &mut [u8] {
-        assert!(range.start <= range.end && place + range.end <= self.bytes, "the range lies within the mapping");
-        // SAFETY: within the mapping; the caller sees to it that nobody else touches it.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(place + range.start), range.len()) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped with this length, and nothing borrows from it any more.
-        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
-        debug_assert!(unmapped.is_ok(), "what was mapped can be unmapped");
     }
 }
