@@ -2,15 +2,15 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::choice::Choice;
-use crate::element::Reduction;
 use crate::forming::{Limits, Seat};
 use crate::group::{Group, Tag, Transferred};
 use crate::link::Listener;
+use crate::queue::{Order, Panicked, Queue};
 use crate::{Abort, CollectiveError};
 
 /// Operations that may be submitted and not yet waited for.
@@ -18,7 +18,8 @@ pub const MAX_PENDING: usize = 1024;
 /// The bucket number that frames of [`Communicator::all_reduce_now`] carry; no submitted bucket has it.
 const NOW: u32 = u32::MAX;
 
-/// A group's sums, formed on a thread of its own while the caller computes.
+/// A group's sums, formed on a thread of its own while the caller computes, and by the caller once it waits: two threads that
+/// hand each other a small sum lose more time than the sum takes.
 ///
 /// `M` is the memory of a bucket: a slice of the gradient arena that the caller lends and gets back summed. Operations
 /// are executed one after another in the order of submission, which must be the same on every rank. Dropping it ends
@@ -76,24 +77,14 @@ pub struct Statistics {
 enum Place<M> {
     /// A group of one: every sum is formed already.
     Alone(VecDeque<Result<Completed<M>, Failed<M>>>),
-    Group(Thread<M>),
+    Group(Shared<M>),
 }
 
-struct Thread<M> {
-    /// `None` once the thread is to end.
-    orders: Option<SyncSender<Order<M>>>,
-    outcomes: Receiver<Result<Completed<M>, Failed<M>>>,
-    sums: Receiver<Result<(Vec<f32>, Transferred), CollectiveError>>,
-    /// Reused for the values of [`Communicator::all_reduce_now`].
+struct Shared<M> {
+    queue: Arc<Queue<M>>,
+    /// Holds the values of [`Communicator::all_reduce_now`].
     values: Vec<f32>,
     thread: Option<JoinHandle<()>>,
-}
-
-enum Order<M> {
-    Bucket { step: u64, bucket: u32, memory: M },
-    Now { step: u64, values: Vec<f32> },
-    Silence(Duration),
-    Choice(Choice),
 }
 
 impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
@@ -126,14 +117,13 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// [`CollectiveError::System`] when the thread cannot be started.
     pub fn over(group: Group) -> Result<Self, CollectiveError> {
         let (abort, rank, world) = (group.abort_handle(), group.seat().rank, group.world());
-        let (orders, inbox) = sync_channel(MAX_PENDING);
-        let (outbox, outcomes) = sync_channel(MAX_PENDING);
-        let (sums_out, sums) = sync_channel(1);
+        let queue = Arc::new(Queue::new(group));
+        let worked_off = Arc::clone(&queue);
         let thread = std::thread::Builder::new()
             .name(format!("collective-{rank}"))
-            .spawn(move || drive(group, &inbox, &outbox, &sums_out))
+            .spawn(move || worked_off.work())
             .map_err(|source| CollectiveError::system("start the communication thread", source))?;
-        let group = Thread { orders: Some(orders), outcomes, sums, values: Vec::new(), thread: Some(thread) };
+        let group = Shared { queue, values: Vec::new(), thread: Some(thread) };
         Ok(Self::new(Place::Group(group), abort, rank, world))
     }
 
@@ -147,6 +137,19 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// # Panics
     /// When [`MAX_PENDING`] operations wait to be waited for, or `bucket` is `u32::MAX`.
     pub fn submit(&mut self, step: u64, bucket: u32, memory: M) {
+        self.hand_over(step, bucket, memory, true);
+    }
+
+    /// As [`Communicator::submit`], but does not wake the communication thread for it: for what the caller waits for at once, or what
+    /// may as well be done together with the next submission.
+    ///
+    /// # Panics
+    /// As [`Communicator::submit`].
+    pub fn defer(&mut self, step: u64, bucket: u32, memory: M) {
+        self.hand_over(step, bucket, memory, false);
+    }
+
+    fn hand_over(&mut self, step: u64, bucket: u32, memory: M, urgent: bool) {
         assert!(
             self.pending < MAX_PENDING,
             "{MAX_PENDING} operations are pending: wait for them before submitting more"
@@ -158,7 +161,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
                 Ok(()) => Ok(Completed { step, bucket, memory, transferred: Transferred::default() }),
                 Err(error) => Err(Failed { step, bucket, memory, error }),
             }),
-            Place::Group(group) => group.order(Order::Bucket { step, bucket, memory }),
+            Place::Group(group) => group.queue.put(Order::Sum { step, bucket, memory }, urgent),
         }
     }
 
@@ -190,7 +193,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         std::iter::from_fn(|| (self.pending > 0).then(|| self.wait()))
     }
 
-    /// Sums a few `values` (a loss, counts, flags) over all ranks, after what is pending, and returns when it is done.
+    /// Sums a few `values` (a loss, counts, flags) over all ranks, after what is pending, on the caller's thread.
     ///
     /// # Errors
     /// Why the sum was not formed; `values` are then as they were.
@@ -209,7 +212,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// columns do not divide the number of ranks panics in the next operation.
     pub fn set_choice(&mut self, choice: Choice) {
         if let Place::Group(group) = &mut self.place {
-            group.order(Order::Choice(choice));
+            group.queue.put(Order::Choice(choice), false);
         }
     }
 
@@ -219,7 +222,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
             return;
         }
         if let Place::Group(group) = &mut self.place {
-            group.order(Order::Silence(silence));
+            group.queue.put(Order::Silence(silence), false);
         }
     }
 }
@@ -257,7 +260,7 @@ impl<M> Drop for Communicator<M> {
         if self.pending > 0 {
             self.abort.abort("the communicator was dropped with operations pending");
         }
-        group.orders = None;
+        group.queue.close();
         if let Some(thread) = group.thread.take() {
             // Its panic was passed on to whoever waited; there is nobody left to tell.
             let _ = thread.join();
@@ -265,104 +268,27 @@ impl<M> Drop for Communicator<M> {
     }
 }
 
-impl<M> Thread<M> {
-    fn order(&mut self, order: Order<M>) {
-        if self.orders.as_ref().is_none_or(|orders| orders.send(order).is_err()) {
-            self.pass_on_panic();
-        }
-    }
-
+impl<M: AsMut<[f32]>> Shared<M> {
     fn outcome(&mut self) -> Result<Completed<M>, Failed<M>> {
-        match self.outcomes.recv() {
-            Ok(outcome) => outcome,
-            Err(_) => self.pass_on_panic(),
-        }
+        self.queue.outcome().unwrap_or_else(|panicked| self.pass_on(panicked))
     }
 
     fn all_reduce_now(&mut self, step: u64, values: &mut [f32]) -> Result<Transferred, CollectiveError> {
-        let mut sent = std::mem::take(&mut self.values);
-        sent.clear();
-        sent.extend_from_slice(values);
-        self.order(Order::Now { step, values: sent });
-        let (sums, transferred) = match self.sums.recv() {
-            Ok(outcome) => outcome?,
-            Err(_) => self.pass_on_panic(),
-        };
-        values.copy_from_slice(&sums);
-        self.values = sums;
+        let mut summed = std::mem::take(&mut self.values);
+        summed.clear();
+        summed.extend_from_slice(values);
+        let outcome = self.queue.sum_now(Tag { step, bucket: NOW }, &mut summed);
+        let transferred = outcome.unwrap_or_else(|panicked| self.pass_on(panicked))?;
+        values.copy_from_slice(&summed);
+        self.values = summed;
         Ok(transferred)
     }
 
-    /// The communication thread ends before its orders do only when the caller's memory, or his choice, panics in it.
-    fn pass_on_panic(&mut self) -> ! {
+    /// An order panics only when the caller's memory, or his choice, does.
+    fn pass_on(&mut self, Panicked: Panicked) -> ! {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => resume_unwind(panic),
-            _ => panic!("the communication thread has ended before its work"),
-        }
-    }
-}
-
-/// The communication thread: one operation after another.
-fn drive<M: AsMut<[f32]>>(
-    group: Group,
-    orders: &Receiver<Order<M>>,
-    outcomes: &SyncSender<Result<Completed<M>, Failed<M>>>,
-    sums: &SyncSender<Result<(Vec<f32>, Transferred), CollectiveError>>,
-) {
-    let mut driver = Driver { group, choice: Choice::default(), broken: None };
-    for order in orders {
-        // The caller is gone only when it has ended this thread's orders too.
-        let _ = match order {
-            Order::Silence(silence) => {
-                driver.set_silence(silence);
-                continue;
-            }
-            Order::Choice(choice) => {
-                driver.choice = choice;
-                continue;
-            }
-            Order::Now { step, mut values } => {
-                let outcome = driver.all_reduce(step, NOW, &mut values);
-                sums.send(outcome.map(|transferred| (values, transferred))).is_ok()
-            }
-            Order::Bucket { step, bucket, mut memory } => {
-                let outcome = match driver.all_reduce(step, bucket, memory.as_mut()) {
-                    Ok(transferred) => Ok(Completed { step, bucket, memory, transferred }),
-                    Err(error) => Err(Failed { step, bucket, memory, error }),
-                };
-                outcomes.send(outcome).is_ok()
-            }
-        };
-    }
-}
-
-struct Driver {
-    group: Group,
-    choice: Choice,
-    /// The first failure; all later operations fail for its cause.
-    broken: Option<CollectiveError>,
-}
-
-impl Driver {
-    fn all_reduce(&mut self, step: u64, bucket: u32, data: &mut [f32]) -> Result<Transferred, CollectiveError> {
-        match &self.broken {
-            Some(cause) => Err(cause.clone()),
-            None => {
-                let tag = Tag { step, bucket };
-                let summed = if self.group.shares_memory() && matches!(self.choice, Choice::Cheapest(_)) {
-                    self.group.all_reduce_in_memory(tag, data, Reduction::Sum)
-                } else {
-                    let algorithm = self.choice.algorithm(self.group.world(), size_of_val(data));
-                    self.group.all_reduce(algorithm, tag, data, Reduction::Sum)
-                };
-                summed.inspect_err(|error| self.broken = Some(error.clone()))
-            }
-        }
-    }
-
-    fn set_silence(&mut self, silence: Duration) {
-        if let Err(error) = self.group.set_silence(silence) {
-            self.broken.get_or_insert(error);
+            _ => panic!("a communicator is of no use after a panic in it"),
         }
     }
 }

@@ -73,8 +73,9 @@ pub enum Waiting {
     Adaptive,
 }
 
-/// How long a rank looks before it sleeps, when told to look at all.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a rank looks before it sleeps, when told to look at all: ranks that compute the same come together sooner, and one that
+/// sleeps costs them a wake-up, some 50 µs in a virtual machine.
+const SPIN: Duration = Duration::from_micros(400);
 
 impl Waiting {
     /// Whether a rank that has found nothing for so long looks again at once.

@@ -128,6 +128,15 @@ impl Group {
         self.abort.clone()
     }
 
+    /// How operations wait for peers, never [`Waiting::Adaptive`].
+    pub(crate) fn waiting(&self) -> Waiting {
+        self.waiting
+    }
+
+    pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
+        self.waiting = waiting;
+    }
+
     /// Changes how long an operation may go without a byte moving.
     ///
     /// # Errors

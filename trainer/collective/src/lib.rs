@@ -42,6 +42,7 @@ mod link;
 mod measure;
 mod memory;
 mod mesh;
+mod queue;
 
 pub use abort::Abort;
 pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};

@@ -127,6 +127,11 @@ impl<D: Device> Replica<D> {
         self.max_micro_batch
     }
 
+    /// The plan of buckets.
+    pub fn buckets(&self) -> &[Range<usize>] {
+        &self.buckets
+    }
+
     /// Another plan of buckets, from the next step on.
     ///
     /// # Panics

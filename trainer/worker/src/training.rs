@@ -209,8 +209,15 @@ impl Rank {
         let mut data = Duration::ZERO;
         let scale = 1.0 / step.samples as f32;
         let Self { replica, communicator, loader, .. } = self;
+        let last = replica.buckets().len() - 1;
         let submit = &mut |bucket: usize, gradient: Bucket| {
-            communicator.submit(step.index, bucket as u32, Slice::Gradient(gradient));
+            let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
+            // Nothing is left to compute beside the last one.
+            if bucket as usize == last {
+                communicator.defer(step.index, bucket, gradient);
+            } else {
+                communicator.submit(step.index, bucket, gradient);
+            }
         };
         replica.begin_step();
         let mut next = loader.next_batch();
@@ -246,7 +253,7 @@ impl Rank {
         numbers[LOSS] = result.loss_sum as f32;
         numbers[STOP] = f32::from(u8::from(self.stop.wanted()));
         numbers[USEFUL + self.rank] = useful as f32;
-        self.communicator.submit(step.index, NUMBERS, Slice::Numbers(numbers));
+        self.communicator.defer(step.index, NUMBERS, Slice::Numbers(numbers));
         self.count(mine, seconds, useful, (data + loading).as_secs_f64());
         Ok(done)
     }

@@ -34,7 +34,7 @@ use crate::{
 const LIMITS: Limits = Limits {
     forming: Duration::from_secs(60),
     silence: Duration::from_secs(600),
-    waiting: Waiting::Block,
+    waiting: Waiting::Adaptive,
     shares_memory: true,
 };
 /// How long there may be no coordinator while the group forms and when it ends.

@@ -65,35 +65,3 @@ fn a_communicator_dropped_in_mid_operation_ends_its_thread() {
         })
     });
 }
-
-struct Cursed;
-
-impl AsMut<[f32]> for Cursed {
-    fn as_mut(&mut self) -> &mut [f32] {
-        panic!("cursed memory")
-    }
-}
-
-#[test]
-fn a_panic_of_the_callers_memory_reaches_the_caller() {
-    let panic = ends(|| {
-        let listeners = [crate::group::listener(), crate::group::listener()];
-        let peers = listeners.each_ref().map(|listener| listener.address());
-        std::thread::scope(|scope| {
-            let [first, second] = &listeners;
-            scope.spawn(|| {
-                let mut other =
-                    Communicator::<Vec<f32>>::form(second, crate::group::seat(1), &peers, PATIENT, &Abort::new())
-                        .unwrap();
-                assert!(other.all_reduce_now(1, &mut [1.0]).is_err());
-            });
-            let mut communicator =
-                Communicator::form(first, crate::group::seat(0), &peers, PATIENT, &Abort::new()).unwrap();
-            communicator.submit(1, 0, Cursed);
-            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(communicator.wait())));
-            drop(communicator);
-            panic.unwrap_err().downcast_ref::<&str>().map(|text| (*text).to_owned())
-        })
-    });
-    assert_eq!(panic.as_deref(), Some("cursed memory"));
-}

@@ -10,3 +10,4 @@ mod impostor;
 mod memory;
 mod operations;
 mod sums;
+mod turns;

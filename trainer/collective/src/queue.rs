@@ -1,0 +1,236 @@
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::CollectiveError;
+use crate::choice::Choice;
+use crate::communicator::{Completed, Failed};
+use crate::element::Reduction;
+use crate::forming::Waiting;
+use crate::group::{Group, Tag, Transferred};
+
+/// What was handed over to a communicator, carried out in turn by its thread or by the caller while he waits.
+pub(crate) struct Queue<M> {
+    state: Mutex<State<M>>,
+    /// The thread has something to do, or is to end.
+    ordered: Condvar,
+    /// The thread has carried out an order, or panicked.
+    ended: Condvar,
+    /// How the caller waits for peers; the thread blocks.
+    waiting: Waiting,
+}
+
+struct State<M> {
+    orders: VecDeque<Order<M>>,
+    /// How many of the orders the thread carries out without being waited for.
+    urgent: usize,
+    outcomes: VecDeque<Outcome<M>>,
+    /// Held by whoever carries out an order, so that there is one at a time.
+    driver: Option<Driver>,
+    closed: bool,
+    panicked: bool,
+}
+
+pub(crate) type Outcome<M> = Result<Completed<M>, Failed<M>>;
+
+pub(crate) enum Order<M> {
+    Sum { step: u64, bucket: u32, memory: M },
+    Silence(Duration),
+    Choice(Choice),
+}
+
+/// Somebody has panicked in an order, and the driver is gone with him.
+pub(crate) struct Panicked;
+
+impl<M> Queue<M> {
+    pub(crate) fn new(group: Group) -> Self {
+        let waiting = group.waiting();
+        let driver = Driver { group, choice: Choice::default(), broken: None };
+        let state = State {
+            orders: VecDeque::new(),
+            urgent: 0,
+            outcomes: VecDeque::new(),
+            driver: Some(driver),
+            closed: false,
+            panicked: false,
+        };
+        Self { state: Mutex::new(state), ordered: Condvar::new(), ended: Condvar::new(), waiting }
+    }
+
+    /// An order behind all others. An `urgent` one, and those before it, the thread carries out at once.
+    pub(crate) fn put(&self, order: Order<M>, urgent: bool) {
+        let mut state = self.lock();
+        state.orders.push_back(order);
+        if urgent {
+            state.urgent = state.orders.len();
+            drop(state);
+            self.ordered.notify_one();
+        }
+    }
+
+    /// Ends the thread after the order that it is at.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.ordered.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<M>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M: AsMut<[f32]>> Queue<M> {
+    /// The thread's work, until the queue is closed.
+    pub(crate) fn work(&self) {
+        let mut state = self.lock();
+        while !state.closed && !state.panicked {
+            let driver = if state.urgent > 0 { state.driver.take() } else { None };
+            state = match driver {
+                Some(mut driver) => {
+                    // The core belongs to what the caller computes.
+                    driver.group.set_waiting(Waiting::Block);
+                    let state = self.carry_out_next(driver, state);
+                    self.ended.notify_one();
+                    state
+                }
+                None => self.ordered.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// The outcome of the oldest sum, formed here unless the thread is at it. One must have been put.
+    pub(crate) fn outcome(&self) -> Result<Outcome<M>, Panicked> {
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = state.outcomes.pop_front() {
+                // It may have looked while they were being carried out here.
+                if state.urgent > 0 && state.driver.is_some() {
+                    self.ordered.notify_one();
+                }
+                return Ok(outcome);
+            }
+            let driver;
+            (driver, state) = self.driver(state)?;
+            state = self.carry_out_next(driver, state);
+        }
+    }
+
+    /// Sums `values` here, after all orders.
+    pub(crate) fn sum_now(
+        &self,
+        tag: Tag,
+        values: &mut [f32],
+    ) -> Result<Result<Transferred, CollectiveError>, Panicked> {
+        let mut state = self.lock();
+        loop {
+            let driver;
+            (driver, state) = self.driver(state)?;
+            if state.orders.is_empty() {
+                drop(state);
+                let mut turn = Turn { queue: self, driver: Some(driver) };
+                let outcome = turn.driver().sum(tag, values);
+                drop(turn.end());
+                return Ok(outcome);
+            }
+            state = self.carry_out_next(driver, state);
+        }
+    }
+
+    /// The driver, once the thread is at no order.
+    fn driver<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<M>>,
+    ) -> Result<(Driver, MutexGuard<'a, State<M>>), Panicked> {
+        loop {
+            if let Some(mut driver) = state.driver.take() {
+                driver.group.set_waiting(self.waiting);
+                return Ok((driver, state));
+            }
+            if state.panicked {
+                return Err(Panicked);
+            }
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn carry_out_next<'a>(&'a self, driver: Driver, mut state: MutexGuard<'a, State<M>>) -> MutexGuard<'a, State<M>> {
+        let order = state.orders.pop_front();
+        state.urgent = state.urgent.saturating_sub(1);
+        drop(state);
+        let mut turn = Turn { queue: self, driver: Some(driver) };
+        let outcome = order.and_then(|order| turn.driver().carry_out(order));
+        let mut state = turn.end();
+        state.outcomes.extend(outcome);
+        state
+    }
+}
+
+/// The driver while it is at an order; lost, with all its connections, where that panics.
+struct Turn<'a, M> {
+    queue: &'a Queue<M>,
+    driver: Option<Driver>,
+}
+
+impl<'a, M> Turn<'a, M> {
+    fn driver(&mut self) -> &mut Driver {
+        self.driver.as_mut().expect("given back at the end only")
+    }
+
+    fn end(mut self) -> MutexGuard<'a, State<M>> {
+        let mut state = self.queue.lock();
+        state.driver = self.driver.take();
+        state
+    }
+}
+
+impl<M> Drop for Turn<'_, M> {
+    fn drop(&mut self) {
+        if self.driver.take().is_some() {
+            self.queue.lock().panicked = true;
+            self.queue.ordered.notify_one();
+            self.queue.ended.notify_one();
+        }
+    }
+}
+
+/// Carries out orders on the group, with what they have in common.
+struct Driver {
+    group: Group,
+    choice: Choice,
+    /// The first failure; all later sums fail for its cause.
+    broken: Option<CollectiveError>,
+}
+
+impl Driver {
+    fn carry_out<M: AsMut<[f32]>>(&mut self, order: Order<M>) -> Option<Outcome<M>> {
+        match order {
+            Order::Sum { step, bucket, mut memory } => Some(match self.sum(Tag { step, bucket }, memory.as_mut()) {
+                Ok(transferred) => Ok(Completed { step, bucket, memory, transferred }),
+                Err(error) => Err(Failed { step, bucket, memory, error }),
+            }),
+            Order::Silence(silence) => {
+                if let Err(error) = self.group.set_silence(silence) {
+                    self.broken.get_or_insert(error);
+                }
+                None
+            }
+            Order::Choice(choice) => {
+                self.choice = choice;
+                None
+            }
+        }
+    }
+
+    fn sum(&mut self, tag: Tag, data: &mut [f32]) -> Result<Transferred, CollectiveError> {
+        if let Some(cause) = &self.broken {
+            return Err(cause.clone());
+        }
+        let summed = if self.group.shares_memory() && matches!(self.choice, Choice::Cheapest(_)) {
+            self.group.all_reduce_in_memory(tag, data, Reduction::Sum)
+        } else {
+            let algorithm = self.choice.algorithm(self.group.world(), size_of_val(data));
+            self.group.all_reduce(algorithm, tag, data, Reduction::Sum)
+        };
+        summed.inspect_err(|error| self.broken = Some(error.clone()))
+    }
+}
