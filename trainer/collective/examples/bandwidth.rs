@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    Abort, Choice, CollectiveError, Costs, Group, JobId, Limits, Listener, Reduction, Seat, Tag, Waiting,
+    Abort, Choice, CollectiveError, Costs, Group, JobId, Limits, Listener, Reduction, Seat, SharedArena, Tag, Waiting,
 };
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
@@ -66,7 +66,9 @@ fn measure(
         let Costs { message, wire_byte, reduced_byte } = costs;
         println!(r#"{{"alpha":{message:e},"beta":{wire_byte:e},"gamma":{reduced_byte:e}}}"#);
     }
-    let mut data = vec![0.0_f32; sizes.iter().max().map_or(0, |bytes| bytes / 4)];
+    let longest = sizes.iter().max().map_or(0, |bytes| bytes / 4);
+    let (mut copied, mut shared) = (vec![0.0_f32; longest], group.shared_arena(longest)?);
+    let data = shared.as_mut().filter(|_| named == "memory").map_or(&mut copied[..], SharedArena::as_mut);
     for &bytes in sizes {
         for name in NAMES.into_iter().filter(|name| *name == named || (named == "all" && *name != "memory")) {
             let algorithm = choice(name, world, costs).algorithm(world, bytes);

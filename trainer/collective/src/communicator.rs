@@ -100,9 +100,6 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         limits: Limits,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
-        if peers.len() == 1 && seat.rank == 0 {
-            return Ok(Self::alone(abort.clone()));
-        }
         Self::over(Group::form(listener, seat, peers, limits, abort)?)
     }
 
@@ -111,12 +108,15 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Self::new(Place::Alone(VecDeque::new()), abort, 0, 1)
     }
 
-    /// Drives `group` on a thread of its own.
+    /// Drives `group` on a thread of its own; one of one rank needs none.
     ///
     /// # Errors
     /// [`CollectiveError::System`] when the thread cannot be started.
     pub fn over(group: Group) -> Result<Self, CollectiveError> {
         let (abort, rank, world) = (group.abort_handle(), group.seat().rank, group.world());
+        if world == 1 {
+            return Ok(Self::alone(abort));
+        }
         let queue = Arc::new(Queue::new(group));
         let worked_off = Arc::clone(&queue);
         let thread = std::thread::Builder::new()

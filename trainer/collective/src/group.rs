@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::algorithm::{Algorithm, Schedule, part};
@@ -9,7 +10,7 @@ use crate::engine::{Counts, Execution, Scratch};
 use crate::forming::{Limits, Seat, Waiting, form};
 use crate::frame::{Header, Kind};
 use crate::link::Listener;
-use crate::memory::{Offer, Patience, SharedMemory, Work};
+use crate::memory::{Arenas, Offer, Patience, Segment, SharedArena, SharedMemory, Work, arenas_size, staging_size};
 use crate::mesh::Mesh;
 use crate::{Abort, CollectiveError};
 
@@ -90,27 +91,46 @@ impl Group {
             schedules: HashMap::new(),
         };
         if limits.shares_memory && peers.len() > 1 && peers.iter().all(|peer| peer.ip() == peers[0].ip()) {
-            group.memory = group.share()?;
+            let segment = group.share(staging_size(peers.len()))?;
+            group.memory = segment.map(|segment| SharedMemory::on(segment, seat.rank, peers.len()));
         }
         Ok(group)
     }
 
-    /// The memory that all ranks have mapped; `None` on all of them where one could not.
-    fn share(&mut self) -> Result<Option<SharedMemory>, CollectiveError> {
-        let (rank, world, tag) = (self.seat.rank, self.world(), Tag { step: u64::MAX, bucket: 0 });
-        let made = if rank == 0 { SharedMemory::make(world).ok() } else { None };
+    /// A segment that all ranks have mapped; `None` on all of them where one could not, or wants another length.
+    fn share(&mut self, bytes: usize) -> Result<Option<Segment>, CollectiveError> {
+        let (rank, tag) = (self.seat.rank, Tag { step: u64::MAX, bucket: 0 });
+        let made = if rank == 0 { Segment::make(bytes).ok() } else { None };
         let mut offer: Offer = made.as_ref().map_or([0; 4], |(_, _, offer)| *offer);
         self.broadcast(0, tag, &mut offer)?;
-        let (memory, file) = match made {
-            Some((memory, file, _)) => (Some(memory), Some(file)),
+        let (segment, file) = match made {
+            Some((segment, file, _)) => (Some(segment), Some(file)),
             None if rank == 0 => (None, None),
-            None => (SharedMemory::open(offer, rank, world), None),
+            None => (Segment::open(offer, bytes), None),
         };
-        let mut all = [u8::from(memory.is_some())];
+        let mut all = [u8::from(segment.is_some())];
         self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut all, Reduction::Min)?;
         // Until here, so that the others find it.
         drop(file);
-        Ok(memory.filter(|_| all == [1]))
+        Ok(segment.filter(|_| all == [1]))
+    }
+
+    /// An arena of so many elements for each rank, in which [`Group::all_reduce_in_memory`] needs no copy; all ranks call it. `None`,
+    /// on all of them, where they share no memory or have no more of it.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn shared_arena(&mut self, elements: usize) -> Result<Option<SharedArena>, CollectiveError> {
+        let (rank, bytes) = (self.seat.rank, elements.saturating_mul(size_of::<f32>()));
+        let Some(size) = arenas_size(self.world(), bytes).filter(|_| self.memory.is_some() && elements > 0) else {
+            return Ok(None);
+        };
+        let Some(segment) = self.share(size)? else { return Ok(None) };
+        let arenas = Arc::new(Arenas::on(segment, bytes));
+        if let Some(memory) = &mut self.memory {
+            memory.add(Arc::clone(&arenas));
+        }
+        Ok(Some(SharedArena::of(arenas, rank, elements)))
     }
 
     /// This process's place.

@@ -1,7 +1,8 @@
 //! Collective operations among a group of ranks, over TCP or memory that they share, if asked for while the caller goes on computing.
 //!
 //! The story in the order of the modules: an [`algorithm`] says who sends what to whom as a pure schedule; frames carry it; a
-//! [`Listener`] and [`Group::form`] bind the members of one generation to each other; a [`Group`] carries any schedule out in place; a
+//! [`Listener`] and [`Group::form`] bind the members of one generation to each other; a [`Group`] carries any schedule out in place, or
+//! reduces [`SharedArena`]s where they are; a
 //! [`Communicator`] sums buckets on a thread of its own, [`plan_buckets`] having cut the gradient arena into them in the order in
 //! which they become ready; and an [`Abort`] ends it from any other thread.
 //!
@@ -55,6 +56,7 @@ pub use forming::{JobId, Limits, Seat, Waiting};
 pub use frame::{FrameError, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES};
 pub use group::{Group, Tag, Transferred};
 pub use link::Listener;
+pub use memory::SharedArena;
 
 #[cfg(target_endian = "big")]
 compile_error!("frames carry little-endian numbers taken straight from memory; this host is big-endian");

@@ -5,7 +5,7 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use lockstep_collective::{Abort, CollectiveError, Communicator, JobId, Limits, Listener, Seat};
+use lockstep_collective::{Abort, CollectiveError, Communicator, Group, JobId, Limits, Listener, Seat};
 
 const CYCLES: u64 = 10_000;
 /// Pages that the allocator may keep for itself.
@@ -44,13 +44,15 @@ fn aborted_groups_leave_no_thread_no_socket_and_no_memory_behind() {
 fn abort_once(listeners: &[Listener; 2], peers: &[std::net::SocketAddr; 2], generation: u64) -> Duration {
     let join = |rank: usize| {
         let seat = Seat { job: JobId([1; 16]), generation, rank };
-        Communicator::<Vec<f32>>::form(&listeners[rank], seat, peers, Limits::default(), &Abort::new()).unwrap()
+        let mut group = Group::form(&listeners[rank], seat, peers, Limits::default(), &Abort::new()).unwrap();
+        let arena = group.shared_arena(10_000).unwrap().expect("two ranks of one process share memory");
+        (Communicator::over(group).unwrap(), arena)
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| join(1));
-        let mut communicator = join(0);
+        let (mut communicator, arena) = join(0);
         let other = other.join().unwrap();
-        communicator.submit(1, 0, vec![1.0; 100_000]);
+        communicator.submit(1, 0, arena);
         let abort = communicator.abort_handle();
         let aborted = scope.spawn(move || {
             let now = Instant::now();

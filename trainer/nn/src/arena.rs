@@ -8,9 +8,9 @@
     reason = "disjoint mutable slices of one buffer, in several threads, proven disjoint at run time"
 )]
 
-use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Elements in one cache line: every arena starts on one, and parameters are aligned to it.
@@ -31,16 +31,29 @@ pub struct Arena {
 impl Arena {
     /// An arena of `elements` zeros. Every page is written once, so that no step ever meets a page fault.
     pub fn zeroed(elements: usize) -> Arena {
-        let lines = elements.div_ceil(LINE_ELEMENTS);
-        let storage: Box<[UnsafeCell<Line>]> =
-            (0..lines).map(|_| UnsafeCell::new(Line([0.0; LINE_ELEMENTS]))).collect();
-        for page in storage.chunks(PAGE_ELEMENTS / LINE_ELEMENTS) {
-            // SAFETY: nobody else knows the storage yet. Volatile, because the compiler may turn the zeros above into
-            // an allocation of untouched zero pages.
-            unsafe { page[0].get().write_volatile(Line([0.0; LINE_ELEMENTS])) }
+        let mut lines: Box<[Line]> =
+            (0..elements.div_ceil(LINE_ELEMENTS)).map(|_| Line([0.0; LINE_ELEMENTS])).collect();
+        for page in lines.chunks_mut(PAGE_ELEMENTS / LINE_ELEMENTS) {
+            // SAFETY: a place in the box. Volatile, because the compiler may turn the zeros above into an allocation of untouched
+            // zero pages.
+            unsafe { (&raw mut page[0]).write_volatile(Line([0.0; LINE_ELEMENTS])) }
         }
+        Arena::over(Lines { lines, elements })
+    }
+
+    /// An arena in memory that another has made, with the values that it holds.
+    ///
+    /// # Panics
+    /// If it does not begin on a cache line.
+    pub fn over<M: AsMut<[f32]> + Send + 'static>(memory: M) -> Arena {
+        let memory: &'static mut M = Box::leak(Box::new(memory));
+        let memory = NonNull::from(memory);
+        // SAFETY: nobody else knows it; its slice is touched through leases only from here on, and itself when it is dropped.
+        let slice = unsafe { &mut *memory.as_ptr() }.as_mut();
+        assert!(slice.as_ptr().cast::<Line>().is_aligned(), "an arena begins on a cache line");
+        let (start, elements) = (NonNull::from(&mut *slice).cast(), slice.len());
         let leases = Mutex::new(Vec::with_capacity(LEASES_EXPECTED));
-        Arena { shared: Arc::new(Shared { storage, elements, leases }) }
+        Arena { shared: Arc::new(Shared { memory, start, elements, leases }) }
     }
 
     /// Number of elements.
@@ -107,14 +120,14 @@ impl Deref for Lease {
     fn deref(&self) -> &[f32] {
         // SAFETY: the range was checked against the storage when leased, no other lease overlaps it while this one
         // lives, and the storage lives as long as the `Arc`.
-        unsafe { std::slice::from_raw_parts(self.shared.start().add(self.range.start), self.range.len()) }
+        unsafe { std::slice::from_raw_parts(self.shared.start.as_ptr().add(self.range.start), self.range.len()) }
     }
 }
 
 impl DerefMut for Lease {
     fn deref_mut(&mut self) -> &mut [f32] {
         // SAFETY: as in `deref`; the lease itself is borrowed mutably, so this is its only slice.
-        unsafe { std::slice::from_raw_parts_mut(self.shared.start().add(self.range.start), self.range.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.shared.start.as_ptr().add(self.range.start), self.range.len()) }
     }
 }
 
@@ -141,25 +154,44 @@ impl Drop for Lease {
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "read and written through leases")] [f32; LINE_ELEMENTS]);
+struct Line(#[expect(dead_code, reason = "read and written as a slice")] [f32; LINE_ELEMENTS]);
+
+struct Lines {
+    lines: Box<[Line]>,
+    elements: usize,
+}
+
+impl AsMut<[f32]> for Lines {
+    fn as_mut(&mut self) -> &mut [f32] {
+        // SAFETY: a line is its elements, and there are at least so many.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.elements) }
+    }
+}
 
 struct Shared {
-    storage: Box<[UnsafeCell<Line>]>,
+    memory: NonNull<dyn Send>,
+    start: NonNull<f32>,
     elements: usize,
     leases: Mutex<Vec<Range<usize>>>,
 }
 
-// SAFETY: the storage is reached only through leases, and no two leases that are out overlap; the list of leases is
-// behind a mutex, which also orders the writes under one lease before the reads under the next.
+// SAFETY: the memory itself may go to another thread, and is used only when dropped; its values are reached only through leases.
+unsafe impl Send for Shared {}
+
+// SAFETY: the values are reached only through leases, and no two leases that are out overlap; the list of leases is behind a mutex,
+// which also orders the writes under one lease before the reads under the next.
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    fn start(&self) -> *mut f32 {
-        UnsafeCell::raw_get(self.storage.as_ptr()).cast()
-    }
-
     fn leases(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: leaked when this was made, and given back once; no lease is left, each holds this.
+        drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
     }
 }
 
@@ -232,6 +264,42 @@ mod tests {
         assert!(thread::spawn(move || drop(other.lease(15..17))).join().is_err());
         drop(held);
         assert_eq!(arena.lease(15..17).len(), 2);
+    }
+
+    #[test]
+    fn an_arena_over_other_memory_has_its_values_and_drops_it_once_the_last_lease_is_back() {
+        struct Foreign {
+            lines: Vec<Line>,
+            _alive: Arc<()>,
+        }
+        impl AsMut<[f32]> for Foreign {
+            fn as_mut(&mut self) -> &mut [f32] {
+                // SAFETY: a line is its elements.
+                unsafe {
+                    std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * LINE_ELEMENTS)
+                }
+            }
+        }
+        let alive = Arc::new(());
+        let arena = Arena::over(Foreign { lines: vec![Line([3.0; LINE_ELEMENTS]); 2], _alive: Arc::clone(&alive) });
+        assert_eq!(arena.len(), 32);
+        let lease = arena.lease(1..31);
+        drop(arena);
+        assert_eq!((lease[..].to_vec(), Arc::strong_count(&alive)), (vec![3.0; 30], 2));
+        drop(lease);
+        assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "an arena begins on a cache line")]
+    fn an_arena_over_memory_that_begins_within_a_line_is_refused() {
+        struct Crooked(Lines);
+        impl AsMut<[f32]> for Crooked {
+            fn as_mut(&mut self) -> &mut [f32] {
+                &mut self.0.as_mut()[1..]
+            }
+        }
+        Arena::over(Crooked(Lines { lines: vec![Line([0.0; LINE_ELEMENTS])].into(), elements: 16 }));
     }
 
     #[test]

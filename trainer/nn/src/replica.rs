@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::device::{Accumulation, Device, Event, Norms, SgdUpdate, UpdateRange};
+use crate::arena::Arena;
+use crate::device::{Accumulation, Cpu, Device, Event, Norms, SgdUpdate, UpdateRange};
 use crate::error::Error;
 use crate::network::Network;
 use crate::optimizer::Sgd;
@@ -320,6 +321,17 @@ impl<D: Device> Replica<D> {
                 Stage::Linear(operation) => self.device.linear_forward(operation, samples),
             }
         }
+    }
+}
+
+impl Replica<Cpu> {
+    /// Keeps the gradients in `memory` from the next step on, for a group that reduces them there.
+    ///
+    /// # Panics
+    /// In mid-step, and if it has not as many elements as the table, or does not begin on a cache line.
+    pub fn set_gradient_memory(&mut self, memory: impl AsMut<[f32]> + Send + 'static) {
+        self.assert_between_steps("moving the gradients");
+        self.device.put(self.plan.gradients, Arena::over(memory));
     }
 }
 

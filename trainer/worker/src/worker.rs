@@ -163,8 +163,12 @@ impl Run<'_> {
         };
         let communication = &self.launch.workload.communication;
         let limits = Limits { shares_memory: communication.backend == CommunicationBackend::Auto, ..LIMITS };
-        let mut communicator =
-            Communicator::form(listener, seat, &self.group.addresses, limits, &abort).map_err(Failure::retry)?;
+        let mut group = lockstep_collective::Group::form(listener, seat, &self.group.addresses, limits, &abort)
+            .map_err(Failure::retry)?;
+        if let Some(arena) = group.shared_arena(replica.table().elements()).map_err(Failure::retry)? {
+            replica.set_gradient_memory(arena);
+        }
+        let mut communicator = Communicator::over(group).map_err(Failure::retry)?;
         communicator.set_choice(choice(communication.algorithm, world));
         let seat = Seat::new(self.group.rank, self.group.world, self.group.shards);
         let Dataset { train, evaluation } = dataset;

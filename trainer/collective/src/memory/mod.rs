@@ -1,24 +1,26 @@
 //! All-reduce among ranks of one host through memory that all of them map.
 //!
-//! Each rank copies a chunk into its staging area and arrives; once all have, it reduces its part of all staging areas in rank order
-//! into its own, and arrives again; once all have, it copies the others' parts out. Two staging areas a rank alternate, so that nobody
-//! overwrites what another has yet to read: whoever has arrived with chunk k + 1 is done with chunk k.
+//! What lies in the ranks' [`SharedArena`]s is reduced where it is: all arrive; each rank reduces its part of all arenas in rank order
+//! and writes it into all of them; all arrive again.
+//!
+//! Other data goes through staging areas. Each rank copies a chunk into its own and arrives; once all have, it reduces its part of all
+//! staging areas in rank order into its own, and arrives again; once all have, it copies the others' parts out. Two staging areas a
+//! rank alternate, so that nobody overwrites what another has yet to read: whoever has arrived with chunk k + 1 is done with chunk k.
 //!
 //! The memory has no name, is sealed against truncation and belongs to one generation: a stopped process that wakes up in a later one
 //! writes where nobody reads.
 
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
-mod mapping;
+mod arena;
+mod segment;
+mod staging;
 
-use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags};
-use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::algorithm::part;
@@ -27,24 +29,31 @@ use crate::element::Reducer;
 use crate::forming::Waiting;
 use crate::mesh::Mesh;
 use crate::{Abort, CollectiveError, Tag};
-use mapping::{AREAS, CHUNK, Mapping, size};
+pub use arena::SharedArena;
+pub(crate) use arena::{Arenas, size as arenas_size};
+pub(crate) use segment::{Offer, Segment};
+pub(crate) use staging::size as staging_size;
+use staging::{AREAS, CHUNK, Staging};
 
+/// Bytes that a rank reduces at once: they stay in the first-level cache until they are written to all arenas.
+const BLOCK: usize = 8 << 10;
 /// The system counts whom to wake in 31 bits.
 const EVERYBODY: u32 = i32::MAX.cast_unsigned();
 /// How often a rank that waits looks for an abort and for peers that have gone.
 const TICK: Duration = Duration::from_millis(2);
 
-/// What rank 0 tells the others to find the memory by: process, file descriptor and a secret that the memory begins with.
-pub(crate) type Offer = [i64; 4];
-
 /// The memory of one generation.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
-    mapping: Mapping,
+    staging: Staging,
+    arenas: Vec<Arc<Arenas>>,
+    block: Box<[u8]>,
     rank: usize,
     world: usize,
-    /// How often this rank has arrived: twice with each chunk.
+    /// How often this rank has arrived.
     arrivals: u32,
+    /// Chunks that went through the staging areas.
+    chunks: usize,
     /// Why an operation failed: its memory is in no defined state after that.
     broken: Option<CollectiveError>,
 }
@@ -68,47 +77,16 @@ pub(crate) struct Work<'a> {
 }
 
 impl SharedMemory {
-    /// Makes the memory of `world` ranks, for rank 0. The file must stay open until the others have mapped it.
-    pub(crate) fn make(world: usize) -> Result<(Self, OwnedFd, Offer), Errno> {
-        let bytes = size(world);
-        let file = rustix::fs::memfd_create("lockstep", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        // Allocated now: a page that is refused later would end the process.
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let mapping = Mapping::new(&file, world)?;
-        let mut secret = [0_u8; 16];
-        rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
-        let secret: [i64; 2] = bytemuck::cast(secret);
-        for (word, value) in mapping.head().secret.iter().zip(secret) {
-            word.store(value.cast_unsigned(), Ordering::SeqCst);
-        }
-        let offer = [i64::from(std::process::id()), i64::from(file.as_raw_fd()), secret[0], secret[1]];
-        Ok((Self { mapping, rank: 0, world, arrivals: 0, broken: None }, file, offer))
+    /// On a segment of [`staging_size`] bytes.
+    pub(crate) fn on(segment: Segment, rank: usize, world: usize) -> Self {
+        let staging = Staging::on(segment, world);
+        let block = vec![0; BLOCK].into();
+        Self { staging, arenas: Vec::new(), block, rank, world, arrivals: 0, chunks: 0, broken: None }
     }
 
-    /// Maps what rank 0 offers, if this process may and it is what it should be.
-    pub(crate) fn open(offer: Offer, rank: usize, world: usize) -> Option<Self> {
-        let [process, descriptor, secret @ ..] = offer;
-        let path = format!("/proc/{process}/fd/{descriptor}");
-        let bytes = size(world);
-        // In another namespace of processes it may be anything: nothing but a file of this length is even opened.
-        if !std::fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() == bytes as u64) {
-            return None;
-        }
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC).bits().cast_signed())
-            .open(&path)
-            .ok()?;
-        let metadata = file.metadata().ok()?;
-        let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        if !metadata.is_file() || metadata.len() != bytes as u64 || !sealed {
-            return None;
-        }
-        let mapping = Mapping::new(&file, world).ok()?;
-        let found = mapping.head().secret.each_ref().map(|word| word.load(Ordering::SeqCst).cast_signed());
-        (found == secret).then_some(Self { mapping, rank, world, arrivals: 0, broken: None })
+    /// Reduces slices of these arenas where they are from now on.
+    pub(crate) fn add(&mut self, arenas: Arc<Arenas>) {
+        self.arenas.push(arenas);
     }
 
     /// Reduces the data over all ranks in place, with the same bits on each. After a failure nothing more is.
@@ -120,33 +98,81 @@ impl SharedMemory {
     }
 
     fn reduce_all(&mut self, work: Work<'_>, patience: Patience<'_>) -> Result<(), CollectiveError> {
-        let Work { tag, kind, data, element_bytes, reduce } = work;
-        let agenda = [tag.step, u64::from(tag.bucket), kind, data.len() as u64];
-        let own_desk = self.mapping.desk(self.rank);
-        for (word, value) in own_desk.agenda.iter().zip(agenda) {
+        let Work { tag, kind, ref data, .. } = work;
+        let found = self.arenas.iter().enumerate().rev().find_map(|(index, arenas)| {
+            let offset = arenas.offset(self.rank, data)?;
+            Some((index, Arc::clone(arenas), offset))
+        });
+        let place = found.as_ref().map_or(0, |(index, _, offset)| (*index as u64 + 1) << 48 | *offset as u64);
+        let agenda = [tag.step, u64::from(tag.bucket), kind, data.len() as u64, place];
+        for (word, value) in self.staging.desk(self.rank).agenda.iter().zip(agenda) {
             word.store(value, Ordering::Relaxed);
         }
+        match found {
+            _ if data.is_empty() => Ok(()),
+            Some((_, arenas, offset)) => self.reduce_in_place(work, &arenas, offset, agenda, patience),
+            None => self.reduce_staged(work, agenda, patience),
+        }
+    }
+
+    fn reduce_in_place(
+        &mut self,
+        work: Work<'_>,
+        arenas: &Arenas,
+        offset: usize,
+        agenda: [u64; 5],
+        patience: Patience<'_>,
+    ) -> Result<(), CollectiveError> {
+        let Work { data, element_bytes, reduce, .. } = work;
+        self.meet(patience)?;
+        self.require(agenda)?;
+        let own = self.part_of(self.rank, data.len(), element_bytes);
+        for start in own.clone().step_by(BLOCK) {
+            patience.abort.check()?;
+            let range = start..own.end.min(start + BLOCK);
+            let theirs = offset + range.start..offset + range.end;
+            let sum = &mut self.block[..range.len()];
+            for rank in 0..self.world {
+                let term = if rank == self.rank {
+                    &data[range.clone()]
+                } else {
+                    // SAFETY: all have arrived, so that nobody but this rank writes to this part of any arena; it does so below.
+                    unsafe { arenas.read(rank, theirs.clone()) }
+                };
+                if rank == 0 { sum.copy_from_slice(term) } else { reduce(sum, term) }
+            }
+            data[range].copy_from_slice(sum);
+            for rank in (0..self.world).filter(|rank| *rank != self.rank) {
+                // SAFETY: all have arrived and lent these bytes until this rank arrives again; the others do not touch this part.
+                unsafe { arenas.write(rank, theirs.clone()) }.copy_from_slice(sum);
+            }
+        }
+        self.meet(patience)
+    }
+
+    fn reduce_staged(
+        &mut self,
+        work: Work<'_>,
+        agenda: [u64; 5],
+        patience: Patience<'_>,
+    ) -> Result<(), CollectiveError> {
+        let Work { data, element_bytes, reduce, .. } = work;
         for (index, piece) in data.chunks_mut(CHUNK).enumerate() {
             patience.abort.check()?;
-            let area = self.arrivals as usize / 2 % AREAS;
+            let area = self.chunks % AREAS;
+            self.chunks += 1;
             // SAFETY: until this rank arrives, nobody reads its area of this parity: all have arrived with the chunk after the one
             // that was last there, hence are done with it.
-            unsafe { self.mapping.write(self.rank, area, 0..piece.len()) }.copy_from_slice(piece);
-            self.arrive();
-            self.await_all(patience)?;
+            unsafe { self.staging.write(self.rank, area, 0..piece.len()) }.copy_from_slice(piece);
+            self.meet(patience)?;
             if index == 0 {
                 self.require(agenda)?;
             }
-            let (elements, world) = (piece.len() / element_bytes, self.world);
-            let part_of = |rank: usize| {
-                let elements = part(&(0..elements), world, rank);
-                elements.start * element_bytes..elements.end * element_bytes
-            };
-            let own = part_of(self.rank);
-            for rank in 0..world {
+            let own = self.part_of(self.rank, piece.len(), element_bytes);
+            for rank in 0..self.world {
                 // SAFETY: all have arrived, so all areas are written, and of another's area only its own rank writes, and only its
                 // own part, which is not this one.
-                let theirs = unsafe { self.mapping.read(rank, area, own.clone()) };
+                let theirs = unsafe { self.staging.read(rank, area, own.clone()) };
                 if rank == 0 {
                     piece[own.clone()].copy_from_slice(theirs)
                 } else {
@@ -154,21 +180,32 @@ impl SharedMemory {
                 }
             }
             // SAFETY: the others read of this area only their own parts until this rank arrives.
-            unsafe { self.mapping.write(self.rank, area, own.clone()) }.copy_from_slice(&piece[own]);
-            self.arrive();
-            self.await_all(patience)?;
-            for rank in (0..world).filter(|rank| *rank != self.rank) {
-                let range = part_of(rank);
+            unsafe { self.staging.write(self.rank, area, own.clone()) }.copy_from_slice(&piece[own]);
+            self.meet(patience)?;
+            for rank in (0..self.world).filter(|rank| *rank != self.rank) {
+                let range = self.part_of(rank, piece.len(), element_bytes);
                 // SAFETY: all have arrived a second time: nobody writes to this area before this rank has arrived with the next chunk.
-                piece[range.clone()].copy_from_slice(unsafe { self.mapping.read(rank, area, range.clone()) });
+                piece[range.clone()].copy_from_slice(unsafe { self.staging.read(rank, area, range.clone()) });
             }
         }
         Ok(())
     }
 
+    /// The bytes that a rank reduces, of so many.
+    fn part_of(&self, rank: usize, bytes: usize, element_bytes: usize) -> Range<usize> {
+        let elements = part(&(0..bytes / element_bytes), self.world, rank);
+        elements.start * element_bytes..elements.end * element_bytes
+    }
+
+    /// Returns once all ranks have come here as often as this one.
+    fn meet(&mut self, patience: Patience<'_>) -> Result<(), CollectiveError> {
+        self.arrive();
+        (0..self.world).try_for_each(|rank| self.await_rank(rank, patience))
+    }
+
     fn arrive(&mut self) {
         self.arrivals = self.arrivals.wrapping_add(1);
-        let desk = self.mapping.desk(self.rank);
+        let desk = self.staging.desk(self.rank);
         desk.arrivals.store(self.arrivals, Ordering::SeqCst);
         if desk.sleepers.load(Ordering::SeqCst) > 0 {
             // Should that fail, they look again after a tick.
@@ -176,16 +213,11 @@ impl SharedMemory {
         }
     }
 
-    /// Returns once all ranks have arrived as often as this one.
-    fn await_all(&self, patience: Patience<'_>) -> Result<(), CollectiveError> {
-        (0..self.world).try_for_each(|rank| self.await_rank(rank, patience))
-    }
-
     fn await_rank(&self, rank: usize, patience: Patience<'_>) -> Result<(), CollectiveError> {
         if self.lacks(rank).is_none() {
             return Ok(());
         }
-        let desk = self.mapping.desk(rank);
+        let desk = self.staging.desk(rank);
         let started = Instant::now();
         let mut looked = started;
         while let Some(arrivals) = self.lacks(rank) {
@@ -210,7 +242,7 @@ impl SharedMemory {
 
     /// How often a rank has arrived, if less often than this one. It may be ahead, by one at most.
     fn lacks(&self, rank: usize) -> Option<u32> {
-        let arrivals = self.mapping.desk(rank).arrivals.load(Ordering::SeqCst);
+        let arrivals = self.staging.desk(rank).arrivals.load(Ordering::SeqCst);
         (arrivals.wrapping_sub(self.arrivals).cast_signed() < 0).then_some(arrivals)
     }
 
@@ -227,11 +259,11 @@ impl SharedMemory {
     }
 
     /// Requires that all ranks reduce the same.
-    fn require(&self, agenda: [u64; 4]) -> Result<(), CollectiveError> {
+    fn require(&self, agenda: [u64; 5]) -> Result<(), CollectiveError> {
         for rank in 0..self.world {
-            let found = self.mapping.desk(rank).agenda.each_ref().map(|word| word.load(Ordering::Relaxed));
-            let fields = ["step", "bucket", "operation", "length"];
-            if let Some(at) = (0..4).find(|at| found[*at] != agenda[*at]) {
+            let found = self.staging.desk(rank).agenda.each_ref().map(|word| word.load(Ordering::Relaxed));
+            let fields = ["step", "bucket", "operation", "length", "place"];
+            if let Some(at) = (0..5).find(|at| found[*at] != agenda[*at]) {
                 let named = |value: u64| match fields[at] {
                     "operation" => Call::all_reduce_in_memory(value).to_string(),
                     _ => value.to_string(),

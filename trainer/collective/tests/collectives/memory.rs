@@ -44,16 +44,84 @@ fn every_rank_holds_the_sum_in_rank_order() {
 }
 
 #[test]
-fn memory_and_connections_take_turns() {
+fn what_lies_in_the_arenas_is_summed_where_it_is_and_nothing_else_is_touched() {
+    for waiting in [Waiting::Block, Waiting::SpinThenBlock] {
+        for world in 2..=5 {
+            ends(move || {
+                bare_group(world, Limits { waiting, ..SHARING }, |mut group| {
+                    let rank = group.seat().rank;
+                    let mut arena = group.shared_arena(300_000).unwrap().expect("shared");
+                    let arena = arena.as_mut();
+                    assert!(arena.len() == 300_000 && arena.iter().all(|value| *value == 0.0));
+                    for (step, length) in (0..).zip(LENGTHS.repeat(3)) {
+                        let start = 17 * step as usize;
+                        arena.fill(-1.0);
+                        let data = &mut arena[start..start + length];
+                        data.copy_from_slice(&uneven(rank, length));
+                        group.all_reduce_in_memory(Tag { step, bucket: 0 }, data, Reduction::Sum).unwrap();
+                        assert!(data == summed(world, length), "{world} ranks, length {length}");
+                        // The others write into this arena no more, once the operation is over.
+                        assert!(arena[..start].iter().chain(&arena[start + length..]).all(|value| *value == -1.0));
+                    }
+                })
+            });
+        }
+    }
+}
+
+#[test]
+fn two_arenas_the_staging_areas_and_connections_take_turns() {
     ends(|| {
         bare_group(3, SHARING, |mut group| {
-            for step in 0..50 {
-                let mut data = [1_i64; 100];
-                group.all_reduce_in_memory(Tag { step, bucket: 0 }, &mut data, Reduction::Sum).unwrap();
-                group.all_reduce(Algorithm::Ring, Tag { step, bucket: 1 }, &mut data, Reduction::Mean).unwrap();
-                assert_eq!(data, [3; 100]);
+            let (first, second) = (group.shared_arena(70_000).unwrap(), group.shared_arena(100).unwrap());
+            let (mut first, mut second) = (first.expect("shared"), second.expect("shared"));
+            let mut staged = vec![0.0; 70_000];
+            for step in 0..30 {
+                for (bucket, data) in (0..).zip([first.as_mut(), &mut staged[..], second.as_mut()]) {
+                    data.copy_from_slice(&uneven(group.seat().rank, data.len()));
+                    group.all_reduce_in_memory(Tag { step, bucket }, data, Reduction::Sum).unwrap();
+                    assert!(data == summed(3, data.len()));
+                }
+                let mut ones = [1_i64; 100];
+                group.all_reduce(Algorithm::Ring, Tag { step, bucket: 3 }, &mut ones, Reduction::Mean).unwrap();
+                assert_eq!(ones, [1; 100]);
             }
         })
+    });
+}
+
+#[test]
+fn ranks_whose_data_lies_elsewhere_are_told_so() {
+    for elsewhere in ["another place of the arena", "no arena"] {
+        let errors = ends(move || {
+            bare_group(2, SHARING, move |mut group| {
+                let mut arena = group.shared_arena(1000).unwrap().expect("shared");
+                let mut own = [1.0; 10];
+                let data = match (group.seat().rank, elsewhere) {
+                    (0, _) => &mut arena.as_mut()[..10],
+                    (_, "no arena") => &mut own[..],
+                    _ => &mut arena.as_mut()[16..26],
+                };
+                group.all_reduce_in_memory(Tag::default(), data, Reduction::Sum).unwrap_err()
+            })
+        });
+        // The first to see it closes its connections, which the other may see first.
+        let told = |error: &CollectiveError| matches!(error, CollectiveError::WrongFrame { field: "place", .. });
+        let closed = |error: &CollectiveError| matches!(error, CollectiveError::PeerClosed { .. });
+        assert!(errors.iter().any(told) && errors.iter().all(|error| told(error) || closed(error)), "{errors:?}");
+    }
+}
+
+#[test]
+fn ranks_that_share_no_memory_or_want_different_arenas_get_none() {
+    ends(|| {
+        bare_group(2, PATIENT, |mut group| assert!(group.shared_arena(10).unwrap().is_none()));
+        bare_group(2, SHARING, |mut group| {
+            assert!(group.shared_arena(10_000 * (group.seat().rank + 1)).unwrap().is_none());
+            let mut data = [1.0_f32; 10];
+            group.all_reduce_in_memory(Tag::default(), &mut data, Reduction::Sum).unwrap();
+            assert_eq!(data, [2.0; 10]);
+        });
     });
 }
 
