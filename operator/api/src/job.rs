@@ -42,7 +42,7 @@ pub struct TrainingJobSpec {
     /// The optimisation. Default: 5 epochs of sgd with global batches of 64 samples.
     #[serde(default = "training_by_default")]
     pub training: Training,
-    /// How gradients travel. Default: tcp in buckets of 1Mi.
+    /// How gradients travel. Default: by what workers share and what was measured.
     #[serde(default)]
     pub communication: Communication,
     /// How state is kept. Required.

@@ -52,7 +52,8 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
             field: Some(".checkpoint.uri"),
         },
         Rule {
-            rule: "quantity(string(self.communication.bucketBytes)).compareTo(quantity('1Ki')) >= 0 && \
+            rule: "!has(self.communication.bucketBytes) || \
+                   quantity(string(self.communication.bucketBytes)).compareTo(quantity('1Ki')) >= 0 && \
                    quantity(string(self.communication.bucketBytes)).compareTo(quantity('1Gi')) <= 0"
                 .to_owned(),
             message: "spec.communication.bucketBytes: 1Ki to 1Gi".to_owned(),

@@ -28,7 +28,7 @@ fn job() -> Value {
             "model": {"name": "lenet5"},
             "dataset": {"format": "idx", "uri": "file:///data/mnist", "evaluationFraction": 0.1, "samples": 10000},
             "training": {"epochs": 5, "seed": 1},
-            "communication": {"backend": "auto", "algorithm": "auto", "bucketBytes": "1Mi"},
+            "communication": {"backend": "auto", "algorithm": "auto"},
             "checkpoint": {"uri": "file:///checkpoints", "intervalSeconds": 60, "keepLast": 3},
             "failurePolicy": {"backoffLimit": 3, "startupTimeoutSeconds": 600},
             "cleanPodPolicy": "Running",

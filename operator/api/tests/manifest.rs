@@ -39,7 +39,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(job.workload.model.name, ModelName::Lenet5);
     assert_eq!(job.workload.training.epochs, 3);
     assert_eq!(job.workload.training.global_batch_size, 64);
-    assert_eq!(job.workload.communication.bucket_bytes, ByteSize::mebibytes(1));
+    assert_eq!(job.workload.communication.bucket_bytes, None);
     assert_eq!(job.failure_policy.backoff_limit, 3);
     assert_eq!(job.failure_policy.startup_timeout_seconds, 600);
     assert_eq!(job.managed_by, "lockstep.dev/operator");
@@ -108,7 +108,7 @@ fn a_bucket_is_a_number_or_a_text() {
         manifest["spec"]["communication"] = json!({"bucketBytes": value});
         assert_eq!(
             ValidJob::from_value(manifest).expect("valid").workload.communication.bucket_bytes,
-            ByteSize::bytes(bytes)
+            Some(ByteSize::bytes(bytes))
         );
     }
     for value in [json!("4KB"), json!(1.5), json!(true), json!("2Gi")] {

@@ -135,6 +135,15 @@ impl Run {
         wait_for("a checkpoint", || self.checkpoints() > 0);
     }
 
+    /// How the newest checkpoint says that gradients were summed.
+    pub(crate) fn communication(&self) -> serde_json::Value {
+        let folders = fs::read_dir(self.folder.join("checkpoints")).expect("checkpoints").flatten();
+        let newest = folders.map(|entry| entry.path().join("manifest.json")).filter(|path| path.exists()).max();
+        let text = fs::read_to_string(newest.expect("a checkpoint")).expect("its manifest");
+        let manifest: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        serde_json::from_str(manifest["communication"].as_str().expect("a plan")).expect("JSON")
+    }
+
     pub(crate) fn checkpoints(&self) -> usize {
         let listed = fs::read_dir(self.folder.join("checkpoints")).map(|entries| {
             entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("step-")).count()

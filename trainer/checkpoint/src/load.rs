@@ -42,6 +42,8 @@ pub struct Checkpoint {
     pub state_digest: String,
     /// When it was saved, RFC 3339.
     pub time: String,
+    /// As it was saved.
+    pub communication: Option<String>,
     /// The model's parameters, in the order they were saved.
     pub weights: Vec<OwnedTensor>,
     /// The optimiser's slots, in the order they were saved.
@@ -99,8 +101,8 @@ impl Folder {
             Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
         };
-        let Manifest { position, state_digest, time, .. } = manifest;
-        Ok(Ok(Checkpoint { path, position, state_digest, time, weights, slots, bytes, manifest_digest }))
+        let Manifest { position, state_digest, time, communication, .. } = manifest;
+        Ok(Ok(Checkpoint { path, position, state_digest, time, communication, weights, slots, bytes, manifest_digest }))
     }
 
     /// Whether the manifest of `step` is whole and says that another job wrote it, or may say so.

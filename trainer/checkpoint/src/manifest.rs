@@ -32,6 +32,8 @@ pub(crate) struct Manifest {
     pub(crate) identity: Identity,
     pub(crate) position: Position,
     pub(crate) state_digest: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) communication: Option<String>,
     pub(crate) tensors: Vec<Entry>,
     pub(crate) objects: Vec<Object>,
 }

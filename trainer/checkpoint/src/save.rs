@@ -86,7 +86,7 @@ pub(crate) struct Files(pub(crate) Vec<(&'static str, Vec<u8>)>);
 
 impl Files {
     pub(crate) fn of(snapshot: &Snapshot<'_>) -> Result<Self, String> {
-        let Snapshot { identity, position, state_digest, time, weights, slots } = *snapshot;
+        let Snapshot { identity, position, state_digest, time, communication, weights, slots } = *snapshot;
         let names: BTreeSet<_> = weights.iter().map(|tensor| tensor.name).collect();
         if let Some(twice) = slots.iter().find(|slot| names.contains(slot.name)) {
             return Err(format!("a weight and a slot are named {}", twice.name));
@@ -105,6 +105,7 @@ impl Files {
             identity: identity.clone(),
             position,
             state_digest: state_digest.to_owned(),
+            communication: communication.map(str::to_owned),
             tensors: weights.iter().map(entry(Role::Weight)).chain(slots.iter().map(entry(Role::Slot))).collect(),
             objects: stored.iter().zip(&files).map(|((name, group), file)| Object::of(name, &file.1, group)).collect(),
         };

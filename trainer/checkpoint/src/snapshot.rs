@@ -57,6 +57,8 @@ pub struct Snapshot<'a> {
     pub state_digest: &'a str,
     /// When, RFC 3339.
     pub time: &'a str,
+    /// How its gradients were summed, in the group's own spelling; returned as it is.
+    pub communication: Option<&'a str>,
     /// The model's parameters.
     pub weights: &'a [Tensor<'a>],
     /// The optimiser's slots.

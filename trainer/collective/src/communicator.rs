@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::choice::Choice;
 use crate::forming::{Limits, Seat};
 use crate::group::{Group, Tag, Transferred};
 use crate::link::Listener;
 use crate::queue::{Order, Panicked, Queue};
-use crate::{Abort, CollectiveError};
+use crate::{Abort, AgreedPlan, CollectiveError};
 
 /// Operations that may be submitted and not yet waited for.
 pub const MAX_PENDING: usize = 1024;
@@ -208,11 +207,12 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Ok(transferred)
     }
 
-    /// Changes how the algorithm of the sums submitted from now on is found; all ranks must do so at the same place. A torus whose
-    /// columns do not divide the number of ranks panics in the next operation.
-    pub fn set_choice(&mut self, choice: Choice) {
+    /// Sums what is submitted from now on by the algorithms of a plan; all ranks do so at the same place.
+    ///
+    /// A torus whose columns do not divide the number of ranks panics in the next operation.
+    pub fn follow(&mut self, plan: &AgreedPlan) {
         if let Place::Group(group) = &mut self.place {
-            group.queue.put(Order::Choice(choice), false);
+            group.queue.put(Order::Choice(plan.choice()), false);
         }
     }
 

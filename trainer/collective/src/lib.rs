@@ -2,9 +2,9 @@
 //!
 //! The story in the order of the modules: an [`algorithm`] says who sends what to whom as a pure schedule; frames carry it; a
 //! [`Listener`] and [`Group::form`] bind the members of one generation to each other; a [`Group`] carries any schedule out in place, or
-//! reduces [`SharedArena`]s where they are; a
-//! [`Communicator`] sums buckets on a thread of its own, [`plan_buckets`] having cut the gradient arena into them in the order in
-//! which they become ready; and an [`Abort`] ends it from any other thread.
+//! reduces [`SharedArena`]s where they are. [`merge`] says which gradients are best summed together, [`Group::agree`] gives all ranks
+//! the same [`Plan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes,
+//! until an [`Abort`] ends it from any other thread.
 //!
 //! The crate knows no layers and reads no environment.
 //!
@@ -42,7 +42,9 @@ mod group;
 mod link;
 mod measure;
 mod memory;
+mod merging;
 mod mesh;
+mod plan;
 mod queue;
 
 pub use abort::Abort;
@@ -57,6 +59,8 @@ pub use frame::{FrameError, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES};
 pub use group::{Group, Tag, Transferred};
 pub use link::Listener;
 pub use memory::SharedArena;
+pub use merging::{Ready, last_end, merge};
+pub use plan::{AgreedPlan, Plan};
 
 #[cfg(target_endian = "big")]
 compile_error!("frames carry little-endian numbers taken straight from memory; this host is big-endian");

@@ -1,6 +1,8 @@
 //! `lockstep-trainer`: the processes of a job. `worker` computes, `coordinator` agrees on who computes.
 
+mod baseline;
 mod board;
+mod communication;
 mod coordinator;
 mod efficiency;
 mod failure;

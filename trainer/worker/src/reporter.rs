@@ -28,6 +28,8 @@ pub(crate) struct Reporter<'a> {
     progress: Progress,
     reported: Option<Instant>,
     saved: Instant,
+    /// How the group sums, for those that resume.
+    communication: &'a str,
     interval: Duration,
 }
 
@@ -39,6 +41,7 @@ impl<'a> Reporter<'a> {
         storage: &'a Storage,
         metrics: &'a Metrics,
         recipe: &Recipe,
+        communication: &'a str,
         interval: Duration,
     ) -> Result<Self, Failure> {
         let folder = storage.path();
@@ -55,7 +58,7 @@ impl<'a> Reporter<'a> {
             ..Progress::default()
         };
         let (reported, saved) = (None, Instant::now());
-        Ok(Self { membership, group, storage, metrics, journal, progress, reported, saved, interval })
+        Ok(Self { membership, group, storage, metrics, journal, progress, reported, saved, communication, interval })
     }
 
     fn write(&mut self, line: &impl serde::Serialize) -> Result<(), Failure> {
@@ -134,7 +137,7 @@ impl<'a> Reporter<'a> {
             seed,
             generation: self.group.generation,
         };
-        let saved = self.storage.save(rank.replica_mut(), position);
+        let saved = self.storage.save(rank.replica_mut(), position, self.communication);
         self.saved = Instant::now();
         rank.rest();
         let seconds = begun.elapsed().as_secs_f64();

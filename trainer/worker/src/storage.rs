@@ -84,11 +84,12 @@ impl Storage {
         ))
     }
 
-    /// Saves the state after `position.step` steps and forgets the oldest.
+    /// Saves the state after `position.step` steps, summed as `communication` records, and forgets the oldest.
     pub(crate) fn save(
         &self,
         replica: &mut Replica<Cpu>,
         position: Position,
+        communication: &str,
     ) -> Result<(CheckpointMark, Digest), Failure> {
         let time = jiff::Timestamp::now().to_string();
         let digest = Digest::from_bytes(replica.digest()).to_string();
@@ -100,6 +101,7 @@ impl Storage {
             position,
             state_digest: &digest,
             time: &time,
+            communication: Some(communication),
             weights: &weights,
             slots: &slots,
         });

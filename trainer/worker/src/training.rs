@@ -25,8 +25,6 @@ use crate::{
 
 /// Bucket number of the numbers that are summed beside the gradients; no gradient bucket reaches it.
 const NUMBERS: u32 = u32::MAX - 1;
-/// Steps without communication that measure one rank's own speed; the first half warms up.
-const BASELINE_STEPS: u32 = 6;
 
 /// Slots of a step's numbers: the summed loss, how many ranks were asked to stop, then each rank's useful seconds.
 const LOSS: usize = 0;
@@ -86,7 +84,6 @@ pub(crate) struct Rank {
     rank: usize,
     world: usize,
     recipe: Recipe,
-    train: Arc<Samples>,
     held_out: Arc<Samples>,
     replica: Replica<Cpu>,
     communicator: Communicator<Slice>,
@@ -111,7 +108,8 @@ struct Pending {
 }
 
 impl Rank {
-    /// Takes its seat before step `base_step`; `replica` holds the weights after it.
+    /// Takes its seat before step `base_step`; `replica` holds the weights after it. `baseline` is the speed of one rank by itself, in
+    /// samples a second.
     #[allow(
         clippy::too_many_arguments,
         reason = "each part is made by another module; a struct would only rename them"
@@ -123,6 +121,7 @@ impl Rank {
         held_out: Arc<Samples>,
         replica: Replica<Cpu>,
         communicator: Communicator<Slice>,
+        baseline: Option<f64>,
         base_step: u64,
         metrics: Arc<Metrics>,
         stop: Stop,
@@ -136,13 +135,15 @@ impl Rank {
             steps: recipe.total_steps.saturating_sub(base_step),
         };
         let (rank, world) = (communicator.rank(), communicator.world());
+        if let Some(rate) = baseline {
+            metrics.baseline.set(rate);
+        }
         Ok(Self {
             seat,
             rank,
             world,
             recipe,
-            loader: Loader::start(Arc::clone(&train), order).map_err(Failure::retry)?,
-            train,
+            loader: Loader::start(train, order).map_err(Failure::retry)?,
             held_out,
             replica,
             communicator,
@@ -150,7 +151,7 @@ impl Rank {
             pending: None,
             spare: Vec::new(),
             last_end: Instant::now(),
-            meter: Meter::new(world, None),
+            meter: Meter::new(world, baseline),
             metrics,
             stop,
             counted: Statistics::default(),
@@ -171,37 +172,6 @@ impl Rank {
         self.communicator.all_reduce_now(self.step, values).map(|_| ()).map_err(|error| lost(&error))
     }
 
-    /// Measures one rank's own speed: a few steps on its first micro-batches without communication, whose results are dropped.
-    pub(crate) fn measure_baseline(&mut self) -> Result<(), Failure> {
-        let mut loader = EvaluationLoader::new(&self.train, self.seat, self.recipe.micro_batch);
-        let share = self.seat.share(self.recipe.global_batch);
-        let wanted = usize::try_from(share.end - share.start).unwrap_or(0).min(self.recipe.micro_batch);
-        let mut rate = 0.0;
-        if let Some(batch) = loader.next_batch().filter(|batch| wanted > 0 && batch.len() >= wanted) {
-            let pixels = batch.images.len() / batch.len();
-            let (images, labels) = (&batch.images[..wanted * pixels], &batch.labels[..wanted]);
-            let mut fastest = f64::INFINITY;
-            for _ in 0..BASELINE_STEPS {
-                let start = Instant::now();
-                self.replica.begin_step();
-                self.replica.micro_batch(images, labels, 1.0, true, &mut |_, gradient| drop(gradient));
-                self.replica.finish_step();
-                fastest = fastest.min(start.elapsed().as_secs_f64());
-            }
-            rate = wanted as f64 / fastest;
-        }
-        // A rank without samples measured nothing.
-        let mut sum = [rate as f32, f32::from(u8::from(rate > 0.0))];
-        self.sum(&mut sum)?;
-        let one = f64::from(sum[0]) / f64::from(sum[1]).max(1.0);
-        if one > 0.0 {
-            self.metrics.baseline.set(one);
-            self.meter = Meter::new(self.world, Some(one));
-        }
-        self.rest();
-        Ok(())
-    }
-
     /// Does the next step. Gives the step before it, which by now every rank has done; `None` at first.
     pub(crate) fn advance(&mut self) -> Result<Option<Done>, Failure> {
         let waiting = Instant::now();
@@ -209,11 +179,11 @@ impl Rank {
         let mut data = Duration::ZERO;
         let scale = 1.0 / step.samples as f32;
         let Self { replica, communicator, loader, .. } = self;
-        let last = replica.buckets().len() - 1;
+        let only = replica.buckets().len() == 1;
         let submit = &mut |bucket: usize, gradient: Bucket| {
             let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
-            // Nothing is left to compute beside the last one.
-            if bucket as usize == last {
+            // Nothing is left to compute beside it.
+            if only {
                 communicator.defer(step.index, bucket, gradient);
             } else {
                 communicator.submit(step.index, bucket, gradient);

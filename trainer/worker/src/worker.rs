@@ -8,17 +8,16 @@ use std::{
 };
 
 use lockstep_checkpoint::Checkpoint;
-use lockstep_collective::algorithm::Algorithm;
-use lockstep_collective::{
-    Abort, Choice, Communicator, FIRST_BUCKET_BYTES, JobId, Limits, Listener, Waiting, plan_buckets,
-};
+use lockstep_collective::{Abort, Communicator, JobId, Limits, Listener, Waiting};
 use lockstep_data::{Dataset, Seat, steps_per_epoch};
 use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
-use lockstep_launch::{CommunicationAlgorithm, CommunicationBackend, Ending, Launch, Optimizer};
+use lockstep_launch::{CommunicationBackend, Ending, Launch, Optimizer};
 use lockstep_nn::{Cpu, Network, Replica, Sgd, StateTensor};
 use tracing::{info, warn};
 
 use crate::{
+    baseline::Baseline,
+    communication::{self, Agreed},
     failure::Failure,
     metrics::Metrics,
     model,
@@ -149,10 +148,10 @@ impl Run<'_> {
         abort: Abort,
     ) -> Result<Ending, Failure> {
         let recipe = self.recipe(&dataset);
-        let bucket_bytes = usize::try_from(self.launch.workload.communication.bucket_bytes.get()).unwrap_or(usize::MAX);
-        let buckets = plan_buckets(&network.table().ready_order(), bucket_bytes, FIRST_BUCKET_BYTES.min(bucket_bytes));
-        info!(buckets = buckets.len(), parameters = network.table().elements(), "planned");
-        let mut replica = Replica::new(Cpu::new(), network, recipe.micro_batch, buckets).map_err(Failure::fatal)?;
+        let ready_order = network.table().ready_order();
+        let mut replica =
+            Replica::new(Cpu::new(), network, recipe.micro_batch, ready_order.clone()).map_err(Failure::fatal)?;
+        let record = newest.as_ref().and_then(|checkpoint| checkpoint.communication.clone());
         self.restore(&mut replica, newest)?;
 
         let world = self.group.addresses.len();
@@ -168,10 +167,16 @@ impl Run<'_> {
         if let Some(arena) = group.shared_arena(replica.table().elements()).map_err(Failure::retry)? {
             replica.set_gradient_memory(arena);
         }
-        let mut communicator = Communicator::over(group).map_err(Failure::retry)?;
-        communicator.set_choice(choice(communication.algorithm, world));
         let seat = Seat::new(self.group.rank, self.group.world, self.group.shards);
         let Dataset { train, evaluation } = dataset;
+        let own = Baseline::measure(&mut replica, &train, seat, &recipe)?;
+        let Agreed { plan, record, baseline } =
+            communication::agree(&mut group, communication, &ready_order, &own, record.as_deref())
+                .map_err(Failure::retry)?;
+        replica.set_buckets(plan.buckets().to_vec()).map_err(Failure::fatal)?;
+        let mut communicator = Communicator::over(group).map_err(Failure::retry)?;
+        communicator.follow(&plan);
+        info!(buckets = plan.buckets().len(), parameters = replica.table().elements(), "planned");
         let mut rank = Rank::new(
             seat,
             recipe,
@@ -179,13 +184,13 @@ impl Run<'_> {
             Arc::new(evaluation),
             replica,
             communicator,
+            baseline,
             self.group.base_step,
             Arc::clone(self.metrics),
             self.stop.clone(),
         )?;
         self.check_shared(&mut rank, world)?;
-        rank.measure_baseline()?;
-        self.steps(&mut rank)
+        self.steps(&mut rank, &record)
     }
 
     fn recipe(&self, dataset: &Dataset) -> Recipe {
@@ -260,8 +265,8 @@ impl Run<'_> {
         if blind.is_empty() { Ok(()) } else { Err(self.storage.not_shared(&blind)) }
     }
 
-    fn steps(&self, rank: &mut Rank) -> Result<Ending, Failure> {
-        let mut reporter = if self.group.rank == 0 { Some(self.reporter(rank.recipe())?) } else { None };
+    fn steps(&self, rank: &mut Rank, communication: &str) -> Result<Ending, Failure> {
+        let mut reporter = if self.group.rank == 0 { Some(self.reporter(rank.recipe(), communication)?) } else { None };
         let recipe = rank.recipe().clone();
         // Every rank learns of a stop during the step after the one that carried it, and stops after that step.
         let mut last = recipe.total_steps;
@@ -312,9 +317,9 @@ impl Run<'_> {
         reporter.evaluated(rank.step(), rank.step() / rank.recipe().steps_per_epoch, found)
     }
 
-    fn reporter(&self, recipe: &Recipe) -> Result<Reporter<'_>, Failure> {
+    fn reporter<'a>(&'a self, recipe: &Recipe, communication: &'a str) -> Result<Reporter<'a>, Failure> {
         let interval = Duration::from_secs(self.launch.workload.checkpoint.interval_seconds.into());
-        Reporter::open(self.membership, self.group, self.storage, self.metrics, recipe, interval)
+        Reporter::open(self.membership, self.group, self.storage, self.metrics, recipe, communication, interval)
     }
 
     fn finish(&self, rank: &mut Rank, reporter: Option<Reporter<'_>>) -> Result<Ending, Failure> {
@@ -332,18 +337,6 @@ impl Run<'_> {
         let payload = serde_json::to_vec(&ending).map_err(Failure::fatal)?;
         self.membership.finished(rank.step(), digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)?;
         Ok(ending)
-    }
-}
-
-/// The algorithm that the job names.
-fn choice(named: CommunicationAlgorithm, world: usize) -> Choice {
-    match named {
-        CommunicationAlgorithm::Auto => Choice::default(),
-        CommunicationAlgorithm::Ring => Choice::Always(Algorithm::Ring),
-        CommunicationAlgorithm::RecursiveDoubling => Choice::Always(Algorithm::RecursiveDoubling),
-        CommunicationAlgorithm::HalvingDoubling => Choice::Always(Algorithm::HalvingDoubling),
-        CommunicationAlgorithm::DoubleTree => Choice::Always(Algorithm::DoubleTree),
-        CommunicationAlgorithm::Torus => Choice::Always(Algorithm::torus(world)),
     }
 }
 

@@ -40,6 +40,7 @@ impl State {
             identity: &self.identity,
             position: self.position,
             state_digest: &self.digest,
+            communication: Some("a plan"),
             time: "2026-11-21T12:00:00Z",
             weights: &borrowed[..2],
             slots: &borrowed[2..],
@@ -48,8 +49,8 @@ impl State {
 
     /// Whether `checkpoint` holds this state, bit for bit.
     pub(super) fn is(&self, checkpoint: &Checkpoint) -> bool {
-        let Checkpoint { position, state_digest, weights, slots, .. } = checkpoint;
-        (*position, state_digest) == (self.position, &self.digest)
+        let Checkpoint { position, state_digest, communication, weights, slots, .. } = checkpoint;
+        (*position, state_digest, communication.as_deref()) == (self.position, &self.digest, Some("a plan"))
             && bits(weights) == bits(&self.tensors[..2])
             && bits(slots) == bits(&self.tensors[2..])
     }

@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 use lockstep_collective::algorithm::{Algorithm, part};
-use lockstep_collective::{CollectiveError, Element, Group, Limits, Reduction, Tag, Transferred, Waiting};
+use lockstep_collective::{
+    Choice, CollectiveError, Element, Group, Limits, Plan, Reduction, Tag, Transferred, Waiting,
+};
 
 use crate::group::{PATIENT, bare_group, ends};
 
@@ -178,4 +180,20 @@ fn all_ranks_find_the_same_costs() {
     for costs in costs.into_iter().flatten() {
         assert!(costs.message > 0.0 && costs.wire_byte > 0.0 && costs.reduced_byte > 0.0, "{costs:?}");
     }
+}
+
+#[test]
+fn all_ranks_have_the_plan_that_rank_0_proposes() {
+    let choice = Choice::Always(Algorithm::Torus { columns: 3 });
+    let plans = ends(move || {
+        bare_group(3, PATIENT, |mut group| {
+            let rank = group.seat().rank;
+            let propose = || {
+                assert_eq!(rank, 0, "only rank 0 is asked");
+                Plan { buckets: vec![0..7, 7..100_000], choice }
+            };
+            group.agree(propose).unwrap()
+        })
+    });
+    assert!(plans.iter().all(|plan| plan.buckets() == [0..7, 7..100_000] && plan.choice() == choice), "{plans:?}");
 }

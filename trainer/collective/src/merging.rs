@@ -1,0 +1,137 @@
+//! Which gradients to sum together so that all sums are formed as early as possible.
+
+use std::ops::Range;
+
+/// When a gradient is ready to be summed, and its length.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ready {
+    /// Seconds after the beginning of backward.
+    pub seconds: f64,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+/// The merging of neighbours whose last sum ends first, as ranges of `gradients`; of equally good ones a coarse one.
+///
+/// `gradients` come in the order in which they are ready, and the sums are formed in that order, one after another: a sum begins when
+/// the one before it has ended and all gradients of its range are ready, and takes `seconds` of its length in bytes. MG-WFBP (Shi, Chu
+/// and Li, IEEE INFOCOM 2019, arXiv 1811.11141) merges greedily, which is best where `seconds` is a latency and a rate; this compares
+/// all mergings, in L² steps for L gradients, and is best for any costs, algorithms that change with the length included.
+pub fn merge(gradients: &[Ready], seconds: impl Fn(usize) -> f64) -> Vec<Range<usize>> {
+    // Whatever comes after ends no later if what is before ends earlier: the best ends of beginnings make the best end of all.
+    let mut ends = vec![0.0_f64];
+    let mut starts = vec![0];
+    for (index, last) in gradients.iter().enumerate() {
+        let (mut best, mut bytes) = ((f64::INFINITY, index), 0);
+        for start in (0..=index).rev() {
+            bytes += gradients[start].bytes;
+            let end = ends[start].max(last.seconds) + seconds(bytes);
+            if end <= best.0 {
+                best = (end, start);
+            }
+        }
+        ends.push(best.0);
+        starts.push(best.1);
+    }
+    let mut ranges = Vec::new();
+    let mut end = gradients.len();
+    while end > 0 {
+        ranges.push(starts[end]..end);
+        end = starts[end];
+    }
+    ranges.reverse();
+    ranges
+}
+
+/// When the last sum ends, in seconds after the beginning of backward, where `ranges` of `gradients` are summed in this order.
+pub fn last_end(gradients: &[Ready], ranges: &[Range<usize>], seconds: impl Fn(usize) -> f64) -> f64 {
+    ranges.iter().fold(0.0, |end, range| {
+        let merged = &gradients[range.clone()];
+        let ready = merged.iter().map(|gradient| gradient.seconds).fold(end, f64::max);
+        ready + seconds(merged.iter().map(|gradient| gradient.bytes).sum())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Costs;
+    use crate::algorithm::Algorithm;
+
+    fn gradients(times_and_sizes: &[(f64, usize)]) -> Vec<Ready> {
+        let mut seconds = 0.0;
+        let ready = times_and_sizes.iter().map(|(took, bytes)| {
+            seconds += took;
+            Ready { seconds, bytes: *bytes }
+        });
+        ready.collect()
+    }
+
+    /// Every way to cut 0..length into ranges.
+    fn mergings(length: usize) -> impl Iterator<Item = Vec<Range<usize>>> {
+        (0_u32..1 << (length - 1)).map(move |cuts| {
+            let ends = (1..length).filter(|end| cuts >> (end - 1) & 1 == 1).chain([length]);
+            let mut start = 0;
+            ends.map(|end| std::mem::replace(&mut start, end)..end).collect()
+        })
+    }
+
+    #[test]
+    fn what_costs_no_latency_is_not_merged_where_that_would_wait() {
+        let gradients = gradients(&[(1.0, 10), (1.0, 10), (1.0, 10)]);
+        assert_eq!(merge(&gradients, |bytes| bytes as f64 / 20.0), [0..1, 1..2, 2..3]);
+    }
+
+    #[test]
+    fn what_costs_latency_only_is_summed_at_once() {
+        let gradients = gradients(&[(0.1, 10), (0.1, 1000), (0.1, 10)]);
+        assert_eq!(merge(&gradients, |_| 1.0), vec![0..3; 1]);
+    }
+
+    #[test]
+    fn what_is_ready_while_another_is_summed_is_merged() {
+        // The first takes 10 s, in which all others become ready; the last alone would cost another latency of 1 s.
+        let gradients = gradients(&[(1.0, 9), (1.0, 1), (1.0, 1), (1.0, 1)]);
+        let ranges = merge(&gradients, |bytes| 1.0 + bytes as f64);
+        assert_eq!(ranges, [0..1, 1..4]);
+        assert_eq!(last_end(&gradients, &ranges, |bytes| 1.0 + bytes as f64), 15.0);
+    }
+
+    #[test]
+    fn nothing_is_merged_to_nothing() {
+        assert_eq!(merge(&[], |_| 1.0), []);
+    }
+
+    fn some_gradients() -> impl Strategy<Value = Vec<Ready>> {
+        proptest::collection::vec((0.0..5e-3, 0usize..4 << 20), 1..=10).prop_map(|layers| gradients(&layers))
+    }
+
+    proptest! {
+        #[test]
+        fn no_merging_ends_earlier(
+            gradients in some_gradients(),
+            message in 0.0..2e-3,
+            wire_byte in 0.0..2e-8,
+            world in 2usize..33,
+        ) {
+            let costs = Costs { message, wire_byte, reduced_byte: 1e-10 };
+            let of_a_ring = |bytes| costs.seconds(Algorithm::Ring, world, bytes);
+            let of_the_cheapest = |bytes| costs.seconds(costs.cheapest(world, bytes), world, bytes);
+            for seconds in [&of_a_ring as &dyn Fn(usize) -> f64, &of_the_cheapest] {
+                let found = last_end(&gradients, &merge(&gradients, seconds), seconds);
+                let best = mergings(gradients.len()).map(|ranges| last_end(&gradients, &ranges, seconds));
+                let best = best.fold(f64::INFINITY, f64::min);
+                prop_assert!(found <= best * (1.0 + 1e-12), "{found} s, possible {best} s");
+            }
+        }
+
+        #[test]
+        fn the_ranges_tile_the_gradients(gradients in some_gradients(), latency in 0.0..1e-2) {
+            let ranges = merge(&gradients, |bytes| latency + bytes as f64 * 1e-9);
+            let tiled: Vec<usize> = ranges.iter().cloned().flatten().collect();
+            prop_assert_eq!(tiled, (0..gradients.len()).collect::<Vec<_>>());
+        }
+    }
+}

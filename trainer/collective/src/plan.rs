@@ -1,0 +1,163 @@
+//! What all ranks of a group do alike: ranks that cut their gradients differently, or sum them by different algorithms, would wait for
+//! each other.
+
+use std::ops::Range;
+
+use crate::algorithm::Algorithm;
+use crate::group::{Group, Tag};
+use crate::{Choice, CollectiveError, Costs};
+
+/// The most buckets of a plan.
+const MAX_BUCKETS: usize = 1 << 20;
+/// Words before the ends of the buckets.
+const HEAD: usize = 4;
+
+/// How the gradients of a step are summed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Slices of the gradient arena, in elements, in the order in which they are summed; they tile it from its beginning.
+    pub buckets: Vec<Range<usize>>,
+    /// How the algorithm for each is found.
+    pub choice: Choice,
+}
+
+/// A plan that all ranks of a group have: only [`Group::agree`] makes one, from what rank 0 proposes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AgreedPlan(Plan);
+
+impl AgreedPlan {
+    /// The slices of the gradient arena that are summed one by one.
+    #[must_use]
+    pub fn buckets(&self) -> &[Range<usize>] {
+        &self.0.buckets
+    }
+
+    /// How the algorithm for each is found.
+    #[must_use]
+    pub fn choice(&self) -> Choice {
+        self.0.choice
+    }
+
+    /// The plan in numbers, for [`Plan::from_words`]: what a later run needs to repeat this one bit for bit.
+    #[must_use]
+    pub fn to_words(&self) -> Vec<u64> {
+        self.0.to_words()
+    }
+}
+
+impl Plan {
+    /// The plan that [`AgreedPlan::to_words`] gave; `None` for anything else.
+    #[must_use]
+    pub fn from_words(words: &[u64]) -> Option<Self> {
+        let ([kind, parameters @ ..], ends) = words.split_first_chunk::<HEAD>()?;
+        let fixed = |algorithm| Some(Choice::Always(algorithm));
+        let choice = match kind {
+            0 => {
+                let [message, wire_byte, reduced_byte] = parameters.map(f64::from_bits);
+                let known = [message, wire_byte, reduced_byte].iter().all(|cost| cost.is_finite() && *cost >= 0.0);
+                known.then_some(Choice::Cheapest(Costs { message, wire_byte, reduced_byte }))
+            }
+            1 => fixed(Algorithm::Ring),
+            2 => fixed(Algorithm::RecursiveDoubling),
+            3 => fixed(Algorithm::HalvingDoubling),
+            4 => fixed(Algorithm::DoubleTree),
+            5 => {
+                fixed(Algorithm::Torus { columns: usize::try_from(parameters[0]).ok().filter(|columns| *columns > 0)? })
+            }
+            _ => None,
+        }?;
+        let mut start = 0;
+        let mut buckets = Vec::with_capacity(ends.len().min(MAX_BUCKETS));
+        for end in ends {
+            let end = usize::try_from(*end).ok().filter(|end| *end > start && buckets.len() < MAX_BUCKETS)?;
+            buckets.push(start..end);
+            start = end;
+        }
+        Some(Self { buckets, choice })
+    }
+
+    fn to_words(&self) -> Vec<u64> {
+        let head = match self.choice {
+            Choice::Cheapest(Costs { message, wire_byte, reduced_byte }) => {
+                [0, message.to_bits(), wire_byte.to_bits(), reduced_byte.to_bits()]
+            }
+            Choice::Always(Algorithm::Ring) => [1, 0, 0, 0],
+            Choice::Always(Algorithm::RecursiveDoubling) => [2, 0, 0, 0],
+            Choice::Always(Algorithm::HalvingDoubling) => [3, 0, 0, 0],
+            Choice::Always(Algorithm::DoubleTree) => [4, 0, 0, 0],
+            Choice::Always(Algorithm::Torus { columns }) => [5, columns as u64, 0, 0],
+        };
+        head.into_iter().chain(self.buckets.iter().map(|bucket| bucket.end as u64)).collect()
+    }
+}
+
+impl Group {
+    /// The plan that rank 0 proposes, on all ranks; `propose` is called there only.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    ///
+    /// # Panics
+    /// On rank 0, when the buckets do not tile an arena from its beginning, or are more than a million.
+    pub fn agree(&mut self, propose: impl FnOnce() -> Plan) -> Result<AgreedPlan, CollectiveError> {
+        let tag = Tag { step: u64::MAX, bucket: 0 };
+        let mut words = if self.seat().rank == 0 { propose().to_words() } else { Vec::new() };
+        let mut length = [words.len() as u64];
+        self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut length))?;
+        let refused = |found: String| CollectiveError::WrongFrame {
+            rank: 0,
+            field: "plan",
+            expected: "buckets that tile the arena".to_owned(),
+            found,
+        };
+        let length = usize::try_from(length[0]).ok().filter(|length| *length <= HEAD + MAX_BUCKETS);
+        words.resize(length.ok_or_else(|| refused("too many buckets".to_owned()))?, 0);
+        self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut words))?;
+        match Plan::from_words(&words) {
+            Some(plan) => Ok(AgreedPlan(plan)),
+            None if self.seat().rank == 0 => panic!("the buckets do not tile an arena: {words:?}"),
+            None => Err(refused(format!("{words:?}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_the_same_after_its_words() {
+        let costs = Costs { message: 1.0 / 3.0, wire_byte: 4e-10, reduced_byte: 0.0 };
+        let named = [
+            Algorithm::Ring,
+            Algorithm::RecursiveDoubling,
+            Algorithm::HalvingDoubling,
+            Algorithm::DoubleTree,
+            Algorithm::Torus { columns: 4 },
+        ];
+        for choice in named.map(Choice::Always).into_iter().chain([Choice::Cheapest(costs)]) {
+            for buckets in [vec![], vec![0..7, 7..8], vec![0..7, 7..8, 8..1000]] {
+                let plan = Plan { buckets, choice };
+                assert_eq!(Plan::from_words(&plan.to_words()), Some(plan));
+            }
+        }
+    }
+
+    #[test]
+    fn words_that_are_no_plan_are_refused() {
+        let nan = f64::NAN.to_bits();
+        for words in [
+            &[][..],
+            &[1, 0, 0],
+            &[6, 0, 0, 0],
+            &[0, nan, 0, 0],
+            &[0, (-1.0_f64).to_bits(), 0, 0],
+            &[5, 0, 0, 0],
+            &[1, 0, 0, 0, 0],
+            &[1, 0, 0, 0, 7, 7],
+            &[1, 0, 0, 0, 7, 5],
+        ] {
+            assert_eq!(Plan::from_words(words), None, "{words:?}");
+        }
+    }
+}

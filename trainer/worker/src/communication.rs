@@ -1,0 +1,190 @@
+//! How the group sums its gradients: measured by all, decided by rank 0, kept with the checkpoints so that a resumed run repeats it.
+
+use std::ops::Range;
+
+use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::{
+    AgreedPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Plan, Ready, Reduction, Tag, last_end,
+    merge, plan_buckets,
+};
+use lockstep_launch::{Communication, CommunicationAlgorithm};
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use crate::baseline::Baseline;
+
+/// Bytes of a bucket where measuring says nothing better.
+const BUCKET_BYTES: usize = 1 << 20;
+
+/// A plan, and under which circumstances it was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Recorded {
+    world: usize,
+    over_memory: bool,
+    communication: Communication,
+    words: Vec<u64>,
+}
+
+/// What the group agreed on before its first step.
+#[derive(Clone, Debug)]
+pub(crate) struct Agreed {
+    pub plan: AgreedPlan,
+    /// The plan as checkpoints keep it.
+    pub record: String,
+    /// The mean speed of one rank by itself, in samples a second.
+    pub baseline: Option<f64>,
+}
+
+/// Agrees with the other ranks. `ready_order` are the ranges of the gradient arena as `own` times them; `record` is that of the
+/// checkpoint that the group resumes from.
+pub(crate) fn agree(
+    group: &mut Group,
+    settings: &Communication,
+    ready_order: &[Range<usize>],
+    own: &Baseline,
+    record: Option<&str>,
+) -> Result<Agreed, CollectiveError> {
+    let world = group.world();
+    let over_memory = group.shares_memory() && settings.algorithm == CommunicationAlgorithm::Auto;
+    let means = means(group, own)?;
+    let circumstances = Recorded { world, over_memory, communication: settings.clone(), words: Vec::new() };
+    let elements = ready_order.iter().map(|range| range.end).max().unwrap_or_default();
+    let recorded = record.and_then(|record| replayed(record, &circumstances, elements));
+    let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
+    let mut measures = [u8::from(world > 1 && !over_memory && open && recorded.is_none())];
+    group.broadcast(0, tag(1), &mut measures)?;
+    let costs = if measures == [1] { group.measure_costs()? } else { None };
+    let plan =
+        group.agree(|| recorded.unwrap_or_else(|| proposed(settings, world, ready_order, &means.ready, costs)))?;
+    let words = plan.to_words();
+    let record = serde_json::to_string(&Recorded { words, ..circumstances }).unwrap_or_default();
+    Ok(Agreed { plan, record, baseline: means.samples_per_second })
+}
+
+/// The mean of all ranks that measured something.
+fn means(group: &mut Group, own: &Baseline) -> Result<Baseline, CollectiveError> {
+    let measured = own.samples_per_second.is_some();
+    let mut sums = vec![f64::from(u8::from(measured)), own.samples_per_second.unwrap_or_default()];
+    sums.extend(own.ready.iter().map(|seconds| if measured { *seconds } else { 0.0 }));
+    group.all_reduce(Algorithm::RecursiveDoubling, tag(0), &mut sums, Reduction::Sum)?;
+    let ranks = sums[0];
+    let mean = |sum: &f64| if ranks > 0.0 { sum / ranks } else { 0.0 };
+    let samples_per_second = Some(mean(&sums[1])).filter(|rate| *rate > 0.0);
+    Ok(Baseline { samples_per_second, ready: sums[2..].iter().map(mean).collect() })
+}
+
+/// The plan of a record that was made under the same circumstances.
+fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<Plan> {
+    let found: Recorded = serde_json::from_str(record).ok()?;
+    let plan = Plan::from_words(&found.words)?;
+    let fits = plan.buckets.last().map(|bucket| bucket.end) == Some(elements);
+    (fits && Recorded { words: Vec::new(), ..found } == *circumstances).then_some(plan)
+}
+
+fn proposed(
+    settings: &Communication,
+    world: usize,
+    ready_order: &[Range<usize>],
+    ready: &[f64],
+    costs: Option<Costs>,
+) -> Plan {
+    let choice = named(settings.algorithm, world).unwrap_or(Choice::Cheapest(costs.unwrap_or_default()));
+    let fixed = |bytes: usize| plan_buckets(ready_order, bytes, FIRST_BUCKET_BYTES.min(bytes));
+    let buckets = match (settings.bucket_bytes, costs) {
+        (Some(bytes), _) => fixed(usize::try_from(bytes.get()).unwrap_or(usize::MAX)),
+        (None, None) => fixed(BUCKET_BYTES),
+        (None, Some(costs)) => {
+            let gradients: Vec<Ready> = ready_order
+                .iter()
+                .zip(ready)
+                .map(|(range, seconds)| Ready { seconds: *seconds, bytes: range.len() * size_of::<f32>() })
+                .collect();
+            let seconds = |bytes| costs.seconds(choice.algorithm(world, bytes), world, bytes);
+            let merged = merge(&gradients, seconds);
+            let exposed = last_end(&gradients, &merged, seconds) - ready.last().copied().unwrap_or_default();
+            info!(
+                buckets = merged.len(),
+                latency_us = costs.message * 1e6,
+                gigabytes_per_second = 1e-9 / costs.wire_byte,
+                first_ready_ms = ready.first().copied().unwrap_or_default() * 1e3,
+                exposed_ms = exposed * 1e3,
+                "communication planned"
+            );
+            merged.iter().map(|range| ready_order[range.start].start..ready_order[range.end - 1].end).collect()
+        }
+    };
+    Plan { buckets, choice }
+}
+
+/// The algorithm that the job names.
+fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<Choice> {
+    let algorithm = match algorithm {
+        CommunicationAlgorithm::Auto => return None,
+        CommunicationAlgorithm::Ring => Algorithm::Ring,
+        CommunicationAlgorithm::RecursiveDoubling => Algorithm::RecursiveDoubling,
+        CommunicationAlgorithm::HalvingDoubling => Algorithm::HalvingDoubling,
+        CommunicationAlgorithm::DoubleTree => Algorithm::DoubleTree,
+        CommunicationAlgorithm::Torus => Algorithm::torus(world),
+    };
+    Some(Choice::Always(algorithm))
+}
+
+/// Before the first step.
+fn tag(bucket: u32) -> Tag {
+    Tag { step: u64::MAX, bucket }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_launch::ByteSize;
+
+    use super::*;
+
+    const READY_ORDER: [Range<usize>; 3] = [0..1000, 1000..300_000, 300_000..301_000];
+    /// In milliseconds 1, 2 and 3 of backward.
+    const READY: [f64; 3] = [1e-3, 2e-3, 3e-3];
+
+    fn buckets(settings: &Communication, costs: Option<Costs>) -> Vec<Range<usize>> {
+        proposed(settings, 4, &READY_ORDER, &READY, costs).buckets
+    }
+
+    fn costs(message: f64, wire_byte: f64) -> Option<Costs> {
+        Some(Costs { message, wire_byte, reduced_byte: 0.0 })
+    }
+
+    #[test]
+    fn gradients_are_merged_by_what_was_measured() {
+        let auto = Communication::default();
+        // A long line: no byte matters, each bucket costs milliseconds.
+        assert_eq!(buckets(&auto, costs(5e-3, 1e-12)).len(), 1);
+        // A thin line: the large gradient takes longer than all of backward, and the last goes with it.
+        assert_eq!(buckets(&auto, costs(1e-6, 1e-8)), [0..1000, 1000..300_000, 300_000..301_000]);
+        assert_eq!(buckets(&auto, None), [0..1000, 1000..300_000, 300_000..301_000]);
+    }
+
+    #[test]
+    fn a_named_size_and_a_named_algorithm_are_taken_as_they_are() {
+        let algorithm = CommunicationAlgorithm::HalvingDoubling;
+        let named = Communication { bucket_bytes: Some(ByteSize::mebibytes(8)), algorithm, ..Communication::default() };
+        let plan = proposed(&named, 4, &READY_ORDER, &READY, costs(1e-6, 1e-8));
+        assert_eq!(plan.choice, Choice::Always(Algorithm::HalvingDoubling));
+        assert_eq!(plan.buckets, plan_buckets(&READY_ORDER, 8 << 20, FIRST_BUCKET_BYTES));
+    }
+
+    #[test]
+    fn a_record_is_replayed_under_the_same_circumstances_only() {
+        let plan = Plan { buckets: vec![0..5, 5..10], choice: Choice::Always(Algorithm::Ring) };
+        let made =
+            || Recorded { world: 4, over_memory: false, communication: Communication::default(), words: Vec::new() };
+        let words = vec![1, 0, 0, 0, 5, 10];
+        let record = serde_json::to_string(&Recorded { words, ..made() }).expect("serialises");
+        assert_eq!(replayed(&record, &made(), 10), Some(plan));
+        let fixed = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };
+        assert_eq!(replayed(&record, &Recorded { world: 3, ..made() }, 10), None);
+        assert_eq!(replayed(&record, &Recorded { over_memory: true, ..made() }, 10), None);
+        assert_eq!(replayed(&record, &Recorded { communication: fixed, ..made() }, 10), None);
+        assert_eq!(replayed(&record, &made(), 11), None);
+        assert_eq!(replayed("{", &made(), 10), None);
+    }
+}
