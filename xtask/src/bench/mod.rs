@@ -7,6 +7,7 @@ mod first_loss;
 mod lenet;
 mod load;
 mod operator;
+mod overlap;
 mod record;
 mod torch;
 
@@ -29,11 +30,16 @@ struct Benchmark {
     run: fn(&mut Book, Effort) -> anyhow::Result<()>,
 }
 
-const BENCHMARKS: [Benchmark; 5] = [
+const BENCHMARKS: [Benchmark; 6] = [
     Benchmark {
         name: "collectives",
         measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
         run: collectives::run,
+    },
+    Benchmark {
+        name: "overlap",
+        measures: "training step of 25 million weights over 1 Gb/s, against its bound and PyTorch DDP",
+        run: overlap::run,
     },
     Benchmark {
         name: "lenet-step",

@@ -1,0 +1,207 @@
+//! A training step of 25 million weights with two workers, each in a network namespace of its own, over a line of 1 Gb/s: how much of
+//! the communication backward hides.
+
+mod line;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+
+use self::line::Line;
+use super::{
+    Effort, median,
+    record::{Better, Book, Figure},
+    torch,
+};
+use crate::cargo;
+
+const DDP: &str = include_str!("ddp.py");
+const GIGABITS: f64 = 1.0;
+const WEIGHTS: f64 = 24_925_082.0;
+/// Steps at the beginning that do not count.
+const WARM_UP: usize = 2;
+
+/// Samples a worker: little to compute beside the sums, then about as much as they take.
+const CASES: [(&str, u32); 2] = [("communication-bound", 16), ("balanced", 96)];
+
+/// A way to train, in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    /// One worker: the computation by itself.
+    Alone,
+    /// One bucket, ready when backward ends.
+    NoOverlap,
+    /// Buckets of a fixed size.
+    Fixed,
+    /// Buckets merged by what was measured.
+    Merged,
+    Ddp,
+}
+
+pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
+    let (rounds, steps) = match effort {
+        Effort::Quick => (1, 8),
+        Effort::Full => (5, 12),
+    };
+    let folder = cargo::target().join("bench/overlap");
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join("ddp.py"), DDP)?;
+    let programs = Programs {
+        trainer: cargo::build()?.join("lockstep-trainer"),
+        python: torch::python()?,
+        line: Line::of(GIGABITS)?,
+        folder,
+    };
+    for (case, samples) in CASES {
+        let (mut seconds, mut first_ready) = (BTreeMap::<Side, Vec<f64>>::new(), Vec::new());
+        for _ in 0..rounds {
+            for side in [Side::Alone, Side::NoOverlap, Side::Fixed, Side::Merged, Side::Ddp] {
+                let measured = programs.step(side, samples, steps).with_context(|| format!("{side:?}"))?;
+                seconds.entry(side).or_default().push(measured);
+                if side == Side::Merged {
+                    first_ready.push(programs.first_ready()?);
+                }
+            }
+        }
+        let mut middle = |side| median(seconds.entry(side).or_default());
+        // Each worker sends and receives every gradient once, from the first that is ready on; no step is shorter than that, or than
+        // its computation.
+        let bound = middle(Side::Alone).max(median(&mut first_ready) + WEIGHTS * 4.0 * 8.0 / (GIGABITS * 1e9));
+        let peers = [
+            ("the bound", bound, 1.0 / 1.05),
+            ("one bucket", middle(Side::NoOverlap), 1.0),
+            ("buckets of 25 MiB", middle(Side::Fixed), 1.0),
+            ("PyTorch DDP over gloo", middle(Side::Ddp), 1.0 / 0.95),
+        ];
+        let ours = middle(Side::Merged);
+        for (name, theirs, goal) in peers {
+            book.write(&Figure {
+                case: &format!("{GIGABITS} Gb/s, {case}, {samples} samples a worker"),
+                unit: "s",
+                ours,
+                peer: Some((name, theirs)),
+                goal,
+                better: Better::Less,
+                disturbed: false,
+            })?;
+        }
+    }
+    Ok(())
+}
+
+struct Programs {
+    trainer: PathBuf,
+    python: PathBuf,
+    line: Line,
+    folder: PathBuf,
+}
+
+impl Programs {
+    /// The median seconds of a step.
+    fn step(&self, side: Side, samples: u32, steps: usize) -> anyhow::Result<f64> {
+        match side {
+            Side::Alone => self.ours(1, samples, steps, json!({})),
+            Side::NoOverlap => self.ours(2, samples, steps, json!({"bucketBytes": "1Gi", "algorithm": "ring"})),
+            Side::Fixed => self.ours(2, samples, steps, json!({"bucketBytes": "25Mi", "algorithm": "ring"})),
+            Side::Merged => self.ours(2, samples, steps, json!({})),
+            Side::Ddp => self.ddp(samples, steps),
+        }
+    }
+
+    fn ours(&self, workers: u32, samples: u32, steps: usize, communication: Value) -> anyhow::Result<f64> {
+        let output = self.folder.join("run");
+        let _ = fs::remove_dir_all(&output);
+        fs::create_dir_all(&output)?;
+        let global_batch = samples * workers;
+        let launch = json!({
+            "job": {"namespace": "local", "name": "overlap", "uid": "overlap"},
+            "attempt": 0,
+            "replicas": workers,
+            "coordinator": format!("{}:7070", line::COORDINATOR),
+            "ports": {"control": 7070, "data": 7071, "metrics": 9464},
+            "inheritsListener": false,
+            "output": output,
+            "store": {"file": output.join("record.json")},
+            "ending": output.join("ending"),
+            "workload": {
+                "model": {"name": "mlp25m"},
+                // A tenth is held out.
+                "dataset": {"format": "glyphs", "samples": (global_batch as usize * (WARM_UP + steps)) * 10 / 9 + 10},
+                "training": {
+                    "epochs": 1, "globalBatchSize": global_batch, "microBatchSize": samples, "seed": 7,
+                    "schedule": {"baseLearningRate": 0.001},
+                },
+                "communication": communication,
+                "checkpoint": {"uri": format!("file://{}", output.display()), "intervalSeconds": 86400},
+            },
+        });
+        let start = |role: &str, member: String, end: usize, address: &str| {
+            let log = fs::File::create(output.join(format!("{role}{member}.log")))?;
+            let mut command = self.line.command(end, &self.trainer);
+            command.arg(role).env("LOCKSTEP_LAUNCH", launch.to_string());
+            command.env("LOCKSTEP_MEMBER", member).env("LOCKSTEP_ADDRESS", address);
+            command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start the trainer")
+        };
+        let mut all = vec![start("coordinator", String::new(), 0, line::COORDINATOR)?];
+        for (rank, address) in line::ENDS.iter().enumerate().take(workers as usize) {
+            all.push(start("worker", format!("overlap-worker-{rank}"), rank, address)?);
+        }
+        ended_well(all).with_context(|| format!("see {}", output.display()))?;
+        let journal = fs::read_to_string(output.join("metrics.jsonl"))?;
+        let lines = journal.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
+        if seconds.is_empty() {
+            bail!("{} tells of no step", output.display());
+        }
+        Ok(median(&mut seconds))
+    }
+
+    /// After how many seconds of a step the first gradient was ready, as the newest run of our own planned by.
+    fn first_ready(&self) -> anyhow::Result<f64> {
+        let log = fs::read_to_string(self.folder.join("run/workeroverlap-worker-0.log"))?;
+        let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let planned = lines.find_map(|line| line["fields"]["first_ready_ms"].as_f64());
+        Ok(planned.context("rank 0 says what it planned by")? * 1e-3)
+    }
+
+    fn ddp(&self, samples: u32, steps: usize) -> anyhow::Result<f64> {
+        let told = self.folder.join("ddp.json");
+        let output = fs::File::create(&told)?;
+        let mut ranks = Vec::new();
+        for rank in 0..line::ENDS.len() {
+            let mut command = self.line.command(rank, &self.python);
+            command.arg(self.folder.join("ddp.py")).args([samples.to_string(), steps.to_string()]);
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", line::ENDS.len().to_string());
+            command.env("MASTER_ADDR", line::ENDS[0]).env("MASTER_PORT", "7072");
+            command.env("GLOO_SOCKET_IFNAME", line::INTERFACE).env("OMP_NUM_THREADS", "1");
+            ranks.push(command.stdout(output.try_clone()?).stderr(Stdio::null()).spawn()?);
+        }
+        ended_well(ranks)?;
+        let line: Value = serde_json::from_str(&fs::read_to_string(Path::new(&told))?)?;
+        line["seconds"].as_f64().context("DDP says how long a step takes")
+    }
+}
+
+/// Waits for all; kills the others once one fails.
+fn ended_well(mut all: Vec<Child>) -> anyhow::Result<()> {
+    let mut failed = None;
+    for process in &mut all {
+        if failed.is_some() {
+            let _ = process.kill();
+        }
+        let status = process.wait()?;
+        if !status.success() {
+            failed.get_or_insert(status);
+        }
+    }
+    match failed {
+        Some(status) => bail!("a process ended with {status}"),
+        None => Ok(()),
+    }
+}
