@@ -116,7 +116,7 @@ fn the_trainers_own_words_reach_the_status() {
 #[test]
 fn of_workers_that_drained_together_the_one_that_was_taken_away_is_named() {
     let all = "Running; all ready; worker 0 exited 76; ";
-    for taken in ["no worker 1", "worker 1 terminating", "worker 1 disrupted"] {
+    for taken in ["no worker 1", "worker 1 terminating", "worker 1 drained while terminating", "worker 1 disrupted"] {
         let (job, seen) = situations::read(&format!("{all}{taken}"));
         let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
         let named = status.last_failure.and_then(|failure| failure.pod);
@@ -136,7 +136,7 @@ fn what_an_invalid_job_lacks_is_said_once_and_nothing_is_made() {
     assert_eq!(again, lockstep_plan::Plan::default());
 }
 
-const STATES: [&str; 12] = [
+const STATES: [&str; 14] = [
     "ready",
     "running",
     "pending",
@@ -148,6 +148,8 @@ const STATES: [&str; 12] = [
     "refused its input",
     "done",
     "exited 75",
+    "exited 76",
+    "drained while terminating",
     "exited 137",
 ];
 

@@ -42,7 +42,7 @@ pub struct Completed<M> {
     pub bucket: u32,
     /// The caller's memory, holding the sum.
     pub memory: M,
-    /// What it moved, and how long it took on the communication thread.
+    /// What it moved, and how long it took.
     pub transferred: Transferred,
 }
 

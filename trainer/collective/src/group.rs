@@ -97,7 +97,7 @@ impl Group {
         Ok(group)
     }
 
-    /// A segment that all ranks have mapped; `None` on all of them where one could not, or wants another length.
+    /// A segment that all ranks have mapped; `None` on all of them where one could not.
     fn share(&mut self, bytes: usize) -> Result<Option<Segment>, CollectiveError> {
         let (rank, tag) = (self.seat.rank, Tag { step: u64::MAX, bucket: 0 });
         let made = if rank == 0 { Segment::make(bytes).ok() } else { None };
@@ -116,21 +116,34 @@ impl Group {
     }
 
     /// An arena of so many elements for each rank, in which [`Group::all_reduce_in_memory`] needs no copy; all ranks call it. `None`,
-    /// on all of them, where they share no memory or have no more of it.
+    /// on all of them, where they share no memory, ask for different lengths or none, or the system refuses so much.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
     pub fn shared_arena(&mut self, elements: usize) -> Result<Option<SharedArena>, CollectiveError> {
-        let (rank, bytes) = (self.seat.rank, elements.saturating_mul(size_of::<f32>()));
-        let Some(size) = arenas_size(self.world(), bytes).filter(|_| self.memory.is_some() && elements > 0) else {
+        if self.memory.is_none() {
             return Ok(None);
-        };
+        }
+        let (rank, tag) = (self.seat.rank, Tag { step: u64::MAX, bucket: 0 });
+        let mut asked = [elements as i64];
+        self.broadcast(0, tag, &mut asked)?;
+        let bytes = elements.saturating_mul(size_of::<f32>());
+        let size = arenas_size(self.world(), bytes).filter(|_| elements > 0 && asked == [elements as i64]);
+        let mut all = [u8::from(size.is_some())];
+        self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut all, Reduction::Min)?;
+        let Some(size) = size.filter(|_| all == [1]) else { return Ok(None) };
         let Some(segment) = self.share(size)? else { return Ok(None) };
         let arenas = Arc::new(Arenas::on(segment, bytes));
         if let Some(memory) = &mut self.memory {
             memory.add(Arc::clone(&arenas));
         }
         Ok(Some(SharedArena::of(arenas, rank, elements)))
+    }
+
+    /// Closes all connections, so that the peers notice; gives the reason back.
+    pub(crate) fn refuse(&self, error: CollectiveError) -> CollectiveError {
+        self.mesh.shut_down();
+        error
     }
 
     /// This process's place.

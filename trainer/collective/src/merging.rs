@@ -5,7 +5,7 @@ use std::ops::Range;
 /// When a gradient is ready to be summed, and its length.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ready {
-    /// Seconds after the beginning of backward.
+    /// Seconds after any fixed moment, as the beginning of backward.
     pub seconds: f64,
     /// Length in bytes.
     pub bytes: usize,
@@ -43,7 +43,7 @@ pub fn merge(gradients: &[Ready], seconds: impl Fn(usize) -> f64) -> Vec<Range<u
     ranges
 }
 
-/// When the last sum ends, in seconds after the beginning of backward, where `ranges` of `gradients` are summed in this order.
+/// When the last sum ends, in seconds after the same moment, where `ranges` of `gradients` are summed in this order.
 pub fn last_end(gradients: &[Ready], ranges: &[Range<usize>], seconds: impl Fn(usize) -> f64) -> f64 {
     ranges.iter().fold(0.0, |end, range| {
         let merged = &gradients[range.clone()];

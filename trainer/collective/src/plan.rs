@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use crate::algorithm::Algorithm;
 use crate::group::{Group, Tag};
-use crate::{Choice, CollectiveError, Costs};
+use crate::{Choice, CollectiveError, Costs, MAX_PENDING};
 
-/// The most buckets of a plan.
-const MAX_BUCKETS: usize = 1 << 20;
+/// The most buckets of a plan: all may be pending at once, beside a few sums of another kind.
+const MAX_BUCKETS: usize = MAX_PENDING - 24;
 /// Words before the ends of the buckets.
 const HEAD: usize = 4;
 
@@ -38,7 +38,8 @@ impl AgreedPlan {
         self.0.choice
     }
 
-    /// The plan in numbers, for [`Plan::from_words`]: what a later run needs to repeat this one bit for bit.
+    /// The plan in numbers, for [`Plan::from_words`]. A later run of as many ranks over the same kind of link repeats the bits of
+    /// this one by it.
     #[must_use]
     pub fn to_words(&self) -> Vec<u64> {
         self.0.to_words()
@@ -98,26 +99,37 @@ impl Group {
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// On rank 0, when the buckets do not tile an arena from its beginning, or are more than a million.
+    /// On rank 0, when the buckets do not tile an arena from its beginning or are about as many as [`MAX_PENDING`], or a torus' columns
+    /// do not divide the number of ranks.
     pub fn agree(&mut self, propose: impl FnOnce() -> Plan) -> Result<AgreedPlan, CollectiveError> {
-        let tag = Tag { step: u64::MAX, bucket: 0 };
+        let (tag, world) = (Tag { step: u64::MAX, bucket: 0 }, self.world());
+        let fits = |plan: &Plan| match plan.choice {
+            Choice::Always(Algorithm::Torus { columns }) => world.is_multiple_of(columns),
+            Choice::Always(_) | Choice::Cheapest(_) => true,
+        };
+        let read = |words: &[u64]| Plan::from_words(words).filter(fits);
         let mut words = if self.seat().rank == 0 { propose().to_words() } else { Vec::new() };
+        assert!(
+            self.seat().rank != 0 || read(&words).is_some(),
+            "a plan of {} words is none for {world} ranks",
+            words.len()
+        );
         let mut length = [words.len() as u64];
         self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut length))?;
         let refused = |found: String| CollectiveError::WrongFrame {
             rank: 0,
             field: "plan",
-            expected: "buckets that tile the arena".to_owned(),
+            expected: format!("one that tiles the arena, for {world} ranks"),
             found,
         };
-        let length = usize::try_from(length[0]).ok().filter(|length| *length <= HEAD + MAX_BUCKETS);
-        words.resize(length.ok_or_else(|| refused("too many buckets".to_owned()))?, 0);
+        let words_at_most = (HEAD + MAX_BUCKETS) as u64;
+        let Some(length) = usize::try_from(length[0]).ok().filter(|_| length[0] <= words_at_most) else {
+            return Err(self.refuse(refused(format!("{} words", length[0]))));
+        };
+        words.resize(length, 0);
         self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut words))?;
-        match Plan::from_words(&words) {
-            Some(plan) => Ok(AgreedPlan(plan)),
-            None if self.seat().rank == 0 => panic!("the buckets do not tile an arena: {words:?}"),
-            None => Err(refused(format!("{words:?}"))),
-        }
+        let plan = read(&words).ok_or_else(|| self.refuse(refused("another".to_owned())))?;
+        Ok(AgreedPlan(plan))
     }
 }
 

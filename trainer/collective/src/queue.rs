@@ -109,9 +109,14 @@ impl<M: AsMut<[f32]>> Queue<M> {
                 }
                 return Ok(outcome);
             }
-            let driver;
-            (driver, state) = self.driver(state)?;
-            state = self.carry_out_next(driver, state);
+            if let Some(mut driver) = state.driver.take() {
+                driver.group.set_waiting(self.waiting);
+                state = self.carry_out_next(driver, state);
+            } else if state.panicked {
+                return Err(Panicked);
+            } else {
+                state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
         }
     }
 
@@ -123,33 +128,21 @@ impl<M: AsMut<[f32]>> Queue<M> {
     ) -> Result<Result<Transferred, CollectiveError>, Panicked> {
         let mut state = self.lock();
         loop {
-            let driver;
-            (driver, state) = self.driver(state)?;
-            if state.orders.is_empty() {
-                drop(state);
-                let mut turn = Turn { queue: self, driver: Some(driver) };
-                let outcome = turn.driver().sum(tag, values);
-                drop(turn.end());
-                return Ok(outcome);
-            }
-            state = self.carry_out_next(driver, state);
-        }
-    }
-
-    /// The driver, once the thread is at no order.
-    fn driver<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State<M>>,
-    ) -> Result<(Driver, MutexGuard<'a, State<M>>), Panicked> {
-        loop {
             if let Some(mut driver) = state.driver.take() {
                 driver.group.set_waiting(self.waiting);
-                return Ok((driver, state));
-            }
-            if state.panicked {
+                if state.orders.is_empty() {
+                    drop(state);
+                    let mut turn = Turn { queue: self, driver: Some(driver) };
+                    let outcome = turn.driver().sum(tag, values);
+                    drop(turn.end());
+                    return Ok(outcome);
+                }
+                state = self.carry_out_next(driver, state);
+            } else if state.panicked {
                 return Err(Panicked);
+            } else {
+                state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

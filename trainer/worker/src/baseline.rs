@@ -20,7 +20,7 @@ pub(crate) struct Baseline {
 }
 
 impl Baseline {
-    /// Does a few steps on the rank's first samples, whose results are dropped.
+    /// Does a few steps on the rank's first samples, whose results are dropped. Leaves the replica with a bucket for each range.
     pub(crate) fn measure(
         replica: &mut Replica<Cpu>,
         train: &Samples,
@@ -37,7 +37,6 @@ impl Baseline {
         };
         let pixels = batch.images.len() / batch.len();
         let (images, labels) = (&batch.images[..wanted * pixels], &batch.labels[..wanted]);
-        let planned = replica.buckets().to_vec();
         replica.set_buckets(ready_order).map_err(Failure::fatal)?;
         let (mut fastest, mut ready) = (f64::INFINITY, Vec::with_capacity(baseline.ready.len()));
         for _ in 0..STEPS {
@@ -55,7 +54,6 @@ impl Baseline {
                 baseline.ready.clone_from(&ready);
             }
         }
-        replica.set_buckets(planned).map_err(Failure::fatal)?;
         baseline.samples_per_second = Some(wanted as f64 / fastest);
         Ok(baseline)
     }

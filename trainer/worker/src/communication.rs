@@ -57,6 +57,8 @@ pub(crate) fn agree(
     let costs = if measures == [1] { group.measure_costs()? } else { None };
     let plan =
         group.agree(|| recorded.unwrap_or_else(|| proposed(settings, world, ready_order, &means.ready, costs)))?;
+    let first_ready_ms = means.ready.first().copied().unwrap_or_default() * 1e3;
+    info!(buckets = plan.buckets().len(), first_ready_ms, "communication agreed");
     let words = plan.to_words();
     let record = serde_json::to_string(&Recorded { words, ..circumstances }).unwrap_or_default();
     Ok(Agreed { plan, record, baseline: means.samples_per_second })
@@ -107,7 +109,6 @@ fn proposed(
                 buckets = merged.len(),
                 latency_us = costs.message * 1e6,
                 gigabytes_per_second = 1e-9 / costs.wire_byte,
-                first_ready_ms = ready.first().copied().unwrap_or_default() * 1e3,
                 exposed_ms = exposed * 1e3,
                 "communication planned"
             );
@@ -158,8 +159,10 @@ mod tests {
         let auto = Communication::default();
         // A long line: no byte matters, each bucket costs milliseconds.
         assert_eq!(buckets(&auto, costs(5e-3, 1e-12)).len(), 1);
-        // A thin line: the large gradient takes longer than all of backward, and the last goes with it.
+        // A thin line: the large gradient takes longer than the rest of backward, so that the last waits for nothing by going alone,
+        // and saves a message by going with it where that costs more than a millisecond.
         assert_eq!(buckets(&auto, costs(1e-6, 1e-8)), [0..1000, 1000..300_000, 300_000..301_000]);
+        assert_eq!(buckets(&auto, costs(8e-4, 1e-8)), [0..1000, 1000..301_000]);
         assert_eq!(buckets(&auto, None), [0..1000, 1000..300_000, 300_000..301_000]);
     }
 

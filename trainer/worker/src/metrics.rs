@@ -90,13 +90,7 @@ impl Metrics {
         };
         let collective = registered(
             &own,
-            CounterVec::new(
-                named(
-                    "collective_seconds_total",
-                    "Seconds that the communication thread spent in a collective operation.",
-                ),
-                &["op"],
-            )?,
+            CounterVec::new(named("collective_seconds_total", "Seconds that collective operations took."), &["op"])?,
         )?;
         let phase_seconds = registered(
             &own,

@@ -34,7 +34,7 @@ const USEFUL: usize = 2;
 /// A slice of the gradient arena, leased.
 type Bucket = Gradient<<Cpu as Device>::HostView>;
 
-/// What the communication thread sums: a bucket of gradients, or numbers beside them.
+/// What is summed over the ranks: a bucket of gradients, or numbers beside them.
 pub(crate) enum Slice {
     Gradient(Bucket),
     Numbers(Vec<f32>),
@@ -223,7 +223,13 @@ impl Rank {
         numbers[LOSS] = result.loss_sum as f32;
         numbers[STOP] = f32::from(u8::from(self.stop.wanted()));
         numbers[USEFUL + self.rank] = useful as f32;
-        self.communicator.defer(step.index, NUMBERS, Slice::Numbers(numbers));
+        let numbers = Slice::Numbers(numbers);
+        // With one bucket they go with it; with more, the thread that sums those is there for them too.
+        if self.replica.buckets().len() == 1 {
+            self.communicator.defer(step.index, NUMBERS, numbers);
+        } else {
+            self.communicator.submit(step.index, NUMBERS, numbers);
+        }
         self.count(mine, seconds, useful, (data + loading).as_secs_f64());
         Ok(done)
     }

@@ -176,7 +176,6 @@ impl Run<'_> {
         replica.set_buckets(plan.buckets().to_vec()).map_err(Failure::fatal)?;
         let mut communicator = Communicator::over(group).map_err(Failure::retry)?;
         communicator.follow(&plan);
-        info!(buckets = plan.buckets().len(), parameters = replica.table().elements(), "planned");
         let mut rank = Rank::new(
             seat,
             recipe,
@@ -268,6 +267,7 @@ impl Run<'_> {
     fn steps(&self, rank: &mut Rank, communication: &str) -> Result<Ending, Failure> {
         let mut reporter = if self.group.rank == 0 { Some(self.reporter(rank.recipe(), communication)?) } else { None };
         let recipe = rank.recipe().clone();
+        rank.rest();
         // Every rank learns of a stop during the step after the one that carried it, and stops after that step.
         let mut last = recipe.total_steps;
         while rank.step() < last {

@@ -145,6 +145,10 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         "misconfigured" => pod.state = waiting(Reason::ContainerConfigError, "secret \"s\" not found"),
         "terminating" => pod.stuck_at = Some(now() + SignedDuration::from_secs(30)),
         "stuck" => pod.stuck_at = Some(seconds_ago(1)),
+        "drained while terminating" => {
+            pod.stuck_at = Some(now() + SignedDuration::from_secs(30));
+            pod.state = ended(Some(76), Some("Error"), "", seconds_ago(1));
+        }
         "disrupted" => pod.disrupted = Some("EvictionByEvictionAPI".into()),
         "unreachable" => pod.unreachable = true,
         "evicted" => pod.state = ended(None, Some("Evicted"), "The node was low on resource: memory", seconds_ago(1)),

@@ -21,8 +21,9 @@ pub(crate) struct Arenas {
 /// This rank's memory that the other ranks of its host map too: sums of slices of it, at the same place on all ranks, are formed
 /// without a copy. Its pages are there, and zero.
 ///
-/// The other ranks write to it only while an operation on it is under way, and only where that operation is; one that fails may
-/// leave anything there. It outlives its group, as memory that only this process uses.
+/// The other ranks write to it only while an operation on it is under way, and only where that operation is. Once one has failed here,
+/// others may be at it still and write there until they notice: what is in the arena is then of no use, and another generation takes
+/// another arena. After the last operation that ended well nobody writes to it, also when the group is gone.
 #[derive(Debug)]
 pub struct SharedArena {
     arenas: Arc<Arenas>,
@@ -82,7 +83,8 @@ impl SharedArena {
 impl AsMut<[f32]> for SharedArena {
     fn as_mut(&mut self) -> &mut [f32] {
         let bytes = self.elements * size_of::<f32>();
-        // SAFETY: this is the only handle of this rank's arena, and the others touch it only in operations on what is borrowed here.
+        // SAFETY: this is the only handle of this rank's arena, and the others touch it only in operations on what is borrowed here, or,
+        // after one that failed, write numbers where numbers of no use are.
         let bytes = unsafe { self.arenas.write(self.rank, 0..bytes) };
         bytemuck::cast_slice_mut(bytes)
     }

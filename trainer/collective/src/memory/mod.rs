@@ -7,8 +7,8 @@
 //! staging areas in rank order into its own, and arrives again; once all have, it copies the others' parts out. Two staging areas a
 //! rank alternate, so that nobody overwrites what another has yet to read: whoever has arrived with chunk k + 1 is done with chunk k.
 //!
-//! The memory has no name, is sealed against truncation and belongs to one generation: a stopped process that wakes up in a later one
-//! writes where nobody reads.
+//! The memory has no name, is sealed against truncation and belongs to one generation, its arenas too: a stopped process that wakes up
+//! in a later one writes where nobody reads any more.
 
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
@@ -47,7 +47,8 @@ const TICK: Duration = Duration::from_millis(2);
 pub(crate) struct SharedMemory {
     staging: Staging,
     arenas: Vec<Arc<Arenas>>,
-    block: Box<[u8]>,
+    /// Aligned for every type of element.
+    block: Box<[u64]>,
     rank: usize,
     world: usize,
     /// How often this rank has arrived.
@@ -80,7 +81,7 @@ impl SharedMemory {
     /// On a segment of [`staging_size`] bytes.
     pub(crate) fn on(segment: Segment, rank: usize, world: usize) -> Self {
         let staging = Staging::on(segment, world);
-        let block = vec![0; BLOCK].into();
+        let block = vec![0; BLOCK / size_of::<u64>()].into();
         Self { staging, arenas: Vec::new(), block, rank, world, arrivals: 0, chunks: 0, broken: None }
     }
 
@@ -131,7 +132,7 @@ impl SharedMemory {
             patience.abort.check()?;
             let range = start..own.end.min(start + BLOCK);
             let theirs = offset + range.start..offset + range.end;
-            let sum = &mut self.block[..range.len()];
+            let sum = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut self.block)[..range.len()];
             for rank in 0..self.world {
                 let term = if rank == self.rank {
                     &data[range.clone()]
@@ -200,7 +201,8 @@ impl SharedMemory {
     /// Returns once all ranks have come here as often as this one.
     fn meet(&mut self, patience: Patience<'_>) -> Result<(), CollectiveError> {
         self.arrive();
-        (0..self.world).try_for_each(|rank| self.await_rank(rank, patience))
+        let mut others = (0..self.world).filter(|rank| *rank != self.rank);
+        others.try_for_each(|rank| self.await_rank(rank, patience))
     }
 
     fn arrive(&mut self) {
@@ -217,6 +219,7 @@ impl SharedMemory {
         if self.lacks(rank).is_none() {
             return Ok(());
         }
+        patience.abort.check()?;
         let desk = self.staging.desk(rank);
         let started = Instant::now();
         let mut looked = started;
@@ -248,7 +251,7 @@ impl SharedMemory {
 
     /// Fails when a rank that has yet to arrive has gone, or the one that was waited for has been silent for too long.
     fn look_after_the_absent(&self, waited_for: usize, waited: Duration, mesh: &Mesh) -> Result<(), CollectiveError> {
-        for rank in (0..self.world).filter(|rank| self.lacks(*rank).is_some()) {
+        for rank in (0..self.world).filter(|rank| *rank != self.rank && self.lacks(*rank).is_some()) {
             let found = mesh.check(rank, if rank == waited_for { waited } else { Duration::ZERO });
             // One that has arrived meanwhile may go.
             if self.lacks(rank).is_some() {

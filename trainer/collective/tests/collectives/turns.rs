@@ -123,3 +123,24 @@ fn both(work: impl Fn(&Listener, usize, &[SocketAddr]) + Send + Sync) {
         }
     });
 }
+
+#[test]
+fn a_sum_is_given_back_before_what_was_submitted_after_it_is_formed() {
+    ends(|| {
+        let first_is_back = Barrier::new(2);
+        group(2, PATIENT, |mut communicator| {
+            communicator.submit(1, 0, vec![1.0; 100_000]);
+            if communicator.rank() == 0 {
+                communicator.defer(1, 1, vec![1.0; 10]);
+                assert_eq!(communicator.wait().unwrap().bucket, 0);
+                first_is_back.wait();
+            } else {
+                // It takes part in the second only once the other has the first.
+                assert_eq!(communicator.wait().unwrap().bucket, 0);
+                first_is_back.wait();
+                communicator.defer(1, 1, vec![1.0; 10]);
+            }
+            assert_eq!(communicator.wait().unwrap().memory, [2.0; 10]);
+        })
+    });
+}
