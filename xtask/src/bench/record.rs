@@ -50,6 +50,11 @@ impl Book {
         Ok(Self { bench: bench.to_owned(), file, commit: commit(), machine: machine() })
     }
 
+    /// Machine and commit.
+    pub(crate) fn origin(&self) -> String {
+        format!("{} at {}", self.machine, self.commit)
+    }
+
     /// Writes one case down.
     pub(crate) fn write(&mut self, figure: &Figure) -> anyhow::Result<()> {
         let Figure { case, unit, ours, peer, goal, better: Better::Less, disturbed } = *figure;
@@ -70,7 +75,7 @@ impl Book {
         let ours = readable(ours, unit);
         let verdict = if met { "met" } else { "MISSED" };
         let disturbed = if disturbed { ", disturbed by other work" } else { "" };
-        println!("{case}: {ours}; {against}: {verdict}{disturbed}\n  {} at {}", self.machine, self.commit);
+        println!("{case}: {ours}; {against}: {verdict}{disturbed}\n  {}", self.origin());
         Ok(())
     }
 }

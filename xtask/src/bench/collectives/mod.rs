@@ -1,6 +1,8 @@
 //! All-reduce between processes of one host, over loopback TCP and through shared memory, against PyTorch's gloo and Debian's Open MPI:
 //! in the same network namespace, so with the same congestion control and buffer limits, in turns.
 
+mod plot;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -11,6 +13,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use lockstep_tests::cluster::install_packages;
 
+use self::plot::Curve;
 use super::{
     Effort,
     load::{self, Watch},
@@ -83,6 +86,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Full => (11, 256),
     };
     let programs = prepare()?;
+    let mut curves = Vec::new();
     for (link, ranks, goals) in [(Link::Tcp, 2, &PAIR[..]), (Link::Memory, 2, &SHARED[..]), (Link::Tcp, 4, &FOUR[..])] {
         let sides: Vec<Side> = [Side::Ours, Side::Gloo, Side::OpenMpi]
             .into_iter()
@@ -108,6 +112,9 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                 seconds.entry(key).or_default().push(measured);
             }
         }
+        if ranks == 2 {
+            curves.extend(sides.iter().map(|side| curve(*side, link, &sizes, &mut seconds)));
+        }
         for &(size, gloo, openmpi) in goals {
             let mut middle = |side| median(seconds.entry((side, size)).or_default());
             let ours = middle(Side::Ours);
@@ -126,7 +133,26 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             }
         }
     }
+    let picture = match effort {
+        Effort::Quick => cargo::target().join("bench/collectives.svg"),
+        Effort::Full => cargo::root().join("docs/collectives.svg"),
+    };
+    fs::create_dir_all(picture.parent().unwrap_or(&picture))?;
+    plot::draw(&picture, &format!("All-reduce of f32 between 2 ranks of one host, {}", book.origin()), &curves)?;
+    println!("drawn in {}", picture.display());
     Ok(())
+}
+
+/// Bus bandwidth as nccl-tests define it, which for two ranks is the bytes a second.
+fn curve(side: Side, link: Link, sizes: &[usize], seconds: &mut BTreeMap<(Side, usize), Vec<f64>>) -> Curve {
+    let name = match side {
+        Side::Ours => "Lockstep",
+        Side::Gloo => "gloo",
+        Side::OpenMpi => "Open MPI",
+    };
+    let mut point = |size: usize| (size as f64, size as f64 / median(seconds.entry((side, size)).or_default()));
+    let points = sizes.iter().map(|size| point(*size)).filter(|(_, rate)| rate.is_finite()).collect();
+    Curve { name: format!("{name}, {link:?}"), points }
 }
 
 fn named(bytes: usize) -> String {

@@ -43,10 +43,10 @@ impl Line {
         Ok(line)
     }
 
-    /// A program at one end.
+    /// A program at one end, which does not outlive whoever starts it.
     pub(super) fn command(&self, end: usize, program: &Path) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", NAMES[end]]).arg(program);
+        command.args(["netns", "exec", NAMES[end], "setpriv", "--pdeathsig", "KILL"]).arg(program);
         command
     }
 }

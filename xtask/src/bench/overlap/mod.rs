@@ -6,11 +6,13 @@ mod line;
 use std::{
     collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
 use self::line::Line;
@@ -24,6 +26,8 @@ use crate::cargo;
 const DDP: &str = include_str!("ddp.py");
 const GIGABITS: f64 = 1.0;
 const WEIGHTS: f64 = 24_925_082.0;
+/// No run takes longer, however slow the machine.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// Steps at the beginning that do not count.
 const WARM_UP: usize = 2;
 
@@ -148,11 +152,11 @@ impl Programs {
             command.env("LOCKSTEP_MEMBER", member).env("LOCKSTEP_ADDRESS", address);
             command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start the trainer")
         };
-        let mut all = vec![start("coordinator", String::new(), 0, line::COORDINATOR)?];
+        let mut all = Processes(vec![start("coordinator", String::new(), 0, line::COORDINATOR)?]);
         for (rank, address) in line::ENDS.iter().enumerate().take(workers as usize) {
-            all.push(start("worker", format!("overlap-worker-{rank}"), rank, address)?);
+            all.0.push(start("worker", format!("overlap-worker-{rank}"), rank, address)?);
         }
-        ended_well(all).with_context(|| format!("see {}", output.display()))?;
+        all.end_well().with_context(|| format!("see {}", output.display()))?;
         let journal = fs::read_to_string(output.join("metrics.jsonl"))?;
         let lines = journal.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let mut seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
@@ -173,35 +177,53 @@ impl Programs {
     fn ddp(&self, samples: u32, steps: usize) -> anyhow::Result<f64> {
         let told = self.folder.join("ddp.json");
         let output = fs::File::create(&told)?;
-        let mut ranks = Vec::new();
+        let errors = fs::File::create(self.folder.join("ddp.log"))?;
+        let mut ranks = Processes(Vec::new());
         for rank in 0..line::ENDS.len() {
             let mut command = self.line.command(rank, &self.python);
             command.arg(self.folder.join("ddp.py")).args([samples.to_string(), steps.to_string()]);
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", line::ENDS.len().to_string());
             command.env("MASTER_ADDR", line::ENDS[0]).env("MASTER_PORT", "7072");
             command.env("GLOO_SOCKET_IFNAME", line::INTERFACE).env("OMP_NUM_THREADS", "1");
-            ranks.push(command.stdout(output.try_clone()?).stderr(Stdio::null()).spawn()?);
+            ranks.0.push(command.stdout(output.try_clone()?).stderr(errors.try_clone()?).spawn()?);
         }
-        ended_well(ranks)?;
-        let line: Value = serde_json::from_str(&fs::read_to_string(Path::new(&told))?)?;
-        line["seconds"].as_f64().context("DDP says how long a step takes")
+        ranks.end_well().with_context(|| format!("see {}/ddp.log", self.folder.display()))?;
+        let told = fs::read_to_string(told)?;
+        let mut lines = told.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.find_map(|line| line["seconds"].as_f64()).context("DDP says how long a step takes")
     }
 }
 
-/// Waits for all; kills the others once one fails.
-fn ended_well(mut all: Vec<Child>) -> anyhow::Result<()> {
-    let mut failed = None;
-    for process in &mut all {
-        if failed.is_some() {
-            let _ = process.kill();
-        }
-        let status = process.wait()?;
-        if !status.success() {
-            failed.get_or_insert(status);
+/// Killed when dropped.
+struct Processes(Vec<Child>);
+
+impl Processes {
+    /// Waits until all have ended, or one has failed.
+    fn end_well(mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut running = false;
+            for process in &mut self.0 {
+                match process.try_wait()? {
+                    Some(status) if !status.success() => bail!("a process ended with {status}"),
+                    Some(_) => {}
+                    None => running = true,
+                }
+            }
+            if !running {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "it takes longer than {PATIENCE:?}");
+            thread::sleep(Duration::from_millis(20));
         }
     }
-    match failed {
-        Some(status) => bail!("a process ended with {status}"),
-        None => Ok(()),
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for process in &mut self.0 {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
