@@ -72,10 +72,10 @@ impl<'a> Job<'a> {
         self.status()["phase"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// The step that the coordinator last reported; the operator has no part in it.
+    /// The step that the coordinator last reported, 0 before its record is there; the operator has no part in it.
     pub(crate) fn reported_step(&self) -> u64 {
         let path = "jsonpath={.status.progress.step}";
-        self.kubectl(&["get", "traininggroup", self.name, "-o", path]).parse().unwrap_or_default()
+        self.kubectl(&["get", "traininggroup", self.name, "--ignore-not-found", "-o", path]).parse().unwrap_or_default()
     }
 
     /// Waits until the status is as wanted; a job that ended otherwise is shown whole.
