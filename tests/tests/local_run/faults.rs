@@ -61,7 +61,7 @@ fn a_killed_coordinator_does_not_lose_the_job() {
 #[test]
 fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
     let _alone = alone();
-    let manifest = Manifest::glyphs(4000, 6);
+    let manifest = Manifest::glyphs(10_000, 10);
     let whole = Run::of("whole", &manifest, &["--workers", "2"]).finished();
     let run = Run::of("ctrl-c", &manifest, &["--workers", "2"]);
     run.wait_for_step(60);
