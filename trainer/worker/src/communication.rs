@@ -60,6 +60,7 @@ pub(crate) fn agree(
     let first_ready_ms = means.ready.first().copied().unwrap_or_default() * 1e3;
     info!(buckets = plan.buckets().len(), first_ready_ms, "communication agreed");
     let words = plan.to_words();
+    // Numbers and names: no reason to fail.
     let record = serde_json::to_string(&Recorded { words, ..circumstances }).unwrap_or_default();
     Ok(Agreed { plan, record, baseline: means.samples_per_second })
 }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use lockstep_launch::{Address, Job, Launch, Ports, Store, Workload};
 use serde_json::{Value, json};
 
 use self::line::Line;
@@ -81,7 +82,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             ("the bound", bound, 1.0 / 1.05),
             ("one bucket", middle(Side::NoOverlap), 1.0),
             ("buckets of 25 MiB", middle(Side::Fixed), 1.0),
-            ("PyTorch DDP over gloo", middle(Side::Ddp), 1.0 / 0.95),
+            (&format!("{} DDP over gloo", torch::NAME), middle(Side::Ddp), 1.0 / 0.95),
         ];
         let ours = middle(Side::Merged);
         for (name, theirs, goal) in peers {
@@ -123,33 +124,35 @@ impl Programs {
         let _ = fs::remove_dir_all(&output);
         fs::create_dir_all(&output)?;
         let global_batch = samples * workers;
-        let launch = json!({
-            "job": {"namespace": "local", "name": "overlap", "uid": "overlap"},
-            "attempt": 0,
-            "replicas": workers,
-            "coordinator": format!("{}:7070", line::COORDINATOR),
-            "ports": {"control": 7070, "data": 7071, "metrics": 9464},
-            "inheritsListener": false,
-            "output": output,
-            "store": {"file": output.join("record.json")},
-            "ending": output.join("ending"),
-            "workload": {
-                "model": {"name": "mlp25m"},
-                // A tenth is held out.
-                "dataset": {"format": "glyphs", "samples": (global_batch as usize * (WARM_UP + steps)) * 10 / 9 + 10},
-                "training": {
-                    "epochs": 1, "globalBatchSize": global_batch, "microBatchSize": samples, "seed": 7,
-                    "schedule": {"baseLearningRate": 0.001},
-                },
-                "communication": communication,
-                "checkpoint": {"uri": format!("file://{}", output.display()), "intervalSeconds": 86400},
+        let workload: Workload = serde_json::from_value(json!({
+            "model": {"name": "mlp25m"},
+            // A tenth is held out.
+            "dataset": {"format": "glyphs", "samples": (global_batch as usize * (WARM_UP + steps)) * 10 / 9 + 10},
+            "training": {
+                "epochs": 1, "globalBatchSize": global_batch, "microBatchSize": samples, "seed": 7,
+                "schedule": {"baseLearningRate": 0.001},
             },
-        });
+            "communication": communication,
+            "checkpoint": {"uri": format!("file://{}", output.display()), "intervalSeconds": 86400},
+        }))?;
         let start = |role: &str, member: String, end: usize, address: &str| {
             let log = fs::File::create(output.join(format!("{role}{member}.log")))?;
+            let launch = Launch {
+                job: Job { namespace: "local".into(), name: "overlap".into(), uid: "overlap".into() },
+                attempt: 0,
+                member,
+                replicas: workers,
+                coordinator: Address { host: line::COORDINATOR.into(), port: Ports::POD.control },
+                address: address.parse()?,
+                ports: Ports::POD,
+                inherits_listener: false,
+                output: output.clone(),
+                store: Store::File(output.join("record.json")),
+                ending: output.join("ending"),
+                workload: workload.clone(),
+            };
             let mut command = self.line.command(end, &self.trainer);
-            command.arg(role).env("LOCKSTEP_LAUNCH", launch.to_string());
-            command.env("LOCKSTEP_MEMBER", member).env("LOCKSTEP_ADDRESS", address);
+            command.arg(role).envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)));
             command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start the trainer")
         };
         let mut all = Processes(vec![start("coordinator", String::new(), 0, line::COORDINATOR)?]);
