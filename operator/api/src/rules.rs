@@ -60,6 +60,13 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
             field: Some(".communication.bucketBytes"),
         },
         Rule {
+            rule: "self.communication.wire == 'f32' || self.communication.algorithm in ['auto', 'direct']".to_owned(),
+            message:
+                "spec.communication.wire: f32 where communication.algorithm is named; leave that out, or name direct"
+                    .to_owned(),
+            field: Some(".communication.wire"),
+        },
+        Rule {
             rule: "!has(self.template) || !has(self.template.spec) || \
                    self.template.spec.containers.exists(c, c.name == 'trainer')"
                 .to_owned(),

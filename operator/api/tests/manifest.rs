@@ -76,6 +76,11 @@ fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
         ("uri: file:///data/mnist", "uri: s3://a", "spec.dataset.uri: s3://a: file:///FOLDER"),
         (", uri: file:///data/mnist", "", "spec.dataset.uri: missing: required for format idx"),
         ("sgd: {", "adam: {", "spec.training.optimizer.adam: unknown: no such field"),
+        (
+            "  checkpoint: {",
+            "  communication: {algorithm: torus, wire: f16}\n  checkpoint: {",
+            "spec.communication.wire: f16: f32 where communication.algorithm is named",
+        ),
         ("- name: trainer", "- name: main", "spec.template.spec.containers: main, sidecar: one must be named trainer"),
         ("mountPath: /data}", "mountpath: /data}", "did you mean `mountPath`?"),
         ("weightDecay: 5.0e-5", "weightDecay: [1]", "spec.training.optimizer.sgd.weightDecay: [1]: a number, 0 to 1"),

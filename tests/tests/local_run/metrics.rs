@@ -34,7 +34,9 @@ fn metrics_address(run: &Run, worker: u32) -> String {
 #[test]
 fn a_workers_metrics_please_promtool() {
     let _alone = alone();
-    let run = Run::of("metrics", &Manifest::glyphs(10_000, 2000), &["--workers", "2"]);
+    let over_tcp =
+        ["--workers", "2", "--set", "spec.communication.backend=tcp", "--set", "spec.communication.wire=bf16"];
+    let run = Run::of("metrics", &Manifest::glyphs(10_000, 2000), &over_tcp);
     run.wait_for_step(100);
     let text = get(&metrics_address(&run, 0), "/metrics").expect("served");
     for metric in
@@ -43,6 +45,7 @@ fn a_workers_metrics_please_promtool() {
         assert!(text.contains(metric), "{metric} is missing:\n{text}");
     }
     assert!(text.contains("job_name=\"lenet\"") && text.contains("job_namespace=\"local\""), "{text}");
+    assert!(text.contains("link=\"tcp\",wire=\"bf16\","), "how gradients travel is missing:\n{text}");
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
     assert!(series <= 130, "{series} series of one worker");
     let steps = text

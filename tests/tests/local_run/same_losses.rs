@@ -51,12 +51,30 @@ fn one_and_three_workers_learn_glyphs_alike() {
     assert_same_start(&one, &three);
 }
 
+/// Two roundings to 8 bits a step.
+const BF16_TOLERANCE: f64 = 0.01;
+
+#[test]
+fn gradients_in_bf16_learn_nearly_alike() {
+    let _alone = alone();
+    let manifest = Manifest::glyphs(2000, 1);
+    let over_tcp = ["--workers", "2", "--set", "spec.communication.backend=tcp"];
+    let whole = Run::of("glyphs-f32", &manifest, &over_tcp).finished();
+    let narrow = [&over_tcp[..], &["--set", "spec.communication.wire=bf16"]].concat();
+    let narrow = Run::of("glyphs-bf16", &manifest, &narrow).finished();
+    assert_eq!((whole.code, narrow.code), (Some(0), Some(0)), "{}\n{}", whole.said(), narrow.said());
+    let (whole, narrowed) = (whole.steps(), narrow.steps());
+    let differences = whole.iter().zip(&narrowed).map(|(left, right)| (left.loss - right.loss).abs());
+    let greatest = differences.fold(0.0, f64::max);
+    assert!(greatest > 0.0 && greatest <= BF16_TOLERANCE, "{greatest}");
+}
+
 #[test]
 fn every_algorithm_and_both_links_learn_alike() {
     let _alone = alone();
     let manifest = Manifest::glyphs(2000, 1);
     let one = Run::of("glyphs-1", &manifest, &["--workers", "1"]).finished();
-    let algorithms = ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus"];
+    let algorithms = ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus", "direct"];
     let algorithms = algorithms.map(|algorithm| format!("algorithm={algorithm}"));
     for choice in algorithms.into_iter().chain(["backend=auto", "backend=tcp"].map(str::to_owned)) {
         let set = format!("spec.communication.{choice}");

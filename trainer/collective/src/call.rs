@@ -79,6 +79,7 @@ impl Operation {
             Self::AllReduce(Algorithm::HalvingDoubling) => 3,
             Self::AllReduce(Algorithm::DoubleTree) => 4,
             Self::AllReduce(Algorithm::Torus { .. }) => 5,
+            Self::AllReduce(Algorithm::Direct) => 15,
             Self::ReduceScatter => 6,
             Self::AllGather => 7,
             Self::Broadcast { .. } => 8,
@@ -95,7 +96,7 @@ impl Operation {
 const IN_MEMORY: u8 = 14;
 
 /// The names of operations by their code.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "none",
     "ring all-reduce",
     "recursive doubling all-reduce",
@@ -111,6 +112,7 @@ const NAMES: [&str; 15] = [
     "all-to-all",
     "send",
     "all-reduce in memory",
+    "direct all-reduce",
 ];
 
 /// An operation as a frame names it: its code; that of its elements, and in the upper half that of its reduction; and the lowest byte
@@ -119,8 +121,9 @@ const NAMES: [&str; 15] = [
 pub struct Call(pub [u8; 3]);
 
 impl Call {
-    pub(crate) fn new(operation: Operation, element: ElementType, reduction: Option<Reduction>) -> Self {
-        Self([operation.code(), element.code() | reduction.map_or(0, Reduction::code) << 4, operation.shape()])
+    /// `element` is the code of the elements in the frames.
+    pub(crate) fn new(operation: Operation, element: u8, reduction: Option<Reduction>) -> Self {
+        Self([operation.code(), element | reduction.map_or(0, Reduction::code) << 4, operation.shape()])
     }
 
     /// As a number: what an all-reduce through memory reduces, and how.

@@ -64,7 +64,9 @@ impl Costs {
         let folded = if world.is_power_of_two() { 0.0 } else { 2.0 * message + whole + size * wire_byte };
         let share = (ranks - 1.0) / ranks;
         match algorithm {
-            Algorithm::Ring => 2.0 * (ranks - 1.0) * message + share * size * (2.0 * wire_byte + reduced_byte),
+            Algorithm::Ring | Algorithm::Direct => {
+                2.0 * (ranks - 1.0) * message + share * size * (2.0 * wire_byte + reduced_byte)
+            }
             Algorithm::RecursiveDoubling => levels * (message + whole) + folded,
             Algorithm::HalvingDoubling => {
                 let core = f64::from(1_u32 << world.ilog2());

@@ -207,12 +207,14 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Ok(transferred)
     }
 
-    /// Sums what is submitted from now on by the algorithms of a plan; all ranks do so at the same place.
+    /// Sums what is submitted from now on by the algorithms of a plan; all ranks do so at the same place. The plan's buckets travel in
+    /// its format; sums with a greater bucket number, and those of [`Communicator::all_reduce_now`], as they are.
     ///
     /// A torus whose columns do not divide the number of ranks panics in the next operation.
     pub fn follow(&mut self, plan: &AgreedPlan) {
         if let Place::Group(group) = &mut self.place {
-            group.queue.put(Order::Choice(plan.choice()), false);
+            let (choice, wire, buckets) = (plan.choice(), plan.wire(), plan.buckets().len());
+            group.queue.put(Order::Follow { choice, wire, buckets }, false);
         }
     }
 

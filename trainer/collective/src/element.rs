@@ -39,7 +39,10 @@ pub enum Reduction {
 }
 
 impl ElementType {
-    const NAMES: [&str; 8] = ["none", "f32", "f64", "bf16", "f16", "i32", "i64", "u8"];
+    const NAMES: [&str; 10] = ["none", "f32", "f64", "bf16", "f16", "i32", "i64", "u8", "f32 in bf16", "f32 in f16"];
+    /// The codes of `f32` that travel as something narrower.
+    pub(crate) const F32_IN_BF16: u8 = 8;
+    pub(crate) const F32_IN_F16: u8 = 9;
 
     pub(crate) const fn code(self) -> u8 {
         match self {
@@ -95,6 +98,12 @@ fn each<T: Element>(into: &mut [u8], terms: &[u8], reduce: impl Fn(T, T) -> T) {
     for (into, term) in into.iter_mut().zip(terms) {
         *into = reduce(*into, *term);
     }
+}
+
+/// One sum, as [`Reduction::Sum`] forms it.
+#[inline]
+pub(crate) fn added(one: f32, other: f32) -> f32 {
+    sealed::Arithmetic::sum(one, other)
 }
 
 /// Makes means of sums over `count` ranks.

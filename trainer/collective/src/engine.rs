@@ -1,27 +1,45 @@
 //! Carries any [`Schedule`] out over a mesh: sends and receives in turn without blocking on either, so that frames longer than the
 //! sockets' buffers cannot deadlock it.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use crc_fast::crc32_iscsi;
 
-use crate::algorithm::{Arrival, MAX_FRAME, Receive, Schedule, Send};
-use crate::element::Reducer;
+use crate::algorithm::{Arrival, MAX_FRAME, Schedule};
 use crate::forming::Waiting;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::mesh::{Mesh, Wanted};
+use crate::wire::Coding;
 use crate::{CollectiveError, Transferred};
 
 /// Bytes of the widest element.
 const MAX_ELEMENT_BYTES: usize = 8;
 
-/// Room for one frame while it arrives, aligned for every element.
+/// Room for a frame of any elements, aligned for each.
 #[derive(Debug)]
-pub(crate) struct Scratch(Box<[u64]>);
+struct Room(Box<[u64]>);
+
+impl Room {
+    fn new() -> Self {
+        Self(vec![0; MAX_FRAME * MAX_ELEMENT_BYTES / size_of::<u64>()].into())
+    }
+
+    fn first(&mut self, bytes: usize) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.0)[..bytes]
+    }
+}
+
+/// Room for one frame while it arrives, and for one on its way out that is no memory as it is.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    arriving: Room,
+    leaving: Room,
+}
 
 impl Scratch {
     pub(crate) fn new() -> Self {
-        Self(vec![0; MAX_FRAME * MAX_ELEMENT_BYTES / size_of::<u64>()].into())
+        Self { arriving: Room::new(), leaving: Room::new() }
     }
 }
 
@@ -41,8 +59,9 @@ pub(crate) struct Execution<'a> {
     pub(crate) schedule: &'a Schedule,
     /// What all frames of the operation have in common; sent by this rank.
     pub(crate) header: Header,
+    /// Of an element in memory.
     pub(crate) element_bytes: usize,
-    pub(crate) reduce: Reducer,
+    pub(crate) coding: Coding,
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) waiting: Waiting,
 }
@@ -114,15 +133,28 @@ impl Execution<'_> {
     }
 
     /// Sends what the socket takes of the next frame; whether it took any.
-    fn send(&mut self, progress: &mut Progress, data: &[u8]) -> Result<bool, CollectiveError> {
-        let Some(send) = self.schedule.sends.get(progress.sent) else { return Ok(false) };
+    fn send(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<bool, CollectiveError> {
+        let schedule = self.schedule;
+        let Some(send) = schedule.sends.get(progress.sent) else { return Ok(false) };
         if progress.outgoing.is_none() && send.after > progress.received {
             return Ok(false);
         }
-        let payload = &data[self.bytes(&send.elements)];
-        let outgoing = progress
-            .outgoing
-            .get_or_insert_with(|| Outgoing { header: self.header_of(send, payload).encode(), sent: 0 });
+        let (place, length) = (self.place(&send.elements), self.length(&send.elements));
+        let payload = match self.coding.write {
+            None => &data[place],
+            Some(write) => {
+                let frame = self.scratch.leaving.first(length);
+                if progress.outgoing.is_none() {
+                    write(&mut data[place], frame);
+                }
+                frame
+            }
+        };
+        let header = Header { chunk: self.counts[send.to].sent, length: length as u32, ..self.header };
+        let outgoing = progress.outgoing.get_or_insert_with(|| {
+            let payload_crc32c = crc32_iscsi(payload);
+            Outgoing { header: Header { payload_crc32c, ..header }.encode(), sent: 0 }
+        });
         let header = &outgoing.header[outgoing.sent.min(HEADER_BYTES)..];
         let rest = &payload[outgoing.sent.saturating_sub(HEADER_BYTES)..];
         let Some(count) = self.mesh.send(send.to, header, rest)? else { return Ok(false) };
@@ -141,26 +173,28 @@ impl Execution<'_> {
         let schedule = self.schedule;
         let Some(receive) = schedule.receives.get(progress.received) else { return Ok(false) };
         let is_due = receive.after <= progress.sent;
-        let (place, expected) = (self.bytes(&receive.elements), self.expected(receive));
+        let (place, length) = (self.place(&receive.elements), self.length(&receive.elements));
+        let expected = Header {
+            sender: receive.from as u32,
+            chunk: self.counts[receive.from].received,
+            length: length as u32,
+            ..self.header
+        };
         let incoming = progress.incoming.get_or_insert_with(|| Incoming {
             bytes: [0; HEADER_BYTES],
             filled: 0,
-            aside: receive.arrival == Arrival::Reduce || !is_due,
+            aside: receive.arrival == Arrival::Reduce || !is_due || self.coding.write.is_some(),
             header: None,
         });
         if incoming.header.is_none() {
-            let payload = if incoming.aside {
-                &mut bytemuck::cast_slice_mut(&mut self.scratch.0)[..place.len()]
-            } else {
-                &mut data[place.clone()]
-            };
+            let payload = if incoming.aside { self.scratch.arriving.first(length) } else { &mut data[place.clone()] };
             let (to_header, to_payload) =
                 (incoming.filled.min(HEADER_BYTES), incoming.filled.saturating_sub(HEADER_BYTES));
             let came = self.mesh.receive(receive.from, &mut incoming.bytes[to_header..], &mut payload[to_payload..])?;
             let Some(count) = came else { return Ok(false) };
             incoming.filled += count;
             progress.transferred.bytes_received += count as u64;
-            if incoming.filled < HEADER_BYTES + place.len() {
+            if incoming.filled < HEADER_BYTES + length {
                 // What does not belong here is refused before the rest of it is waited for.
                 if to_header < HEADER_BYTES && incoming.filled >= HEADER_BYTES {
                     require(&incoming.bytes, &expected)?;
@@ -175,11 +209,11 @@ impl Execution<'_> {
             return Ok(false);
         }
         if incoming.aside {
-            let arrived = &bytemuck::cast_slice(&self.scratch.0)[..place.len()];
-            match receive.arrival {
-                Arrival::Reduce => (self.reduce)(&mut data[place], arrived),
-                Arrival::Copy => data[place].copy_from_slice(arrived),
-            }
+            let take_in = match receive.arrival {
+                Arrival::Reduce => self.coding.reduce,
+                Arrival::Copy => self.coding.copy,
+            };
+            take_in(&mut data[place], self.scratch.arriving.first(length));
         }
         progress.incoming = None;
         progress.received += 1;
@@ -187,18 +221,14 @@ impl Execution<'_> {
         Ok(true)
     }
 
-    fn expected(&self, receive: &Receive) -> Header {
-        let length = self.bytes(&receive.elements).len() as u32;
-        Header { sender: receive.from as u32, chunk: self.counts[receive.from].received, length, ..self.header }
-    }
-
-    fn header_of(&self, send: &Send, payload: &[u8]) -> Header {
-        let payload_crc32c = crc32_iscsi(payload);
-        Header { chunk: self.counts[send.to].sent, length: payload.len() as u32, payload_crc32c, ..self.header }
-    }
-
-    fn bytes(&self, elements: &std::ops::Range<usize>) -> std::ops::Range<usize> {
+    /// The bytes of elements in memory.
+    fn place(&self, elements: &Range<usize>) -> Range<usize> {
         elements.start * self.element_bytes..elements.end * self.element_bytes
+    }
+
+    /// Of their frame's payload.
+    fn length(&self, elements: &Range<usize>) -> usize {
+        elements.len() * self.coding.element_bytes
     }
 }
 

@@ -12,6 +12,7 @@ use crate::frame::{Header, Kind};
 use crate::link::Listener;
 use crate::memory::{Arenas, Offer, Patience, Segment, SharedArena, SharedMemory, Work, arenas_size, staging_size};
 use crate::mesh::Mesh;
+use crate::wire::{Coding, Wire};
 use crate::{Abort, CollectiveError};
 
 /// Schedules kept for operations that come again.
@@ -198,6 +199,24 @@ impl Group {
         Ok(transferred)
     }
 
+    /// Sums `data` over all ranks in place, in this format on the wire; with the same bits on each.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    ///
+    /// # Panics
+    /// As [`Group::all_reduce`].
+    pub fn sum(
+        &mut self,
+        wire: Wire,
+        algorithm: Algorithm,
+        tag: Tag,
+        data: &mut [f32],
+    ) -> Result<Transferred, CollectiveError> {
+        let operation = Operation::AllReduce(algorithm);
+        self.carry_out(operation, tag, data.len(), data, Some(Reduction::Sum), wire.coding())
+    }
+
     /// Whether [`Group::all_reduce_in_memory`] is possible; the same on all ranks.
     pub fn shares_memory(&self) -> bool {
         self.memory.is_some()
@@ -381,6 +400,19 @@ impl Group {
         data: &mut [T],
         reduction: Option<Reduction>,
     ) -> Result<Transferred, CollectiveError> {
+        let coding = Coding::plain::<T>(reduction.unwrap_or(Reduction::Sum));
+        self.carry_out(operation, tag, length, data, reduction, coding)
+    }
+
+    fn carry_out<T: Element>(
+        &mut self,
+        operation: Operation,
+        tag: Tag,
+        length: usize,
+        data: &mut [T],
+        reduction: Option<Reduction>,
+        coding: Coding,
+    ) -> Result<Transferred, CollectiveError> {
         self.abort.check()?;
         let (Seat { job, generation, rank }, world) = (self.seat, self.world());
         if self.schedules.len() == MAX_SCHEDULES && !self.schedules.contains_key(&(operation, length)) {
@@ -391,7 +423,7 @@ impl Group {
         let Tag { step, bucket } = tag;
         let header = Header {
             kind: Kind::Segment,
-            call: Call::new(operation, T::TYPE, reduction),
+            call: Call::new(operation, coding.code, reduction),
             job,
             generation,
             step,
@@ -407,7 +439,7 @@ impl Group {
             schedule,
             header,
             element_bytes: size_of::<T>(),
-            reduce: reducer::<T>(reduction.unwrap_or(Reduction::Sum)),
+            coding,
             scratch: &mut self.scratch,
             waiting: self.waiting,
         };

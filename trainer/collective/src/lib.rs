@@ -46,6 +46,7 @@ mod merging;
 mod mesh;
 mod plan;
 mod queue;
+mod wire;
 
 pub use abort::Abort;
 pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};
@@ -61,6 +62,7 @@ pub use link::Listener;
 pub use memory::SharedArena;
 pub use merging::{Ready, last_end, merge};
 pub use plan::{AgreedPlan, Plan};
+pub use wire::Wire;
 
 #[cfg(target_endian = "big")]
 compile_error!("frames carry little-endian numbers taken straight from memory; this host is big-endian");

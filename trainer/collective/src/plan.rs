@@ -5,12 +5,14 @@ use std::ops::Range;
 
 use crate::algorithm::Algorithm;
 use crate::group::{Group, Tag};
-use crate::{Choice, CollectiveError, Costs, MAX_PENDING};
+use crate::{Choice, CollectiveError, Costs, MAX_PENDING, Wire};
 
 /// The most buckets of a plan: all may be pending at once, beside a few sums of another kind.
 const MAX_BUCKETS: usize = MAX_PENDING - 24;
 /// Words before the ends of the buckets.
 const HEAD: usize = 4;
+/// The first word holds the choice's kind, and above it the number of the wire's format.
+const WIRE_SHIFT: u32 = 8;
 
 /// How the gradients of a step are summed.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +21,8 @@ pub struct Plan {
     pub buckets: Vec<Range<usize>>,
     /// How the algorithm for each is found.
     pub choice: Choice,
+    /// What gradients look like between hosts; [`Algorithm::Direct`] carries them where `choice` names none and this is no `f32`.
+    pub wire: Wire,
 }
 
 /// A plan that all ranks of a group have: only [`Group::agree`] makes one, from what rank 0 proposes.
@@ -38,6 +42,12 @@ impl AgreedPlan {
         self.0.choice
     }
 
+    /// What gradients look like between hosts.
+    #[must_use]
+    pub fn wire(&self) -> Wire {
+        self.0.wire
+    }
+
     /// The plan in numbers, for [`Plan::from_words`]. A later run of as many ranks over the same kind of link repeats the bits of
     /// this one by it.
     #[must_use]
@@ -52,7 +62,8 @@ impl Plan {
     pub fn from_words(words: &[u64]) -> Option<Self> {
         let ([kind, parameters @ ..], ends) = words.split_first_chunk::<HEAD>()?;
         let fixed = |algorithm| Some(Choice::Always(algorithm));
-        let choice = match kind {
+        let wire = usize::try_from(kind >> WIRE_SHIFT).ok().and_then(|number| Wire::ALL.get(number)).copied()?;
+        let choice = match kind & ((1 << WIRE_SHIFT) - 1) {
             0 => {
                 let [message, wire_byte, reduced_byte] = parameters.map(f64::from_bits);
                 let known = [message, wire_byte, reduced_byte].iter().all(|cost| cost.is_finite() && *cost >= 0.0);
@@ -62,6 +73,7 @@ impl Plan {
             2 => fixed(Algorithm::RecursiveDoubling),
             3 => fixed(Algorithm::HalvingDoubling),
             4 => fixed(Algorithm::DoubleTree),
+            6 => fixed(Algorithm::Direct),
             5 => {
                 fixed(Algorithm::Torus { columns: usize::try_from(parameters[0]).ok().filter(|columns| *columns > 0)? })
             }
@@ -74,11 +86,11 @@ impl Plan {
             buckets.push(start..end);
             start = end;
         }
-        Some(Self { buckets, choice })
+        Some(Self { buckets, choice, wire })
     }
 
     fn to_words(&self) -> Vec<u64> {
-        let head = match self.choice {
+        let mut head = match self.choice {
             Choice::Cheapest(Costs { message, wire_byte, reduced_byte }) => {
                 [0, message.to_bits(), wire_byte.to_bits(), reduced_byte.to_bits()]
             }
@@ -87,7 +99,9 @@ impl Plan {
             Choice::Always(Algorithm::HalvingDoubling) => [3, 0, 0, 0],
             Choice::Always(Algorithm::DoubleTree) => [4, 0, 0, 0],
             Choice::Always(Algorithm::Torus { columns }) => [5, columns as u64, 0, 0],
+            Choice::Always(Algorithm::Direct) => [6, 0, 0, 0],
         };
+        head[0] |= (self.wire as u64) << WIRE_SHIFT;
         head.into_iter().chain(self.buckets.iter().map(|bucket| bucket.end as u64)).collect()
     }
 }
@@ -146,11 +160,14 @@ mod tests {
             Algorithm::HalvingDoubling,
             Algorithm::DoubleTree,
             Algorithm::Torus { columns: 4 },
+            Algorithm::Direct,
         ];
         for choice in named.map(Choice::Always).into_iter().chain([Choice::Cheapest(costs)]) {
             for buckets in [vec![], vec![0..7, 7..8], vec![0..7, 7..8, 8..1000]] {
-                let plan = Plan { buckets, choice };
-                assert_eq!(Plan::from_words(&plan.to_words()), Some(plan));
+                for wire in Wire::ALL {
+                    let plan = Plan { buckets: buckets.clone(), choice, wire };
+                    assert_eq!(Plan::from_words(&plan.to_words()), Some(plan));
+                }
             }
         }
     }
@@ -161,7 +178,8 @@ mod tests {
         for words in [
             &[][..],
             &[1, 0, 0],
-            &[6, 0, 0, 0],
+            &[7, 0, 0, 0],
+            &[0x301, 0, 0, 0],
             &[0, nan, 0, 0],
             &[0, (-1.0_f64).to_bits(), 0, 0],
             &[5, 0, 0, 0],

@@ -3,11 +3,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::CollectiveError;
+use crate::algorithm::Algorithm;
 use crate::choice::Choice;
 use crate::communicator::{Completed, Failed};
 use crate::element::Reduction;
 use crate::forming::Waiting;
 use crate::group::{Group, Tag, Transferred};
+use crate::wire::Wire;
 
 /// What was handed over to a communicator, carried out in turn by its thread or by the caller while he waits.
 pub(crate) struct Queue<M> {
@@ -36,7 +38,7 @@ pub(crate) type Outcome<M> = Result<Completed<M>, Failed<M>>;
 pub(crate) enum Order<M> {
     Sum { step: u64, bucket: u32, memory: M },
     Silence(Duration),
-    Choice(Choice),
+    Follow { choice: Choice, wire: Wire, buckets: usize },
 }
 
 /// Somebody has panicked in an order, and the driver is gone with him.
@@ -45,7 +47,7 @@ pub(crate) struct Panicked;
 impl<M> Queue<M> {
     pub(crate) fn new(group: Group) -> Self {
         let waiting = group.waiting();
-        let driver = Driver { group, choice: Choice::default(), broken: None };
+        let driver = Driver { group, choice: Choice::default(), wire: Wire::F32, buckets: 0, broken: None };
         let state = State {
             orders: VecDeque::new(),
             urgent: 0,
@@ -190,6 +192,9 @@ impl<M> Drop for Turn<'_, M> {
 struct Driver {
     group: Group,
     choice: Choice,
+    wire: Wire,
+    /// Those numbered below are what `wire` is for.
+    buckets: usize,
     /// The first failure; all later sums fail for its cause.
     broken: Option<CollectiveError>,
 }
@@ -207,8 +212,8 @@ impl Driver {
                 }
                 None
             }
-            Order::Choice(choice) => {
-                self.choice = choice;
+            Order::Follow { choice, wire, buckets } => {
+                (self.choice, self.wire, self.buckets) = (choice, wire, buckets);
                 None
             }
         }
@@ -221,8 +226,12 @@ impl Driver {
         let summed = if self.group.shares_memory() && matches!(self.choice, Choice::Cheapest(_)) {
             self.group.all_reduce_in_memory(tag, data, Reduction::Sum)
         } else {
-            let algorithm = self.choice.algorithm(self.group.world(), size_of_val(data));
-            self.group.all_reduce(algorithm, tag, data, Reduction::Sum)
+            let wire = if (tag.bucket as usize) < self.buckets { self.wire } else { Wire::F32 };
+            let algorithm = match (self.choice, wire) {
+                (Choice::Cheapest(_), Wire::Bf16 | Wire::F16) => Algorithm::Direct,
+                (choice, _) => choice.algorithm(self.group.world(), size_of_val(data)),
+            };
+            self.group.sum(wire, algorithm, tag, data)
         };
         summed.inspect_err(|error| self.broken = Some(error.clone()))
     }

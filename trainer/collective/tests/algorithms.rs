@@ -120,6 +120,11 @@ fn the_double_tree_sums() {
 }
 
 #[test]
+fn the_direct_exchange_sums() {
+    check_all_reduce(|_| Algorithm::Direct);
+}
+
+#[test]
 fn every_torus_sums() {
     for nth in 0..3 {
         check_all_reduce(|world| Algorithm::Torus { columns: divisor(world, nth) });
@@ -201,9 +206,14 @@ fn all_to_all_transposes() {
 fn all_ranks_end_with_the_same_bits() {
     for world in [2, 3, 6, 7, 8, 13] {
         let torus = Algorithm::Torus { columns: divisor(world, 0) };
-        for algorithm in
-            [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree, torus]
-        {
+        for algorithm in [
+            Algorithm::Ring,
+            Algorithm::RecursiveDoubling,
+            Algorithm::HalvingDoubling,
+            Algorithm::DoubleTree,
+            Algorithm::Direct,
+            torus,
+        ] {
             let schedules: Vec<Schedule> = (0..world).map(|rank| all_reduce(algorithm, rank, world, 1000)).collect();
             let uneven = |rank: usize| (0..1000).map(|index| 1.0 / (rank * 1000 + index + 3) as f64).collect();
             let run = |room, seed| carried_out(&schedules, (0..world).map(uneven).collect(), room, seed);
@@ -227,6 +237,7 @@ fn no_rank_sends_more_than_its_algorithm_says() {
             (Algorithm::HalvingDoubling, 2.0 * (core - 1.0) / core + folded),
             // In the tree in which it has children, a rank sends one half up and two halves down; in the other one half up.
             (Algorithm::DoubleTree, 2.0),
+            (Algorithm::Direct, share),
             (Algorithm::Torus { columns: divisor(world, 0) }, share),
         ] {
             for rank in 0..world {

@@ -15,9 +15,9 @@ mod workload;
 pub use ending::{Ending, MAX_ENDING_BYTES};
 pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, Store, Variable};
 pub use exit::Exit;
-pub use progress::{CheckpointMark, Progress};
+pub use progress::{CheckpointMark, CommunicationReport, Link, Progress};
 pub use size::{ByteSize, ByteSizeError};
 pub use workload::{
     Checkpoint, Communication, CommunicationAlgorithm, CommunicationBackend, Dataset, DatasetFormat, InvalidField,
-    MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule, Sgd, Training, Workload,
+    MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule, Sgd, Training, WireFormat, Workload,
 };

@@ -1,4 +1,8 @@
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
+
+use crate::{CommunicationAlgorithm, WireFormat};
 
 /// What the training is doing: from the reporting worker through the coordinator into `status.progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -36,6 +40,9 @@ pub struct Progress {
     /// Greatest useful time of a rank divided by the step time, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_efficiency: Option<f64>,
+    /// How the workers sum gradients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communication: Option<CommunicationReport>,
     /// Seconds until the last step at the present speed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_remaining_seconds: Option<f64>,
@@ -45,6 +52,31 @@ pub struct Progress {
     /// When this was measured, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
+}
+
+/// How the workers sum gradients, as they agreed before their first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct CommunicationReport {
+    /// What carries them: memory (that all workers share) or tcp.
+    pub link: Link,
+    /// By which algorithm: auto for what is cheapest for each number of bytes, or the one that the job names.
+    pub algorithm: CommunicationAlgorithm,
+    /// Number format of gradients on the link.
+    pub wire: WireFormat,
+    /// Number of parts that are summed one by one while backward goes on.
+    pub buckets: u32,
+}
+
+/// What carries gradients between workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+pub enum Link {
+    Memory,
+    Tcp,
 }
 
 /// A checkpoint that is whole.
@@ -58,6 +90,12 @@ pub struct CheckpointMark {
     pub uri: String,
     /// When it became whole, RFC 3339.
     pub time: String,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 impl Progress {

@@ -2,6 +2,8 @@
 //!
 //! The doc comments of the fields are what `kubectl explain` prints; each states the unit and the default.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ByteSize;
@@ -9,6 +11,9 @@ use crate::ByteSize;
 /// Virtual shards of a job with fewer workers; one with more has a shard for each. A global batch is cut into so many parts, whatever
 /// the number of ranks is at the time.
 pub const MIN_SHARDS: u32 = 64;
+
+/// Which values `communication.wire` takes.
+const WIRE_ACCEPTED: &str = "f32 where communication.algorithm is named; leave that out, or name direct";
 
 /// Model, data set and everything that decides how they are trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -218,8 +223,12 @@ pub struct Communication {
     /// algorithm goes over tcp. Default: auto.
     pub backend: CommunicationBackend,
     /// How gradients are summed: auto (what a cost model finds cheapest for the number of workers and the bytes), ring,
-    /// recursiveDoubling, halvingDoubling, doubleTree or torus. Default: auto.
+    /// recursiveDoubling, halvingDoubling, doubleTree, torus or direct. Default: auto.
     pub algorithm: CommunicationAlgorithm,
+    /// Number format of gradients between workers that share no memory: f32, bf16 or f16. The last two halve the bytes and round
+    /// each gradient twice, as it is sent and as its sum is; sums are formed in f32. Not with a named algorithm but direct.
+    /// Default: f32.
+    pub wire: WireFormat,
     /// Bytes of gradient that are reduced at once while earlier layers still run backward: a number, or one with Ki, Mi or
     /// Gi. Default: what is best by the measured times of backward and messages; 1Mi where workers share memory.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -228,7 +237,12 @@ pub struct Communication {
 
 impl Default for Communication {
     fn default() -> Self {
-        Self { backend: CommunicationBackend::Auto, algorithm: CommunicationAlgorithm::Auto, bucket_bytes: None }
+        Self {
+            backend: CommunicationBackend::Auto,
+            algorithm: CommunicationAlgorithm::Auto,
+            wire: WireFormat::F32,
+            bucket_bytes: None,
+        }
     }
 }
 
@@ -254,6 +268,30 @@ pub enum CommunicationAlgorithm {
     HalvingDoubling,
     DoubleTree,
     Torus,
+    Direct,
+}
+
+/// Number formats on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+pub enum WireFormat {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl fmt::Display for CommunicationAlgorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl fmt::Display for WireFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 /// How state is kept.
@@ -333,6 +371,11 @@ impl Workload {
         if let Some(bucket) = communication.bucket_bytes.filter(|bucket| !possible.contains(bucket)) {
             return Err(InvalidField::new("spec.communication.bucketBytes", bucket, "1Ki to 1Gi"));
         }
+        let rounds_twice =
+            matches!(communication.algorithm, CommunicationAlgorithm::Auto | CommunicationAlgorithm::Direct);
+        if communication.wire != WireFormat::F32 && !rounds_twice {
+            return Err(InvalidField::new("spec.communication.wire", communication.wire, WIRE_ACCEPTED));
+        }
         check_file_uri("spec.checkpoint.uri", &checkpoint.uri)
     }
 }
@@ -368,13 +411,17 @@ mod tests {
     #[test]
     fn rules_between_fields_name_the_field_that_breaks_them() {
         type Breaking = (&'static str, fn(&mut Workload));
-        let cases: [Breaking; 6] = [
+        let cases: [Breaking; 7] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
             ("spec.dataset.uri", |job| job.dataset.uri = None),
             ("spec.dataset.uri", |job| job.dataset.uri = Some("s3://bucket".into())),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "file:///a/../b".into()),
             ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = Some(ByteSize::bytes(10))),
             ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = Some(ByteSize::mebibytes(2048))),
+            ("spec.communication.wire", |job| {
+                job.communication.wire = WireFormat::Bf16;
+                job.communication.algorithm = CommunicationAlgorithm::Ring;
+            }),
         ];
         assert_eq!(lenet().check(), Ok(()));
         for (field, break_it) in cases {

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    AgreedPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Plan, Ready, Reduction, Tag, last_end,
+    AgreedPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Plan, Ready, Reduction, Tag, Wire, last_end,
     merge, plan_buckets,
 };
-use lockstep_launch::{Communication, CommunicationAlgorithm};
+use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport, Link, WireFormat};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -32,6 +32,8 @@ pub(crate) struct Agreed {
     pub plan: AgreedPlan,
     /// The plan as checkpoints keep it.
     pub record: String,
+    /// What of it users are told.
+    pub report: CommunicationReport,
     /// The mean speed of one rank by itself, in samples a second.
     pub baseline: Option<f64>,
 }
@@ -58,11 +60,19 @@ pub(crate) fn agree(
     let plan =
         group.agree(|| recorded.unwrap_or_else(|| proposed(settings, world, ready_order, &means.ready, costs)))?;
     let first_ready_ms = means.ready.first().copied().unwrap_or_default() * 1e3;
-    info!(buckets = plan.buckets().len(), first_ready_ms, "communication agreed");
+    let report = CommunicationReport {
+        link: if over_memory { Link::Memory } else { Link::Tcp },
+        algorithm: settings.algorithm,
+        wire: if over_memory { WireFormat::F32 } else { settings.wire },
+        buckets: u32::try_from(plan.buckets().len()).unwrap_or(u32::MAX),
+    };
+    info!(
+        buckets = report.buckets, first_ready_ms, link = %report.link, wire = %report.wire, "communication agreed"
+    );
     let words = plan.to_words();
     // Numbers and names: no reason to fail.
     let record = serde_json::to_string(&Recorded { words, ..circumstances }).unwrap_or_default();
-    Ok(Agreed { plan, record, baseline: means.samples_per_second })
+    Ok(Agreed { plan, record, report, baseline: means.samples_per_second })
 }
 
 /// The mean of all ranks that measured something.
@@ -93,6 +103,7 @@ fn proposed(
     costs: Option<Costs>,
 ) -> Plan {
     let choice = named(settings.algorithm, world).unwrap_or(Choice::Cheapest(costs.unwrap_or_default()));
+    let wire = wire(settings.wire);
     let fixed = |bytes: usize| plan_buckets(ready_order, bytes, FIRST_BUCKET_BYTES.min(bytes));
     let buckets = match (settings.bucket_bytes, costs) {
         (Some(bytes), _) => fixed(usize::try_from(bytes.get()).unwrap_or(usize::MAX)),
@@ -103,7 +114,10 @@ fn proposed(
                 .zip(ready)
                 .map(|(range, seconds)| Ready { seconds: *seconds, bytes: range.len() * size_of::<f32>() })
                 .collect();
-            let seconds = |bytes| costs.seconds(choice.algorithm(world, bytes), world, bytes);
+            let seconds = |bytes| {
+                let sent = bytes / size_of::<f32>() * wire.bytes();
+                costs.seconds(choice.algorithm(world, sent), world, sent)
+            };
             let merged = merge(&gradients, seconds);
             let exposed = last_end(&gradients, &merged, seconds) - ready.last().copied().unwrap_or_default();
             info!(
@@ -116,7 +130,15 @@ fn proposed(
             merged.iter().map(|range| ready_order[range.start].start..ready_order[range.end - 1].end).collect()
         }
     };
-    Plan { buckets, choice }
+    Plan { buckets, choice, wire }
+}
+
+fn wire(format: WireFormat) -> Wire {
+    match format {
+        WireFormat::F32 => Wire::F32,
+        WireFormat::Bf16 => Wire::Bf16,
+        WireFormat::F16 => Wire::F16,
+    }
 }
 
 /// The algorithm that the job names.
@@ -128,6 +150,7 @@ fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<Choice> {
         CommunicationAlgorithm::HalvingDoubling => Algorithm::HalvingDoubling,
         CommunicationAlgorithm::DoubleTree => Algorithm::DoubleTree,
         CommunicationAlgorithm::Torus => Algorithm::torus(world),
+        CommunicationAlgorithm::Direct => Algorithm::Direct,
     };
     Some(Choice::Always(algorithm))
 }
@@ -178,10 +201,10 @@ mod tests {
 
     #[test]
     fn a_record_is_replayed_under_the_same_circumstances_only() {
-        let plan = Plan { buckets: vec![0..5, 5..10], choice: Choice::Always(Algorithm::Ring) };
+        let plan = Plan { buckets: vec![0..5, 5..10], choice: Choice::Always(Algorithm::Ring), wire: Wire::Bf16 };
         let made =
             || Recorded { world: 4, over_memory: false, communication: Communication::default(), words: Vec::new() };
-        let words = vec![1, 0, 0, 0, 5, 10];
+        let words = vec![0x101, 0, 0, 0, 5, 10];
         let record = serde_json::to_string(&Recorded { words, ..made() }).expect("serialises");
         assert_eq!(replayed(&record, &made(), 10), Some(plan));
         let fixed = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };

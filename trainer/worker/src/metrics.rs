@@ -9,9 +9,10 @@ use std::{
     },
 };
 
-use lockstep_launch::{Job, Progress};
+use lockstep_launch::{CommunicationReport, Job, Progress};
 use prometheus::{
-    Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntGauge, Opts, Registry, TextEncoder,
+    Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 /// Before every name of ours; process metrics keep their usual names.
@@ -75,6 +76,7 @@ pub(crate) struct Metrics {
     parallel_efficiency: Gauge,
     estimated_remaining: Gauge,
     last_checkpoint_step: IntGauge,
+    communication: IntGaugeVec,
 }
 
 impl Metrics {
@@ -153,6 +155,16 @@ impl Metrics {
                 "Seconds until the last step at the present speed.",
             )?,
             last_checkpoint_step: whole("last_checkpoint_step", "Optimiser step of the newest whole checkpoint.")?,
+            communication: registered(
+                &of_job,
+                IntGaugeVec::new(
+                    named(
+                        "communication_info",
+                        "1 for the link, algorithm and number format that gradients travel by.",
+                    ),
+                    &["link", "algorithm", "wire"],
+                )?,
+            )?,
             own: own.clone(),
             job: of_job.clone(),
             reports: AtomicBool::new(false),
@@ -194,6 +206,10 @@ impl Metrics {
         }
         if let Some(accuracy) = progress.accuracy {
             self.accuracy.with_label_values(&["evaluation"]).set(accuracy);
+        }
+        if let Some(CommunicationReport { link, algorithm, wire, buckets: _ }) = progress.communication {
+            let labels = [link.to_string(), algorithm.to_string(), wire.to_string()];
+            self.communication.with_label_values(&labels).set(1);
         }
         if let Some(mark) = &progress.last_checkpoint {
             self.last_checkpoint_step.set(whole(mark.step));

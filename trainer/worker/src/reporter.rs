@@ -8,6 +8,7 @@ use lockstep_launch::Progress;
 use tracing::warn;
 
 use crate::{
+    communication::Agreed,
     failure::Failure,
     journal::{Evaluation, EvaluationLine, Journal, StepLine},
     metrics::{Metrics, Phase},
@@ -28,8 +29,8 @@ pub(crate) struct Reporter<'a> {
     progress: Progress,
     reported: Option<Instant>,
     saved: Instant,
-    /// How the group sums, for those that resume.
-    communication: &'a str,
+    /// How the group sums.
+    communication: &'a Agreed,
     interval: Duration,
 }
 
@@ -41,7 +42,7 @@ impl<'a> Reporter<'a> {
         storage: &'a Storage,
         metrics: &'a Metrics,
         recipe: &Recipe,
-        communication: &'a str,
+        communication: &'a Agreed,
         interval: Duration,
     ) -> Result<Self, Failure> {
         let folder = storage.path();
@@ -55,6 +56,7 @@ impl<'a> Reporter<'a> {
             world_size: group.world,
             accuracy: accuracy.map(|(_, accuracy)| accuracy),
             accuracy_step: accuracy.map(|(step, _)| step),
+            communication: Some(communication.report),
             ..Progress::default()
         };
         let (reported, saved) = (None, Instant::now());
@@ -78,6 +80,7 @@ impl<'a> Reporter<'a> {
             accuracy: self.progress.accuracy,
             accuracy_step: self.progress.accuracy_step,
             last_checkpoint: self.progress.last_checkpoint.take(),
+            communication: self.progress.communication,
             generation: self.group.generation,
             ..progress
         };
@@ -137,7 +140,7 @@ impl<'a> Reporter<'a> {
             seed,
             generation: self.group.generation,
         };
-        let saved = self.storage.save(rank.replica_mut(), position, self.communication);
+        let saved = self.storage.save(rank.replica_mut(), position, &self.communication.record);
         self.saved = Instant::now();
         rank.rest();
         let seconds = begun.elapsed().as_secs_f64();

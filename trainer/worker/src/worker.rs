@@ -170,12 +170,11 @@ impl Run<'_> {
         let seat = Seat::new(self.group.rank, self.group.world, self.group.shards);
         let Dataset { train, evaluation } = dataset;
         let own = Baseline::measure(&mut replica, &train, seat, &recipe)?;
-        let Agreed { plan, record, baseline } =
-            communication::agree(&mut group, communication, &ready_order, &own, record.as_deref())
-                .map_err(Failure::retry)?;
-        replica.set_buckets(plan.buckets().to_vec()).map_err(Failure::fatal)?;
+        let agreed = communication::agree(&mut group, communication, &ready_order, &own, record.as_deref())
+            .map_err(Failure::retry)?;
+        replica.set_buckets(agreed.plan.buckets().to_vec()).map_err(Failure::fatal)?;
         let mut communicator = Communicator::over(group).map_err(Failure::retry)?;
-        communicator.follow(&plan);
+        communicator.follow(&agreed.plan);
         let mut rank = Rank::new(
             seat,
             recipe,
@@ -183,13 +182,13 @@ impl Run<'_> {
             Arc::new(evaluation),
             replica,
             communicator,
-            baseline,
+            agreed.baseline,
             self.group.base_step,
             Arc::clone(self.metrics),
             self.stop.clone(),
         )?;
         self.check_shared(&mut rank, world)?;
-        self.steps(&mut rank, &record)
+        self.steps(&mut rank, &agreed)
     }
 
     fn recipe(&self, dataset: &Dataset) -> Recipe {
@@ -264,7 +263,7 @@ impl Run<'_> {
         if blind.is_empty() { Ok(()) } else { Err(self.storage.not_shared(&blind)) }
     }
 
-    fn steps(&self, rank: &mut Rank, communication: &str) -> Result<Ending, Failure> {
+    fn steps(&self, rank: &mut Rank, communication: &Agreed) -> Result<Ending, Failure> {
         let mut reporter = if self.group.rank == 0 { Some(self.reporter(rank.recipe(), communication)?) } else { None };
         let recipe = rank.recipe().clone();
         rank.rest();
@@ -317,7 +316,7 @@ impl Run<'_> {
         reporter.evaluated(rank.step(), rank.step() / rank.recipe().steps_per_epoch, found)
     }
 
-    fn reporter<'a>(&'a self, recipe: &Recipe, communication: &'a str) -> Result<Reporter<'a>, Failure> {
+    fn reporter<'a>(&'a self, recipe: &Recipe, communication: &'a Agreed) -> Result<Reporter<'a>, Failure> {
         let interval = Duration::from_secs(self.launch.workload.checkpoint.interval_seconds.into());
         Reporter::open(self.membership, self.group, self.storage, self.metrics, recipe, communication, interval)
     }

@@ -5,6 +5,7 @@
 //! all ranks agree on, so that the earliest transfer that is not done yet can always be done: no schedule deadlocks over links that
 //! hold one frame.
 
+mod direct;
 mod doubling;
 mod halving;
 mod ring;
@@ -73,6 +74,8 @@ pub enum Algorithm {
     /// ≈ 2(⌊log₂n⌋ + k)(α + S/k·(β + γ)) with k frames: two trees, each with half of the elements, in which every rank has children in
     /// one only. (Sanders, Speck and Träff, 2009)
     DoubleTree,
+    /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, in two hops: every rank reduces one part of all others' elements by itself.
+    Direct,
     /// A ring in each row, then in each column, then in each row again; rows are hosts, or rows of a torus of `columns` ranks.
     /// (Mikami et al., arXiv 1811.05233)
     /// 2(X+Y−2)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for X columns and Y rows.
@@ -102,6 +105,7 @@ pub fn all_reduce(algorithm: Algorithm, rank: usize, world: usize, length: usize
         Algorithm::RecursiveDoubling => doubling::all_reduce(builder, length),
         Algorithm::HalvingDoubling => halving::all_reduce(builder, length),
         Algorithm::DoubleTree => tree::all_reduce(builder, length),
+        Algorithm::Direct => direct::all_reduce(builder, length),
         Algorithm::Torus { columns } => torus::all_reduce(builder, columns, length),
     })
 }

@@ -11,3 +11,4 @@ mod memory;
 mod operations;
 mod sums;
 mod turns;
+mod wire;

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use lockstep_collective::algorithm::{Algorithm, part};
 use lockstep_collective::{
-    Choice, CollectiveError, Element, Group, Limits, Plan, Reduction, Tag, Transferred, Waiting,
+    Choice, CollectiveError, Element, Group, Limits, Plan, Reduction, Tag, Transferred, Waiting, Wire,
 };
 
 use crate::group::{PATIENT, bare_group, ends};
@@ -12,10 +12,16 @@ const TAG: Tag = Tag { step: 2, bucket: 1 };
 
 fn algorithms(world: usize) -> Vec<Algorithm> {
     let rows = (1..=world).filter(|columns| world.is_multiple_of(*columns));
-    [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree]
-        .into_iter()
-        .chain(rows.map(|columns| Algorithm::Torus { columns }))
-        .collect()
+    [
+        Algorithm::Ring,
+        Algorithm::RecursiveDoubling,
+        Algorithm::HalvingDoubling,
+        Algorithm::DoubleTree,
+        Algorithm::Direct,
+    ]
+    .into_iter()
+    .chain(rows.map(|columns| Algorithm::Torus { columns }))
+    .collect()
 }
 
 /// Small whole numbers that differ by rank and place.
@@ -190,10 +196,11 @@ fn all_ranks_have_the_plan_that_rank_0_proposes() {
             let rank = group.seat().rank;
             let propose = || {
                 assert_eq!(rank, 0, "only rank 0 is asked");
-                Plan { buckets: vec![0..7, 7..100_000], choice }
+                Plan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16 }
             };
             group.agree(propose).unwrap()
         })
     });
-    assert!(plans.iter().all(|plan| plan.buckets() == [0..7, 7..100_000] && plan.choice() == choice), "{plans:?}");
+    let whole = Plan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16 };
+    assert!(plans.iter().all(|plan| Plan::from_words(&plan.to_words()).as_ref() == Some(&whole)), "{plans:?}");
 }

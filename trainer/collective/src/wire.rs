@@ -1,0 +1,108 @@
+//! Fewer bits on the wire than in memory.
+
+use half::{bf16, f16};
+
+use crate::element::{Element, ElementType, Reducer, Reduction, added, reducer};
+
+/// The number format in which sums of `f32` travel between ranks; memory that they share knows `f32` only.
+///
+/// A narrower one rounds whatever is sent, on the sender too, so that all ranks end with the same bits; terms are always added in `f32`.
+/// [`Algorithm::Direct`](crate::algorithm::Algorithm::Direct) sends no element more than twice: as a term and as the sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wire {
+    /// As in memory.
+    #[default]
+    F32,
+    /// The upper half of an `f32`: all of its range, 8 bits of precision.
+    Bf16,
+    /// 11 bits of precision; what is greater than 65,504 becomes infinite.
+    F16,
+}
+
+/// Rounds the bytes of elements and writes them into a frame.
+pub(crate) type Writer = fn(&mut [u8], &mut [u8]);
+
+/// How elements are written into frames and taken from them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Coding {
+    /// Bytes of an element in a frame.
+    pub(crate) element_bytes: usize,
+    /// Rounds elements where they are and writes them; `None` where frames are made of memory as it is.
+    pub(crate) write: Option<Writer>,
+    /// Replaces elements by those of a frame.
+    pub(crate) copy: fn(&mut [u8], &[u8]),
+    /// Reduces those of a frame into elements.
+    pub(crate) reduce: Reducer,
+    /// The code of the elements in a [`Call`](crate::Call).
+    pub(crate) code: u8,
+}
+
+impl Wire {
+    /// All of them, by number.
+    pub(crate) const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
+
+    /// Bytes of an element.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// For sums of `f32`.
+    pub(crate) fn coding(self) -> Coding {
+        match self {
+            Self::F32 => Coding::plain::<f32>(Reduction::Sum),
+            Self::Bf16 => Coding {
+                element_bytes: self.bytes(),
+                write: Some(|memory, frame| write(memory, frame, bf16::from_f32)),
+                copy: copy::<bf16>,
+                reduce: add::<bf16>,
+                code: ElementType::F32_IN_BF16,
+            },
+            Self::F16 => Coding {
+                element_bytes: self.bytes(),
+                write: Some(|memory, frame| write(memory, frame, f16::from_f32)),
+                copy: copy::<f16>,
+                reduce: add::<f16>,
+                code: ElementType::F32_IN_F16,
+            },
+        }
+    }
+}
+
+impl Coding {
+    /// Of frames that hold what memory holds.
+    pub(crate) fn plain<T: Element>(reduction: Reduction) -> Self {
+        Self {
+            element_bytes: size_of::<T>(),
+            write: None,
+            copy: <[u8]>::copy_from_slice,
+            reduce: reducer::<T>(reduction),
+            code: T::TYPE.code(),
+        }
+    }
+}
+
+fn write<H: bytemuck::Pod + Into<f32>>(memory: &mut [u8], frame: &mut [u8], round: impl Fn(f32) -> H) {
+    let (values, written) = (bytemuck::cast_slice_mut::<u8, f32>(memory), bytemuck::cast_slice_mut::<u8, H>(frame));
+    for (value, written) in values.iter_mut().zip(written) {
+        *written = round(*value);
+        *value = (*written).into();
+    }
+}
+
+fn copy<H: bytemuck::Pod + Into<f32>>(memory: &mut [u8], frame: &[u8]) {
+    let (values, arrived) = (bytemuck::cast_slice_mut::<u8, f32>(memory), bytemuck::cast_slice::<u8, H>(frame));
+    for (value, arrived) in values.iter_mut().zip(arrived) {
+        *value = (*arrived).into();
+    }
+}
+
+fn add<H: bytemuck::Pod + Into<f32>>(memory: &mut [u8], frame: &[u8]) {
+    let (values, arrived) = (bytemuck::cast_slice_mut::<u8, f32>(memory), bytemuck::cast_slice::<u8, H>(frame));
+    for (value, arrived) in values.iter_mut().zip(arrived) {
+        *value = added(*value, (*arrived).into());
+    }
+}

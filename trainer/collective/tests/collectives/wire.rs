@@ -1,0 +1,121 @@
+//! Sums of `f32` that travel in fewer bits.
+
+use half::{bf16, f16};
+use lockstep_collective::algorithm::{Algorithm, part};
+use lockstep_collective::{Choice, Communicator, HEADER_BYTES, Plan, Tag, Wire};
+
+use crate::group::{PATIENT, bare_group, ends};
+
+const TAG: Tag = Tag { step: 2, bucket: 1 };
+const NARROW: [(Wire, fn(f32) -> f32); 2] =
+    [(Wire::Bf16, |value| bf16::from_f32(value).to_f32()), (Wire::F16, |value| f16::from_f32(value).to_f32())];
+
+/// Numbers that no narrow format holds.
+fn uneven(rank: usize, length: usize) -> Vec<f32> {
+    (0..length).map(|index| 1.0 + 1.0 / (rank * 1000 + index % 977 + 3) as f32).collect()
+}
+
+/// The owner of a part adds the others' rounded terms to its own in f32, that of the rank before first; the sum is rounded once.
+fn rounded_twice(world: usize, length: usize, round: fn(f32) -> f32) -> Vec<f32> {
+    let terms: Vec<Vec<f32>> = (0..world).map(|rank| uneven(rank, length)).collect();
+    let mut sum = vec![0.0; length];
+    for owner in 0..world {
+        for index in part(&(0..length), world, owner) {
+            let others = (1..world).map(|distance| terms[(owner + world - distance) % world][index]);
+            let total = others.fold(terms[owner][index], |total, term| total + round(term));
+            sum[index] = if world == 1 { total } else { round(total) };
+        }
+    }
+    sum
+}
+
+#[test]
+fn a_direct_sum_is_added_in_f32_and_rounded_once_as_term_and_once_as_sum() {
+    for world in 1..=5 {
+        for (wire, round) in NARROW {
+            ends(move || {
+                bare_group(world, PATIENT, |mut group| {
+                    for length in [0, 1, 7, 999, 70_001] {
+                        let mut data = uneven(group.seat().rank, length);
+                        group.sum(wire, Algorithm::Direct, TAG, &mut data).unwrap();
+                        assert!(data == rounded_twice(world, length, round), "{wire:?}, {world} ranks, {length}");
+                    }
+                })
+            });
+        }
+    }
+}
+
+#[test]
+fn whatever_the_algorithm_all_ranks_hold_the_same_bits_near_the_sum() {
+    let torus = Algorithm::Torus { columns: 2 };
+    for algorithm in
+        [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree, torus]
+    {
+        for (wire, _) in NARROW {
+            let sums = ends(move || {
+                bare_group(6, PATIENT, |mut group| {
+                    let mut data = uneven(group.seat().rank, 10_007);
+                    group.sum(wire, algorithm, TAG, &mut data).unwrap();
+                    data
+                })
+            });
+            let exact = (0..10_007).map(|index| (0..6).map(|rank| uneven(rank, 10_007)[index]).sum::<f32>());
+            let exact: Vec<f32> = exact.collect();
+            assert!(sums.iter().all(|sum| *sum == sums[0]), "{wire:?}, {algorithm:?}");
+            // Six terms near 1, each hop rounded to 8 bits or 11.
+            let near = |(sum, exact): (&f32, &f32)| (sum - exact).abs() <= exact / 64.0;
+            assert!(sums[0].iter().zip(&exact).all(near), "{wire:?}, {algorithm:?}");
+        }
+    }
+}
+
+#[test]
+fn half_the_bytes_travel() {
+    let length = 1 << 20;
+    let sent = |wire| {
+        ends(move || {
+            bare_group(2, PATIENT, |mut group| {
+                group.sum(wire, Algorithm::Direct, TAG, &mut vec![1.0; length]).unwrap().bytes_sent
+            })
+        })
+    };
+    // A rank of two sends half of its elements as terms and the other half as sums.
+    assert!(sent(Wire::F32).iter().all(|sent| *sent >= 4 * length as u64));
+    let most = 2 * length as u64 + 64 * HEADER_BYTES as u64;
+    assert!(sent(Wire::Bf16).iter().all(|sent| *sent <= most), "{:?}", sent(Wire::Bf16));
+}
+
+#[test]
+fn ranks_that_disagree_on_the_format_are_told_so() {
+    let failures = ends(|| {
+        bare_group(2, PATIENT, |mut group| {
+            let wire = if group.seat().rank == 0 { Wire::Bf16 } else { Wire::F16 };
+            group.sum(wire, Algorithm::Direct, TAG, &mut [1.0, 2.0]).unwrap_err().to_string()
+        })
+    });
+    let told = |failure: &String| failure.contains("f32 in bf16") && failure.contains("f32 in f16");
+    assert!(failures.iter().any(told), "{failures:?}");
+}
+
+#[test]
+fn the_plans_buckets_travel_in_its_format_and_other_numbers_as_they_are() {
+    let third = 1.0_f32 / 3.0;
+    ends(move || {
+        bare_group(2, PATIENT, |mut group| {
+            let choice = Choice::default();
+            let plan = group.agree(|| Plan { buckets: vec![0..10, 10..30], choice, wire: Wire::Bf16 }).unwrap();
+            let mut communicator = Communicator::over(group).unwrap();
+            communicator.follow(&plan);
+            for bucket in 0..3 {
+                communicator.submit(1, bucket, vec![third; 20]);
+            }
+            let sums: Vec<Vec<f32>> = communicator.wait_all().map(|sum| sum.unwrap().memory).collect();
+            let rounded = bf16::from_f32(third + bf16::from_f32(third).to_f32()).to_f32();
+            assert_eq!(sums, [vec![rounded; 20], vec![rounded; 20], vec![2.0 * third; 20]]);
+            let mut now = [third];
+            communicator.all_reduce_now(1, &mut now).unwrap();
+            assert_eq!(now, [2.0 * third]);
+        })
+    });
+}
