@@ -32,8 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Steps at the beginning that do not count.
 const WARM_UP: usize = 2;
 
-/// Samples a worker: little to compute beside the sums, then about as much as they take.
-const CASES: [(&str, u32); 2] = [("communication-bound", 16), ("balanced", 96)];
+/// Samples a worker: little to compute beside the sums, then about as much as they take; and the part of DDP's step that gradients in
+/// bf16 are to take.
+const CASES: [(&str, u32, f64); 2] = [("communication-bound", 16, 0.6), ("balanced", 96, 0.95)];
 
 /// A way to train, in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +47,8 @@ enum Side {
     Fixed,
     /// Buckets merged by what was measured.
     Merged,
+    /// The same with gradients in bf16 on the line.
+    Bf16,
     Ddp,
 }
 
@@ -63,10 +66,10 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         line: Line::of(GIGABITS)?,
         folder,
     };
-    for (case, samples) in CASES {
+    for (case, samples, bf16_goal) in CASES {
         let (mut seconds, mut first_ready) = (BTreeMap::<Side, Vec<f64>>::new(), Vec::new());
         for _ in 0..rounds {
-            for side in [Side::Alone, Side::NoOverlap, Side::Fixed, Side::Merged, Side::Ddp] {
+            for side in [Side::Alone, Side::NoOverlap, Side::Fixed, Side::Merged, Side::Bf16, Side::Ddp] {
                 let measured = programs.step(side, samples, steps).with_context(|| format!("{side:?}"))?;
                 seconds.entry(side).or_default().push(measured);
                 if side == Side::Merged {
@@ -78,16 +81,19 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         // Each worker sends and receives every gradient once, from the first that is ready on; no step is shorter than that, or than
         // its computation.
         let bound = middle(Side::Alone).max(median(&mut first_ready) + WEIGHTS * 4.0 * 8.0 / (GIGABITS * 1e9));
-        let peers = [
-            ("the bound", bound, 1.0 / 1.05),
-            ("one bucket", middle(Side::NoOverlap), 1.0),
-            ("buckets of 25 MiB", middle(Side::Fixed), 1.0),
-            (&format!("{} DDP over gloo", torch::NAME), middle(Side::Ddp), 1.0 / 0.95),
+        let (merged, bf16, ddp) = (middle(Side::Merged), middle(Side::Bf16), middle(Side::Ddp));
+        let ddp_name = format!("{} DDP over gloo", torch::NAME);
+        let figures = [
+            ("", merged, "the bound", bound, 1.0 / 1.05),
+            ("", merged, "one bucket", middle(Side::NoOverlap), 1.0),
+            ("", merged, "buckets of 25 MiB", middle(Side::Fixed), 1.0),
+            ("", merged, &ddp_name, ddp, 1.0 / 0.95),
+            (", bf16 on the wire", bf16, "f32 on the wire", merged, 1.0),
+            (", bf16 on the wire", bf16, &ddp_name, ddp, 1.0 / bf16_goal),
         ];
-        let ours = middle(Side::Merged);
-        for (name, theirs, goal) in peers {
+        for (wire, ours, name, theirs, goal) in figures {
             book.write(&Figure {
-                case: &format!("{GIGABITS} Gb/s, {case}, {samples} samples a worker"),
+                case: &format!("{GIGABITS} Gb/s, {case}, {samples} samples a worker{wire}"),
                 unit: "s",
                 ours,
                 peer: Some((name, theirs)),
@@ -115,6 +121,7 @@ impl Programs {
             Side::NoOverlap => self.ours(2, samples, steps, json!({"bucketBytes": "1Gi", "algorithm": "ring"})),
             Side::Fixed => self.ours(2, samples, steps, json!({"bucketBytes": "25Mi", "algorithm": "ring"})),
             Side::Merged => self.ours(2, samples, steps, json!({})),
+            Side::Bf16 => self.ours(2, samples, steps, json!({"wire": "bf16"})),
             Side::Ddp => self.ddp(samples, steps),
         }
     }
