@@ -1,6 +1,8 @@
 //! The rules of a job that a schema cannot state, as CEL: the API server refuses what breaks one. `Workload::check` and
 //! `ValidJob` state those that do not compare with an older object again, for manifests that never see an API server.
 
+use lockstep_launch::MIN_SHARDS;
+
 /// A CEL rule over `spec`.
 pub(crate) struct Rule {
     /// Holds for a valid object.
@@ -15,6 +17,11 @@ pub(crate) struct Rule {
 pub(crate) const MAX_NAME_LENGTH: usize = 50;
 pub(crate) const NAME_ACCEPTED: &str =
     "a lower-case letter, then lower-case letters, digits and `-`, ending in a letter or digit, at most 50 characters";
+
+/// Where gradients may be added as a tree of shards: every worker has one at least, however many there are.
+pub(crate) fn canonical_accepted() -> String {
+    format!("canonicalTree takes up to {MIN_SHARDS} replicas; take fewer, or leave it out")
+}
 
 /// Rules over the whole object.
 pub(crate) fn of_the_object() -> Vec<Rule> {
@@ -65,6 +72,11 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
                 "spec.communication.wire: f32 where communication.algorithm is named; leave that out, or name direct"
                     .to_owned(),
             field: Some(".communication.wire"),
+        },
+        Rule {
+            rule: format!("self.communication.algorithm != 'canonicalTree' || self.replicas <= {MIN_SHARDS}"),
+            message: format!("spec.communication.algorithm: {}", canonical_accepted()),
+            field: Some(".communication.algorithm"),
         },
         Rule {
             rule: "!has(self.template) || !has(self.template.spec) || \

@@ -1,12 +1,12 @@
 use std::{num::NonZeroU32, path::PathBuf};
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use lockstep_launch::{InvalidField, Workload};
+use lockstep_launch::{CommunicationAlgorithm, InvalidField, MIN_SHARDS, Workload};
 use serde_json::Value;
 
 use crate::{
     CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, manifest,
-    rules::{MAX_NAME_LENGTH, NAME_ACCEPTED},
+    rules::{MAX_NAME_LENGTH, NAME_ACCEPTED, canonical_accepted},
 };
 
 /// Greatest number of workers, as in the schema.
@@ -70,6 +70,10 @@ impl ValidJob {
         }
         wrong.extend(workload.check().err());
         wrong.extend(check_containers(&template).err());
+        let algorithm = workload.communication.algorithm;
+        if algorithm == CommunicationAlgorithm::CanonicalTree && replicas > MIN_SHARDS {
+            wrong.push(InvalidField::new("spec.communication.algorithm", algorithm, canonical_accepted()));
+        }
         match NonZeroU32::new(replicas).filter(|replicas| replicas.get() <= MAX_REPLICAS) {
             Some(replicas) if wrong.is_empty() => Ok(Self {
                 namespace: metadata.namespace.clone().unwrap_or_default(),

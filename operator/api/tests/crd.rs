@@ -153,6 +153,12 @@ fn each_rule_refuses_what_it_is_for_and_nothing_else() {
             "spec.communication.wire",
         ),
         (
+            "/spec/communication",
+            json!({"algorithm": "canonicalTree", "wire": "bf16"}),
+            json!({"algorithm": "canonicalTree", "wire": "f32"}),
+            "spec.communication.wire",
+        ),
+        (
             "/spec/template/spec/containers",
             json!([{"name": "main"}]),
             json!([{"name": "sidecar"}, {"name": "trainer"}]),
@@ -164,6 +170,14 @@ fn each_rule_refuses_what_it_is_for_and_nothing_else() {
         assert!(told.len() == 1 && told[0].contains(message), "{pointer} = {bad}: {told:?}");
         assert_eq!(broken(&set(job(), pointer, good.clone()), None), Vec::<String>::new(), "{pointer} = {good}");
     }
+}
+
+#[test]
+fn a_canonical_tree_takes_as_many_replicas_as_it_has_shards() {
+    let canonical = set(job(), "/spec/communication", json!({"algorithm": "canonicalTree", "wire": "f32"}));
+    assert_eq!(broken(&set(canonical.clone(), "/spec/replicas", json!(64)), None), Vec::<String>::new());
+    let told = broken(&set(canonical, "/spec/replicas", json!(65)), None);
+    assert!(told.len() == 1 && told[0].contains("canonicalTree takes up to 64 replicas"), "{told:?}");
 }
 
 #[test]

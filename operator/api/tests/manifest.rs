@@ -94,6 +94,20 @@ fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
 }
 
 #[test]
+fn a_canonical_tree_of_more_replicas_than_shards_is_refused() {
+    let canonical = |replicas: &str| {
+        let tree = GOOD.replacen("  checkpoint: {", "  communication: {algorithm: canonicalTree}\n  checkpoint: {", 1);
+        told(&tree.replacen("replicas: 2", replicas, 1))
+    };
+    let told = canonical("replicas: 65");
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].starts_with("spec.communication.algorithm: canonicalTree: canonicalTree takes up to 64"),
+        "{told:?}"
+    );
+}
+
+#[test]
 fn all_mistakes_are_told_at_once() {
     let manifest = GOOD.replace("epochs: 3", "epochs: 0, sed: 1").replace("replicas: 2", "replica: 2");
     assert_eq!(told(&manifest).len(), 3);

@@ -72,6 +72,7 @@ pub(crate) struct EvaluationLine {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Evaluation {
+    pub(crate) loss: f64,
     pub(crate) accuracy: f64,
 }
 

@@ -224,6 +224,37 @@ fn all_ranks_end_with_the_same_bits() {
     }
 }
 
+/// A binary tree over uneven numbers: each level adds neighbours.
+fn canonical(mut terms: Vec<Vec<f64>>) -> Vec<f64> {
+    while terms.len() > 1 {
+        let pairs = terms.chunks(2);
+        terms = pairs.map(|pair| pair[0].iter().zip(&pair[1]).map(|(left, right)| left + right).collect()).collect();
+    }
+    terms.remove(0)
+}
+
+/// What rank r of n holds of 64 parts of a tree: as many for each, or the halves of such a part for two ranks.
+fn held_parts(rank: usize, world: usize) -> Range<usize> {
+    let core = 1 << world.ilog2();
+    let (halved, size) = (world - core, 64 / core);
+    let start = if rank < 2 * halved { rank * size / 2 } else { (rank - halved) * size };
+    start..start + if rank < 2 * halved { size / 2 } else { size }
+}
+
+#[test]
+fn doubling_and_halving_add_as_one_binary_tree_over_the_ranks() {
+    let part = |index: usize| (0..77).map(|place| 1.0 / (index * 100 + place + 3) as f64).collect();
+    let whole = canonical((0..64).map(part).collect());
+    for algorithm in [Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling] {
+        for world in 1..=64 {
+            let schedules: Vec<Schedule> = (0..world).map(|rank| all_reduce(algorithm, rank, world, 77)).collect();
+            let held = (0..world).map(|rank| canonical(held_parts(rank, world).map(part).collect())).collect();
+            let sums = carried_out(&schedules, held, 1, world as u64);
+            assert!(sums.iter().all(|sum| *sum == whole), "{algorithm:?} of {world}: other bits");
+        }
+    }
+}
+
 #[test]
 fn no_rank_sends_more_than_its_algorithm_says() {
     let length = 1 << 20;

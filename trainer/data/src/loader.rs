@@ -3,6 +3,7 @@
 mod evaluation;
 
 use std::{
+    ops::Range,
     sync::{
         Arc,
         mpsc::{Receiver, SyncSender, sync_channel},
@@ -27,7 +28,7 @@ pub struct Order {
     pub global_batch: u64,
     /// Most samples of one micro-batch.
     pub micro_batch: usize,
-    /// Whose share.
+    /// Whose share; no micro-batch holds samples of two of its [parts](Seat::parts).
     pub seat: Seat,
     /// The first step to deliver, counted from 0: the number of steps done before.
     pub first_step: u64,
@@ -126,7 +127,8 @@ impl Loader {
         let step = Step::at(self.order.first_step + self.next, self.len, self.order.global_batch);
         let share = self.order.seat.share(step.samples);
         let samples = share.end - share.start;
-        let micro_batches = samples.div_ceil(self.order.micro_batch as u64);
+        let parts = self.order.seat.parts(step.samples);
+        let micro_batches = parts.map(|part| (part.end - part.start).div_ceil(self.order.micro_batch as u64)).sum();
         self.next += 1;
         self.undelivered = micro_batches;
         Some(StepShare { step, samples, micro_batches })
@@ -170,17 +172,17 @@ fn prepare(samples: &Samples, order: Order, batches: &SyncSender<Batch>) {
     for index in order.first_step..order.first_step + order.steps {
         let step = Step::at(index, len, order.global_batch);
         let permutation = Permutation::new(order.seed, step.epoch, len);
-        let share = order.seat.share(step.samples);
-        let mut first = share.start;
-        while first < share.end {
-            let last = share.end.min(first + order.micro_batch as u64);
+        let batches_of = |part: Range<u64>| {
+            let end = part.end;
+            part.step_by(order.micro_batch).map(move |first| first..end.min(first + order.micro_batch as u64))
+        };
+        for Range { start: first, end: last } in order.seat.parts(step.samples).flat_map(batches_of) {
             let (mut images, mut labels) = returned.try_recv().unwrap_or_default();
             let ids = (first..last).map(|place| permutation.at(step.cursor + place) as usize);
             fill(samples, &levels, ids, &mut images, &mut labels);
             if batches.send(Batch { images, labels, home: Some(home.clone()) }).is_err() {
                 return;
             }
-            first = last;
         }
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! A step of B samples is cut into V virtual shards, V fixed for the job: shard v takes `⌊vB/V⌋ … ⌊(v+1)B/V⌋`. Ranks take
 //! contiguous runs of shards, rank r of n the shards `⌊rV/n⌋ … ⌊(r+1)V/n⌋`, so that any n ≤ V covers each sample once.
+//!
+//! Aligned seats take subtrees of the binary tree over V = 2ᵏ shards instead: of the greatest power of two of equal parts up to n, the
+//! first ones are halved between two ranks each until there are n. A sum over shards in the tree's order then has the same bits for any n.
 
 use std::ops::Range;
 
@@ -13,6 +16,7 @@ pub struct Seat {
     rank: u32,
     world: u32,
     shards: u32,
+    aligned: bool,
 }
 
 impl Seat {
@@ -23,12 +27,37 @@ impl Seat {
     #[must_use]
     pub fn new(rank: u32, world: u32, shards: u32) -> Self {
         assert!(rank < world && world <= shards, "rank {rank} of {world} with {shards} shards");
-        Self { rank, world, shards }
+        Self { rank, world, shards, aligned: false }
+    }
+
+    /// The same with a subtree of the shards for each rank.
+    ///
+    /// # Panics
+    /// As [`Seat::new`], and unless `shards` is a power of two.
+    #[must_use]
+    pub fn aligned(rank: u32, world: u32, shards: u32) -> Self {
+        assert!(shards.is_power_of_two(), "{shards} shards make no binary tree");
+        Self { aligned: true, ..Self::new(rank, world, shards) }
+    }
+
+    /// Whether all ranks hold subtrees of the shards.
+    #[must_use]
+    pub fn is_aligned(self) -> bool {
+        self.aligned
     }
 
     /// The virtual shards of this rank.
     #[must_use]
     pub fn shards(self) -> Range<u32> {
+        if self.aligned {
+            let parts = 1 << self.world.ilog2();
+            let (halved, size) = (self.world - parts, self.shards / parts);
+            return if self.rank < 2 * halved {
+                self.rank * size / 2..(self.rank + 1) * size / 2
+            } else {
+                (self.rank - halved) * size..(self.rank - halved + 1) * size
+            };
+        }
         let bound = |rank| (u64::from(rank) * u64::from(self.shards) / u64::from(self.world)) as u32;
         bound(self.rank)..bound(self.rank + 1)
     }
@@ -36,7 +65,17 @@ impl Seat {
     /// The part of `0..samples` that is this rank's: empty where there are fewer samples than ranks.
     #[must_use]
     pub fn share(self, samples: u64) -> Range<u64> {
+        self.run(self.shards(), samples)
+    }
+
+    /// The share in the parts whose gradients are formed one by one: all of it, or on an aligned seat each shard, which may be empty.
+    pub fn parts(self, samples: u64) -> impl Iterator<Item = Range<u64>> {
         let shards = self.shards();
+        let size = if self.aligned { 1 } else { shards.end - shards.start };
+        shards.step_by(size as usize).map(move |first| self.run(first..first + size, samples))
+    }
+
+    fn run(self, shards: Range<u32>, samples: u64) -> Range<u64> {
         shard_start(shards.start, self.shards, samples)..shard_start(shards.end, self.shards, samples)
     }
 }
@@ -103,6 +142,25 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Whether a run of shards is all that lies below one node of the binary tree.
+    fn is_a_subtree(shards: &Range<u32>) -> bool {
+        let size = shards.end - shards.start;
+        size.is_power_of_two() && shards.start.is_multiple_of(size)
+    }
+
+    #[test]
+    fn aligned_ranks_hold_a_subtree_each_that_follow_one_another() {
+        for world in 1..=64 {
+            let held: Vec<Range<u32>> = (0..world).map(|rank| Seat::aligned(rank, world, 64).shards()).collect();
+            assert!(held.iter().all(is_a_subtree), "{held:?}");
+            assert_eq!((held[0].start, held[world as usize - 1].end), (0, 64));
+            assert!(held.windows(2).all(|pair| pair[0].end == pair[1].start), "{held:?}");
+            let size = |shards: &Range<u32>| shards.end - shards.start;
+            let (most, least) = (held.iter().map(size).max(), held.iter().map(size).min());
+            assert!(most.zip(least).is_some_and(|(most, least)| most <= 2 * least), "{held:?}");
+        }
+    }
 
     proptest! {
         #[test]

@@ -223,7 +223,8 @@ pub struct Communication {
     /// algorithm goes over tcp. Default: auto.
     pub backend: CommunicationBackend,
     /// How gradients are summed: auto (what a cost model finds cheapest for the number of workers and the bytes), ring,
-    /// recursiveDoubling, halvingDoubling, doubleTree, torus or direct. Default: auto.
+    /// recursiveDoubling, halvingDoubling, doubleTree, torus, direct or canonicalTree. The last one gives the same bits for any number
+    /// of workers up to 64, for the price of passing each of a batch's 64 parts through the network by itself. Default: auto.
     pub algorithm: CommunicationAlgorithm,
     /// Number format of gradients between workers that share no memory: f32, bf16 or f16. The last two halve the bytes and round
     /// each gradient twice, as it is sent and as its sum is; sums are formed in f32. Not with a named algorithm but direct.
@@ -269,6 +270,7 @@ pub enum CommunicationAlgorithm {
     DoubleTree,
     Torus,
     Direct,
+    CanonicalTree,
 }
 
 /// Number formats on the wire.

@@ -27,6 +27,7 @@ pub mod models;
 mod network;
 mod optimizer;
 mod parameters;
+mod parts;
 mod plan;
 mod replica;
 mod state;

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::network::Network;
 use crate::optimizer::Sgd;
 use crate::parameters::{ParamMeta, ParamTable};
+use crate::parts::Tree;
 use crate::plan::{Plan, Stage};
 
 /// One rank's copy of a model: weights, gradients, optimiser state and the memory of a micro-batch, on one device.
@@ -30,6 +31,9 @@ pub struct Replica<D: Device> {
     max_micro_batch: usize,
     outstanding: Arc<AtomicUsize>,
     progress: Progress,
+    parts: Tree,
+    /// Of the parts that have ended.
+    totals: StepResult,
 }
 
 /// Where in a step the replica is.
@@ -110,6 +114,8 @@ impl<D: Device> Replica<D> {
             max_micro_batch,
             outstanding: Arc::new(AtomicUsize::new(0)),
             progress: Progress::BetweenSteps,
+            parts: Tree::default(),
+            totals: StepResult::default(),
         })
     }
 
@@ -152,6 +158,8 @@ impl<D: Device> Replica<D> {
         self.assert_between_steps("begin_step");
         self.device.clear(self.plan.training_loss.tally);
         self.progress = Progress::Accumulating(Accumulation::Replace);
+        self.parts.clear();
+        self.totals = StepResult::default();
     }
 
     /// Enqueues upload, forward, loss and backward of `labels.len()` samples (`images` is `[samples][channels][rows]
@@ -227,6 +235,38 @@ impl<D: Device> Replica<D> {
         self.progress = Progress::Announced;
     }
 
+    /// Ends a part of the step, which may have had no micro-batch: its gradients and its loss are added to those of the parts before as
+    /// in a binary tree of which the parts are the leaves. So the sum over 2ᵏ parts has the same bits whether one rank forms it or
+    /// several form subtrees of it. Waits. With the `last` part `on_bucket` is called for every bucket.
+    ///
+    /// # Panics
+    /// Outside a step, and when the number of parts at the last is no power of two.
+    pub fn end_part(&mut self, last: bool, on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>)) {
+        let Progress::Accumulating(accumulation) = self.progress else {
+            panic!("end_part needs an open step, but the replica is {:?}", self.progress);
+        };
+        let (tally, elements) = (self.plan.training_loss.tally, self.table.elements());
+        let all = self.plan.gradients.region(0..elements);
+        if accumulation == Accumulation::Replace {
+            self.device.zero(all);
+        }
+        let event = self.device.ready();
+        event.wait();
+        let (loss, correct) = self.device.read_tally(tally);
+        self.device.clear(tally);
+        let mut gradients = self.device.host_view(all, event);
+        let loss = self.parts.add(gradients.as_mut(), loss as f32, !last);
+        drop(gradients);
+        self.totals = StepResult { loss_sum: f64::from(loss), correct: self.totals.correct + correct };
+        self.progress = Progress::Accumulating(Accumulation::Replace);
+        if last {
+            let parts = self.parts.parts();
+            assert!(parts.is_power_of_two(), "{parts} parts make no binary tree");
+            announce_until(&mut self.device, &self.plan, &self.buckets, 0, elements, &self.outstanding, on_bucket);
+            self.progress = Progress::Announced;
+        }
+    }
+
     /// Enqueues one update of all weights from the gradients as they now are.
     ///
     /// # Panics
@@ -258,7 +298,7 @@ impl<D: Device> Replica<D> {
         self.device.ready().wait();
         let (loss_sum, correct) = self.device.read_tally(self.plan.training_loss.tally);
         self.progress = Progress::BetweenSteps;
-        StepResult { loss_sum, correct }
+        StepResult { loss_sum: self.totals.loss_sum + loss_sum, correct: self.totals.correct + correct }
     }
 
     /// Gives the open step up, if there is one: weights stay as they are, its gradients are forgotten; waits.

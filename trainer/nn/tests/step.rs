@@ -325,3 +325,52 @@ fn frozen_gaps_between_parameters_stay_zero() {
     let gap = |index: &usize| !parameters.iter().any(|range| range.contains(index));
     assert!((0..gradients.len()).filter(gap).all(|index| gradients[index] == 0.0));
 }
+
+/// Gradients and loss of a step whose parts are these runs of samples, some of them in two micro-batches.
+fn in_parts<D: Device>(replica: &mut Replica<D>, batch: &Batch, parts: &[std::ops::Range<usize>]) -> (Vec<f32>, f64) {
+    let mut gradients = Vec::new();
+    replica.begin_step();
+    for (index, part) in parts.iter().enumerate() {
+        let micro_batches = [part.start..part.end.min(part.start + 3), part.end.min(part.start + 3)..part.end];
+        for run in micro_batches.into_iter().filter(|run| !run.is_empty()) {
+            let (images, labels) = (&batch.images[run.start * 784..run.end * 784], &batch.labels[run]);
+            replica.micro_batch(images, labels, 0.1, false, &mut |_, _| panic!("announced before the last part"));
+        }
+        replica.end_part(index + 1 == parts.len(), &mut |_, mut bucket| gradients.extend_from_slice(bucket.as_mut()));
+    }
+    let result = replica.finish_step();
+    (gradients, result.loss_sum)
+}
+
+#[test]
+fn parts_add_up_to_the_same_bits_however_many_ranks_share_them() {
+    let batch = digits(30, 21);
+    let mut replica = replica(Late::new(), models::lenet5(), 10);
+    // Eight leaves of a tree, one of them empty.
+    let parts = [0..4, 4..5, 5..5, 5..12, 12..15, 15..20, 20..29, 29..30];
+    let whole = in_parts(&mut replica, &batch, &parts);
+    for ranks in [2, 4, 8] {
+        let shares = parts.chunks(parts.len() / ranks);
+        let mut sums: Vec<(Vec<f32>, f64)> = shares.map(|share| in_parts(&mut replica, &batch, share)).collect();
+        while sums.len() > 1 {
+            let add = |pair: &[(Vec<f32>, f64)]| {
+                let [(left, left_loss), (right, right_loss)] = pair else { panic!("pairs of ranks") };
+                let sum = left.iter().zip(right).map(|(left, right)| left + right).collect();
+                (sum, f64::from(*left_loss as f32 + *right_loss as f32))
+            };
+            sums = sums.chunks(2).map(add).collect();
+        }
+        assert!(sums[0] == whole, "{ranks} ranks: other bits");
+    }
+    let plain = gradients(&mut replica, &[(&batch.images[..7840], &batch.labels[..10])], 0.1);
+    let (in_tree, _) = in_parts(&mut replica, &batch, &[0..4, 4..10]);
+    let greatest = plain.iter().fold(0.0_f32, |most, gradient| most.max(gradient.abs()));
+    let differs = plain.iter().zip(&in_tree).map(|(plain, in_tree)| (plain - in_tree).abs()).fold(0.0, f32::max);
+    assert!(differs <= 1e-5 * greatest, "{differs} of {greatest}");
+}
+
+#[test]
+#[should_panic(expected = "3 parts make no binary tree")]
+fn parts_that_make_no_tree_are_refused() {
+    in_parts(&mut replica(Cpu::new(), models::lenet5(), 10), &digits(10, 1), &[0..4, 4..5, 5..10]);
+}

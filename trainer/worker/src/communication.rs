@@ -107,6 +107,8 @@ fn proposed(
     let fixed = |bytes: usize| plan_buckets(ready_order, bytes, FIRST_BUCKET_BYTES.min(bytes));
     let buckets = match (settings.bucket_bytes, costs) {
         (Some(bytes), _) => fixed(usize::try_from(bytes.get()).unwrap_or(usize::MAX)),
+        // Nothing is ready before the last part of the tree.
+        (None, _) if settings.algorithm == CommunicationAlgorithm::CanonicalTree => fixed(usize::MAX),
         (None, None) => fixed(BUCKET_BYTES),
         (None, Some(costs)) => {
             let gradients: Vec<Ready> = ready_order
@@ -151,6 +153,7 @@ fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<Choice> {
         CommunicationAlgorithm::DoubleTree => Algorithm::DoubleTree,
         CommunicationAlgorithm::Torus => Algorithm::torus(world),
         CommunicationAlgorithm::Direct => Algorithm::Direct,
+        CommunicationAlgorithm::CanonicalTree => Algorithm::HalvingDoubling,
     };
     Some(Choice::Always(algorithm))
 }

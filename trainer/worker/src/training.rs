@@ -176,8 +176,7 @@ impl Rank {
     pub(crate) fn advance(&mut self) -> Result<Option<Done>, Failure> {
         let waiting = Instant::now();
         let Some(StepShare { step, samples: mine, .. }) = self.loader.next_step() else { return self.settle() };
-        let mut data = Duration::ZERO;
-        let scale = 1.0 / step.samples as f32;
+        let data = waiting.elapsed();
         let Self { replica, communicator, loader, .. } = self;
         let only = replica.buckets().len() == 1;
         let submit = &mut |bucket: usize, gradient: Bucket| {
@@ -189,20 +188,12 @@ impl Rank {
                 communicator.submit(step.index, bucket, gradient);
             }
         };
-        replica.begin_step();
-        let mut next = loader.next_batch();
-        data += waiting.elapsed();
         let computing = Instant::now();
-        let mut loading = Duration::ZERO;
-        if next.is_none() {
-            replica.no_samples(submit);
-        }
-        while let Some(batch) = next {
-            let start = Instant::now();
-            next = loader.next_batch();
-            loading += start.elapsed();
-            replica.micro_batch(&batch.images, &batch.labels, scale, next.is_none(), submit);
-        }
+        let loading = if self.seat.is_aligned() {
+            gradients_in_parts(replica, loader, step, self.seat, submit)
+        } else {
+            gradients(replica, loader, step, submit)
+        };
         let gradients = computing.elapsed().saturating_sub(loading);
 
         let done = self.settle()?;
@@ -271,15 +262,19 @@ impl Rank {
     /// Loss and accuracy on the held-out samples, each rank on its share. `None` when none are held out.
     pub(crate) fn evaluate(&mut self) -> Result<Option<Evaluation>, Failure> {
         let start = Instant::now();
-        let (mut loss, mut correct, mut count) = (0.0, 0, 0);
-        let mut loader = EvaluationLoader::new(&self.held_out, self.seat, self.recipe.micro_batch);
-        while let Some(batch) = loader.next_batch() {
-            let result = self.replica.evaluate(&batch.images, &batch.labels);
-            loss += result.loss_sum;
-            correct += result.correct;
-            count += batch.len();
+        let mut parts = Vec::new();
+        for part in self.seat.parts(self.held_out.len() as u64) {
+            let (mut loss, mut correct, mut count) = (0.0, 0, 0);
+            let mut loader = EvaluationLoader::new(&self.held_out, part, self.recipe.micro_batch);
+            while let Some(batch) = loader.next_batch() {
+                let result = self.replica.evaluate(&batch.images, &batch.labels);
+                loss += result.loss_sum;
+                correct += result.correct;
+                count += batch.len();
+            }
+            parts.push([loss as f32, correct as f32, count as f32]);
         }
-        let mut sums = [loss as f32, correct as f32, count as f32];
+        let mut sums = added_in_pairs(parts);
         self.sum(&mut sums)?;
         let [loss, correct, count] = sums.map(f64::from);
         self.metrics.spent(Phase::Other, start.elapsed().as_secs_f64());
@@ -334,6 +329,67 @@ impl Rank {
         self.metrics.collective_bytes.inc_by(statistics.bytes_sent - self.counted.bytes_sent);
         self.counted = statistics;
     }
+}
+
+/// Forms the gradients of the rank's share, buckets handed over as they become ready; how long that waited for the loader.
+fn gradients(
+    replica: &mut Replica<Cpu>,
+    loader: &mut Loader,
+    step: lockstep_data::Step,
+    submit: &mut dyn FnMut(usize, Bucket),
+) -> Duration {
+    let scale = 1.0 / step.samples as f32;
+    replica.begin_step();
+    let (mut next, mut loading) = timed(|| loader.next_batch());
+    if next.is_none() {
+        replica.no_samples(submit);
+    }
+    while let Some(batch) = next {
+        let (after, waited) = timed(|| loader.next_batch());
+        (next, loading) = (after, loading + waited);
+        replica.micro_batch(&batch.images, &batch.labels, scale, next.is_none(), submit);
+    }
+    loading
+}
+
+/// The same part by part, added as a binary tree adds them.
+fn gradients_in_parts(
+    replica: &mut Replica<Cpu>,
+    loader: &mut Loader,
+    step: lockstep_data::Step,
+    seat: Seat,
+    submit: &mut dyn FnMut(usize, Bucket),
+) -> Duration {
+    let scale = 1.0 / step.samples as f32;
+    replica.begin_step();
+    let mut loading = Duration::ZERO;
+    let mut parts = seat.parts(step.samples).peekable();
+    while let Some(part) = parts.next() {
+        let mut left = part.end - part.start;
+        while left > 0 {
+            let (batch, waited) = timed(|| loader.next_batch());
+            loading += waited;
+            let Some(batch) = batch else { unreachable!("a loader delivers all samples of every part") };
+            left -= batch.len() as u64;
+            replica.micro_batch(&batch.images, &batch.labels, scale, false, submit);
+        }
+        replica.end_part(parts.peek().is_none(), submit);
+    }
+    loading
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    (work(), start.elapsed())
+}
+
+/// The sum of 2ᵏ parts as a binary tree over them forms it.
+fn added_in_pairs(mut parts: Vec<[f32; 3]>) -> [f32; 3] {
+    while parts.len() > 1 {
+        let add = |pair: &[[f32; 3]]| std::array::from_fn(|index| pair.iter().map(|part| part[index]).sum());
+        parts = parts.chunks(2).map(add).collect();
+    }
+    parts.first().copied().unwrap_or_default()
 }
 
 /// The group cannot go on without the rank that the error names; the job can, from its checkpoint.

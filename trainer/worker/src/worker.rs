@@ -11,7 +11,7 @@ use lockstep_checkpoint::Checkpoint;
 use lockstep_collective::{Abort, Communicator, JobId, Limits, Listener, Waiting};
 use lockstep_data::{Dataset, Seat, steps_per_epoch};
 use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
-use lockstep_launch::{CommunicationBackend, Ending, Launch, Optimizer};
+use lockstep_launch::{CommunicationAlgorithm, CommunicationBackend, Ending, Launch, Optimizer};
 use lockstep_nn::{Cpu, Network, Replica, Sgd, StateTensor};
 use tracing::{info, warn};
 
@@ -167,7 +167,11 @@ impl Run<'_> {
         if let Some(arena) = group.shared_arena(replica.table().elements()).map_err(Failure::retry)? {
             replica.set_gradient_memory(arena);
         }
-        let seat = Seat::new(self.group.rank, self.group.world, self.group.shards);
+        let Group { rank, world: ranks, shards, .. } = *self.group;
+        let seat = match communication.algorithm {
+            CommunicationAlgorithm::CanonicalTree => Seat::aligned(rank, ranks, shards),
+            _ => Seat::new(rank, ranks, shards),
+        };
         let Dataset { train, evaluation } = dataset;
         let own = Baseline::measure(&mut replica, &train, seat, &recipe)?;
         let agreed = communication::agree(&mut group, communication, &ready_order, &own, record.as_deref())

@@ -7,7 +7,10 @@ use lockstep_collective::{Choice, Communicator, HEADER_BYTES, Plan, Tag, Wire};
 use crate::group::{PATIENT, bare_group, ends};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
-const NARROW: [(Wire, fn(f32) -> f32); 2] =
+/// A format, and what it makes of a number.
+type Narrow = (Wire, fn(f32) -> f32);
+
+const NARROW: [Narrow; 2] =
     [(Wire::Bf16, |value| bf16::from_f32(value).to_f32()), (Wire::F16, |value| f16::from_f32(value).to_f32())];
 
 /// Numbers that no narrow format holds.

@@ -1,9 +1,9 @@
 use std::ops::Range;
 
 use super::{Batch, fill};
-use crate::{Samples, Seat, normalise::levels};
+use crate::{Samples, normalise::levels};
 
-/// A rank's share of the evaluation samples in order, in micro-batches of one buffer.
+/// A run of samples in order, in micro-batches of one buffer.
 #[derive(Debug)]
 pub struct Evaluation<'a> {
     samples: &'a Samples,
@@ -14,15 +14,15 @@ pub struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    /// The share of `seat`, at most `micro_batch` samples at a time.
+    /// The samples `run`, at most `micro_batch` at a time.
     ///
     /// # Panics
-    /// When `micro_batch` is 0.
+    /// When `micro_batch` is 0, or later where there are no such samples.
     #[must_use]
-    pub fn new(samples: &'a Samples, seat: Seat, micro_batch: usize) -> Self {
+    pub fn new(samples: &'a Samples, run: Range<u64>, micro_batch: usize) -> Self {
         assert!(micro_batch > 0, "micro-batches of no samples");
         let batch = Batch { images: Vec::new(), labels: Vec::new(), home: None };
-        Self { samples, left: seat.share(samples.len() as u64), micro_batch, levels: levels(), batch }
+        Self { samples, left: run, micro_batch, levels: levels(), batch }
     }
 
     /// The next micro-batch; `None` after the last.

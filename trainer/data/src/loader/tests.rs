@@ -164,12 +164,36 @@ fn black_and_white_are_normalised_with_the_moments_of_mnist() {
 }
 
 #[test]
+fn aligned_ranks_take_the_same_micro_batches_however_many_they_are() {
+    let samples = samples(200);
+    let batches = |world: u32| -> Vec<Vec<u32>> {
+        let of_rank = |rank| {
+            let seat = Seat::aligned(rank, world, SHARDS);
+            let mut loader =
+                Loader::start(Arc::clone(&samples), Order { seat, ..order(rank, world, 200, 2) }).expect("starts");
+            let share = loader.next_step().expect("a step");
+            let batches: Vec<_> =
+                std::iter::from_fn(|| loader.next_batch().map(|batch| batch.images.clone())).collect();
+            assert_eq!(batches.len() as u64, share.micro_batches);
+            batches.into_iter().map(|images| images.iter().map(|pixel| pixel.to_bits()).collect())
+        };
+        (0..world).flat_map(of_rank).collect()
+    };
+    let alone = batches(1);
+    // 200 samples in 64 shards of 3 or 4, in micro-batches of 2.
+    assert_eq!(alone.len(), 128);
+    for world in [2, 3, 5, 7, 64] {
+        assert!(batches(world) == alone, "{world} ranks");
+    }
+}
+
+#[test]
 fn evaluation_takes_each_sample_once_and_in_order() {
     let samples = samples(101);
     let levels = levels();
     let mut seen = Vec::new();
     for rank in 0..3 {
-        let mut evaluation = Evaluation::new(&samples, Seat::new(rank, 3, SHARDS), 8);
+        let mut evaluation = Evaluation::new(&samples, Seat::new(rank, 3, SHARDS).share(samples.len() as u64), 8);
         while let Some(batch) = evaluation.next_batch() {
             assert!(batch.len() <= 8);
             let (images, _) = batch.images.as_chunks::<2>();
@@ -181,5 +205,5 @@ fn evaluation_takes_each_sample_once_and_in_order() {
 
 #[test]
 fn evaluation_of_no_samples_ends_at_once() {
-    assert!(Evaluation::new(&samples(0), Seat::new(0, 1, SHARDS), 8).next_batch().is_none());
+    assert!(Evaluation::new(&samples(0), 0..0, 8).next_batch().is_none());
 }
