@@ -1,0 +1,110 @@
+//! An operation that has been done before allocates nothing and meets no page fault, on whichever thread.
+
+#![allow(unsafe_code, reason = "an allocator that counts")]
+#![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::File;
+use std::io::Read as _;
+use std::net::Ipv4Addr;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, Reduction, Seat, Tag, Wire};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Elements of an operation: several frames for each rank, and no multiple of anything.
+const LENGTH: usize = 300_001;
+const WARM_UP: u64 = 20;
+const ROUNDS: u64 = 5;
+
+/// Allocations and page faults of the whole process so far.
+fn costs() -> [u64; 2] {
+    let mut text = [0; 1024];
+    let length = File::open("/proc/self/stat").unwrap().read(&mut text).unwrap();
+    // After the name in brackets; the tenth field of all.
+    let (_, fields) = str::from_utf8(&text[..length]).unwrap().rsplit_once(')').unwrap();
+    let faults = fields.split_whitespace().nth(7).unwrap().parse().unwrap();
+    [ALLOCATIONS.load(Ordering::Relaxed), faults]
+}
+
+/// Does `operation` on two ranks, to warm up and then [`ROUNDS`] times, and says what those cost.
+fn counted<T>(form: impl Fn(Group) -> T + Sync, operation: impl Fn(&mut T, u64) + Sync) -> [u64; 2] {
+    let listeners: [Listener; 2] = std::array::from_fn(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap());
+    let peers = listeners.each_ref().map(Listener::address);
+    let barrier = Barrier::new(2);
+    let work = |rank: usize| {
+        let seat = Seat { job: JobId([5; 16]), generation: 1, rank };
+        let group = Group::form(&listeners[rank], seat, &peers, Limits::default(), &Abort::new()).unwrap();
+        let mut place = form(group);
+        (0..WARM_UP).for_each(|step| operation(&mut place, step));
+        costs();
+        barrier.wait();
+        let started = costs();
+        barrier.wait();
+        (WARM_UP..WARM_UP + ROUNDS).for_each(|step| operation(&mut place, step));
+        barrier.wait();
+        let ended = costs();
+        barrier.wait();
+        [ended[0] - started[0], ended[1] - started[1]]
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| work(1));
+        let counted = work(0);
+        other.join().unwrap();
+        counted
+    })
+}
+
+#[test]
+fn operations_that_come_again_allocate_nothing_and_meet_no_page_fault() {
+    let tag = |step| Tag { step, bucket: 0 };
+    for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::Direct] {
+        for wire in [Wire::F32, Wire::Bf16] {
+            let sum = |(group, data): &mut (Group, Vec<f32>), step| {
+                group.sum(wire, algorithm, tag(step), data).unwrap();
+            };
+            assert_eq!(counted(|group| (group, vec![0.5; LENGTH]), sum), [0, 0], "{algorithm:?}, {wire:?}");
+        }
+    }
+    let staged = |(group, data): &mut (Group, Vec<f32>), step| {
+        group.all_reduce_in_memory(tag(step), data, Reduction::Sum).unwrap();
+    };
+    assert_eq!(counted(|group| (group, vec![0.5; LENGTH]), staged), [0, 0], "through staging areas");
+    let arenas = |mut group: Group| {
+        let arena = group.shared_arena(LENGTH).unwrap().expect("two ranks of one process share memory");
+        (Communicator::over(group).unwrap(), Some(arena))
+    };
+    let submitted = |(communicator, arena): &mut (Communicator<_>, Option<_>), step| {
+        communicator.submit(step, 0, arena.take().unwrap());
+        if step % 2 == 0 {
+            // Time for the communication thread, which does nothing where the caller waits at once.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        *arena = Some(communicator.wait().unwrap().memory);
+        communicator.all_reduce_now(step, &mut [1.0, 2.0]).unwrap();
+    };
+    assert_eq!(counted(arenas, submitted), [0, 0], "by a communicator");
+}
