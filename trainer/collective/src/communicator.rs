@@ -10,7 +10,7 @@ use crate::forming::{Limits, Seat};
 use crate::group::{Group, Tag, Transferred};
 use crate::link::Listener;
 use crate::queue::{Order, Panicked, Queue};
-use crate::{Abort, AgreedPlan, CollectiveError};
+use crate::{Abort, AgreedPlan, Collective, CollectiveError};
 
 /// Operations that may be submitted and not yet waited for.
 pub const MAX_PENDING: usize = 1024;
@@ -136,7 +136,15 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// # Panics
     /// When [`MAX_PENDING`] operations wait to be waited for, or `bucket` is `u32::MAX`.
     pub fn submit(&mut self, step: u64, bucket: u32, memory: M) {
-        self.hand_over(step, bucket, memory, true);
+        self.hand_over(step, bucket, memory, None, true);
+    }
+
+    /// As [`Communicator::submit`], for another operation on `memory` than its sum.
+    ///
+    /// # Panics
+    /// As [`Communicator::submit`]; the operation itself panics as that of [`Group`] does, which is passed on to whoever waits.
+    pub fn start(&mut self, collective: Collective, step: u64, bucket: u32, memory: M) {
+        self.hand_over(step, bucket, memory, Some(collective), true);
     }
 
     /// As [`Communicator::submit`], but does not wake the communication thread for it: for what the caller waits for at once, or what
@@ -145,10 +153,10 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// # Panics
     /// As [`Communicator::submit`].
     pub fn defer(&mut self, step: u64, bucket: u32, memory: M) {
-        self.hand_over(step, bucket, memory, false);
+        self.hand_over(step, bucket, memory, None, false);
     }
 
-    fn hand_over(&mut self, step: u64, bucket: u32, memory: M, urgent: bool) {
+    fn hand_over(&mut self, step: u64, bucket: u32, mut memory: M, other: Option<Collective>, urgent: bool) {
         assert!(
             self.pending < MAX_PENDING,
             "{MAX_PENDING} operations are pending: wait for them before submitting more"
@@ -157,10 +165,15 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         self.pending += 1;
         match &mut self.place {
             Place::Alone(outcomes) => outcomes.push_back(match self.abort.check() {
-                Ok(()) => Ok(Completed { step, bucket, memory, transferred: Transferred::default() }),
+                Ok(()) => {
+                    if let Some(other) = other {
+                        other.alone(memory.as_mut());
+                    }
+                    Ok(Completed { step, bucket, memory, transferred: Transferred::default() })
+                }
                 Err(error) => Err(Failed { step, bucket, memory, error }),
             }),
-            Place::Group(group) => group.queue.put(Order::Sum { step, bucket, memory }, urgent),
+            Place::Group(group) => group.queue.put(Order::Operation { step, bucket, memory, other }, urgent),
         }
     }
 

@@ -29,6 +29,11 @@ const MAX_SCHEDULES: usize = 1024;
 pub struct Group {
     mesh: Mesh,
     seat: Seat,
+    /// Of all ranks.
+    addresses: Box<[SocketAddr]>,
+    limits: Limits,
+    /// How often it was split.
+    splits: u64,
     waiting: Waiting,
     abort: Abort,
     scratch: Scratch,
@@ -84,6 +89,9 @@ impl Group {
         let mut group = Self {
             mesh: Mesh::over(streams, limits.silence, abort)?,
             seat,
+            addresses: peers.into(),
+            limits,
+            splits: 0,
             waiting: limits.waiting.resolved(peers[seat.rank].ip(), peers, cores),
             abort: abort.clone(),
             scratch: Scratch::new(),
@@ -96,6 +104,36 @@ impl Group {
             group.memory = segment.map(|segment| SharedMemory::on(segment, seat.rank, peers.len()));
         }
         Ok(group)
+    }
+
+    /// The group of the ranks that name the same `colour`, in the order of their `key`, those with the same in the order of their ranks
+    /// here; `None` for a rank that names no colour. All ranks call it. The new group has connections of its own, which `listener` takes
+    /// as it took those of this one, so that it may work beside this one on another thread; an abort ends both.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`] and [`Group::form`].
+    pub fn split(
+        &mut self,
+        listener: &Listener,
+        colour: Option<u32>,
+        key: u32,
+    ) -> Result<Option<Self>, CollectiveError> {
+        let (rank, world, tag) = (self.seat.rank, self.world(), Tag { step: u64::MAX, bucket: 0 });
+        self.splits += 1;
+        let mut named = vec![0; 2 * world];
+        named[2 * rank..2 * rank + 2].copy_from_slice(&[colour.map_or(-1, i64::from), i64::from(key)]);
+        self.all_gather(tag, &mut named)?;
+        let Some(colour) = colour else { return Ok(None) };
+        let mut members: Vec<usize> = (0..world).filter(|rank| named[2 * rank] == i64::from(colour)).collect();
+        members.sort_by_key(|rank| named[2 * rank + 1]);
+        let addresses: Vec<SocketAddr> = members.iter().map(|rank| self.addresses[*rank]).collect();
+        let own = members.iter().position(|member| *member == rank).unwrap_or_default();
+        // Another job to whoever reads frames: neither of this group's connections nor another part's is taken for one of this part.
+        let mut job = self.seat.job;
+        let distinct = u64::from(colour).to_le_bytes().into_iter().chain(self.splits.to_le_bytes());
+        job.0.iter_mut().zip(distinct).for_each(|(byte, part)| *byte ^= part);
+        let seat = Seat { job, rank: own, ..self.seat };
+        Self::form(listener, seat, &addresses, self.limits, &self.abort).map(Some)
     }
 
     /// A segment that all ranks have mapped; `None` on all of them where one could not.

@@ -1,10 +1,10 @@
 //! Collective operations among a group of ranks, over TCP or memory that they share, if asked for while the caller goes on computing.
 //!
 //! The story in the order of the modules: an [`algorithm`] says who sends what to whom as a pure schedule; frames carry it; a
-//! [`Listener`] and [`Group::form`] bind the members of one generation to each other; a [`Group`] carries any schedule out in place, or
-//! reduces [`SharedArena`]s where they are. [`merge`] says which gradients are best summed together, [`Group::agree`] gives all ranks
-//! the same [`Plan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes,
-//! until an [`Abort`] ends it from any other thread.
+//! [`Listener`] and [`Group::form`] bind the members of one generation to each other; a [`Group`] carries any schedule out in place, in
+//! a [`Wire`] format of fewer bits if asked to, or reduces [`SharedArena`]s where they are; [`Group::split`] makes groups of its parts. [`merge`] says which gradients are best summed together, [`Group::agree`] gives all ranks
+//! the same [`Plan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes, or
+//! starts any other [`Collective`], until an [`Abort`] ends it from any other thread.
 //!
 //! The crate knows no layers and reads no environment.
 //!
@@ -32,6 +32,7 @@ pub mod algorithm;
 mod buckets;
 mod call;
 mod choice;
+mod collective;
 mod communicator;
 mod element;
 mod engine;
@@ -52,6 +53,7 @@ pub use abort::Abort;
 pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};
 pub use call::Call;
 pub use choice::{Choice, Costs};
+pub use collective::Collective;
 pub use communicator::{Communicator, Completed, Failed, MAX_PENDING, Statistics};
 pub use element::{Element, ElementType, Reduction};
 pub use error::{CollectiveError, Missing};

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::CollectiveError;
 use crate::algorithm::Algorithm;
 use crate::choice::Choice;
+use crate::collective::Collective;
 use crate::communicator::{Completed, Failed};
 use crate::element::Reduction;
 use crate::forming::Waiting;
@@ -36,9 +37,19 @@ struct State<M> {
 pub(crate) type Outcome<M> = Result<Completed<M>, Failed<M>>;
 
 pub(crate) enum Order<M> {
-    Sum { step: u64, bucket: u32, memory: M },
+    /// A sum, or what else is asked for.
+    Operation {
+        step: u64,
+        bucket: u32,
+        memory: M,
+        other: Option<Collective>,
+    },
     Silence(Duration),
-    Follow { choice: Choice, wire: Wire, buckets: usize },
+    Follow {
+        choice: Choice,
+        wire: Wire,
+        buckets: usize,
+    },
 }
 
 /// Somebody has panicked in an order, and the driver is gone with him.
@@ -202,10 +213,19 @@ struct Driver {
 impl Driver {
     fn carry_out<M: AsMut<[f32]>>(&mut self, order: Order<M>) -> Option<Outcome<M>> {
         match order {
-            Order::Sum { step, bucket, mut memory } => Some(match self.sum(Tag { step, bucket }, memory.as_mut()) {
-                Ok(transferred) => Ok(Completed { step, bucket, memory, transferred }),
-                Err(error) => Err(Failed { step, bucket, memory, error }),
-            }),
+            Order::Operation { step, bucket, mut memory, other } => {
+                let (tag, data) = (Tag { step, bucket }, memory.as_mut());
+                let ended = match other {
+                    None => self.sum(tag, data),
+                    Some(other) => {
+                        self.unless_broken(|driver| other.carry_out(&mut driver.group, driver.choice, tag, data))
+                    }
+                };
+                Some(match ended {
+                    Ok(transferred) => Ok(Completed { step, bucket, memory, transferred }),
+                    Err(error) => Err(Failed { step, bucket, memory, error }),
+                })
+            }
             Order::Silence(silence) => {
                 if let Err(error) = self.group.set_silence(silence) {
                     self.broken.get_or_insert(error);
@@ -220,19 +240,27 @@ impl Driver {
     }
 
     fn sum(&mut self, tag: Tag, data: &mut [f32]) -> Result<Transferred, CollectiveError> {
-        if let Some(cause) = &self.broken {
-            return Err(cause.clone());
-        }
-        let summed = if self.group.shares_memory() && matches!(self.choice, Choice::Cheapest(_)) {
-            self.group.all_reduce_in_memory(tag, data, Reduction::Sum)
-        } else {
-            let wire = if (tag.bucket as usize) < self.buckets { self.wire } else { Wire::F32 };
-            let algorithm = match (self.choice, wire) {
+        let &mut Self { choice, wire, buckets, .. } = self;
+        self.unless_broken(|Self { group, .. }| {
+            if group.shares_memory() && matches!(choice, Choice::Cheapest(_)) {
+                return group.all_reduce_in_memory(tag, data, Reduction::Sum);
+            }
+            let wire = if (tag.bucket as usize) < buckets { wire } else { Wire::F32 };
+            let algorithm = match (choice, wire) {
                 (Choice::Cheapest(_), Wire::Bf16 | Wire::F16) => Algorithm::Direct,
-                (choice, _) => choice.algorithm(self.group.world(), size_of_val(data)),
+                (choice, _) => choice.algorithm(group.world(), size_of_val(data)),
             };
-            self.group.sum(wire, algorithm, tag, data)
-        };
-        summed.inspect_err(|error| self.broken = Some(error.clone()))
+            group.sum(wire, algorithm, tag, data)
+        })
+    }
+
+    fn unless_broken(
+        &mut self,
+        operation: impl FnOnce(&mut Self) -> Result<Transferred, CollectiveError>,
+    ) -> Result<Transferred, CollectiveError> {
+        match &self.broken {
+            Some(cause) => Err(cause.clone()),
+            None => operation(self).inspect_err(|error| self.broken = Some(error.clone())),
+        }
     }
 }

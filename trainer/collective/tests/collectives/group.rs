@@ -40,7 +40,11 @@ pub(crate) fn bare_group<T: Send>(world: usize, limits: Limits, work: impl Fn(Gr
     ranks(world, |listener, rank, peers| work(Group::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap()))
 }
 
-fn ranks<T: Send>(world: usize, work: impl Fn(&Listener, usize, &[SocketAddr]) -> T + Send + Sync) -> Vec<T> {
+/// As [`group`], with what a rank forms its group from.
+pub(crate) fn ranks<T: Send>(
+    world: usize,
+    work: impl Fn(&Listener, usize, &[SocketAddr]) -> T + Send + Sync,
+) -> Vec<T> {
     let listeners: Vec<Listener> = (0..world).map(|_| listener()).collect();
     let peers: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
     std::thread::scope(|scope| {

@@ -9,6 +9,7 @@ mod group;
 mod impostor;
 mod memory;
 mod operations;
+mod split;
 mod sums;
 mod turns;
 mod wire;
