@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use crc_fast::crc32_iscsi;
+use crate::crc32c::crc32c;
 
 use crate::algorithm::{Arrival, MAX_FRAME, Schedule};
 use crate::forming::Waiting;
@@ -152,7 +152,7 @@ impl Execution<'_> {
         };
         let header = Header { chunk: self.counts[send.to].sent, length: length as u32, ..self.header };
         let outgoing = progress.outgoing.get_or_insert_with(|| {
-            let payload_crc32c = crc32_iscsi(payload);
+            let payload_crc32c = crc32c(payload);
             Outgoing { header: Header { payload_crc32c, ..header }.encode(), sent: 0 }
         });
         let header = &outgoing.header[outgoing.sent.min(HEADER_BYTES)..];

@@ -4,7 +4,7 @@
 //! 48 sender u32 · 52 length u32 · 56 crc32c of the payload · 60 crc32c of bytes 0..60
 //! ```
 
-use crc_fast::crc32_iscsi;
+use crate::crc32c::crc32c;
 
 use crate::call::Call;
 use crate::{CollectiveError, JobId};
@@ -118,7 +118,7 @@ impl Header {
         for (at, word) in [(40, bucket), (44, chunk), (48, sender), (52, length), (56, payload_crc32c)] {
             bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
         }
-        let checksum = crc32_iscsi(&bytes[..60]);
+        let checksum = crc32c(&bytes[..60]);
         bytes[60..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -133,7 +133,7 @@ impl Header {
             return Err(FrameError::Magic { found: magic });
         }
         let word = |at| u32::from_le_bytes(array(bytes, at));
-        let expected = crc32_iscsi(&bytes[..60]);
+        let expected = crc32c(&bytes[..60]);
         if word(60) != expected {
             return Err(FrameError::Checksum { expected, found: word(60) });
         }
@@ -196,7 +196,7 @@ impl Header {
     /// # Errors
     /// [`CollectiveError::WrongFrame`] when the checksum differs.
     pub fn require_payload(&self, payload: &[u8], rank: usize) -> Result<(), CollectiveError> {
-        let computed = crc32_iscsi(payload);
+        let computed = crc32c(payload);
         if computed == self.payload_crc32c {
             return Ok(());
         }
@@ -264,7 +264,7 @@ mod tests {
             if whole {
                 // Past the magic and the checksum, so that the fields themselves are met.
                 bytes[..4].copy_from_slice(&MAGIC);
-                let checksum = crc32_iscsi(&bytes[..60]);
+                let checksum = crc32c(&bytes[..60]);
                 bytes[60..].copy_from_slice(&checksum.to_le_bytes());
             }
             if let Ok(header) = Header::decode(&bytes) {
@@ -292,7 +292,7 @@ mod tests {
             chunk: 9,
             sender: 1,
             length: 4096,
-            payload_crc32c: crc32_iscsi(b"123456789"),
+            payload_crc32c: crc32c(b"123456789"),
         };
         let bytes = header.encode();
         assert_eq!(&bytes[..8], b"LSF2\x04\x08\x01\0");

@@ -34,6 +34,7 @@ mod call;
 mod choice;
 mod collective;
 mod communicator;
+mod crc32c;
 mod element;
 mod engine;
 mod error;

@@ -17,8 +17,8 @@ use std::ops::Range;
 
 use ring::Ring;
 
-/// Elements of the longest frame: 128 KiB of f32, which stay in the second-level cache until they are forwarded.
-pub const MAX_FRAME: usize = 32 * 1024;
+/// Elements of the longest frame: 256 KiB of f32, which stay in the second-level cache until they are forwarded.
+pub const MAX_FRAME: usize = 64 * 1024;
 
 /// One rank's part in a collective operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::{Arrival, Builder, MAX_FRAME, all, part};
 
 /// Strips shorter than this cost more per frame than they hide.
-const MIN_STRIP: usize = 16 * 1024;
+const MIN_STRIP: usize = 32 * 1024;
 /// The number of strips aimed at between the shortest and the longest.
 const STRIPS: usize = 4;
 /// Hops of the whole between two hops of a strip.
