@@ -57,7 +57,14 @@ pub(crate) fn training_job() -> Value {
     schema["x-kubernetes-validations"] = validations(&rules::of_the_object());
     let spec = &mut schema["properties"]["spec"];
     spec["x-kubernetes-validations"] = validations(&rules::of_the_spec());
-    spec["properties"]["communication"]["properties"]["bucketBytes"]["maxLength"] = MAX_SIZE_LENGTH.into();
+    for size in [
+        "/communication/properties/bucketBytes",
+        "/benchmark/properties/collectives/properties/minBytes",
+        "/benchmark/properties/collectives/properties/maxBytes",
+    ] {
+        let size = spec["properties"].pointer_mut(size).expect("a field of the spec");
+        size["maxLength"] = MAX_SIZE_LENGTH.into();
+    }
     let template = &mut spec["properties"]["template"];
     let description = template["description"].take();
     strip_descriptions(template);

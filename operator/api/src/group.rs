@@ -31,10 +31,10 @@ pub struct TrainingGroupSpec {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingGroupStatus {
-    /// What the training is doing.
+    /// What the job is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// What the training left behind, once it is over.
+    /// What the job left behind, once it is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
 }

@@ -1,6 +1,6 @@
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::CustomResource;
-use lockstep_launch::{Checkpoint, Communication, Dataset, Model, Training};
+use lockstep_launch::{Benchmark, Checkpoint, Communication, Dataset, Model, Training};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub const MANAGED_BY: &str = "lockstep.dev/operator";
 /// Name of the container of `spec.template` that becomes the trainer.
 pub const TRAINER_CONTAINER: &str = "trainer";
 
-/// What to train, on how many workers, and what to do when something fails. It cannot change once the job exists.
+/// What to train or to measure, on how many workers, and what to do when something fails. It cannot change once the job exists.
 #[derive(CustomResource, JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "lockstep.dev",
@@ -35,18 +35,24 @@ pub struct TrainingJobSpec {
     #[serde(default = "this_operator")]
     #[schemars(length(min = 1, max = 253))]
     pub managed_by: String,
-    /// The network. Required.
-    pub model: Model,
-    /// The samples. Required.
-    pub dataset: Dataset,
-    /// The optimisation. Default: 5 epochs of sgd with global batches of 64 samples.
-    #[serde(default = "training_by_default")]
-    pub training: Training,
+    /// What to measure in place of training; a benchmark has no model, dataset, training and checkpoint. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub benchmark: Option<Benchmark>,
+    /// The network. Required, except for a benchmark. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
+    /// The samples. Required, except for a benchmark. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<Dataset>,
+    /// The optimisation. Default: 5 epochs of sgd with global batches of 64 samples; none for a benchmark.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
     /// How gradients travel. Default: by what workers share and what was measured.
     #[serde(default)]
     pub communication: Communication,
-    /// How state is kept. Required.
-    pub checkpoint: Checkpoint,
+    /// How state is kept. Required, except for a benchmark. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
     /// When to give up. Default: after the third restart that a failure made necessary.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
@@ -108,8 +114,4 @@ fn one() -> u32 {
 
 fn this_operator() -> String {
     MANAGED_BY.to_owned()
-}
-
-fn training_by_default() -> Training {
-    serde_json::from_value(serde_json::json!({})).expect("every field of the optimisation has a default")
 }

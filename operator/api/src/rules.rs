@@ -1,4 +1,4 @@
-//! The rules of a job that a schema cannot state, as CEL: the API server refuses what breaks one. `Workload::check` and
+//! The rules of a job that a schema cannot state, as CEL: the API server refuses what breaks one. `Task::check` and
 //! `ValidJob` state those that do not compare with an older object again, for manifests that never see an API server.
 
 use lockstep_launch::MIN_SHARDS;
@@ -15,6 +15,15 @@ pub(crate) struct Rule {
 
 /// Longest name of a job: `<name>-worker-999` and `<name>-coordinator` must be DNS labels of at most 63 characters.
 pub(crate) const MAX_NAME_LENGTH: usize = 50;
+/// The fields of `spec` that say what to train: none for a benchmark.
+pub(crate) const OF_TRAINING: [&str; 4] = [".model", ".dataset", ".training", ".checkpoint"];
+/// Those of them that have no default.
+pub(crate) const REQUIRED_TO_TRAIN: [&str; 3] = [".model", ".dataset", ".checkpoint"];
+pub(crate) const NO_BENCHMARK: &str = "a benchmark trains nothing: leave it out, or spec.benchmark";
+pub(crate) const MISSING_TO_TRAIN: &str = "required to train; to measure instead, give spec.benchmark";
+/// Fewest workers of a benchmark.
+pub(crate) const MIN_MEASURED: u32 = 2;
+pub(crate) const ALONE: &str = "2 or more for a benchmark: one worker has nobody to sum with";
 pub(crate) const NAME_ACCEPTED: &str =
     "a lower-case letter, then lower-case letters, digits and `-`, ending in a letter or digit, at most 50 characters";
 
@@ -39,30 +48,35 @@ pub(crate) fn of_the_object() -> Vec<Rule> {
 pub(crate) fn of_the_spec() -> Vec<Rule> {
     let mut rules = vec![
         Rule {
-            rule: "self.model.name == 'mlp' || !has(self.model.hidden) || self.model.hidden.size() == 0".to_owned(),
+            rule: "!has(self.model) || self.model.name == 'mlp' || !has(self.model.hidden) || \
+                   self.model.hidden.size() == 0"
+                .to_owned(),
             message: "spec.model.hidden: only for model mlp; leave it out".to_owned(),
             field: Some(".model.hidden"),
         },
         Rule {
-            rule: "self.dataset.format != 'idx' || has(self.dataset.uri)".to_owned(),
+            rule: "!has(self.dataset) || self.dataset.format != 'idx' || has(self.dataset.uri)".to_owned(),
             message: "spec.dataset.uri: required for format idx: file:///FOLDER".to_owned(),
             field: Some(".dataset.uri"),
         },
         Rule {
-            rule: format!("self.dataset.format != 'idx' || !has(self.dataset.uri) || {}", is_file("self.dataset.uri")),
+            rule: format!(
+                "!has(self.dataset) || self.dataset.format != 'idx' || !has(self.dataset.uri) || {}",
+                is_file("self.dataset.uri")
+            ),
             message: "spec.dataset.uri: file:///FOLDER, an absolute path without `..`".to_owned(),
             field: Some(".dataset.uri"),
         },
         Rule {
-            rule: is_file("self.checkpoint.uri"),
+            rule: format!("!has(self.checkpoint) || {}", is_file("self.checkpoint.uri")),
             message: "spec.checkpoint.uri: file:///FOLDER, an absolute path without `..`".to_owned(),
             field: Some(".checkpoint.uri"),
         },
         Rule {
-            rule: "!has(self.communication.bucketBytes) || \
-                   quantity(string(self.communication.bucketBytes)).compareTo(quantity('1Ki')) >= 0 && \
-                   quantity(string(self.communication.bucketBytes)).compareTo(quantity('1Gi')) <= 0"
-                .to_owned(),
+            rule: format!(
+                "!has(self.communication.bucketBytes) || {}",
+                is_between("self.communication.bucketBytes", "1Ki", "1Gi")
+            ),
             message: "spec.communication.bucketBytes: 1Ki to 1Gi".to_owned(),
             field: Some(".communication.bucketBytes"),
         },
@@ -85,15 +99,44 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
             message: "spec.template.spec.containers: one must be named trainer".to_owned(),
             field: Some(".template"),
         },
+        Rule {
+            rule: format!("!has(self.benchmark) || self.replicas >= {MIN_MEASURED}"),
+            message: format!("spec.replicas: {ALONE}"),
+            field: Some(".replicas"),
+        },
+        measured_size("minBytes", ".benchmark.collectives.minBytes"),
+        measured_size("maxBytes", ".benchmark.collectives.maxBytes"),
+        Rule {
+            rule: format!(
+                "!has(self.benchmark) || !has(self.benchmark.collectives.minBytes) || \
+                 !has(self.benchmark.collectives.maxBytes) || \
+                 {}.compareTo({}) <= 0",
+                size("self.benchmark.collectives.minBytes"),
+                size("self.benchmark.collectives.maxBytes")
+            ),
+            message: "spec.benchmark.collectives.minBytes: no more than maxBytes".to_owned(),
+            field: Some(".benchmark.collectives.minBytes"),
+        },
     ];
+    rules.extend(OF_TRAINING.iter().map(|field| Rule {
+        rule: format!("!has(self.benchmark) || !has(self{field})"),
+        message: format!("spec{field}: {NO_BENCHMARK}"),
+        field: Some(field),
+    }));
+    rules.extend(REQUIRED_TO_TRAIN.iter().map(|field| Rule {
+        rule: format!("has(self.benchmark) || has(self{field})"),
+        message: format!("spec{field}: {MISSING_TO_TRAIN}"),
+        field: Some(field),
+    }));
     rules.extend(IMMUTABLE.iter().map(|field| immutable(field)));
     rules
 }
 
 /// The fields of `spec` that keep their value for the life of the job.
-pub(crate) const IMMUTABLE: [&str; 12] = [
+pub(crate) const IMMUTABLE: [&str; 13] = [
     ".replicas",
     ".managedBy",
+    ".benchmark",
     ".model",
     ".dataset",
     ".training",
@@ -114,6 +157,26 @@ fn immutable(field: &'static str) -> Rule {
         message: format!("spec{field}: cannot change once the job exists; delete the job and create it anew"),
         field: Some(field),
     }
+}
+
+fn measured_size(name: &str, field: &'static str) -> Rule {
+    Rule {
+        rule: format!(
+            "!has(self.benchmark) || !has(self{field}) || {}",
+            is_between(&format!("self{field}"), "4", "1Gi")
+        ),
+        message: format!("spec.benchmark.collectives.{name}: 4 to 1Gi"),
+        field: Some(field),
+    }
+}
+
+fn is_between(bytes: &str, least: &str, most: &str) -> String {
+    let size = size(bytes);
+    format!("{size}.compareTo(quantity('{least}')) >= 0 && {size}.compareTo(quantity('{most}')) <= 0")
+}
+
+fn size(bytes: &str) -> String {
+    format!("quantity(string({bytes}))")
 }
 
 fn is_file(uri: &str) -> String {

@@ -1,7 +1,7 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use lockstep_launch::CheckpointMark;
+use lockstep_launch::{BenchmarkReport, CheckpointMark};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
@@ -46,9 +46,12 @@ pub struct TrainingJobStatus {
     /// Who trains together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub membership: Option<Membership>,
-    /// How far the training is, as one worker last reported it.
+    /// How far the work is, as one worker last reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<JobProgress>,
+    /// What a benchmark has found so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub benchmark: Option<Box<BenchmarkReport>>,
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
@@ -100,9 +103,9 @@ impl fmt::Display for Phase {
 /// Types of the conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionType {
-    /// All workers have joined and train.
+    /// All workers have joined and are at work.
     Running,
-    /// The training reached its last step.
+    /// The training reached its last step, or the benchmark its last row.
     Complete,
     /// The job was given up.
     Failed,
@@ -131,12 +134,16 @@ pub enum Reason {
     WorkersJoining,
     /// All workers train.
     Training,
+    /// All workers take part in a benchmark.
+    Measuring,
     /// A process of the job crashed or asked to be started again.
     WorkerFailed,
     /// A pod was evicted, drained or lost with its node.
     WorkerLost,
     /// The training reached its last step.
     TrainingComplete,
+    /// Everything that a benchmark is to measure was measured.
+    BenchmarkComplete,
     /// The object is not a valid job.
     InvalidSpec,
     /// The trainer refused its input: data, storage or another part of the workload.
@@ -165,13 +172,13 @@ pub struct Membership {
     pub world_size: u32,
 }
 
-/// How far the training is.
+/// How far the work is.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct JobProgress {
-    /// Optimiser steps that are done.
+    /// Optimiser steps that are done; of a benchmark, rows of its table.
     pub step: u64,
-    /// Optimiser steps of the whole job.
+    /// Optimiser steps of the whole job; of a benchmark, rows of its table.
     pub total_steps: u64,
     /// Passes over the data set that are done.
     pub epoch: u64,

@@ -1,12 +1,12 @@
 use std::{num::NonZeroU32, path::PathBuf};
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use lockstep_launch::{CommunicationAlgorithm, InvalidField, MIN_SHARDS, Workload};
+use lockstep_launch::{CommunicationAlgorithm, InvalidField, MIN_SHARDS, Task, Training, Workload};
 use serde_json::Value;
 
 use crate::{
     CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, manifest,
-    rules::{MAX_NAME_LENGTH, NAME_ACCEPTED, canonical_accepted},
+    rules::{ALONE, MAX_NAME_LENGTH, MIN_MEASURED, MISSING_TO_TRAIN, NAME_ACCEPTED, NO_BENCHMARK, canonical_accepted},
 };
 
 /// Greatest number of workers, as in the schema.
@@ -26,8 +26,8 @@ pub struct ValidJob {
     pub replicas: NonZeroU32,
     /// Who acts on it.
     pub managed_by: String,
-    /// What is trained.
-    pub workload: Workload,
+    /// What is trained or measured.
+    pub task: Task,
     /// When to give up.
     pub failure_policy: FailurePolicy,
     /// Seconds from the start after which it fails.
@@ -50,46 +50,50 @@ impl ValidJob {
         let TrainingJobSpec {
             replicas,
             managed_by,
-            model,
-            dataset,
-            training,
-            communication,
-            checkpoint,
+            benchmark: _,
+            model: _,
+            dataset: _,
+            training: _,
+            communication: _,
+            checkpoint: _,
             failure_policy,
             active_deadline_seconds,
             clean_pod_policy,
             ttl_seconds_after_finished,
             template,
         } = spec.clone();
-        let workload = Workload { model, dataset, training, communication, checkpoint };
         let template = template.unwrap_or_default();
         let name = metadata.name.clone().unwrap_or_default();
         let mut wrong = Vec::new();
         if !is_name(&name) {
             wrong.push(InvalidField::new("metadata.name", format!("\"{name}\""), NAME_ACCEPTED));
         }
-        wrong.extend(workload.check().err());
+        let task = task(spec).map_err(|fields| wrong.extend(fields)).ok();
+        wrong.extend(task.as_ref().and_then(|task| task.check().err()));
+        if spec.benchmark.is_some() && replicas < MIN_MEASURED {
+            wrong.push(InvalidField::new("spec.replicas", replicas, ALONE));
+        }
         wrong.extend(check_containers(&template).err());
-        let algorithm = workload.communication.algorithm;
+        let algorithm = spec.communication.algorithm;
         if algorithm == CommunicationAlgorithm::CanonicalTree && replicas > MIN_SHARDS {
             wrong.push(InvalidField::new("spec.communication.algorithm", algorithm, canonical_accepted()));
         }
-        match NonZeroU32::new(replicas).filter(|replicas| replicas.get() <= MAX_REPLICAS) {
-            Some(replicas) if wrong.is_empty() => Ok(Self {
+        match (NonZeroU32::new(replicas).filter(|replicas| replicas.get() <= MAX_REPLICAS), task) {
+            (Some(replicas), Some(task)) if wrong.is_empty() => Ok(Self {
                 namespace: metadata.namespace.clone().unwrap_or_default(),
                 name,
                 uid: metadata.uid.clone(),
                 replicas,
                 managed_by,
-                workload,
+                task,
                 failure_policy,
                 active_deadline_seconds,
                 clean_pod_policy,
                 ttl_seconds_after_finished,
                 template,
             }),
-            Some(_) => Err(wrong),
-            None => {
+            (Some(_), _) => Err(wrong),
+            (None, _) => {
                 wrong.push(InvalidField::new("spec.replicas", replicas, format!("1 to {MAX_REPLICAS}")));
                 Err(wrong)
             }
@@ -141,6 +145,44 @@ fn without_nulls(value: Value) -> Value {
         Value::Array(items) => items.into_iter().map(without_nulls).collect(),
         plain => plain,
     }
+}
+
+/// What the job does: a benchmark is measured, anything else is trained.
+fn task(spec: &TrainingJobSpec) -> Result<Task, Vec<InvalidField>> {
+    let TrainingJobSpec { benchmark, model, dataset, training, communication, checkpoint, .. } = spec.clone();
+    if let Some(benchmark) = benchmark {
+        let given = [
+            ("spec.model", model.is_some()),
+            ("spec.dataset", dataset.is_some()),
+            ("spec.training", training.is_some()),
+            ("spec.checkpoint", checkpoint.is_some()),
+        ];
+        let wrong: Vec<_> = given
+            .into_iter()
+            .filter(|(_, given)| *given)
+            .map(|(field, _)| InvalidField::new(field, "given", NO_BENCHMARK))
+            .collect();
+        return if wrong.is_empty() { Ok(Task::Benchmark { benchmark, communication }) } else { Err(wrong) };
+    }
+    let training = training.unwrap_or_else(training_by_default);
+    let missing = |field| InvalidField::new(field, "missing", MISSING_TO_TRAIN);
+    match (model, dataset, checkpoint) {
+        (Some(model), Some(dataset), Some(checkpoint)) => {
+            Ok(Task::Train(Workload { model, dataset, training, communication, checkpoint }))
+        }
+        (model, dataset, checkpoint) => Err([
+            model.is_none().then(|| missing("spec.model")),
+            dataset.is_none().then(|| missing("spec.dataset")),
+            checkpoint.is_none().then(|| missing("spec.checkpoint")),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()),
+    }
+}
+
+fn training_by_default() -> Training {
+    serde_json::from_value(serde_json::json!({})).expect("every field of the optimisation has a default")
 }
 
 fn is_name(name: &str) -> bool {

@@ -37,6 +37,14 @@ fn job() -> Value {
     })
 }
 
+fn benchmark() -> Value {
+    let mut job = job();
+    let spec = job["spec"].as_object_mut().expect("fields");
+    spec.retain(|name, _| !matches!(name.as_str(), "model" | "dataset" | "training" | "checkpoint"));
+    spec.insert("benchmark".to_owned(), json!({"collectives": {"minBytes": "1Ki", "maxBytes": "64Mi"}}));
+    job
+}
+
 fn set(mut job: Value, pointer: &str, value: Value) -> Value {
     let (parent, name) = pointer.rsplit_once('/').expect("a path");
     job.pointer_mut(parent).expect("its parent exists")[name] = value;
@@ -129,6 +137,8 @@ fn every_text_list_and_number_of_the_spec_is_bounded() {
 fn a_good_job_breaks_no_rule() {
     assert_eq!(broken(&job(), None), Vec::<String>::new());
     assert_eq!(broken(&job(), Some(&job())), Vec::<String>::new());
+    assert_eq!(broken(&benchmark(), None), Vec::<String>::new());
+    assert_eq!(broken(&benchmark(), Some(&benchmark())), Vec::<String>::new());
 }
 
 #[test]
@@ -181,10 +191,44 @@ fn a_canonical_tree_takes_as_many_replicas_as_it_has_shards() {
 }
 
 #[test]
+fn each_rule_of_a_benchmark_refuses_what_it_is_for_and_nothing_else() {
+    let cases = [
+        ("/spec/replicas", json!(1), json!(2), "spec.replicas: 2 or more"),
+        ("/spec/benchmark/collectives/minBytes", json!("3"), json!(4), "collectives.minBytes: 4 to 1Gi"),
+        ("/spec/benchmark/collectives/maxBytes", json!("2Gi"), json!("1Gi"), "collectives.maxBytes: 4 to 1Gi"),
+        ("/spec/benchmark/collectives/minBytes", json!("65Mi"), json!("64Mi"), "minBytes: no more than maxBytes"),
+    ];
+    for (pointer, bad, good, message) in cases {
+        let told = broken(&set(benchmark(), pointer, bad.clone()), None);
+        assert!(told.len() == 1 && told[0].contains(message), "{pointer} = {bad}: {told:?}");
+        assert_eq!(broken(&set(benchmark(), pointer, good.clone()), None), Vec::<String>::new(), "{pointer} = {good}");
+    }
+}
+
+#[test]
+fn a_job_trains_or_measures_but_not_both() {
+    for field in ["model", "dataset", "training", "checkpoint"] {
+        let both = set(benchmark(), &format!("/spec/{field}"), job()["spec"][field].clone());
+        let told = broken(&both, None);
+        assert!(told.len() == 1 && told[0].contains(&format!("spec.{field}: a benchmark trains nothing")), "{told:?}");
+    }
+    for field in ["model", "dataset", "checkpoint"] {
+        let mut neither = job();
+        neither["spec"].as_object_mut().expect("fields").remove(field);
+        let told = broken(&neither, None);
+        assert!(told.len() == 1 && told[0].contains(&format!("spec.{field}: required to train")), "{told:?}");
+    }
+    let mut without_training = job();
+    without_training["spec"].as_object_mut().expect("fields").remove("training");
+    assert_eq!(broken(&without_training, None), Vec::<String>::new());
+}
+
+#[test]
 fn no_field_of_the_spec_can_change_be_added_or_be_taken_away() {
     let changes = [
         ("replicas", json!(3)),
         ("managedBy", json!("kueue")),
+        ("benchmark", json!({"collectives": {}})),
         ("model", json!({"name": "mlp"})),
         ("dataset", json!({"format": "glyphs"})),
         ("training", json!({"epochs": 6, "seed": 1})),

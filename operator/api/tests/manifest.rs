@@ -1,7 +1,7 @@
 //! Manifests: what is refused, in which words, and what a valid one becomes.
 
 use lockstep_api::{ValidJob, manifest::set};
-use lockstep_launch::{ByteSize, ModelName};
+use lockstep_launch::{Benchmark, ByteSize, Collectives, ModelName, Task, Workload};
 use serde_json::{Value, json};
 
 const GOOD: &str = "
@@ -27,6 +27,23 @@ fn good() -> Value {
     serde_saphyr::from_str(GOOD).expect("YAML")
 }
 
+const BENCHMARK: &str = "
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: collectives}
+spec:
+  replicas: 4
+  benchmark: {collectives: {minBytes: 4Ki}}
+  communication: {backend: tcp}
+";
+
+fn workload(job: &ValidJob) -> &Workload {
+    match &job.task {
+        Task::Train(workload) => workload,
+        Task::Benchmark { .. } => panic!("{job:?} trains"),
+    }
+}
+
 fn told(manifest: &str) -> Vec<String> {
     ValidJob::from_manifest(manifest).expect_err("refused").iter().map(ToString::to_string).collect()
 }
@@ -36,13 +53,50 @@ fn what_is_left_out_has_its_default() {
     let job = ValidJob::from_manifest(GOOD).expect("valid");
     assert_eq!((job.name.as_str(), job.namespace.as_str(), job.uid.as_deref()), ("lenet", "team", None));
     assert_eq!(job.replicas.get(), 2);
-    assert_eq!(job.workload.model.name, ModelName::Lenet5);
-    assert_eq!(job.workload.training.epochs, 3);
-    assert_eq!(job.workload.training.global_batch_size, 64);
-    assert_eq!(job.workload.communication.bucket_bytes, None);
+    assert_eq!(workload(&job).model.name, ModelName::Lenet5);
+    assert_eq!(workload(&job).training.epochs, 3);
+    assert_eq!(workload(&job).training.global_batch_size, 64);
+    assert_eq!(workload(&job).communication.bucket_bytes, None);
     assert_eq!(job.failure_policy.backoff_limit, 3);
     assert_eq!(job.failure_policy.startup_timeout_seconds, 600);
     assert_eq!(job.managed_by, "lockstep.dev/operator");
+}
+
+#[test]
+fn a_benchmark_needs_no_model_data_set_and_checkpoint() {
+    let task = ValidJob::from_manifest(BENCHMARK).expect("valid").task;
+    let expected = Collectives { min_bytes: ByteSize::bytes(4096), ..Collectives::default() };
+    let Task::Benchmark { benchmark: Benchmark::Collectives(found), communication } = task else { panic!("{task:?}") };
+    assert_eq!((found.max_bytes, found.repetitions), (ByteSize::mebibytes(64), 20));
+    assert_eq!(found, expected);
+    assert_eq!(serde_json::to_value(&communication).expect("JSON")["backend"], "tcp");
+}
+
+#[test]
+fn each_mistake_in_a_benchmark_is_told_with_field_value_and_what_is_accepted() {
+    let of_training = "  model: {name: mlp}\n  dataset: {format: glyphs}\n  training: {epochs: 1}\n  \
+                       checkpoint: {uri: 'file:///c'}\n  communication:";
+    let cases = [
+        ("  communication:", of_training, "spec.model: given: a benchmark trains nothing: leave it out"),
+        ("  communication:", of_training, "spec.dataset: given: a benchmark trains nothing: leave it out"),
+        ("  communication:", of_training, "spec.training: given: a benchmark trains nothing: leave it out"),
+        ("  communication:", of_training, "spec.checkpoint: given: a benchmark trains nothing: leave it out"),
+        ("  benchmark: {collectives: {minBytes: 4Ki}}", "", "spec.model: missing: required to train"),
+        ("  benchmark: {collectives: {minBytes: 4Ki}}", "", "spec.dataset: missing: required to train"),
+        ("replicas: 4", "replicas: 1", "spec.replicas: 1: 2 or more for a benchmark"),
+        ("minBytes: 4Ki", "minBytes: 128Mi", "spec.benchmark.collectives.minBytes: 128Mi: no more than maxBytes, 64Mi"),
+        ("minBytes: 4Ki", "minBytes: 2", "spec.benchmark.collectives.minBytes: 2: 4 to 1Gi"),
+        ("minBytes: 4Ki", "maxBytes: 2Gi", "spec.benchmark.collectives.maxBytes: 2Gi: 4 to 1Gi"),
+        ("minBytes: 4Ki", "minBytes: 4KB", "spec.benchmark.collectives.minBytes: \"4KB\": `4KB` is not a size"),
+        ("minBytes: 4Ki", "minByte: 4Ki", "did you mean `minBytes`?"),
+        ("minBytes: 4Ki", "repetitions: 0", "spec.benchmark.collectives.repetitions: 0: a whole number, 1 to 1000"),
+        ("{collectives: {minBytes: 4Ki}}", "{}", "spec.benchmark: none: exactly one of collectives"),
+    ];
+    for (from, to, message) in cases {
+        assert!(BENCHMARK.contains(from), "{from}");
+        let told = told(&BENCHMARK.replacen(from, to, 1));
+        assert!(told.iter().any(|line| line.contains(message)), "{message}: {told:?}");
+    }
 }
 
 #[test]
@@ -84,7 +138,11 @@ fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
         ("- name: trainer", "- name: main", "spec.template.spec.containers: main, sidecar: one must be named trainer"),
         ("mountPath: /data}", "mountpath: /data}", "did you mean `mountPath`?"),
         ("weightDecay: 5.0e-5", "weightDecay: [1]", "spec.training.optimizer.sgd.weightDecay: [1]: a number, 0 to 1"),
-        ("  checkpoint: {uri: file:///checkpoints}", "", "spec.checkpoint: missing: required, with fields:"),
+        (
+            "  checkpoint: {uri: file:///checkpoints}",
+            "",
+            "spec.checkpoint: missing: required to train; to measure instead",
+        ),
     ];
     for (from, to, message) in cases {
         assert!(GOOD.contains(from), "{from}");
@@ -126,7 +184,7 @@ fn a_bucket_is_a_number_or_a_text() {
         let mut manifest = good();
         manifest["spec"]["communication"] = json!({"bucketBytes": value});
         assert_eq!(
-            ValidJob::from_value(manifest).expect("valid").workload.communication.bucket_bytes,
+            ValidJob::from_value(manifest).expect("valid").task.communication().bucket_bytes,
             Some(ByteSize::bytes(bytes))
         );
     }

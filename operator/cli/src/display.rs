@@ -6,7 +6,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lockstep_launch::Progress;
+use lockstep_launch::{BenchmarkReport, ByteSize, CollectivesRow, Progress};
 
 /// Time between two plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
@@ -97,9 +97,9 @@ struct Lines {
 }
 
 impl Pace {
-    /// The first loss at once, an evaluation at once, anything else after [`PLAIN_INTERVAL`].
+    /// The first loss or row at once, an evaluation at once, anything else after [`PLAIN_INTERVAL`].
     fn lines(&mut self, progress: &Progress, now: Instant) -> Lines {
-        let due = progress.loss.is_some()
+        let due = (progress.loss.is_some() || progress.benchmark.is_some())
             && self.last.is_none_or(|(then, step)| step != progress.step && now.duration_since(then) >= PLAIN_INTERVAL);
         let evaluated = progress.accuracy.filter(|_| progress.accuracy_step != self.accuracy_step);
         if due {
@@ -117,6 +117,7 @@ impl Pace {
 fn state(progress: &Progress) -> String {
     let parts = [
         Some(format!("step {}/{}", progress.step, progress.total_steps)),
+        progress.benchmark.as_deref().and_then(newest),
         progress.loss.map(|loss| format!("loss {loss:.4}")),
         progress.samples_per_second.map(|rate| format!("{} samples/s", rounded(rate))),
         progress.scaling_efficiency.map(|share| format!("efficiency {}", percent(share))),
@@ -125,8 +126,18 @@ fn state(progress: &Progress) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
-/// What a finished job came to, a line for each fact that is known.
+/// What was measured last.
+fn newest(found: &BenchmarkReport) -> Option<String> {
+    let BenchmarkReport::Collectives(report) = found;
+    let CollectivesRow { bytes, algorithm, bus_gigabytes_per_second, .. } = report.rows.last()?;
+    Some(format!("{} {algorithm} {bus_gigabytes_per_second:.3} GB/s", ByteSize::bytes(*bytes)))
+}
+
+/// What a finished job came to: the table of a benchmark, else a line for each fact that is known.
 pub(crate) fn summary(progress: Option<&Progress>, model: Option<&str>, took: Option<Duration>) -> String {
+    if let Some(BenchmarkReport::Collectives(report)) = progress.and_then(|progress| progress.benchmark.as_deref()) {
+        return report.table();
+    }
     let facts = [
         ("accuracy", progress.and_then(|progress| progress.accuracy).map(|accuracy| format!("{accuracy:.4}"))),
         ("loss", progress.and_then(|progress| progress.loss).map(|loss| format!("{loss:.4}"))),

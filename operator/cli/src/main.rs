@@ -1,5 +1,6 @@
-//! `lockstep`, also found as `kubectl lockstep`: training jobs from the command line, with and without a cluster.
+//! `lockstep`, also found as `kubectl lockstep`: training jobs and benchmarks from the command line, with and without a cluster.
 
+mod bench;
 mod display;
 mod manifest;
 mod run;
@@ -25,6 +26,8 @@ struct Arguments {
 enum Command {
     /// Run a training job as local processes, without a cluster.
     Run(run::Arguments),
+    /// Measure this machine by local processes, as a job with spec.benchmark measures a cluster.
+    Bench(bench::Arguments),
     /// Check manifests without a cluster: fields, types and rules.
     Validate(validate::Arguments),
     /// Follow a job in the cluster until it ends; the exit code is its result.
@@ -76,6 +79,10 @@ fn main() -> ExitCode {
     match command {
         Command::Run(arguments) => match run::prepare(&arguments) {
             Ok(session) => finish(runtime.block_on(session.run())),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::Bench(arguments) => match bench::prepare(&arguments) {
+            Ok(bench) => finish(runtime.block_on(bench.run())),
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::Validate(arguments) => validate::validate(&arguments).into(),

@@ -148,6 +148,7 @@ fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
         estimated_remaining_seconds: progress
             .estimated_remaining_seconds
             .map(|seconds| Duration::from_secs(seconds).as_secs_f64()),
+        benchmark: status.benchmark.clone(),
         ..Progress::default()
     }
 }

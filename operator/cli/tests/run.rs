@@ -255,6 +255,15 @@ fn a_data_set_on_a_volume_needs_a_local_folder() {
 }
 
 #[test]
+fn a_benchmark_takes_no_data_set() {
+    let mut run = run_manifest(&example("collectives.yaml"), "", &["--data", "."]);
+    let output = run.output();
+    assert_eq!(output.status.code(), Some(2));
+    let progress = text(&output.stderr);
+    assert!(progress.contains("--data .: a benchmark reads no data set"), "{progress}");
+}
+
+#[test]
 fn a_missing_trainer_is_named() {
     let output = Command::new(env!("CARGO_BIN_EXE_lockstep"))
         .arg("run")

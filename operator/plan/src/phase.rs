@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use lockstep_api::{CleanPodPolicy, ConditionType, LastFailure, Phase, Reason, TrainingJobStatus, ValidJob};
-use lockstep_launch::{Ending, InvalidField};
+use lockstep_launch::{Ending, InvalidField, Progress, Task};
 
 use crate::{
-    Child, Deletion, Observed, Plan, PodSeen, PodState, Role, Settings,
+    Child, Deletion, GroupSeen, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
     failure::{Verdict, coordinator_is_gone, replaced_at, verdict},
     pod_name,
     pods::pod,
-    status::{Note, Report, checkpoint_note, restart_note, set_condition, take_progress, told},
+    status::{Note, Report, at_work, checkpoint_note, restart_note, set_condition, take_progress, told},
 };
 
 /// Longest pause before a gang starts again.
@@ -48,8 +48,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         Verdict::Healthy => {}
         Verdict::Settling(until) => plan.look_again_at(until, now),
         Verdict::Done(ending) => {
-            let reported = seen.group.as_ref().and_then(|group| group.ending.clone());
-            complete_job(&mut status, &mut plan.events, ending.or(reported), now);
+            complete_job(job, &mut status, &mut plan.events, seen.group.as_ref(), ending, now);
         }
         Verdict::Refused(failure) => {
             let message = told(&failure);
@@ -191,7 +190,8 @@ fn progress_of(
     let joined = workers.iter().filter(|pod| pod.ready).count();
     let up = workers.iter().filter(|pod| !matches!(pod.state, PodState::Pending(_))).count();
     if joined == all || (complete && status.phase == Some(Phase::Running)) {
-        return (Phase::Running, Reason::Training, format!("{all} workers train"));
+        let (reason, work) = at_work(job);
+        return (Phase::Running, reason, format!("{all} workers {work}"));
     }
     if up == all {
         return (Phase::Starting, Reason::WorkersJoining, format!("{joined} of {all} workers have joined"));
@@ -306,18 +306,34 @@ fn laggard(job: &ValidJob, seen: &Observed, present: &[&PodSeen]) -> String {
     }
 }
 
-fn complete_job(status: &mut TrainingJobStatus, events: &mut Vec<Note>, ending: Option<Ending>, now: Timestamp) {
-    let Ending { message: _, progress, model_uri } = ending.unwrap_or_default();
+fn complete_job(
+    job: &ValidJob,
+    status: &mut TrainingJobStatus,
+    events: &mut Vec<Note>,
+    group: Option<&GroupSeen>,
+    ending: Option<Ending>,
+    now: Timestamp,
+) {
+    let reported = group.and_then(|group| group.ending.clone());
+    // A pod's ending has no room for a table.
+    let last = reported.as_ref().and_then(|ending| ending.progress.as_ref());
+    let table = last.or(group.and_then(|group| group.progress.as_ref())).and_then(|told| told.benchmark.clone());
+    let Ending { message: _, progress, model_uri } = ending.or(reported).unwrap_or_default();
     if let Some(progress) = progress {
+        let progress = Progress { benchmark: progress.benchmark.or(table), ..progress };
         let last = status.last_checkpoint.clone();
         status.report(&progress, now);
         events.extend(checkpoint_note(last.as_ref(), status));
     }
     status.model_uri = model_uri.or(status.model_uri.take());
     let message = status.result();
+    let reason = match job.task {
+        Task::Train(_) => Reason::TrainingComplete,
+        Task::Benchmark { .. } => Reason::BenchmarkComplete,
+    };
     events.push(Note::complete(&message));
-    set_condition(status, ConditionType::Complete, Reason::TrainingComplete, &message, now);
-    end(status, Phase::Complete, Reason::TrainingComplete, &message, now);
+    set_condition(status, ConditionType::Complete, reason, &message, now);
+    end(status, Phase::Complete, reason, &message, now);
 }
 
 fn fail(status: &mut TrainingJobStatus, events: &mut Vec<Note>, reason: Reason, message: &str, now: Timestamp) {

@@ -15,7 +15,7 @@ use k8s_openapi::{
 };
 use kube::Resource;
 use lockstep_api::{TRAINER_CONTAINER, TrainingJob, ValidJob, label};
-use lockstep_launch::{Address, Job, Launch, Ports, Store, Variable};
+use lockstep_launch::{Address, Job, Launch, Ports, Store, Task, Variable};
 
 use crate::{Role, pod_name};
 
@@ -182,13 +182,15 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
         output: output(job, &uid),
         store: Store::Kubernetes,
         ending: TERMINATION_LOG.into(),
-        workload: job.workload.clone(),
+        task: job.task.clone(),
     }
 }
 
-/// The job's folder below `checkpoint.uri`; a job that is made anew under the same name gets another one.
+/// The job's folder below `checkpoint.uri`; a job that is made anew under the same name gets another one. A benchmark, which keeps
+/// nothing, has none.
 fn output(job: &ValidJob, uid: &str) -> PathBuf {
-    let root = job.workload.checkpoint.uri.trim_start_matches("file://");
+    let Task::Train(workload) = &job.task else { return PathBuf::new() };
+    let root = workload.checkpoint.uri.trim_start_matches("file://");
     let short: String = uid.chars().take(8).collect();
     PathBuf::from(root).join(format!("{}-{short}", job.name))
 }

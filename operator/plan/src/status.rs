@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use lockstep_api::{
     ConditionType, Display, JobProgress, LastFailure, Membership, Phase, Reason, TrainingJobStatus, ValidJob,
 };
-use lockstep_launch::{CheckpointMark, Progress};
+use lockstep_launch::{BenchmarkReport, ByteSize, CheckpointMark, CollectivesReport, CollectivesRow, Progress, Task};
 
 use crate::{Observed, PodSeen};
 
@@ -32,7 +32,8 @@ impl Note {
 
     pub(crate) fn started(job: &ValidJob, status: &TrainingJobStatus, now: Timestamp) -> Self {
         let after = status.attempt_time.as_ref().map_or(0, |asked| now.duration_since(asked.0).as_secs());
-        Self::normal("Started", format!("{} workers train, {after} s after their pods were asked for", job.replicas))
+        let (_, work) = at_work(job);
+        Self::normal("Started", format!("{} workers {work}, {after} s after their pods were asked for", job.replicas))
     }
 
     pub(crate) fn worker_lost(failure: &LastFailure) -> Self {
@@ -125,6 +126,9 @@ impl Report for TrainingJobStatus {
     fn report(&mut self, reported: &Progress, now: Timestamp) {
         // A report may leave out what it has no new figure for, as the last one does.
         let last = self.progress.take().unwrap_or_default();
+        if let Some(found) = reported.benchmark.as_deref().filter(|found| is_bounded(found)) {
+            self.benchmark = Some(Box::new(found.clone()));
+        }
         let finite = |figure: Option<f64>| figure.filter(|figure| figure.is_finite());
         self.membership = Some(Membership { generation: reported.generation, world_size: reported.world_size });
         self.progress = Some(JobProgress {
@@ -145,6 +149,9 @@ impl Report for TrainingJobStatus {
     }
 
     fn result(&self) -> String {
+        if let Some(found) = &self.benchmark {
+            return best_of(found);
+        }
         let steps = self.progress.as_ref().map(|progress| format!("{} steps", progress.step));
         let accuracy = self.progress.as_ref().and_then(|progress| progress.accuracy);
         let accuracy = accuracy.map(|accuracy| format!("accuracy {:.2}%", accuracy * 100.0));
@@ -171,6 +178,32 @@ impl Report for TrainingJobStatus {
                 .and_then(|progress| progress.estimated_remaining_seconds)
                 .map(duration),
         });
+    }
+}
+
+/// Reason and verb of workers that do what the job is for.
+pub(crate) fn at_work(job: &ValidJob) -> (Reason, &'static str) {
+    match job.task {
+        Task::Train(_) => (Reason::Training, "train"),
+        Task::Benchmark { .. } => (Reason::Measuring, "measure"),
+    }
+}
+
+/// A report that the job's schema takes; a pod may run anybody's image.
+fn is_bounded(found: &BenchmarkReport) -> bool {
+    let BenchmarkReport::Collectives(report) = found;
+    report.is_bounded()
+}
+
+fn best_of(found: &BenchmarkReport) -> String {
+    let BenchmarkReport::Collectives(report) = found;
+    let CollectivesReport { workers, .. } = report;
+    match report.best() {
+        Some(CollectivesRow { bytes, algorithm, bus_gigabytes_per_second, .. }) => format!(
+            "best bus bandwidth {bus_gigabytes_per_second:.3} GB/s: {algorithm}, {} over {workers} workers",
+            ByteSize::bytes(*bytes)
+        ),
+        None => "nothing was measured".to_owned(),
     }
 }
 

@@ -7,7 +7,7 @@ use lockstep_api::ValidJob;
 use lockstep_launch::Launch;
 use lockstep_plan::{Child, Observed, plan};
 use serde_json::{Value, json};
-use situations::{UID, job, now, settings};
+use situations::{UID, benchmark, job, now, settings};
 
 fn pods(job: &ValidJob) -> Vec<Pod> {
     let next = plan(job, &Observed::default(), &settings(), now());
@@ -26,7 +26,12 @@ fn value(pod: &Pod) -> Value {
 
 #[test]
 fn a_pod_is_told_everything_that_the_trainer_reads() {
-    for pod in pods(&job()) {
+    for (pod, job, output) in [
+        pods(&job()).into_iter().map(|pod| (pod, job(), "/checkpoints/lenet-0a1b2c3d")).collect::<Vec<_>>(),
+        pods(&benchmark()).into_iter().map(|pod| (pod, benchmark(), "")).collect(),
+    ]
+    .concat()
+    {
         let pod = value(&pod);
         let env = pod["spec"]["containers"][0]["env"].as_array().expect("variables").clone();
         let launch = Launch::read(|name| {
@@ -42,9 +47,9 @@ fn a_pod_is_told_everything_that_the_trainer_reads() {
         assert_eq!(launch.job.uid, UID);
         assert_eq!(launch.member, pod["metadata"]["name"]);
         assert_eq!(launch.coordinator.to_string(), "lenet-coordinator.team.svc:7070");
-        assert_eq!(launch.output.to_str(), Some("/checkpoints/lenet-0a1b2c3d"));
+        assert_eq!(launch.output.to_str(), Some(output));
         assert_eq!((launch.replicas, launch.attempt), (2, 0));
-        assert_eq!(launch.workload, job().workload);
+        assert_eq!(launch.task, job.task);
     }
 }
 

@@ -5,9 +5,10 @@ mod situations;
 use std::{collections::BTreeSet, fs, path::Path};
 
 use lockstep_api::Phase;
-use lockstep_plan::{Child, Observed, PodState, Role, plan};
+use lockstep_launch::{BenchmarkReport, CollectivesReport, Ending, Progress};
+use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, plan};
 use proptest::prelude::*;
-use situations::{job, now, outcome, pod, settings};
+use situations::{benchmark, job, now, outcome, pod, settings};
 
 const ARROW: &str = " ⇒ ";
 
@@ -111,6 +112,33 @@ fn the_trainers_own_words_reach_the_status() {
     let failed = status.conditions.iter().find(|condition| condition.type_ == "Failed").expect("a condition");
     assert_eq!(failed.reason, "InvalidInput");
     assert!(failed.message.contains("read /data: no such folder"), "{}", failed.message);
+}
+
+/// A benchmark whose pods are done and whose record holds a table with an algorithm of this name.
+fn measured_by(algorithm: &str) -> Observed {
+    let mut report = CollectivesReport { workers: 2, ..CollectivesReport::default() };
+    report.add(1 << 20, algorithm, 1e-3, true);
+    let benchmark = Some(Box::new(BenchmarkReport::Collectives(report)));
+    let progress = Some(Progress { step: 1, total_steps: 1, benchmark, ..Progress::default() });
+    let ending = Some(Ending { progress, ..Ending::default() });
+    let (_, seen) = situations::read("Running; all done");
+    Observed { group: Some(GroupSeen { progress: None, ending }), ..seen }
+}
+
+#[test]
+fn the_table_of_a_benchmark_is_taken_from_its_record() {
+    let status = plan(&benchmark(), &measured_by("ring"), &settings(), now()).status.expect("a status");
+    assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Complete), Some("BenchmarkComplete")));
+    let complete = status.conditions.iter().find(|condition| condition.type_ == "Complete").expect("a condition");
+    assert_eq!(complete.message, "best bus bandwidth 1.049 GB/s: ring, 1Mi over 2 workers");
+    let Some(BenchmarkReport::Collectives(report)) = status.benchmark.as_deref() else { panic!("no table") };
+    assert_eq!(report.rows.len(), 1);
+}
+
+#[test]
+fn a_table_that_the_schema_would_refuse_is_not_taken_over() {
+    let status = plan(&benchmark(), &measured_by(&"x".repeat(33)), &settings(), now()).status.expect("a status");
+    assert_eq!((status.phase, status.benchmark), (Some(Phase::Complete), None));
 }
 
 #[test]

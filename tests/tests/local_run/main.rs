@@ -1,6 +1,7 @@
 //! `lockstep run` with the real trainer: real processes, sockets and files.
 
 mod bad_input;
+mod benchmark;
 mod faults;
 mod metrics;
 mod run;

@@ -29,6 +29,15 @@ impl Manifest {
         Self::with(&format!("{{format: idx, uri: \"file://{}\"}}", folder.display()), epochs)
     }
 
+    /// A benchmark of the collectives between two workers, with these fields.
+    pub(crate) fn collectives(collectives: &str, communication: &str) -> Self {
+        Self(format!(
+            "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {{name: collectives}}\nspec:\n  replicas: 2\n  \
+             benchmark: {{collectives: {{{collectives}}}}}\n  communication: {{{communication}}}\n  \
+             failurePolicy: {{backoffLimit: 2}}\n"
+        ))
+    }
+
     fn with(dataset: &str, epochs: u32) -> Self {
         Self(format!(
             "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {{name: lenet}}\nspec:\n  replicas: 2\n  \
@@ -254,7 +263,7 @@ fn processes() -> impl Iterator<Item = (Pid, String, String)> {
 }
 
 /// The command line's binary, with the trainer beside it.
-fn lockstep() -> PathBuf {
+pub(crate) fn lockstep() -> PathBuf {
     lockstep_tests::products().join("lockstep")
 }
 

@@ -22,10 +22,14 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// One line of JSON of at most [`MAX_ENDING_BYTES`]; a longer message is cut at a character.
+    /// One line of JSON of at most [`MAX_ENDING_BYTES`]: without the table of a benchmark, which the coordinator passes on; a longer
+    /// message is cut at a character.
     #[must_use]
     pub fn to_line(&self) -> String {
         let mut ending = self.clone();
+        if let Some(progress) = &mut ending.progress {
+            progress.benchmark = None;
+        }
         loop {
             let line = serde_json::to_string(&ending).unwrap_or_default();
             let excess = line.len().saturating_sub(MAX_ENDING_BYTES);
@@ -50,6 +54,7 @@ impl Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{BenchmarkReport, CollectivesReport};
 
     #[test]
     fn a_long_message_is_cut_to_what_kubernetes_keeps() {
@@ -57,6 +62,18 @@ mod tests {
         let line = ending.to_line();
         assert!(line.len() <= MAX_ENDING_BYTES, "{} bytes", line.len());
         assert!(ending.message.starts_with(&Ending::from_line(&line).expect("still JSON").message));
+    }
+
+    #[test]
+    fn a_table_of_any_length_leaves_the_rest_readable() {
+        let mut report = CollectivesReport { workers: 4, ..CollectivesReport::default() };
+        (1..200).for_each(|row| report.add(row, "recursiveDoubling", 1e-3, false));
+        let benchmark = Some(Box::new(BenchmarkReport::Collectives(report)));
+        let ending =
+            Ending { progress: Some(Progress { step: 7, benchmark, ..Progress::default() }), ..Ending::default() };
+        let line = ending.to_line();
+        assert!(line.len() <= MAX_ENDING_BYTES, "{} bytes", line.len());
+        assert_eq!(Ending::from_line(&line).and_then(|ending| ending.progress).map(|progress| progress.step), Some(7));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::Workload;
+use crate::Task;
 
 /// Everything that a coordinator or worker process is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,14 +36,14 @@ pub struct Launch {
     /// Whether the coordinator's control port is open already and handed over as its standard input: it then stays open, and the
     /// same, when one coordinator follows another.
     pub inherits_listener: bool,
-    /// Folder for checkpoints, model and metrics; every member sees the same one.
+    /// Folder for checkpoints, model and metrics; every member sees the same one. A benchmark keeps nothing in it.
     pub output: PathBuf,
     /// Where the coordinator keeps the durable record.
     pub store: Store,
     /// File that takes the process's [`crate::Ending`].
     pub ending: PathBuf,
-    /// What to train.
-    pub workload: Workload,
+    /// What to do.
+    pub task: Task,
 }
 
 /// Whose process it is.
@@ -151,7 +151,7 @@ impl Launch {
         let text = |variable: Variable| lookup(variable.name()).ok_or_else(|| wrong(variable, "missing".to_owned()));
         let launch: Self = serde_json::from_str(&text(Variable::Launch)?)
             .map_err(|error| wrong(Variable::Launch, error.to_string()))?;
-        launch.workload.check().map_err(|error| wrong(Variable::Launch, error.to_string()))?;
+        launch.task.check().map_err(|error| wrong(Variable::Launch, error.to_string()))?;
         let address = text(Variable::Address)?;
         Ok(Self {
             member: text(Variable::Member)?,
@@ -203,6 +203,7 @@ impl TryFrom<String> for Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Benchmark, Collectives, Communication};
 
     fn launch() -> Launch {
         Launch {
@@ -217,10 +218,10 @@ mod tests {
             output: "/checkpoints/lenet".into(),
             store: Store::File("/tmp/record.json".into()),
             ending: "/dev/termination-log".into(),
-            workload: serde_json::from_value(serde_json::json!({
+            task: serde_json::from_value(serde_json::json!({"train": {
                 "model": {"name": "mlp", "hidden": [32]}, "dataset": {"format": "glyphs"}, "training": {},
                 "communication": {"bucketBytes": "64Ki"}, "checkpoint": {"uri": "file:///c"},
-            }))
+            }}))
             .expect("valid"),
         }
     }
@@ -231,8 +232,13 @@ mod tests {
 
     #[test]
     fn what_the_starter_writes_is_what_the_process_reads() {
-        for store in [Store::Kubernetes, Store::File("/tmp/record.json".into())] {
-            let launch = Launch { store, ..launch() };
+        let benchmark = Task::Benchmark {
+            benchmark: Benchmark::Collectives(Collectives::default()),
+            communication: Communication::default(),
+        };
+        let stored = Store::File("/tmp/record.json".into());
+        for (store, task) in [(Store::Kubernetes, launch().task), (stored, benchmark)] {
+            let launch = Launch { store, task, ..launch() };
             let environment = by_name(&launch);
             assert_eq!(Launch::read(|name| environment.get(name).cloned()), Ok(launch));
         }

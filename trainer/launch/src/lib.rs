@@ -1,8 +1,10 @@
 //! The launch contract: all that the operator (or `lockstep run`) and the trainer must agree on.
 //!
-//! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Workload`] what it trains,
+//! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Task`] what it does,
 //! [`Progress`] what it reports while it runs, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
 
+mod benchmark;
+mod collectives;
 mod ending;
 mod environment;
 mod exit;
@@ -10,13 +12,17 @@ pub mod group;
 pub mod names;
 mod progress;
 mod size;
+mod task;
 mod workload;
 
+pub use benchmark::{Benchmark, Collectives};
+pub use collectives::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
 pub use ending::{Ending, MAX_ENDING_BYTES};
 pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, Store, Variable};
 pub use exit::Exit;
 pub use progress::{CheckpointMark, CommunicationReport, Link, Progress};
 pub use size::{ByteSize, ByteSizeError};
+pub use task::Task;
 pub use workload::{
     Checkpoint, Communication, CommunicationAlgorithm, CommunicationBackend, Dataset, DatasetFormat, InvalidField,
     MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule, Sgd, Training, WireFormat, Workload,

@@ -2,16 +2,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CommunicationAlgorithm, WireFormat};
+use crate::{BenchmarkReport, CommunicationAlgorithm, WireFormat};
 
-/// What the training is doing: from the reporting worker through the coordinator into `status.progress`.
+/// What the job is doing: from the reporting worker through the coordinator into `status.progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Optimiser steps that are done.
+    /// Optimiser steps that are done; of a benchmark, rows of its table.
     pub step: u64,
-    /// Optimiser steps of the whole job.
+    /// Optimiser steps of the whole job; of a benchmark, rows of its table.
     pub total_steps: u64,
     /// Passes over the data set that are done.
     pub epoch: u64,
@@ -49,6 +49,9 @@ pub struct Progress {
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
+    /// What a benchmark has found so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub benchmark: Option<Box<BenchmarkReport>>,
     /// When this was measured, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,

@@ -241,9 +241,23 @@ impl Default for Communication {
         Self {
             backend: CommunicationBackend::Auto,
             algorithm: CommunicationAlgorithm::Auto,
-            wire: WireFormat::F32,
+            wire: WireFormat::default(),
             bucket_bytes: None,
         }
+    }
+}
+
+impl Communication {
+    pub(crate) fn check(&self) -> Result<(), InvalidField> {
+        let possible = ByteSize::bytes(1024)..=ByteSize::mebibytes(1024);
+        if let Some(bucket) = self.bucket_bytes.filter(|bucket| !possible.contains(bucket)) {
+            return Err(InvalidField::new("spec.communication.bucketBytes", bucket, "1Ki to 1Gi"));
+        }
+        let rounds_twice = matches!(self.algorithm, CommunicationAlgorithm::Auto | CommunicationAlgorithm::Direct);
+        if self.wire != WireFormat::F32 && !rounds_twice {
+            return Err(InvalidField::new("spec.communication.wire", self.wire, WIRE_ACCEPTED));
+        }
+        Ok(())
     }
 }
 
@@ -274,11 +288,12 @@ pub enum CommunicationAlgorithm {
 }
 
 /// Number formats on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
 pub enum WireFormat {
+    #[default]
     F32,
     Bf16,
     F16,
@@ -369,15 +384,7 @@ impl Workload {
             (DatasetFormat::Idx, Some(uri)) => check_file_uri("spec.dataset.uri", uri)?,
             (DatasetFormat::Glyphs, _) => {}
         }
-        let possible = ByteSize::bytes(1024)..=ByteSize::mebibytes(1024);
-        if let Some(bucket) = communication.bucket_bytes.filter(|bucket| !possible.contains(bucket)) {
-            return Err(InvalidField::new("spec.communication.bucketBytes", bucket, "1Ki to 1Gi"));
-        }
-        let rounds_twice =
-            matches!(communication.algorithm, CommunicationAlgorithm::Auto | CommunicationAlgorithm::Direct);
-        if communication.wire != WireFormat::F32 && !rounds_twice {
-            return Err(InvalidField::new("spec.communication.wire", communication.wire, WIRE_ACCEPTED));
-        }
+        communication.check()?;
         check_file_uri("spec.checkpoint.uri", &checkpoint.uri)
     }
 }

@@ -135,7 +135,8 @@ fn proposed(
     Plan { buckets, choice, wire }
 }
 
-fn wire(format: WireFormat) -> Wire {
+/// As the collectives call it.
+pub(crate) fn wire(format: WireFormat) -> Wire {
     match format {
         WireFormat::F32 => Wire::F32,
         WireFormat::Bf16 => Wire::Bf16,
@@ -144,7 +145,7 @@ fn wire(format: WireFormat) -> Wire {
 }
 
 /// The algorithm that the job names.
-fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<Choice> {
+pub(crate) fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<Choice> {
     let algorithm = match algorithm {
         CommunicationAlgorithm::Auto => return None,
         CommunicationAlgorithm::Ring => Algorithm::Ring,

@@ -8,7 +8,7 @@ use std::{
 
 use kube::Client;
 use lockstep_elastic::{FileStore, Notice, Outcome, Sampler, StoreError, coordinate as run, coordinator::Config};
-use lockstep_launch::{Ending, Launch, MIN_SHARDS, Progress, Store, names};
+use lockstep_launch::{Ending, Launch, MIN_SHARDS, Progress, Store, Task, names};
 use prometheus::TextEncoder;
 use tokio::{
     net::TcpListener,
@@ -50,13 +50,17 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
     };
     let mut board = Board::new(&launch.store, &launch.job, client.as_ref());
     board.listening(bound);
+    let seed = match &launch.task {
+        Task::Train(workload) => workload.training.seed,
+        Task::Benchmark { .. } => 0,
+    };
     let config = Config {
         job: launch.job.uid.clone(),
         attempt: launch.attempt,
         name: format!("{}/{}", names::coordinator(&launch.job.name), uuid::Uuid::new_v4()),
         members: (0..launch.replicas).map(|index| names::worker(&launch.job.name, index)).collect(),
         shards: MIN_SHARDS.max(launch.replicas),
-        sampler: Sampler { seed: launch.workload.training.seed, epoch: 0, cursor: 0 },
+        sampler: Sampler { seed, epoch: 0, cursor: 0 },
         // How long to wait for workers is the decision of whoever starts them.
         join_limit: None,
     };

@@ -1,6 +1,7 @@
 //! `lockstep-trainer`: the processes of a job. `worker` computes, `coordinator` agrees on who computes.
 
 mod baseline;
+mod benchmark;
 mod board;
 mod communication;
 mod coordinator;
@@ -8,6 +9,7 @@ mod efficiency;
 mod failure;
 mod journal;
 mod kubernetes_store;
+mod member;
 mod metrics;
 mod model;
 mod reporter;
@@ -37,7 +39,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Role {
-    /// Train one rank's share.
+    /// Train one rank's share, or measure.
     Worker,
     /// Form the group and keep its record.
     Coordinator,

@@ -10,7 +10,7 @@ use std::{
 
 use lockstep_checkpoint::{Checkpoint, CheckpointError, Folder, Identity, Position, Snapshot, Tensor, export_model};
 use lockstep_elastic::Digest;
-use lockstep_launch::{CheckpointMark, Launch, Workload};
+use lockstep_launch::{CheckpointMark, Workload};
 use lockstep_nn::{Cpu, Replica};
 use tracing::{info, warn};
 
@@ -32,11 +32,11 @@ pub(crate) struct Storage {
 
 impl Storage {
     /// Opens the folder that every member shares. `data` is the digest of the samples.
-    pub(crate) fn open(launch: &Launch, data: Digest) -> Result<Self, Failure> {
-        let uri = launch.workload.checkpoint.uri.clone();
-        let folder = Folder::open(&launch.output).map_err(|error| refused(&uri, &error))?;
-        let keep_last = NonZeroU32::new(launch.workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
-        Ok(Self { folder, identity: identity(&launch.workload, data), keep_last, uri })
+    pub(crate) fn open(folder: &Path, workload: &Workload, data: Digest) -> Result<Self, Failure> {
+        let uri = workload.checkpoint.uri.clone();
+        let folder = Folder::open(folder).map_err(|error| refused(&uri, &error))?;
+        let keep_last = NonZeroU32::new(workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
+        Ok(Self { folder, identity: identity(workload, data), keep_last, uri })
     }
 
     /// The newest state that is whole.

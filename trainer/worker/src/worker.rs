@@ -1,24 +1,21 @@
-//! `lockstep-trainer worker`: joins the group, trains in lockstep to the last step, leaves its results.
+//! `lockstep-trainer worker`: joins the group, trains in lockstep to the last step (or measures to the last row), leaves its results.
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use lockstep_checkpoint::Checkpoint;
-use lockstep_collective::{Abort, Communicator, JobId, Limits, Listener, Waiting};
+use lockstep_collective::Communicator;
 use lockstep_data::{Dataset, Seat, steps_per_epoch};
-use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
-use lockstep_launch::{CommunicationAlgorithm, CommunicationBackend, Ending, Launch, Optimizer};
+use lockstep_elastic::Digest;
+use lockstep_launch::{Benchmark, CommunicationAlgorithm, Ending, Launch, Optimizer, Task, Workload};
 use lockstep_nn::{Cpu, Network, Replica, Sgd, StateTensor};
 use tracing::{info, warn};
 
 use crate::{
     baseline::Baseline,
+    benchmark,
     communication::{self, Agreed},
     failure::Failure,
+    member::Member,
     metrics::Metrics,
     model,
     reporter::Reporter,
@@ -27,19 +24,6 @@ use crate::{
     storage::Storage,
     training::{Rank, Recipe},
 };
-
-/// The others wait in a sum while rank 0 saves a large state to slow storage: who is gone shows by its closed connections, or to
-/// the coordinator.
-const LIMITS: Limits = Limits {
-    forming: Duration::from_secs(60),
-    silence: Duration::from_secs(600),
-    waiting: Waiting::Adaptive,
-    shares_memory: true,
-};
-/// How long there may be no coordinator while the group forms and when it ends.
-const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
-/// How long a last word may take when the job failed anyway.
-const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Does a worker's whole life.
 pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
@@ -55,98 +39,35 @@ pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
         serve::serve(address, Arc::clone(&ready), text).map_err(|error| Failure::fatal(format!("{error:#}")))?;
     info!("serving metrics={served}");
 
-    let dataset = model::dataset(&launch.workload)?;
-    let network = model::network(&launch.workload.model, &dataset)?;
-    let data = Digest::from_bytes(dataset.fingerprint());
-    let storage = Storage::open(launch, data)?;
-    let newest = storage.newest()?;
-    let listener = Listener::bind(launch.address, launch.ports.data).map_err(Failure::fatal)?;
-
-    let hello = hello(launch, data, listener.address(), newest.as_ref())?;
-    let (membership, group) = Membership::join(&launch.coordinator.to_string(), hello, COORDINATOR_PATIENCE).map_err(
-        |error| match error {
-            JoinError::Refused { reason } => Failure::fatal(reason),
-            JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
-        },
-    )?;
-    info!(
-        generation = group.generation,
-        rank = group.rank,
-        world = group.world,
-        base_step = group.base_step,
-        "group formed"
-    );
-    stop.steps_begin();
-    ready.store(true, Ordering::Relaxed);
-
-    let abort = Abort::new();
-    membership.on_event({
-        let (abort, stop) = (abort.clone(), stop.clone());
-        move |event| match event {
-            Event::Abort { reason } => abort.abort(reason.clone()),
-            Event::Drain { reason } => {
-                info!(reason, "asked to drain");
-                stop.ask();
-            }
-            Event::CoordinatorLost => warn!("coordinator out of reach; training goes on"),
-            Event::CoordinatorFound => info!("coordinator found again"),
+    match &launch.task {
+        Task::Train(workload) => {
+            let dataset = model::dataset(workload)?;
+            let network = model::network(&workload.model, &dataset)?;
+            let data = Digest::from_bytes(dataset.fingerprint());
+            let storage = Storage::open(&launch.output, workload, data)?;
+            let newest = storage.newest()?;
+            let member = Member::join(launch, &metrics, &stop, &ready, data, newest.as_ref())?;
+            let run = Run { member: &member, workload, storage: &storage };
+            member.work(|| run.train(dataset, network, newest))
         }
-    });
-    let run = Run { launch, membership: &membership, group: &group, storage: &storage, metrics: &metrics, stop: &stop };
-    let ended = run.train(dataset, network, newest, &listener, abort);
-    match &ended {
-        // Others must not wait for a worker that will never take part.
-        Err(Failure::Fatal(message)) => {
-            if let Err(error) = membership.fatal(message, FAREWELL_PATIENCE) {
-                warn!(%error, "the group does not know why this worker ends");
-            }
+        Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication } => {
+            let no_data = Digest::of(b"");
+            let member = Member::join(launch, &metrics, &stop, &ready, no_data, None)?;
+            member.work(|| benchmark::measure(&member, collectives, communication))
         }
-        Ok(_) | Err(Failure::Retry(_) | Failure::Drained { .. }) => {}
     }
-    ended
-}
-
-fn hello(launch: &Launch, data: Digest, address: SocketAddr, newest: Option<&Checkpoint>) -> Result<Hello, Failure> {
-    let workload = serde_json::to_string(&launch.workload).map_err(Failure::fatal)?;
-    let checkpoint = match newest {
-        None => None,
-        Some(Checkpoint { position, state_digest, .. }) => Some(lockstep_elastic::message::Checkpoint {
-            step: position.step,
-            digest: state_digest.parse().map_err(Failure::fatal)?,
-            sampler: Sampler { seed: position.seed, epoch: position.epoch, cursor: position.cursor },
-        }),
-    };
-    Ok(Hello {
-        job: launch.job.uid.clone(),
-        attempt: launch.attempt,
-        member: MemberId { pod: launch.member.clone(), incarnation: Incarnation::random() },
-        address,
-        workload: Digest::of(format!("{} {workload}", env!("CARGO_PKG_VERSION")).as_bytes()),
-        data,
-        checkpoint,
-        entered_generation: None,
-    })
 }
 
 /// One membership, from its first step to its last.
 struct Run<'a> {
-    launch: &'a Launch,
-    membership: &'a Membership,
-    group: &'a Group,
+    member: &'a Member<'a>,
+    workload: &'a Workload,
     storage: &'a Storage,
-    metrics: &'a Arc<Metrics>,
-    stop: &'a Stop,
 }
 
 impl Run<'_> {
-    fn train(
-        &self,
-        dataset: Dataset,
-        network: Network,
-        newest: Option<Checkpoint>,
-        listener: &Listener,
-        abort: Abort,
-    ) -> Result<Ending, Failure> {
+    fn train(&self, dataset: Dataset, network: Network, newest: Option<Checkpoint>) -> Result<Ending, Failure> {
+        let formed = &self.member.group;
         let recipe = self.recipe(&dataset);
         let ready_order = network.table().ready_order();
         let mut replica =
@@ -154,23 +75,15 @@ impl Run<'_> {
         let record = newest.as_ref().and_then(|checkpoint| checkpoint.communication.clone());
         self.restore(&mut replica, newest)?;
 
-        let world = self.group.addresses.len();
-        let seat = lockstep_collective::Seat {
-            job: job_id(&self.launch.job.uid),
-            generation: self.group.generation,
-            rank: self.group.rank as usize,
-        };
-        let communication = &self.launch.workload.communication;
-        let limits = Limits { shares_memory: communication.backend == CommunicationBackend::Auto, ..LIMITS };
-        let mut group = lockstep_collective::Group::form(listener, seat, &self.group.addresses, limits, &abort)
-            .map_err(Failure::retry)?;
+        let world = formed.addresses.len();
+        let communication = &self.workload.communication;
+        let mut group = self.member.form()?;
         if let Some(arena) = group.shared_arena(replica.table().elements()).map_err(Failure::retry)? {
             replica.set_gradient_memory(arena);
         }
-        let Group { rank, world: ranks, shards, .. } = *self.group;
         let seat = match communication.algorithm {
-            CommunicationAlgorithm::CanonicalTree => Seat::aligned(rank, ranks, shards),
-            _ => Seat::new(rank, ranks, shards),
+            CommunicationAlgorithm::CanonicalTree => Seat::aligned(formed.rank, formed.world, formed.shards),
+            _ => Seat::new(formed.rank, formed.world, formed.shards),
         };
         let Dataset { train, evaluation } = dataset;
         let own = Baseline::measure(&mut replica, &train, seat, &recipe)?;
@@ -187,16 +100,16 @@ impl Run<'_> {
             replica,
             communicator,
             agreed.baseline,
-            self.group.base_step,
-            Arc::clone(self.metrics),
-            self.stop.clone(),
+            formed.base_step,
+            Arc::clone(self.member.metrics),
+            self.member.stop.clone(),
         )?;
         self.check_shared(&mut rank, world)?;
         self.steps(&mut rank, &agreed)
     }
 
     fn recipe(&self, dataset: &Dataset) -> Recipe {
-        let training = &self.launch.workload.training;
+        let training = &self.workload.training;
         let Optimizer::Sgd(sgd) = &training.optimizer;
         let global_batch = u64::from(training.global_batch_size);
         let steps_per_epoch = steps_per_epoch(dataset.train.len() as u64, global_batch);
@@ -216,7 +129,7 @@ impl Run<'_> {
     /// The state that the group starts from: its checkpoint, or the seed's first weights.
     fn restore(&self, replica: &mut Replica<Cpu>, newest: Option<Checkpoint>) -> Result<(), Failure> {
         match newest {
-            Some(checkpoint) if checkpoint.position.step == self.group.base_step => {
+            Some(checkpoint) if checkpoint.position.step == self.member.group.base_step => {
                 let Checkpoint { path, weights, slots, .. } = checkpoint;
                 let tensors: Vec<StateTensor> = weights
                     .into_iter()
@@ -227,48 +140,53 @@ impl Run<'_> {
                     .load_tensors(&tensors)
                     .map_err(|error| Failure::fatal(format!("{}: {error}", path.display())))?;
                 let digest = Digest::from_bytes(replica.digest());
-                if digest != self.group.base_digest {
-                    let expected = self.group.base_digest;
+                if digest != self.member.group.base_digest {
+                    let expected = self.member.group.base_digest;
                     return Err(Failure::fatal(format!(
                         "{}: state {digest:.12}, the group agreed on {expected:.12}",
                         path.display()
                     )));
                 }
-                info!(step = self.group.base_step, path = %path.display(), "resumed");
+                info!(step = self.member.group.base_step, path = %path.display(), "resumed");
                 Ok(())
             }
-            _ if self.group.base_step == 0 => {
-                replica.initialise(self.launch.workload.training.seed);
+            _ if self.member.group.base_step == 0 => {
+                replica.initialise(self.workload.training.seed);
                 Ok(())
             }
             _ => Err(Failure::retry(format!(
                 "the group starts from step {}, which this worker did not find",
-                self.group.base_step
+                self.member.group.base_step
             ))),
         }
     }
 
     /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.
     fn check_shared(&self, rank: &mut Rank, world: usize) -> Result<(), Failure> {
-        let token = format!("{}-{}", self.launch.job.uid, self.group.generation);
-        let first = self.group.rank == 0;
+        let token = format!("{}-{}", self.member.launch.job.uid, self.member.group.generation);
+        let first = self.member.group.rank == 0;
         if first {
             self.storage.leave_token(&token)?;
         }
         rank.sum(&mut [0.0])?;
         let mut blind = vec![0.0; world];
-        blind[self.group.rank as usize] = f32::from(u8::from(!self.storage.sees_token(&token)?));
+        blind[self.member.group.rank as usize] = f32::from(u8::from(!self.storage.sees_token(&token)?));
         rank.sum(&mut blind)?;
         if first {
             self.storage.clear_token(&token);
         }
-        let blind: Vec<String> =
-            blind.iter().zip(&self.group.pods).filter(|(blind, _)| **blind > 0.0).map(|(_, pod)| pod.clone()).collect();
+        let blind: Vec<String> = blind
+            .iter()
+            .zip(&self.member.group.pods)
+            .filter(|(blind, _)| **blind > 0.0)
+            .map(|(_, pod)| pod.clone())
+            .collect();
         if blind.is_empty() { Ok(()) } else { Err(self.storage.not_shared(&blind)) }
     }
 
     fn steps(&self, rank: &mut Rank, communication: &Agreed) -> Result<Ending, Failure> {
-        let mut reporter = if self.group.rank == 0 { Some(self.reporter(rank.recipe(), communication)?) } else { None };
+        let mut reporter =
+            if self.member.group.rank == 0 { Some(self.reporter(rank.recipe(), communication)?) } else { None };
         let recipe = rank.recipe().clone();
         rank.rest();
         // Every rank learns of a stop during the step after the one that carried it, and stops after that step.
@@ -293,7 +211,7 @@ impl Run<'_> {
             if let Some(reporter) = reporter.as_mut().filter(|_| saves)
                 && let Err(error) = reporter.save(rank)
             {
-                self.metrics.checkpoint_failures.inc();
+                self.member.metrics.checkpoint_failures.inc();
                 warn!(%error, step = rank.step(), "checkpoint not saved; training goes on");
             }
         }
@@ -305,31 +223,29 @@ impl Run<'_> {
             reporter.report(true)?;
         }
         if rank.step() < recipe.total_steps {
-            if let Err(error) = self.membership.drained(rank.step(), FAREWELL_PATIENCE) {
-                warn!(%error, "the coordinator does not know that this worker drained");
-            }
-            return Err(Failure::Drained { step: rank.step() });
+            return Err(self.member.drained(rank.step()));
         }
         self.finish(rank, reporter)
     }
 
     fn evaluate(&self, rank: &mut Rank, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let Some(found) = rank.evaluate()? else { return Ok(()) };
-        self.metrics.evaluated(found.loss);
+        self.member.metrics.evaluated(found.loss);
         let Some(reporter) = reporter else { return Ok(()) };
         reporter.evaluated(rank.step(), rank.step() / rank.recipe().steps_per_epoch, found)
     }
 
     fn reporter<'a>(&'a self, recipe: &Recipe, communication: &'a Agreed) -> Result<Reporter<'a>, Failure> {
-        let interval = Duration::from_secs(self.launch.workload.checkpoint.interval_seconds.into());
-        Reporter::open(self.membership, self.group, self.storage, self.metrics, recipe, communication, interval)
+        let interval = Duration::from_secs(self.workload.checkpoint.interval_seconds.into());
+        let Member { membership, group, .. } = self.member;
+        Reporter::open(membership, group, self.storage, self.member.metrics, recipe, communication, interval)
     }
 
     fn finish(&self, rank: &mut Rank, reporter: Option<Reporter<'_>>) -> Result<Ending, Failure> {
         let mut ending = Ending::default();
         if let Some(reporter) = reporter {
             let facts = BTreeMap::from([
-                ("job".to_owned(), self.launch.job.name.clone()),
+                ("job".to_owned(), self.member.launch.job.name.clone()),
                 ("steps".to_owned(), rank.step().to_string()),
                 ("format".to_owned(), "pt".to_owned()),
             ]);
@@ -337,16 +253,6 @@ impl Run<'_> {
             ending.progress = Some(reporter.progress());
         }
         let digest = Digest::from_bytes(rank.replica_mut().digest());
-        let payload = serde_json::to_vec(&ending).map_err(Failure::fatal)?;
-        self.membership.finished(rank.step(), digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)?;
-        Ok(ending)
+        self.member.finished(rank.step(), digest, ending)
     }
-}
-
-/// Frames carry 16 bytes of it.
-fn job_id(uid: &str) -> JobId {
-    let digest = Digest::of(uid.as_bytes());
-    let mut id = [0; 16];
-    id.copy_from_slice(&digest.as_bytes()[..16]);
-    JobId(id)
 }

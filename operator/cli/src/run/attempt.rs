@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context;
-use lockstep_launch::{Address, Exit, Job, Launch, Ports, Store};
+use lockstep_launch::{Address, Exit, Job, Launch, Ports, Store, Task};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -84,7 +84,7 @@ impl Session {
                     Happening::AllEnded => return Ok(Attempt { ended, finish: Finish::ByItself }),
                 },
                 signal = signals.next() => {
-                    drain(&mut children, signals, &mut ended, heard, display).await?;
+                    drain(&mut children, signals, self.stopping(), &mut ended, heard, display).await?;
                     return Ok(Attempt { ended, finish: Finish::Interrupted(signal) });
                 }
                 () = sleep_until(startup_deadline), if !up && finish_deadline.is_none() => {
@@ -96,6 +96,13 @@ impl Session {
                     return Ok(Attempt { ended, finish: Finish::ByItself });
                 }
             }
+        }
+    }
+
+    fn stopping(&self) -> &'static str {
+        match self.job.task {
+            Task::Train(_) => "stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it",
+            Task::Benchmark { .. } => "stopping after this sum; press Ctrl-C again to stop at once",
         }
     }
 
@@ -122,7 +129,7 @@ impl Session {
             output: folder.path().to_owned(),
             store: Store::File(folder.record()),
             ending,
-            workload: job.workload.clone(),
+            task: job.task.clone(),
         };
         let listener = if role == Role::Coordinator { Some(control.hand_over()?) } else { None };
         Ok(Process { role, launch, listener, log: folder.log(role) })
@@ -141,7 +148,7 @@ fn hear(said: Said, heard: &mut Heard, display: &mut Display) {
         Said::Listening(address) => tracing::debug!(address, "the coordinator listens"),
         Said::Joined(member) => tracing::debug!(member, "joined"),
         Said::Progress(progress) => {
-            display.phase("training");
+            display.phase(if progress.benchmark.is_some() { "measuring" } else { "training" });
             display.progress(&progress);
             heard.progress = Some(*progress);
         }
@@ -162,16 +169,17 @@ async fn end_all(
     Ok(())
 }
 
-/// A clean stop: the workers first, because they save a checkpoint with the coordinator's help. A second signal kills.
+/// A clean stop: the workers first, because they end with the coordinator's help. A second signal kills.
 async fn drain(
     children: &mut Children,
     signals: &mut Signals,
+    note: &str,
     ended: &mut Vec<(Role, End)>,
     heard: &mut Heard,
     display: &mut Display,
 ) -> anyhow::Result<()> {
     display.phase("stopping");
-    display.note("stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it");
+    display.note(note);
     children.signal_workers(Signal::TERM);
     let deadline = Instant::now() + DRAIN;
     let mut killed = false;

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
-use lockstep_launch::{InvalidField, Workload};
+use lockstep_launch::{InvalidField, Task};
 use serde_json::Value;
 
 use super::restart::Role;
@@ -99,7 +99,7 @@ impl Folder {
             let earlier_text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
             let earlier = manifest::parse(&earlier_text)
                 .and_then(|value| ValidJob::from_value(value).map_err(|fields| manifest::refused(&path, &fields)))?;
-            if let Some(conflict) = conflict(&earlier.workload, &job.workload) {
+            if let Some(conflict) = conflict(&earlier.task, &job.task) {
                 bail!(
                     "{conflict}, as the run in {} was begun with; or another --output for a new run",
                     self.path.display()
@@ -116,16 +116,17 @@ impl Folder {
 }
 
 /// The first field that gives the checkpoints of `earlier` another meaning under `later`.
-fn conflict(earlier: &Workload, later: &Workload) -> Option<InvalidField> {
-    let decisive = |workload: &Workload| {
-        serde_json::json!({
+fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
+    let decisive = |task: &Task| match task {
+        Task::Train(workload) => serde_json::json!({
             "model": workload.model,
             "dataset": workload.dataset,
             "training": {
                 "seed": workload.training.seed,
                 "globalBatchSize": workload.training.global_batch_size,
             },
-        })
+        }),
+        Task::Benchmark { benchmark, communication: _ } => serde_json::json!({ "benchmark": benchmark }),
     };
     difference("spec", &decisive(earlier), &decisive(later))
 }
@@ -169,6 +170,8 @@ fn uid(path: &Path) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use lockstep_launch::Workload;
+
     use super::*;
 
     fn workload() -> Workload {
@@ -195,7 +198,8 @@ mod tests {
         for (expected, change) in cases {
             let mut later = workload();
             change(&mut later);
-            assert_eq!(conflict(&workload(), &later).map(|field| field.to_string()).as_deref(), Some(expected));
+            let found = conflict(&Task::Train(workload()), &Task::Train(later));
+            assert_eq!(found.map(|field| field.to_string()).as_deref(), Some(expected));
         }
     }
 
@@ -205,7 +209,7 @@ mod tests {
         later.training.epochs = 50;
         later.training.micro_batch_size = 16;
         later.checkpoint.interval_seconds = 5;
-        assert_eq!(conflict(&workload(), &later), None);
+        assert_eq!(conflict(&Task::Train(workload()), &Task::Train(later)), None);
     }
 
     #[test]

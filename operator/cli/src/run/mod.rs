@@ -14,10 +14,10 @@ use std::{
     time::Instant,
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::{ValidJob, manifest::set as set_field};
-use lockstep_launch::{Ending, Progress, names};
+use lockstep_launch::{Ending, Progress, Task, Workload, names};
 use serde_json::Value;
 
 use self::{
@@ -64,8 +64,8 @@ pub(crate) struct Session {
     folder: Folder,
     trainer: PathBuf,
     control: ControlPort,
-    /// The command line that continues this run.
-    again: String,
+    /// The command line that continues this run; a benchmark keeps nothing to go on from.
+    again: Option<String>,
 }
 
 /// What the coordinator has said so far.
@@ -87,30 +87,49 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
     }
     let mut job = valid(path, &value)?;
     let mounts = job.volume_mounts();
-    match data {
-        Some(folder) => {
-            let uri = paths::data_uri(&job.workload.dataset, folder)?;
+    match (&job.task, data) {
+        (Task::Train(workload), Some(folder)) => {
+            let uri = paths::data_uri(&workload.dataset, folder)?;
             set_field(&mut value, &format!("spec.dataset.uri={uri}"))
                 .with_context(|| format!("--data {}", folder.display()))?;
             job = valid(path, &value)?;
         }
-        // Who sets the field on the command line means this machine.
-        None if set.iter().any(|assignment| assignment.starts_with("spec.dataset.uri=")) => {}
-        None => {
-            paths::dataset_uri(&job.workload.dataset, &mounts).map_err(|field| manifest::refused(path, &[field]))?;
+        (Task::Benchmark { .. }, Some(folder)) => {
+            bail!("--data {}: a benchmark reads no data set; leave it out", folder.display())
         }
+        // Who sets the field on the command line means this machine.
+        (Task::Train(_), None) if set.iter().any(|assignment| assignment.starts_with("spec.dataset.uri=")) => {}
+        (Task::Train(workload), None) => {
+            paths::dataset_uri(&workload.dataset, &mounts).map_err(|field| manifest::refused(path, &[field]))?;
+        }
+        (Task::Benchmark { .. }, None) => {}
     }
-    let trainer = trainer::find(trainer.as_deref())?;
-    let control = ControlPort::open(*port)?;
-    let folder = Folder::open(output.as_deref(), &job.name, Timestamp::now())?;
-    folder.keep_manifest(&value, &job)?;
-    let checkpoints = folder.path().join("checkpoints");
-    job.workload.checkpoint.uri = paths::folder_uri(&checkpoints)?;
-    let again = again(arguments, &folder, &job, &mounts);
-    Ok(Session { job, folder, trainer, control, again })
+    let mut session = Session::open(job, &value, trainer.as_deref(), *port, output.as_deref())?;
+    if let Task::Train(workload) = &session.job.task {
+        session.again = Some(again(arguments, &session.folder, workload, &mounts));
+    }
+    Ok(session)
 }
 
 impl Session {
+    /// A run of the job that `value` describes, in the folder given or a new one.
+    pub(crate) fn open(
+        mut job: ValidJob,
+        value: &Value,
+        trainer: Option<&Path>,
+        port: Option<u16>,
+        output: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        let trainer = trainer::find(trainer)?;
+        let control = ControlPort::open(port)?;
+        let folder = Folder::open(output, &job.name, Timestamp::now())?;
+        folder.keep_manifest(value, &job)?;
+        if let Task::Train(workload) = &mut job.task {
+            workload.checkpoint.uri = paths::folder_uri(&folder.path().join("checkpoints"))?;
+        }
+        Ok(Self { job, folder, trainer, control, again: None })
+    }
+
     /// Runs the job to its end, with restarts, and prints what came of it.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
         let started = Instant::now();
@@ -148,7 +167,7 @@ impl Session {
                 (Finish::ByItself, Next::Restart { lost, end, delay }) => {
                     restarts += 1;
                     let limit = job.failure_policy.backoff_limit;
-                    let from = from(&heard);
+                    let from = self.from(&heard);
                     display.note(&format!("{lost} {end}; restart {restarts} of {limit} from {from}"));
                     display.phase("restarting");
                     tokio::select! {
@@ -164,6 +183,16 @@ impl Session {
         }
     }
 
+    /// Where the next attempt begins.
+    fn from(&self, heard: &Heard) -> String {
+        let mark = heard.progress.as_ref().and_then(|progress| progress.last_checkpoint.as_ref());
+        match (&self.job.task, mark) {
+            (Task::Train(_), Some(mark)) => format!("step {}", mark.step),
+            (Task::Train(_), None) => "the newest checkpoint".to_owned(),
+            (Task::Benchmark { .. }, _) => "its beginning".to_owned(),
+        }
+    }
+
     fn results(&self, heard: &Heard, started: Instant) -> String {
         let ending = heard
             .ending
@@ -175,16 +204,23 @@ impl Session {
             Some(uri) => Some(paths::shown(uri).to_owned()),
             None => stored.exists().then(|| stored.display().to_string()),
         };
-        summary(progress, model.as_deref(), Some(started.elapsed()))
+        // Only the coordinator tells the table of a benchmark.
+        let table = heard.progress.as_ref().and_then(|progress| progress.benchmark.clone());
+        let progress =
+            progress.cloned().map(|progress| Progress { benchmark: progress.benchmark.or(table), ..progress });
+        summary(progress.as_ref(), model.as_deref(), Some(started.elapsed()))
     }
 
     fn farewell(&self, heard: &Heard) -> String {
+        let Some(again) = &self.again else {
+            return "stopped; a benchmark begins anew when it is run again".to_owned();
+        };
         let at_the_end =
             self.roles().filter_map(|role| self.ending(role)?.progress?.last_checkpoint).map(|mark| mark.step).max();
         let before = heard.progress.as_ref().and_then(|progress| Some(progress.last_checkpoint.as_ref()?.step));
         match at_the_end.max(before) {
-            Some(step) => format!("stopped; the checkpoint of step {step} is kept. Continue with:\n  {}", self.again),
-            None => format!("stopped before a checkpoint was reported. Continue with:\n  {}", self.again),
+            Some(step) => format!("stopped; the checkpoint of step {step} is kept. Continue with:\n  {again}"),
+            None => format!("stopped before a checkpoint was reported. Continue with:\n  {again}"),
         }
     }
 
@@ -239,15 +275,8 @@ fn workers(count: NonZeroU32) -> String {
     if count.get() == 1 { "1 worker".to_owned() } else { format!("{count} workers") }
 }
 
-fn from(heard: &Heard) -> String {
-    match heard.progress.as_ref().and_then(|progress| progress.last_checkpoint.as_ref()) {
-        Some(mark) => format!("step {}", mark.step),
-        None => "the newest checkpoint".to_owned(),
-    }
-}
-
 /// The kept manifest holds every change to fields; what is left are the choices that no manifest holds.
-fn again(arguments: &Arguments, folder: &Folder, job: &ValidJob, mounts: &[PathBuf]) -> String {
+fn again(arguments: &Arguments, folder: &Folder, workload: &Workload, mounts: &[PathBuf]) -> String {
     let program = std::env::args().next().unwrap_or_else(|| "lockstep".to_owned());
     let mut words = match Path::new(&program).file_name().is_some_and(|name| name == crate::PLUGIN) {
         true => vec!["kubectl".to_owned(), "lockstep".to_owned()],
@@ -256,7 +285,7 @@ fn again(arguments: &Arguments, folder: &Folder, job: &ValidJob, mounts: &[PathB
     let mut option = |name: &str, value: String| words.extend([name.to_owned(), quoted(&value)]);
     option("run", folder.manifest().display().to_string());
     option("--output", folder.path().display().to_string());
-    if let (Err(_), Some(uri)) = (paths::dataset_uri(&job.workload.dataset, mounts), &job.workload.dataset.uri) {
+    if let (Err(_), Some(uri)) = (paths::dataset_uri(&workload.dataset, mounts), &workload.dataset.uri) {
         option("--data", paths::shown(uri).to_owned());
     }
     if let Some(port) = arguments.port {

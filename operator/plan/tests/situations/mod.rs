@@ -29,6 +29,17 @@ pub fn job() -> ValidJob {
     job
 }
 
+/// Two workers that measure.
+pub fn benchmark() -> ValidJob {
+    let mut job = ValidJob::from_manifest(
+        "{apiVersion: lockstep.dev/v1alpha1, kind: TrainingJob, metadata: {name: lenet, namespace: team}, spec: {
+          replicas: 2, benchmark: {collectives: {maxBytes: 1Mi}}, communication: {backend: tcp}}}",
+    )
+    .expect("valid");
+    job.uid = Some(UID.into());
+    job
+}
+
 fn seconds_ago(seconds: i64) -> Timestamp {
     now() - SignedDuration::from_secs(seconds)
 }

@@ -25,6 +25,8 @@ fn the_api_server_refuses_what_the_schema_does_not_allow() {
         ("/spec/model/name", json!("resnet1000"), &["spec.model", "resnet1000"]),
         ("/spec/training/globalBatchSize", json!(0), &["globalBatchSize", "greater than or equal to 1"]),
         ("/spec/checkpoint/uri", json!("checkpoints"), &["spec.checkpoint.uri", "file://"]),
+        ("/spec/checkpoint", json!(null), &["spec.checkpoint", "required to train"]),
+        ("/spec/benchmark", json!({"collectives": {}}), &["spec.model", "a benchmark trains nothing: leave it out"]),
     ] {
         let mut manifest = glyphs("wrong", 1);
         set(&mut manifest, change, value);

@@ -1,6 +1,7 @@
 //! Jobs, from `helm install` on.
 
 mod bad_input;
+mod benchmark;
 mod faults;
 mod installed;
 mod job;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lockstep_launch::{Address, Job, Launch, Ports, Store, Workload};
+use lockstep_launch::{Address, Job, Launch, Ports, Store, Task, Workload};
 use serde_json::{Value, json};
 
 use self::line::Line;
@@ -156,7 +156,7 @@ impl Programs {
                 output: output.clone(),
                 store: Store::File(output.join("record.json")),
                 ending: output.join("ending"),
-                workload: workload.clone(),
+                task: Task::Train(workload.clone()),
             };
             let mut command = self.line.command(end, &self.trainer);
             command.arg(role).envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)));

@@ -1,0 +1,96 @@
+//! What is measured, by the workers of a job that trains nothing.
+//!
+//! The doc comments of the fields are what `kubectl explain` prints; each states the unit and the default.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ByteSize, InvalidField};
+
+/// What to measure; exactly one is named.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Benchmark {
+    /// How long sums of f32 over all workers take, by number of bytes and algorithm.
+    Collectives(Collectives),
+}
+
+/// Sums over all workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Collectives {
+    /// The shortest sum in bytes, 4 to 1Gi: a number, or one with Ki, Mi or Gi. Each further one has four times as many. Default: 1Ki.
+    pub min_bytes: ByteSize,
+    /// No sum has more bytes, 4 to 1Gi: a number, or one with Ki, Mi or Gi. A worker's memory holds as many, twice where workers
+    /// share memory. Default: 64Mi.
+    pub max_bytes: ByteSize,
+    /// How often each sum is repeated, at most; the median counts. Slow ones are repeated for 5 seconds. Default: 20.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
+    pub repetitions: u32,
+}
+
+impl Default for Collectives {
+    fn default() -> Self {
+        Self { min_bytes: ByteSize::bytes(1 << 10), max_bytes: ByteSize::mebibytes(64), repetitions: 20 }
+    }
+}
+
+impl Collectives {
+    /// The lengths of the sums in bytes, each a whole number of f32.
+    pub fn sizes(&self) -> impl Iterator<Item = u64> {
+        let most = self.max_bytes.get();
+        let longer = move |bytes: &u64| bytes.checked_mul(4).filter(|bytes| *bytes <= most);
+        std::iter::successors(Some(self.min_bytes.get()), longer).map(|bytes| bytes / 4 * 4)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), InvalidField> {
+        let Self { min_bytes, max_bytes, repetitions: _ } = self;
+        let possible = ByteSize::bytes(4)..=ByteSize::mebibytes(1024);
+        for (field, size) in [("minBytes", min_bytes), ("maxBytes", max_bytes)] {
+            if !possible.contains(size) {
+                return Err(InvalidField::new(&format!("spec.benchmark.collectives.{field}"), size, "4 to 1Gi"));
+            }
+        }
+        if min_bytes > max_bytes {
+            let accepted = format!("no more than maxBytes, {max_bytes}");
+            return Err(InvalidField::new("spec.benchmark.collectives.minBytes", min_bytes, accepted));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn between(min_bytes: u64, max_bytes: u64) -> Collectives {
+        let [min_bytes, max_bytes] = [min_bytes, max_bytes].map(ByteSize::bytes);
+        Collectives { min_bytes, max_bytes, ..Collectives::default() }
+    }
+
+    #[test]
+    fn each_size_has_four_times_as_many_bytes_as_the_last_and_whole_numbers() {
+        let cases = [
+            (1024, 65_536, vec![1024, 4096, 16_384, 65_536]),
+            (1024, 65_535, vec![1024, 4096, 16_384]),
+            (1001, 5000, vec![1000, 4004]),
+            (4, 4, vec![4]),
+        ];
+        for (least, most, sizes) in cases {
+            assert_eq!(between(least, most).sizes().collect::<Vec<_>>(), sizes, "{least} to {most}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_summed_are_refused_by_name() {
+        let cases = [
+            (3, 1024, "spec.benchmark.collectives.minBytes: 3: 4 to 1Gi"),
+            (1024, (1 << 30) + 1, "spec.benchmark.collectives.maxBytes: 1073741825: 4 to 1Gi"),
+            (4096, 1024, "spec.benchmark.collectives.minBytes: 4Ki: no more than maxBytes, 1Ki"),
+        ];
+        for (least, most, told) in cases {
+            assert_eq!(between(least, most).check().expect_err(told).to_string(), told);
+        }
+    }
+}

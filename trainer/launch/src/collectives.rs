@@ -1,0 +1,237 @@
+//! What a benchmark of the collectives finds: a row for each size and algorithm, and the cost model by which auto chooses.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ByteSize, WireFormat};
+
+/// Most rows of a table; there are fewer sizes times algorithms.
+const MAX_ROWS: usize = 256;
+/// Longest name of an algorithm, in characters.
+const MAX_NAME: usize = 32;
+
+/// What a benchmark has found, so far or at its end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum BenchmarkReport {
+    /// Sums over all workers.
+    Collectives(CollectivesReport),
+}
+
+/// How fast sums over all workers are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct CollectivesReport {
+    /// Workers that sum.
+    pub workers: u32,
+    /// Number format of the terms between workers that share no memory.
+    #[serde(default)]
+    pub wire: WireFormat,
+    /// What messages cost, as measured; absent where the times fit no such costs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub costs: Option<MessageCosts>,
+    /// Which algorithm is chosen from which number of bytes on, shortest first.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(length(max = 256)))]
+    pub choices: Vec<ChosenFrom>,
+    /// A row for each number of bytes and algorithm that was measured, shortest first.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(length(max = 256)))]
+    pub rows: Vec<CollectivesRow>,
+}
+
+/// The cost model by which algorithms are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct MessageCosts {
+    /// Time that a message takes whatever its length, in microseconds.
+    pub latency_microseconds: f64,
+    /// Bytes that a worker sends in a second, in GB/s (10⁹ bytes).
+    pub gigabytes_per_second: f64,
+    /// Bytes that a worker adds in a second, in GB/s (10⁹ bytes).
+    pub reduced_gigabytes_per_second: f64,
+}
+
+/// Where one algorithm takes over from another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ChosenFrom {
+    /// The shortest sum for which it is chosen, in bytes.
+    pub bytes: u64,
+    /// The algorithm, or memory.
+    #[cfg_attr(feature = "schema", schemars(length(max = 32)))]
+    pub algorithm: String,
+}
+
+/// How fast one algorithm sums so many bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct CollectivesRow {
+    /// Bytes that each worker contributes.
+    pub bytes: u64,
+    /// The algorithm, or memory.
+    #[cfg_attr(feature = "schema", schemars(length(max = 32)))]
+    pub algorithm: String,
+    /// Median time of a sum, in microseconds.
+    pub microseconds: f64,
+    /// Bytes divided by the time, in GB/s (10⁹ bytes).
+    pub algorithm_gigabytes_per_second: f64,
+    /// The same times 2(n−1)/n for n workers, as nccl-tests define it: comparable with the speed of the network, in GB/s.
+    pub bus_gigabytes_per_second: f64,
+    /// The time divided by the shortest that was measured for as many bytes, 1 or more.
+    pub slowdown: f64,
+    /// Whether training would choose this algorithm for so many bytes.
+    pub chosen: bool,
+}
+
+impl CollectivesReport {
+    /// Adds the median time of a sum. Of as many bytes, the rows before are compared with it.
+    pub fn add(&mut self, bytes: u64, algorithm: &str, seconds: f64, chosen: bool) {
+        let workers = f64::from(self.workers.max(1));
+        let rate = bytes as f64 / seconds * 1e-9;
+        self.rows.push(CollectivesRow {
+            bytes,
+            algorithm: algorithm.to_owned(),
+            microseconds: seconds * 1e6,
+            algorithm_gigabytes_per_second: rate,
+            bus_gigabytes_per_second: rate * 2.0 * (workers - 1.0) / workers,
+            slowdown: 1.0,
+            chosen,
+        });
+        let as_long = || self.rows.iter().filter(|row| row.bytes == bytes);
+        let shortest = as_long().map(|row| row.microseconds).fold(f64::INFINITY, f64::min);
+        for row in self.rows.iter_mut().filter(|row| row.bytes == bytes) {
+            row.slowdown = row.microseconds / shortest;
+        }
+    }
+
+    /// The row with the greatest bus bandwidth.
+    #[must_use]
+    pub fn best(&self) -> Option<&CollectivesRow> {
+        self.rows.iter().max_by(|one, other| one.bus_gigabytes_per_second.total_cmp(&other.bus_gigabytes_per_second))
+    }
+
+    /// Whether its lists and texts are no longer than the schema allows: a report may come from anybody's image.
+    #[must_use]
+    pub fn is_bounded(&self) -> bool {
+        let Self { workers: _, wire: _, costs: _, choices, rows } = self;
+        let names = choices.iter().map(|choice| &choice.algorithm).chain(rows.iter().map(|row| &row.algorithm));
+        choices.len() <= MAX_ROWS
+            && rows.len() <= MAX_ROWS
+            && names.into_iter().all(|name| name.chars().count() <= MAX_NAME)
+    }
+
+    /// All of it as lines of aligned columns.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let wire = match self.wire {
+            WireFormat::F32 => String::new(),
+            narrow => format!(", {narrow} on the wire"),
+        };
+        let mut text = format!("all-reduce of f32 over {} workers{wire}\n", self.workers);
+        // Writing into a text cannot fail.
+        if let Some(MessageCosts { latency_microseconds, gigabytes_per_second, reduced_gigabytes_per_second }) =
+            self.costs
+        {
+            let _ = writeln!(
+                text,
+                "fit: {latency_microseconds:.1} µs a message, {gigabytes_per_second:.3} GB/s sent, \
+                 {reduced_gigabytes_per_second:.3} GB/s added"
+            );
+        }
+        let choices: Vec<String> = self
+            .choices
+            .iter()
+            .map(|ChosenFrom { bytes, algorithm }| format!("{algorithm} from {}", ByteSize::bytes(*bytes)))
+            .collect();
+        let _ = writeln!(text, "chosen: {}\n", choices.join(", "));
+        let width = self.rows.iter().map(|row| row.algorithm.chars().count()).chain([9]).max().unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "{:>10}  {:width$}  {:>12}  {:>10}  {:>10}  {:>8}",
+            "size", "algorithm", "time µs", "algbw GB/s", "busbw GB/s", "slowdown"
+        );
+        for row in &self.rows {
+            let CollectivesRow {
+                bytes,
+                algorithm,
+                microseconds,
+                algorithm_gigabytes_per_second,
+                bus_gigabytes_per_second,
+                slowdown,
+                chosen,
+            } = row;
+            let size = ByteSize::bytes(*bytes).to_string();
+            let _ = writeln!(
+                text,
+                "{size:>10}  {algorithm:width$}  {microseconds:>12.1}  {algorithm_gigabytes_per_second:>10.3}  \
+                 {bus_gigabytes_per_second:>10.3}  {slowdown:>8.2}{}",
+                if *chosen { "  chosen" } else { "" }
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> CollectivesReport {
+        let mut report = CollectivesReport {
+            workers: 4,
+            costs: Some(MessageCosts {
+                latency_microseconds: 20.0,
+                gigabytes_per_second: 2.5,
+                reduced_gigabytes_per_second: 10.0,
+            }),
+            choices: vec![ChosenFrom { bytes: 1 << 20, algorithm: "ring".into() }],
+            rows: Vec::new(),
+        };
+        report.add(1 << 20, "recursiveDoubling", 1e-3, false);
+        report.add(1 << 20, "ring", 5e-4, true);
+        report
+    }
+
+    #[test]
+    fn bus_bandwidth_is_what_nccl_tests_call_so() {
+        let row = &report().rows[1];
+        assert!((row.algorithm_gigabytes_per_second - 2.097_152).abs() < 1e-9, "{row:?}");
+        assert!((row.bus_gigabytes_per_second - 3.145_728).abs() < 1e-9, "{row:?}");
+    }
+
+    #[test]
+    fn a_row_that_is_faster_makes_the_others_of_its_size_slower() {
+        let slowdowns: Vec<f64> = report().rows.iter().map(|row| row.slowdown).collect();
+        assert_eq!(slowdowns, [2.0, 1.0]);
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_marks_what_is_chosen() {
+        let expected = "all-reduce of f32 over 4 workers\n\
+            fit: 20.0 µs a message, 2.500 GB/s sent, 10.000 GB/s added\n\
+            chosen: ring from 1Mi\n\
+            \n\
+            \u{20}     size  algorithm               time µs  algbw GB/s  busbw GB/s  slowdown\n\
+            \u{20}      1Mi  recursiveDoubling        1000.0       1.049       1.573      2.00\n\
+            \u{20}      1Mi  ring                      500.0       2.097       3.146      1.00  chosen\n";
+        assert_eq!(report().table(), expected);
+    }
+
+    #[test]
+    fn a_report_beyond_the_schema_is_known() {
+        assert!(report().is_bounded());
+        let mut long = report();
+        long.rows[0].algorithm = "x".repeat(MAX_NAME + 1);
+        assert!(!long.is_bounded());
+        let mut many = report();
+        many.rows = vec![many.rows[0].clone(); MAX_ROWS + 1];
+        assert!(!many.is_bounded());
+    }
+}

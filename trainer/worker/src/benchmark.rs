@@ -1,0 +1,293 @@
+//! How fast the group sums: every rank does the same all-reduces, rank 0 takes down how long they took.
+//!
+//! Before each sum all ranks agree on doing it, in a sum of its own: so they begin together, rank 0 alone says when a row has been
+//! repeated often enough, and a rank that was asked to stop takes all others with it.
+
+use std::{
+    io::Write as _,
+    time::{Duration, Instant},
+};
+
+use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::{Choice, CollectiveError, Costs, Group, Reduction, SharedArena, Tag, Wire};
+use lockstep_elastic::Digest;
+use lockstep_launch::{
+    BenchmarkReport, ChosenFrom, Collectives, CollectivesReport, Communication, CommunicationAlgorithm, Ending,
+    MessageCosts, Progress, WireFormat,
+};
+use tracing::info;
+
+use crate::{
+    communication::{named, wire},
+    failure::Failure,
+    member::Member,
+};
+
+/// Sums of each row that do not count: the first ones meet cold caches and closed windows.
+const WARM_UP: usize = 2;
+/// Sums of each row that count however long they take.
+const LEAST: usize = 3;
+/// No further sum of a row is begun after so long.
+const ROW_LIMIT: Duration = Duration::from_secs(5);
+
+/// What is said before each sum; the greatest word of all ranks holds.
+const GO_ON: u8 = 0;
+const ENOUGH: u8 = 1;
+const STOP: u8 = 2;
+
+/// How a sum is formed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Means {
+    Memory,
+    Messages(Algorithm),
+}
+
+/// A way to sum, by the name that a manifest gives it.
+#[derive(Clone, Debug, PartialEq)]
+struct Candidate {
+    name: String,
+    means: Means,
+}
+
+/// Measures all sizes by all candidates.
+pub(crate) fn measure(
+    member: &Member<'_>,
+    collectives: &Collectives,
+    communication: &Communication,
+) -> Result<Ending, Failure> {
+    let mut group = member.form()?;
+    let (world, first) = (group.world(), group.seat().rank == 0);
+    let over_memory = group.shares_memory() && communication.algorithm == CommunicationAlgorithm::Auto;
+    let algorithm = by_messages(communication);
+    let costs = group.measure_costs().map_err(Failure::retry)?;
+    let choice = named(algorithm, world).unwrap_or_else(|| Choice::Cheapest(costs.unwrap_or_default()));
+    let candidates = candidates(algorithm, world, over_memory);
+    let chosen = |bytes: u64| chosen(&candidates, choice, world, bytes);
+    let sizes: Vec<u64> = collectives.sizes().collect();
+    let mut report = CollectivesReport {
+        workers: member.group.world,
+        wire: communication.wire,
+        costs: costs.map(told),
+        choices: choices(collectives, chosen),
+        rows: Vec::new(),
+    };
+
+    let longest = elements(sizes.iter().max().copied().unwrap_or_default());
+    let arena = if over_memory { group.shared_arena(longest).map_err(Failure::retry)? } else { None };
+    let memory = arena.map_or_else(|| Memory::Own(vec![0.0; longest]), Memory::Shared);
+    let wire = wire(communication.wire);
+    let mut ranks = Ranks { member, group, memory, wire, repetitions: collectives.repetitions as usize, row: 0 };
+    let total_steps = (sizes.len() * candidates.len()) as u64;
+    let progress = |report: &CollectivesReport, step| Progress {
+        step,
+        total_steps,
+        generation: member.group.generation,
+        world_size: member.group.world,
+        benchmark: Some(Box::new(BenchmarkReport::Collectives(report.clone()))),
+        time: Some(jiff::Timestamp::now().to_string()),
+        ..Progress::default()
+    };
+    for bytes in sizes {
+        for candidate in &candidates {
+            let Some(seconds) = ranks.row(candidate.means, elements(bytes)).map_err(Failure::retry)? else {
+                return Err(member.drained(ranks.row));
+            };
+            if first {
+                report.add(bytes, &candidate.name, seconds, Some(candidate) == chosen(bytes));
+                let progress = progress(&report, ranks.row);
+                member.metrics.report(&progress);
+                member.membership.progress(ranks.row, serde_json::to_vec(&progress).map_err(Failure::fatal)?);
+            }
+        }
+    }
+    let mut ending = Ending::default();
+    if first {
+        info!(rows = report.rows.len(), "measured");
+        // For people who read the log; the report goes its own way.
+        let _nobody_reads = write!(std::io::stdout(), "{}", report.table());
+        ending.progress = Some(progress(&report, total_steps));
+    }
+    member.finished(total_steps, Digest::of(b""), ending)
+}
+
+/// The ranks of the group, as one of them.
+struct Ranks<'a> {
+    member: &'a Member<'a>,
+    group: Group,
+    memory: Memory,
+    wire: Wire,
+    repetitions: usize,
+    /// Rows that are done.
+    row: u64,
+}
+
+/// What is summed.
+enum Memory {
+    Own(Vec<f32>),
+    Shared(SharedArena),
+}
+
+impl AsMut<[f32]> for Memory {
+    fn as_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Own(memory) => memory,
+            Self::Shared(memory) => memory.as_mut(),
+        }
+    }
+}
+
+impl Ranks<'_> {
+    /// Median seconds of a sum on this rank. `None` when a rank was asked to stop.
+    fn row(&mut self, means: Means, elements: usize) -> Result<Option<f64>, CollectiveError> {
+        let begun = Instant::now();
+        let mut seconds = Vec::new();
+        loop {
+            let counted = seconds.len().saturating_sub(WARM_UP);
+            let slow = counted >= LEAST && begun.elapsed() >= ROW_LIMIT;
+            match self.agree(counted >= self.repetitions || slow)? {
+                GO_ON => seconds.push(self.sum(means, elements, seconds.len() as u32)?),
+                ENOUGH => break,
+                _ => return Ok(None),
+            }
+        }
+        self.row += 1;
+        let counted = &mut seconds[WARM_UP..];
+        counted.sort_by(f64::total_cmp);
+        Ok(Some(counted[counted.len() / 2]))
+    }
+
+    /// What all ranks do next.
+    fn agree(&mut self, enough: bool) -> Result<u8, CollectiveError> {
+        let word = match (self.member.stop.wanted(), enough && self.group.seat().rank == 0) {
+            (true, _) => STOP,
+            (false, true) => ENOUGH,
+            (false, false) => GO_ON,
+        };
+        let mut words = [word];
+        let tag = Tag { step: self.row, bucket: u32::MAX };
+        self.group.all_reduce(Algorithm::RecursiveDoubling, tag, &mut words, Reduction::Max)?;
+        Ok(words[0])
+    }
+
+    fn sum(&mut self, means: Means, elements: usize, repetition: u32) -> Result<f64, CollectiveError> {
+        let tag = Tag { step: self.row, bucket: repetition };
+        let data = &mut self.memory.as_mut()[..elements];
+        // What was summed before would grow beyond all bounds.
+        data.fill(1.0);
+        let moved = match means {
+            Means::Memory => self.group.all_reduce_in_memory(tag, data, Reduction::Sum)?,
+            Means::Messages(algorithm) => self.group.sum(self.wire, algorithm, tag, data)?,
+        };
+        let seconds = moved.took.as_secs_f64();
+        self.member.metrics.collective_seconds.inc_by(seconds);
+        self.member.metrics.collective_bytes.inc_by(moved.bytes_sent);
+        Ok(seconds)
+    }
+}
+
+/// What training takes where its workers share no memory: narrow formats go by one algorithm only.
+fn by_messages(communication: &Communication) -> CommunicationAlgorithm {
+    match (communication.algorithm, communication.wire) {
+        (CommunicationAlgorithm::Auto, WireFormat::Bf16 | WireFormat::F16) => CommunicationAlgorithm::Direct,
+        (algorithm, _) => algorithm,
+    }
+}
+
+/// What is measured: the algorithm that the job names, else every one that differs from the others among so many ranks.
+fn candidates(wanted: CommunicationAlgorithm, world: usize, over_memory: bool) -> Vec<Candidate> {
+    let by_messages = |algorithm: CommunicationAlgorithm| match named(algorithm, world) {
+        Some(Choice::Always(means)) => Some(Candidate { name: algorithm.to_string(), means: Means::Messages(means) }),
+        Some(Choice::Cheapest(_)) | None => None,
+    };
+    let memory = Candidate { name: "memory".to_owned(), means: Means::Memory };
+    if let Some(only) = by_messages(wanted) {
+        return std::iter::once(only).chain(over_memory.then_some(memory)).collect();
+    }
+    let all = std::iter::successors(after(CommunicationAlgorithm::Auto), |algorithm| after(*algorithm));
+    // A torus of one column is a ring.
+    let differs = |candidate: &Candidate| candidate.means != Means::Messages(Algorithm::Torus { columns: 1 });
+    all.filter_map(by_messages).filter(differs).chain(over_memory.then_some(memory)).collect()
+}
+
+/// Every algorithm follows another one, in the order of the rows.
+fn after(algorithm: CommunicationAlgorithm) -> Option<CommunicationAlgorithm> {
+    match algorithm {
+        CommunicationAlgorithm::Auto => Some(CommunicationAlgorithm::Ring),
+        CommunicationAlgorithm::Ring => Some(CommunicationAlgorithm::RecursiveDoubling),
+        CommunicationAlgorithm::RecursiveDoubling => Some(CommunicationAlgorithm::HalvingDoubling),
+        CommunicationAlgorithm::HalvingDoubling => Some(CommunicationAlgorithm::DoubleTree),
+        CommunicationAlgorithm::DoubleTree => Some(CommunicationAlgorithm::Torus),
+        CommunicationAlgorithm::Torus => Some(CommunicationAlgorithm::Direct),
+        // The tree is halving and doubling; what is its own is the order of the terms.
+        CommunicationAlgorithm::Direct | CommunicationAlgorithm::CanonicalTree => None,
+    }
+}
+
+/// What training does with so many bytes.
+fn chosen(candidates: &[Candidate], choice: Choice, world: usize, bytes: u64) -> Option<&Candidate> {
+    let by_messages = Means::Messages(choice.algorithm(world, usize::try_from(bytes).unwrap_or(usize::MAX)));
+    let with = |means: Means| candidates.iter().find(|candidate| candidate.means == means);
+    with(Means::Memory).or_else(|| with(by_messages))
+}
+
+/// Where what is chosen changes, looked for at each power of two times the shortest sum.
+fn choices<'a>(collectives: &Collectives, chosen: impl Fn(u64) -> Option<&'a Candidate>) -> Vec<ChosenFrom> {
+    let most = collectives.max_bytes.get();
+    let twice = |bytes: &u64| Some(bytes * 2).filter(|bytes| *bytes <= most);
+    let mut choices: Vec<ChosenFrom> = std::iter::successors(Some(collectives.min_bytes.get()), twice)
+        .filter_map(|bytes| Some(ChosenFrom { bytes, algorithm: chosen(bytes)?.name.clone() }))
+        .collect();
+    choices.dedup_by(|later, earlier| later.algorithm == earlier.algorithm);
+    choices
+}
+
+fn told(costs: Costs) -> MessageCosts {
+    let Costs { message, wire_byte, reduced_byte } = costs;
+    MessageCosts {
+        latency_microseconds: message * 1e6,
+        gigabytes_per_second: 1e-9 / wire_byte,
+        reduced_gigabytes_per_second: 1e-9 / reduced_byte,
+    }
+}
+
+fn elements(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<f32>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(wanted: CommunicationAlgorithm, world: usize, over_memory: bool) -> Vec<String> {
+        candidates(wanted, world, over_memory).into_iter().map(|candidate| candidate.name).collect()
+    }
+
+    #[test]
+    fn a_torus_of_one_column_is_not_measured_beside_the_ring() {
+        let auto = CommunicationAlgorithm::Auto;
+        assert!(names(auto, 4, false).contains(&"torus".to_owned()));
+        assert!(!names(auto, 3, false).contains(&"torus".to_owned()));
+    }
+
+    #[test]
+    fn what_the_job_names_is_measured_alone() {
+        assert_eq!(names(CommunicationAlgorithm::Torus, 3, false), ["torus"]);
+    }
+
+    #[test]
+    fn memory_is_chosen_where_it_is_shared() {
+        let all = candidates(CommunicationAlgorithm::Auto, 4, true);
+        let found = chosen(&all, Choice::default(), 4, 1 << 20).map(|candidate| candidate.name.as_str());
+        assert_eq!(found, Some("memory"));
+    }
+
+    #[test]
+    fn choices_tell_where_one_algorithm_takes_over_from_another() {
+        let all = candidates(CommunicationAlgorithm::Auto, 4, false);
+        let (few_messages, few_bytes) = (&all[1], &all[0]);
+        let found =
+            choices(&Collectives::default(), |bytes| Some(if bytes < 10_000 { few_messages } else { few_bytes }));
+        let found: Vec<_> = found.iter().map(|from| (from.bytes, from.algorithm.as_str())).collect();
+        assert_eq!(found, [(1024, few_messages.name.as_str()), (16_384, few_bytes.name.as_str())]);
+    }
+}
