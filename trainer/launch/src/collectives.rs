@@ -136,15 +136,16 @@ impl CollectivesReport {
         };
         let mut text = format!("all-reduce of f32 over {} workers{wire}\n", self.workers);
         // Writing into a text cannot fail.
-        if let Some(MessageCosts { latency_microseconds, gigabytes_per_second, reduced_gigabytes_per_second }) =
-            self.costs
-        {
-            let _ = writeln!(
-                text,
-                "fit: {latency_microseconds:.1} µs a message, {gigabytes_per_second:.3} GB/s sent, \
-                 {reduced_gigabytes_per_second:.3} GB/s added"
-            );
-        }
+        let _ = match self.costs {
+            Some(MessageCosts { latency_microseconds, gigabytes_per_second, reduced_gigabytes_per_second }) => {
+                writeln!(
+                    text,
+                    "fit: {latency_microseconds:.1} µs a message, {gigabytes_per_second:.3} GB/s sent, \
+                     {reduced_gigabytes_per_second:.3} GB/s added"
+                )
+            }
+            None => writeln!(text, "fit: none, the times follow no costs a message and a byte"),
+        };
         let choices: Vec<String> = self
             .choices
             .iter()

@@ -126,7 +126,8 @@ fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
                 "globalBatchSize": workload.training.global_batch_size,
             },
         }),
-        Task::Benchmark { benchmark, communication: _ } => serde_json::json!({ "benchmark": benchmark }),
+        // It leaves no checkpoint: whatever it measures may change.
+        Task::Benchmark { .. } => serde_json::json!({ "benchmark": "given" }),
     };
     difference("spec", &decisive(earlier), &decisive(later))
 }
@@ -170,7 +171,7 @@ fn uid(path: &Path) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_launch::Workload;
+    use lockstep_launch::{Benchmark, Collectives, Communication, Workload};
 
     use super::*;
 
@@ -210,6 +211,18 @@ mod tests {
         later.training.micro_batch_size = 16;
         later.checkpoint.interval_seconds = 5;
         assert_eq!(conflict(&Task::Train(workload()), &Task::Train(later)), None);
+    }
+
+    fn benchmark(collectives: Collectives) -> Task {
+        Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication: Communication::default() }
+    }
+
+    #[test]
+    fn a_benchmark_may_measure_something_else_where_another_one_did_but_trains_nothing() {
+        let later = Collectives { repetitions: 3, ..Collectives::default() };
+        assert_eq!(conflict(&benchmark(Collectives::default()), &benchmark(later)), None);
+        let found = conflict(&benchmark(Collectives::default()), &Task::Train(workload())).expect("refused");
+        assert_eq!(found.to_string(), "spec.benchmark: missing: given");
     }
 
     #[test]
