@@ -187,6 +187,7 @@ mod tests {
     fn report() -> CollectivesReport {
         let mut report = CollectivesReport {
             workers: 4,
+            wire: WireFormat::F32,
             costs: Some(MessageCosts {
                 latency_microseconds: 20.0,
                 gigabytes_per_second: 2.5,
