@@ -1,7 +1,7 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use lockstep_launch::{BenchmarkReport, CheckpointMark};
+use lockstep_launch::{BenchmarkReport, CheckpointMark, CommunicationReport};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
@@ -199,6 +199,9 @@ pub struct JobProgress {
     /// Throughput divided by world size times one worker's throughput without communication, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling_efficiency: Option<f64>,
+    /// How the workers sum gradients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communication: Option<CommunicationReport>,
     /// When this was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,

@@ -145,6 +145,7 @@ fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
         accuracy: progress.accuracy,
         samples_per_second: progress.samples_per_second,
         scaling_efficiency: progress.scaling_efficiency,
+        communication: progress.communication,
         estimated_remaining_seconds: progress
             .estimated_remaining_seconds
             .map(|seconds| Duration::from_secs(seconds).as_secs_f64()),

@@ -141,6 +141,7 @@ impl Report for TrainingJobStatus {
             accuracy: finite(reported.accuracy).or(last.accuracy),
             samples_per_second: finite(reported.samples_per_second).or(last.samples_per_second),
             scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
+            communication: reported.communication.or(last.communication),
             last_update_time: Some(Time(now)),
         });
         if reported.last_checkpoint.is_some() {

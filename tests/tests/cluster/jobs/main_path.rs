@@ -41,6 +41,9 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     assert!(accuracy >= 0.97, "accuracy {accuracy}");
     assert!(status["modelUri"].as_str().is_some_and(|uri| uri.ends_with("model.safetensors")), "{status:#}");
     assert_eq!(status["restarts"], 0, "{status:#}");
+    let communication = &status["progress"]["communication"];
+    let travels = [&communication["link"], &communication["wire"]].map(serde_json::Value::as_str);
+    assert_eq!(travels, [Some("tcp"), Some("f32")], "{status:#}");
     let described = job.kubectl(&["describe", "tj", "mnist"]);
     for event in ["Created", "Started", "CheckpointSaved", "Complete"] {
         assert!(

@@ -7,10 +7,6 @@ use std::ops::Range;
 
 use super::{Arrival, Builder, MAX_FRAME, all, part};
 
-/// Strips shorter than this cost more per frame than they hide.
-const MIN_STRIP: usize = 32 * 1024;
-/// The number of strips aimed at between the shortest and the longest.
-const STRIPS: usize = 4;
 /// Hops of the whole between two hops of a strip.
 const LAG: usize = 4;
 
@@ -31,7 +27,8 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn new(members: Vec<usize>, range: Range<usize>) -> Self {
         let longest = (range.end - range.start).div_ceil(members.len());
-        let strips = longest.div_ceil(longest.div_ceil(STRIPS).clamp(MIN_STRIP, MAX_FRAME)).max(1);
+        // Shorter ones cost more per frame than they hide.
+        let strips = longest.div_ceil(MAX_FRAME).max(1);
         Self { members, range, strips, lag: LAG.min(strips) }
     }
 
