@@ -62,8 +62,12 @@ pub(crate) fn training_job() -> Value {
         "/benchmark/properties/collectives/properties/minBytes",
         "/benchmark/properties/collectives/properties/maxBytes",
     ] {
-        let size = spec["properties"].pointer_mut(size).expect("a field of the spec");
-        size["maxLength"] = MAX_SIZE_LENGTH.into();
+        let size = spec["properties"].pointer_mut(size).and_then(Value::as_object_mut).expect("a field of the spec");
+        size.insert("maxLength".to_owned(), MAX_SIZE_LENGTH.into());
+        // A null that may stay is given no default.
+        if size.contains_key("default") {
+            size.remove("nullable");
+        }
     }
     let template = &mut spec["properties"]["template"];
     let description = template["description"].take();

@@ -206,6 +206,17 @@ fn each_rule_of_a_benchmark_refuses_what_it_is_for_and_nothing_else() {
 }
 
 #[test]
+fn a_field_with_a_default_may_not_stay_null() {
+    let mut nullable = Vec::new();
+    visit(&schema("trainingjobs.yaml")["properties"]["spec"], ".spec", &mut |path, field, _| {
+        if field.get("default").is_some() && field["nullable"] == true {
+            nullable.push(path.to_owned());
+        }
+    });
+    assert_eq!(nullable, Vec::<String>::new());
+}
+
+#[test]
 fn a_job_trains_or_measures_but_not_both() {
     for field in ["model", "dataset", "training", "checkpoint"] {
         let both = set(benchmark(), &format!("/spec/{field}"), job()["spec"][field].clone());

@@ -64,7 +64,8 @@ pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], complete: bool, now: Ti
         // The coordinator may still be writing down the result; without one the workers' word is enough.
         let alive = coordinator.filter(|_| of_coordinator.is_none());
         let last = done.iter().filter_map(|pod| ended_at(pod)).max();
-        let ending = done.iter().filter_map(|pod| pod.ending()).max_by_key(|ending| ending.model_uri.is_some());
+        let says = |ending: &Ending| (ending.model_uri.is_some(), ending.progress.is_some());
+        let ending = done.iter().filter_map(|pod| pod.ending()).max_by_key(says);
         return when_over(ending, alive.as_slice(), last, now);
     }
     let lost = |wanted: fn(&PodSeen) -> bool| {
@@ -169,7 +170,7 @@ fn last_failure(pod: &PodSeen, reason: &str, now: Timestamp) -> LastFailure {
     }
 }
 
-fn ended_at(pod: &PodSeen) -> Option<Timestamp> {
+pub(crate) fn ended_at(pod: &PodSeen) -> Option<Timestamp> {
     match &pod.state {
         PodState::Ended(ended) => ended.at,
         PodState::Pending(_) | PodState::Running => None,

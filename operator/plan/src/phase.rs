@@ -10,12 +10,14 @@ use lockstep_launch::{Ending, InvalidField, Progress, Task};
 use crate::{
     Child, Deletion, GroupSeen, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
-    failure::{Verdict, coordinator_is_gone, replaced_at, verdict},
+    failure::{Verdict, coordinator_is_gone, ended_at, replaced_at, verdict},
     pod_name,
     pods::pod,
     status::{Note, Report, at_work, checkpoint_note, restart_note, set_condition, take_progress, told},
 };
 
+/// Seconds that a node has to call a pod over once its trainer has ended: one that is deleted before takes its log with it.
+const CLOSING_SECONDS: i64 = 30;
 /// Longest pause before a gang starts again.
 const MAX_RESTART_DELAY_SECONDS: i64 = 60;
 
@@ -75,7 +77,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
     }
     let finished = status.phase.is_some_and(Phase::is_finished);
     if finished {
-        plan.delete = to_clean(job, &seen.pods, now);
+        clean(job, &seen.pods, &mut plan, now);
     } else if status.restarts != attempt {
         plan.delete = present.iter().chain(&earlier).filter_map(|pod| deletion(pod, now)).collect();
     } else {
@@ -315,11 +317,12 @@ fn complete_job(
     now: Timestamp,
 ) {
     let reported = group.and_then(|group| group.ending.clone());
-    // A pod's ending has no room for a table.
-    let last = reported.as_ref().and_then(|ending| ending.progress.as_ref());
-    let table = last.or(group.and_then(|group| group.progress.as_ref())).and_then(|told| told.benchmark.clone());
+    let progress_told = group.and_then(|group| group.progress.clone());
+    // A pod's ending has no room for a table; an ending in the record may be an earlier attempt's.
+    let told = [&progress_told, &reported.as_ref().and_then(|ending| ending.progress.clone())];
+    let table = told.into_iter().flatten().find_map(|told| told.benchmark.clone());
     let Ending { message: _, progress, model_uri } = ending.or(reported).unwrap_or_default();
-    if let Some(progress) = progress {
+    if let Some(progress) = progress.or(progress_told) {
         let progress = Progress { benchmark: progress.benchmark.or(table), ..progress };
         let last = status.last_checkpoint.clone();
         status.report(&progress, now);
@@ -356,7 +359,8 @@ fn enter(status: &mut TrainingJobStatus, phase: Phase, reason: Reason, message: 
 
 /// A finished job never makes anything again.
 fn after_the_end(job: &ValidJob, seen: &Observed, now: Timestamp) -> Plan {
-    let mut plan = Plan { delete: to_clean(job, &seen.pods, now), ..Plan::default() };
+    let mut plan = Plan::default();
+    clean(job, &seen.pods, &mut plan, now);
     watch_terminating(&seen.pods, &mut plan, now);
     if let (Some(ttl), Some(ended)) = (job.ttl_seconds_after_finished, &seen.status.completion_time) {
         let end = ended.0 + SignedDuration::from_secs(ttl.into());
@@ -369,13 +373,16 @@ fn after_the_end(job: &ValidJob, seen: &Observed, now: Timestamp) -> Plan {
     plan
 }
 
-fn to_clean(job: &ValidJob, pods: &[PodSeen], now: Timestamp) -> Vec<Deletion> {
-    let chosen = pods.iter().filter(|pod| match job.clean_pod_policy {
-        CleanPodPolicy::All => true,
-        CleanPodPolicy::Running => !pod.over,
-        CleanPodPolicy::None => false,
-    });
-    chosen.filter_map(|pod| deletion(pod, now)).collect()
+fn clean(job: &ValidJob, pods: &[PodSeen], plan: &mut Plan, now: Timestamp) {
+    for pod in pods {
+        let closed = ended_at(pod).map(|ended| ended + SignedDuration::from_secs(CLOSING_SECONDS));
+        match (job.clean_pod_policy, closed.filter(|closed| *closed > now)) {
+            (CleanPodPolicy::Running, Some(closed)) if !pod.over => plan.look_again_at(closed, now),
+            (CleanPodPolicy::Running, _) if pod.over => {}
+            (CleanPodPolicy::All | CleanPodPolicy::Running, _) => plan.delete.extend(deletion(pod, now)),
+            (CleanPodPolicy::None, _) => {}
+        }
+    }
 }
 
 /// The deletion of a pod, unless it was asked for and its node still has time to carry it out.

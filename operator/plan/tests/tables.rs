@@ -136,6 +136,16 @@ fn the_table_of_a_benchmark_is_taken_from_its_record() {
 }
 
 #[test]
+fn the_table_is_kept_where_the_coordinator_was_lost_before_its_last_word() {
+    let mut seen = measured_by("ring");
+    let ending = seen.group.take().and_then(|group| group.ending).expect("an ending");
+    seen.group = Some(GroupSeen { progress: ending.progress, ending: None });
+    let status = plan(&benchmark(), &seen, &settings(), now()).status.expect("a status");
+    assert_eq!(status.phase, Some(Phase::Complete));
+    assert!(status.benchmark.is_some() && status.progress.is_some_and(|progress| progress.percent == 100));
+}
+
+#[test]
 fn a_table_that_the_schema_would_refuse_is_not_taken_over() {
     let status = plan(&benchmark(), &measured_by(&"x".repeat(33)), &settings(), now()).status.expect("a status");
     assert_eq!((status.phase, status.benchmark), (Some(Phase::Complete), None));

@@ -142,7 +142,8 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// As [`Communicator::submit`], for another operation on `memory` than its sum.
     ///
     /// # Panics
-    /// As [`Communicator::submit`]; the operation itself panics as that of [`Group`] does, which is passed on to whoever waits.
+    /// As [`Communicator::submit`]; the operation itself panics as that of [`Group`] does, which is passed on to whoever waits;
+    /// in a group of one, at once.
     pub fn start(&mut self, collective: Collective, step: u64, bucket: u32, memory: M) {
         self.hand_over(step, bucket, memory, Some(collective), true);
     }
@@ -162,15 +163,13 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
             "{MAX_PENDING} operations are pending: wait for them before submitting more"
         );
         assert!(bucket != NOW, "bucket {bucket} is reserved");
+        if let (Place::Alone(_), Some(other)) = (&self.place, other) {
+            other.alone(memory.as_mut());
+        }
         self.pending += 1;
         match &mut self.place {
             Place::Alone(outcomes) => outcomes.push_back(match self.abort.check() {
-                Ok(()) => {
-                    if let Some(other) = other {
-                        other.alone(memory.as_mut());
-                    }
-                    Ok(Completed { step, bucket, memory, transferred: Transferred::default() })
-                }
+                Ok(()) => Ok(Completed { step, bucket, memory, transferred: Transferred::default() }),
                 Err(error) => Err(Failed { step, bucket, memory, error }),
             }),
             Place::Group(group) => group.queue.put(Order::Operation { step, bucket, memory, other }, urgent),

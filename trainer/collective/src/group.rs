@@ -1,18 +1,18 @@
+mod operations;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::algorithm::{Algorithm, Schedule, part};
-use crate::call::{Call, Operation};
-use crate::element::{Element, Reduction, divide, reducer};
-use crate::engine::{Counts, Execution, Scratch};
-use crate::forming::{Limits, Seat, Waiting, form};
-use crate::frame::{Header, Kind};
+use crate::algorithm::{Algorithm, Schedule};
+use crate::call::Operation;
+use crate::element::Reduction;
+use crate::engine::{Counts, Scratch};
+use crate::forming::{JobId, Limits, Seat, Waiting, form};
 use crate::link::Listener;
-use crate::memory::{Arenas, Offer, Patience, Segment, SharedArena, SharedMemory, Work, arenas_size, staging_size};
+use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, staging_size};
 use crate::mesh::Mesh;
-use crate::wire::{Coding, Wire};
 use crate::{Abort, CollectiveError};
 
 /// Schedules kept for operations that come again.
@@ -128,11 +128,7 @@ impl Group {
         members.sort_by_key(|rank| named[2 * rank + 1]);
         let addresses: Vec<SocketAddr> = members.iter().map(|rank| self.addresses[*rank]).collect();
         let own = members.iter().position(|member| *member == rank).unwrap_or_default();
-        // Another job to whoever reads frames: neither of this group's connections nor another part's is taken for one of this part.
-        let mut job = self.seat.job;
-        let distinct = u64::from(colour).to_le_bytes().into_iter().chain(self.splits.to_le_bytes());
-        job.0.iter_mut().zip(distinct).for_each(|(byte, part)| *byte ^= part);
-        let seat = Seat { job, rank: own, ..self.seat };
+        let seat = Seat { job: part_of(self.seat.job, colour, self.splits), rank: own, ..self.seat };
         Self::form(listener, seat, &addresses, self.limits, &self.abort).map(Some)
     }
 
@@ -214,283 +210,17 @@ impl Group {
     /// # Errors
     /// [`CollectiveError::System`] when a socket is no longer usable.
     pub fn set_silence(&mut self, silence: Duration) -> Result<(), CollectiveError> {
+        self.limits.silence = silence;
         self.mesh.set_silence(silence).inspect_err(|_| self.mesh.shut_down())
     }
+}
 
-    /// Reduces `data` over all ranks in place, with the same bits on each.
-    ///
-    /// # Errors
-    /// Whatever keeps the result from being formed, naming the peer; so for all other operations.
-    ///
-    /// # Panics
-    /// When a torus' columns do not divide the number of ranks.
-    pub fn all_reduce<T: Element>(
-        &mut self,
-        algorithm: Algorithm,
-        tag: Tag,
-        data: &mut [T],
-        reduction: Reduction,
-    ) -> Result<Transferred, CollectiveError> {
-        let length = data.len();
-        let transferred = self.run(Operation::AllReduce(algorithm), tag, length, data, Some(reduction))?;
-        self.finish(data, reduction);
-        Ok(transferred)
-    }
-
-    /// Sums `data` over all ranks in place, in this format on the wire; with the same bits on each.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    ///
-    /// # Panics
-    /// As [`Group::all_reduce`].
-    pub fn sum(
-        &mut self,
-        wire: Wire,
-        algorithm: Algorithm,
-        tag: Tag,
-        data: &mut [f32],
-    ) -> Result<Transferred, CollectiveError> {
-        let operation = Operation::AllReduce(algorithm);
-        self.carry_out(operation, tag, data.len(), data, Some(Reduction::Sum), wire.coding())
-    }
-
-    /// Whether [`Group::all_reduce_in_memory`] is possible; the same on all ranks.
-    pub fn shares_memory(&self) -> bool {
-        self.memory.is_some()
-    }
-
-    /// As [`Group::all_reduce`], through memory that all ranks map: each reduces one part, in rank order.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    ///
-    /// # Panics
-    /// When the ranks share no memory.
-    pub fn all_reduce_in_memory<T: Element>(
-        &mut self,
-        tag: Tag,
-        data: &mut [T],
-        reduction: Reduction,
-    ) -> Result<Transferred, CollectiveError> {
-        self.abort.check()?;
-        let Some(memory) = &mut self.memory else { panic!("the ranks of this group share no memory") };
-        let started = Instant::now();
-        let patience = Patience { mesh: &self.mesh, abort: &self.abort, waiting: self.waiting };
-        let bytes = size_of_val(data) as u64;
-        let work = Work {
-            tag,
-            kind: Call::kind(T::TYPE, reduction),
-            data: bytemuck::cast_slice_mut(data),
-            element_bytes: size_of::<T>(),
-            reduce: reducer::<T>(reduction),
-        };
-        memory.all_reduce(work, patience).or_else(|error| {
-            self.mesh.shut_down();
-            self.abort.check().and(Err(error))
-        })?;
-        self.finish(data, reduction);
-        Ok(Transferred { bytes_sent: bytes, bytes_received: bytes, took: started.elapsed() })
-    }
-
-    /// Reduces over all ranks: this rank's [`part`] of `data` holds the result, the others are used up.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    pub fn reduce_scatter<T: Element>(
-        &mut self,
-        tag: Tag,
-        data: &mut [T],
-        reduction: Reduction,
-    ) -> Result<Transferred, CollectiveError> {
-        let length = data.len();
-        let transferred = self.run(Operation::ReduceScatter, tag, length, data, Some(reduction))?;
-        let own = part(&(0..length), self.world(), self.seat.rank);
-        self.finish(&mut data[own], reduction);
-        Ok(transferred)
-    }
-
-    /// Fills `data` on all ranks with every rank's [`part`] of it.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    pub fn all_gather<T: Element>(&mut self, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
-        self.run(Operation::AllGather, tag, data.len(), data, None)
-    }
-
-    /// Fills `data` on all ranks with the root's.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    ///
-    /// # Panics
-    /// When `root` is not below the number of ranks; so for all operations with one.
-    pub fn broadcast<T: Element>(
-        &mut self,
-        root: usize,
-        tag: Tag,
-        data: &mut [T],
-    ) -> Result<Transferred, CollectiveError> {
-        self.run(Operation::Broadcast { root }, tag, data.len(), data, None)
-    }
-
-    /// Reduces over all ranks: `data` of the root holds the result, that of the others is used up.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    pub fn reduce<T: Element>(
-        &mut self,
-        root: usize,
-        tag: Tag,
-        data: &mut [T],
-        reduction: Reduction,
-    ) -> Result<Transferred, CollectiveError> {
-        let transferred = self.run(Operation::Reduce { root }, tag, data.len(), data, Some(reduction))?;
-        if self.seat.rank == root {
-            self.finish(data, reduction);
-        }
-        Ok(transferred)
-    }
-
-    /// Fills `data` of the root with every rank's [`part`] of it.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    pub fn gather<T: Element>(
-        &mut self,
-        root: usize,
-        tag: Tag,
-        data: &mut [T],
-    ) -> Result<Transferred, CollectiveError> {
-        self.run(Operation::Gather { root }, tag, data.len(), data, None)
-    }
-
-    /// Fills each rank's [`part`] of `data` with that of the root.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    pub fn scatter<T: Element>(
-        &mut self,
-        root: usize,
-        tag: Tag,
-        data: &mut [T],
-    ) -> Result<Transferred, CollectiveError> {
-        self.run(Operation::Scatter { root }, tag, data.len(), data, None)
-    }
-
-    /// Gives each rank its part of the first half of `data` and fills the second half with this rank's parts of theirs.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    ///
-    /// # Panics
-    /// When the halves have no as many equal parts as there are ranks.
-    pub fn all_to_all<T: Element>(&mut self, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
-        let (length, parts) = (data.len() / 2, 2 * self.world());
-        assert!(data.len().is_multiple_of(parts), "{} elements have no {parts} equal parts", data.len());
-        let own = part(&(0..length), self.world(), self.seat.rank);
-        data.copy_within(own.clone(), length + own.start);
-        self.run(Operation::AllToAll, tag, length, data, None)
-    }
-
-    /// Sends `data` to another rank, which calls [`Group::receive`] with the same tag.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    ///
-    /// # Panics
-    /// When `to` is this rank or none.
-    pub fn send<T: Element>(&mut self, to: usize, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
-        let from = self.seat.rank;
-        self.run(Operation::Send { from, to }, tag, data.len(), data, None)
-    }
-
-    /// Fills `data` with what another rank sends with the same tag.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    ///
-    /// # Panics
-    /// When `from` is this rank or none.
-    pub fn receive<T: Element>(
-        &mut self,
-        from: usize,
-        tag: Tag,
-        data: &mut [T],
-    ) -> Result<Transferred, CollectiveError> {
-        let to = self.seat.rank;
-        self.run(Operation::Send { from, to }, tag, data.len(), data, None)
-    }
-
-    /// Returns once all ranks have called it.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    pub fn barrier(&mut self, tag: Tag) -> Result<Transferred, CollectiveError> {
-        self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut [0_u8], Reduction::Max)
-    }
-
-    fn run<T: Element>(
-        &mut self,
-        operation: Operation,
-        tag: Tag,
-        length: usize,
-        data: &mut [T],
-        reduction: Option<Reduction>,
-    ) -> Result<Transferred, CollectiveError> {
-        let coding = Coding::plain::<T>(reduction.unwrap_or(Reduction::Sum));
-        self.carry_out(operation, tag, length, data, reduction, coding)
-    }
-
-    fn carry_out<T: Element>(
-        &mut self,
-        operation: Operation,
-        tag: Tag,
-        length: usize,
-        data: &mut [T],
-        reduction: Option<Reduction>,
-        coding: Coding,
-    ) -> Result<Transferred, CollectiveError> {
-        self.abort.check()?;
-        let (Seat { job, generation, rank }, world) = (self.seat, self.world());
-        if self.schedules.len() == MAX_SCHEDULES && !self.schedules.contains_key(&(operation, length)) {
-            self.schedules.clear();
-        }
-        let schedule =
-            self.schedules.entry((operation, length)).or_insert_with(|| operation.schedule(rank, world, length));
-        let Tag { step, bucket } = tag;
-        let header = Header {
-            kind: Kind::Segment,
-            call: Call::new(operation, coding.code, reduction),
-            job,
-            generation,
-            step,
-            bucket,
-            chunk: 0,
-            sender: rank as u32,
-            length: 0,
-            payload_crc32c: 0,
-        };
-        let mut execution = Execution {
-            mesh: &self.mesh,
-            counts: &mut self.counts,
-            schedule,
-            header,
-            element_bytes: size_of::<T>(),
-            coding,
-            scratch: &mut self.scratch,
-            waiting: self.waiting,
-        };
-        execution.run(bytemuck::cast_slice_mut(data)).or_else(|error| {
-            self.mesh.shut_down();
-            // Sockets that an abort shut down look as if the peer had closed them.
-            self.abort.check().and(Err(error))
-        })
-    }
-
-    fn finish<T: Element>(&self, data: &mut [T], reduction: Reduction) {
-        if reduction == Reduction::Mean {
-            divide(data, self.world());
-        }
-    }
+/// What the frames of a part of a group say their job is: neither the group's connections nor another part's are taken for its own.
+fn part_of(job: JobId, colour: u32, split: u64) -> JobId {
+    /// The golden ratio's digits: odd, and without a pattern.
+    const MIX: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+    let mixed = [u128::from(colour), u128::from(split)]
+        .into_iter()
+        .fold(u128::from_le_bytes(job.0), |job, word| (job ^ word).wrapping_mul(MIX).rotate_left(61));
+    JobId(mixed.to_le_bytes())
 }

@@ -50,6 +50,15 @@ impl Wire {
         }
     }
 
+    /// Rounds numbers to what frames hold.
+    pub(crate) fn round(self, values: &mut [f32]) {
+        match self {
+            Self::F32 => {}
+            Self::Bf16 => values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).into()),
+            Self::F16 => values.iter_mut().for_each(|value| *value = f16::from_f32(*value).into()),
+        }
+    }
+
     /// For sums of `f32`.
     pub(crate) fn coding(self) -> Coding {
         match self {

@@ -22,8 +22,7 @@ pub enum Benchmark {
 pub struct Collectives {
     /// The shortest sum in bytes, 4 to 1Gi: a number, or one with Ki, Mi or Gi. Each further one has four times as many. Default: 1Ki.
     pub min_bytes: ByteSize,
-    /// No sum has more bytes, 4 to 1Gi: a number, or one with Ki, Mi or Gi. A worker's memory holds as many, twice where workers
-    /// share memory. Default: 64Mi.
+    /// No sum has more bytes, 4 to 1Gi: a number, or one with Ki, Mi or Gi. A worker's memory holds as many. Default: 64Mi.
     pub max_bytes: ByteSize,
     /// How often each sum is repeated, at most; the median counts. Slow ones are repeated for 5 seconds. Default: 20.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
@@ -45,7 +44,7 @@ impl Collectives {
     }
 
     pub(crate) fn check(&self) -> Result<(), InvalidField> {
-        let Self { min_bytes, max_bytes, repetitions: _ } = self;
+        let Self { min_bytes, max_bytes, repetitions } = self;
         let possible = ByteSize::bytes(4)..=ByteSize::mebibytes(1024);
         for (field, size) in [("minBytes", min_bytes), ("maxBytes", max_bytes)] {
             if !possible.contains(size) {
@@ -55,6 +54,9 @@ impl Collectives {
         if min_bytes > max_bytes {
             let accepted = format!("no more than maxBytes, {max_bytes}");
             return Err(InvalidField::new("spec.benchmark.collectives.minBytes", min_bytes, accepted));
+        }
+        if !(1..=1000).contains(repetitions) {
+            return Err(InvalidField::new("spec.benchmark.collectives.repetitions", repetitions, "1 to 1000"));
         }
         Ok(())
     }

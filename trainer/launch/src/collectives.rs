@@ -31,7 +31,8 @@ pub struct CollectivesReport {
     #[serde(default)]
     pub wire: WireFormat,
     /// What messages cost, as measured; absent where the times fit no such costs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    // Written as null where there are none, which in a record removes those of an earlier attempt.
+    #[serde(default)]
     pub costs: Option<MessageCosts>,
     /// Which algorithm is chosen from which number of bytes on, shortest first.
     #[serde(default)]

@@ -13,12 +13,12 @@ use lockstep_collective::{Choice, CollectiveError, Costs, Group, Reduction, Shar
 use lockstep_elastic::Digest;
 use lockstep_launch::{
     BenchmarkReport, ChosenFrom, Collectives, CollectivesReport, Communication, CommunicationAlgorithm, Ending,
-    MessageCosts, Progress, WireFormat,
+    MessageCosts, Progress,
 };
 use tracing::info;
 
 use crate::{
-    communication::{named, wire},
+    communication::{by_messages, named, wire},
     failure::Failure,
     member::Member,
 };
@@ -182,14 +182,6 @@ impl Ranks<'_> {
         self.member.metrics.collective_seconds.inc_by(seconds);
         self.member.metrics.collective_bytes.inc_by(moved.bytes_sent);
         Ok(seconds)
-    }
-}
-
-/// What training takes where its workers share no memory: narrow formats go by one algorithm only.
-fn by_messages(communication: &Communication) -> CommunicationAlgorithm {
-    match (communication.algorithm, communication.wire) {
-        (CommunicationAlgorithm::Auto, WireFormat::Bf16 | WireFormat::F16) => CommunicationAlgorithm::Direct,
-        (algorithm, _) => algorithm,
     }
 }
 

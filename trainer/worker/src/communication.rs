@@ -33,7 +33,7 @@ pub(crate) struct Agreed {
     /// The plan as checkpoints keep it.
     pub record: String,
     /// What of it users are told.
-    pub report: CommunicationReport,
+    pub report: Option<CommunicationReport>,
     /// The mean speed of one rank by itself, in samples a second.
     pub baseline: Option<f64>,
 }
@@ -49,20 +49,22 @@ pub(crate) fn agree(
 ) -> Result<Agreed, CollectiveError> {
     let world = group.world();
     let over_memory = group.shares_memory() && settings.algorithm == CommunicationAlgorithm::Auto;
+    let algorithm = if over_memory { settings.algorithm } else { by_messages(settings) };
     let means = means(group, own)?;
     let circumstances = Recorded { world, over_memory, communication: settings.clone(), words: Vec::new() };
     let elements = ready_order.iter().map(|range| range.end).max().unwrap_or_default();
     let recorded = record.and_then(|record| replayed(record, &circumstances, elements));
     let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
-    let mut measures = [u8::from(world > 1 && !over_memory && open && recorded.is_none())];
+    let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
+    let mut measures = [u8::from(world > 1 && !over_memory && useful && recorded.is_none())];
     group.broadcast(0, tag(1), &mut measures)?;
     let costs = if measures == [1] { group.measure_costs()? } else { None };
-    let plan =
-        group.agree(|| recorded.unwrap_or_else(|| proposed(settings, world, ready_order, &means.ready, costs)))?;
+    let plan = group
+        .agree(|| recorded.unwrap_or_else(|| proposed(settings, algorithm, world, ready_order, &means.ready, costs)))?;
     let first_ready_ms = means.ready.first().copied().unwrap_or_default() * 1e3;
     let report = CommunicationReport {
         link: if over_memory { Link::Memory } else { Link::Tcp },
-        algorithm: settings.algorithm,
+        algorithm,
         wire: if over_memory { WireFormat::F32 } else { settings.wire },
         buckets: u32::try_from(plan.buckets().len()).unwrap_or(u32::MAX),
     };
@@ -72,6 +74,8 @@ pub(crate) fn agree(
     let words = plan.to_words();
     // Numbers and names: no reason to fail.
     let record = serde_json::to_string(&Recorded { words, ..circumstances }).unwrap_or_default();
+    // One worker sends nothing.
+    let report = (world > 1).then_some(report);
     Ok(Agreed { plan, record, report, baseline: means.samples_per_second })
 }
 
@@ -97,18 +101,21 @@ fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<P
 
 fn proposed(
     settings: &Communication,
+    algorithm: CommunicationAlgorithm,
     world: usize,
     ready_order: &[Range<usize>],
     ready: &[f64],
     costs: Option<Costs>,
 ) -> Plan {
-    let choice = named(settings.algorithm, world).unwrap_or(Choice::Cheapest(costs.unwrap_or_default()));
+    let choice = named(algorithm, world).unwrap_or(Choice::Cheapest(costs.unwrap_or_default()));
     let wire = wire(settings.wire);
     let fixed = |bytes: usize| plan_buckets(ready_order, bytes, FIRST_BUCKET_BYTES.min(bytes));
     let buckets = match (settings.bucket_bytes, costs) {
         (Some(bytes), _) => fixed(usize::try_from(bytes.get()).unwrap_or(usize::MAX)),
         // Nothing is ready before the last part of the tree.
-        (None, _) if settings.algorithm == CommunicationAlgorithm::CanonicalTree => fixed(usize::MAX),
+        (None, _) if algorithm == CommunicationAlgorithm::CanonicalTree => {
+            plan_buckets(ready_order, usize::MAX, usize::MAX)
+        }
         (None, None) => fixed(BUCKET_BYTES),
         (None, Some(costs)) => {
             let gradients: Vec<Ready> = ready_order
@@ -144,6 +151,14 @@ pub(crate) fn wire(format: WireFormat) -> Wire {
     }
 }
 
+/// What workers that share no memory sum by: narrow formats go by one algorithm only.
+pub(crate) fn by_messages(settings: &Communication) -> CommunicationAlgorithm {
+    match (settings.algorithm, settings.wire) {
+        (CommunicationAlgorithm::Auto, WireFormat::Bf16 | WireFormat::F16) => CommunicationAlgorithm::Direct,
+        (algorithm, _) => algorithm,
+    }
+}
+
 /// The algorithm that the job names.
 pub(crate) fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<Choice> {
     let algorithm = match algorithm {
@@ -175,7 +190,7 @@ mod tests {
     const READY: [f64; 3] = [1e-3, 2e-3, 3e-3];
 
     fn buckets(settings: &Communication, costs: Option<Costs>) -> Vec<Range<usize>> {
-        proposed(settings, 4, &READY_ORDER, &READY, costs).buckets
+        proposed(settings, by_messages(settings), 4, &READY_ORDER, &READY, costs).buckets
     }
 
     fn costs(message: f64, wire_byte: f64) -> Option<Costs> {
@@ -198,9 +213,24 @@ mod tests {
     fn a_named_size_and_a_named_algorithm_are_taken_as_they_are() {
         let algorithm = CommunicationAlgorithm::HalvingDoubling;
         let named = Communication { bucket_bytes: Some(ByteSize::mebibytes(8)), algorithm, ..Communication::default() };
-        let plan = proposed(&named, 4, &READY_ORDER, &READY, costs(1e-6, 1e-8));
+        let plan = proposed(&named, algorithm, 4, &READY_ORDER, &READY, costs(1e-6, 1e-8));
         assert_eq!(plan.choice, Choice::Always(Algorithm::HalvingDoubling));
         assert_eq!(plan.buckets, plan_buckets(&READY_ORDER, 8 << 20, FIRST_BUCKET_BYTES));
+    }
+
+    #[test]
+    fn a_narrow_format_is_planned_for_the_one_algorithm_that_carries_it() {
+        let narrow = Communication { wire: WireFormat::Bf16, ..Communication::default() };
+        let plan = proposed(&narrow, by_messages(&narrow), 8, &READY_ORDER, &READY, costs(1e-6, 1e-8));
+        assert_eq!((plan.choice, plan.wire), (Choice::Always(Algorithm::Direct), Wire::Bf16));
+    }
+
+    #[test]
+    fn a_canonical_tree_is_summed_at_once() {
+        let tree = Communication { algorithm: CommunicationAlgorithm::CanonicalTree, ..Communication::default() };
+        let plan = proposed(&tree, tree.algorithm, 4, &READY_ORDER, &READY, None);
+        assert_eq!(plan.choice, Choice::Always(Algorithm::HalvingDoubling));
+        assert!(matches!(&plan.buckets[..], [whole] if *whole == (0..301_000)), "{:?}", plan.buckets);
     }
 
     #[test]

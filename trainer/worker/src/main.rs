@@ -7,6 +7,7 @@ mod communication;
 mod coordinator;
 mod efficiency;
 mod failure;
+mod gradients;
 mod journal;
 mod kubernetes_store;
 mod member;

@@ -56,7 +56,7 @@ impl<'a> Reporter<'a> {
             world_size: group.world,
             accuracy: accuracy.map(|(_, accuracy)| accuracy),
             accuracy_step: accuracy.map(|(step, _)| step),
-            communication: Some(communication.report),
+            communication: communication.report,
             ..Progress::default()
         };
         let (reported, saved) = (None, Instant::now());

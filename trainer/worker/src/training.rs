@@ -18,6 +18,7 @@ use lockstep_nn::{Cpu, Device, Gradient, Replica, Sgd};
 use crate::{
     efficiency::{Meter, Step},
     failure::Failure,
+    gradients,
     journal::Evaluation,
     metrics::{Metrics, Phase},
     signals::Stop,
@@ -32,7 +33,7 @@ const STOP: usize = 1;
 const USEFUL: usize = 2;
 
 /// A slice of the gradient arena, leased.
-type Bucket = Gradient<<Cpu as Device>::HostView>;
+pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
 
 /// What is summed over the ranks: a bucket of gradients, or numbers beside them.
 pub(crate) enum Slice {
@@ -190,9 +191,9 @@ impl Rank {
         };
         let computing = Instant::now();
         let loading = if self.seat.is_aligned() {
-            gradients_in_parts(replica, loader, step, self.seat, submit)
+            gradients::of_parts(replica, loader, step, self.seat, submit)
         } else {
-            gradients(replica, loader, step, submit)
+            gradients::of_share(replica, loader, step, submit)
         };
         let gradients = computing.elapsed().saturating_sub(loading);
 
@@ -329,58 +330,6 @@ impl Rank {
         self.metrics.collective_bytes.inc_by(statistics.bytes_sent - self.counted.bytes_sent);
         self.counted = statistics;
     }
-}
-
-/// Forms the gradients of the rank's share, buckets handed over as they become ready; how long that waited for the loader.
-fn gradients(
-    replica: &mut Replica<Cpu>,
-    loader: &mut Loader,
-    step: lockstep_data::Step,
-    submit: &mut dyn FnMut(usize, Bucket),
-) -> Duration {
-    let scale = 1.0 / step.samples as f32;
-    replica.begin_step();
-    let (mut next, mut loading) = timed(|| loader.next_batch());
-    if next.is_none() {
-        replica.no_samples(submit);
-    }
-    while let Some(batch) = next {
-        let (after, waited) = timed(|| loader.next_batch());
-        (next, loading) = (after, loading + waited);
-        replica.micro_batch(&batch.images, &batch.labels, scale, next.is_none(), submit);
-    }
-    loading
-}
-
-/// The same part by part, added as a binary tree adds them.
-fn gradients_in_parts(
-    replica: &mut Replica<Cpu>,
-    loader: &mut Loader,
-    step: lockstep_data::Step,
-    seat: Seat,
-    submit: &mut dyn FnMut(usize, Bucket),
-) -> Duration {
-    let scale = 1.0 / step.samples as f32;
-    replica.begin_step();
-    let mut loading = Duration::ZERO;
-    let mut parts = seat.parts(step.samples).peekable();
-    while let Some(part) = parts.next() {
-        let mut left = part.end - part.start;
-        while left > 0 {
-            let (batch, waited) = timed(|| loader.next_batch());
-            loading += waited;
-            let Some(batch) = batch else { unreachable!("a loader delivers all samples of every part") };
-            left -= batch.len() as u64;
-            replica.micro_batch(&batch.images, &batch.labels, scale, false, submit);
-        }
-        replica.end_part(parts.peek().is_none(), submit);
-    }
-    loading
-}
-
-fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
-    let start = Instant::now();
-    (work(), start.elapsed())
 }
 
 /// The sum of 2ᵏ parts as a binary tree over them forms it.

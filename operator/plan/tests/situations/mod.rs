@@ -172,6 +172,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
             pod.state = ended(Some(0), Some("Completed"), line, seconds_ago(1));
         }
         "done beside a sidecar" => pod.state = ended(Some(0), Some("Completed"), "", seconds_ago(1)),
+        "done long ago beside a sidecar" => pod.state = ended(Some(0), Some("Completed"), "", seconds_ago(60)),
         "forbidden by its node" => pod.state = ended(None, Some("SysctlForbidden"), "forbidden sysctl", seconds_ago(1)),
         "exited at once" => {
             let ran = Some(SignedDuration::from_secs(1));

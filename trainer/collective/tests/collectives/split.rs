@@ -46,8 +46,8 @@ fn parts_split_again_and_work_beside_the_whole() {
             let mut whole = Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
             for round in 0..10_u32 {
                 let mut half = whole.split(listener, Some(rank as u32 / 2), 0).unwrap().unwrap();
-                let mut one = half.split(listener, Some(rank as u32), round).unwrap().unwrap();
-                assert_eq!((half.world(), one.world()), (2, 1));
+                let mut again = half.split(listener, Some(rank as u32 / 2), round).unwrap().unwrap();
+                assert_eq!((half.world(), again.world()), (2, 2));
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
                         let mut sum = [rank as f32; 50_000];
@@ -58,7 +58,7 @@ fn parts_split_again_and_work_beside_the_whole() {
                     whole.all_reduce(Algorithm::Ring, TAG, &mut sum, Reduction::Sum).unwrap();
                     assert!(sum.iter().all(|sum| *sum == 6.0));
                 });
-                one.barrier(TAG).unwrap();
+                again.barrier(TAG).unwrap();
             }
         });
     });

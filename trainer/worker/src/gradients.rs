@@ -1,0 +1,60 @@
+//! The gradients of a rank's share of a step, handed over bucket by bucket. Each function says how long it waited for the loader.
+
+use std::time::{Duration, Instant};
+
+use lockstep_data::{Loader, Seat, Step};
+use lockstep_nn::{Cpu, Replica};
+
+use crate::training::Bucket;
+
+/// Of the whole share, buckets handed over as they become ready.
+pub(crate) fn of_share(
+    replica: &mut Replica<Cpu>,
+    loader: &mut Loader,
+    step: Step,
+    submit: &mut dyn FnMut(usize, Bucket),
+) -> Duration {
+    let scale = 1.0 / step.samples as f32;
+    replica.begin_step();
+    let (mut next, mut loading) = timed(|| loader.next_batch());
+    if next.is_none() {
+        replica.no_samples(submit);
+    }
+    while let Some(batch) = next {
+        let (after, waited) = timed(|| loader.next_batch());
+        (next, loading) = (after, loading + waited);
+        replica.micro_batch(&batch.images, &batch.labels, scale, next.is_none(), submit);
+    }
+    loading
+}
+
+/// Of its parts one by one, added as a binary tree adds them.
+pub(crate) fn of_parts(
+    replica: &mut Replica<Cpu>,
+    loader: &mut Loader,
+    step: Step,
+    seat: Seat,
+    submit: &mut dyn FnMut(usize, Bucket),
+) -> Duration {
+    let scale = 1.0 / step.samples as f32;
+    replica.begin_step();
+    let mut loading = Duration::ZERO;
+    let mut parts = seat.parts(step.samples).peekable();
+    while let Some(part) = parts.next() {
+        let mut left = part.end - part.start;
+        while left > 0 {
+            let (batch, waited) = timed(|| loader.next_batch());
+            loading += waited;
+            let Some(batch) = batch else { unreachable!("a loader delivers all samples of every part") };
+            left -= batch.len() as u64;
+            replica.micro_batch(&batch.images, &batch.labels, scale, false, submit);
+        }
+        replica.end_part(parts.peek().is_none(), submit);
+    }
+    loading
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    (work(), start.elapsed())
+}
