@@ -17,7 +17,8 @@ use lockstep_collective::{
 };
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
-const NAMES: [&str; 7] = ["memory", "auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus"];
+const NAMES: [&str; 8] =
+    ["memory", "auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus", "direct"];
 /// Tells a child its rank, and the addresses of all.
 const RANK: &str = "BANDWIDTH_RANK";
 
@@ -108,6 +109,7 @@ fn choice(name: &str, world: usize, costs: Costs) -> Choice {
         "halving-doubling" => Choice::Always(Algorithm::HalvingDoubling),
         "double-tree" => Choice::Always(Algorithm::DoubleTree),
         "torus" => Choice::Always(Algorithm::torus(world)),
+        "direct" => Choice::Always(Algorithm::Direct),
         _ => Choice::Cheapest(costs),
     }
 }

@@ -63,25 +63,22 @@ impl Wire {
     pub(crate) fn coding(self) -> Coding {
         match self {
             Self::F32 => Coding::plain::<f32>(Reduction::Sum),
-            Self::Bf16 => Coding {
-                element_bytes: self.bytes(),
-                write: Some(|memory, frame| write(memory, frame, bf16::from_f32)),
-                copy: copy::<bf16>,
-                reduce: add::<bf16>,
-                code: ElementType::F32_IN_BF16,
-            },
-            Self::F16 => Coding {
-                element_bytes: self.bytes(),
-                write: Some(|memory, frame| write(memory, frame, f16::from_f32)),
-                copy: copy::<f16>,
-                reduce: add::<f16>,
-                code: ElementType::F32_IN_F16,
-            },
+            Self::Bf16 => {
+                Coding::narrow::<bf16>(|memory, frame| write(memory, frame, bf16::from_f32), ElementType::F32_IN_BF16)
+            }
+            Self::F16 => {
+                Coding::narrow::<f16>(|memory, frame| write(memory, frame, f16::from_f32), ElementType::F32_IN_F16)
+            }
         }
     }
 }
 
 impl Coding {
+    /// Of frames that hold what `write` rounds to.
+    fn narrow<H: bytemuck::Pod + Into<f32>>(write: Writer, code: u8) -> Self {
+        Self { element_bytes: size_of::<H>(), write: Some(write), copy: copy::<H>, reduce: add::<H>, code }
+    }
+
     /// Of frames that hold what memory holds.
     pub(crate) fn plain<T: Element>(reduction: Reduction) -> Self {
         Self {
