@@ -1,6 +1,6 @@
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::CustomResource;
-use lockstep_launch::{Benchmark, Checkpoint, Communication, Dataset, Model, Training};
+use lockstep_launch::{Benchmark, Checkpoint, Communication, Dataset, Elastic, Model, Training};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +31,10 @@ pub struct TrainingJobSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: u32,
+    /// How many workers the group may have while it trains under `lockstep run`; the operator starts all anew so far. Default: always
+    /// replicas; when one is lost the others wait for another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elastic: Option<Elastic>,
     /// Who acts on the job; with any other value this operator leaves it alone. Default: lockstep.dev/operator.
     #[serde(default = "this_operator")]
     #[schemars(length(min = 1, max = 253))]

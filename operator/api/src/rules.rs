@@ -24,6 +24,8 @@ pub(crate) const MISSING_TO_TRAIN: &str = "required to train; to measure instead
 /// Fewest workers of a benchmark.
 pub(crate) const MIN_MEASURED: u32 = 2;
 pub(crate) const ALONE: &str = "2 or more for a benchmark: one worker has nobody to sum with";
+pub(crate) const AT_LEAST_MIN: &str = "1 to spec.replicas";
+pub(crate) const AT_MOST_MAX: &str = "spec.replicas to 1000";
 pub(crate) const NAME_ACCEPTED: &str =
     "a lower-case letter, then lower-case letters, digits and `-`, ending in a letter or digit, at most 50 characters";
 
@@ -88,7 +90,20 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
             field: Some(".communication.wire"),
         },
         Rule {
-            rule: format!("self.communication.algorithm != 'canonicalTree' || self.replicas <= {MIN_SHARDS}"),
+            rule: "!has(self.elastic) || self.elastic.minReplicas <= self.replicas".to_owned(),
+            message: format!("spec.elastic.minReplicas: {AT_LEAST_MIN}"),
+            field: Some(".elastic.minReplicas"),
+        },
+        Rule {
+            rule: "!has(self.elastic) || self.elastic.maxReplicas >= self.replicas".to_owned(),
+            message: format!("spec.elastic.maxReplicas: {AT_MOST_MAX}"),
+            field: Some(".elastic.maxReplicas"),
+        },
+        Rule {
+            rule: format!(
+                "self.communication.algorithm != 'canonicalTree' || \
+                 (has(self.elastic) ? self.elastic.maxReplicas : self.replicas) <= {MIN_SHARDS}"
+            ),
             message: format!("spec.communication.algorithm: {}", canonical_accepted()),
             field: Some(".communication.algorithm"),
         },
@@ -133,8 +148,9 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
 }
 
 /// The fields of `spec` that keep their value for the life of the job.
-pub(crate) const IMMUTABLE: [&str; 13] = [
+pub(crate) const IMMUTABLE: [&str; 14] = [
     ".replicas",
+    ".elastic",
     ".managedBy",
     ".benchmark",
     ".model",

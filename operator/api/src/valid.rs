@@ -1,12 +1,15 @@
 use std::{num::NonZeroU32, path::PathBuf};
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use lockstep_launch::{CommunicationAlgorithm, InvalidField, MIN_SHARDS, Task, Training, Workload};
+use lockstep_launch::{CommunicationAlgorithm, Elastic, InvalidField, MIN_SHARDS, Task, Training, Workload};
 use serde_json::Value;
 
 use crate::{
     CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, manifest,
-    rules::{ALONE, MAX_NAME_LENGTH, MIN_MEASURED, MISSING_TO_TRAIN, NAME_ACCEPTED, NO_BENCHMARK, canonical_accepted},
+    rules::{
+        ALONE, AT_LEAST_MIN, AT_MOST_MAX, MAX_NAME_LENGTH, MIN_MEASURED, MISSING_TO_TRAIN, NAME_ACCEPTED, NO_BENCHMARK,
+        canonical_accepted,
+    },
 };
 
 /// Greatest number of workers, as in the schema.
@@ -24,6 +27,8 @@ pub struct ValidJob {
     pub uid: Option<String>,
     /// Number of workers.
     pub replicas: NonZeroU32,
+    /// How many it may have while it trains.
+    pub elastic: Elastic,
     /// Who acts on it.
     pub managed_by: String,
     /// What is trained or measured.
@@ -49,6 +54,7 @@ impl ValidJob {
         let TrainingJob { metadata, spec, status: _ } = object;
         let TrainingJobSpec {
             replicas,
+            elastic,
             managed_by,
             benchmark: _,
             model: _,
@@ -74,8 +80,10 @@ impl ValidJob {
             wrong.push(InvalidField::new("spec.replicas", replicas, ALONE));
         }
         wrong.extend(check_containers(&template).err());
+        let elastic = elastic.unwrap_or(Elastic::fixed(replicas));
+        wrong.extend(check_elastic(elastic, replicas));
         let algorithm = spec.communication.algorithm;
-        if algorithm == CommunicationAlgorithm::CanonicalTree && replicas > MIN_SHARDS {
+        if algorithm == CommunicationAlgorithm::CanonicalTree && elastic.max_replicas > MIN_SHARDS {
             wrong.push(InvalidField::new("spec.communication.algorithm", algorithm, canonical_accepted()));
         }
         match (NonZeroU32::new(replicas).filter(|replicas| replicas.get() <= MAX_REPLICAS), task) {
@@ -84,6 +92,7 @@ impl ValidJob {
                 name,
                 uid: metadata.uid.clone(),
                 replicas,
+                elastic,
                 managed_by,
                 task,
                 failure_policy,
@@ -191,6 +200,16 @@ fn is_name(name: &str) -> bool {
         && name.starts_with(|first: char| first.is_ascii_lowercase())
         && !name.ends_with('-')
         && name.bytes().all(inner)
+}
+
+fn check_elastic(elastic: Elastic, replicas: u32) -> Vec<InvalidField> {
+    let Elastic { min_replicas, max_replicas } = elastic;
+    let min = (min_replicas < 1 || min_replicas > replicas)
+        .then(|| InvalidField::new("spec.elastic.minReplicas", min_replicas, AT_LEAST_MIN));
+    let max = (max_replicas < replicas || max_replicas > MAX_REPLICAS)
+        .then(|| InvalidField::new("spec.elastic.maxReplicas", max_replicas, AT_MOST_MAX));
+    // What is wrong with replicas itself is said there.
+    min.into_iter().chain(max).filter(|_| (1..=MAX_REPLICAS).contains(&replicas)).collect()
 }
 
 fn check_containers(template: &PodTemplateSpec) -> Result<(), InvalidField> {

@@ -2,8 +2,10 @@
 
 mod bench;
 mod display;
+mod history;
 mod manifest;
 mod run;
+mod scale;
 mod validate;
 mod watch;
 
@@ -26,6 +28,10 @@ struct Arguments {
 enum Command {
     /// Run a training job as local processes, without a cluster.
     Run(run::Arguments),
+    /// Change the number of workers of a run while it trains.
+    Scale(scale::Arguments),
+    /// Tell how the group of a run changed: when, why, and at what cost.
+    History(history::Arguments),
     /// Measure this machine by local processes, as a job with spec.benchmark measures a cluster.
     Bench(bench::Arguments),
     /// Check manifests without a cluster: fields, types and rules.
@@ -83,6 +89,14 @@ fn main() -> ExitCode {
         },
         Command::Bench(arguments) => match bench::prepare(&arguments) {
             Ok(bench) => finish(runtime.block_on(bench.run())),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::Scale(arguments) => match scale::scale(&arguments) {
+            Ok(outcome) => outcome.into(),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::History(arguments) => match history::history(&arguments) {
+            Ok(outcome) => outcome.into(),
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::Validate(arguments) => validate::validate(&arguments).into(),

@@ -124,24 +124,77 @@ fn a_run_keeps_its_manifest_and_the_log_of_every_process() {
 }
 
 #[test]
-fn a_killed_worker_restarts_the_job() {
+fn a_killed_worker_is_replaced_while_the_others_go_on() {
     let mut run = run("worker-1@0=killed", &[]);
     let output = run.output();
     let progress = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{progress}");
-    assert!(progress.contains("worker 1 was killed by signal 9; restart 1 of 3 from step 20"), "{progress}");
+    assert!(progress.contains("worker 1 was killed by signal 9; a new one takes its place"), "{progress}");
+    let starts = |member: &str| fs::read_to_string(run.out().join("starts").join(member)).expect(member);
+    assert_eq!([starts("glyphs-worker-0"), starts("glyphs-worker-1"), starts("glyphs-coordinator")], ["1", "2", "1"]);
 }
 
 #[test]
-fn a_job_that_is_lost_too_often_fails() {
+fn a_killed_coordinator_is_replaced() {
+    let mut run = run("coordinator@0=killed", &[]);
+    let output = run.output();
+    let progress = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{progress}");
+    assert!(progress.contains("the coordinator was killed by signal 9; a new one takes its place"), "{progress}");
+}
+
+#[test]
+fn a_worker_that_fails_too_often_fails_the_job() {
     let fates = "worker-0@0=crash,worker-0@1=retry,worker-0@2=crash";
     let mut run = run(fates, &["--set", "spec.failurePolicy.backoffLimit=1"]);
     let output = run.output();
     let progress = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{progress}");
-    assert!(progress.contains("worker 0 crashed with exit code 101; restart 1 of 1"), "{progress}");
-    assert!(progress.contains("error: worker 0 lost a peer, after 1 of 1 restarts"), "{progress}");
+    assert!(progress.contains("worker 0 crashed with exit code 101; a new one takes its place"), "{progress}");
+    assert!(progress.contains("error: worker 0 cannot go on for now, after 1 of 1 restarts"), "{progress}");
     assert!(progress.contains("logs/worker-0.log"), "{progress}");
+}
+
+#[test]
+fn a_run_is_scaled_from_another_terminal_within_its_bounds() {
+    let mut run =
+        run("worker-0@0=endless,worker-1@0=endless", &["--set", "spec.elastic={minReplicas: 1, maxReplicas: 3}"]);
+    let mut child = run.command.spawn().expect("lockstep starts");
+    let mut progress = BufReader::new(child.stderr.take().expect("piped"));
+    pids(&run.out(), 3);
+    let scale = |workers: &str| {
+        let scaled = Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("scale").arg(run.out()).arg(workers).output();
+        let scaled = scaled.expect("lockstep starts");
+        (scaled.status.code(), text(&scaled.stderr))
+    };
+    let (code, refusal) = scale("4");
+    assert!(code == Some(2) && refusal.contains("4: 1 to 3 (spec.elastic)"), "{refusal}");
+    assert_eq!(scale("3").0, Some(0));
+    read_until(&mut progress, "scaling from 2 to 3 workers");
+    pids(&run.out(), 4);
+    assert_eq!(scale("1").0, Some(0));
+    read_until(&mut progress, "worker 1 left");
+    kill_process(pid(&child), Signal::TERM).expect("asked to stop");
+    child.wait().expect("it ends");
+    let (code, refusal) = scale("2");
+    assert!(code == Some(2) && refusal.contains("no `lockstep run` is at work"), "{refusal}");
+}
+
+#[test]
+fn a_job_of_a_fixed_size_is_not_scaled() {
+    let mut run = run("", &[]);
+    run.output();
+    let scaled = Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("scale").arg(run.out()).arg("3").output();
+    let refusal = text(&scaled.expect("lockstep starts").stderr);
+    assert!(refusal.contains("3: this job always has 2 workers"), "{refusal}");
+}
+
+#[test]
+fn the_history_of_a_folder_that_is_no_run_is_refused() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let told = Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("history").arg(place.path()).output();
+    let refusal = text(&told.expect("lockstep starts").stderr);
+    assert!(refusal.contains("no run's folder"), "{refusal}");
 }
 
 #[test]
@@ -151,7 +204,7 @@ fn a_fatal_end_says_why_and_is_not_tried_again() {
     let progress = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{progress}");
     assert!(progress.contains("labels: 12: 0 to 9") && progress.contains("logs/worker-1.log"), "{progress}");
-    assert!(!progress.contains("restart"), "{progress}");
+    assert!(!progress.contains("takes its place"), "{progress}");
 }
 
 #[test]

@@ -173,6 +173,7 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
         member: String::new(),
         address: Ipv4Addr::UNSPECIFIED.into(),
         replicas: job.replicas.get(),
+        elastic: job.elastic,
         coordinator: Address {
             host: format!("{}.{}.svc", pod_name(job, Role::Coordinator), job.namespace),
             port: Ports::POD.control,

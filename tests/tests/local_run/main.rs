@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod benchmark;
+mod elastic;
 mod faults;
 mod metrics;
 mod run;

@@ -69,8 +69,30 @@ pub(crate) struct StepLine {
     pub(crate) step: u64,
     pub(crate) generation: u64,
     pub(crate) world_size: u32,
-    pub(crate) loss: f64,
+    /// Missing where nobody was left who had it.
+    pub(crate) loss: Option<f64>,
     pub(crate) step_seconds: f64,
+}
+
+/// A line of history.jsonl.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Change {
+    pub(crate) generation: u64,
+    pub(crate) workers: u32,
+    pub(crate) step: u64,
+    #[serde(default)]
+    pub(crate) rollback: bool,
+    #[serde(default)]
+    pub(crate) lost: Vec<Gone>,
+    #[serde(default)]
+    pub(crate) left: Vec<Gone>,
+    pub(crate) seconds: f64,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Gone {
+    pub(crate) pod: String,
+    pub(crate) reason: String,
 }
 
 /// A line of metrics.jsonl.
@@ -83,6 +105,13 @@ pub(crate) struct EvaluationLine {
 pub(crate) struct Evaluation {
     pub(crate) loss: f64,
     pub(crate) accuracy: f64,
+}
+
+impl StepLine {
+    /// The loss of a step that nobody was lost in.
+    pub(crate) fn seen_loss(&self) -> f64 {
+        self.loss.unwrap_or_else(|| panic!("step {} has no loss", self.step))
+    }
 }
 
 impl Run {
@@ -138,6 +167,28 @@ impl Run {
             assert!(!over, "the run ended early:\n{}", self.said());
             self.steps().last().is_some_and(|line| line.step >= step)
         });
+    }
+
+    /// Waits until a step of this generation, or of a later one, is in the journal.
+    pub(crate) fn wait_for_generation(&self, generation: u64) {
+        wait_for(&format!("generation {generation}"), || {
+            let over = !Path::new(&format!("/proc/{}", self.child.id())).exists();
+            assert!(!over, "the run ended early:\n{}", self.said());
+            self.steps().last().is_some_and(|line| line.generation >= generation)
+        });
+    }
+
+    /// The memberships that it had.
+    pub(crate) fn history(&self) -> Vec<Change> {
+        let text = fs::read_to_string(self.folder.join("history.jsonl")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// The tensors of the model that it left.
+    pub(crate) fn model(&self) -> Vec<u8> {
+        let bytes = fs::read(self.folder.join("model.safetensors")).expect("a model");
+        let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+        bytes[8 + length..].to_vec()
     }
 
     /// Waits until a checkpoint is there.

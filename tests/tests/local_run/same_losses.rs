@@ -30,8 +30,8 @@ fn assert_same_start(one: &Run, four: &Run) {
     let (one, four) = (one.steps(), four.steps());
     assert!(one.len() >= FIRST && four.len() >= FIRST, "{} and {} steps", one.len(), four.len());
     for (left, right) in one.iter().zip(&four).take(FIRST) {
-        let difference = (left.loss - right.loss).abs();
-        assert!(difference <= TOLERANCE, "step {}: {} and {}", left.step, left.loss, right.loss);
+        let difference = (left.seen_loss() - right.seen_loss()).abs();
+        assert!(difference <= TOLERANCE, "step {}: {} and {}", left.step, left.seen_loss(), right.seen_loss());
     }
 }
 
@@ -77,7 +77,7 @@ fn gradients_in_bf16_learn_nearly_alike() {
     let narrow = Run::of("glyphs-bf16", &manifest, &narrow).finished();
     assert_eq!((whole.code, narrow.code), (Some(0), Some(0)), "{}\n{}", whole.said(), narrow.said());
     let (whole, narrowed) = (whole.steps(), narrow.steps());
-    let differences = whole.iter().zip(&narrowed).map(|(left, right)| (left.loss - right.loss).abs());
+    let differences = whole.iter().zip(&narrowed).map(|(left, right)| (left.seen_loss() - right.seen_loss()).abs());
     let greatest = differences.fold(0.0, f64::max);
     assert!(greatest > 0.0 && greatest <= BF16_TOLERANCE, "{greatest}");
 }
@@ -94,7 +94,7 @@ fn a_canonical_tree_learns_to_the_same_bits_with_any_number_of_workers() {
         run
     };
     let bits = |run: &Run| {
-        let losses: Vec<u64> = run.steps().iter().map(|line| line.loss.to_bits()).collect();
+        let losses: Vec<u64> = run.steps().iter().map(|line| line.seen_loss().to_bits()).collect();
         let evaluated: Vec<[u64; 2]> = run
             .evaluations()
             .iter()

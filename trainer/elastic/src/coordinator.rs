@@ -1,11 +1,16 @@
-//! The coordinator's decisions: who forms the group, and when it is over. Pure: events and the time in, commands out.
+//! The coordinator's decisions: who forms the group, when it changes, and when it is over. Pure: events and the time in, commands out.
 //!
 //! ```text
-//! Gathering ─► Allocating ─► Preparing ─► Activating ─► Running ─► Ended
-//!     ▲  (swap)    │  (reports)  │  (swap)                ▲
-//!     └────────────┴─────────────┘ a member went          └ members of the active generation return to a new coordinator
+//!              enough members      all reported, swapped
+//! Gathering ───────────────► Preparing ─────────────► Running ─► Ended
+//!     ▲   (swap: allocated)    │    ▲                   │
+//!     └────────────────────────┘    └───────────────────┘ a member was lost, joins or leaves (swap: allocated)
+//!           too few are left
 //! ```
+//!
+//! Steps need the members only: while this process is away they go on, and changes wait.
 
+mod base;
 mod forming;
 mod running;
 mod status;
@@ -16,20 +21,26 @@ use std::{
 };
 
 use crate::{
-    Active, CheckpointMark, Digest, Hello, MemberId, Message, Record, Report, Sampler, message::FrameError, rank_order,
+    Active, CheckpointMark, Digest, Hello, MemberId, Message, Record, Sampler, Seat, message::FrameError, rank_order,
 };
+use forming::{Gathering, Preparing};
 use running::Running;
 pub use status::{Stage, Status};
 
 /// A member that is silent this long is shown as suspected.
 pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
-/// A member that is silent this long is lost. Heartbeats come ten times a second from a thread of their own, but on a
-/// crowded machine that thread may wait for seconds.
-pub const DEAD_AFTER: Duration = Duration::from_secs(10);
+/// A member that is silent this long is lost. Heartbeats come ten times a second from a thread of their own; one that was only slow
+/// stands still and joins again.
+pub const DEAD_AFTER: Duration = Duration::from_millis(2500);
 /// Pause before a record that the store did not take is tried again.
 const STORE_PAUSE: Duration = Duration::from_secs(5);
-/// How long members of a running group may take to find a coordinator that was started again.
+/// How long members of the recorded generation may take to find a coordinator that was started again, and how long the last ones that
+/// may hold its state are waited for before an older one is taken.
 pub const RETURN_LIMIT: Duration = Duration::from_secs(30);
+/// How long the first group waits for all its members when fewer would do.
+pub const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long planned changes are gathered, so that several become one.
+pub const JOIN_WINDOW: Duration = Duration::from_millis(500);
 /// How long a coordinator that was asked to stop waits for its group to drain.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// Time between two looks at the clock.
@@ -46,14 +57,14 @@ pub struct Config {
     pub attempt: u32,
     /// This coordinator's name in the record.
     pub name: String,
-    /// The pods that make up the group.
+    /// The pods that may belong to the group.
     pub members: Vec<String>,
+    /// How many of them the first group waits for.
+    pub replicas: usize,
+    /// How many a group needs: with fewer, training pauses.
+    pub least: usize,
     /// Virtual shards of a global step.
     pub shards: u32,
-    /// The sample sequence of a job without checkpoint.
-    pub sampler: Sampler,
-    /// How long all members may take to come up; `None` waits for ever.
-    pub join_limit: Option<Duration>,
 }
 
 /// A control connection, as the shell numbers them.
@@ -100,10 +111,29 @@ pub enum Command {
         /// The worker's report.
         payload: Vec<u8>,
     },
+    /// Tell that the membership changed.
+    Changed(Change),
     /// Come back with [`Event::Tick`] at this time unless something happens before; replaces the former time.
     WakeAt(Duration),
     /// The coordinator's work is over.
     End(Outcome),
+}
+
+/// How one generation followed another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The new membership.
+    pub active: Active,
+    /// Pods that belong to it and did not belong to the one before.
+    pub joined: Vec<String>,
+    /// Pods that went as planned, and why.
+    pub left: Vec<(String, String)>,
+    /// Pods that were lost, and what was seen.
+    pub lost: Vec<(String, String)>,
+    /// What failed although nobody was lost.
+    pub broken: Option<String>,
+    /// From the moment when the need for a change was seen to the recorded membership.
+    pub took: Duration,
 }
 
 /// How a group ended.
@@ -123,26 +153,12 @@ pub enum Outcome {
         /// Optimiser steps that are done.
         step: u64,
     },
-    /// A member of the running group was lost.
-    Lost {
-        /// Who.
-        member: MemberId,
-        /// What was seen.
-        reason: String,
-    },
     /// The job cannot succeed as it is described.
     Fatal {
         /// Who said so.
         member: MemberId,
         /// What it said.
         message: String,
-    },
-    /// The group did not come together within [`Config::join_limit`].
-    Incomplete {
-        /// Pods that did not come.
-        missing: Vec<String>,
-        /// How long they were waited for.
-        waited: Duration,
     },
     /// Another coordinator took over; the group goes on with that one.
     Superseded,
@@ -155,62 +171,116 @@ pub enum Outcome {
     },
 }
 
-/// Forms the group and watches it. See the module's picture.
-#[derive(Debug)]
+/// Forms the group, changes it and watches it. See the module's picture.
+#[derive(Clone, Debug)]
 pub struct Coordinator {
     config: Config,
     /// As it is stored.
     record: Record,
-    /// As it will be once the swap that is under way succeeds.
-    swapping: Option<Record>,
+    /// As it will be once the swap that is under way succeeds, and what for.
+    swapping: Option<(Purpose, Record)>,
     phase: Phase,
     /// Who is connected, by pod.
     peers: BTreeMap<String, Peer>,
     pods: BTreeMap<Connection, String>,
+    /// Why the next generation differs from the last.
+    reasons: Reasons,
+    /// The members of the last one that was told.
+    told: BTreeSet<MemberId>,
+    /// Members that have to go, and why.
+    leaving: BTreeMap<String, String>,
+    /// Why all have to stop: too few could stay.
+    draining: Option<String>,
+    /// A member has done the last step: what is left to do is to tell the result.
+    finishing: bool,
+    /// The newest checkpoint that the record does not have yet.
+    mark: Option<CheckpointMark>,
+    store_again: Duration,
+    /// How many generations in a row broke without a step.
+    fruitless: u32,
     started: Duration,
     handled: Duration,
     stop_by: Option<Duration>,
     commands: Vec<Command>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Peer {
     hello: Hello,
     connection: Connection,
     heard: Duration,
 }
 
-#[derive(Debug)]
+/// What a swap of the record is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Allocate { planned: bool },
+    Activate,
+    Mark,
+    Conclude,
+}
+
+#[derive(Clone, Debug)]
 enum Phase {
-    Gathering,
-    Allocating { generation: u64 },
-    Preparing { generation: u64, reports: BTreeMap<String, Report> },
-    Activating,
+    Gathering(Gathering),
+    Preparing(Preparing),
     Running(Box<Running>),
     Ended,
+}
+
+/// What has happened to the membership since the last one was recorded.
+#[derive(Clone, Debug, Default)]
+struct Reasons {
+    since: Option<Duration>,
+    lost: Vec<(String, String)>,
+    broken: Option<String>,
+}
+
+impl Reasons {
+    fn begin(&mut self, now: Duration) {
+        self.since.get_or_insert(now);
+    }
+
+    fn lose(&mut self, member: &MemberId, reason: &str) {
+        if self.lost.iter().all(|(pod, _)| *pod != member.pod) {
+            self.lost.push((member.pod.clone(), reason.to_owned()));
+        }
+    }
 }
 
 impl Coordinator {
     /// A coordinator that finds `record` in the store.
     ///
     /// # Panics
-    /// Without members.
+    /// Without members, or when fewer than one or more than all are needed.
     #[must_use]
     pub fn new(mut config: Config, record: Option<Record>, now: Duration) -> Self {
-        assert!(!config.members.is_empty(), "a group needs at least one member");
         config.members.sort_by(|a, b| rank_order(a, b));
         config.members.dedup();
+        let Config { members, replicas, least, .. } = &config;
+        let possible = 1 <= *least && least <= replicas && *replicas <= members.len();
+        assert!(possible, "a group of {replicas} of {} members, at least {least}", members.len());
+        let record = record.unwrap_or_else(Record::empty);
+        let told = record.active.iter().flat_map(|active| &active.members).map(Seat::id).collect();
         Self {
-            config,
-            record: record.unwrap_or_else(Record::empty),
+            record,
             swapping: None,
-            phase: Phase::Gathering,
+            phase: Phase::Gathering(Gathering::Start),
             peers: BTreeMap::new(),
             pods: BTreeMap::new(),
+            reasons: Reasons::default(),
+            told,
+            leaving: BTreeMap::new(),
+            draining: None,
+            finishing: false,
+            mark: None,
+            store_again: Duration::ZERO,
+            fruitless: 0,
             started: now,
             handled: now,
             stop_by: None,
             commands: Vec::new(),
+            config,
         }
     }
 
@@ -223,10 +293,10 @@ impl Coordinator {
         match event {
             Event::Received(connection, Message::Hello(hello)) => self.greeted(connection, hello, now),
             Event::Received(connection, message) => self.received(connection, message, now),
-            Event::Garbled(connection, error) => self.garbled(connection, &error),
+            Event::Garbled(connection, error) => self.garbled(connection, &error, now),
             Event::Closed(connection, reason) => {
                 if let Some(pod) = self.pods.get(&connection).cloned() {
-                    self.gone(&pod, &reason);
+                    self.gone(&pod, &reason, now);
                 }
             }
             Event::Swapped => self.swapped(now),
@@ -245,13 +315,15 @@ impl Coordinator {
     /// Everything that follows from the state and the time alone.
     fn advance(&mut self, now: Duration) {
         self.drop_the_silent(now);
-        match &self.phase {
-            Phase::Gathering => self.gather(now),
-            Phase::Allocating { .. } | Phase::Activating | Phase::Ended => {}
-            Phase::Preparing { .. } => self.agree(),
-            Phase::Running(_) => self.watch(now),
+        if self.swapping.is_none() {
+            match &self.phase {
+                Phase::Gathering(_) => self.gather(now),
+                Phase::Preparing(_) => self.agree(now),
+                Phase::Running(_) => self.watch(now),
+                Phase::Ended => {}
+            }
         }
-        let waits_for_nobody = !matches!(self.phase, Phase::Running(_) | Phase::Ended);
+        let waits_for_nobody = self.peers.is_empty() || matches!(self.phase, Phase::Gathering(Gathering::Start));
         if self.stop_by.is_some_and(|deadline| waits_for_nobody || now >= deadline) {
             self.end(Outcome::Stopped);
         }
@@ -266,47 +338,43 @@ impl Coordinator {
         let member = peer.hello.member.clone();
         match message {
             Message::Heartbeat => self.send(connection, Message::Heartbeat),
-            Message::Report(report) => self.reported(&member, connection, report),
+            Message::Report(report) => self.reported(&member, connection, report, now),
+            Message::Broken { generation, reason } => self.broken(&member, generation, reason, now),
             Message::Fatal { message } => self.fatal(member, message),
             Message::Progress { step, payload } => self.progressed(member, step, payload),
             Message::Checkpoint(mark) => self.checkpointed(mark),
-            Message::Leave { reason } => self.leaving(&member, &reason),
+            Message::Leave { reason } => self.wants_to_leave(&member, reason, now),
             Message::Finished { step, digest, payload } => {
                 self.last_word(&member, running::LastWord::Finished { step, digest, payload });
             }
             Message::Drained { step } => self.last_word(&member, running::LastWord::Drained { step }),
-            // Said between members or by coordinators; here they mean nothing.
+            // Said by coordinators; here they mean nothing.
             Message::Hello(_)
             | Message::Refuse { .. }
             | Message::Prepare { .. }
             | Message::Commit { .. }
-            | Message::Done { .. }
-            | Message::Stable { .. }
             | Message::Drain { .. }
             | Message::Abort { .. }
             | Message::Release => {}
         }
     }
 
-    fn garbled(&mut self, connection: Connection, error: &FrameError) {
+    fn garbled(&mut self, connection: Connection, error: &FrameError, now: Duration) {
         if let FrameError::Version { .. } = error {
             self.send(connection, Message::Refuse { reason: error.to_string() });
         }
         self.commands.push(Command::Close(connection));
         if let Some(pod) = self.pods.get(&connection).cloned() {
-            self.gone(&pod, &error.to_string());
+            self.gone(&pod, &error.to_string(), now);
         }
     }
 
     /// The one place where a connected member disappears.
-    fn gone(&mut self, pod: &str, reason: &str) {
+    fn gone(&mut self, pod: &str, reason: &str, now: Duration) {
         let Some(peer) = self.peers.remove(pod) else { return };
         self.pods.remove(&peer.connection);
-        match &mut self.phase {
-            Phase::Allocating { .. } | Phase::Preparing { .. } => self.phase = Phase::Gathering,
-            Phase::Running(running) => running.missed(&peer.hello.member, reason),
-            Phase::Gathering | Phase::Activating | Phase::Ended => {}
-        }
+        self.leaving.remove(pod);
+        self.missed(&peer.hello.member, reason, now);
     }
 
     fn drop_the_silent(&mut self, now: Duration) {
@@ -315,7 +383,7 @@ impl Coordinator {
             self.peers.iter().filter(|(_, p)| silent(p)).map(|(pod, p)| (pod.clone(), p.connection)).collect();
         for (pod, connection) in dead {
             self.commands.push(Command::Close(connection));
-            self.gone(&pod, &format!("sent nothing for {} s", DEAD_AFTER.as_secs()));
+            self.gone(&pod, &format!("sent nothing for {} s", DEAD_AFTER.as_secs_f64()), now);
         }
     }
 
@@ -340,27 +408,32 @@ impl Coordinator {
         self.end(Outcome::Fatal { member, message });
     }
 
-    fn swap(&mut self, record: Record) {
+    fn swap(&mut self, purpose: Purpose, record: Record) {
         assert!(self.swapping.is_none(), "two swaps at a time: {:?} and {record:?}", self.swapping);
-        self.swapping = Some(record.clone());
+        self.swapping = Some((purpose, record.clone()));
         self.commands.push(Command::Swap(record));
     }
 
     fn swapped(&mut self, now: Duration) {
-        let Some(record) = self.swapping.take() else { return };
+        let Some((purpose, record)) = self.swapping.take() else { return };
         self.record = record;
-        match self.phase {
-            Phase::Allocating { generation } => self.prepare(generation),
-            Phase::Activating => self.commit(now),
-            Phase::Gathering | Phase::Preparing { .. } | Phase::Running(_) | Phase::Ended => {}
+        match purpose {
+            Purpose::Allocate { planned } => self.prepare(planned, now),
+            Purpose::Activate => self.commit(now),
+            Purpose::Mark => {}
+            Purpose::Conclude => self.conclude(),
         }
     }
 
-    /// A group that runs needs no record: its checkpoint is recorded when the store is back. One that forms cannot go on without.
+    /// A checkpoint is recorded when the store is back. A group cannot be formed without it.
     fn store_failed(&mut self, message: String, now: Duration) {
-        let record = self.swapping.take();
-        match (&mut self.phase, record) {
-            (Phase::Running(running), Some(record)) => running.keep(record, now + STORE_PAUSE),
+        match self.swapping.take() {
+            Some((Purpose::Mark, record)) => {
+                self.store_again = now + STORE_PAUSE;
+                self.mark = self.mark.or(record.last_durable_checkpoint);
+            }
+            // All have said how it ended, and the store lets nobody contradict.
+            Some((Purpose::Conclude, _)) => self.conclude(),
             _ => {
                 self.abort_all(&format!("the membership record cannot be kept: {message}"));
                 self.end(Outcome::StoreFailed { message });
@@ -392,20 +465,33 @@ impl Coordinator {
         self.commands.push(Command::End(outcome));
     }
 
-    fn missing(&self) -> Vec<String> {
-        self.config.members.iter().filter(|pod| !self.peers.contains_key(*pod)).cloned().collect()
-    }
-
+    /// The newest membership that is recorded.
     fn active(&self) -> Option<&Active> {
         self.record.active.as_ref()
     }
 
+    /// Whether this very process is connected.
+    fn is_here(&self, member: &MemberId) -> bool {
+        self.peers.get(&member.pod).is_some_and(|peer| peer.hello.member == *member)
+    }
+
+    /// Connected pods that the next group may keep.
+    fn stayers(&self) -> impl Iterator<Item = &str> {
+        let all = self.draining.is_some();
+        self.peers.keys().map(String::as_str).filter(move |pod| all || !self.leaving.contains_key(*pod))
+    }
+
+    /// Whether the members that are here make a group. Whoever drains, or only has to tell its result, needs no company.
+    fn suffice(&self) -> bool {
+        let least = if self.draining.is_some() || self.finishing { 1 } else { self.config.least };
+        self.stayers().count() >= least
+    }
+
     fn checkpointed(&mut self, mark: CheckpointMark) {
         let known = self.record.last_durable_checkpoint.map(|known| known.step);
-        if let Phase::Running(running) = &mut self.phase
-            && known < Some(mark.step)
-        {
-            running.remember(mark);
+        let waiting = self.mark.map(|waiting| waiting.step);
+        if known.max(waiting) < Some(mark.step) {
+            self.mark = Some(mark);
         }
     }
 

@@ -15,10 +15,10 @@ pub mod member;
 
 pub mod shell;
 
-pub use coordinator::{Coordinator, Outcome, Status};
+pub use coordinator::{Change, Coordinator, Outcome, Status};
 pub use identity::{Digest, Incarnation, MemberId, rank_order};
 pub use member::{Group, Member};
-pub use message::{Hello, Message, Report};
+pub use message::{Hello, Message, Report, State};
 pub use record::{Active, CheckpointMark, Record, RecordError, Sampler, Seat};
-pub use shell::{Event, FarewellError, JoinError, Membership, Notice, coordinate};
+pub use shell::{Event, Farewell, FarewellError, JoinError, Membership, Notice, coordinate};
 pub use store::{FileStore, GenerationStore, StoreError, Swap, Version};

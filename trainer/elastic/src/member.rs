@@ -1,11 +1,18 @@
 //! A worker's half of the membership. Pure: events and the time in, commands out.
 //!
-//! A member promises never to complete a collective of an older generation before it reports what it holds (it *seals*),
-//! and enters a generation only if that is newer than all it promised or entered, and names this very process.
+//! ```text
+//!            Commit                        Prepare                      the worker stopped
+//! standing ─────────► training or copying ─────────► asked to seal ─────────────────────► standing, reports
+//!     ▲                      │ a collective failed
+//!     └──────────────────────┘ Broken
+//! ```
+//!
+//! A member promises never to complete a collective of an older generation before it reports what it holds (it *seals*: the worker
+//! stands still), and enters a generation only if that is newer than all it promised or entered, and names this very process.
 
 use std::{net::SocketAddr, time::Duration};
 
-use crate::{Active, CheckpointMark, Digest, Hello, Message, Report, Sampler};
+use crate::{Active, CheckpointMark, Digest, Hello, Message, Report, State};
 
 /// Time between two heartbeats.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(100);
@@ -14,7 +21,7 @@ pub const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// A coordinator that is silent this long is looked for anew.
 pub const COORDINATOR_DEAD_AFTER: Duration = Duration::from_secs(10);
 
-/// The membership that a member entered.
+/// A membership that a member is committed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Its number.
@@ -27,14 +34,20 @@ pub struct Group {
     pub addresses: Vec<SocketAddr>,
     /// The pod of each rank.
     pub pods: Vec<String>,
-    /// Optimiser steps that the state holds which all start from.
-    pub base_step: u64,
-    /// Digest of that state; [`Digest::NONE`] before the first step.
-    pub base_digest: Digest,
+    /// The state that all start from.
+    pub base: State,
+    /// Ranks that hold that state already, in rising order; the others copy it from them.
+    pub sources: Vec<u32>,
     /// Virtual shards of a global step.
     pub shards: u32,
-    /// Where the sample sequence stands at `base_step`.
-    pub sampler: Sampler,
+}
+
+impl Group {
+    /// Whether this member reports, saves and tells the result: see [`Active::reporter`].
+    #[must_use]
+    pub fn reports(&self) -> bool {
+        self.sources.first() == Some(&self.rank)
+    }
 }
 
 /// What happens to a member.
@@ -46,14 +59,14 @@ pub enum Event {
     Disconnected,
     /// A message arrived.
     Received(Message),
-    /// The worker holds a new state.
-    Applied {
-        /// Optimiser steps that it holds.
-        step: u64,
-        /// Its digest.
-        digest: Digest,
-        /// Whether the reduced gradient of `step` is still there.
-        holds_gradient: bool,
+    /// The worker holds the state that its group starts from.
+    Entered,
+    /// The worker stands still: it completes no collective until the next [`Command::Enter`].
+    Stand {
+        /// What it holds; `None` in the middle of a copy.
+        held: Option<State>,
+        /// What failed, if it was not asked to.
+        broken: Option<String>,
     },
     /// The worker reports how far it is; dropped while no coordinator listens.
     Progress {
@@ -106,14 +119,16 @@ pub enum Command {
     Send(Message),
     /// Close the connection and look for the coordinator anew.
     Reconnect,
-    /// Abort every collective of a generation older than this one, before anything else is sent.
+    /// Have the worker stand still: at once, with every collective aborted, or if it is planned after a step that all agree on.
     Seal {
         /// The promised generation.
         generation: u64,
+        /// Whether nobody was lost.
+        planned: bool,
     },
     /// Train in this group.
     Enter(Group),
-    /// Stop after a step that all agree on.
+    /// Stop after a step that all agree on, and save it.
     Drain {
         /// Who asks, and why.
         reason: String,
@@ -128,19 +143,21 @@ pub enum Command {
         /// Why, and what to do.
         reason: String,
     },
-    /// The last word is recorded; the process may end.
+    /// The process may end: its last word is recorded, or the group goes on without it.
     Released,
     /// Come back with [`Event::Tick`] at this time unless something happens before; replaces the former time.
     WakeAt(Duration),
 }
 
 /// A worker's view of its membership.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Member {
     hello: Hello,
-    applied: (u64, Digest, bool),
+    /// The newest generation that it was committed to and holds the state of.
+    entered: Option<u64>,
     promised: u64,
-    stage: Stage,
+    standing: Option<Standing>,
+    over: bool,
     connected: bool,
     heard: Duration,
     beaten: Duration,
@@ -152,24 +169,22 @@ pub struct Member {
     commands: Vec<Command>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Stage {
-    Joining,
-    Sealed,
-    Running { generation: u64 },
-    Over,
+#[derive(Clone, Debug)]
+struct Standing {
+    held: Option<State>,
+    broken: Option<String>,
 }
 
 impl Member {
-    /// A process that wants to join.
+    /// A process that wants to join, holding a state.
     #[must_use]
-    pub fn new(hello: Hello) -> Self {
-        let (step, digest) = hello.checkpoint.map_or((0, Digest::NONE), |held| (held.step, held.digest));
+    pub fn new(hello: Hello, held: State) -> Self {
         Self {
             hello,
-            applied: (step, digest, false),
+            entered: None,
             promised: 0,
-            stage: Stage::Joining,
+            standing: Some(Standing { held: Some(held), broken: None }),
+            over: false,
             connected: false,
             heard: Duration::ZERO,
             beaten: Duration::ZERO,
@@ -184,7 +199,7 @@ impl Member {
 
     /// What is to be done after `event`, where `now` counts from any fixed moment and never goes back.
     pub fn handle(&mut self, event: Event, now: Duration) -> Vec<Command> {
-        if self.stage == Stage::Over {
+        if self.over {
             return Vec::new();
         }
         match event {
@@ -194,7 +209,12 @@ impl Member {
                 self.heard = now;
                 self.received(message, now);
             }
-            Event::Applied { step, digest, holds_gradient } => self.applied = (step, digest, holds_gradient),
+            Event::Entered => self.entered = self.hello.committed_generation,
+            Event::Stand { held, broken } => {
+                self.standing = Some(Standing { held, broken });
+                self.last_word = None;
+                self.repeat(now);
+            }
             Event::Progress { step, payload } => self.say(Message::Progress { step, payload }),
             Event::Checkpoint(mark) => {
                 self.mark = Some(mark);
@@ -216,21 +236,21 @@ impl Member {
 
     fn connected(&mut self, now: Duration) {
         self.connected = true;
-        (self.heard, self.beaten, self.said) = (now, now, now);
-        self.say(Message::Hello(self.hello.clone()));
+        (self.heard, self.beaten) = (now, now);
+        self.say_hello();
         if let Some(mark) = self.mark {
             self.say(Message::Checkpoint(mark));
         }
-        self.say_last_word();
+        self.repeat(now);
     }
 
     fn received(&mut self, message: Message, now: Duration) {
         match message {
-            Message::Prepare { generation } => self.seal(generation, now),
+            Message::Prepare { generation, planned } => self.prepare(generation, planned, now),
             Message::Commit { rank, active } => self.enter(rank, active),
             Message::Refuse { reason } => self.over(Command::Refused { reason }),
             Message::Abort { reason } => self.over(Command::Abort { reason }),
-            Message::Release => self.released(),
+            Message::Release => self.over(Command::Released),
             Message::Drain { reason } => {
                 if !std::mem::replace(&mut self.draining, true) {
                     self.commands.push(Command::Drain { reason });
@@ -240,8 +260,7 @@ impl Member {
             Message::Heartbeat
             | Message::Hello(_)
             | Message::Report(_)
-            | Message::Done { .. }
-            | Message::Stable { .. }
+            | Message::Broken { .. }
             | Message::Progress { .. }
             | Message::Checkpoint(_)
             | Message::Leave { .. }
@@ -251,75 +270,50 @@ impl Member {
         }
     }
 
-    fn seal(&mut self, generation: u64, now: Duration) {
-        let stale = generation < self.promised || self.hello.entered_generation >= Some(generation);
-        if stale {
+    fn prepare(&mut self, generation: u64, planned: bool, now: Duration) {
+        if self.is_past(generation) {
             return;
         }
-        if generation > self.promised {
-            self.promised = generation;
-            self.commands.push(Command::Seal { generation });
+        let news = generation > self.promised;
+        self.promised = generation;
+        if self.standing.is_some() {
+            self.said = now;
+            self.report();
+        } else if news {
+            self.commands.push(Command::Seal { generation, planned });
         }
-        self.stage = Stage::Sealed;
-        self.said = now;
-        self.say(self.report());
     }
 
     fn enter(&mut self, rank: u32, active: Active) {
         let generation = active.generation;
-        let stale = generation < self.promised || self.hello.entered_generation >= Some(generation);
         let mine = active.seat(&self.hello.member).is_some_and(|seat| seat.rank == rank);
-        if stale || !mine {
+        if self.is_past(generation) || !mine {
             return;
         }
-        let (step, digest, _) = self.applied;
-        if (step, digest) != (active.base_step, active.base_digest) {
-            let message = format!(
-                "{} holds step {step} with digest {digest:.12}, generation {generation} starts from step {} with digest {:.12}",
-                self.hello.member.pod, active.base_step, active.base_digest
-            );
-            self.over_with_word(LastWord::Fatal { message });
-            return;
-        }
+        // Who is committed has reported, and stands still since.
+        let Some(Standing { held, .. }) = self.standing.take() else { return };
         self.promised = generation;
-        self.hello.entered_generation = Some(generation);
-        self.stage = Stage::Running { generation };
-        self.commands.push(Command::Enter(group(rank, active)));
-    }
-
-    fn report(&self) -> Message {
-        let (applied_step, state_digest, holds_gradient) = self.applied;
-        Message::Report(Report {
-            generation: self.promised,
-            entered_generation: self.hello.entered_generation,
-            applied_step,
-            state_digest,
-            holds_gradient,
-        })
-    }
-
-    fn released(&mut self) {
-        if self.last_word.is_some() {
-            self.over(Command::Released);
+        self.hello.committed_generation = Some(generation);
+        let group = group(rank, active);
+        if held == Some(group.base) {
+            self.entered = Some(generation);
         }
+        self.commands.push(Command::Enter(group));
+    }
+
+    /// Whether a newer one was promised, or this one or a newer one was committed.
+    fn is_past(&self, generation: u64) -> bool {
+        generation < self.promised || self.hello.committed_generation >= Some(generation)
     }
 
     fn over(&mut self, command: Command) {
-        self.stage = Stage::Over;
+        self.over = true;
         self.commands.push(command);
-    }
-
-    fn over_with_word(&mut self, word: LastWord) {
-        let LastWord::Fatal { message } = &word else { return };
-        let reason = message.clone();
-        self.last_word = Some(word);
-        self.say_last_word();
-        self.over(Command::Refused { reason });
     }
 
     /// Heartbeats, repetitions, and doubts about a silent coordinator.
     fn keep_in_touch(&mut self, now: Duration) {
-        if self.stage == Stage::Over {
+        if self.over {
             return;
         }
         if self.connected && now.saturating_sub(self.heard) > COORDINATOR_DEAD_AFTER {
@@ -327,6 +321,9 @@ impl Member {
             self.commands.push(Command::Reconnect);
         }
         if self.connected && now.saturating_sub(self.said) >= REPEAT_AFTER {
+            if self.hello.committed_generation.is_none() && !self.is_asked() {
+                self.say_hello();
+            }
             self.repeat(now);
         }
         if self.connected && now.saturating_sub(self.beaten) >= HEARTBEAT_EVERY {
@@ -340,15 +337,30 @@ impl Member {
     /// Says again what was not answered.
     fn repeat(&mut self, now: Duration) {
         self.said = now;
-        match self.stage {
-            Stage::Joining => self.say(Message::Hello(self.hello.clone())),
-            Stage::Sealed => self.say(self.report()),
-            Stage::Running { .. } | Stage::Over => {}
-        }
         if let Some(reason) = self.leaving.clone().filter(|_| !self.draining) {
             self.say(Message::Leave { reason });
         }
+        self.report();
         self.say_last_word();
+    }
+
+    /// Whether a generation is being prepared that this member is not committed to yet.
+    fn is_asked(&self) -> bool {
+        Some(self.promised) > self.hello.committed_generation.or(Some(0))
+    }
+
+    fn report(&mut self) {
+        let Some(Standing { held, broken }) = &self.standing else { return };
+        if self.is_asked() {
+            let report = Report { generation: self.promised, entered_generation: self.entered, state: *held };
+            self.say(Message::Report(report));
+        } else if let (Some(generation), Some(reason)) = (self.hello.committed_generation, broken) {
+            self.say(Message::Broken { generation, reason: reason.clone() });
+        }
+    }
+
+    fn say_hello(&mut self) {
+        self.say(Message::Hello(Hello { stands: self.standing.is_some(), ..self.hello.clone() }));
     }
 
     fn say_last_word(&mut self) {
@@ -370,8 +382,10 @@ impl Member {
 }
 
 fn group(rank: u32, active: Active) -> Group {
-    let Active { generation, members, base_step, base_digest, shards, sampler, sources: _, rollback: _ } = active;
+    let Active { generation, attempt: _, members, base_step, base_digest, shards, sampler, sources, rollback: _ } =
+        active;
     let world = members.iter().map(|seat| seat.rank + 1).max().unwrap_or(0);
     let (addresses, pods) = members.into_iter().map(|seat| (seat.address, seat.pod)).unzip();
-    Group { generation, rank, world, addresses, pods, base_step, base_digest, shards, sampler }
+    let base = State { step: base_step, digest: base_digest, sampler };
+    Group { generation, rank, world, addresses, pods, base, sources, shards }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -30,13 +30,22 @@ pub enum Message {
         /// What differs from what, and what to do.
         reason: String,
     },
-    /// Coordinator: a new generation is being formed; abort everything older.
+    /// Coordinator: a new generation is being formed; promise never to complete a collective of an older one, and report.
     Prepare {
         /// Its number.
         generation: u64,
+        /// Seal after a step that all agree on: nobody was lost, so no step needs to be.
+        planned: bool,
     },
     /// Member: I sealed, and this is what I hold.
     Report(Report),
+    /// Member: a collective of this generation failed, and I stand still.
+    Broken {
+        /// The generation.
+        generation: u64,
+        /// What failed, naming the peer.
+        reason: String,
+    },
     /// Coordinator: the generation is agreed and recorded; enter it.
     Commit {
         /// Your rank in it.
@@ -46,20 +55,6 @@ pub enum Message {
     },
     /// Either side: I am alive.
     Heartbeat,
-    /// Member to member: I completed this step.
-    Done {
-        /// Under this generation.
-        generation: u64,
-        /// The step.
-        step: u64,
-    },
-    /// Member to member: all completed this step; it will never be lost.
-    Stable {
-        /// Under this generation.
-        generation: u64,
-        /// The step.
-        step: u64,
-    },
     /// Member: how far the training is.
     Progress {
         /// Optimiser steps that are done.
@@ -69,14 +64,14 @@ pub enum Message {
     },
     /// Member: a checkpoint is whole.
     Checkpoint(CheckpointMark),
-    /// Member: I have to go; let us stop together after a step.
+    /// Member: I have to go; let the others go on without me after a step.
     Leave {
         /// Why.
         reason: String,
     },
-    /// Coordinator: a member has to go; stop together after a step.
+    /// Coordinator: too few can stay; stop together after a step, and save it.
     Drain {
-        /// Who, and why.
+        /// Who has to go, and why.
         reason: String,
     },
     /// Coordinator: the group is over; stop at once.
@@ -103,7 +98,7 @@ pub enum Message {
         /// Optimiser steps that are done.
         step: u64,
     },
-    /// Coordinator: your last word and everybody's is recorded; you may go.
+    /// Coordinator: you may go; your last word is recorded, or the group goes on without you.
     Release,
 }
 
@@ -122,18 +117,18 @@ pub struct Hello {
     pub workload: Digest,
     /// Of the data set.
     pub data: Digest,
-    /// The newest checkpoint that it can load.
-    pub checkpoint: Option<Checkpoint>,
-    /// The generation that it takes part in, when it returns.
-    pub entered_generation: Option<u64>,
+    /// The newest generation that it was committed to, when it returns.
+    pub committed_generation: Option<u64>,
+    /// Whether it stands still: it completes no collective before it is committed to a newer generation.
+    pub stands: bool,
 }
 
-/// A state that a member can start from.
+/// A training state, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoint {
+pub struct State {
     /// Optimiser steps that it holds.
     pub step: u64,
-    /// Digest of the state.
+    /// Its digest; [`Digest::NONE`] before the first step.
     pub digest: Digest,
     /// Where the sample sequence stands.
     pub sampler: Sampler,
@@ -144,14 +139,10 @@ pub struct Checkpoint {
 pub struct Report {
     /// The generation that is being prepared.
     pub generation: u64,
-    /// The last one that it took part in.
+    /// The last one that it took part in, holding its state.
     pub entered_generation: Option<u64>,
-    /// Optimiser steps that its state holds.
-    pub applied_step: u64,
-    /// Digest of that state; [`Digest::NONE`] before the first step.
-    pub state_digest: Digest,
-    /// Whether it still has the reduced gradient of `applied_step`.
-    pub holds_gradient: bool,
+    /// What it holds; `None` while a state was being copied.
+    pub state: Option<State>,
 }
 
 /// A frame that cannot be read. The connection is of no use any more.
@@ -204,6 +195,7 @@ impl Message {
             Self::Refuse { reason: text }
             | Self::Leave { reason: text }
             | Self::Drain { reason: text }
+            | Self::Broken { reason: text, .. }
             | Self::Abort { reason: text }
             | Self::Fatal { message: text } => text.truncate(text.floor_char_boundary(MAX_REASON_BYTES)),
             Self::Hello(_)
@@ -211,8 +203,6 @@ impl Message {
             | Self::Report(_)
             | Self::Commit { .. }
             | Self::Heartbeat
-            | Self::Done { .. }
-            | Self::Stable { .. }
             | Self::Progress { .. }
             | Self::Checkpoint(_)
             | Self::Finished { .. }

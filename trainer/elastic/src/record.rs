@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Digest, Incarnation, MemberId};
 
 /// The newest form of the record that this build reads, and the one that it writes.
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 
 /// The one truth about a job's memberships. Written on a membership change or a checkpoint, never per step.
 ///
@@ -34,6 +34,9 @@ pub struct Record {
 pub struct Active {
     /// Its number; every later one is greater.
     pub generation: u64,
+    /// How often all processes of the job had been started anew: those of an earlier attempt are gone for good.
+    #[serde(default)]
+    pub attempt: u32,
     /// Who belongs to it, in rank order.
     pub members: Vec<Seat>,
     /// Optimiser steps that its state holds at first.
@@ -156,7 +159,8 @@ impl Record {
         if version > FORMAT_VERSION {
             return Err(RecordError::Newer { found: version });
         }
-        serde_json::from_str(text).map_err(RecordError::Malformed)
+        let record: Self = serde_json::from_str(text).map_err(RecordError::Malformed)?;
+        Ok(Self { version: FORMAT_VERSION, ..record })
     }
 }
 
@@ -165,6 +169,13 @@ impl Active {
     #[must_use]
     pub fn seat(&self, member: &MemberId) -> Option<&Seat> {
         self.members.iter().find(|seat| seat.pod == member.pod && seat.incarnation == member.incarnation)
+    }
+
+    /// Who reports, saves and tells the result: the first that holds the state already, as it knows what came before.
+    #[must_use]
+    pub fn reporter(&self) -> Option<&Seat> {
+        let rank = self.sources.first()?;
+        self.members.iter().find(|seat| seat.rank == *rank)
     }
 }
 
@@ -188,6 +199,7 @@ mod tests {
     fn active(generation: u64) -> Active {
         Active {
             generation,
+            attempt: 0,
             members: vec![Seat {
                 pod: "w-0".into(),
                 incarnation: Incarnation::from_u128(7),
@@ -212,9 +224,9 @@ mod tests {
 
     #[test]
     fn a_newer_record_is_refused_by_its_version_even_when_its_fields_are_unknown() {
-        let error = Record::from_json(r#"{"version":2,"quorum":{}}"#).expect_err("newer");
-        assert!(matches!(error, RecordError::Newer { found: 2 }), "{error}");
-        assert!(error.to_string().contains("format version 2"), "{error}");
+        let error = Record::from_json(r#"{"version":3,"quorum":{}}"#).expect_err("newer");
+        assert!(matches!(error, RecordError::Newer { found: 3 }), "{error}");
+        assert!(error.to_string().contains("format version 3"), "{error}");
     }
 
     #[test]

@@ -5,4 +5,4 @@ mod line;
 mod membership;
 
 pub use coordinate::{Notice, coordinate};
-pub use membership::{Event, FarewellError, JoinError, Membership};
+pub use membership::{Event, Farewell, FarewellError, JoinError, Membership};

@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::Task;
+use crate::{Elastic, Task};
 
 /// Everything that a coordinator or worker process is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,8 +24,10 @@ pub struct Launch {
     /// Name of this member: its pod's name. Empty for none (a coordinator needs no name of its own).
     #[serde(skip)]
     pub member: String,
-    /// Workers that make up the group.
+    /// Workers that the group begins with.
     pub replicas: u32,
+    /// How many it may have later.
+    pub elastic: Elastic,
     /// Where the coordinator listens.
     pub coordinator: Address,
     /// The address that this process listens on and tells its peers.
@@ -211,6 +213,7 @@ mod tests {
             attempt: 3,
             member: "lenet-worker-1".into(),
             replicas: 4,
+            elastic: Elastic { min_replicas: 2, max_replicas: 8 },
             coordinator: Address { host: "lenet-coordinator.team.svc".into(), port: 7070 },
             address: IpAddr::from([127, 0, 0, 1]),
             ports: Ports::POD,

@@ -7,7 +7,7 @@ pub enum Exit {
     Done,
     /// Nothing is wrong with the job: a peer or the infrastructure was lost. Start again from the newest checkpoint.
     Retry,
-    /// Asked to stop (SIGTERM): a checkpoint was saved at a step boundary. Starting again continues from there.
+    /// Asked to stop (SIGTERM), after a step: the group goes on without this worker, or a checkpoint was saved. Nothing is lost.
     Drained,
     /// The job cannot succeed as it is described: bad input, refused storage. Starting again would fail again.
     Fatal,

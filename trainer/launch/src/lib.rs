@@ -1,10 +1,12 @@
 //! The launch contract: all that the operator (or `lockstep run`) and the trainer must agree on.
 //!
 //! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Task`] what it does,
-//! [`Progress`] what it reports while it runs, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
+//! [`Progress`] what it reports while it runs, [`Change`] how its group changed, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
 
 mod benchmark;
+mod change;
 mod collectives;
+mod elastic;
 mod ending;
 mod environment;
 mod exit;
@@ -16,7 +18,9 @@ mod task;
 mod workload;
 
 pub use benchmark::{Benchmark, Collectives};
+pub use change::{Change, Gone};
 pub use collectives::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
+pub use elastic::Elastic;
 pub use ending::{Ending, MAX_ENDING_BYTES};
 pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, Store, Variable};
 pub use exit::Exit;

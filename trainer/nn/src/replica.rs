@@ -373,6 +373,15 @@ impl Replica<Cpu> {
         self.assert_between_steps("moving the gradients");
         self.device.put(self.plan.gradients, Arena::over(memory));
     }
+
+    /// Keeps the gradients in memory of its own from the next step on.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn own_gradient_memory(&mut self) {
+        self.assert_between_steps("moving the gradients");
+        self.device.put(self.plan.gradients, Arena::zeroed(self.table.elements()));
+    }
 }
 
 /// Announces the buckets from `announced` on that end at or before `ready`; gives the first one that does not.

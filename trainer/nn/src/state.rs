@@ -102,11 +102,38 @@ impl<D: Device> Replica<D> {
             hasher.update(name.as_bytes());
             length(&mut hasher, shape.len());
             shape.iter().for_each(|dimension| length(&mut hasher, *dimension));
-            values.iter().for_each(|value| {
-                hasher.update(&value.to_le_bytes());
-            });
+            hash_little_endian(&mut hasher, &values);
         }
         *hasher.finalize().as_bytes()
+    }
+
+    /// Everything that [`tensors`](Replica::tensors) holds as one vector in the order of the arenas: weights, then momentum; waits.
+    /// What one replica reads another one of the same network may write.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn read_state(&mut self) -> Vec<f32> {
+        self.assert_between_steps("reading the state");
+        self.device.ready().wait();
+        let elements = self.table.elements();
+        let mut state = vec![0.0; 2 * elements];
+        let (weights, velocity) = state.split_at_mut(elements);
+        self.device.read(self.plan.weights.region(0..elements), weights);
+        self.device.read(self.plan.velocity.region(0..elements), velocity);
+        state
+    }
+
+    /// Takes over what [`read_state`](Replica::read_state) gave.
+    ///
+    /// # Panics
+    /// In mid-step, and when `state` is that of another network.
+    pub fn write_state(&mut self, state: &[f32]) {
+        self.assert_between_steps("writing the state");
+        let elements = self.table.elements();
+        assert_eq!(state.len(), 2 * elements, "the state of another network");
+        let (weights, velocity) = state.split_at(elements);
+        self.device.write(self.plan.weights.region(0..elements), weights);
+        self.device.write(self.plan.velocity.region(0..elements), velocity);
     }
 
     fn read_all(&mut self, memory: Memory, suffix: &str) -> Vec<StateTensor> {
@@ -126,5 +153,16 @@ impl<D: Device> Replica<D> {
             StateTensor { name: format!("{name}{suffix}"), shape: parameter.shape.clone(), values }
         };
         names.into_iter().map(read).collect()
+    }
+}
+
+/// As on any machine: the bytes of a little-endian one are taken as they lie.
+fn hash_little_endian(hasher: &mut blake3::Hasher, values: &[f32]) {
+    if cfg!(target_endian = "little") {
+        hasher.update(bytemuck::cast_slice(values));
+    } else {
+        values.iter().for_each(|value| {
+            hasher.update(&value.to_le_bytes());
+        });
     }
 }

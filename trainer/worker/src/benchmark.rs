@@ -20,7 +20,7 @@ use tracing::info;
 use crate::{
     communication::{by_messages, named, wire},
     failure::Failure,
-    member::Member,
+    member::{Halt, Member},
 };
 
 /// Sums of each row that do not count: the first ones meet cold caches and closed windows.
@@ -33,7 +33,8 @@ const ROW_LIMIT: Duration = Duration::from_secs(5);
 /// What is said before each sum; the greatest word of all ranks holds.
 const GO_ON: u8 = 0;
 const ENOUGH: u8 = 1;
-const STOP: u8 = 2;
+const CHANGE: u8 = 2;
+const DRAIN: u8 = 3;
 
 /// How a sum is formed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,23 +50,25 @@ struct Candidate {
     means: Means,
 }
 
-/// Measures all sizes by all candidates.
+/// Measures all sizes by all candidates. `None` where the group changes before all is measured.
 pub(crate) fn measure(
     member: &Member<'_>,
+    formed: &lockstep_elastic::Group,
     collectives: &Collectives,
     communication: &Communication,
-) -> Result<Ending, Failure> {
-    let mut group = member.form()?;
+) -> Result<Option<Ending>, Failure> {
+    let mut group = member.form(formed)?;
+    member.membership.entered();
     let (world, first) = (group.world(), group.seat().rank == 0);
     let over_memory = group.shares_memory() && communication.algorithm == CommunicationAlgorithm::Auto;
     let algorithm = by_messages(communication);
-    let costs = group.measure_costs().map_err(Failure::retry)?;
+    let costs = group.measure_costs().map_err(Failure::broken)?;
     let choice = named(algorithm, world).unwrap_or_else(|| Choice::Cheapest(costs.unwrap_or_default()));
     let candidates = candidates(algorithm, world, over_memory);
     let chosen = |bytes: u64| chosen(&candidates, choice, world, bytes);
     let sizes: Vec<u64> = collectives.sizes().collect();
     let mut report = CollectivesReport {
-        workers: member.group.world,
+        workers: formed.world,
         wire: communication.wire,
         costs: costs.map(told),
         choices: choices(collectives, chosen),
@@ -73,7 +76,7 @@ pub(crate) fn measure(
     };
 
     let longest = elements(sizes.iter().max().copied().unwrap_or_default());
-    let arena = if over_memory { group.shared_arena(longest).map_err(Failure::retry)? } else { None };
+    let arena = if over_memory { group.shared_arena(longest).map_err(Failure::broken)? } else { None };
     let memory = arena.map_or_else(|| Memory::Own(vec![0.0; longest]), Memory::Shared);
     let wire = wire(communication.wire);
     let mut ranks = Ranks { member, group, memory, wire, repetitions: collectives.repetitions as usize, row: 0 };
@@ -81,16 +84,18 @@ pub(crate) fn measure(
     let progress = |report: &CollectivesReport, step| Progress {
         step,
         total_steps,
-        generation: member.group.generation,
-        world_size: member.group.world,
+        generation: formed.generation,
+        world_size: formed.world,
         benchmark: Some(Box::new(BenchmarkReport::Collectives(report.clone()))),
         time: Some(jiff::Timestamp::now().to_string()),
         ..Progress::default()
     };
     for bytes in sizes {
         for candidate in &candidates {
-            let Some(seconds) = ranks.row(candidate.means, elements(bytes)).map_err(Failure::retry)? else {
-                return Err(member.drained(ranks.row));
+            let seconds = match ranks.row(candidate.means, elements(bytes)).map_err(Failure::broken)? {
+                Row::Measured(seconds) => seconds,
+                Row::Halted(Halt::Change) => return Ok(None),
+                Row::Halted(Halt::Drain) => return member.drained(ranks.row).map_or(Ok(None), Err),
             };
             if first {
                 report.add(bytes, &candidate.name, seconds, Some(candidate) == chosen(bytes));
@@ -108,6 +113,15 @@ pub(crate) fn measure(
         ending.progress = Some(progress(&report, total_steps));
     }
     member.finished(total_steps, Digest::of(b""), ending)
+}
+
+/// What came of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Row {
+    /// The median of its sums, in seconds.
+    Measured(f64),
+    /// All ranks stopped before.
+    Halted(Halt),
 }
 
 /// The ranks of the group, as one of them.
@@ -137,8 +151,8 @@ impl AsMut<[f32]> for Memory {
 }
 
 impl Ranks<'_> {
-    /// Median seconds of a sum on this rank. `None` when a rank was asked to stop.
-    fn row(&mut self, means: Means, elements: usize) -> Result<Option<f64>, CollectiveError> {
+    /// A row of the table, as this rank measures it.
+    fn row(&mut self, means: Means, elements: usize) -> Result<Row, CollectiveError> {
         let begun = Instant::now();
         let mut seconds = Vec::new();
         loop {
@@ -147,21 +161,23 @@ impl Ranks<'_> {
             match self.agree(counted >= self.repetitions || slow)? {
                 GO_ON => seconds.push(self.sum(means, elements, seconds.len() as u32)?),
                 ENOUGH => break,
-                _ => return Ok(None),
+                CHANGE => return Ok(Row::Halted(Halt::Change)),
+                _ => return Ok(Row::Halted(Halt::Drain)),
             }
         }
         self.row += 1;
         let counted = &mut seconds[WARM_UP..];
         counted.sort_by(f64::total_cmp);
-        Ok(Some(counted[counted.len() / 2]))
+        Ok(Row::Measured(counted[counted.len() / 2]))
     }
 
     /// What all ranks do next.
     fn agree(&mut self, enough: bool) -> Result<u8, CollectiveError> {
-        let word = match (self.member.stop.wanted(), enough && self.group.seat().rank == 0) {
-            (true, _) => STOP,
-            (false, true) => ENOUGH,
-            (false, false) => GO_ON,
+        let word = match (self.member.halt(), enough && self.group.seat().rank == 0) {
+            (Some(Halt::Drain), _) => DRAIN,
+            (Some(Halt::Change), _) => CHANGE,
+            (None, true) => ENOUGH,
+            (None, false) => GO_ON,
         };
         let mut words = [word];
         let tag = Tag { step: self.row, bucket: u32::MAX };

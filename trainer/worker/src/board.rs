@@ -7,7 +7,7 @@ use kube::{
     api::{Patch, PatchParams},
     core::DynamicObject,
 };
-use lockstep_launch::{Ending, Job, Progress, Store, group};
+use lockstep_launch::{Change, Ending, Job, Progress, Store, group};
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
@@ -89,6 +89,11 @@ impl Board {
         if let Place::Output = self.place {
             print_line(&json!({ "joined": member }));
         }
+    }
+
+    /// Publishes that the membership changed.
+    pub(crate) async fn changed(&mut self, change: &Change) {
+        self.publish(json!({ group::CHANGE: change })).await;
     }
 
     async fn publish(&self, news: serde_json::Value) {

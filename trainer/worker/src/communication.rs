@@ -36,16 +36,20 @@ pub(crate) struct Agreed {
     pub report: Option<CommunicationReport>,
     /// The mean speed of one rank by itself, in samples a second.
     pub baseline: Option<f64>,
+    /// What messages cost, where that was measured.
+    pub costs: Option<Costs>,
 }
 
 /// Agrees with the other ranks. `ready_order` are the ranges of the gradient arena as `own` times them; `record` is that of the
-/// checkpoint that the group resumes from.
+/// checkpoint that the group resumes from, or of the group before; `known` is what this rank measured in a group before. Those of rank
+/// 0 count.
 pub(crate) fn agree(
     group: &mut Group,
     settings: &Communication,
     ready_order: &[Range<usize>],
     own: &Baseline,
     record: Option<&str>,
+    known: Option<Costs>,
 ) -> Result<Agreed, CollectiveError> {
     let world = group.world();
     let over_memory = group.shares_memory() && settings.algorithm == CommunicationAlgorithm::Auto;
@@ -56,9 +60,10 @@ pub(crate) fn agree(
     let recorded = record.and_then(|record| replayed(record, &circumstances, elements));
     let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
     let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
-    let mut measures = [u8::from(world > 1 && !over_memory && useful && recorded.is_none())];
+    let mut measures = [u8::from(world > 1 && !over_memory && useful && recorded.is_none() && known.is_none())];
     group.broadcast(0, tag(1), &mut measures)?;
-    let costs = if measures == [1] { group.measure_costs()? } else { None };
+    let measured = if measures == [1] { group.measure_costs()? } else { None };
+    let costs = measured.or(known.filter(|_| useful && !over_memory));
     let plan = group
         .agree(|| recorded.unwrap_or_else(|| proposed(settings, algorithm, world, ready_order, &means.ready, costs)))?;
     let first_ready_ms = means.ready.first().copied().unwrap_or_default() * 1e3;
@@ -76,7 +81,7 @@ pub(crate) fn agree(
     let record = serde_json::to_string(&Recorded { words, ..circumstances }).unwrap_or_default();
     // One worker sends nothing.
     let report = (world > 1).then_some(report);
-    Ok(Agreed { plan, record, report, baseline: means.samples_per_second })
+    Ok(Agreed { plan, record, report, baseline: means.samples_per_second, costs: measured })
 }
 
 /// The mean of all ranks that measured something.

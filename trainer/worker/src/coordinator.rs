@@ -7,8 +7,8 @@ use std::{
 };
 
 use kube::Client;
-use lockstep_elastic::{FileStore, Notice, Outcome, Sampler, StoreError, coordinate as run, coordinator::Config};
-use lockstep_launch::{Ending, Launch, MIN_SHARDS, Progress, Store, Task, names};
+use lockstep_elastic::{Digest, FileStore, Notice, Outcome, StoreError, coordinate as run, coordinator::Config};
+use lockstep_launch::{Change, Ending, Gone, Launch, MIN_SHARDS, Progress, Store, names};
 use prometheus::TextEncoder;
 use tokio::{
     net::TcpListener,
@@ -50,19 +50,14 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
     };
     let mut board = Board::new(&launch.store, &launch.job, client.as_ref());
     board.listening(bound);
-    let seed = match &launch.task {
-        Task::Train(workload) => workload.training.seed,
-        Task::Benchmark { .. } => 0,
-    };
     let config = Config {
         job: launch.job.uid.clone(),
         attempt: launch.attempt,
         name: format!("{}/{}", names::coordinator(&launch.job.name), uuid::Uuid::new_v4()),
-        members: (0..launch.replicas).map(|index| names::worker(&launch.job.name, index)).collect(),
-        shards: MIN_SHARDS.max(launch.replicas),
-        sampler: Sampler { seed, epoch: 0, cursor: 0 },
-        // How long to wait for workers is the decision of whoever starts them.
-        join_limit: None,
+        members: (0..launch.elastic.max_replicas).map(|index| names::worker(&launch.job.name, index)).collect(),
+        replicas: launch.replicas as usize,
+        least: launch.elastic.min_replicas as usize,
+        shards: MIN_SHARDS.max(launch.elastic.max_replicas),
     };
 
     // Reports are published beside the coordination: a slow API server must not delay it.
@@ -75,6 +70,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
                 drop(post.send(News::Joined(pod.clone())));
             }
         }
+        Notice::Changed { change, history } => drop(post.send(News::Changed(told(change, history)))),
         Notice::Progress { payload, .. } => match serde_json::from_slice(payload) {
             Ok(progress) => drop(post.send(News::Progress(Box::new(progress)))),
             Err(error) => warn!(%error, "a report could not be read"),
@@ -84,6 +80,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         while let Some(news) = posted.recv().await {
             match news {
                 News::Joined(member) => board.joined(&member),
+                News::Changed(change) => board.changed(&change).await,
                 News::Progress(progress) => board.post(*progress).await,
             }
         }
@@ -113,7 +110,29 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
 /// What the board has to tell.
 enum News {
     Joined(String),
+    Changed(Change),
     Progress(Box<Progress>),
+}
+
+/// A change of the membership as others are told of it.
+fn told(change: &lockstep_elastic::Change, history: Digest) -> Change {
+    let lockstep_elastic::Change { active, joined, left, lost, broken, took } = change;
+    let gone = |gone: &[(String, String)]| -> Vec<Gone> {
+        gone.iter().map(|(pod, reason)| Gone { pod: pod.clone(), reason: reason.clone() }).collect()
+    };
+    Change {
+        time: jiff::Timestamp::now().to_string(),
+        generation: active.generation,
+        workers: active.members.len() as u32,
+        step: active.base_step,
+        joined: joined.clone(),
+        left: gone(left),
+        lost: gone(lost),
+        broken: broken.clone(),
+        rollback: active.rollback,
+        seconds: took.as_secs_f64(),
+        history: history.to_string(),
+    }
 }
 
 /// What the group's outcome means for the job.
@@ -126,10 +145,6 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
         }
         Ok(Outcome::Drained { step }) => Err(Failure::Drained { step }),
         Ok(Outcome::Fatal { message, .. }) => Err(Failure::fatal(message)),
-        Ok(Outcome::Lost { member, reason }) => Err(Failure::retry(format!("{} was lost: {reason}", member.pod))),
-        Ok(Outcome::Incomplete { missing, waited }) => {
-            Err(Failure::retry(format!("{} did not come up within {waited:?}", missing.join(", "))))
-        }
         Ok(Outcome::Superseded) => Err(Failure::retry("another coordinator took over")),
         Ok(Outcome::Stopped) => Err(Failure::retry("asked to stop before the group had drained")),
         Ok(Outcome::StoreFailed { message }) => Err(Failure::retry(message)),

@@ -11,6 +11,9 @@ pub(crate) enum Failure {
     /// A peer or the infrastructure was lost; the job can go on from its newest checkpoint.
     #[error("{0}")]
     Retry(String),
+    /// A collective of this generation failed: the worker goes on in the next one.
+    #[error("{0}")]
+    Broken(String),
     /// Asked to stop; the checkpoint of this step was saved, if there was a group to agree on one.
     #[error("stopped on request after step {step}")]
     Drained {
@@ -30,10 +33,15 @@ impl Failure {
         Self::Retry(cause.to_string())
     }
 
+    /// The group broke: `error` names the peer.
+    pub(crate) fn broken(error: impl ToString) -> Self {
+        Self::Broken(error.to_string())
+    }
+
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Fatal(_) => Exit::Fatal,
-            Self::Retry(_) => Exit::Retry,
+            Self::Retry(_) | Self::Broken(_) => Exit::Retry,
             Self::Drained { .. } => Exit::Drained,
         }
     }

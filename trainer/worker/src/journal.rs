@@ -12,17 +12,36 @@ use serde::{Deserialize, Serialize};
 pub(crate) const FILE_NAME: &str = "metrics.jsonl";
 
 /// One step of the whole group.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct StepLine {
     pub step: u64,
     pub epoch: u64,
     pub generation: u64,
     pub world_size: u32,
-    /// Mean over the global batch, in nats.
-    pub loss: f64,
+    /// Mean over the global batch, in nats; `None` where nobody is left who had it.
+    pub loss: Option<f64>,
     pub learning_rate: f32,
     pub samples_per_second: f64,
     pub step_seconds: f64,
+    /// When all ranks had done it, RFC 3339.
+    pub time: String,
+}
+
+impl StepLine {
+    /// A step that was done, and whose figures nobody has any more.
+    pub(crate) fn unseen(step: u64, steps_per_epoch: u64, generation: u64) -> Self {
+        Self {
+            step,
+            epoch: step / steps_per_epoch,
+            generation,
+            world_size: 0,
+            loss: None,
+            learning_rate: 0.0,
+            samples_per_second: 0.0,
+            step_seconds: 0.0,
+            time: jiff::Timestamp::now().to_string(),
+        }
+    }
 }
 
 /// One evaluation on the held-out samples.
@@ -56,12 +75,12 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Opens the journal to continue after `base_step`: lines of later steps come from work that a restart lost, and are
-    /// dropped; so is a last line that was torn. Gives the step and accuracy of the last evaluation that is kept.
-    pub(crate) fn continue_after(folder: &Path, base_step: u64) -> io::Result<(Self, Option<(u64, f64)>)> {
+    /// dropped; so is a last line that was torn. Gives what the lines that are kept tell.
+    pub(crate) fn continue_after(folder: &Path, base_step: u64) -> io::Result<(Self, Kept)> {
         let path = folder.join(FILE_NAME);
         let rewritten = folder.join(".metrics.jsonl.tmp");
-        let mut kept = BufWriter::new(File::create(&rewritten)?);
-        let mut accuracy = None;
+        let mut file = BufWriter::new(File::create(&rewritten)?);
+        let mut kept = Kept::default();
         match File::open(&path) {
             Ok(old) => {
                 for line in BufReader::new(old).split(b'\n') {
@@ -69,18 +88,21 @@ impl Journal {
                     let Some(Line { step, evaluation }) = read(&line).filter(|line| line.step <= base_step) else {
                         continue;
                     };
-                    accuracy = evaluation.map(|evaluation| (step, evaluation.accuracy)).or(accuracy);
-                    kept.write_all(&line)?;
-                    kept.write_all(b"\n")?;
+                    match evaluation {
+                        Some(found) => kept.accuracy = Some((step, found.accuracy)),
+                        None => kept.step = step,
+                    }
+                    file.write_all(&line)?;
+                    file.write_all(b"\n")?;
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        kept.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&rewritten, &path)?;
         File::open(folder)?.sync_all()?;
-        Ok((Self { file: OpenOptions::new().append(true).open(&path)?, pending: Vec::new() }, accuracy))
+        Ok((Self { file: OpenOptions::new().append(true).open(&path)?, pending: Vec::new() }, kept))
     }
 
     /// Appends one line; it reaches the file with the next [`Self::flush`] or a little later.
@@ -116,6 +138,15 @@ impl Journal {
     }
 }
 
+/// What the lines tell that a journal goes on after.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Kept {
+    /// The last step that has a line; 0 for none.
+    pub step: u64,
+    /// Step and accuracy of the last evaluation.
+    pub accuracy: Option<(u64, f64)>,
+}
+
 #[derive(Deserialize)]
 struct Line {
     step: u64,
@@ -144,8 +175,8 @@ mod tests {
             "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n{\"step\":3}\n{\"st",
         )
         .expect("written");
-        let (mut journal, accuracy) = Journal::continue_after(folder.path(), 2).expect("opens");
-        assert_eq!(accuracy, Some((2, 0.5)));
+        let (mut journal, kept) = Journal::continue_after(folder.path(), 2).expect("opens");
+        assert_eq!(kept, Kept { step: 2, accuracy: Some((2, 0.5)) });
         let line = EvaluationLine { step: 3, epoch: 1, evaluation: Evaluation { loss: 0.5, accuracy: 0.75 } };
         journal.write(&line).expect("written");
         journal.flush().expect("flushed");

@@ -17,6 +17,7 @@ mod reporter;
 mod serve;
 mod signals;
 mod storage;
+mod trainee;
 mod training;
 mod worker;
 

@@ -1,13 +1,12 @@
-//! A worker's part in one generation of the group: it joins, binds itself to the others, and leaves with a last word.
+//! A worker's part in its group: it joins, binds itself to the others of each generation, and leaves with a last word.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
-use lockstep_checkpoint::Checkpoint;
 use lockstep_collective::{Abort, JobId, Limits, Listener, Seat, Waiting};
-use lockstep_elastic::{Digest, Event, Group, Hello, Incarnation, JoinError, MemberId, Membership, Sampler};
+use lockstep_elastic::{Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, MemberId, Membership, State};
 use lockstep_launch::{CommunicationBackend, Ending, Launch};
 use tracing::{info, warn};
 
@@ -30,57 +29,64 @@ const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Member<'a> {
     pub launch: &'a Launch,
     pub metrics: &'a Arc<Metrics>,
-    pub stop: &'a Stop,
-    pub membership: Membership,
-    pub group: Group,
+    pub membership: Arc<Membership>,
     listener: Listener,
-    abort: Abort,
+    /// Ends the collectives of the present generation.
+    abort: Arc<Mutex<Abort>>,
+}
+
+/// Why all ranks are to stop after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Halt {
+    /// The group changes as planned, and goes on.
+    Change,
+    /// Too few can stay: the state is saved.
+    Drain,
 }
 
 impl<'a> Member<'a> {
-    /// Joins the group. `data` is the digest of the samples, `newest` the state that this worker could begin with.
+    /// Joins the group. `data` is the digest of the samples, `held` the state that this worker could begin with.
     pub(crate) fn join(
         launch: &'a Launch,
         metrics: &'a Arc<Metrics>,
         stop: &'a Stop,
         ready: &Ready,
         data: Digest,
-        newest: Option<&Checkpoint>,
-    ) -> Result<Self, Failure> {
+        held: State,
+    ) -> Result<(Self, Group), Failure> {
         let listener = Listener::bind(launch.address, launch.ports.data).map_err(Failure::fatal)?;
-        let hello = hello(launch, data, &listener, newest)?;
-        let (membership, group) = Membership::join(&launch.coordinator.to_string(), hello, COORDINATOR_PATIENCE)
-            .map_err(|error| match error {
-                JoinError::Refused { reason } => Failure::fatal(reason),
-                JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
-            })?;
-        info!(
-            generation = group.generation,
-            rank = group.rank,
-            world = group.world,
-            base_step = group.base_step,
-            "group formed"
-        );
-        stop.steps_begin();
+        let hello = hello(launch, data, &listener)?;
+        let coordinator = launch.coordinator.to_string();
+        let (membership, group) =
+            Membership::join(&coordinator, hello, held, COORDINATOR_PATIENCE).map_err(|error| outside(error, held))?;
+        tell(&group);
         ready.store(true, Ordering::Relaxed);
 
-        let abort = Abort::new();
+        let membership = Arc::new(membership);
+        let abort = Arc::new(Mutex::new(Abort::new()));
         membership.on_event({
-            let (abort, stop) = (abort.clone(), stop.clone());
+            let abort = Arc::clone(&abort);
             move |event| match event {
-                Event::Abort { reason } => abort.abort(reason.clone()),
-                Event::Drain { reason } => {
-                    info!(reason, "asked to drain");
-                    stop.ask();
-                }
+                Event::Seal { planned: true } => info!("the group is about to change"),
+                Event::Seal { planned: false } => end(&abort, "a new generation is being formed"),
+                Event::Abort { reason } => end(&abort, reason),
+                Event::Drain { reason } => info!(reason, "asked to drain"),
                 Event::CoordinatorLost => warn!("coordinator out of reach; the work goes on"),
                 Event::CoordinatorFound => info!("coordinator found again"),
             }
         });
-        Ok(Self { launch, metrics, stop, membership, group, listener, abort })
+        stop.steps_begin({
+            let membership = Arc::downgrade(&membership);
+            move || {
+                if let Some(membership) = membership.upgrade() {
+                    membership.leave("asked to stop");
+                }
+            }
+        });
+        Ok((Self { launch, metrics, membership, listener, abort }, group))
     }
 
-    /// Does the work of this generation. When it cannot succeed the others learn why.
+    /// Does the work of this process. When it cannot succeed the others learn why.
     pub(crate) fn work(&self, work: impl FnOnce() -> Result<Ending, Failure>) -> Result<Ending, Failure> {
         let ended = work();
         match &ended {
@@ -90,50 +96,93 @@ impl<'a> Member<'a> {
                     warn!(%error, "the group does not know why this worker ends");
                 }
             }
-            Ok(_) | Err(Failure::Retry(_) | Failure::Drained { .. }) => {}
+            Ok(_) | Err(Failure::Retry(_) | Failure::Broken(_) | Failure::Drained { .. }) => {}
         }
         ended
     }
 
-    /// Binds the members to each other.
-    pub(crate) fn form(&self) -> Result<lockstep_collective::Group, Failure> {
-        let seat = Seat {
-            job: job_id(&self.launch.job.uid),
-            generation: self.group.generation,
-            rank: self.group.rank as usize,
-        };
+    /// Binds the members of a generation to each other.
+    pub(crate) fn form(&self, group: &Group) -> Result<lockstep_collective::Group, Failure> {
+        let abort = Abort::new();
+        self.abort.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&abort);
+        // It may have been asked before there was anything to abort.
+        if self.membership.sealing() == Some(false) {
+            abort.abort("a new generation is being formed");
+        }
+        let seat = Seat { job: job_id(&self.launch.job.uid), generation: group.generation, rank: group.rank as usize };
         let shares_memory = self.launch.task.communication().backend == CommunicationBackend::Auto;
         let limits = Limits { shares_memory, ..LIMITS };
-        lockstep_collective::Group::form(&self.listener, seat, &self.group.addresses, limits, &self.abort)
-            .map_err(Failure::retry)
+        lockstep_collective::Group::form(&self.listener, seat, &group.addresses, limits, &abort)
+            .map_err(Failure::broken)
     }
 
-    /// Says that all stopped after `step`, as was asked.
-    pub(crate) fn drained(&self, step: u64) -> Failure {
-        if let Err(error) = self.membership.drained(step, FAREWELL_PATIENCE) {
-            warn!(%error, "the coordinator does not know that this worker drained");
+    /// Stands still, holding `held`, until this worker is committed to the next generation. `broken` tells what failed, if anything.
+    pub(crate) fn regroup(&self, held: State, broken: Option<String>) -> Result<Group, Failure> {
+        if let Some(reason) = &broken {
+            warn!(reason, "the group broke");
         }
-        Failure::Drained { step }
+        let group =
+            self.membership.regroup(Some(held), broken, COORDINATOR_PATIENCE).map_err(|error| outside(error, held))?;
+        tell(&group);
+        Ok(group)
     }
 
-    /// Says that the last step is done; all members must end with the same digest.
-    pub(crate) fn finished(&self, step: u64, digest: Digest, ending: Ending) -> Result<Ending, Failure> {
+    /// Why all are to stop after a step, as far as this worker knows.
+    pub(crate) fn halt(&self) -> Option<Halt> {
+        if self.membership.draining().is_some() || self.membership.is_stranded() {
+            Some(Halt::Drain)
+        } else if self.membership.sealing() == Some(true) {
+            Some(Halt::Change)
+        } else {
+            None
+        }
+    }
+
+    /// Says that all stopped after `step`, as was asked. `None` when the group goes on after all.
+    pub(crate) fn drained(&self, step: u64) -> Option<Failure> {
+        match self.membership.drained(step, FAREWELL_PATIENCE) {
+            Ok(Farewell::Changed) => return None,
+            Ok(Farewell::Recorded) => {}
+            Err(error) => warn!(%error, "the coordinator does not know that this worker drained"),
+        }
+        Some(Failure::Drained { step })
+    }
+
+    /// Says that the last step is done; all members must end with the same digest. `None` when somebody was lost before that.
+    pub(crate) fn finished(&self, step: u64, digest: Digest, ending: Ending) -> Result<Option<Ending>, Failure> {
         let payload = serde_json::to_vec(&ending).map_err(Failure::fatal)?;
-        self.membership.finished(step, digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)?;
-        Ok(ending)
+        match self.membership.finished(step, digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)? {
+            Farewell::Recorded => Ok(Some(ending)),
+            Farewell::Changed => Ok(None),
+        }
     }
 }
 
-fn hello(launch: &Launch, data: Digest, listener: &Listener, newest: Option<&Checkpoint>) -> Result<Hello, Failure> {
+fn tell(group: &Group) {
+    info!(
+        generation = group.generation,
+        rank = group.rank,
+        world = group.world,
+        base_step = group.base.step,
+        "group formed"
+    );
+}
+
+/// What it means for this process to be in no group any more.
+fn outside(error: JoinError, held: State) -> Failure {
+    match error {
+        JoinError::Refused { reason } => Failure::fatal(reason),
+        JoinError::Released => Failure::Drained { step: held.step },
+        JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
+    }
+}
+
+fn end(abort: &Mutex<Abort>, reason: &str) {
+    abort.lock().unwrap_or_else(PoisonError::into_inner).abort(reason);
+}
+
+fn hello(launch: &Launch, data: Digest, listener: &Listener) -> Result<Hello, Failure> {
     let task = serde_json::to_string(&launch.task).map_err(Failure::fatal)?;
-    let checkpoint = match newest {
-        None => None,
-        Some(Checkpoint { position, state_digest, .. }) => Some(lockstep_elastic::message::Checkpoint {
-            step: position.step,
-            digest: state_digest.parse().map_err(Failure::fatal)?,
-            sampler: Sampler { seed: position.seed, epoch: position.epoch, cursor: position.cursor },
-        }),
-    };
     Ok(Hello {
         job: launch.job.uid.clone(),
         attempt: launch.attempt,
@@ -141,8 +190,8 @@ fn hello(launch: &Launch, data: Digest, listener: &Listener, newest: Option<&Che
         address: listener.address(),
         workload: Digest::of(format!("{} {task}", env!("CARGO_PKG_VERSION")).as_bytes()),
         data,
-        checkpoint,
-        entered_generation: None,
+        committed_generation: None,
+        stands: true,
     })
 }
 

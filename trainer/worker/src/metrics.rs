@@ -209,11 +209,17 @@ impl Metrics {
         }
         if let Some(CommunicationReport { link, algorithm, wire, buckets: _ }) = progress.communication {
             let labels = [link.to_string(), algorithm.to_string(), wire.to_string()];
+            self.communication.reset();
             self.communication.with_label_values(&labels).set(1);
         }
         if let Some(mark) = &progress.last_checkpoint {
             self.last_checkpoint_step.set(whole(mark.step));
         }
+    }
+
+    /// Another worker reports from now on.
+    pub(crate) fn leave_reporting(&self) {
+        self.reports.store(false, Ordering::Relaxed);
     }
 
     /// Sets the mean loss on the held-out samples.

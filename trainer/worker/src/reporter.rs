@@ -1,4 +1,4 @@
-//! What rank 0 does besides training: journal, reports to the coordinator, checkpoints.
+//! What one worker of a generation does besides training: journal, reports to the coordinator, checkpoints.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,17 @@ use tracing::warn;
 use crate::{
     communication::Agreed,
     failure::Failure,
-    journal::{Evaluation, EvaluationLine, Journal, StepLine},
+    journal::{Evaluation, EvaluationLine, Journal, Kept, StepLine},
     metrics::{Metrics, Phase},
     storage::Storage,
-    training::{Done, Rank, Recipe},
+    trainee::Trainee,
+    training::{Rank, Recipe},
 };
 
 /// Time between two reports to the coordinator.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What rank 0 does besides training: journal, reports, checkpoints.
+/// What one worker does besides training: journal, reports, checkpoints.
 pub(crate) struct Reporter<'a> {
     membership: &'a Membership,
     group: &'a Group,
@@ -41,26 +42,54 @@ impl<'a> Reporter<'a> {
         group: &'a Group,
         storage: &'a Storage,
         metrics: &'a Metrics,
-        recipe: &Recipe,
+        trainee: &Trainee,
         communication: &'a Agreed,
         interval: Duration,
     ) -> Result<Self, Failure> {
         let folder = storage.path();
-        let (journal, accuracy) = Journal::continue_after(folder, group.base_step)
+        let (journal, kept) = Journal::continue_after(folder, group.base.step)
             .map_err(|error| Failure::retry(format!("{}: {error}", folder.display())))?;
+        let Recipe { total_steps, steps_per_epoch, .. } = trainee.recipe;
         let progress = Progress {
-            step: group.base_step,
-            total_steps: recipe.total_steps,
-            epoch: group.base_step / recipe.steps_per_epoch,
+            step: group.base.step,
+            total_steps,
+            epoch: group.base.step / steps_per_epoch,
             generation: group.generation,
             world_size: group.world,
-            accuracy: accuracy.map(|(_, accuracy)| accuracy),
-            accuracy_step: accuracy.map(|(step, _)| step),
+            accuracy: kept.accuracy.map(|(_, accuracy)| accuracy),
+            accuracy_step: kept.accuracy.map(|(step, _)| step),
             communication: communication.report,
             ..Progress::default()
         };
         let (reported, saved) = (None, Instant::now());
-        Ok(Self { membership, group, storage, metrics, journal, progress, reported, saved, communication, interval })
+        let mut reporter =
+            Self { membership, group, storage, metrics, journal, progress, reported, saved, communication, interval };
+        reporter.make_up(trainee, kept)?;
+        Ok(reporter)
+    }
+
+    /// Writes the lines that the worker which reported before took with it.
+    fn make_up(&mut self, trainee: &Trainee, kept: Kept) -> Result<(), Failure> {
+        let mut next = kept.step + 1;
+        let base = self.group.base.step;
+        let known: Vec<StepLine> =
+            trainee.remembered_after(kept.step).filter(|line| line.step <= base).cloned().collect();
+        for step in known.iter().map(|line| line.step).chain([base + 1]) {
+            // All ranks did the step, but none that is left saw what came of it.
+            for missed in next..step {
+                self.write(&StepLine::unseen(missed, trainee.recipe.steps_per_epoch, self.group.generation))?;
+            }
+            if let Some(line) = known.iter().find(|line| line.step == step) {
+                self.write(line)?;
+            }
+            next = step + 1;
+        }
+        Ok(())
+    }
+
+    /// Whether the state that the group began with was evaluated.
+    pub(crate) fn has_evaluated(&self, step: u64) -> bool {
+        self.progress.accuracy_step == Some(step)
     }
 
     fn write(&mut self, line: &impl serde::Serialize) -> Result<(), Failure> {
@@ -73,27 +102,16 @@ impl<'a> Reporter<'a> {
     }
 
     /// Takes down a step.
-    pub(crate) fn step(&mut self, rank: &Rank, done: &Done) -> Result<(), Failure> {
-        let progress = rank.progress(done);
-        let world_size = progress.world_size;
+    pub(crate) fn step(&mut self, rank: &Rank<'_>, line: &StepLine) -> Result<(), Failure> {
         self.progress = Progress {
             accuracy: self.progress.accuracy,
             accuracy_step: self.progress.accuracy_step,
             last_checkpoint: self.progress.last_checkpoint.take(),
             communication: self.progress.communication,
             generation: self.group.generation,
-            ..progress
+            ..rank.progress(line)
         };
-        self.write(&StepLine {
-            step: done.step,
-            epoch: done.epoch,
-            generation: self.group.generation,
-            world_size,
-            loss: done.loss,
-            learning_rate: rank.recipe().rate,
-            samples_per_second: done.samples as f64 / done.seconds,
-            step_seconds: done.seconds,
-        })?;
+        self.write(line)?;
         self.report(false)
     }
 
@@ -127,7 +145,7 @@ impl<'a> Reporter<'a> {
     }
 
     /// Saves the state after the steps that are done, once their lines are stored.
-    pub(crate) fn save(&mut self, rank: &mut Rank) -> Result<(), Failure> {
+    pub(crate) fn save(&mut self, rank: &mut Rank<'_>) -> Result<(), Failure> {
         let begun = Instant::now();
         self.saved = begun;
         self.journal.store().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))?;
@@ -140,7 +158,7 @@ impl<'a> Reporter<'a> {
             seed,
             generation: self.group.generation,
         };
-        let saved = self.storage.save(rank.replica_mut(), position, &self.communication.record);
+        let saved = self.storage.save(&mut rank.trainee.replica, position, &self.communication.record);
         self.saved = Instant::now();
         rank.rest();
         let seconds = begun.elapsed().as_secs_f64();

@@ -1,10 +1,7 @@
 //! SIGTERM and SIGINT: a wish to stop at the next step boundary; before there are steps, an end at once.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread,
 };
 
@@ -14,10 +11,10 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// What a signal asks of a worker.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Stop {
-    wanted: Arc<AtomicBool>,
-    training: Arc<AtomicBool>,
+    /// Whom to tell, once there are steps.
+    group: Arc<Mutex<Option<Box<dyn Fn() + Send>>>>,
 }
 
 impl Stop {
@@ -34,30 +31,22 @@ impl Stop {
             runtime.block_on(async move {
                 let (mut terminate, mut interrupt) = (terminate, interrupt);
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-                listener.wanted.store(true, Ordering::SeqCst);
-                if !listener.training.load(Ordering::SeqCst) {
+                let group = listener.group.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(tell) = group.as_ref() else {
                     tracing::info!("asked to stop before the first step");
                     std::process::exit(i32::from(Exit::Drained.code()));
-                }
+                };
+                tell();
+                drop(group);
                 std::future::pending::<()>().await;
             });
         })?;
         Ok(stop)
     }
 
-    /// Asks for it as a signal would.
-    pub(crate) fn ask(&self) {
-        self.wanted.store(true, Ordering::SeqCst);
-    }
-
-    /// From here on a signal waits for the next step boundary.
-    pub(crate) fn steps_begin(&self) {
-        self.training.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether a signal has come.
-    pub(crate) fn wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst)
+    /// From here on a signal is told to the group, by `tell`, which lets the worker go after a step.
+    pub(crate) fn steps_begin(&self, tell: impl Fn() + Send + 'static) {
+        *self.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
     }
 }
 

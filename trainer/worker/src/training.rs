@@ -2,8 +2,9 @@
 //! in lockstep.
 //!
 //! Whatever all ranks must agree on in mid-run travels in the numbers that they sum anyway: rank r adds its useful seconds in a
-//! slot of its own, and whoever was asked to stop adds 1 to the stop slot. The sum of step s is read during step s + 1, so it costs
-//! no waiting; every rank reads the same sum at the same step, so all of them stop after the same one.
+//! slot of its own, and whoever was asked to halt adds 1 to the slot that says why. The sum of step s is read during step s + 1, so it
+//! costs no waiting; every rank reads the same sum at the same step, so all of them stop after the same one. It also tells that all
+//! ranks have done step s: only then does anything of it leave the group.
 
 use std::{
     sync::Arc,
@@ -13,24 +14,27 @@ use std::{
 use lockstep_collective::{CollectiveError, Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare};
 use lockstep_launch::Progress;
-use lockstep_nn::{Cpu, Device, Gradient, Replica, Sgd};
+use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 
 use crate::{
     efficiency::{Meter, Step},
     failure::Failure,
     gradients,
-    journal::Evaluation,
-    metrics::{Metrics, Phase},
-    signals::Stop,
+    journal::{Evaluation, StepLine},
+    member::{Halt, Member},
+    metrics::Phase,
+    trainee::Trainee,
 };
 
 /// Bucket number of the numbers that are summed beside the gradients; no gradient bucket reaches it.
 const NUMBERS: u32 = u32::MAX - 1;
 
-/// Slots of a step's numbers: the summed loss, how many ranks were asked to stop, then each rank's useful seconds.
+/// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, then each rank's useful
+/// seconds.
 const LOSS: usize = 0;
-const STOP: usize = 1;
-const USEFUL: usize = 2;
+const CHANGE: usize = 1;
+const DRAIN: usize = 2;
+const USEFUL: usize = 3;
 
 /// A slice of the gradient arena, leased.
 pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
@@ -65,40 +69,28 @@ pub(crate) struct Recipe {
 /// One step that every rank has done.
 #[derive(Clone, Debug)]
 pub(crate) struct Done {
-    /// Steps that are done, this one included.
-    pub step: u64,
-    /// Epochs that are done.
-    pub epoch: u64,
-    /// Mean training loss over the global batch, in nats.
-    pub loss: f64,
-    /// Wall seconds of the step.
-    pub seconds: f64,
-    /// Samples of the step over all ranks.
-    pub samples: u64,
-    /// Whether any rank was asked to stop.
-    pub stop: bool,
+    pub line: StepLine,
+    /// Why all are to stop after the next step, if any rank was asked to.
+    pub halt: Option<Halt>,
 }
 
-/// One rank at work.
-pub(crate) struct Rank {
+/// One rank of one generation at work.
+pub(crate) struct Rank<'a> {
+    pub trainee: &'a mut Trainee,
+    member: &'a Member<'a>,
     seat: Seat,
     rank: usize,
     world: usize,
-    recipe: Recipe,
+    generation: u64,
     held_out: Arc<Samples>,
-    replica: Replica<Cpu>,
     communicator: Communicator<Slice>,
     loader: Loader,
-    /// Steps that this rank has done.
-    step: u64,
     /// A step whose numbers are still being summed.
     pending: Option<Pending>,
     /// Buffer for the numbers of the next step.
     spare: Vec<f32>,
     last_end: Instant,
     meter: Meter,
-    metrics: Arc<Metrics>,
-    stop: Stop,
     counted: Statistics,
 }
 
@@ -108,69 +100,66 @@ struct Pending {
     seconds: f64,
 }
 
-impl Rank {
-    /// Takes its seat before step `base_step`; `replica` holds the weights after it. `baseline` is the speed of one rank by itself, in
-    /// samples a second.
+impl<'a> Rank<'a> {
+    /// Takes its seat; the trainee holds the state that all begin with. `baseline` is the speed of one rank by itself, in samples a
+    /// second.
     #[allow(
         clippy::too_many_arguments,
         reason = "each part is made by another module; a struct would only rename them"
     )]
     pub(crate) fn new(
+        trainee: &'a mut Trainee,
+        member: &'a Member<'a>,
         seat: Seat,
-        recipe: Recipe,
+        generation: u64,
         train: Arc<Samples>,
         held_out: Arc<Samples>,
-        replica: Replica<Cpu>,
         communicator: Communicator<Slice>,
         baseline: Option<f64>,
-        base_step: u64,
-        metrics: Arc<Metrics>,
-        stop: Stop,
     ) -> Result<Self, Failure> {
+        let recipe = &trainee.recipe;
         let order = Order {
             seed: recipe.seed,
             global_batch: recipe.global_batch,
             micro_batch: recipe.micro_batch,
             seat,
-            first_step: base_step,
-            steps: recipe.total_steps.saturating_sub(base_step),
+            first_step: trainee.step,
+            steps: recipe.total_steps.saturating_sub(trainee.step),
         };
         let (rank, world) = (communicator.rank(), communicator.world());
         if let Some(rate) = baseline {
-            metrics.baseline.set(rate);
+            member.metrics.baseline.set(rate);
         }
         Ok(Self {
+            loader: Loader::start(train, order).map_err(Failure::retry)?,
+            trainee,
+            member,
             seat,
             rank,
             world,
-            recipe,
-            loader: Loader::start(train, order).map_err(Failure::retry)?,
+            generation,
             held_out,
-            replica,
             communicator,
-            step: base_step,
             pending: None,
             spare: Vec::new(),
             last_end: Instant::now(),
             meter: Meter::new(world, baseline),
-            metrics,
-            stop,
             counted: Statistics::default(),
         })
     }
 
     /// Steps that this rank has done.
     pub(crate) fn step(&self) -> u64 {
-        self.step
+        self.trainee.step
     }
 
     pub(crate) fn recipe(&self) -> &Recipe {
-        &self.recipe
+        &self.trainee.recipe
     }
 
     /// Sums `values` over all ranks, waiting for them.
     pub(crate) fn sum(&mut self, values: &mut [f32]) -> Result<(), Failure> {
-        self.communicator.all_reduce_now(self.step, values).map(|_| ()).map_err(|error| lost(&error))
+        self.communicator.all_reduce_now(self.trainee.step, values).map(|_| ()).map_err(|error| lost(&error))
     }
 
     /// Does the next step. Gives the step before it, which by now every rank has done; `None` at first.
@@ -178,7 +167,8 @@ impl Rank {
         let waiting = Instant::now();
         let Some(StepShare { step, samples: mine, .. }) = self.loader.next_step() else { return self.settle() };
         let data = waiting.elapsed();
-        let Self { replica, communicator, loader, .. } = self;
+        let Self { trainee, communicator, loader, .. } = self;
+        let replica = &mut trainee.replica;
         let only = replica.buckets().len() == 1;
         let submit = &mut |bucket: usize, gradient: Bucket| {
             let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
@@ -200,24 +190,29 @@ impl Rank {
         let done = self.settle()?;
         self.gather()?;
         let updating = Instant::now();
-        self.replica.update(&self.recipe.optimiser, self.recipe.rate);
-        let result = self.replica.finish_step();
+        let Trainee { replica, recipe, step: done_steps, .. } = &mut *self.trainee;
+        replica.update(&recipe.optimiser, recipe.rate);
+        let result = replica.finish_step();
+        *done_steps += 1;
         let update = updating.elapsed();
 
-        self.step += 1;
         let useful = (gradients + update).as_secs_f64();
         let seconds = self.last_end.elapsed().as_secs_f64();
         self.last_end = Instant::now();
-        self.pending = Some(Pending { step: self.step, samples: step.samples, seconds });
+        self.pending = Some(Pending { step: self.trainee.step, samples: step.samples, seconds });
         let mut numbers = std::mem::take(&mut self.spare);
         numbers.clear();
         numbers.resize(USEFUL + self.world, 0.0);
         numbers[LOSS] = result.loss_sum as f32;
-        numbers[STOP] = f32::from(u8::from(self.stop.wanted()));
+        match self.member.halt() {
+            Some(Halt::Change) => numbers[CHANGE] = 1.0,
+            Some(Halt::Drain) => numbers[DRAIN] = 1.0,
+            None => {}
+        }
         numbers[USEFUL + self.rank] = useful as f32;
         let numbers = Slice::Numbers(numbers);
         // With one bucket they go with it; with more, the thread that sums those is there for them too.
-        if self.replica.buckets().len() == 1 {
+        if self.trainee.replica.buckets().len() == 1 {
             self.communicator.defer(step.index, NUMBERS, numbers);
         } else {
             self.communicator.submit(step.index, NUMBERS, numbers);
@@ -233,23 +228,33 @@ impl Rank {
         let Slice::Numbers(numbers) = memory else {
             unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
         };
-        let done = Done {
-            step,
-            epoch: step / self.recipe.steps_per_epoch,
-            loss: f64::from(numbers[LOSS]) / samples as f64,
-            seconds,
-            samples,
-            stop: numbers[STOP] > 0.0,
+        let loss = f64::from(numbers[LOSS]) / samples as f64;
+        let halt = match (numbers[CHANGE] > 0.0, numbers[DRAIN] > 0.0) {
+            (_, true) => Some(Halt::Drain),
+            (true, false) => Some(Halt::Change),
+            (false, false) => None,
         };
+        let line = StepLine {
+            step,
+            epoch: step / self.trainee.recipe.steps_per_epoch,
+            generation: self.generation,
+            world_size: self.world as u32,
+            loss: Some(loss),
+            learning_rate: self.trainee.recipe.rate,
+            samples_per_second: samples as f64 / seconds,
+            step_seconds: seconds,
+            time: jiff::Timestamp::now().to_string(),
+        };
+        self.trainee.remember(line.clone());
         self.meter.record(Step { samples, wall: seconds, useful: numbers[USEFUL..].to_vec() });
         self.spare = numbers;
-        if !done.loss.is_finite() {
+        if !loss.is_finite() {
             return Err(Failure::fatal(format!(
-                "the training loss became {} at step {step}: lower spec.training.schedule.baseLearningRate ({})",
-                done.loss, self.recipe.rate
+                "the training loss became {loss} at step {step}: lower spec.training.schedule.baseLearningRate ({})",
+                self.trainee.recipe.rate
             )));
         }
-        Ok(Some(done))
+        Ok(Some(Done { line, halt }))
     }
 
     /// Waits for the gradients of this step and gives them back to the replica.
@@ -266,9 +271,9 @@ impl Rank {
         let mut parts = Vec::new();
         for part in self.seat.parts(self.held_out.len() as u64) {
             let (mut loss, mut correct, mut count) = (0.0, 0, 0);
-            let mut loader = EvaluationLoader::new(&self.held_out, part, self.recipe.micro_batch);
+            let mut loader = EvaluationLoader::new(&self.held_out, part, self.trainee.recipe.micro_batch);
             while let Some(batch) = loader.next_batch() {
-                let result = self.replica.evaluate(&batch.images, &batch.labels);
+                let result = self.trainee.replica.evaluate(&batch.images, &batch.labels);
                 loss += result.loss_sum;
                 correct += result.correct;
                 count += batch.len();
@@ -278,7 +283,7 @@ impl Rank {
         let mut sums = added_in_pairs(parts);
         self.sum(&mut sums)?;
         let [loss, correct, count] = sums.map(f64::from);
-        self.metrics.spent(Phase::Other, start.elapsed().as_secs_f64());
+        self.member.metrics.spent(Phase::Other, start.elapsed().as_secs_f64());
         self.rest();
         Ok((count > 0.0).then(|| Evaluation { loss: loss / count, accuracy: correct / count }))
     }
@@ -290,16 +295,17 @@ impl Rank {
     }
 
     /// The figures of the newest steps as a report.
-    pub(crate) fn progress(&self, done: &Done) -> Progress {
+    pub(crate) fn progress(&self, line: &StepLine) -> Progress {
         let efficiency = self.meter.efficiency();
         let speed = efficiency.map(|efficiency| efficiency.samples_per_second);
-        let left = (self.recipe.total_steps - done.step) as f64 * self.recipe.global_batch as f64;
+        let Recipe { total_steps, global_batch, .. } = self.trainee.recipe;
+        let left = (total_steps - line.step) as f64 * global_batch as f64;
         Progress {
-            step: done.step,
-            total_steps: self.recipe.total_steps,
-            epoch: done.epoch,
+            step: line.step,
+            total_steps,
+            epoch: line.epoch,
             world_size: self.world as u32,
-            loss: Some(done.loss),
+            loss: line.loss,
             samples_per_second: speed,
             scaling_efficiency: efficiency.and_then(|efficiency| efficiency.scaling),
             load_balance: efficiency.map(|efficiency| efficiency.load_balance),
@@ -309,25 +315,21 @@ impl Rank {
         }
     }
 
-    /// Weights and velocities for a checkpoint are read here, between two steps.
-    pub(crate) fn replica_mut(&mut self) -> &mut Replica<Cpu> {
-        &mut self.replica
-    }
-
     fn count(&mut self, samples: u64, seconds: f64, useful: f64, data: f64) {
         let statistics = self.communicator.statistics();
         let since = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64();
         let exposed = since(statistics.exposed, self.counted.exposed);
-        self.metrics.steps.inc();
-        self.metrics.samples.inc_by(samples);
-        self.metrics.step_duration.observe(seconds);
-        self.metrics.learning_rate.set(f64::from(self.recipe.rate));
-        self.metrics.spent(Phase::Compute, useful);
-        self.metrics.spent(Phase::Data, data);
-        self.metrics.spent(Phase::ExposedCommunication, exposed);
-        self.metrics.spent(Phase::Other, seconds - useful - data - exposed);
-        self.metrics.collective_seconds.inc_by(since(statistics.busy, self.counted.busy));
-        self.metrics.collective_bytes.inc_by(statistics.bytes_sent - self.counted.bytes_sent);
+        let metrics = self.member.metrics;
+        metrics.steps.inc();
+        metrics.samples.inc_by(samples);
+        metrics.step_duration.observe(seconds);
+        metrics.learning_rate.set(f64::from(self.trainee.recipe.rate));
+        metrics.spent(Phase::Compute, useful);
+        metrics.spent(Phase::Data, data);
+        metrics.spent(Phase::ExposedCommunication, exposed);
+        metrics.spent(Phase::Other, seconds - useful - data - exposed);
+        metrics.collective_seconds.inc_by(since(statistics.busy, self.counted.busy));
+        metrics.collective_bytes.inc_by(statistics.bytes_sent - self.counted.bytes_sent);
         self.counted = statistics;
     }
 }
@@ -341,7 +343,7 @@ fn added_in_pairs(mut parts: Vec<[f32; 3]>) -> [f32; 3] {
     parts.first().copied().unwrap_or_default()
 }
 
-/// The group cannot go on without the rank that the error names; the job can, from its checkpoint.
+/// The group cannot go on without the rank that the error names; the others can, in the next one.
 fn lost(error: &CollectiveError) -> Failure {
-    Failure::retry(error)
+    Failure::broken(error)
 }

@@ -1,27 +1,27 @@
 //! `lockstep-trainer worker`: joins the group, trains in lockstep to the last step (or measures to the last row), leaves its results.
+//! When the group changes the process stays: it stands still, is committed to the next generation, and goes on.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
-use lockstep_checkpoint::Checkpoint;
 use lockstep_collective::Communicator;
-use lockstep_data::{Dataset, Seat, steps_per_epoch};
-use lockstep_elastic::Digest;
-use lockstep_launch::{Benchmark, CommunicationAlgorithm, Ending, Launch, Optimizer, Task, Workload};
-use lockstep_nn::{Cpu, Network, Replica, Sgd, StateTensor};
+use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
+use lockstep_elastic::{Digest, Group, Sampler, State};
+use lockstep_launch::{Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Task, Workload};
+use lockstep_nn::Sgd;
 use tracing::{info, warn};
 
 use crate::{
-    baseline::Baseline,
     benchmark,
     communication::{self, Agreed},
     failure::Failure,
-    member::Member,
+    member::{Halt, Member},
     metrics::Metrics,
     model,
     reporter::Reporter,
     serve::{self, Ready},
     signals::Stop,
     storage::Storage,
+    trainee::Trainee,
     training::{Rank, Recipe},
 };
 
@@ -46,213 +46,269 @@ pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
             let data = Digest::from_bytes(dataset.fingerprint());
             let storage = Storage::open(&launch.output, workload, data)?;
             let newest = storage.newest()?;
-            let member = Member::join(launch, &metrics, &stop, &ready, data, newest.as_ref())?;
-            let run = Run { member: &member, workload, storage: &storage };
-            member.work(|| run.train(dataset, network, newest))
+            let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
+            // What a rank does by itself depends on its share of a step, which is the first group's.
+            let seat = seat(workload, 0, launch.replicas, shards);
+            let recipe = recipe(workload, &dataset);
+            let mut trainee = Trainee::new(network, recipe, newest, &dataset.train, seat)?;
+            let held = trainee.held();
+            let (member, group) = Member::join(launch, &metrics, &stop, &ready, data, held)?;
+            let Dataset { train, evaluation } = dataset;
+            let run = Run {
+                member: &member,
+                workload,
+                storage: &storage,
+                train: Arc::new(train),
+                held_out: Arc::new(evaluation),
+            };
+            member.work(|| run.train(&mut trainee, group))
         }
         Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication } => {
             let no_data = Digest::of(b"");
-            let member = Member::join(launch, &metrics, &stop, &ready, no_data, None)?;
-            member.work(|| benchmark::measure(&member, collectives, communication))
+            let nothing = State { step: 0, digest: Digest::NONE, sampler: Sampler { seed: 0, epoch: 0, cursor: 0 } };
+            let (member, mut group) = Member::join(launch, &metrics, &stop, &ready, no_data, nothing)?;
+            member.work(|| {
+                loop {
+                    let broken = match benchmark::measure(&member, &group, collectives, communication) {
+                        Ok(Some(ending)) => return Ok(ending),
+                        Ok(None) => None,
+                        Err(Failure::Broken(reason)) => Some(reason),
+                        Err(failure) => return Err(failure),
+                    };
+                    // Another group begins its table anew.
+                    group = member.regroup(nothing, broken)?;
+                }
+            })
         }
     }
 }
 
-/// One membership, from its first step to its last.
+fn recipe(workload: &Workload, dataset: &Dataset) -> Recipe {
+    let training = &workload.training;
+    let Optimizer::Sgd(sgd) = &training.optimizer;
+    let global_batch = u64::from(training.global_batch_size);
+    let steps_per_epoch = steps_per_epoch(dataset.train.len() as u64, global_batch);
+    // A share can never be greater than the global batch.
+    let micro_batch = training.micro_batch_size.min(training.global_batch_size) as usize;
+    Recipe {
+        seed: training.seed,
+        global_batch,
+        micro_batch,
+        total_steps: steps_per_epoch * u64::from(training.epochs),
+        steps_per_epoch,
+        optimiser: Sgd { momentum: sgd.momentum, weight_decay: sgd.weight_decay },
+        rate: training.schedule.base_learning_rate,
+    }
+}
+
+fn seat(workload: &Workload, rank: u32, world: u32, shards: u32) -> Seat {
+    match workload.communication.algorithm {
+        CommunicationAlgorithm::CanonicalTree => Seat::aligned(rank, world, shards),
+        _ => Seat::new(rank, world, shards),
+    }
+}
+
+/// The training of this process, whatever groups it belongs to.
 struct Run<'a> {
     member: &'a Member<'a>,
     workload: &'a Workload,
     storage: &'a Storage,
+    train: Arc<Samples>,
+    held_out: Arc<Samples>,
 }
 
 impl Run<'_> {
-    fn train(&self, dataset: Dataset, network: Network, newest: Option<Checkpoint>) -> Result<Ending, Failure> {
-        let formed = &self.member.group;
-        let recipe = self.recipe(&dataset);
-        let ready_order = network.table().ready_order();
-        let mut replica =
-            Replica::new(Cpu::new(), network, recipe.micro_batch, ready_order.clone()).map_err(Failure::fatal)?;
-        let record = newest.as_ref().and_then(|checkpoint| checkpoint.communication.clone());
-        self.restore(&mut replica, newest)?;
-
-        let world = formed.addresses.len();
-        let communication = &self.workload.communication;
-        let mut group = self.member.form()?;
-        if let Some(arena) = group.shared_arena(replica.table().elements()).map_err(Failure::retry)? {
-            replica.set_gradient_memory(arena);
+    /// From group to group until the last step is done.
+    fn train(&self, trainee: &mut Trainee, mut group: Group) -> Result<Ending, Failure> {
+        loop {
+            let outcome = self.generation(trainee, &group);
+            trainee.stand();
+            let broken = match outcome {
+                Ok(Some(ending)) => return Ok(ending),
+                Ok(None) => None,
+                // Whoever was asked to stand had its collectives aborted, which is no fault of theirs.
+                Err(Failure::Broken(_)) if self.member.membership.sealing().is_some() => None,
+                Err(Failure::Broken(reason)) => Some(reason),
+                Err(failure) => return Err(failure),
+            };
+            // Those it copied from may be gone for good.
+            if !trainee.is_whole() {
+                trainee.begin(self.storage.newest()?)?;
+            }
+            group = self.member.regroup(trainee.held(), broken)?;
         }
-        let seat = match communication.algorithm {
-            CommunicationAlgorithm::CanonicalTree => Seat::aligned(formed.rank, formed.world, formed.shards),
-            _ => Seat::new(formed.rank, formed.world, formed.shards),
-        };
-        let Dataset { train, evaluation } = dataset;
-        let own = Baseline::measure(&mut replica, &train, seat, &recipe)?;
-        let agreed = communication::agree(&mut group, communication, &ready_order, &own, record.as_deref())
-            .map_err(Failure::retry)?;
-        replica.set_buckets(agreed.plan.buckets().to_vec()).map_err(Failure::fatal)?;
-        let mut communicator = Communicator::over(group).map_err(Failure::retry)?;
+    }
+
+    /// One generation, from binding its members to each other until it ends. `None` where the group changes.
+    fn generation(&self, trainee: &mut Trainee, group: &Group) -> Result<Option<Ending>, Failure> {
+        let mut ranks = self.member.form(group)?;
+        trainee.catch_up(group, &mut ranks)?;
+        self.member.membership.entered();
+
+        let arena = ranks.shared_arena(trainee.replica.table().elements()).map_err(Failure::broken)?;
+        trainee.put_gradients(arena);
+        let agreed = self.agree(trainee, &mut ranks)?;
+        let mut communicator = Communicator::over(ranks).map_err(Failure::retry)?;
         communicator.follow(&agreed.plan);
         let mut rank = Rank::new(
-            seat,
-            recipe,
-            Arc::new(train),
-            Arc::new(evaluation),
-            replica,
+            trainee,
+            self.member,
+            seat(self.workload, group.rank, group.world, group.shards),
+            group.generation,
+            Arc::clone(&self.train),
+            Arc::clone(&self.held_out),
             communicator,
             agreed.baseline,
-            formed.base_step,
-            Arc::clone(self.member.metrics),
-            self.member.stop.clone(),
         )?;
-        self.check_shared(&mut rank, world)?;
-        self.steps(&mut rank, &agreed)
-    }
-
-    fn recipe(&self, dataset: &Dataset) -> Recipe {
-        let training = &self.workload.training;
-        let Optimizer::Sgd(sgd) = &training.optimizer;
-        let global_batch = u64::from(training.global_batch_size);
-        let steps_per_epoch = steps_per_epoch(dataset.train.len() as u64, global_batch);
-        // A share can never be greater than the global batch.
-        let micro_batch = training.micro_batch_size.min(training.global_batch_size) as usize;
-        Recipe {
-            seed: training.seed,
-            global_batch,
-            micro_batch,
-            total_steps: steps_per_epoch * u64::from(training.epochs),
-            steps_per_epoch,
-            optimiser: Sgd { momentum: sgd.momentum, weight_decay: sgd.weight_decay },
-            rate: training.schedule.base_learning_rate,
+        self.check_shared(&mut rank, group)?;
+        let mut reporter = if group.reports() {
+            Some(self.reporter(rank.trainee, group, &agreed)?)
+        } else {
+            self.member.metrics.leave_reporting();
+            None
+        };
+        self.make_up_evaluation(&mut rank, reporter.as_mut())?;
+        match self.steps(&mut rank, reporter.as_mut())? {
+            Some(Halt::Change) => Ok(None),
+            Some(Halt::Drain) => self.drain(&mut rank, reporter),
+            None => self.finish(&mut rank, reporter),
         }
     }
 
-    /// The state that the group starts from: its checkpoint, or the seed's first weights.
-    fn restore(&self, replica: &mut Replica<Cpu>, newest: Option<Checkpoint>) -> Result<(), Failure> {
-        match newest {
-            Some(checkpoint) if checkpoint.position.step == self.member.group.base_step => {
-                let Checkpoint { path, weights, slots, .. } = checkpoint;
-                let tensors: Vec<StateTensor> = weights
-                    .into_iter()
-                    .chain(slots)
-                    .map(|tensor| StateTensor { name: tensor.name, shape: tensor.shape, values: tensor.values })
-                    .collect();
-                replica
-                    .load_tensors(&tensors)
-                    .map_err(|error| Failure::fatal(format!("{}: {error}", path.display())))?;
-                let digest = Digest::from_bytes(replica.digest());
-                if digest != self.member.group.base_digest {
-                    let expected = self.member.group.base_digest;
-                    return Err(Failure::fatal(format!(
-                        "{}: state {digest:.12}, the group agreed on {expected:.12}",
-                        path.display()
-                    )));
-                }
-                info!(step = self.member.group.base_step, path = %path.display(), "resumed");
-                Ok(())
-            }
-            _ if self.member.group.base_step == 0 => {
-                replica.initialise(self.workload.training.seed);
-                Ok(())
-            }
-            _ => Err(Failure::retry(format!(
-                "the group starts from step {}, which this worker did not find",
-                self.member.group.base_step
-            ))),
-        }
+    fn agree(&self, trainee: &mut Trainee, ranks: &mut lockstep_collective::Group) -> Result<Agreed, Failure> {
+        let ready_order = trainee.replica.table().ready_order();
+        let record = trainee.communication.as_deref();
+        let Trainee { baseline, costs, .. } = &*trainee;
+        let agreed = communication::agree(ranks, &self.workload.communication, &ready_order, baseline, record, *costs)
+            .map_err(Failure::broken)?;
+        trainee.replica.set_buckets(agreed.plan.buckets().to_vec()).map_err(Failure::fatal)?;
+        trainee.costs = agreed.costs.or(trainee.costs);
+        trainee.communication = Some(agreed.record.clone());
+        Ok(agreed)
     }
 
     /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.
-    fn check_shared(&self, rank: &mut Rank, world: usize) -> Result<(), Failure> {
-        let token = format!("{}-{}", self.member.launch.job.uid, self.member.group.generation);
-        let first = self.member.group.rank == 0;
+    fn check_shared(&self, rank: &mut Rank<'_>, group: &Group) -> Result<(), Failure> {
+        let mut unchecked = [f32::from(u8::from(!rank.trainee.storage_is_checked))];
+        rank.sum(&mut unchecked)?;
+        if unchecked == [0.0] {
+            return Ok(());
+        }
+        let token = format!("{}-{}", self.member.launch.job.uid, group.generation);
+        let first = group.rank == 0;
         if first {
             self.storage.leave_token(&token)?;
         }
         rank.sum(&mut [0.0])?;
-        let mut blind = vec![0.0; world];
-        blind[self.member.group.rank as usize] = f32::from(u8::from(!self.storage.sees_token(&token)?));
+        let mut blind = vec![0.0; group.world as usize];
+        blind[group.rank as usize] = f32::from(u8::from(!self.storage.sees_token(&token)?));
         rank.sum(&mut blind)?;
         if first {
             self.storage.clear_token(&token);
         }
-        let blind: Vec<String> = blind
-            .iter()
-            .zip(&self.member.group.pods)
-            .filter(|(blind, _)| **blind > 0.0)
-            .map(|(_, pod)| pod.clone())
-            .collect();
-        if blind.is_empty() { Ok(()) } else { Err(self.storage.not_shared(&blind)) }
+        let blind: Vec<String> =
+            blind.iter().zip(&group.pods).filter(|(blind, _)| **blind > 0.0).map(|(_, pod)| pod.clone()).collect();
+        if !blind.is_empty() {
+            return Err(self.storage.not_shared(&blind));
+        }
+        rank.trainee.storage_is_checked = true;
+        Ok(())
     }
 
-    fn steps(&self, rank: &mut Rank, communication: &Agreed) -> Result<Ending, Failure> {
-        let mut reporter =
-            if self.member.group.rank == 0 { Some(self.reporter(rank.recipe(), communication)?) } else { None };
+    /// A group that broke while it evaluated has done the step before it already.
+    fn make_up_evaluation(&self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
+        let step = rank.step();
+        if step == 0 || !step.is_multiple_of(rank.recipe().steps_per_epoch) {
+            return Ok(());
+        }
+        let mut owed = [f32::from(u8::from(reporter.as_ref().is_some_and(|reporter| !reporter.has_evaluated(step))))];
+        rank.sum(&mut owed)?;
+        if owed == [0.0] { Ok(()) } else { self.evaluate(rank, reporter) }
+    }
+
+    /// Does steps until the last, or until all halt after one, which it says.
+    fn steps(&self, rank: &mut Rank<'_>, mut reporter: Option<&mut Reporter<'_>>) -> Result<Option<Halt>, Failure> {
         let recipe = rank.recipe().clone();
         rank.rest();
-        // Every rank learns of a stop during the step after the one that carried it, and stops after that step.
+        // Every rank learns of a halt during the step after the one that carried it, and stops after that step.
+        let mut halt = None;
         let mut last = recipe.total_steps;
         while rank.step() < last {
             let mut done = rank.advance()?;
             let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
-            let saves = reporter.as_ref().is_some_and(Reporter::checkpoint_due) && rank.step() < recipe.total_steps;
+            let due = reporter.as_ref().is_some_and(|reporter| reporter.checkpoint_due());
+            let saves = due && rank.step() < recipe.total_steps;
             // A step that a checkpoint holds will not be done again: its line must be in the journal before.
             let newest = if ends_epoch || saves { rank.settle()? } else { None };
             for settled in [done.take(), newest].into_iter().flatten() {
-                if settled.stop {
-                    last = last.min(settled.step + 1);
+                if let Some(reason) = settled.halt {
+                    last = last.min(settled.line.step + 1);
+                    halt = halt.max(Some(reason));
                 }
                 if let Some(reporter) = &mut reporter {
-                    reporter.step(rank, &settled)?;
+                    reporter.step(rank, &settled.line)?;
                 }
             }
             if ends_epoch {
-                self.evaluate(rank, reporter.as_mut())?;
+                self.evaluate(rank, reporter.as_deref_mut())?;
             }
-            if let Some(reporter) = reporter.as_mut().filter(|_| saves)
+            if let Some(reporter) = reporter.as_deref_mut().filter(|_| saves)
                 && let Err(error) = reporter.save(rank)
             {
                 self.member.metrics.checkpoint_failures.inc();
                 warn!(%error, step = rank.step(), "checkpoint not saved; training goes on");
             }
         }
-        if let (Some(settled), Some(reporter)) = (rank.settle()?, &mut reporter) {
-            reporter.step(rank, &settled)?;
+        if let (Some(settled), Some(reporter)) = (rank.settle()?, reporter.as_deref_mut()) {
+            reporter.step(rank, &settled.line)?;
         }
-        if let Some(reporter) = &mut reporter {
-            reporter.save(rank)?;
+        if let Some(reporter) = reporter {
             reporter.report(true)?;
         }
-        if rank.step() < recipe.total_steps {
-            return Err(self.member.drained(rank.step()));
-        }
-        self.finish(rank, reporter)
+        Ok(halt.filter(|_| rank.step() < recipe.total_steps))
     }
 
-    fn evaluate(&self, rank: &mut Rank, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
+    fn evaluate(&self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let Some(found) = rank.evaluate()? else { return Ok(()) };
         self.member.metrics.evaluated(found.loss);
         let Some(reporter) = reporter else { return Ok(()) };
         reporter.evaluated(rank.step(), rank.step() / rank.recipe().steps_per_epoch, found)
     }
 
-    fn reporter<'a>(&'a self, recipe: &Recipe, communication: &'a Agreed) -> Result<Reporter<'a>, Failure> {
+    fn reporter<'a>(
+        &'a self,
+        trainee: &Trainee,
+        group: &'a Group,
+        communication: &'a Agreed,
+    ) -> Result<Reporter<'a>, Failure> {
         let interval = Duration::from_secs(self.workload.checkpoint.interval_seconds.into());
-        let Member { membership, group, .. } = self.member;
-        Reporter::open(membership, group, self.storage, self.member.metrics, recipe, communication, interval)
+        let Member { membership, metrics, .. } = self.member;
+        Reporter::open(membership, group, self.storage, metrics, trainee, communication, interval)
     }
 
-    fn finish(&self, rank: &mut Rank, reporter: Option<Reporter<'_>>) -> Result<Ending, Failure> {
+    /// Saves the state before everybody goes.
+    fn drain(&self, rank: &mut Rank<'_>, reporter: Option<Reporter<'_>>) -> Result<Option<Ending>, Failure> {
+        if let Some(mut reporter) = reporter {
+            reporter.save(rank)?;
+            reporter.report(true)?;
+        }
+        self.member.drained(rank.step()).map_or(Ok(None), Err)
+    }
+
+    fn finish(&self, rank: &mut Rank<'_>, reporter: Option<Reporter<'_>>) -> Result<Option<Ending>, Failure> {
         let mut ending = Ending::default();
-        if let Some(reporter) = reporter {
+        if let Some(mut reporter) = reporter {
+            reporter.save(rank)?;
+            reporter.report(true)?;
             let facts = BTreeMap::from([
                 ("job".to_owned(), self.member.launch.job.name.clone()),
                 ("steps".to_owned(), rank.step().to_string()),
                 ("format".to_owned(), "pt".to_owned()),
             ]);
-            ending.model_uri = Some(self.storage.export(rank.replica_mut(), &facts)?);
+            ending.model_uri = Some(self.storage.export(&mut rank.trainee.replica, &facts)?);
             ending.progress = Some(reporter.progress());
         }
-        let digest = Digest::from_bytes(rank.replica_mut().digest());
+        let digest = Digest::from_bytes(rank.trainee.replica.digest());
         self.member.finished(rank.step(), digest, ending)
     }
 }

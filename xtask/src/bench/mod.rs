@@ -3,6 +3,7 @@
 //! disturbed are repeated.
 
 mod collectives;
+mod elastic;
 mod first_loss;
 mod lenet;
 mod load;
@@ -27,31 +28,52 @@ pub(crate) enum Effort {
 struct Benchmark {
     name: &'static str,
     measures: &'static str,
-    run: fn(&mut Book, Effort) -> anyhow::Result<()>,
+    run: fn(&mut Book, Effort, Options) -> anyhow::Result<()>,
 }
 
-const BENCHMARKS: [Benchmark; 6] = [
+/// What only some benchmarks ask for.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Of churn: how many processes are killed.
+    #[arg(long, value_name = "COUNT")]
+    kills: Option<u32>,
+    /// Of churn: mean time between two kills, in seconds.
+    #[arg(long = "mean", value_name = "SECONDS")]
+    mean_seconds: Option<f64>,
+}
+
+const BENCHMARKS: [Benchmark; 8] = [
     Benchmark {
         name: "collectives",
         measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
-        run: collectives::run,
+        run: |book, effort, _| collectives::run(book, effort),
     },
     Benchmark {
         name: "overlap",
         measures: "training step of 25 million weights over 1 Gb/s, against its bound and PyTorch DDP",
-        run: overlap::run,
+        run: |book, effort, _| overlap::run(book, effort),
     },
     Benchmark {
         name: "lenet-step",
         measures: "LeNet-5 training step, batch 64, one core, against PyTorch",
-        run: lenet::run,
+        run: |book, effort, _| lenet::run(book, effort),
     },
-    Benchmark { name: "first-loss", measures: "`lockstep run` to its first loss line", run: first_loss::run },
-    Benchmark { name: "operator-memory", measures: "the operator's memory with 100 jobs", run: operator::memory },
+    Benchmark {
+        name: "recovery",
+        measures: "a group of 8 workers that loses one, notices a frozen one, or lets one go",
+        run: elastic::recovery,
+    },
+    Benchmark {
+        name: "churn",
+        measures: "a job whose processes are killed again and again, against itself undisturbed",
+        run: elastic::churn,
+    },
+    Benchmark { name: "first-loss", measures: "`lockstep run` to its first loss line", run: |book, effort, _| first_loss::run(book, effort) },
+    Benchmark { name: "operator-memory", measures: "the operator's memory with 100 jobs", run: |book, effort, _| operator::memory(book, effort) },
     Benchmark {
         name: "pods",
         measures: "a 100-worker job from apply until its pods exist, against an Indexed Job",
-        run: operator::pods,
+        run: |book, effort, _| operator::pods(book, effort),
     },
 ];
 
@@ -63,6 +85,8 @@ pub(crate) struct Arguments {
     /// The same cases with fewer repetitions, in about 3 minutes each.
     #[arg(long)]
     quick: bool,
+    #[command(flatten)]
+    options: Options,
 }
 
 /// Runs what was asked for.
@@ -82,7 +106,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for Benchmark { name, measures, run } in chosen {
         println!("== {name}: {measures}");
         let mut book = Book::open(name)?;
-        run(&mut book, effort).with_context(|| (*name).to_owned())?;
+        run(&mut book, effort, arguments.options).with_context(|| (*name).to_owned())?;
     }
     Ok(())
 }

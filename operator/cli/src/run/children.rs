@@ -1,4 +1,4 @@
-//! The processes of one attempt: started together, heard and signalled here.
+//! The processes of a job: started, heard and signalled here.
 
 use std::{
     fs::{File, OpenOptions},
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context;
 use futures::future::select_all;
-use lockstep_launch::{Ending, Exit, Launch, PARENT, Progress};
+use lockstep_launch::{Change, Ending, Exit, Launch, PARENT, Progress};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use tokio::{
@@ -47,6 +47,8 @@ pub(crate) enum Said {
     Listening(String),
     /// This member has joined.
     Joined(String),
+    /// The group changed.
+    Change(Box<Change>),
     /// A report.
     Progress(Box<Progress>),
     /// Its last words.
@@ -60,11 +62,9 @@ pub(crate) enum Happening {
     Said(Said),
     /// A process ended.
     Ended(Role, End),
-    /// All have ended.
-    AllEnded,
 }
 
-/// The processes of one attempt. Dropping it kills those that still run.
+/// The processes of a job. Dropping it kills those that still run.
 pub(crate) struct Children {
     running: Vec<(Role, Child)>,
     /// The coordinator's output, until it is read to its end.
@@ -78,25 +78,45 @@ impl Children {
     pub(crate) fn start(trainer: &Path, processes: Vec<Process>) -> anyhow::Result<Self> {
         let mut children = Self { running: Vec::new(), lines: None, pending: std::collections::VecDeque::new() };
         for process in processes {
-            let role = process.role;
-            let mut child =
-                spawn(trainer, process).with_context(|| format!("start {} as {role}", trainer.display()))?;
-            if let Some(stdout) = child.stdout.take() {
-                children.lines = Some(BufReader::new(stdout).lines());
-            }
-            children.running.push((role, child));
+            children.add(trainer, process)?;
         }
         Ok(children)
     }
 
-    /// Waits for the next happening; may be dropped and called again.
+    /// Starts one more.
+    pub(crate) fn add(&mut self, trainer: &Path, process: Process) -> anyhow::Result<()> {
+        let role = process.role;
+        let mut child = spawn(trainer, process).with_context(|| format!("start {} as {role}", trainer.display()))?;
+        if let Some(stdout) = child.stdout.take() {
+            self.lines = Some(BufReader::new(stdout).lines());
+        }
+        self.running.push((role, child));
+        Ok(())
+    }
+
+    /// Whether none runs, and everything that happened was told.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.pending.is_empty()
+    }
+
+    /// Whether this one runs.
+    pub(crate) fn has(&self, role: Role) -> bool {
+        self.running.iter().any(|(running, _)| *running == role)
+    }
+
+    /// Sends `signal` to one, if it runs.
+    pub(crate) fn signal(&self, role: Role, signal: Signal) {
+        self.signal_where(signal, |running| running == role);
+    }
+
+    /// Waits for the next happening, for ever once all have ended; may be dropped and called again.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Happening> {
         loop {
             if let Some(happening) = self.pending.pop_front() {
                 return Ok(happening);
             }
             if self.running.is_empty() {
-                return Ok(Happening::AllEnded);
+                return std::future::pending().await;
             }
             let waits = self.running.iter_mut().map(|(_, child)| Box::pin(child.wait()));
             let first_end = async {
@@ -152,11 +172,10 @@ impl Children {
     async fn hear_for(&mut self, time: Duration) -> anyhow::Result<Vec<Happening>> {
         let deadline = Instant::now() + time;
         let mut heard = Vec::new();
-        while let Ok(happening) = timeout_at(deadline, self.next()).await {
-            match happening? {
-                Happening::AllEnded => break,
-                happening => heard.push(happening),
-            }
+        while !self.is_empty()
+            && let Ok(happening) = timeout_at(deadline, self.next()).await
+        {
+            heard.push(happening?);
         }
         Ok(heard)
     }

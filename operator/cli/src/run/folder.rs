@@ -1,14 +1,15 @@
 //! The folder of a run: everything that it leaves behind.
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
+    io::Write as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
-use lockstep_launch::{InvalidField, Task};
+use lockstep_launch::{Change, InvalidField, Task};
 use serde_json::Value;
 
 use super::restart::Role;
@@ -18,6 +19,9 @@ use crate::manifest;
 const RUNS: &str = "runs";
 const MANIFEST: &str = "manifest.yaml";
 const LOCK: &str = "lock";
+const ATTEMPT: &str = "attempt";
+const HISTORY: &str = "history.jsonl";
+const WANTED: &str = "replicas";
 
 /// A run's folder, held by this process alone.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub(crate) struct Folder {
     path: PathBuf,
     /// Tells the processes of this run from those of any other.
     pub(crate) uid: String,
+    /// How often a run was begun here before: processes of an earlier one are gone.
+    pub(crate) attempt: u32,
     /// Whether a run was begun here before.
     pub(crate) continued: bool,
     /// Locked until the folder is dropped.
@@ -57,7 +63,10 @@ impl Folder {
             Err(TryLockError::Error(error)) => return Err(error).context("lock it"),
         }
         let uid = uid(&path.join("uid"))?;
-        Ok(Self { path, uid, continued, _lock: lock })
+        let attempt = next_attempt(&path.join(ATTEMPT))?;
+        // A wish of an earlier run is none of this one's.
+        let _there_was_none = fs::remove_file(path.join(WANTED));
+        Ok(Self { path, uid, attempt, continued, _lock: lock })
     }
 
     /// Its absolute path.
@@ -86,6 +95,21 @@ impl Folder {
     /// File for the durable record.
     pub(crate) fn record(&self) -> PathBuf {
         self.path.join("record.json")
+    }
+
+    /// Adds a line to the run's history.
+    pub(crate) fn keep_change(&self, change: &Change) -> anyhow::Result<()> {
+        let path = self.path.join(HISTORY);
+        let mut line = serde_json::to_vec(change)?;
+        line.push(b'\n');
+        let written =
+            OpenOptions::new().create(true).append(true).open(&path).and_then(|mut file| file.write_all(&line));
+        written.with_context(|| format!("write {}", path.display()))
+    }
+
+    /// How many workers `lockstep scale` wants, if it was called.
+    pub(crate) fn wanted_workers(&self) -> Option<u32> {
+        fs::read_to_string(self.path.join(WANTED)).ok()?.trim().parse().ok()
     }
 
     /// Keeps the manifest of this run, and an earlier one that differs under another name.
@@ -156,6 +180,58 @@ fn unused(path: &Path) -> PathBuf {
         .chain((2_u64..).map(|number| path.with_file_name(format!("{stem}-{number}{extension}"))))
         .find(|path| !path.exists())
         .unwrap_or_else(|| path.to_owned())
+}
+
+/// The folder of a run that somebody else's `lockstep run` is at work in, or was.
+#[derive(Debug)]
+pub(crate) struct Other {
+    path: PathBuf,
+    /// The job as it was run.
+    pub(crate) job: ValidJob,
+}
+
+impl Other {
+    /// # Errors
+    /// `path` is no run's folder.
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
+        let manifest_path = path.join(MANIFEST);
+        let text = fs::read_to_string(&manifest_path)
+            .with_context(|| format!("{}: no run's folder: {MANIFEST} cannot be read", path.display()))?;
+        let job = manifest::parse(&text).and_then(|value| {
+            ValidJob::from_value(value).map_err(|fields| manifest::refused(&manifest_path, &fields))
+        })?;
+        Ok(Self { path: path.to_owned(), job })
+    }
+
+    /// Whether a `lockstep run` is at work there.
+    pub(crate) fn is_at_work(&self) -> bool {
+        File::open(self.path.join(LOCK)).is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
+    /// Asks the `lockstep run` at work there for so many workers.
+    pub(crate) fn want_workers(&self, workers: u32) -> anyhow::Result<()> {
+        let (path, temporary) = (self.path.join(WANTED), self.path.join(format!("{WANTED}.tmp")));
+        fs::write(&temporary, workers.to_string())
+            .and_then(|()| fs::rename(&temporary, &path))
+            .with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Every change of the group, oldest first; a last line that is torn is left out.
+    pub(crate) fn history(&self) -> anyhow::Result<Vec<Change>> {
+        let path = self.path.join(HISTORY);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+        }
+    }
+}
+
+fn next_attempt(path: &Path) -> anyhow::Result<u32> {
+    let before: Option<u32> = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
+    let attempt = before.map_or(0, |before| before + 1);
+    fs::write(path, attempt.to_string()).with_context(|| format!("write {}", path.display()))?;
+    Ok(attempt)
 }
 
 fn uid(path: &Path) -> anyhow::Result<String> {

@@ -1,11 +1,11 @@
 //! `lockstep run`: the manifest that `kubectl apply` takes, as processes of this machine.
 
-mod attempt;
 mod children;
-mod folder;
+pub(crate) mod folder;
 mod paths;
 mod restart;
 mod signals;
+mod supervise;
 mod trainer;
 
 use std::{
@@ -21,10 +21,10 @@ use lockstep_launch::{Ending, Progress, Task, Workload, names};
 use serde_json::Value;
 
 use self::{
-    attempt::{Attempt, Finish},
     folder::Folder,
-    restart::{End, Next, Role},
+    restart::{End, Role},
     signals::Signals,
+    supervise::Finish,
     trainer::ControlPort,
 };
 use crate::{
@@ -130,7 +130,7 @@ impl Session {
         Ok(Self { job, folder, trainer, control, again: None })
     }
 
-    /// Runs the job to its end, with restarts, and prints what came of it.
+    /// Runs the job to its end, with whatever has to be replaced on the way, and prints what came of it.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
         let started = Instant::now();
         let mut signals = Signals::take().context("take over the signals")?;
@@ -139,58 +139,26 @@ impl Session {
         let verb = if self.folder.continued { "continues" } else { "runs" };
         let Session { job, folder, .. } = &self;
         display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
-        let mut restarts = 0;
-        loop {
-            let Attempt { ended, finish } = self.attempt(restarts, &mut display, &mut signals, &mut heard).await?;
-            let next = restart::next(&ended, restarts, job.failure_policy.backoff_limit);
-            match (finish, next) {
-                (Finish::NotUp(absent), _) => {
-                    drop(display);
-                    tell(&format!("error: {}", self.not_up(&absent)));
-                    return Ok(Outcome::Failed);
-                }
-                (Finish::ByItself | Finish::Interrupted(_), Next::Complete) => {
-                    drop(display);
-                    print(&self.results(&heard, started));
-                    return Ok(Outcome::Done);
-                }
-                (Finish::Interrupted(signal), Next::Fail { .. } | Next::Restart { .. }) => {
-                    drop(display);
-                    tell(&self.farewell(&heard));
-                    return Ok(Outcome::Interrupted(signal));
-                }
-                (Finish::ByItself, Next::Fail { lost, end }) => {
-                    drop(display);
-                    tell(&format!("error: {}", self.failure(&heard, lost, end, restarts)));
-                    return Ok(Outcome::Failed);
-                }
-                (Finish::ByItself, Next::Restart { lost, end, delay }) => {
-                    restarts += 1;
-                    let limit = job.failure_policy.backoff_limit;
-                    let from = self.from(&heard);
-                    display.note(&format!("{lost} {end}; restart {restarts} of {limit} from {from}"));
-                    display.phase("restarting");
-                    tokio::select! {
-                        () = tokio::time::sleep(delay) => {}
-                        signal = signals.next() => {
-                            drop(display);
-                            tell(&self.farewell(&heard));
-                            return Ok(Outcome::Interrupted(signal));
-                        }
-                    }
-                }
+        let finish = self.supervise(&mut display, &mut signals, &mut heard).await?;
+        drop(display);
+        Ok(match finish {
+            Finish::Complete => {
+                print(&self.results(&heard, started));
+                Outcome::Done
             }
-        }
-    }
-
-    /// Where the next attempt begins.
-    fn from(&self, heard: &Heard) -> String {
-        let mark = heard.progress.as_ref().and_then(|progress| progress.last_checkpoint.as_ref());
-        match (&self.job.task, mark) {
-            (Task::Train(_), Some(mark)) => format!("step {}", mark.step),
-            (Task::Train(_), None) => "the newest checkpoint".to_owned(),
-            (Task::Benchmark { .. }, _) => "its beginning".to_owned(),
-        }
+            Finish::Interrupted(signal) => {
+                tell(&self.farewell(&heard));
+                Outcome::Interrupted(signal)
+            }
+            Finish::NotUp(absent) => {
+                tell(&format!("error: {}", self.not_up(&absent)));
+                Outcome::Failed
+            }
+            Finish::Failed(lost, end, restarts) => {
+                tell(&format!("error: {}", self.failure(&heard, lost, end, restarts)));
+                Outcome::Failed
+            }
+        })
     }
 
     fn results(&self, heard: &Heard, started: Instant) -> String {
@@ -254,9 +222,9 @@ impl Session {
         Ending::from_line(&std::fs::read_to_string(self.folder.ending(&self.member(role))).ok()?)
     }
 
-    /// Every process of the job, the coordinator first.
+    /// Every process that the job may have had, the coordinator first.
     fn roles(&self) -> impl Iterator<Item = Role> + use<> {
-        std::iter::once(Role::Coordinator).chain((0..self.job.replicas.get()).map(Role::Worker))
+        std::iter::once(Role::Coordinator).chain((0..self.job.elastic.max_replicas).map(Role::Worker))
     }
 
     fn member(&self, role: Role) -> String {

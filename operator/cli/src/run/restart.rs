@@ -1,4 +1,4 @@
-//! What follows when the processes of an attempt have ended: values in, values out.
+//! What follows when a process of the job has ended: values in, values out.
 
 use std::{fmt, time::Duration};
 
@@ -8,6 +8,10 @@ use lockstep_launch::Exit;
 const FIRST_DELAY: Duration = Duration::from_millis(500);
 /// Longest pause before a restart.
 const MAX_DELAY: Duration = Duration::from_secs(10);
+/// Processes that others ended in a row, without a step between, before the job fails: it never comes to one.
+const FRUITLESS_LIMIT: u32 = 20;
+/// Signals by which others end a process: by hand, for want of memory, or as a test.
+const FROM_OUTSIDE: [i32; 2] = [9, 15];
 
 /// One process of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,62 +34,67 @@ pub(crate) enum End {
 }
 
 /// What follows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The job is complete.
-    Complete,
-    /// Start every process anew after a pause, from the newest checkpoint, because of the process named.
+    /// Nothing: it is done, or was to go.
+    Nothing,
+    /// A new process takes its place after a pause; the others go on.
     Restart {
-        /// The process that was lost first.
-        lost: Role,
-        /// How it ended.
-        end: End,
         /// Pause before the start.
         delay: Duration,
     },
-    /// The job has failed because of the process named.
-    Fail {
-        /// The process whose end decided it.
-        lost: Role,
-        /// How it ended.
-        end: End,
-    },
+    /// The job has failed because of it.
+    Fail,
 }
 
-/// Decides after `restarts` restarts of `limit`, when the processes ended as listed, in the order in which they did.
-pub(crate) fn next(ended: &[(Role, End)], restarts: u32, limit: u32) -> Next {
-    let mut workers = ended.iter().filter(|(role, _)| *role != Role::Coordinator).peekable();
-    let (lost, end) = match cause(ended) {
-        None => return Next::Complete,
-        Some(cause) => cause,
-    };
-    if end == End::Exit(Exit::Fatal) {
-        return Next::Fail { lost, end };
-    }
-    // The results are stored once every worker is done; a coordinator that is lost later loses nothing.
-    if workers.peek().is_some() && workers.all(|(_, end)| *end == End::Exit(Exit::Done)) {
-        return Next::Complete;
-    }
-    if restarts >= limit {
-        return Next::Fail { lost, end };
-    }
-    Next::Restart { lost, end, delay: delay(restarts) }
+/// Whether a process is still wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// The job is not done.
+    Yes,
+    /// It was told to go, or the last step is done and its results are stored.
+    No,
 }
 
-/// The end that explains the others: bad input before a crash, a crash before what its peers did about it.
-fn cause(ended: &[(Role, End)]) -> Option<(Role, End)> {
-    let weight = |end: End| match end {
-        End::Exit(Exit::Fatal) => 3,
-        End::Crash(_) | End::Signal(_) => 2,
-        End::Exit(Exit::Retry | Exit::Drained) => 1,
-        End::Exit(Exit::Done) => 0,
-    };
-    let heaviest = ended.iter().map(|(_, end)| weight(*end)).max().filter(|weight| *weight > 0)?;
-    ended.iter().find(|(_, end)| weight(*end) == heaviest).copied()
+/// How often processes were started again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Restarts {
+    /// After they ended by themselves.
+    faults: u32,
+    /// After others ended them, without a step since.
+    fruitless: u32,
+}
+
+impl Restarts {
+    /// A step was done: what others did to the job is behind it.
+    pub(crate) fn progressed(&mut self) {
+        self.fruitless = 0;
+    }
+
+    /// Those that count against the limit.
+    pub(crate) fn counted(self) -> u32 {
+        self.faults
+    }
+
+    /// Decides when a process has ended, with `limit` restarts allowed.
+    pub(crate) fn next(&mut self, end: End, wanted: Wanted, limit: u32) -> Next {
+        match end {
+            End::Exit(Exit::Fatal) => return Next::Fail,
+            End::Exit(Exit::Done) => return Next::Nothing,
+            _ if wanted == Wanted::No => return Next::Nothing,
+            End::Exit(Exit::Drained) => self.fruitless += 1,
+            End::Signal(signal) if FROM_OUTSIDE.contains(&signal) => self.fruitless += 1,
+            End::Exit(Exit::Retry) | End::Crash(_) | End::Signal(_) => self.faults += 1,
+        }
+        if self.faults > limit || self.fruitless > FRUITLESS_LIMIT {
+            return Next::Fail;
+        }
+        Next::Restart { delay: delay(self.faults + self.fruitless) }
+    }
 }
 
 fn delay(restarts: u32) -> Duration {
-    match restarts.checked_sub(1) {
+    match restarts.checked_sub(2) {
         None => Duration::ZERO,
         Some(doublings) => FIRST_DELAY.saturating_mul(2_u32.saturating_pow(doublings)).min(MAX_DELAY),
     }
@@ -104,7 +113,7 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exit(Exit::Done) => f.write_str("is done"),
-            Self::Exit(Exit::Retry) => f.write_str("lost a peer"),
+            Self::Exit(Exit::Retry) => f.write_str("cannot go on for now"),
             Self::Exit(Exit::Drained) => f.write_str("was told to stop"),
             Self::Exit(Exit::Fatal) => f.write_str("cannot go on"),
             Self::Crash(code) => write!(f, "crashed with exit code {code}"),
@@ -117,47 +126,61 @@ impl fmt::Display for End {
 mod tests {
     use super::*;
 
-    const DONE: End = End::Exit(Exit::Done);
     const RETRY: End = End::Exit(Exit::Retry);
-    const FATAL: End = End::Exit(Exit::Fatal);
+    const CRASH: End = End::Crash(101);
     const KILLED: End = End::Signal(9);
-    const C: Role = Role::Coordinator;
-    const W0: Role = Role::Worker(0);
-    const W1: Role = Role::Worker(1);
+
+    fn at_first(end: End, wanted: Wanted, limit: u32) -> Next {
+        Restarts::default().next(end, wanted, limit)
+    }
 
     #[test]
-    fn the_end_that_explains_the_others_decides() {
-        let restart = |lost, end| Next::Restart { lost, end, delay: Duration::ZERO };
-        let cases = [
-            ("all are done", vec![(W0, DONE), (W1, DONE), (C, DONE)], Next::Complete),
-            ("a peer noticed first", vec![(W0, RETRY), (W1, KILLED), (C, RETRY)], restart(W1, KILLED)),
-            ("only peers lost", vec![(C, RETRY), (W0, RETRY), (W1, RETRY)], restart(C, RETRY)),
-            ("a panic", vec![(W0, End::Crash(101)), (W1, RETRY)], restart(W0, End::Crash(101))),
-            ("bad input", vec![(W1, KILLED), (W0, FATAL), (C, DONE)], Next::Fail { lost: W0, end: FATAL }),
-            (
-                "one was stopped from outside",
-                vec![(W0, End::Exit(Exit::Drained)), (W1, RETRY), (C, DONE)],
-                restart(W0, End::Exit(Exit::Drained)),
-            ),
-            ("the coordinator is lost after the results", vec![(W0, DONE), (W1, DONE), (C, KILLED)], Next::Complete),
-            ("the coordinator is lost before", vec![(C, KILLED), (W0, RETRY), (W1, RETRY)], restart(C, KILLED)),
-        ];
-        for (situation, ended, expected) in cases {
-            assert_eq!(next(&ended, 0, 3), expected, "{situation}");
+    fn what_follows_an_end() {
+        let again = Next::Restart { delay: Duration::ZERO };
+        for (situation, end, wanted, expected) in [
+            ("killed", KILLED, Wanted::Yes, again),
+            ("crashed", CRASH, Wanted::Yes, again),
+            ("its storage was away", RETRY, Wanted::Yes, again),
+            ("told to stop by others", End::Exit(Exit::Drained), Wanted::Yes, again),
+            ("told to go by us", End::Exit(Exit::Drained), Wanted::No, Next::Nothing),
+            ("killed after the results were stored", KILLED, Wanted::No, Next::Nothing),
+            ("done", End::Exit(Exit::Done), Wanted::Yes, Next::Nothing),
+            ("bad input", End::Exit(Exit::Fatal), Wanted::Yes, Next::Fail),
+            ("bad input of one that was told to go", End::Exit(Exit::Fatal), Wanted::No, Next::Fail),
+        ] {
+            assert_eq!(at_first(end, wanted, 3), expected, "{situation}");
         }
     }
 
     #[test]
-    fn the_limit_counts_restarts() {
-        let ended = [(W1, KILLED)];
-        assert!(matches!(next(&ended, 2, 3), Next::Restart { .. }));
-        assert_eq!(next(&ended, 3, 3), Next::Fail { lost: W1, end: KILLED });
-        assert_eq!(next(&ended, 0, 0), Next::Fail { lost: W1, end: KILLED });
+    fn the_limit_counts_what_the_processes_did_themselves() {
+        let mut restarts = Restarts::default();
+        for _ in 0..2 {
+            assert!(matches!(restarts.next(CRASH, Wanted::Yes, 2), Next::Restart { .. }));
+            restarts.progressed();
+        }
+        assert_eq!(restarts.next(CRASH, Wanted::Yes, 2), Next::Fail);
+        assert_eq!(at_first(CRASH, Wanted::Yes, 0), Next::Fail);
+    }
+
+    #[test]
+    fn what_others_did_counts_until_there_is_a_step_again() {
+        let mut restarts = Restarts::default();
+        for _ in 0..3 {
+            for _ in 0..FRUITLESS_LIMIT {
+                assert!(matches!(restarts.next(KILLED, Wanted::Yes, 0), Next::Restart { .. }));
+            }
+            restarts.progressed();
+        }
+        for _ in 0..FRUITLESS_LIMIT {
+            restarts.next(KILLED, Wanted::Yes, 0);
+        }
+        assert_eq!(restarts.next(KILLED, Wanted::Yes, 0), Next::Fail);
     }
 
     #[test]
     fn every_restart_waits_longer_up_to_a_limit() {
-        let delays = [0, 1, 2, 3, 40].map(|restarts| delay(restarts).as_millis());
+        let delays = [1, 2, 3, 4, 40].map(|restarts| delay(restarts).as_millis());
         assert_eq!(delays, [0, 500, 1000, 2000, 10_000]);
     }
 }

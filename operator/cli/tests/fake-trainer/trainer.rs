@@ -1,7 +1,7 @@
 //! Stands in for `lockstep-trainer`: speaks the launch contract and trains nothing.
 //!
-//! `FAKE_TRAINER` says what goes wrong, as `ROLE@ATTEMPT=FATE` with commas between: `worker-1@0=killed,coordinator@1=fatal`.
-//! A process without a fate is done once the coordinator has reported every step.
+//! `FAKE_TRAINER` says what goes wrong, as `ROLE@START=FATE` with commas between: `worker-1@0=killed,coordinator@1=fatal`, where
+//! START counts the processes of that name before. A process without a fate is done once the coordinator has reported every step.
 
 use std::{
     fs,
@@ -55,30 +55,42 @@ fn follow_parent() {
 async fn live(launch: &Launch, role: &str) -> Exit {
     eprintln!("{role} {} attempt {}", launch.member, launch.attempt);
     fs::create_dir_all(pids(launch)).expect("folder for process ids");
+    fs::create_dir_all(launch.output.join("starts")).expect("folder for counts");
+    let before = starts(launch);
     fs::write(pids(launch).join(&launch.member), getpid().as_raw_pid().to_string()).expect("process id");
+    fs::write(launch.output.join("starts").join(&launch.member), (before + 1).to_string()).expect("count");
     match role {
-        "coordinator" => coordinate(launch).await,
-        _ => work(launch).await,
+        "coordinator" => coordinate(launch, before).await,
+        _ => work(launch, before).await,
     }
 }
 
-async fn coordinate(launch: &Launch) -> Exit {
+/// Processes of this name that were started before.
+fn starts(launch: &Launch) -> u32 {
+    let path = launch.output.join("starts").join(&launch.member);
+    fs::read_to_string(path).ok().and_then(|count| count.parse().ok()).unwrap_or(0)
+}
+
+async fn coordinate(launch: &Launch, start: u32) -> Exit {
     let listener = launch.control_listener().and_then(TcpListener::from_std).expect("the control port");
     say(&format!("{{\"listening\":\"{}\"}}", listener.local_addr().expect("its address")));
-    if let Some(exit) = meet_fate(launch).await {
+    if let Some(exit) = meet_fate(launch, start).await {
         return exit;
     }
-    for _ in 0..launch.replicas {
-        let (mut worker, _) = listener.accept().await.expect("a worker");
-        let mut member = String::new();
-        worker.read_to_string(&mut member).await.expect("its name");
-        say(&format!("{{\"joined\":\"{member}\"}}"));
+    let trained = fs::exists(launch.output.join("trained")).unwrap_or(false);
+    for _ in 0..if trained { 0 } else { launch.replicas } {
+        hear(&listener).await;
     }
     for step in 1..=STEPS {
         say(&format!("{{\"progress\":{}}}", serde_json::to_string(&report(launch, step)).expect("JSON")));
     }
-    fs::write(launch.output.join("trained"), launch.attempt.to_string()).expect("mark");
-    wait_until(|| (0..launch.replicas).all(|index| fs::exists(done(launch, index)).unwrap_or(false))).await;
+    fs::write(launch.output.join("trained"), "").expect("mark");
+    let all_are_done =
+        wait_until(|| (0..launch.replicas).all(|index| fs::exists(done(launch, index)).unwrap_or(false)));
+    tokio::select! {
+        () = all_are_done => {}
+        () = async { loop { hear(&listener).await } } => {}
+    }
     let ending = Ending {
         progress: Some(report(launch, STEPS)),
         model_uri: Some(format!("file://{}/model.safetensors", launch.output.display())),
@@ -88,8 +100,15 @@ async fn coordinate(launch: &Launch) -> Exit {
     Exit::Done
 }
 
-async fn work(launch: &Launch) -> Exit {
-    if fate(launch).as_deref() == Some("silent") {
+async fn hear(listener: &TcpListener) {
+    let (mut worker, _) = listener.accept().await.expect("a worker");
+    let mut member = String::new();
+    worker.read_to_string(&mut member).await.expect("its name");
+    say(&format!("{{\"joined\":\"{member}\"}}"));
+}
+
+async fn work(launch: &Launch, start: u32) -> Exit {
+    if fate(launch, start).as_deref() == Some("silent") {
         std::future::pending::<()>().await;
     }
     let address = (launch.coordinator.host.as_str(), launch.coordinator.port);
@@ -101,11 +120,8 @@ async fn work(launch: &Launch) -> Exit {
     };
     coordinator.write_all(launch.member.as_bytes()).await.expect("say the name");
     drop(coordinator);
-    wait_until(|| {
-        fs::read_to_string(launch.output.join("trained")).is_ok_and(|attempt| attempt == launch.attempt.to_string())
-    })
-    .await;
-    if let Some(exit) = meet_fate(launch).await {
+    wait_until(|| fs::exists(launch.output.join("trained")).unwrap_or(false)).await;
+    if let Some(exit) = meet_fate(launch, start).await {
         return exit;
     }
     let index = launch.member.rsplit('-').next().and_then(|index| index.parse().ok()).unwrap_or(0);
@@ -113,8 +129,8 @@ async fn work(launch: &Launch) -> Exit {
     Exit::Done
 }
 
-async fn meet_fate(launch: &Launch) -> Option<Exit> {
-    match fate(launch)?.as_str() {
+async fn meet_fate(launch: &Launch, start: u32) -> Option<Exit> {
+    match fate(launch, start)?.as_str() {
         "killed" => {
             kill_process(getpid(), Signal::KILL).expect("end");
             None
@@ -138,10 +154,10 @@ fn drained(launch: &Launch) -> Exit {
     Exit::Drained
 }
 
-fn fate(launch: &Launch) -> Option<String> {
+fn fate(launch: &Launch, start: u32) -> Option<String> {
     let fates = std::env::var("FAKE_TRAINER").ok()?;
     let role = launch.member.strip_prefix(&format!("{}-", launch.job.name))?;
-    let me = format!("{role}@{}", launch.attempt);
+    let me = format!("{role}@{start}");
     fates
         .split(',')
         .filter_map(|fate| fate.split_once('='))
@@ -176,7 +192,7 @@ fn pids(launch: &Launch) -> PathBuf {
 }
 
 fn done(launch: &Launch, index: u32) -> PathBuf {
-    Path::new(&launch.output).join(format!("done-{index}-{}", launch.attempt))
+    Path::new(&launch.output).join(format!("done-{index}"))
 }
 
 async fn wait_until(condition: impl Fn() -> bool) {

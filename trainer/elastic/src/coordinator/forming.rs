@@ -1,9 +1,41 @@
-//! From strangers to a group: greet, allocate, prepare, agree, commit.
+//! From members that stand to a group: greet, allocate, prepare, agree, commit.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, mem,
+    time::Duration,
+};
 
-use super::{Command, Connection, Coordinator, Outcome, Peer, Phase, running::Running};
-use crate::{Active, Digest, Hello, MemberId, Message, Report, Seat};
+use super::{
+    Change, Command, Connection, Coordinator, Peer, Phase, Purpose, RETURN_LIMIT, Reasons, START_LIMIT,
+    base::{self, Base, NoBase},
+    running::Running,
+};
+use crate::{Active, Digest, Hello, MemberId, Message, Report, Seat, State, member::REPEAT_AFTER, rank_order};
+
+/// What is waited for before a group can be formed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gathering {
+    /// This coordinator has just begun: for everybody, for a while.
+    Start,
+    /// Its group broke and too few were left.
+    Paused,
+}
+
+/// A generation that is being agreed on.
+#[derive(Clone, Debug)]
+pub(super) struct Preparing {
+    generation: u64,
+    planned: bool,
+    /// Who was asked.
+    expected: BTreeSet<String>,
+    reports: BTreeMap<String, Report>,
+    /// A planned change that cannot come about: a member was lost on the way to it.
+    disturbed: bool,
+    since: Duration,
+    /// When they were asked last.
+    asked: Duration,
+}
 
 impl Coordinator {
     /// A process says who it is: a newcomer, a member that returns, or one that does not belong here.
@@ -14,38 +46,46 @@ impl Coordinator {
             self.commands.push(Command::Close(connection));
             return;
         }
-        let member = hello.member.clone();
-        let returns = hello.entered_generation.is_some();
-        let repeated = self.seat_connection(connection, hello, now);
-        if returns && matches!(self.phase, Phase::Gathering | Phase::Allocating { .. } | Phase::Preparing { .. }) {
+        let Hello { member, committed_generation, stands, .. } = hello.clone();
+        self.seat_connection(connection, hello, now);
+        let newest = self.active().filter(|active| active.attempt == self.config.attempt).cloned();
+        let seated = newest.as_ref().and_then(|active| active.seat(&member)).is_some();
+        let takes_part = seated && committed_generation == newest.as_ref().map(|active| active.generation);
+        if takes_part && !stands && self.phase_is_start() && self.swapping.is_none() {
             self.resume(now);
         }
-        match &self.phase {
-            Phase::Running(_) => self.welcome_back(&member, connection),
-            Phase::Preparing { generation, reports } if repeated && !reports.contains_key(&member.pod) => {
-                self.send(connection, Message::Prepare { generation: *generation });
+        match &mut self.phase {
+            Phase::Running(_) if takes_part && stands => {
+                self.break_up(format!("{} stands still", member.pod), now);
             }
-            Phase::Gathering
-            | Phase::Allocating { .. }
-            | Phase::Preparing { .. }
-            | Phase::Activating
-            | Phase::Ended => {}
+            Phase::Running(running) if seated => {
+                running.returned(&member);
+                self.welcome_back(&member, connection);
+            }
+            Phase::Running(_) => self.reasons.begin(now),
+            Phase::Preparing(preparing) => {
+                preparing.expected.insert(member.pod.clone());
+                let generation = preparing.generation;
+                if !preparing.reports.contains_key(&member.pod) {
+                    let planned = preparing.planned && takes_part && !stands;
+                    self.send(connection, Message::Prepare { generation, planned });
+                }
+            }
+            Phase::Gathering(_) | Phase::Ended => {}
         }
     }
 
+    fn phase_is_start(&self) -> bool {
+        matches!(self.phase, Phase::Gathering(Gathering::Start))
+    }
+
     fn admits(&self, hello: &Hello) -> Result<(), String> {
-        let Hello { job, attempt, member, address: _, workload, data, checkpoint: _, entered_generation } = hello;
+        let Hello { job, attempt, member, address: _, workload, data, committed_generation: _, stands: _ } = hello;
         let config = &self.config;
         differ("the job", job, &config.job)?;
         differ("the attempt", attempt, &config.attempt)?;
         if !config.members.contains(&member.pod) {
             return Err(format!("{} is none of this job's workers: {}", member.pod, config.members.join(", ")));
-        }
-        if let Some(entered) = entered_generation {
-            let still_active = self.active().is_some_and(|a| a.generation == *entered && a.seat(member).is_some());
-            if !still_active || matches!(self.phase, Phase::Activating) {
-                return Err(format!("generation {entered} of {} is over", member.pod));
-            }
         }
         for other in self.peers.values().map(|peer| &peer.hello).filter(|other| other.member.pod != member.pod) {
             agree_on("workload (model, training, version of lockstep)", (member, workload), (other, &other.workload))?;
@@ -54,17 +94,15 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Notes who is on this connection; true when this very process was known before. Another process of the same pod
-    /// takes its place.
-    fn seat_connection(&mut self, connection: Connection, hello: Hello, now: Duration) -> bool {
+    /// Notes who is on this connection. Another process of the same pod takes the place of the one before.
+    fn seat_connection(&mut self, connection: Connection, hello: Hello, now: Duration) {
         let pod = hello.member.pod.clone();
         let before = self.peers.get(&pod).map(|peer| (peer.hello.member.clone(), peer.connection));
-        let repeated = before.as_ref().is_some_and(|(member, _)| *member == hello.member);
         if let Some((member, old)) = before {
-            if !repeated {
+            if member != hello.member {
                 let reason = format!("{member} was replaced by a new process of {pod}");
                 self.send(old, Message::Abort { reason: reason.clone() });
-                self.gone(&pod, &reason);
+                self.gone(&pod, &reason, now);
             }
             if old != connection {
                 self.commands.push(Command::Close(old));
@@ -72,123 +110,262 @@ impl Coordinator {
             }
         }
         if let Some(former) = self.pods.get(&connection).cloned().filter(|former| *former != pod) {
-            self.gone(&former, &format!("its connection now speaks for {pod}"));
+            self.gone(&former, &format!("its connection now speaks for {pod}"), now);
         }
         self.pods.insert(connection, pod.clone());
         self.peers.insert(pod, Peer { hello, connection, heard: now });
-        repeated
     }
 
-    /// Once everybody is here, a new generation is allocated.
+    /// Once enough are here, a new generation is allocated.
     pub(super) fn gather(&mut self, now: Duration) {
-        let missing = self.missing();
+        let Phase::Gathering(gathering) = self.phase else { return };
+        self.drain_if_deserted();
+        if !self.suffice() {
+            return;
+        }
         let waited = now.saturating_sub(self.started);
-        if !missing.is_empty() {
-            if self.config.join_limit.is_some_and(|limit| waited > limit) {
-                self.abort_all(&format!("gave up waiting for {}", missing.join(", ")));
-                self.end(Outcome::Incomplete { missing, waited });
+        let complete = match (gathering, self.active().filter(|active| active.attempt == self.config.attempt)) {
+            (Gathering::Paused, _) => true,
+            (Gathering::Start, None) => self.peers.len() >= self.config.replicas || waited > START_LIMIT,
+            (Gathering::Start, Some(active)) => {
+                let here = |seat: &Seat| self.peers.contains_key(&seat.pod);
+                active.members.iter().all(here) || waited > RETURN_LIMIT
             }
-            return;
-        }
-        if self.swapping.is_none() {
-            let record = self.record.allocate(&self.config.name);
-            self.phase = Phase::Allocating { generation: record.alloc_generation };
-            self.swap(record);
+        };
+        if complete {
+            self.allocate(false);
         }
     }
 
-    pub(super) fn prepare(&mut self, generation: u64) {
-        self.phase = Phase::Preparing { generation, reports: BTreeMap::new() };
-        self.send_to_all(&Message::Prepare { generation });
+    pub(super) fn allocate(&mut self, planned: bool) {
+        let record = self.record.allocate(&self.config.name);
+        self.swap(Purpose::Allocate { planned }, record);
     }
 
-    pub(super) fn reported(&mut self, member: &MemberId, connection: Connection, report: Report) {
+    /// The generation is allocated: everybody who is here is asked what it holds.
+    pub(super) fn prepare(&mut self, planned: bool, now: Duration) {
+        self.reasons.begin(now);
+        let generation = self.record.alloc_generation;
+        let planned = match &self.phase {
+            Phase::Running(running) => planned && !running.is_broken(),
+            Phase::Gathering(_) | Phase::Preparing(_) | Phase::Ended => false,
+        };
+        let expected = self.peers.keys().cloned().collect();
+        let (reports, disturbed) = (BTreeMap::new(), false);
+        self.phase =
+            Phase::Preparing(Preparing { generation, planned, expected, reports, disturbed, since: now, asked: now });
+        self.ask();
+    }
+
+    /// Calls for the reports that are not here. Members that train seal after a step if the change is planned.
+    fn ask(&mut self) {
+        let Phase::Preparing(preparing) = &self.phase else { return };
+        let generation = preparing.generation;
+        let silent = self.peers.iter().filter(|(pod, _)| !preparing.reports.contains_key(*pod));
+        let asked: Vec<_> = silent
+            .map(|(_, peer)| {
+                let trains = self.active().is_some_and(|active| active.seat(&peer.hello.member).is_some());
+                (peer.connection, preparing.planned && trains)
+            })
+            .collect();
+        for (connection, planned) in asked {
+            self.send(connection, Message::Prepare { generation, planned });
+        }
+    }
+
+    pub(super) fn reported(&mut self, member: &MemberId, connection: Connection, report: Report, now: Duration) {
+        let newest = self.active().filter(|active| active.seat(member).is_some()).map(|active| active.generation);
         match &mut self.phase {
-            Phase::Preparing { generation, reports } if report.generation == *generation => {
-                reports.insert(member.pod.clone(), report);
+            Phase::Preparing(preparing) => {
+                let generation = preparing.generation;
+                if report.generation == generation {
+                    // Who sealed before it took part is waited for in vain by all that do.
+                    preparing.disturbed |= preparing.planned && newest.is_some() && report.entered_generation != newest;
+                    preparing.reports.insert(member.pod.clone(), report);
+                } else {
+                    // It answers an older call, so it missed this one. It stands already.
+                    self.send(connection, Message::Prepare { generation, planned: false });
+                }
             }
-            // It answers an older call, so it missed this one.
-            Phase::Preparing { generation, .. } if report.generation < *generation => {
-                let generation = *generation;
-                self.send(connection, Message::Prepare { generation });
+            Phase::Running(running) if running.active().seat(member).is_some() => {
+                if report.generation > running.active().generation {
+                    self.break_up(format!("{} stands still for a generation that never came", member.pod), now);
+                } else {
+                    self.welcome_back(member, connection);
+                }
             }
-            Phase::Running(running) if running.generation() == report.generation => {
-                self.welcome_back(member, connection);
-            }
-            Phase::Gathering
-            | Phase::Allocating { .. }
-            | Phase::Preparing { .. }
-            | Phase::Activating
-            | Phase::Running(_)
-            | Phase::Ended => {}
+            Phase::Running(_) | Phase::Gathering(_) | Phase::Ended => {}
         }
     }
 
-    /// Once everybody reported, the membership is recorded, if all can start from the same state.
-    pub(super) fn agree(&mut self) {
-        let Phase::Preparing { generation, reports } = &self.phase else { return };
-        if reports.len() < self.config.members.len() {
+    /// Whether the membership that is being stored names this process.
+    pub(super) fn is_being_seated(&self, member: &MemberId) -> bool {
+        self.swapping.as_ref().is_some_and(|(purpose, record)| {
+            let seated = record.active.as_ref().is_some_and(|active| active.seat(member).is_some());
+            *purpose == Purpose::Activate && seated
+        })
+    }
+
+    /// A member went on the way to a planned change. Whoever had sealed had done all that the others wait for.
+    pub(super) fn missed_while_preparing(&mut self, member: &MemberId) {
+        let trained = self.active().is_some_and(|active| active.seat(member).is_some());
+        if let Phase::Preparing(preparing) = &mut self.phase {
+            preparing.expected.remove(&member.pod);
+            let sealed = preparing.reports.remove(&member.pod).is_some();
+            preparing.disturbed |= preparing.planned && trained && !sealed;
+        }
+    }
+
+    /// A member that was to seal after a step cannot do that step.
+    pub(super) fn disturb(&mut self) {
+        if let Phase::Preparing(preparing) = &mut self.phase {
+            preparing.disturbed |= preparing.planned;
+        }
+    }
+
+    /// Once everybody who was asked has reported, the membership is recorded, if there is a state to start from.
+    pub(super) fn agree(&mut self, now: Duration) {
+        let Phase::Preparing(preparing) = &mut self.phase else { return };
+        if preparing.expected.is_empty() {
+            self.phase = Phase::Gathering(Gathering::Paused);
             return;
         }
-        match self.membership(*generation, reports) {
-            Ok(active) => {
-                self.phase = Phase::Activating;
-                self.swap(self.record.activate(active));
-            }
-            Err((member, message)) => self.fatal(member, message),
+        if preparing.disturbed {
+            self.allocate(false);
+            return;
         }
-    }
-
-    fn membership(&self, generation: u64, reports: &BTreeMap<String, Report>) -> Result<Active, (MemberId, String)> {
-        let hellos: Vec<&Hello> = self.config.members.iter().map(|pod| &self.peers[pod].hello).collect();
-        let state = |hello: &Hello| (reports[&hello.member.pod].applied_step, reports[&hello.member.pod].state_digest);
-        let sampler = |hello: &Hello| hello.checkpoint.map_or(self.config.sampler, |checkpoint| checkpoint.sampler);
-        let first = hellos[0];
-        for other in &hellos[1..] {
-            if state(other) != state(first) || sampler(other) != sampler(first) {
+        if preparing.expected.iter().any(|pod| !preparing.reports.contains_key(pod)) {
+            if now.saturating_sub(preparing.asked) >= REPEAT_AFTER {
+                preparing.asked = now;
+                self.ask();
+            }
+            return;
+        }
+        if !self.suffice() {
+            self.phase = Phase::Gathering(Gathering::Paused);
+            return;
+        }
+        let Phase::Preparing(preparing) = &self.phase else { return };
+        match self.membership(preparing, now) {
+            Ok(active) => {
+                let record = self.record.activate(active);
+                self.swap(Purpose::Activate, record);
+            }
+            // Another one that may hold the last steps, or the time, decides.
+            Err(NoBase::Unqualified) => {}
+            Err(NoBase::Fork(fork)) => {
+                let [(one, a), (other, b)] = *fork;
                 let message = format!(
                     "{} would start from {}, {} from {}: every worker must see the same checkpoints",
-                    first.member.pod,
-                    State(state(first)),
-                    other.member.pod,
-                    State(state(other)),
+                    one.pod,
+                    Held(a),
+                    other.pod,
+                    Held(b),
                 );
-                return Err((other.member.clone(), message));
+                self.fatal(other, message);
             }
         }
+    }
+
+    fn membership(&self, preparing: &Preparing, now: Duration) -> Result<Active, NoBase> {
+        let last = self.active();
+        let report = |pod: &str| Some((&self.peers.get(pod)?.hello, preparing.reports.get(pod)?));
+        let may_roll_back =
+            last.is_none_or(|last| self.is_extinct(last)) || now.saturating_sub(preparing.since) > RETURN_LIMIT;
+        let choose = |pods: &[&str], may_roll_back| {
+            let reports: Vec<_> =
+                pods.iter().filter_map(|pod| report(pod)).map(|(hello, report)| (&hello.member, report)).collect();
+            base::choose(last, &reports, may_roll_back)
+        };
+        let stayers: Vec<&str> = self.stayers().collect();
+        let everybody: Vec<&str> = self.peers.keys().map(String::as_str).collect();
+        // Whoever has to go and alone holds the last steps hands them over first; only then does an older state count.
+        let choices = [(&stayers, false), (&everybody, false), (&stayers, may_roll_back), (&everybody, may_roll_back)];
+        let (pods, chosen) = choices
+            .into_iter()
+            .map(|(pods, may_roll_back)| (pods, choose(pods, may_roll_back)))
+            .find(|(_, chosen)| !matches!(chosen, Err(NoBase::Unqualified)))
+            .ok_or(NoBase::Unqualified)?;
+        let Base { state, holders, rollback } = chosen?;
+        let mut pods = pods.clone();
+        pods.sort_by(|a, b| rank_order(a, b));
+        let hellos: Vec<&Hello> = pods.iter().filter_map(|pod| report(pod)).map(|(hello, _)| hello).collect();
         let seat = |(rank, hello): (u32, &&Hello)| Seat {
             pod: hello.member.pod.clone(),
             incarnation: hello.member.incarnation,
             address: hello.address,
             rank,
         };
-        let (base_step, base_digest) = state(first);
+        let holds = |(rank, hello): (u32, &&Hello)| holders.contains(&hello.member).then_some(rank);
         Ok(Active {
-            generation,
+            generation: preparing.generation,
+            attempt: self.config.attempt,
             members: (0..).zip(&hellos).map(seat).collect(),
-            base_step,
-            base_digest,
+            base_step: state.step,
+            base_digest: state.digest,
             shards: self.config.shards,
-            sampler: sampler(first),
-            sources: (0..).zip(&hellos).map(|(rank, _)| rank).collect(),
-            rollback: self.record.active.is_some(),
+            sampler: state.sampler,
+            sources: (0..).zip(&hellos).filter_map(holds).collect(),
+            rollback: rollback && last.is_some(),
         })
     }
 
-    /// The membership is recorded. Whoever left meanwhile is lost, as the group cannot run without it.
+    /// Whether no member of this generation can come back: new processes took their pods, or all processes were started anew.
+    fn is_extinct(&self, active: &Active) -> bool {
+        let replaced = |seat: &Seat| {
+            self.peers.get(&seat.pod).is_some_and(|peer| peer.hello.member.incarnation != seat.incarnation)
+        };
+        active.attempt < self.config.attempt || active.members.iter().all(replaced)
+    }
+
+    /// The membership is recorded: those in it enter, those that had to go may go. Whoever went meanwhile is lost.
     pub(super) fn commit(&mut self, now: Duration) {
         let Some(active) = self.active().cloned() else { return };
-        let present: Vec<_> = active
-            .members
-            .iter()
-            .filter_map(|seat| Some((self.peers.get(&seat.pod)?, seat)))
-            .filter(|(peer, seat)| peer.hello.member == seat.id())
-            .map(|(peer, seat)| (peer.connection, seat.rank))
-            .collect();
+        self.finishing &= !active.rollback;
+        // Whoever had to go may be lost before it went.
+        self.draining.take_if(|_| self.leaving.is_empty());
         self.phase = Phase::Running(Box::new(Running::new(active.clone(), now)));
-        for (connection, rank) in present {
-            self.send(connection, Message::Commit { rank, active: active.clone() });
+        for seat in &active.members {
+            if self.is_here(&seat.id()) {
+                let connection = self.peers[&seat.pod].connection;
+                self.send(connection, Message::Commit { rank: seat.rank, active: active.clone() });
+                if let Some(reason) = self.draining.clone() {
+                    self.send(connection, Message::Drain { reason });
+                }
+            }
         }
+        let left = self.dismiss(&active);
+        self.tell_change(active.clone(), left, now);
+        for seat in active.members.iter().filter(|seat| !self.is_here(&seat.id())).collect::<Vec<_>>() {
+            self.missed(&seat.id(), "it went while the group was formed", now);
+        }
+    }
+
+    /// Those that had to go, and do not belong to the group any more, may go.
+    pub(super) fn dismiss(&mut self, active: &Active) -> Vec<(String, String)> {
+        let dismissed: Vec<String> =
+            self.leaving.keys().filter(|pod| !active.members.iter().any(|seat| seat.pod == **pod)).cloned().collect();
+        let mut left = Vec::new();
+        for pod in dismissed {
+            if let (Some(peer), Some(reason)) = (self.peers.remove(&pod), self.leaving.remove(&pod)) {
+                self.pods.remove(&peer.connection);
+                self.send(peer.connection, Message::Release);
+                self.commands.push(Command::Close(peer.connection));
+                left.push((pod, reason));
+            }
+        }
+        left
+    }
+
+    fn tell_change(&mut self, active: Active, left: Vec<(String, String)>, now: Duration) {
+        let Reasons { since, lost, broken } = mem::take(&mut self.reasons);
+        // A loss explains what its peers saw of it.
+        let broken = broken.filter(|_| lost.is_empty());
+        let before = mem::replace(&mut self.told, active.members.iter().map(Seat::id).collect());
+        let joined = active.members.iter().filter(|seat| !before.contains(&seat.id())).map(|seat| seat.pod.clone());
+        let joined = joined.collect();
+        let took = now.saturating_sub(since.unwrap_or(now));
+        self.commands.push(Command::Changed(Change { active, joined, left, lost, broken, took }));
     }
 }
 
@@ -204,11 +381,11 @@ fn agree_on(what: &str, a: (&MemberId, &Digest), b: (&Hello, &Digest)) -> Result
     Err(format!("the {what} of {pod} has digest {:.12}, that of {other} {:.12}: give all workers the same", a.1, b.1))
 }
 
-struct State((u64, Digest));
+struct Held(State);
 
-impl fmt::Display for State {
+impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self((step, digest)) = self;
+        let Self(State { step, digest, .. }) = self;
         if *digest == Digest::NONE { f.write_str("nothing") } else { write!(f, "step {step} with digest {digest:.12}") }
     }
 }

@@ -1,25 +1,31 @@
-//! From the first step to the last word, or to the first loss.
+//! While a group trains: who is lost, who joins, who has to go, who is done.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use super::{Command, Connection, Coordinator, Outcome, Phase, RETURN_LIMIT};
-use crate::{Active, CheckpointMark, Digest, MemberId, Message, Record};
+use super::{
+    Command, Connection, Coordinator, JOIN_WINDOW, Outcome, Peer, Phase, Purpose, RETURN_LIMIT, forming::Gathering,
+};
+use crate::{Active, Digest, MemberId, Message, Seat};
+
+/// Pause before a group that broke without a step, and without a loss, is formed again; every further one doubles it.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// A group that trains.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Running {
     active: Active,
-    /// Members that are not connected may return until then.
+    /// Members that this coordinator has not seen yet may return until then.
     return_by: Duration,
-    words: BTreeMap<String, LastWord>,
-    /// The first member that was seen to go, and how.
-    lost: Option<(MemberId, String)>,
-    leaving: Option<String>,
-    /// The newest checkpoint that the record does not have yet.
-    mark: Option<CheckpointMark>,
-    /// A record that the store did not take, or took without saying so, and when to try it again. Another one could look like
-    /// somebody else's.
-    unstored: Option<(Record, Duration)>,
+    /// Those that it has seen.
+    seen: BTreeSet<MemberId>,
+    words: BTreeMap<MemberId, LastWord>,
+    lost: BTreeSet<MemberId>,
+    /// Since when it cannot go on.
+    broken: Option<Duration>,
     published: Option<u64>,
 }
 
@@ -30,54 +36,58 @@ pub(super) enum LastWord {
     Drained { step: u64 },
 }
 
-impl Running {
-    pub(super) fn new(active: Active, return_by: Duration) -> Self {
-        Self {
-            active,
-            return_by,
-            words: BTreeMap::new(),
-            lost: None,
-            leaving: None,
-            mark: None,
-            unstored: None,
-            published: None,
-        }
-    }
-
-    pub(super) fn generation(&self) -> u64 {
-        self.active.generation
-    }
-
-    /// A member went. Before its last word that is a loss, and acted on at once.
-    pub(super) fn missed(&mut self, member: &MemberId, reason: &str) {
-        if self.active.seat(member).is_some() && !self.words.contains_key(&member.pod) && self.lost.is_none() {
-            self.lost = Some((member.clone(), reason.to_owned()));
-        }
-    }
-
-    pub(super) fn remember(&mut self, mark: CheckpointMark) {
-        if self.mark.is_none_or(|known| known.step < mark.step) {
-            self.mark = Some(mark);
+impl LastWord {
+    fn step(&self) -> u64 {
+        match self {
+            Self::Finished { step, .. } | Self::Drained { step } => *step,
         }
     }
 }
 
 impl Running {
-    /// Keeps a record that could not be stored, to be tried again at a time.
-    pub(super) fn keep(&mut self, record: Record, again: Duration) {
-        self.unstored = Some((record, again));
+    pub(super) fn new(active: Active, return_by: Duration) -> Self {
+        let (seen, lost) = (BTreeSet::new(), BTreeSet::new());
+        Self { active, return_by, seen, words: BTreeMap::new(), lost, broken: None, published: None }
     }
 
+    pub(super) fn active(&self) -> &Active {
+        &self.active
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    pub(super) fn returned(&mut self, member: &MemberId) {
+        self.seen.insert(member.clone());
+    }
+
+    /// Everybody said its last word; or the member that reports told the result, whose steps all had done, and the others are gone.
     fn is_over(&self) -> bool {
-        self.words.len() == self.active.members.len()
+        let reporter = self.active.reporter().map(Seat::id);
+        let told = reporter.is_some_and(|member| matches!(self.words.get(&member), Some(LastWord::Finished { .. })));
+        let ended = |seat: &Seat| self.words.contains_key(&seat.id()) || (told && self.lost.contains(&seat.id()));
+        self.active.members.iter().all(ended)
     }
 }
 
 impl Coordinator {
-    /// A member of the recorded generation found this coordinator: the group runs, whatever was being formed.
+    /// A member of the recorded generation trains: so does the group.
     pub(super) fn resume(&mut self, now: Duration) {
         if let Some(active) = self.active().cloned() {
-            self.phase = Phase::Running(Box::new(Running::new(active, now + RETURN_LIMIT)));
+            let mut running = Running::new(active, now + RETURN_LIMIT);
+            for peer in self.peers.values() {
+                running.returned(&peer.hello.member);
+            }
+            let generation = Some(running.active.generation);
+            let sealed = self.peers.values().find(|Peer { hello, .. }| {
+                hello.stands && hello.committed_generation == generation && running.active.seat(&hello.member).is_some()
+            });
+            let sealed = sealed.map(|peer| format!("{} stands still", peer.hello.member.pod));
+            self.phase = Phase::Running(Box::new(running));
+            if let Some(reason) = sealed {
+                self.break_up(reason, now);
+            }
         }
     }
 
@@ -85,10 +95,54 @@ impl Coordinator {
     pub(super) fn welcome_back(&mut self, member: &MemberId, connection: Connection) {
         let Phase::Running(running) = &self.phase else { return };
         let Some(rank) = running.active.seat(member).map(|seat| seat.rank) else { return };
-        let (active, leaving) = (running.active.clone(), running.leaving.clone());
+        let (active, draining) = (running.active.clone(), self.draining.clone());
         self.send(connection, Message::Commit { rank, active });
-        if let Some(reason) = leaving {
+        if let Some(reason) = draining {
             self.send(connection, Message::Drain { reason });
+        }
+    }
+
+    /// A member went. Before its last word that is a loss, and acted on at once.
+    pub(super) fn missed(&mut self, member: &MemberId, reason: &str, now: Duration) {
+        let belongs = self.active().is_some_and(|active| active.seat(member).is_some());
+        match &mut self.phase {
+            Phase::Running(running) if belongs && !running.words.contains_key(member) => {
+                if running.lost.insert(member.clone()) {
+                    running.broken.get_or_insert(now);
+                    self.reasons.lose(member, reason);
+                    self.reasons.begin(now);
+                }
+            }
+            Phase::Preparing(_) => {
+                self.missed_while_preparing(member);
+                // The membership that is being stored still has it: it is lost from that one, not from the one before.
+                if belongs && !self.is_being_seated(member) {
+                    self.reasons.lose(member, reason);
+                }
+            }
+            Phase::Gathering(_) if belongs => self.reasons.lose(member, reason),
+            Phase::Running(_) | Phase::Gathering(_) | Phase::Ended => {}
+        }
+    }
+
+    /// The group cannot go on as it is, although nobody is known to be lost.
+    pub(super) fn break_up(&mut self, reason: String, now: Duration) {
+        if let Phase::Running(running) = &mut self.phase {
+            running.broken.get_or_insert(now);
+            self.reasons.broken.get_or_insert(reason);
+            self.reasons.begin(now);
+        }
+    }
+
+    /// A member's collective failed, and it stands still.
+    pub(super) fn broken(&mut self, member: &MemberId, generation: u64, reason: String, now: Duration) {
+        if !self.active().is_some_and(|active| active.generation == generation && active.seat(member).is_some()) {
+            return;
+        }
+        match &self.phase {
+            Phase::Running(_) => self.break_up(format!("{}: {reason}", member.pod), now),
+            Phase::Preparing(_) => self.disturb(),
+            Phase::Gathering(_) | Phase::Ended => {}
         }
     }
 
@@ -96,71 +150,144 @@ impl Coordinator {
         let Phase::Running(running) = &mut self.phase else { return };
         if running.active.seat(&member).is_some() && running.published <= Some(step) {
             running.published = Some(step);
+            if step > running.active.base_step {
+                self.fruitless = 0;
+            }
             self.commands.push(Command::Publish { member, step, payload });
         }
     }
 
-    pub(super) fn leaving(&mut self, member: &MemberId, reason: &str) {
-        let Phase::Running(running) = &mut self.phase else { return };
-        if running.active.seat(member).is_some() {
-            let first = || format!("{} has to go: {reason}", member.pod);
-            let reason = running.leaving.get_or_insert_with(first).clone();
+    /// A member has to go. The others go on without it where enough of them are left.
+    pub(super) fn wants_to_leave(&mut self, member: &MemberId, reason: String, now: Duration) {
+        if self.leaving.insert(member.pod.clone(), reason).is_none() {
+            self.reasons.begin(now);
+        }
+        if let Some(reason) = self.draining.clone() {
+            self.send_to_all(&Message::Drain { reason });
+        }
+    }
+
+    /// Where too few can stay, all stop together after a step, and save it. Who may still return is waited for.
+    pub(super) fn drain_if_deserted(&mut self) {
+        let known = match &self.phase {
+            Phase::Running(running) => running.active.members.iter().all(|seat| {
+                self.is_here(&seat.id()) || running.lost.contains(&seat.id()) || running.words.contains_key(&seat.id())
+            }),
+            Phase::Gathering(Gathering::Paused) => true,
+            Phase::Gathering(Gathering::Start) | Phase::Preparing(_) | Phase::Ended => false,
+        };
+        if !known || self.draining.is_some() || self.leaving.is_empty() || self.suffice() {
+            return;
+        }
+        let who: Vec<String> = self.leaving.iter().map(|(pod, reason)| format!("{pod} has to go: {reason}")).collect();
+        let reason = who.join("; ");
+        self.draining = Some(reason.clone());
+        if matches!(self.phase, Phase::Running(_)) {
             self.send_to_all(&Message::Drain { reason });
         }
     }
 
     pub(super) fn last_word(&mut self, member: &MemberId, word: LastWord) {
-        if let Phase::Running(running) = &mut self.phase
-            && running.active.seat(member).is_some()
-        {
-            running.words.entry(member.pod.clone()).or_insert(word);
+        if self.active().is_some_and(|active| active.seat(member).is_some()) {
+            // Also while too few are here to train: the last step is done.
+            self.finishing |= matches!(word, LastWord::Finished { .. });
+            if let Phase::Running(running) = &mut self.phase {
+                // A word of an older generation may come late; the later one says more.
+                if running.words.get(member).is_none_or(|known| known.step() <= word.step()) {
+                    running.words.insert(member.clone(), word);
+                }
+            }
         }
     }
 
-    /// Is anybody lost? Is everybody done? Is there a checkpoint to record?
+    /// Is everybody done? Is anybody lost? Is there a checkpoint to record, or somebody to let in or out?
     pub(super) fn watch(&mut self, now: Duration) {
-        let Phase::Running(running) = &mut self.phase else { return };
-        let absent = running.active.members.iter().find(|seat| {
-            let here = self.peers.get(&seat.pod).is_some_and(|peer| peer.hello.member == seat.id());
-            !here && !running.words.contains_key(&seat.pod)
-        });
-        if let Some(seat) = absent {
-            let replaced = self.peers.contains_key(&seat.pod);
+        self.count_the_absent(now);
+        self.dismiss_strangers();
+        self.drain_if_deserted();
+        let wishes = self.somebody_waits();
+        let Phase::Running(running) = &self.phase else { return };
+        if running.broken.is_none() {
+            match wishes {
+                true => self.reasons.begin(now),
+                false => self.reasons.since = None,
+            }
+        }
+        if running.is_over() {
+            // Only the record's last writer may say how the group ended: another one may have formed the next by now.
+            let record = self.mark.take().map_or_else(|| self.record.clone(), |mark| self.record.mark(mark));
+            self.swap(Purpose::Conclude, record);
+        } else if let Some(since) = running.broken {
+            let patience = if running.lost.is_empty() { pause(self.fruitless) } else { Duration::ZERO };
+            if now.saturating_sub(since) < patience {
+                return;
+            }
+            if self.suffice() {
+                self.fruitless = self.fruitless.saturating_add(1);
+                self.allocate(false);
+            } else {
+                self.phase = Phase::Gathering(Gathering::Paused);
+            }
+        } else if let Some(mark) = self.mark.filter(|_| self.store_again <= now) {
+            self.mark = None;
+            self.swap(Purpose::Mark, self.record.mark(mark));
+        } else if self.change_is_due(now) {
+            self.allocate(true);
+        }
+    }
+
+    /// Members that left before this coordinator knew of them, or that it waited for in vain.
+    fn count_the_absent(&mut self, now: Duration) {
+        let Phase::Running(running) = &self.phase else { return };
+        let is_absent = |member: &MemberId| {
+            let counted = running.words.contains_key(member) || running.lost.contains(member);
+            !counted && !self.is_here(member)
+        };
+        let is_replaced = |member: &MemberId| self.peers.contains_key(&member.pod);
+        let gone: Vec<_> = running
+            .active
+            .members
+            .iter()
+            .map(Seat::id)
+            .filter(is_absent)
+            .filter(|member| is_replaced(member) || running.seen.contains(member) || now >= running.return_by)
+            .map(|member| (is_replaced(&member), member))
+            .collect();
+        for (replaced, member) in gone {
             let reason = if replaced { "a new process took its place" } else { "it is not connected" };
-            if running.lost.is_none() && (replaced || now >= running.return_by) {
-                running.lost = Some((seat.id(), reason.to_owned()));
-            }
+            self.missed(&member, reason, now);
         }
-        if let Some((member, reason)) = running.lost.clone() {
-            self.abort_all(&format!("{} was lost: {reason}", member.pod));
-            self.end(Outcome::Lost { member, reason });
-            return;
+    }
+
+    /// Who has to go before it was let in may go at once.
+    fn dismiss_strangers(&mut self) {
+        if let Phase::Running(running) = &self.phase
+            && !self.leaving.is_empty()
+        {
+            let active = running.active.clone();
+            self.dismiss(&active);
         }
-        if self.swapping.is_some() {
-            return;
-        }
-        match &running.unstored {
-            // The result does not wait for a store that is away.
-            Some(_) if running.is_over() => self.conclude(),
-            Some((_, again)) if *again > now => {}
-            Some(_) => {
-                if let Some((record, _)) = running.unstored.take() {
-                    self.swap(record);
-                }
-            }
-            None => match running.mark.take() {
-                Some(mark) => {
-                    let record = self.record.mark(mark);
-                    self.swap(record);
-                }
-                None if running.is_over() => self.conclude(),
-                None => {}
-            },
-        }
+    }
+
+    /// Whether a process is to be let into the group, or out of it.
+    fn somebody_waits(&self) -> bool {
+        let Phase::Running(running) = &self.phase else { return false };
+        let belongs = |pod: &str| running.active.members.iter().any(|seat| seat.pod == pod);
+        let newcomers = self.peers.keys().any(|pod| !belongs(pod) && !self.leaving.contains_key(pod));
+        newcomers || self.leaving.keys().any(|pod| belongs(pod))
+    }
+
+    /// Somebody waits, others may have come meanwhile, and all members can go on to a step on which they agree.
+    fn change_is_due(&self, now: Duration) -> bool {
+        let Phase::Running(running) = &self.phase else { return false };
+        let gathered = self.reasons.since.is_some_and(|since| now.saturating_sub(since) >= JOIN_WINDOW);
+        let all_here = running.active.members.iter().all(|seat| self.is_here(&seat.id()));
+        let undisturbed = self.draining.is_none() && running.words.is_empty() && all_here;
+        self.somebody_waits() && gathered && undisturbed && self.suffice()
     }
 
     /// Everybody said its last word, and the record is as up to date as the store lets it be.
-    fn conclude(&mut self) {
+    pub(super) fn conclude(&mut self) {
         let Phase::Running(running) = &self.phase else { return };
         match verdict(&running.active, &running.words) {
             Ok(outcome) => {
@@ -175,14 +302,21 @@ impl Coordinator {
     }
 }
 
-fn verdict(active: &Active, words: &BTreeMap<String, LastWord>) -> Result<Outcome, (MemberId, String)> {
+fn pause(fruitless: u32) -> Duration {
+    match fruitless.checked_sub(1) {
+        None => Duration::ZERO,
+        Some(doublings) => FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE),
+    }
+}
+
+fn verdict(active: &Active, words: &BTreeMap<MemberId, LastWord>) -> Result<Outcome, (MemberId, String)> {
     let mut drained: Option<u64> = None;
     let mut finished: Option<(&str, u64, Digest)> = None;
     let mut result: &[u8] = &[];
     for seat in &active.members {
-        match &words[&seat.pod] {
-            LastWord::Drained { step } => drained = Some(drained.map_or(*step, |least| least.min(*step))),
-            LastWord::Finished { step, digest, payload } => {
+        match words.get(&seat.id()) {
+            Some(LastWord::Drained { step }) => drained = drained.max(Some(*step)),
+            Some(LastWord::Finished { step, digest, payload }) => {
                 let (first, first_step, first_digest) = *finished.get_or_insert((&seat.pod, *step, *digest));
                 if (first_step, first_digest) != (*step, *digest) {
                     let message = format!(
@@ -196,6 +330,7 @@ fn verdict(active: &Active, words: &BTreeMap<String, LastWord>) -> Result<Outcom
                     result = payload;
                 }
             }
+            None => {}
         }
     }
     Ok(match (drained, finished) {

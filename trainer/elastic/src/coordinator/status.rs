@@ -11,12 +11,10 @@ pub struct Status {
     pub generation: Option<u64>,
     /// Pods that are connected, in rank order.
     pub connected: Vec<String>,
-    /// Pods that are not, in rank order.
+    /// Pods that are waited for, in rank order.
     pub missing: Vec<String>,
     /// Pods that are connected but have been silent for [`super::SUSPECT_AFTER`].
     pub suspected: Vec<String>,
-    /// Rank-to-be of the first that is missing, counted from one.
-    next: usize,
 }
 
 /// What a coordinator is doing.
@@ -24,7 +22,7 @@ pub struct Status {
 pub enum Stage {
     /// Waiting for members.
     Gathering,
-    /// All are here; the generation is being agreed.
+    /// Enough are here; the generation is being agreed.
     Forming,
     /// The group trains.
     Running,
@@ -37,40 +35,46 @@ impl Coordinator {
     #[must_use]
     pub fn status(&self, now: Duration) -> Status {
         let members = &self.config.members;
-        let (connected, missing): (Vec<_>, Vec<_>) =
-            members.iter().cloned().partition(|pod| self.peers.contains_key(pod));
+        let wanted: Vec<&String> = match &self.phase {
+            Phase::Running(running) => running.active().members.iter().map(|seat| &seat.pod).collect(),
+            Phase::Gathering(_) | Phase::Preparing(_) | Phase::Ended => {
+                members.iter().take(self.config.replicas).collect()
+            }
+        };
+        let is_here = |pod: &String| self.peers.contains_key(pod);
         let silent = self.silent_pods(now);
+        let stage = match self.phase {
+            Phase::Ended => Stage::Ended,
+            Phase::Running(_) => Stage::Running,
+            Phase::Preparing(_) => Stage::Forming,
+            Phase::Gathering(_) if self.swapping.is_some() => Stage::Forming,
+            Phase::Gathering(_) => Stage::Gathering,
+        };
         Status {
-            stage: match self.phase {
-                Phase::Gathering => Stage::Gathering,
-                Phase::Allocating { .. } | Phase::Preparing { .. } | Phase::Activating => Stage::Forming,
-                Phase::Running(_) => Stage::Running,
-                Phase::Ended => Stage::Ended,
-            },
+            stage,
             generation: self.active().map(|active| active.generation),
-            next: members.iter().position(|pod| missing.contains(pod)).map_or(members.len(), |rank| rank + 1),
             suspected: members.iter().filter(|pod| silent.contains(pod.as_str())).cloned().collect(),
-            connected,
-            missing,
+            connected: members.iter().filter(|pod| is_here(pod)).cloned().collect(),
+            missing: wanted.into_iter().filter(|pod| !is_here(pod)).cloned().collect(),
         }
     }
 }
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { stage, generation, connected, missing, suspected, next } = self;
-        let workers = connected.len() + missing.len();
+        let Self { stage, generation, connected, missing, suspected } = self;
+        let here = connected.len();
         match (stage, missing.as_slice()) {
             (Stage::Ended, _) => f.write_str("the group is over"),
-            (Stage::Forming, _) => write!(f, "forming a group of {workers} workers"),
-            (Stage::Gathering, []) => write!(f, "all {workers} workers are here"),
-            (_, [pod]) => write!(f, "waiting for worker {next} of {workers}: {pod}"),
+            (Stage::Forming, _) => write!(f, "forming a group of {here} workers"),
+            (Stage::Gathering, []) => write!(f, "all {here} workers are here"),
+            (_, [pod]) => write!(f, "waiting for {pod}, with {here} workers here"),
             (Stage::Running, []) if suspected.is_empty() => {
-                write!(f, "generation {} runs with {workers} workers", generation.unwrap_or_default())
+                write!(f, "generation {} runs with {here} workers", generation.unwrap_or_default())
             }
             (Stage::Running, []) => write!(f, "no sign of life from {}", suspected.join(", ")),
             (_, missing) => {
-                write!(f, "waiting for {} of {workers} workers: {}", missing.len(), missing.join(", "))
+                write!(f, "waiting for {} workers: {}", missing.len(), missing.join(", "))
             }
         }
     }

@@ -19,7 +19,8 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    Coordinator, GenerationStore, MemberId, Message, Outcome, Record, Status, StoreError, Swap, Version,
+    Change, Coordinator, Digest, GenerationStore, MemberId, Message, Outcome, Record, Status, StoreError, Swap,
+    Version,
     coordinator::{Command, Config, Connection, Event},
     message::Decoder,
 };
@@ -45,8 +46,15 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// What a coordinator has to tell the outside.
 #[derive(Debug)]
 pub enum Notice<'a> {
-    /// The group changed.
+    /// Who is here, or what the coordinator is doing, changed.
     Status(&'a Status),
+    /// A new membership is recorded.
+    Changed {
+        /// How it differs from the one before.
+        change: &'a Change,
+        /// Digest of the chain of all memberships.
+        history: Digest,
+    },
     /// A member reported its progress.
     Progress {
         /// Who.
@@ -119,6 +127,10 @@ pub async fn coordinate<S: GenerationStore>(
                 }
                 Command::Publish { member, step, payload } => {
                     notify(Notice::Progress { member: &member, step, payload: &payload });
+                }
+                Command::Changed(change) => {
+                    let history = stored.as_ref().map_or(Digest::NONE, |record| record.history);
+                    notify(Notice::Changed { change: &change, history });
                 }
                 Command::WakeAt(time) => wake = started + time,
                 Command::End(outcome) => ended = Some(outcome),

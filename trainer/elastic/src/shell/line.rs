@@ -11,7 +11,7 @@ use tracing::{debug, warn};
 
 use super::membership::{End, Shared};
 use crate::{
-    Hello, Member,
+    Hello, Member, State,
     member::{Command, Event},
     message::{Decoder, FrameError},
 };
@@ -26,14 +26,13 @@ const BACKOFF_LIMIT: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 16 << 10;
 
 /// Keeps a member connected until its group is over or nobody wants it any more.
-pub(super) fn keep(coordinator: &str, hello: Hello, shared: &Shared) {
+pub(super) fn keep(coordinator: &str, hello: Hello, held: State, shared: &Shared) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return shared.disconnected(&error),
     };
-    runtime.block_on(
-        Line { member: Member::new(hello), started: Instant::now(), wake: Instant::now(), shared }.run(coordinator),
-    );
+    let member = Member::new(hello, held);
+    runtime.block_on(Line { member, started: Instant::now(), wake: Instant::now(), shared }.run(coordinator));
     // A name that is still being looked up holds nobody up.
     runtime.shutdown_background();
 }
@@ -160,8 +159,8 @@ impl Line<'_> {
                     })??;
                 }
                 Command::Reconnect => next = Next::Reconnect,
-                Command::Seal { generation } => self.shared.sealed(generation),
-                Command::Enter(group) => self.shared.entered(group),
+                Command::Seal { generation: _, planned } => self.shared.asked_to_seal(planned),
+                Command::Enter(group) => self.shared.committed(group),
                 Command::Drain { reason } => self.shared.drain(reason),
                 Command::Abort { reason } => next = self.over(End::Aborted(reason)),
                 Command::Refused { reason } => next = self.over(End::Refused(reason)),

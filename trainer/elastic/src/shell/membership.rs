@@ -12,11 +12,13 @@ use tokio::sync::Notify;
 
 use super::line;
 use crate::{
-    CheckpointMark, Digest, Group, Hello,
+    CheckpointMark, Digest, Group, Hello, State as Held,
     member::{self, LastWord},
     message::MAX_PAYLOAD_BYTES,
 };
 
+/// How long a worker that has to go looks for a coordinator that would let it.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the thread that waits for an answer sleeps before it looks at the time again.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -24,12 +26,19 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// the coordinator counts the worker as lost.
 pub struct Membership {
     shared: Arc<Shared>,
+    coordinator: String,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What a training thread has to know while it trains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// A new generation is being formed: stand still, and say so with [`Membership::regroup`]. A planned one waits for a step that all
+    /// agree on; otherwise the collectives of this generation are to be aborted now.
+    Seal {
+        /// Whether nobody was lost.
+        planned: bool,
+    },
     /// The group is over; abort the collective and end.
     Abort {
         /// Why, naming the member that was lost.
@@ -46,7 +55,7 @@ pub enum Event {
     CoordinatorFound,
 }
 
-/// Why a worker did not get into a group.
+/// Why a worker is in no group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
     /// It does not belong there; trying again is useless.
@@ -55,12 +64,15 @@ pub enum JoinError {
         /// What differs from what, and what to do.
         reason: String,
     },
-    /// The group fell apart before it began; a new attempt may succeed.
-    #[error("the group was given up before it began: {reason}")]
+    /// The group was given up; a new attempt may succeed.
+    #[error("the group was given up: {reason}")]
     Aborted {
         /// Why.
         reason: String,
     },
+    /// The group goes on, or is done, without it.
+    #[error("the group needs this worker no more")]
+    Released,
     /// Nobody answers there.
     #[error("no coordinator answered at {coordinator} for {waited:?}: {cause}")]
     Unreachable {
@@ -71,6 +83,15 @@ pub enum JoinError {
         /// What the last attempt met.
         cause: String,
     },
+}
+
+/// What became of a last word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Farewell {
+    /// It is recorded; the process may end.
+    Recorded,
+    /// Somebody was lost before everybody had said it: a new generation is being formed, see [`Membership::regroup`].
+    Changed,
 }
 
 /// Why a last word did not count.
@@ -91,8 +112,8 @@ pub enum FarewellError {
 }
 
 impl Membership {
-    /// Joins the group of the coordinator at `coordinator`, host and port, and blocks until all members are there.
-    /// The name is looked up anew for each attempt. `patience` bounds the time without any coordinator, now; how long
+    /// Joins the group of the coordinator at `coordinator`, host and port, holding a state, and blocks until it is committed to a
+    /// group. The name is looked up anew for each attempt. `patience` bounds the time without any coordinator; how long
     /// to wait for other members is the coordinator's decision.
     ///
     /// # Errors
@@ -100,29 +121,60 @@ impl Membership {
     ///
     /// # Panics
     /// When the system starts no thread.
-    pub fn join(coordinator: &str, hello: Hello, patience: Duration) -> Result<(Self, Group), JoinError> {
+    pub fn join(coordinator: &str, hello: Hello, held: Held, patience: Duration) -> Result<(Self, Group), JoinError> {
         let shared = Arc::new(Shared::new());
         let thread = {
             let (shared, coordinator) = (Arc::clone(&shared), coordinator.to_owned());
             thread::Builder::new()
                 .name("membership".to_owned())
-                .spawn(move || line::keep(&coordinator, hello, &shared))
+                .spawn(move || line::keep(&coordinator, hello, held, &shared))
                 .unwrap_or_else(|error| panic!("no thread for the membership of this worker: {error}"))
         };
-        let membership = Self { shared, thread: Some(thread) };
-        let group = membership.shared.wait(patience, |state| match &state.end {
+        let membership = Self { shared, coordinator: coordinator.to_owned(), thread: Some(thread) };
+        let group = membership.group(patience)?;
+        Ok((membership, group))
+    }
+
+    /// This worker holds the state that its group starts from.
+    pub fn entered(&self) {
+        self.shared.put(|outbox| outbox.entered = true);
+    }
+
+    /// This worker stands still: from here on it completes no collective of its generation. Blocks until it is committed to the next
+    /// one. `held` is `None` in the middle of a copy, `broken` tells what failed if it was not asked to stand.
+    ///
+    /// # Errors
+    /// See [`JoinError`].
+    pub fn regroup(&self, held: Option<Held>, broken: Option<String>, patience: Duration) -> Result<Group, JoinError> {
+        self.shared.change(|state| (state.group, state.sealing) = (None, None));
+        self.shared.put(|outbox| (outbox.stand, outbox.last_word) = (Some((held, broken)), None));
+        self.group(patience)
+    }
+
+    fn group(&self, patience: Duration) -> Result<Group, JoinError> {
+        let group = self.shared.wait(patience, |state| match &state.end {
             Some(End::Refused(reason)) => Some(Err(JoinError::Refused { reason: reason.clone() })),
             Some(End::Aborted(reason)) => Some(Err(JoinError::Aborted { reason: reason.clone() })),
-            Some(End::Released) => Some(Err(JoinError::Aborted { reason: "released before it began".to_owned() })),
+            Some(End::Released) => Some(Err(JoinError::Released)),
             None => state.group.clone().map(Ok),
         });
-        match group {
-            Ok(group) => group.map(|group| (membership, group)),
-            Err(waited) => {
-                let cause = membership.shared.state().problem.clone();
-                Err(JoinError::Unreachable { coordinator: coordinator.to_owned(), waited, cause })
-            }
-        }
+        group.unwrap_or_else(|waited| {
+            let cause = self.shared.state().problem.clone();
+            Err(JoinError::Unreachable { coordinator: self.coordinator.clone(), waited, cause })
+        })
+    }
+
+    /// Whether a new generation is being formed, and if so whether it is planned: ask between two steps.
+    #[must_use]
+    pub fn sealing(&self) -> Option<bool> {
+        self.shared.state().sealing
+    }
+
+    /// Whether this worker has to go and there is no coordinator that would let it: all have to stop without one.
+    #[must_use]
+    pub fn is_stranded(&self) -> bool {
+        let state = self.shared.state();
+        state.leaving && state.alone.is_some_and(|since| since.elapsed() >= LEAVE_PATIENCE)
     }
 
     /// Calls `callback` from the membership's thread for everything that happens, beginning with what happened already.
@@ -156,13 +208,15 @@ impl Membership {
         self.shared.put(|outbox| outbox.checkpoint = Some(CheckpointMark { step, manifest_digest }));
     }
 
-    /// Asks that all stop after a step: this worker has to go. [`Event::Drain`] follows.
+    /// This worker has to go. The others go on without it, after which [`Membership::regroup`] ends with [`JoinError::Released`], or all
+    /// are told [`Event::Drain`].
     pub fn leave(&self, reason: &str) {
+        self.shared.change(|state| state.leaving = true);
         self.shared.put(|outbox| outbox.leave = Some(reason.to_owned()));
     }
 
-    /// The last step is done and all results are stored. Blocks until every member said so and all agree on the digest;
-    /// `patience` bounds the time without any coordinator.
+    /// The last step is done and all results are stored. Blocks until every member said so and all agree on the digest, or one was
+    /// lost before; `patience` bounds the time without any coordinator.
     ///
     /// # Errors
     /// See [`FarewellError`].
@@ -172,16 +226,16 @@ impl Membership {
         digest: Digest,
         payload: Vec<u8>,
         patience: Duration,
-    ) -> Result<(), FarewellError> {
+    ) -> Result<Farewell, FarewellError> {
         assert_fits(&payload);
         self.last_word(LastWord::Finished { step, digest, payload }, patience)
     }
 
-    /// Stopped after `step`, as was asked; a checkpoint holds it. Blocks until every member said so.
+    /// Stopped after `step`, as was asked; a checkpoint holds it. Blocks as [`Membership::finished`] does.
     ///
     /// # Errors
     /// See [`FarewellError`].
-    pub fn drained(&self, step: u64, patience: Duration) -> Result<(), FarewellError> {
+    pub fn drained(&self, step: u64, patience: Duration) -> Result<Farewell, FarewellError> {
         self.last_word(LastWord::Drained { step }, patience)
     }
 
@@ -190,17 +244,19 @@ impl Membership {
     /// # Errors
     /// See [`FarewellError`].
     pub fn fatal(&self, message: &str, patience: Duration) -> Result<(), FarewellError> {
-        self.last_word(LastWord::Fatal { message: message.to_owned() }, patience)
+        self.shared.change(|state| state.sealing = None);
+        self.last_word(LastWord::Fatal { message: message.to_owned() }, patience).map(|_| ())
     }
 
-    fn last_word(&self, word: LastWord, patience: Duration) -> Result<(), FarewellError> {
+    fn last_word(&self, word: LastWord, patience: Duration) -> Result<Farewell, FarewellError> {
         self.shared.put(|outbox| outbox.last_word = Some(word));
-        let answer = self.shared.wait(patience, |state| match &state.end {
-            Some(End::Released) => Some(Ok(())),
-            Some(End::Aborted(reason) | End::Refused(reason)) => {
+        let answer = self.shared.wait(patience, |state| match (&state.end, state.sealing) {
+            (Some(End::Released), _) => Some(Ok(Farewell::Recorded)),
+            (Some(End::Aborted(reason) | End::Refused(reason)), _) => {
                 Some(Err(FarewellError::Aborted { reason: reason.clone() }))
             }
-            None => None,
+            (None, Some(_)) => Some(Ok(Farewell::Changed)),
+            (None, None) => None,
         });
         answer.unwrap_or_else(|waited| Err(FarewellError::Unreachable { waited }))
     }
@@ -241,9 +297,13 @@ pub(super) struct Shared {
 
 #[derive(Debug)]
 struct State {
+    /// The newest group, until the worker stands still again.
     group: Option<Group>,
+    /// Whether a newer one is being formed, and whether that is planned.
+    sealing: Option<bool>,
     end: Option<End>,
     draining: Option<String>,
+    leaving: bool,
     /// Since when there is no coordinator.
     alone: Option<Instant>,
     /// What the last attempt to connect met.
@@ -260,6 +320,8 @@ pub(super) enum End {
 /// What waits to be told: one place for each kind, where the newest counts.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
+    entered: bool,
+    stand: Option<(Option<Held>, Option<String>)>,
     progress: Option<(u64, Vec<u8>)>,
     checkpoint: Option<CheckpointMark>,
     leave: Option<String>,
@@ -279,7 +341,8 @@ struct Listener {
 impl Shared {
     fn new() -> Self {
         let alone = Some(Instant::now());
-        let state = State { group: None, end: None, draining: None, alone, problem: "not tried yet".to_owned() };
+        let problem = "not tried yet".to_owned();
+        let state = State { group: None, sealing: None, end: None, draining: None, leaving: false, alone, problem };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -298,6 +361,7 @@ impl Shared {
                 return Ok(answer);
             }
             // A coordinator that left long before this wait began has the whole patience, too.
+            let patience = if state.leaving { patience.min(LEAVE_PATIENCE) } else { patience };
             if let Some(waited) =
                 state.alone.map(|since| since.max(begun).elapsed()).filter(|waited| *waited > patience)
             {
@@ -335,7 +399,8 @@ impl Shared {
             Some(callback) => callback(&event),
             None => match event {
                 Event::Abort { .. } | Event::Drain { .. } => listener.past.push(event),
-                Event::CoordinatorLost | Event::CoordinatorFound => {}
+                // Whoever begins in a group asks whether it is changing.
+                Event::Seal { .. } | Event::CoordinatorLost | Event::CoordinatorFound => {}
             },
         }
     }
@@ -352,11 +417,13 @@ impl Shared {
     /// What the training thread has to say, the last word last.
     pub(super) fn said(&self) -> Vec<member::Event> {
         let mut outbox = lock(&self.outbox);
+        let entered = std::mem::take(&mut outbox.entered).then_some(member::Event::Entered);
+        let stand = outbox.stand.take().map(|(held, broken)| member::Event::Stand { held, broken });
         let progress = outbox.progress.take().map(|(step, payload)| member::Event::Progress { step, payload });
         let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
         let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
         let last_word = outbox.last_word.take().map(member::Event::LastWord);
-        [progress, checkpoint, leave, last_word].into_iter().flatten().collect()
+        [entered, progress, checkpoint, leave, stand, last_word].into_iter().flatten().collect()
     }
 
     pub(super) fn connected(&self) {
@@ -384,8 +451,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn entered(&self, group: Group) {
-        self.change(|state| state.group = Some(group));
+    pub(super) fn committed(&self, group: Group) {
+        self.change(|state| (state.group, state.sealing) = (Some(group), None));
     }
 
     pub(super) fn drain(&self, reason: String) {
@@ -393,11 +460,10 @@ impl Shared {
         self.tell(Event::Drain { reason });
     }
 
-    /// The collectives of this generation have to end; the group that follows is not entered by this process.
-    pub(super) fn sealed(&self, generation: u64) {
-        if self.state().group.is_some() {
-            self.ended(End::Aborted(format!("generation {generation} is being formed")));
-        }
+    /// A new generation is being formed. One that is no longer planned cannot be planned again.
+    pub(super) fn asked_to_seal(&self, planned: bool) {
+        self.change(|state| state.sealing = Some(planned && state.sealing != Some(false)));
+        self.tell(Event::Seal { planned });
     }
 
     pub(super) fn ended(&self, end: End) {

@@ -110,7 +110,7 @@ fn a_leftover_of_a_crash_is_ignored() {
 fn a_newer_or_torn_record_is_refused_and_never_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("record.json");
-    for text in ["{\"version\":2}", "{\"version\":1"] {
+    for text in ["{\"version\":3}", "{\"version\":2"] {
         fs::write(&path, text).expect("written");
         let store = FileStore::new(path.clone());
         assert!(matches!(run(store.load()), Err(StoreError::Record { .. })), "{text}");

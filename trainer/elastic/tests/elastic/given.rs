@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use lockstep_elastic::{Digest, Hello, Incarnation, MemberId, Sampler, coordinator::Config};
+use lockstep_elastic::{Digest, Hello, Incarnation, MemberId, Sampler, State, coordinator::Config};
 
 pub(crate) const SAMPLER: Sampler = Sampler { seed: 42, epoch: 0, cursor: 0 };
 
@@ -16,9 +16,9 @@ pub(crate) fn config(members: usize) -> Config {
         attempt: 0,
         name: "x-coordinator".into(),
         members: (0..members).map(pod).collect(),
+        replicas: members,
+        least: members,
         shards: 64,
-        sampler: SAMPLER,
-        join_limit: None,
     }
 }
 
@@ -30,10 +30,13 @@ pub(crate) fn hello(index: usize, incarnation: u128) -> Hello {
         address: SocketAddr::from(([10, 0, 0, 1], 7000 + index as u16)),
         workload: Digest::of(b"lenet"),
         data: Digest::of(b"glyphs"),
-        checkpoint: None,
-        entered_generation: None,
+        committed_generation: None,
+        stands: true,
     }
 }
+
+/// The seed's first weights.
+pub(crate) const NOTHING: State = State { step: 0, digest: Digest::NONE, sampler: SAMPLER };
 
 pub(crate) const fn ms(count: u64) -> Duration {
     Duration::from_millis(count)

@@ -6,4 +6,3 @@ mod given;
 mod member;
 mod message;
 mod shell;
-mod simulation;

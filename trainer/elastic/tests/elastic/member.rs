@@ -1,36 +1,62 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, Digest, Hello, Member, Message, Report, Seat,
+    Active, CheckpointMark, Digest, Group, Hello, Member, Message, Report, Seat, State,
     member::{COORDINATOR_DEAD_AFTER, Command, Event, HEARTBEAT_EVERY, LastWord, REPEAT_AFTER},
 };
 
-use crate::given::{SAMPLER, hello, ms};
+use crate::given::{NOTHING, SAMPLER, hello, ms};
 
-fn active(generation: u64, hello: &Hello) -> Active {
+fn active(generation: u64, hello: &Hello, base: State) -> Active {
+    let State { step: base_step, digest: base_digest, sampler } = base;
     Active {
         generation,
+        attempt: 0,
         members: vec![Seat {
             pod: hello.member.pod.clone(),
             incarnation: hello.member.incarnation,
             address: hello.address,
             rank: 0,
         }],
-        base_step: 0,
-        base_digest: Digest::NONE,
+        base_step,
+        base_digest,
         shards: 64,
-        sampler: SAMPLER,
+        sampler,
         sources: vec![0],
         rollback: false,
     }
 }
 
+fn state(step: u64) -> State {
+    State { step, digest: Digest::of(&step.to_le_bytes()), sampler: SAMPLER }
+}
+
+fn commit_at(generation: u64, base: State) -> Event {
+    Event::Received(Message::Commit { rank: 0, active: active(generation, &hello(0, 1), base) })
+}
+
 fn commit(generation: u64) -> Event {
-    Event::Received(Message::Commit { rank: 0, active: active(generation, &hello(0, 1)) })
+    commit_at(generation, NOTHING)
 }
 
 fn prepare(generation: u64) -> Event {
-    Event::Received(Message::Prepare { generation })
+    Event::Received(Message::Prepare { generation, planned: false })
+}
+
+fn planned(generation: u64) -> Event {
+    Event::Received(Message::Prepare { generation, planned: true })
+}
+
+fn stand(step: u64) -> Event {
+    Event::Stand { held: Some(state(step)), broken: None }
+}
+
+fn broken() -> Event {
+    Event::Stand { held: Some(state(5)), broken: Some("rank 2 hung up".into()) }
+}
+
+fn report(generation: u64, entered_generation: Option<u64>, held: State) -> Command {
+    Command::Send(Message::Report(Report { generation, entered_generation, state: Some(held) }))
 }
 
 fn handle(member: &mut Member, event: Event, at: u64) -> Vec<Command> {
@@ -39,12 +65,20 @@ fn handle(member: &mut Member, event: Event, at: u64) -> Vec<Command> {
     commands
 }
 
+/// What is said when time passes, without heartbeats.
+fn later(member: &mut Member, at: u64) -> Vec<Command> {
+    let mut commands = handle(member, Event::Tick, at);
+    commands.retain(|c| *c != Command::Send(Message::Heartbeat));
+    commands
+}
+
 fn connected() -> Member {
-    let mut member = Member::new(hello(0, 1));
+    let mut member = Member::new(hello(0, 1), NOTHING);
     handle(&mut member, Event::Connected, 0);
     member
 }
 
+/// Committed to generation 1, whose first state it holds.
 fn running() -> Member {
     let mut member = connected();
     handle(&mut member, prepare(1), 1);
@@ -56,63 +90,103 @@ fn entered(commands: &[Command]) -> bool {
     commands.iter().any(|c| matches!(c, Command::Enter(_)))
 }
 
+const REPEAT_MS: u64 = REPEAT_AFTER.as_millis() as u64;
+
 #[test]
-fn it_says_hello_first_and_again_until_it_is_answered() {
-    let mut member = Member::new(hello(0, 1));
+fn it_says_hello_first_and_again_until_it_is_asked() {
+    let mut member = Member::new(hello(0, 1), NOTHING);
     let greeting = Command::Send(Message::Hello(hello(0, 1)));
     assert_eq!(handle(&mut member, Event::Connected, 0), std::slice::from_ref(&greeting));
-    let later = REPEAT_AFTER.as_millis() as u64;
-    assert!(handle(&mut member, Event::Tick, later).contains(&greeting));
-    handle(&mut member, prepare(1), later + 1);
-    assert!(!handle(&mut member, Event::Tick, 3 * later).contains(&greeting));
+    assert_eq!(later(&mut member, REPEAT_MS - 1), []);
+    assert_eq!(later(&mut member, REPEAT_MS), [greeting]);
+    handle(&mut member, prepare(1), REPEAT_MS + 1);
+    assert_eq!(later(&mut member, 3 * REPEAT_MS), [report(1, None, NOTHING)], "now it waits for the commit");
 }
 
 #[test]
-fn it_seals_before_it_reports() {
-    let report = Report {
-        generation: 3,
-        entered_generation: None,
-        applied_step: 0,
-        state_digest: Digest::NONE,
-        holds_gradient: false,
-    };
-    let sealed = [Command::Seal { generation: 3 }, Command::Send(Message::Report(report))];
-    assert_eq!(handle(&mut connected(), prepare(3), 1), sealed);
+fn it_stands_at_first_and_reports_at_once_what_it_holds() {
+    let mut member = Member::new(hello(0, 1), state(50));
+    handle(&mut member, Event::Connected, 0);
+    assert_eq!(handle(&mut member, prepare(3), 1), [report(3, None, state(50))]);
 }
 
 #[test]
-fn a_running_member_reports_what_it_applied_under_which_generation() {
+fn a_member_that_trains_seals_and_reports_only_once_it_stands() {
+    for (event, planned) in [(prepare(2), false), (planned(2), true)] {
+        let mut member = running();
+        assert_eq!(handle(&mut member, event, 3), [Command::Seal { generation: 2, planned }]);
+        assert_eq!(later(&mut member, 3 * REPEAT_MS), [], "it trains still");
+        let stands = handle(&mut member, stand(9), 3 * REPEAT_MS + 1);
+        assert_eq!(stands, [report(2, Some(1), state(9))]);
+        assert_eq!(later(&mut member, 5 * REPEAT_MS), [report(2, Some(1), state(9))], "until it is answered");
+    }
+}
+
+#[test]
+fn a_planned_seal_that_became_urgent_is_told_again() {
     let mut member = running();
-    handle(&mut member, Event::Applied { step: 9, digest: Digest::of(b"nine"), holds_gradient: true }, 3);
-    let commands = handle(&mut member, prepare(2), 4);
-    let report = Report {
-        generation: 2,
-        entered_generation: Some(1),
-        applied_step: 9,
-        state_digest: Digest::of(b"nine"),
-        holds_gradient: true,
-    };
-    assert_eq!(commands, [Command::Seal { generation: 2 }, Command::Send(Message::Report(report))]);
+    handle(&mut member, planned(2), 3);
+    assert_eq!(handle(&mut member, planned(2), 4), [], "that is known");
+    assert_eq!(handle(&mut member, prepare(3), 5), [Command::Seal { generation: 3, planned: false }]);
+}
+
+#[test]
+fn it_counts_as_entered_only_once_it_holds_the_state_of_its_generation() {
+    let held = state(5);
+    for (situation, base, says_so, expected) in [
+        ("it held the state before", held, false, Some(2)),
+        ("it copied the state", state(7), true, Some(2)),
+        ("it was still copying", state(7), false, Some(1)),
+    ] {
+        let mut member = running();
+        handle(&mut member, prepare(2), 3);
+        handle(&mut member, Event::Stand { held: Some(held), broken: None }, 4);
+        assert!(entered(&handle(&mut member, commit_at(2, base), 5)));
+        if says_so {
+            assert_eq!(handle(&mut member, Event::Entered, 6), []);
+        }
+        handle(&mut member, prepare(3), 7);
+        assert_eq!(handle(&mut member, stand(8), 8), [report(3, expected, state(8))], "{situation}");
+    }
+}
+
+#[test]
+fn in_the_middle_of_a_copy_it_holds_nothing() {
+    let mut member = running();
+    handle(&mut member, prepare(2), 3);
+    let nothing = Report { generation: 2, entered_generation: Some(1), state: None };
+    let commands = handle(&mut member, Event::Stand { held: None, broken: None }, 4);
+    assert_eq!(commands, [Command::Send(Message::Report(nothing))]);
+}
+
+#[test]
+fn what_broke_is_said_again_until_it_is_asked_what_it_holds() {
+    let mut member = running();
+    let says = Command::Send(Message::Broken { generation: 1, reason: "rank 2 hung up".into() });
+    assert_eq!(handle(&mut member, broken(), 3), std::slice::from_ref(&says));
+    assert_eq!(later(&mut member, 3 + REPEAT_MS), std::slice::from_ref(&says));
+    let reported = [report(2, Some(1), state(5))];
+    assert_eq!(handle(&mut member, prepare(2), 4 + REPEAT_MS), reported);
+    assert_eq!(later(&mut member, 4 + 2 * REPEAT_MS), reported);
+}
+
+#[test]
+fn what_broke_after_it_was_asked_is_a_report() {
+    let mut member = running();
+    handle(&mut member, prepare(2), 3);
+    assert_eq!(handle(&mut member, broken(), 4), [report(2, Some(1), state(5))]);
 }
 
 #[test]
 fn it_enters_only_a_generation_that_is_newer_than_its_promises_and_names_this_process() {
+    let stranger = Message::Commit { rank: 0, active: active(2, &hello(0, 9), NOTHING) };
+    let other_rank = Message::Commit { rank: 1, active: active(2, &hello(0, 1), NOTHING) };
     let situations = [
         ("what it promised", 2, commit(2), true),
         ("newer than it promised", 2, commit(3), true),
         ("older than it promised", 2, commit(1), false),
-        (
-            "another process of its pod",
-            2,
-            Event::Received(Message::Commit { rank: 0, active: active(2, &hello(0, 9)) }),
-            false,
-        ),
-        (
-            "a rank that is not its own",
-            2,
-            Event::Received(Message::Commit { rank: 1, active: active(2, &hello(0, 1)) }),
-            false,
-        ),
+        ("another process of its pod", 2, Event::Received(stranger), false),
+        ("a rank that is not its own", 2, Event::Received(other_rank), false),
     ];
     for (situation, promised, event, enters) in situations {
         let mut member = connected();
@@ -122,23 +196,51 @@ fn it_enters_only_a_generation_that_is_newer_than_its_promises_and_names_this_pr
 }
 
 #[test]
-fn a_repeated_commit_or_prepare_changes_nothing() {
+fn it_enters_nothing_before_it_stands() {
     let mut member = running();
-    assert_eq!(handle(&mut member, commit(1), 3), []);
-    assert_eq!(handle(&mut member, prepare(1), 4), []);
+    handle(&mut member, prepare(2), 3);
+    assert_eq!(handle(&mut member, commit(2), 4), []);
+    handle(&mut member, stand(0), 5);
+    assert!(entered(&handle(&mut member, commit(2), 6)));
 }
 
 #[test]
-fn a_base_that_it_does_not_hold_is_fatal() {
+fn the_group_is_told_with_the_state_that_it_starts_from() {
     let mut member = connected();
-    handle(&mut member, prepare(1), 1);
-    let foreign = Active { base_step: 50, base_digest: Digest::of(b"state"), ..active(1, &hello(0, 1)) };
-    let commands = handle(&mut member, Event::Received(Message::Commit { rank: 0, active: foreign }), 2);
-    assert!(!entered(&commands));
-    assert!(
-        matches!(commands.as_slice(), [Command::Send(Message::Fatal { .. }), Command::Refused { .. }]),
-        "{commands:?}"
-    );
+    handle(&mut member, prepare(2), 1);
+    let entered = handle(&mut member, commit_at(2, state(7)), 2);
+    let me = hello(0, 1);
+    let group = Group {
+        generation: 2,
+        rank: 0,
+        world: 1,
+        addresses: vec![me.address],
+        pods: vec![me.member.pod],
+        base: state(7),
+        sources: vec![0],
+        shards: 64,
+    };
+    assert_eq!(entered, [Command::Enter(group)]);
+}
+
+#[test]
+fn the_first_source_reports_for_the_group() {
+    for (sources, reports) in [(vec![0], true), (vec![0, 2], true), (vec![1, 2], false)] {
+        let mut member = connected();
+        handle(&mut member, prepare(2), 1);
+        let active = Active { sources: sources.clone(), ..active(2, &hello(0, 1), NOTHING) };
+        let commands = handle(&mut member, Event::Received(Message::Commit { rank: 0, active }), 2);
+        let [Command::Enter(group)] = commands.as_slice() else { panic!("{commands:?}") };
+        assert_eq!(group.reports(), reports, "sources {sources:?}");
+    }
+}
+
+#[test]
+fn a_repeated_or_old_commit_or_prepare_changes_nothing() {
+    let mut member = running();
+    for event in [commit(1), prepare(1), planned(1), prepare(0)] {
+        assert_eq!(handle(&mut member, event.clone(), 3), [], "{event:?}");
+    }
 }
 
 #[test]
@@ -147,10 +249,10 @@ fn it_returns_to_a_new_coordinator_with_its_generation_checkpoint_and_last_word(
     handle(&mut member, Event::Disconnected, 10);
     let progress = Event::Progress { step: 5, payload: vec![] };
     assert_eq!(handle(&mut member, progress, 11), [], "progress is dropped meanwhile");
-    let mark = lockstep_elastic::CheckpointMark { step: 5, manifest_digest: Digest::of(b"manifest") };
+    let mark = CheckpointMark { step: 5, manifest_digest: Digest::of(b"manifest") };
     handle(&mut member, Event::Checkpoint(mark), 12);
     handle(&mut member, Event::LastWord(LastWord::Drained { step: 5 }), 13);
-    let again = Hello { entered_generation: Some(1), ..hello(0, 1) };
+    let again = Hello { committed_generation: Some(1), stands: false, ..hello(0, 1) };
     assert_eq!(
         handle(&mut member, Event::Connected, 20),
         [
@@ -163,8 +265,90 @@ fn it_returns_to_a_new_coordinator_with_its_generation_checkpoint_and_last_word(
 }
 
 #[test]
-fn a_release_without_a_last_word_is_none() {
-    assert_eq!(handle(&mut running(), Event::Received(Message::Release), 3), []);
+fn it_returns_with_what_the_coordinator_before_did_not_answer() {
+    let standing = Command::Send(Message::Hello(Hello { committed_generation: Some(1), ..hello(0, 1) }));
+    let training = Hello { committed_generation: Some(1), stands: false, ..hello(0, 1) };
+    let leave = Command::Send(Message::Leave { reason: "SIGTERM".into() });
+    for (situation, events, expected) in [
+        ("its report", vec![prepare(2), stand(5)], vec![standing.clone(), report(2, Some(1), state(5))]),
+        (
+            "what broke",
+            vec![broken()],
+            vec![standing, Command::Send(Message::Broken { generation: 1, reason: "rank 2 hung up".into() })],
+        ),
+        (
+            "that it has to go",
+            vec![Event::Leave { reason: "SIGTERM".into() }],
+            vec![Command::Send(Message::Hello(training.clone())), leave],
+        ),
+        ("nothing", vec![], vec![Command::Send(Message::Hello(training))]),
+    ] {
+        let mut member = running();
+        for event in events {
+            handle(&mut member, event, 3);
+        }
+        handle(&mut member, Event::Disconnected, 4);
+        assert_eq!(handle(&mut member, Event::Connected, 5), expected, "{situation}");
+    }
+}
+
+#[test]
+fn a_last_word_is_said_again_until_it_is_released() {
+    let mut member = running();
+    let says = Command::Send(Message::Drained { step: 5 });
+    assert_eq!(handle(&mut member, Event::LastWord(LastWord::Drained { step: 5 }), 3), std::slice::from_ref(&says));
+    assert_eq!(later(&mut member, 3 + REPEAT_MS), [says]);
+    assert_eq!(handle(&mut member, Event::Received(Message::Release), 4 + REPEAT_MS), [Command::Released]);
+}
+
+#[test]
+fn a_last_word_is_withdrawn_by_standing_still_for_another_generation() {
+    let mut member = running();
+    handle(&mut member, Event::LastWord(LastWord::Drained { step: 5 }), 3);
+    let asked = handle(&mut member, prepare(2), 4);
+    assert_eq!(asked, [Command::Seal { generation: 2, planned: false }]);
+    assert_eq!(handle(&mut member, stand(5), 5), [report(2, Some(1), state(5))]);
+    assert_eq!(later(&mut member, 5 + REPEAT_MS), [report(2, Some(1), state(5))]);
+}
+
+#[test]
+fn that_it_has_to_go_is_said_again_until_all_drain_or_it_is_released() {
+    let mut member = running();
+    let leave = Command::Send(Message::Leave { reason: "SIGTERM".into() });
+    let wishes = Event::Leave { reason: "SIGTERM".into() };
+    assert_eq!(handle(&mut member, wishes, 3), std::slice::from_ref(&leave));
+    assert_eq!(later(&mut member, 3 + REPEAT_MS), [leave]);
+    let drain = || Event::Received(Message::Drain { reason: "x-worker-0 has to go: SIGTERM".into() });
+    let told = [Command::Drain { reason: "x-worker-0 has to go: SIGTERM".into() }];
+    assert_eq!(handle(&mut member, drain(), 4 + REPEAT_MS), told);
+    assert_eq!(handle(&mut member, drain(), 5 + REPEAT_MS), [], "once");
+    assert_eq!(later(&mut member, 5 + 3 * REPEAT_MS), []);
+}
+
+#[test]
+fn whenever_it_is_released_it_is_over() {
+    let standing = || {
+        let mut member = running();
+        handle(&mut member, prepare(2), 3);
+        handle(&mut member, stand(5), 4);
+        member
+    };
+    for (situation, mut member) in [("new", connected()), ("training", running()), ("standing", standing())] {
+        assert_eq!(handle(&mut member, Event::Received(Message::Release), 5), [Command::Released], "{situation}");
+        assert!(member.handle(Event::Connected, ms(6)).is_empty(), "{situation}");
+    }
+}
+
+#[test]
+fn after_the_end_it_says_nothing() {
+    for (message, command) in [
+        (Message::Abort { reason: "given up".into() }, Command::Abort { reason: "given up".into() }),
+        (Message::Refuse { reason: "other data".into() }, Command::Refused { reason: "other data".into() }),
+    ] {
+        let mut member = running();
+        assert_eq!(handle(&mut member, Event::Received(message), 3), [command]);
+        assert!(member.handle(Event::Connected, ms(4)).is_empty());
+    }
 }
 
 #[test]
@@ -184,12 +368,4 @@ fn it_beats_ten_times_a_second_and_looks_for_a_coordinator_that_is_silent() {
         assert!(!commands.contains(&Command::Reconnect), "after {at} ms");
     }
     assert_eq!(beats as u128, COORDINATOR_DEAD_AFTER.as_millis() / HEARTBEAT_EVERY.as_millis());
-}
-
-#[test]
-fn after_the_end_it_says_nothing() {
-    let mut member = running();
-    let aborted = handle(&mut member, Event::Received(Message::Abort { reason: "x-worker-1 was lost".into() }), 3);
-    assert_eq!(aborted, [Command::Abort { reason: "x-worker-1 was lost".into() }]);
-    assert!(member.handle(Event::Connected, ms(4)).is_empty());
 }

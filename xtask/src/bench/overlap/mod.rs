@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lockstep_launch::{Address, Job, Launch, Ports, Store, Task, Workload};
+use lockstep_launch::{Address, Elastic, Job, Launch, Ports, Store, Task, Workload};
 use serde_json::{Value, json};
 
 use self::line::Line;
@@ -149,6 +149,7 @@ impl Programs {
                 attempt: 0,
                 member,
                 replicas: workers,
+                elastic: Elastic::fixed(workers),
                 coordinator: Address { host: line::COORDINATOR.into(), port: Ports::POD.control },
                 address: address.parse()?,
                 ports: Ports::POD,

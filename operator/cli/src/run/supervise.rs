@@ -1,0 +1,280 @@
+//! The processes of a job from the first start to the end of the last: whoever is lost is replaced while the others go on.
+
+use std::{collections::BTreeSet, fs, net::IpAddr, net::Ipv4Addr, time::Duration};
+
+use anyhow::Context;
+use lockstep_launch::{Address, Exit, Job, Launch, Ports, Store, Task};
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    Heard, Session,
+    children::{Children, Happening, Process, Said},
+    restart::{End, Next, Restarts, Role, Wanted},
+    signals::Signals,
+};
+use crate::display::Display;
+
+/// How long the others may take to end once one is done.
+const FINISH: Duration = Duration::from_secs(60);
+/// How long the others may take to end when the job failed.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How long a clean stop may take.
+const DRAIN: Duration = Duration::from_secs(60);
+/// Time between two looks at what `lockstep scale` wants.
+const LOOK: Duration = Duration::from_millis(200);
+/// Namespace of jobs without a cluster.
+const NAMESPACE: &str = "local";
+
+/// What ended a job.
+pub(crate) enum Finish {
+    /// The last step is done.
+    Complete,
+    /// This process, after so many restarts that count.
+    Failed(Role, End, u32),
+    /// A signal to this process.
+    Interrupted(u8),
+    /// These did not come up in time.
+    NotUp(Vec<Role>),
+}
+
+/// The job's processes, and what is known of them.
+struct Supervised<'a> {
+    session: &'a Session,
+    children: Children,
+    /// Workers that the job shall have: those with the lowest numbers.
+    workers: u32,
+    restarts: Restarts,
+    /// Who is to be started, and when.
+    pending: Vec<(Instant, Role)>,
+    joined: BTreeSet<String>,
+    /// The last step that was reported.
+    step: Option<u64>,
+    /// By when everybody has to end, once somebody is done.
+    finish: Option<Instant>,
+}
+
+impl Session {
+    /// Starts every process, replaces those that are lost, and waits until all have ended.
+    pub(super) async fn supervise(
+        &self,
+        display: &mut Display,
+        signals: &mut Signals,
+        heard: &mut Heard,
+    ) -> anyhow::Result<Finish> {
+        display.phase("starting");
+        let workers = self.job.replicas.get();
+        let roles = std::iter::once(Role::Coordinator).chain((0..workers).map(Role::Worker));
+        let processes = roles.map(|role| self.process(role, workers)).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut job = Supervised {
+            session: self,
+            children: Children::start(&self.trainer, processes)?,
+            workers,
+            restarts: Restarts::default(),
+            pending: Vec::new(),
+            joined: BTreeSet::new(),
+            step: None,
+            finish: None,
+        };
+        let startup = Instant::now() + Duration::from_secs(self.job.failure_policy.startup_timeout_seconds.into());
+        let mut look = Instant::now() + LOOK;
+        loop {
+            let start = job.pending.iter().map(|(time, _)| *time).min();
+            tokio::select! {
+                happening = job.children.next(), if !job.children.is_empty() => match happening? {
+                    Happening::Said(said) => job.said(said, heard, display),
+                    Happening::Ended(role, end) => {
+                        if let Some(finish) = job.ended(role, end, display) {
+                            job.end_all(SETTLE, heard, display).await?;
+                            return Ok(finish);
+                        }
+                    }
+                },
+                () = sleep_until(start.unwrap_or(look)), if start.is_some() => job.start_pending()?,
+                signal = signals.next() => {
+                    job.drain(signals, heard, display).await?;
+                    return Ok(if job.finish.is_some() { Finish::Complete } else { Finish::Interrupted(signal) });
+                }
+                () = sleep_until(startup), if job.step.is_none() && job.finish.is_none() => {
+                    job.end_all(Duration::ZERO, heard, display).await?;
+                    return Ok(Finish::NotUp(job.absent()));
+                }
+                () = sleep_until(job.finish.unwrap_or(look)), if job.finish.is_some() => {
+                    job.end_all(Duration::ZERO, heard, display).await?;
+                    return Ok(Finish::Complete);
+                }
+                () = sleep_until(look), if job.finish.is_none() => {
+                    look = Instant::now() + LOOK;
+                    job.resize(display)?;
+                }
+            }
+            if job.children.is_empty() && job.pending.is_empty() {
+                return Ok(Finish::Complete);
+            }
+        }
+    }
+
+    /// A process of this job among `workers` of them.
+    fn process(&self, role: Role, workers: u32) -> anyhow::Result<Process> {
+        let Self { job, folder, trainer: _, control, again: _ } = self;
+        let port = control.number()?;
+        let member = self.member(role);
+        let ending = folder.ending(&member);
+        // The ending of the process before must not be read as this one's.
+        fs::write(&ending, "").with_context(|| format!("empty {}", ending.display()))?;
+        let launch = Launch {
+            job: Job { namespace: NAMESPACE.to_owned(), name: job.name.clone(), uid: folder.uid.clone() },
+            attempt: folder.attempt,
+            member,
+            replicas: workers,
+            elastic: job.elastic,
+            coordinator: Address { host: Ipv4Addr::LOCALHOST.to_string(), port },
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            ports: Ports { control: port, ..Ports::ANY },
+            inherits_listener: true,
+            output: folder.path().to_owned(),
+            store: Store::File(folder.record()),
+            ending,
+            task: job.task.clone(),
+        };
+        let listener = if role == Role::Coordinator { Some(control.hand_over()?) } else { None };
+        Ok(Process { role, launch, listener, log: folder.log(role) })
+    }
+}
+
+impl Supervised<'_> {
+    fn said(&mut self, said: Said, heard: &mut Heard, display: &mut Display) {
+        match said {
+            Said::Listening(address) => tracing::debug!(address, "the coordinator listens"),
+            Said::Joined(member) => drop(self.joined.insert(member)),
+            Said::Change(change) => {
+                // The first membership is no change.
+                if change.generation > 1 && heard.progress.is_some() {
+                    display.note(&change.to_string());
+                }
+                if let Err(error) = self.session.folder.keep_change(&change) {
+                    display.note(&format!("{error:#}"));
+                }
+            }
+            Said::Progress(progress) => {
+                if self.step.is_some_and(|step| step < progress.step) {
+                    self.restarts.progressed();
+                }
+                self.step = Some(progress.step);
+                display.phase(if progress.benchmark.is_some() { "measuring" } else { "training" });
+                display.progress(&progress);
+                heard.progress = Some(*progress);
+            }
+            Said::Ending(ending) => heard.ending = Some(*ending),
+        }
+    }
+
+    /// Has a lost process replaced; tells when that is the end of the job.
+    fn ended(&mut self, role: Role, end: End, display: &Display) -> Option<Finish> {
+        if end == End::Exit(Exit::Done) {
+            self.finish.get_or_insert(Instant::now() + FINISH);
+        }
+        let leaves = matches!(role, Role::Worker(index) if index >= self.workers);
+        let wanted = if leaves || self.finish.is_some() { Wanted::No } else { Wanted::Yes };
+        let limit = self.session.job.failure_policy.backoff_limit;
+        match self.restarts.next(end, wanted, limit) {
+            Next::Nothing => {
+                if leaves {
+                    display.note(&format!("{role} left"));
+                }
+                None
+            }
+            Next::Restart { delay } => {
+                display.note(&format!("{role} {end}; a new one takes its place"));
+                self.pending.push((Instant::now() + delay, role));
+                None
+            }
+            Next::Fail => Some(Finish::Failed(role, end, self.restarts.counted().saturating_sub(1))),
+        }
+    }
+
+    fn start_pending(&mut self) -> anyhow::Result<()> {
+        let now = Instant::now();
+        let (due, later) = std::mem::take(&mut self.pending).into_iter().partition(|(time, _)| *time <= now);
+        self.pending = later;
+        for (_, role) in due {
+            let process = self.session.process(role, self.workers)?;
+            self.children.add(&self.session.trainer, process)?;
+        }
+        Ok(())
+    }
+
+    /// Has as many workers as `lockstep scale` asked for.
+    fn resize(&mut self, display: &Display) -> anyhow::Result<()> {
+        let Some(wanted) = self.session.folder.wanted_workers().filter(|wanted| *wanted != self.workers) else {
+            return Ok(());
+        };
+        let elastic = self.session.job.elastic;
+        if !(elastic.min_replicas..=elastic.max_replicas).contains(&wanted) {
+            return Ok(());
+        }
+        display.note(&format!("scaling from {} to {wanted} workers", self.workers));
+        self.pending.retain(|(_, role)| !matches!(role, Role::Worker(index) if *index >= wanted));
+        for index in wanted..self.workers {
+            self.children.signal(Role::Worker(index), Signal::TERM);
+        }
+        for index in self.workers..wanted {
+            if !self.children.has(Role::Worker(index)) {
+                self.pending.push((Instant::now(), Role::Worker(index)));
+            }
+        }
+        self.workers = wanted;
+        Ok(())
+    }
+
+    /// The workers that have not joined; all processes when it is not known which have.
+    fn absent(&self) -> Vec<Role> {
+        let workers = || (0..self.workers).map(Role::Worker);
+        let absent: Vec<_> = workers().filter(|role| !self.joined.contains(&self.session.member(*role))).collect();
+        if absent.is_empty() { std::iter::once(Role::Coordinator).chain(workers()).collect() } else { absent }
+    }
+
+    async fn end_all(&mut self, settle: Duration, heard: &mut Heard, display: &mut Display) -> anyhow::Result<()> {
+        for happening in self.children.end_all(settle).await? {
+            if let Happening::Said(said) = happening {
+                self.said(said, heard, display);
+            }
+        }
+        Ok(())
+    }
+
+    /// A clean stop: the workers first, because they end with the coordinator's help. A second signal kills.
+    async fn drain(&mut self, signals: &mut Signals, heard: &mut Heard, display: &mut Display) -> anyhow::Result<()> {
+        display.phase("stopping");
+        display.note(match self.session.job.task {
+            Task::Train(_) => "stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it",
+            Task::Benchmark { .. } => "stopping after this sum; press Ctrl-C again to stop at once",
+        });
+        self.children.signal_workers(Signal::TERM);
+        let deadline = Instant::now() + DRAIN;
+        let mut killed = false;
+        let mut coordinator_told = false;
+        while !self.children.is_empty() {
+            if !self.children.has_workers() && !coordinator_told {
+                self.children.signal_all(Signal::TERM);
+                coordinator_told = true;
+            }
+            tokio::select! {
+                happening = self.children.next() => {
+                    match happening? {
+                        Happening::Said(said) => self.said(said, heard, display),
+                        Happening::Ended(_, End::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
+                        Happening::Ended(..) => {}
+                    }
+                }
+                _ = signals.next() => self.children.signal_all(Signal::KILL),
+                () = sleep_until(deadline), if !killed => {
+                    display.note(&format!("no clean stop within {} s: killing the processes", DRAIN.as_secs()));
+                    self.children.signal_all(Signal::KILL);
+                    killed = true;
+                }
+            }
+        }
+        Ok(())
+    }
+}

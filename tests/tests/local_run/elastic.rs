@@ -1,0 +1,121 @@
+//! Workers that come and go while the others train. Gradients are added as a canonical tree, so that whatever happened the model must be
+//! that of a run to which nothing did, to the last bit.
+
+use rustix::process::{Signal, kill_process};
+
+use crate::{
+    faults::{assert_each_step_once, kill},
+    run::{Manifest, Run, alone, wait_for},
+};
+
+const EPOCHS: u32 = 8;
+/// Of 9,000 samples in batches of 64.
+const STEPS: u64 = 8 * 141;
+
+fn manifest() -> Manifest {
+    Manifest::glyphs(10_000, EPOCHS)
+        .replaced("bucketBytes: 64Ki", "algorithm: canonicalTree")
+        .replaced("replicas: 2", "replicas: 3\n  elastic: {minReplicas: 1, maxReplicas: 4}")
+}
+
+/// What must hold of every run, whatever happened to it.
+fn assert_nothing_was_lost(run: &Run, undisturbed: &Run) {
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(run, STEPS);
+    let (steps, history) = (run.steps(), run.history());
+    assert!(steps.windows(2).all(|pair| pair[0].generation <= pair[1].generation), "generations form a chain");
+    assert!(history.windows(2).all(|pair| pair[0].generation < pair[1].generation), "{history:?}");
+    assert!(history.iter().all(|change| !change.rollback), "{history:?}");
+    for change in &history[1..] {
+        let first = steps.iter().find(|line| line.generation >= change.generation && line.loss.is_some());
+        let first = first.map(|line| line.step);
+        assert!(first.is_none_or(|step| step == change.step + 1), "{change:?} was followed by step {first:?}");
+    }
+    assert!(run.model() == undisturbed.model(), "the weights differ from those of a run to which nothing happened");
+}
+
+#[test]
+fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
+    let _alone = alone();
+    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
+    let run = Run::of("churn", &manifest(), &[]);
+    run.wait_for_step(50);
+    // The first rank, which reports and saves.
+    kill(run.trainers("worker", "worker-0")[0]);
+    run.wait_for_generation(3);
+    kill(run.trainers("coordinator", "")[0]);
+    let step = run.steps().last().map_or(0, |line| line.step);
+    run.wait_for_step(step + 100);
+    let scale = |workers: &str| {
+        let scaled = std::process::Command::new(crate::run::lockstep()).arg("scale").arg(run.folder()).arg(workers);
+        assert!(scaled.status().expect("lockstep starts").success());
+    };
+    scale("4");
+    wait_for("four workers", || run.steps().last().is_some_and(|line| line.world_size == 4));
+    // All but one.
+    for worker in ["worker-0", "worker-2", "worker-3"] {
+        kill(run.trainers("worker", worker)[0]);
+    }
+    wait_for("one worker", || run.history().last().is_some_and(|change| change.workers == 1));
+    wait_for("four workers again", || run.steps().last().is_some_and(|line| line.world_size == 4));
+    scale("1");
+    wait_for("one worker by intent", || run.steps().last().is_some_and(|line| line.world_size == 1));
+    let run = run.finished();
+    assert_nothing_was_lost(&run, &undisturbed);
+    let history = run.history();
+    let planned = history.iter().find(|change| !change.left.is_empty()).expect("three left");
+    assert!(planned.left.len() == 3 && planned.lost.is_empty(), "{planned:?}");
+    println!("{} generations; the slowest change took {:.3} s", history.len(), slowest(&run));
+}
+
+#[test]
+fn a_stopped_worker_is_left_behind_and_joins_again_when_it_wakes() {
+    let _alone = alone();
+    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
+    let run = Run::of("frozen", &manifest(), &["--workers", "2"]);
+    run.wait_for_step(50);
+    let frozen = run.trainers("worker", "worker-1")[0];
+    kill_process(frozen, Signal::STOP).expect("it is alive");
+    wait_for("the other one alone", || run.steps().last().is_some_and(|line| line.world_size == 1));
+    kill_process(frozen, Signal::CONT).expect("it is alive");
+    wait_for("both", || run.steps().last().is_some_and(|line| line.world_size == 2));
+    assert_eq!(run.trainers("worker", "worker-1"), [frozen], "the same process");
+    let run = run.finished();
+    assert_nothing_was_lost(&run, &undisturbed);
+    let lost = run.history().into_iter().flat_map(|change| change.lost).map(|gone| gone.reason).collect::<Vec<_>>();
+    assert_eq!(lost, ["sent nothing for 2.5 s"]);
+}
+
+#[test]
+fn a_worker_that_is_asked_to_stop_leaves_after_a_step_and_is_replaced() {
+    let _alone = alone();
+    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
+    let run = Run::of("asked", &manifest(), &["--workers", "2"]);
+    run.wait_for_step(50);
+    kill_process(run.trainers("worker", "worker-0")[0], Signal::TERM).expect("it is alive");
+    wait_for("the other one alone", || run.history().iter().any(|change| !change.left.is_empty()));
+    wait_for("both again", || run.steps().last().is_some_and(|line| line.generation > 2 && line.world_size == 2));
+    let run = run.finished();
+    assert_nothing_was_lost(&run, &undisturbed);
+    assert!(run.steps().iter().all(|line| line.loss.is_some()), "every step was seen by all");
+    assert!(run.history().iter().all(|change| change.lost.is_empty()), "{:?}", run.history());
+}
+
+#[test]
+fn when_all_are_lost_the_newest_checkpoint_is_taken_and_that_is_told() {
+    let _alone = alone();
+    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
+    let run = Run::of("all", &manifest(), &["--workers", "2"]);
+    run.wait_for_checkpoint();
+    run.trainers("worker", "").into_iter().for_each(kill);
+    run.wait_for_generation(2);
+    let run = run.finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, STEPS);
+    assert!(run.history()[1].rollback && run.history()[1].step > 0, "{:?}", run.history());
+    assert!(run.model() == undisturbed.model(), "the weights differ");
+}
+
+fn slowest(run: &Run) -> f64 {
+    run.history().iter().map(|change| change.seconds).fold(0.0, f64::max)
+}

@@ -1,0 +1,230 @@
+//! How a group ends, and what it leaves behind: its result, its progress, its checkpoints.
+
+use std::time::Duration;
+
+use lockstep_elastic::{
+    CheckpointMark, Digest, Message, Outcome,
+    coordinator::{Command, DRAIN_LIMIT, Event},
+};
+
+use super::{Store, Table, asked, committed, end, finished, original, replacement, sent, state};
+use crate::given::{ms, pod};
+
+fn mark(step: u64) -> CheckpointMark {
+    CheckpointMark { step, manifest_digest: Digest::of(b"manifest") }
+}
+
+#[test]
+fn the_group_is_finished_when_all_are_and_only_then_released() {
+    let mut table = Table::running(2, 1);
+    assert!(table.says(0, finished(b"model")).is_empty());
+    let commands = table.says(1, Message::Finished { step: 90, digest: Digest::of(b"model"), payload: vec![7] });
+    for member in 0..2 {
+        assert_eq!(sent(&commands, member), [&Message::Release]);
+    }
+    assert_eq!(end(&commands), Some(&Outcome::Finished { step: 90, digest: Digest::of(b"model"), payload: vec![7] }));
+    assert!(table.says(0, Message::Heartbeat).is_empty(), "nothing happens after the end");
+}
+
+#[test]
+fn a_member_may_go_after_its_last_word() {
+    let mut table = Table::running(2, 2);
+    table.says(0, finished(b"model"));
+    assert_eq!(table.closes(0), []);
+    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+}
+
+#[test]
+fn different_final_models_are_fatal_and_both_members_are_named() {
+    let mut table = Table::running(2, 1);
+    table.says(0, finished(b"model"));
+    let commands = table.says(1, finished(b"another"));
+    let Some(Outcome::Fatal { message, .. }) = end(&commands) else { panic!("{commands:?}") };
+    assert!(message.contains("x-worker-0") && message.contains("x-worker-1"), "{message}");
+    assert!(matches!(sent(&commands, 0).as_slice(), [Message::Abort { .. }]));
+}
+
+#[test]
+fn once_the_member_that_reports_told_the_result_a_loss_does_not_matter() {
+    let mut table = Table::running(3, 3);
+    table.says(0, finished(b"model"));
+    table.says(1, finished(b"model"));
+    assert!(matches!(end(&table.closes(2)), Some(Outcome::Finished { step: 90, .. })));
+}
+
+#[test]
+fn whoever_is_left_tells_the_result_once_more_when_the_member_that_reports_is_lost_before_its_word() {
+    let mut table = Table::running(3, 3);
+    table.says(1, finished(b"model"));
+    table.says(2, finished(b"model"));
+    assert_eq!(asked(&table.closes(0)), [(1, 2, false), (2, 2, false)], "although three are needed to train");
+    table.reports(1, Some(1), state(90));
+    assert_eq!(committed(&table.reports(2, Some(1), state(90))).0, [1, 2]);
+    table.says(1, finished(b"model"));
+    assert!(matches!(end(&table.says(2, finished(b"model"))), Some(Outcome::Finished { .. })));
+}
+
+#[test]
+fn the_member_that_reports_is_the_first_that_did_not_copy_the_state() {
+    for (lost, finishes) in [(10, true), (1, false)] {
+        let mut table = Table::running(3, 2);
+        table.greets(10, replacement(0));
+        table.reports(10, None, state(4));
+        table.reports(1, Some(1), state(5));
+        table.reports(2, Some(1), state(5));
+        for member in [1, 2, 10] {
+            if member != lost {
+                assert_eq!(end(&table.says(member, finished(b"model"))), None);
+            }
+        }
+        let commands = table.closes(lost);
+        assert_eq!(end(&commands).is_some(), finishes, "without the one on connection {lost}");
+    }
+}
+
+#[test]
+fn a_result_that_is_told_while_too_few_are_left_to_train_ends_the_pause() {
+    let mut table = Table::running(2, 2);
+    table.closes(0);
+    assert_eq!(asked(&table.says(1, finished(b"model"))), [(1, 2, false)]);
+    assert_eq!(committed(&table.reports(1, Some(1), state(90))).0, [1]);
+    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+}
+
+#[test]
+fn a_loss_while_another_is_still_on_its_last_step_takes_one_more_generation() {
+    let mut table = Table::running(3, 3);
+    table.says(0, finished(b"model"));
+    assert_eq!(asked(&table.closes(2)), [(0, 2, false), (1, 2, false)]);
+    table.reports(0, Some(1), state(90));
+    let (_, active) = committed(&table.reports(1, Some(1), state(89)));
+    assert_eq!((active.base_step, active.sources), (90, vec![0]));
+    table.says(0, finished(b"model"));
+    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+}
+
+#[test]
+fn where_the_result_was_lost_with_all_who_had_it_training_needs_enough_members_again() {
+    let mut table = Table::running(2, 2);
+    table.says(1, finished(b"model"));
+    table.closes(0);
+    table.closes(1);
+    assert_eq!(asked(&table.greets(10, replacement(0))), [(10, 3, false)]);
+    table.greets(11, replacement(1));
+    table.reports(10, None, state(80));
+    let (_, active) = committed(&table.reports(11, None, state(80)));
+    assert!(active.rollback);
+    table.closes(11);
+    assert_eq!(table.wait(Duration::from_secs(5), &[10]), [], "one alone does not train");
+}
+
+#[test]
+fn a_fatal_error_of_one_ends_all_and_is_acknowledged() {
+    let mut table = Table::running(2, 1);
+    let commands = table.says(1, Message::Fatal { message: "labels out of range".into() });
+    assert_eq!(sent(&commands, 0), [&Message::Abort { reason: "x-worker-1 failed: labels out of range".into() }]);
+    assert_eq!(sent(&commands, 1), [&Message::Release]);
+    let fatal = Outcome::Fatal { member: original(1).member, message: "labels out of range".into() };
+    assert_eq!(end(&commands), Some(&fatal));
+}
+
+#[test]
+fn a_fatal_error_ends_all_while_the_group_changes_too() {
+    let mut table = Table::running(3, 1);
+    table.closes(2);
+    let commands = table.says(1, Message::Fatal { message: "labels out of range".into() });
+    assert!(matches!(end(&commands), Some(Outcome::Fatal { member, .. }) if member.pod == pod(1)), "{commands:?}");
+}
+
+#[test]
+fn a_group_that_trains_does_without_the_store_until_it_is_back() {
+    let mut table = Table::running(2, 1);
+    table.store = Store::IsAway;
+    assert_eq!(table.says(0, Message::Checkpoint(mark(20))), []);
+    assert_eq!(table.wait(Duration::from_secs(60), &[0, 1]), []);
+    table.store = Store::Agrees;
+    assert_eq!(table.wait(Duration::from_secs(10), &[0, 1]), []);
+    assert_eq!(table.record().last_durable_checkpoint, Some(mark(20)));
+}
+
+#[test]
+fn the_result_does_not_wait_for_a_store_that_is_away() {
+    let mut table = Table::running(2, 1);
+    table.store = Store::IsAway;
+    table.says(0, Message::Checkpoint(mark(20)));
+    table.says(0, finished(b"model"));
+    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+}
+
+#[test]
+fn a_checkpoint_enters_the_record_and_an_older_one_does_not_replace_it() {
+    let mut table = Table::running(2, 1);
+    table.says(0, Message::Checkpoint(mark(20)));
+    table.says(1, Message::Checkpoint(mark(10)));
+    assert_eq!(table.record().last_durable_checkpoint, Some(mark(20)));
+}
+
+#[test]
+fn a_checkpoint_that_comes_while_the_group_changes_is_recorded_afterwards() {
+    let mut table = Table::running(3, 1);
+    table.closes(2);
+    table.says(0, Message::Checkpoint(mark(20)));
+    assert_eq!(table.record().last_durable_checkpoint, None);
+    table.reports(0, Some(1), state(20));
+    table.reports(1, Some(1), state(20));
+    assert_eq!(table.record().last_durable_checkpoint, Some(mark(20)));
+    assert_eq!(table.record().active.map(|active| active.generation), Some(2));
+}
+
+#[test]
+fn only_newer_progress_is_published() {
+    let mut table = Table::running(2, 1);
+    let progress = |step| Message::Progress { step, payload: vec![1] };
+    for (who, step, expected) in [(0, 5, true), (0, 4, false), (1, 6, true), (0, 5, false), (0, 7, true)] {
+        let published = table.says(who, progress(step)).iter().any(|c| matches!(c, Command::Publish { .. }));
+        assert_eq!(published, expected, "member {who} at step {step}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_nobody_trains_with_stops_at_once() {
+    assert_eq!(end(&Table::new(2).handle(Event::Stop)), Some(&Outcome::Stopped));
+
+    let mut gathering = Table::new(2);
+    gathering.greets(0, original(0));
+    assert_eq!(end(&gathering.handle(Event::Stop)), Some(&Outcome::Stopped));
+
+    let mut deserted = Table::running(1, 1);
+    deserted.closes(0);
+    assert_eq!(end(&deserted.handle(Event::Stop)), Some(&Outcome::Stopped));
+}
+
+#[test]
+fn a_coordinator_whose_group_changes_or_pauses_stops_after_a_while_and_aborts_nobody() {
+    for least in [1, 2] {
+        let mut table = Table::running(2, least);
+        table.closes(1);
+        assert_eq!(end(&table.handle(Event::Stop)), None);
+        let commands = table.wait(DRAIN_LIMIT + ms(500), &[0]);
+        let aborted = commands.iter().any(|c| matches!(c, Command::Send(_, Message::Abort { .. })));
+        assert_eq!((end(&commands), aborted), (Some(&Outcome::Stopped), false), "at least {least}");
+    }
+}
+
+#[test]
+fn a_coordinator_with_a_group_lets_it_drain_for_a_while() {
+    let mut drained = Table::running(1, 1);
+    assert_eq!(end(&drained.handle(Event::Stop)), None);
+    assert_eq!(end(&drained.says(0, Message::Drained { step: 8 })), Some(&Outcome::Drained { step: 8 }));
+
+    let mut abandoned = Table::running(1, 1);
+    abandoned.handle(Event::Stop);
+    assert_eq!(end(&abandoned.wait(DRAIN_LIMIT + ms(500), &[0])), Some(&Outcome::Stopped));
+}
+
+#[test]
+fn of_members_that_drained_at_different_steps_the_furthest_counts() {
+    let mut table = Table::running(2, 1);
+    table.says(0, Message::Drained { step: 9 });
+    assert_eq!(end(&table.says(1, Message::Drained { step: 8 })), Some(&Outcome::Drained { step: 9 }));
+}

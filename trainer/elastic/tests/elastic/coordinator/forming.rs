@@ -1,0 +1,246 @@
+//! Who is let in, and how the first group comes about.
+
+use lockstep_elastic::{
+    Digest, Hello, Message, Outcome, State,
+    coordinator::{Command, Config, Connection, Event, RETURN_LIMIT, START_LIMIT, Stage},
+    message::FrameError,
+};
+
+use super::{
+    CLOSED, Store, Table, asked, change, committed, end, hellos, is_committed, original, replacement, sent, state,
+};
+use crate::given::{NOTHING, SAMPLER, config, hello, ms, pod};
+
+fn refusal(commands: &[Command], to: u64) -> String {
+    match sent(commands, to).as_slice() {
+        [Message::Refuse { reason }] => reason.clone(),
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+#[test]
+fn the_first_group_is_generation_one_with_ranks_in_pod_order() {
+    let mut table = Table::new(11);
+    let commands = table.form(&hellos(11), NOTHING);
+    let (connections, active) = committed(&commands);
+    assert_eq!(connections, (0..11).collect::<Vec<_>>());
+    assert_eq!((active.generation, active.members[10].pod.as_str()), (1, "x-worker-10"));
+    assert_eq!((active.base_step, active.base_digest, active.sampler), (0, Digest::NONE, SAMPLER));
+    assert_eq!((active.sources.len(), active.rollback), (11, false));
+    assert_eq!(change(&commands).joined, (0..11).map(pod).collect::<Vec<_>>());
+    assert_eq!(table.record().active, Some(active));
+}
+
+#[test]
+fn a_generation_is_prepared_only_after_it_was_allocated() {
+    let mut table = Table::new(1);
+    table.store = Store::IsSlow;
+    assert_eq!(table.greets(0, original(0)), []);
+    assert_eq!(asked(&table.store_answers()), [(0, 1, false)]);
+}
+
+#[test]
+fn nobody_is_committed_before_the_membership_is_recorded() {
+    let mut table = Table::new(1);
+    table.greets(0, original(0));
+    table.store = Store::IsSlow;
+    assert_eq!(table.reports(0, None, NOTHING), []);
+    assert!(is_committed(&table.store_answers()));
+}
+
+#[test]
+fn the_first_group_waits_for_all_and_after_a_while_for_enough() {
+    let later = START_LIMIT + ms(500);
+    for (here, waited, forms) in
+        [(4, ms(0), true), (3, START_LIMIT - ms(500), false), (3, later, true), (2, later, true), (1, later, false)]
+    {
+        let mut table = Table::with(Config { least: 2, ..config(4) }, None);
+        let connections: Vec<u64> = (0..here).collect();
+        let mut commands: Vec<_> =
+            connections.iter().flat_map(|member| table.greets(*member, original(*member as usize))).collect();
+        commands.extend(table.wait(waited, &connections));
+        assert_eq!(!asked(&commands).is_empty(), forms, "{here} of 4 after {waited:?}");
+    }
+}
+
+#[test]
+fn more_pods_than_replicas_are_not_waited_for() {
+    let mut table = Table::with(Config { replicas: 2, least: 2, ..config(4) }, None);
+    table.greets(1, original(1));
+    assert_eq!(asked(&table.greets(3, original(3))), [(1, 1, false), (3, 1, false)]);
+}
+
+#[test]
+fn the_missing_worker_is_named() {
+    let mut table = Table::new(4);
+    for member in [0, 1, 3] {
+        table.greets(member, original(member as usize));
+    }
+    assert_eq!(table.status(), "waiting for x-worker-2, with 3 workers here");
+    table.closes(0);
+    assert_eq!(table.status(), "waiting for 2 workers: x-worker-0, x-worker-2");
+}
+
+#[test]
+fn whoever_does_not_belong_is_refused_by_name_and_harms_nobody() {
+    let other_job = Hello { job: "other".into(), ..hello(1, 1) };
+    let other_attempt = Hello { attempt: 7, ..hello(1, 1) };
+    let other_workload = Hello { workload: Digest::of(b"mlp"), ..hello(1, 1) };
+    let other_data = Hello { data: Digest::of(b"mnist"), ..hello(1, 1) };
+    let (lenet, mlp) = (format!("{:.12}", Digest::of(b"lenet")), format!("{:.12}", Digest::of(b"mlp")));
+    let (glyphs, mnist) = (format!("{:.12}", Digest::of(b"glyphs")), format!("{:.12}", Digest::of(b"mnist")));
+    for (stranger, names) in [
+        (other_job, vec!["other", "uid"]),
+        (other_attempt, vec!["attempt is 7"]),
+        (hello(5, 1), vec!["x-worker-5"]),
+        (other_workload, vec!["x-worker-0", "x-worker-1", &lenet, &mlp]),
+        (other_data, vec!["x-worker-0", "x-worker-1", &glyphs, &mnist]),
+    ] {
+        let mut table = Table::new(2);
+        table.greets(0, original(0));
+        let commands = table.greets(9, stranger);
+        let reason = refusal(&commands, 9);
+        assert!(names.iter().all(|name| reason.contains(name)), "{names:?} in {reason}");
+        assert!(commands.contains(&Command::Close(Connection(9))));
+        assert_eq!(committed(&table.form(&hellos(2), NOTHING)).1.generation, 1);
+    }
+}
+
+#[test]
+fn another_protocol_version_is_refused_by_name() {
+    let commands = Table::new(2).handle(Event::Garbled(Connection(4), FrameError::Version { theirs: 9 }));
+    assert!(refusal(&commands, 4).contains("version 9"));
+    assert!(commands.contains(&Command::Close(Connection(4))));
+}
+
+#[test]
+fn whoever_speaks_before_it_says_who_it_is_is_cut_off() {
+    assert_eq!(Table::new(2).says(4, Message::Heartbeat), [Command::Close(Connection(4))]);
+}
+
+#[test]
+fn a_sign_of_life_is_answered_with_another() {
+    let mut table = Table::new(2);
+    table.greets(0, original(0));
+    assert_eq!(sent(&table.says(0, Message::Heartbeat), 0), [&Message::Heartbeat]);
+}
+
+#[test]
+fn a_new_process_replaces_the_old_one_while_the_group_forms() {
+    let mut table = Table::new(2);
+    table.greets(0, original(0));
+    let commands = table.greets(10, replacement(0));
+    assert!(matches!(sent(&commands, 0).as_slice(), [Message::Abort { .. }]), "{commands:?}");
+    assert!(commands.contains(&Command::Close(Connection(0))));
+    table.greets(1, original(1));
+    table.reports(10, None, NOTHING);
+    let (connections, active) = committed(&table.reports(1, None, NOTHING));
+    assert_eq!((connections, active.members[0].id()), (vec![10, 1], replacement(0).member));
+}
+
+#[test]
+fn a_member_that_goes_before_the_commit_is_waited_for_under_a_new_generation() {
+    let mut table = Table::new(2);
+    table.greets(0, original(0));
+    table.greets(1, original(1));
+    table.reports(0, None, NOTHING);
+    assert_eq!(table.closes(1), []);
+    assert_eq!(table.stage(), Stage::Gathering);
+    assert_eq!(asked(&table.greets(11, replacement(1))), [(0, 2, false), (11, 2, false)]);
+    table.reports(0, None, NOTHING);
+    assert_eq!(committed(&table.reports(11, None, NOTHING)).1.generation, 2);
+}
+
+#[test]
+fn a_report_for_an_older_generation_counts_nothing_and_is_asked_for_again() {
+    let mut table = Table::new(2);
+    table.greets(0, original(0));
+    table.greets(1, original(1));
+    table.closes(1);
+    table.reports(0, None, NOTHING);
+    table.greets(11, replacement(1));
+    table.reports(11, None, NOTHING);
+    let old = lockstep_elastic::Report { generation: 1, entered_generation: None, state: Some(NOTHING) };
+    let commands = table.says(0, Message::Report(old));
+    assert_eq!((asked(&commands), is_committed(&commands)), (vec![(0, 2, false)], false));
+}
+
+#[test]
+fn a_member_that_goes_while_the_membership_is_stored_is_lost_from_it() {
+    let mut table = Table::with(Config { least: 1, ..config(2) }, None);
+    table.greets(0, original(0));
+    table.greets(1, original(1));
+    table.reports(0, None, NOTHING);
+    table.store = Store::IsSlow;
+    table.reports(1, None, NOTHING);
+    table.closes(1);
+    let commands = table.store_answers();
+    assert_eq!((committed(&commands).0, asked(&commands)), (vec![0], vec![(0, 2, false)]));
+    assert_eq!(change(&commands).lost, []);
+    let commands = table.reports(0, Some(1), NOTHING);
+    let lost = vec![(pod(1), "it went while the group was formed".to_owned())];
+    assert_eq!((committed(&commands).0, change(&commands).lost), (vec![0], lost));
+}
+
+#[test]
+fn a_member_of_the_last_group_that_goes_while_the_next_is_stored_is_told_as_lost_once() {
+    let mut table = Table::running(3, 1);
+    table.closes(2);
+    table.reports(0, Some(1), NOTHING);
+    table.store = Store::IsSlow;
+    table.reports(1, Some(1), NOTHING);
+    table.closes(1);
+    let commands = table.store_answers();
+    assert_eq!(change(&commands).lost, [(pod(2), CLOSED.to_owned())]);
+    let lost: Vec<_> = change(&table.reports(0, Some(2), NOTHING)).lost.into_iter().map(|(pod, _)| pod).collect();
+    assert_eq!(lost, [pod(1)]);
+}
+
+#[test]
+fn of_different_checkpoints_the_newest_counts_and_the_others_copy_it() {
+    let mut table = Table::new(3);
+    for member in 0..3 {
+        table.greets(member, original(member as usize));
+    }
+    table.reports(0, None, state(50));
+    table.reports(1, None, state(60));
+    let (_, active) = committed(&table.reports(2, None, state(60)));
+    assert_eq!((active.base_step, active.base_digest, active.sampler), (60, state(60).digest, state(60).sampler));
+    assert_eq!((active.sources, active.rollback), (vec![1, 2], false));
+}
+
+#[test]
+fn members_that_see_different_checkpoints_of_the_same_step_are_named_with_what_they_see() {
+    let other = State { digest: Digest::of(b"other"), ..state(50) };
+    let mut table = Table::new(2);
+    table.greets(0, original(0));
+    table.greets(1, original(1));
+    table.reports(0, None, state(50));
+    let commands = table.reports(1, None, other);
+    let Some(Outcome::Fatal { message, .. }) = end(&commands) else { panic!("{commands:?}") };
+    let (one, two) = (format!("{:.12}", state(50).digest), format!("{:.12}", other.digest));
+    for name in ["x-worker-0", "x-worker-1", "step 50", &one, &two] {
+        assert!(message.contains(name), "{name} in {message}");
+    }
+    assert!(matches!(sent(&commands, 1).as_slice(), [Message::Abort { .. }]), "{commands:?}");
+}
+
+#[test]
+fn a_later_attempt_begins_with_its_checkpoint_without_waiting_for_processes_that_are_gone() {
+    let record = Table::running(2, 2).record();
+    let mut table = Table::with(Config { attempt: 1, ..config(2) }, Some(record));
+    let hellos: Vec<_> = (0..2).map(|index| Hello { attempt: 1, ..replacement(index) }).collect();
+    let (_, active) = committed(&table.form(&hellos, state(50)));
+    assert_eq!((active.generation, active.attempt), (2, 1));
+    assert_eq!((active.base_step, active.sources, active.rollback), (50, vec![0, 1], true));
+    assert!(table.now < RETURN_LIMIT);
+}
+
+#[test]
+fn a_group_that_forms_ends_with_its_store() {
+    let mut table = Table::new(1);
+    table.store = Store::IsAway;
+    let commands = table.greets(0, original(0));
+    assert_eq!(end(&commands), Some(&Outcome::StoreFailed { message: "no answer".into() }));
+    assert!(matches!(sent(&commands, 0).as_slice(), [Message::Abort { .. }]), "{commands:?}");
+}

@@ -1,0 +1,294 @@
+//! What a loss does: the survivors go on from the last step that anybody did.
+
+use std::time::Duration;
+
+use lockstep_elastic::{
+    Message, Report,
+    coordinator::{Config, DEAD_AFTER, Event, RETURN_LIMIT, Stage},
+    member::REPEAT_AFTER,
+};
+
+use super::{
+    CLOSED, Store, Table, asked, broken, change, committed, end, is_committed, pods, replacement, returning, sent,
+    state,
+};
+use crate::given::{NOTHING, hello, ms, pod};
+
+#[test]
+fn a_loss_among_enough_is_followed_at_once_by_a_generation_of_the_survivors() {
+    let mut table = Table::running(3, 2);
+    let commands = table.closes(1);
+    assert_eq!(asked(&commands), [(0, 2, false), (2, 2, false)]);
+    assert_eq!(table.record().alloc_generation, 2);
+    table.reports(0, Some(1), state(5));
+    let commands = table.reports(2, Some(1), state(5));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, pods(&active)), (vec![0, 2], vec!["x-worker-0", "x-worker-2"]));
+    assert_eq!((active.generation, active.base_step, active.rollback), (2, 5, false));
+    let change = change(&commands);
+    assert_eq!((change.lost, change.left, change.joined), (vec![(pod(1), CLOSED.into())], vec![], vec![]));
+    assert_eq!(change.broken, None);
+    assert_eq!(table.record().active, Some(active));
+}
+
+#[test]
+fn all_start_from_the_most_advanced_survivor_and_whoever_holds_that_state_is_a_source() {
+    for (steps, base, sources) in [([5, 5, 5], 5, vec![0, 1, 2]), ([5, 6, 5], 6, vec![1]), ([6, 5, 6], 6, vec![0, 2])] {
+        let mut table = Table::running(4, 2);
+        table.closes(3);
+        let commands: Vec<_> =
+            (0..3).zip(steps).flat_map(|(member, step)| table.reports(member, Some(1), state(step))).collect();
+        let (_, active) = committed(&commands);
+        assert_eq!((active.base_step, active.base_digest), (base, state(base).digest), "{steps:?}");
+        assert_eq!((active.sampler, active.sources), (state(base).sampler, sources), "{steps:?}");
+    }
+}
+
+#[test]
+fn with_too_few_left_training_pauses_until_a_replacement_comes_and_copies_the_survivor() {
+    for newcomer_holds in [NOTHING, state(20), state(99)] {
+        let mut table = Table::running(2, 2);
+        assert_eq!(asked(&table.closes(1)), []);
+        assert_eq!(table.stage(), Stage::Gathering);
+        assert_eq!(table.wait(RETURN_LIMIT * 2, &[0]), []);
+        assert_eq!(asked(&table.greets(11, replacement(1))), [(0, 2, false), (11, 2, false)]);
+        table.reports(11, None, newcomer_holds);
+        let commands = table.reports(0, Some(1), state(30));
+        let (connections, active) = committed(&commands);
+        assert_eq!((connections, active.base_step), (vec![0, 11], 30), "beside {newcomer_holds:?}");
+        assert_eq!((active.sources, active.rollback), (vec![0], false), "beside {newcomer_holds:?}");
+        let change = change(&commands);
+        assert_eq!((change.lost, change.joined), (vec![(pod(1), CLOSED.into())], vec![pod(1)]));
+        assert!(change.took > RETURN_LIMIT * 2, "the pause counts: {:?}", change.took);
+    }
+}
+
+#[test]
+fn a_loss_during_the_pause_is_told_too() {
+    let mut table = Table::running(3, 3);
+    table.closes(1);
+    table.closes(2);
+    table.greets(11, replacement(1));
+    table.greets(12, replacement(2));
+    table.reports(11, None, NOTHING);
+    table.reports(12, None, NOTHING);
+    let lost = change(&table.reports(0, Some(1), state(4))).lost;
+    assert_eq!(lost, [(pod(1), CLOSED.into()), (pod(2), CLOSED.into())]);
+}
+
+#[test]
+fn whoever_does_not_report_is_asked_again() {
+    let mut table = Table::running(3, 2);
+    table.closes(2);
+    table.reports(0, Some(1), state(5));
+    assert_eq!(asked(&table.wait(REPEAT_AFTER + ms(100), &[0, 1])), [(1, 2, false)]);
+}
+
+#[test]
+fn a_loss_while_the_survivors_report_takes_that_one_out_of_the_same_generation() {
+    let mut table = Table::running(4, 2);
+    table.closes(3);
+    table.reports(0, Some(1), state(5));
+    table.reports(2, Some(1), state(6));
+    table.closes(2);
+    let commands = table.reports(1, Some(1), state(5));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, active.generation, active.base_step), (vec![0, 1], 2, 5));
+    assert_eq!(change(&commands).lost, [(pod(3), CLOSED.into()), (pod(2), CLOSED.into())]);
+}
+
+#[test]
+fn a_silent_member_is_suspected_and_later_lost() {
+    let mut table = Table::running(2, 1);
+    assert_eq!(table.wait(Duration::from_secs(2), &[0]), []);
+    assert_eq!(table.coordinator.status(table.now).suspected, [pod(1)]);
+    assert_eq!(asked(&table.wait(DEAD_AFTER - Duration::from_secs(1), &[0])), [(0, 2, false)]);
+    let commands = table.reports(0, Some(1), state(5));
+    assert_eq!(change(&commands).lost, [(pod(1), "sent nothing for 2.5 s".to_owned())]);
+}
+
+#[test]
+fn a_member_that_was_only_slow_joins_again_and_holds_what_it_held() {
+    let mut table = Table::running(2, 1);
+    table.wait(DEAD_AFTER + ms(500), &[0]);
+    table.reports(0, Some(1), state(5));
+    table.greets(7, returning(1, 1, true));
+    assert_eq!(asked(&table.wait(ms(600), &[0, 7])), [(0, 3, true), (7, 3, false)]);
+    table.reports(7, Some(1), state(5));
+    let (connections, active) = committed(&table.reports(0, Some(2), state(5)));
+    assert_eq!((connections, active.sources), (vec![0, 7], vec![0]), "what it did before its loss is not trusted");
+}
+
+#[test]
+fn a_member_that_returns_before_the_next_generation_keeps_its_seat() {
+    let mut table = Table::running(2, 2);
+    table.closes(1);
+    assert_eq!(asked(&table.greets(7, returning(1, 1, false))), [(0, 2, false), (7, 2, false)]);
+    table.reports(7, Some(1), state(6));
+    let commands = table.reports(0, Some(1), state(5));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, active.base_step, active.sources), (vec![0, 7], 6, vec![1]));
+    assert_eq!(change(&commands).joined, Vec::<String>::new());
+}
+
+#[test]
+fn a_coordinator_that_slept_blames_nobody() {
+    let mut table = Table::running(2, 1);
+    table.now += DEAD_AFTER * 3;
+    assert_eq!(table.handle(Event::Tick), []);
+    assert_eq!(table.wait(Duration::from_secs(5), &[0, 1]), []);
+}
+
+#[test]
+fn a_new_process_of_a_member_means_that_the_old_one_is_lost_and_takes_its_seat() {
+    let mut table = Table::running(2, 2);
+    let commands = table.greets(11, replacement(1));
+    assert!(matches!(sent(&commands, 1).as_slice(), [Message::Abort { .. }]), "{commands:?}");
+    assert_eq!(asked(&commands), [(0, 2, false), (11, 2, false)]);
+    table.reports(11, None, NOTHING);
+    let commands = table.reports(0, Some(1), state(5));
+    assert_eq!((committed(&commands).0, committed(&commands).1.sources), (vec![0, 11], vec![0]));
+    let change = change(&commands);
+    assert!(change.lost[0].1.contains("replaced by a new process of x-worker-1"), "{:?}", change.lost);
+    assert_eq!(change.joined, [pod(1)]);
+}
+
+#[test]
+fn a_group_that_broke_without_a_loss_is_formed_again_of_the_same_members() {
+    let mut table = Table::running(3, 2);
+    assert_eq!(asked(&table.says(0, broken(1))), [(0, 2, false), (1, 2, false), (2, 2, false)]);
+    for member in 0..2 {
+        table.reports(member, Some(1), state(5));
+    }
+    let commands = table.reports(2, Some(1), state(5));
+    assert_eq!(committed(&commands).0, [0, 1, 2]);
+    let change = change(&commands);
+    assert_eq!((change.lost, change.broken.as_deref()), (vec![], Some("x-worker-0: rank 2 hung up")));
+}
+
+#[test]
+fn what_broke_in_an_older_generation_is_of_no_interest() {
+    let mut table = Table::running(2, 1);
+    assert_eq!(table.says(0, broken(7)), []);
+    table.closes(1);
+    table.reports(0, Some(1), state(5));
+    assert_eq!(table.says(0, broken(1)), []);
+}
+
+#[test]
+fn a_group_that_breaks_again_and_again_without_a_step_is_formed_after_growing_pauses() {
+    let mut table = Table::running(2, 2);
+    let mut breaks = |step: Option<u64>| {
+        let generation = table.record().alloc_generation;
+        if let Some(step) = step {
+            table.says(0, Message::Progress { step, payload: vec![] });
+        }
+        let begun = table.now;
+        let mut commands = table.says(1, broken(generation));
+        while asked(&commands).is_empty() {
+            commands = table.wait(ms(50), &[0, 1]);
+        }
+        let paused = table.now - begun;
+        table.reports(0, Some(generation), state(5));
+        table.reports(1, Some(generation), state(5));
+        paused
+    };
+    let pauses: Vec<_> = (0..4).map(|_| breaks(None)).collect();
+    for (paused, expected) in pauses.iter().zip([0, 250, 500, 1000]) {
+        assert!(*paused >= ms(expected) && *paused < ms(expected + 100), "{pauses:?}");
+    }
+    assert!((0..6).map(|_| breaks(None)).all(|paused| paused < Duration::from_secs(11)), "pauses have a limit");
+    assert!(breaks(Some(6)) < ms(100), "a step starts it over");
+}
+
+#[test]
+fn a_state_that_was_being_copied_is_no_source() {
+    let mut table = Table::running(3, 2);
+    table.closes(2);
+    let copying = Report { generation: 2, entered_generation: Some(1), state: None };
+    table.says(0, Message::Report(copying));
+    let (_, active) = committed(&table.reports(1, Some(1), state(5)));
+    assert_eq!((active.base_step, active.sources), (5, vec![1]));
+}
+
+/// A group whose processes were all lost at step 30, the last one while it was asked.
+fn deserted() -> Table {
+    let mut table = Table::running(2, 1);
+    table.closes(0);
+    table.closes(1);
+    assert_eq!(table.stage(), Stage::Gathering);
+    table
+}
+
+#[test]
+fn once_all_were_replaced_by_new_processes_they_roll_back_to_their_checkpoint_and_say_so() {
+    let mut table = deserted();
+    table.greets(10, replacement(0));
+    assert!(!is_committed(&table.reports(10, None, state(20))), "the other one may come back with more");
+    table.greets(11, replacement(1));
+    let commands = table.reports(11, None, state(20));
+    let (_, active) = committed(&commands);
+    assert_eq!(table.record().active.as_ref(), Some(&active));
+    assert_eq!((active.base_step, active.sources, active.rollback), (20, vec![0, 1], true));
+}
+
+#[test]
+fn a_process_that_may_hold_the_last_steps_is_waited_for_and_then_given_up() {
+    let mut table = deserted();
+    table.greets(10, replacement(0));
+    table.reports(10, None, state(20));
+    assert_eq!(table.wait(RETURN_LIMIT - ms(500), &[10]), []);
+    let (connections, active) = committed(&table.wait(Duration::from_secs(1), &[10]));
+    assert_eq!((connections, active.base_step, active.rollback), (vec![10], 20, true));
+}
+
+#[test]
+fn a_process_that_returns_with_the_last_steps_saves_them() {
+    let mut table = deserted();
+    table.greets(10, replacement(0));
+    table.reports(10, None, state(20));
+    table.wait(RETURN_LIMIT / 2, &[10]);
+    assert_eq!(asked(&table.greets(1, returning(1, 1, true))), [(1, 3, false)]);
+    let (_, active) = committed(&table.reports(1, Some(1), state(30)));
+    assert_eq!((active.base_step, active.sources, active.rollback), (30, vec![1], false));
+}
+
+#[test]
+fn a_process_that_took_part_long_ago_is_no_source_however_many_steps_it_did() {
+    let mut table = Table::running(2, 1);
+    table.closes(1);
+    table.reports(0, Some(1), state(5));
+    table.closes(0);
+    table.greets(1, returning(1, 1, true));
+    assert!(!is_committed(&table.reports(1, Some(1), state(6))), "generation 2 may have gone on from step 5");
+    table.greets(0, lockstep_elastic::Hello { committed_generation: Some(2), ..hello(0, 100) });
+    let (_, active) = committed(&table.reports(0, Some(2), state(5)));
+    assert_eq!((active.base_step, active.sources, active.rollback), (5, vec![0], false));
+}
+
+#[test]
+fn a_group_that_changes_ends_with_its_store() {
+    let mut table = Table::running(2, 1);
+    table.store = Store::IsAway;
+    assert!(end(&table.closes(1)).is_some());
+}
+
+#[test]
+fn a_pause_is_shown_with_who_is_missing() {
+    let mut table = Table::running(3, 3);
+    table.closes(1);
+    assert_eq!(table.status(), "waiting for x-worker-1, with 2 workers here");
+}
+
+#[test]
+fn pods_that_were_never_here_may_replace_those_that_are_lost() {
+    let config = Config { replicas: 2, least: 2, ..crate::given::config(3) };
+    let mut table = Table::with(config, None);
+    table.form(&super::hellos(2), NOTHING);
+    table.closes(0);
+    table.greets(2, super::original(2));
+    table.reports(2, None, NOTHING);
+    let commands = table.reports(1, Some(1), state(5));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, active.sources, change(&commands).joined), (vec![1, 2], vec![0], vec![pod(2)]));
+}

@@ -1,0 +1,320 @@
+//! Changes without a loss: who joins, who leaves, and what may come in between.
+
+use lockstep_elastic::{
+    Message, Outcome,
+    coordinator::{Command, Config, Connection, JOIN_WINDOW, Stage},
+};
+
+use super::{
+    CLOSED, Store, Table, asked, broken, change, committed, end, finished, hellos, is_committed, leave, original, pods,
+    replacement, sent, state,
+};
+use crate::given::{NOTHING, config, ms, pod};
+
+/// A group of `members`, of which `least` are needed, where as many again may join.
+fn elastic(members: usize, least: usize) -> Table {
+    let config = Config { replicas: members, least, ..config(2 * members) };
+    let mut table = Table::with(config, None);
+    table.form(&hellos(members), NOTHING);
+    assert_eq!(table.stage(), Stage::Running);
+    table
+}
+
+/// Two members at step 5, asked to let a third one in.
+fn letting_in() -> Table {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, false)]);
+    table.reports(2, None, NOTHING);
+    table
+}
+
+#[test]
+fn a_newcomer_is_let_in_by_one_planned_change_after_the_window() {
+    let mut table = elastic(2, 2);
+    assert_eq!(table.greets(2, original(2)), []);
+    assert_eq!(table.wait(JOIN_WINDOW - ms(100), &[0, 1, 2]), [], "others may come");
+    assert_eq!(asked(&table.wait(ms(200), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, false)]);
+    table.reports(2, None, NOTHING);
+    table.reports(0, Some(1), state(5));
+    let commands = table.reports(1, Some(1), state(5));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, active.base_step, active.sources), (vec![0, 1, 2], 5, vec![0, 1]));
+    let change = change(&commands);
+    assert_eq!((change.joined, change.lost, change.left), (vec![pod(2)], vec![], vec![]));
+    assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "nothing is left to do");
+}
+
+#[test]
+fn several_wishes_become_one_change() {
+    let mut table = elastic(3, 2);
+    table.greets(4, original(4));
+    table.wait(JOIN_WINDOW / 3, &[0, 1, 2, 4]);
+    table.greets(3, original(3));
+    table.says(1, leave());
+    let everybody = [0, 1, 2, 3, 4];
+    let commands = table.wait(JOIN_WINDOW, &everybody);
+    assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true), (3, 2, false), (4, 2, false)]);
+    let mut commands = Vec::new();
+    for member in everybody {
+        commands = table.reports(member, (member < 3).then_some(1), if member < 3 { state(5) } else { NOTHING });
+    }
+    assert_eq!(committed(&commands).0, [0, 2, 3, 4]);
+    let change = change(&commands);
+    assert_eq!((change.joined, change.left), (vec![pod(3), pod(4)], vec![(pod(1), "SIGTERM".into())]));
+}
+
+#[test]
+fn a_newcomer_that_says_hello_again_and_again_delays_nothing() {
+    let mut table = elastic(2, 2);
+    let mut commands = Vec::new();
+    for _ in 0..6 {
+        commands.extend(table.greets(2, original(2)));
+        commands.extend(table.wait(ms(100), &[0, 1]));
+    }
+    assert!(asked(&commands).contains(&(0, 2, true)), "{commands:?}");
+}
+
+#[test]
+fn a_newcomer_that_went_before_it_was_let_in_changes_nothing() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    table.closes(2);
+    assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1]), []);
+}
+
+#[test]
+fn whoever_has_to_go_is_released_once_the_others_go_on_without_it() {
+    let mut table = Table::running(3, 2);
+    table.says(1, leave());
+    assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, true)]);
+    table.reports(0, Some(1), state(5));
+    table.reports(1, Some(1), state(5));
+    let commands = table.reports(2, Some(1), state(5));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, pods(&active)), (vec![0, 2], vec!["x-worker-0", "x-worker-2"]));
+    assert_eq!((active.base_step, active.sources), (5, vec![0, 1]));
+    assert_eq!(sent(&commands, 1), [&Message::Release]);
+    assert!(commands.contains(&Command::Close(Connection(1))));
+    let change = change(&commands);
+    assert_eq!((change.left, change.lost), (vec![(pod(1), "SIGTERM".into())], vec![]));
+    assert_eq!(table.closes(1), [], "that is no loss any more");
+}
+
+#[test]
+fn a_loss_meanwhile_lets_the_leaver_go_with_the_same_change() {
+    let mut table = Table::running(3, 1);
+    table.says(1, leave());
+    assert_eq!(asked(&table.closes(2)), [(0, 2, false), (1, 2, false)]);
+    table.reports(1, Some(1), state(5));
+    let commands = table.reports(0, Some(1), state(5));
+    assert_eq!((committed(&commands).0, sent(&commands, 1)), (vec![0], vec![&Message::Release]));
+    let change = change(&commands);
+    assert_eq!((change.left, change.lost), (vec![(pod(1), "SIGTERM".into())], vec![(pod(2), CLOSED.into())]));
+}
+
+#[test]
+fn where_too_few_can_stay_all_drain_together() {
+    let mut table = Table::running(3, 2);
+    table.says(1, leave());
+    let commands = table.says(2, leave());
+    let drain = Message::Drain { reason: "x-worker-1 has to go: SIGTERM; x-worker-2 has to go: SIGTERM".into() };
+    for member in 0..3 {
+        assert_eq!(sent(&commands, member), [&drain]);
+    }
+    assert_eq!(table.wait(JOIN_WINDOW * 2, &[0, 1, 2]), [], "there is nothing to plan");
+    table.says(0, Message::Drained { step: 30 });
+    table.says(1, Message::Drained { step: 30 });
+    assert_eq!(end(&table.says(2, Message::Drained { step: 30 })), Some(&Outcome::Drained { step: 30 }));
+}
+
+#[test]
+fn whoever_asks_to_leave_again_is_told_again_that_all_drain() {
+    let mut table = Table::running(2, 2);
+    table.says(1, leave());
+    let drain = Message::Drain { reason: "x-worker-1 has to go: SIGTERM".into() };
+    assert_eq!(sent(&table.says(1, leave()), 1), [&drain]);
+}
+
+#[test]
+fn a_loss_while_all_drain_leaves_the_survivors_to_drain_however_few() {
+    let mut table = Table::running(2, 2);
+    table.says(1, leave());
+    assert_eq!(asked(&table.closes(0)), [(1, 2, false)]);
+    let commands = table.reports(1, Some(1), state(5));
+    assert!(matches!(sent(&commands, 1).as_slice(), [Message::Commit { .. }, Message::Drain { .. }]), "{commands:?}");
+    assert_eq!(end(&table.says(1, Message::Drained { step: 5 })), Some(&Outcome::Drained { step: 5 }));
+}
+
+#[test]
+fn a_newcomer_may_take_the_place_of_whoever_has_to_go() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    assert_eq!(table.says(1, leave()), [], "enough can stay");
+    table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
+    table.reports(2, None, NOTHING);
+    table.reports(1, Some(1), state(5));
+    let (connections, active) = committed(&table.reports(0, Some(1), state(5)));
+    assert_eq!((connections, active.sources), (vec![0, 2], vec![0]));
+}
+
+/// Member 0 alone holds step 5 and has to go; a newcomer is here, and both are asked for generation 2.
+fn handing_over() -> Table {
+    let mut table = Table::running(2, 1);
+    table.store = Store::IsSlow;
+    table.closes(1);
+    table.greets(11, replacement(1));
+    table.says(0, leave());
+    assert_eq!(asked(&table.store_answers()), [(0, 2, false), (11, 2, false)]);
+    table
+}
+
+#[test]
+fn whoever_alone_holds_the_state_hands_it_over_before_it_goes() {
+    let mut table = handing_over();
+    table.reports(11, None, NOTHING);
+    let commands = table.reports(0, Some(1), state(5));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, active.base_step, active.sources), (vec![0, 11], 5, vec![0]));
+    assert!(!sent(&commands, 0).contains(&&Message::Release), "{commands:?}");
+    assert_eq!(change(&commands).left, []);
+    assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &[0, 11])), [(0, 3, true), (11, 3, true)]);
+    table.reports(0, Some(2), state(6));
+    let commands = table.reports(11, Some(2), state(6));
+    assert_eq!((committed(&commands).0, sent(&commands, 0)), (vec![11], vec![&Message::Release]));
+    assert_eq!(change(&commands).left, [(pod(0), "SIGTERM".into())]);
+}
+
+#[test]
+fn the_last_holder_of_the_state_hands_it_over_however_late_it_reports() {
+    let mut table = handing_over();
+    table.reports(11, None, NOTHING);
+    table.wait(lockstep_elastic::coordinator::RETURN_LIMIT * 2, &[0, 11]);
+    let (_, active) = committed(&table.reports(0, Some(1), state(5)));
+    assert_eq!((active.base_step, active.sources, active.rollback), (5, vec![0], false));
+}
+
+#[test]
+fn a_newcomer_that_has_to_go_before_it_was_let_in_is_released() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    assert_eq!(sent(&table.says(2, leave()), 2), [&Message::Release]);
+    assert_eq!(table.wait(JOIN_WINDOW * 2, &[0, 1]), []);
+}
+
+#[test]
+fn what_a_loss_on_the_way_to_a_planned_change_means() {
+    type Situation = (&'static str, fn(&mut Table) -> Vec<Command>, Vec<(u64, u64, bool)>);
+    let situations: [Situation; 5] = [
+        // The others wait for it at the step after which all were to seal.
+        ("a member that had not sealed", |table| table.closes(1), vec![(0, 3, false), (2, 3, false)]),
+        (
+            "a member that replaced itself unsealed",
+            |table| table.greets(11, replacement(1)),
+            vec![(0, 3, false), (2, 3, false), (11, 3, false)],
+        ),
+        (
+            "a collective that broke",
+            |table| table.says(0, broken(1)),
+            vec![(0, 3, false), (1, 3, false), (2, 3, false)],
+        ),
+        (
+            "a member that had sealed",
+            |table| {
+                table.reports(1, Some(1), state(5));
+                table.closes(1)
+            },
+            vec![],
+        ),
+        ("the newcomer", |table| table.closes(2), vec![]),
+    ];
+    for (situation, happens, expected) in situations {
+        let mut table = letting_in();
+        let asked: Vec<_> =
+            asked(&happens(&mut table)).into_iter().filter(|(_, generation, _)| *generation == 3).collect();
+        assert_eq!(asked, expected, "{situation}");
+    }
+}
+
+#[test]
+fn after_the_loss_of_a_sealed_member_the_planned_change_comes_about_without_it() {
+    let mut table = letting_in();
+    table.reports(1, Some(1), state(5));
+    table.closes(1);
+    let commands = table.reports(0, Some(1), state(5));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, active.generation, active.sources), (vec![0, 2], 2, vec![0]));
+    assert_eq!(change(&commands).lost, [(pod(1), CLOSED.into())]);
+}
+
+#[test]
+fn after_the_loss_of_an_unsealed_member_the_rest_is_committed_to_the_newer_generation_only() {
+    let mut table = letting_in();
+    table.closes(1);
+    table.reports(2, None, NOTHING);
+    let commands = table.reports(0, Some(1), state(4));
+    let (connections, active) = committed(&commands);
+    assert_eq!((connections, active.generation, active.base_step), (vec![0, 2], 3, 4));
+}
+
+#[test]
+fn a_newcomer_that_comes_while_others_report_is_let_in_with_them() {
+    let mut table = elastic(3, 2);
+    table.greets(3, original(3));
+    table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2, 3]);
+    assert_eq!(asked(&table.greets(4, original(4))), [(4, 2, false)]);
+    for member in 0..3 {
+        table.reports(member, Some(1), state(5));
+    }
+    table.reports(3, None, NOTHING);
+    assert_eq!(committed(&table.reports(4, None, NOTHING)).0, [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_newcomer_that_comes_while_the_membership_is_stored_is_let_in_by_the_next() {
+    let mut table = letting_in();
+    table.reports(0, Some(1), state(5));
+    table.store = Store::IsSlow;
+    table.reports(1, Some(1), state(5));
+    table.greets(3, original(3));
+    assert_eq!(committed(&table.store_answers()).0, [0, 1, 2]);
+    let commands = table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2, 3]);
+    assert_eq!(asked(&commands), [(0, 3, true), (1, 3, true), (2, 3, true), (3, 3, false)]);
+}
+
+#[test]
+fn a_loss_before_the_planned_generation_is_allocated_makes_it_unplanned() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    table.store = Store::IsSlow;
+    table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
+    table.closes(1);
+    assert_eq!(asked(&table.store_answers()), [(0, 2, false), (2, 2, false)]);
+}
+
+#[test]
+fn nobody_is_let_in_once_a_member_is_done() {
+    let mut table = elastic(2, 2);
+    table.says(0, finished(b"model"));
+    table.greets(2, original(2));
+    assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), []);
+    let commands = table.says(1, finished(b"model"));
+    assert!(matches!(end(&commands), Some(Outcome::Finished { .. })));
+    assert_eq!(sent(&commands, 2), [&Message::Release], "it is needed no more");
+}
+
+#[test]
+fn a_member_that_finished_while_the_change_was_allocated_has_to_stand_and_say_it_again() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    table.store = Store::IsSlow;
+    table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
+    table.says(0, finished(b"model"));
+    assert_eq!(asked(&table.store_answers()), [(0, 2, true), (1, 2, true), (2, 2, false)]);
+    table.reports(0, Some(1), state(90));
+    table.reports(1, Some(1), state(90));
+    assert!(is_committed(&table.reports(2, None, NOTHING)));
+    assert_eq!(end(&table.says(0, finished(b"model"))), None);
+    table.says(1, finished(b"model"));
+    assert!(matches!(end(&table.says(2, finished(b"model"))), Some(Outcome::Finished { step: 90, .. })));
+}

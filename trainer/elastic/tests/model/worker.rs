@@ -1,0 +1,162 @@
+//! The training on top of a member, as small as the rules allow: contribute, complete, know that all have done it, stop, copy.
+
+use lockstep_elastic::{Active, Digest, State, member::Event};
+
+use crate::job::{Job, Mutant, Part, SAMPLER};
+
+/// What a worker holds and does.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Worker {
+    /// The generation of each step that it holds.
+    pub(crate) held: Option<Vec<u64>>,
+    /// The generation whose collectives it takes part in.
+    pub(crate) group: Option<Part<Active>>,
+    pub(crate) copying: bool,
+    pub(crate) contributed: bool,
+    /// It knows that all have done what it has done.
+    pub(crate) stable: bool,
+    /// It is to stand still.
+    pub(crate) sealing: bool,
+}
+
+/// What a worker may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    Contribute,
+    Complete,
+    LearnStable,
+    Stand,
+    Break,
+    Copy,
+}
+
+/// The state that a lineage ends in.
+pub(crate) fn state(lineage: &[u64]) -> State {
+    let bytes: Vec<u8> = lineage.iter().map(|generation| *generation as u8).collect();
+    let digest = if lineage.is_empty() { Digest::NONE } else { Digest::of(&bytes) };
+    State { step: lineage.len() as u64, digest, sampler: SAMPLER }
+}
+
+pub(crate) fn base(active: &Active) -> State {
+    State { step: active.base_step, digest: active.base_digest, sampler: active.sampler }
+}
+
+impl Job {
+    pub(crate) fn deeds(&self, worker: usize) -> Vec<Deed> {
+        let process = &self.processes[worker];
+        let mut deeds = Vec::new();
+        let Some(group) = process.worker.group.as_ref() else { return deeds };
+        let Worker { held, copying, contributed, stable, sealing, .. } = &process.worker;
+        let generation = group.generation;
+        let everybody = group.members.len();
+        let steps = held.as_ref().map_or(0, Vec::len) as u64;
+        let said = |what: &std::collections::BTreeMap<(u64, u64), u8>, step: u64| {
+            what.get(&(generation, step)).map_or(0, |mask| mask.count_ones()) as usize == everybody
+        };
+        if *copying {
+            if group.members.iter().any(|seat| self.is_source(seat, group)) {
+                deeds.push(Deed::Copy);
+            }
+        } else {
+            if !contributed && steps < self.bounds.steps && (steps == group.base_step || *stable) {
+                deeds.push(Deed::Contribute);
+            }
+            if *contributed && said(&self.contributed, steps) {
+                deeds.push(Deed::Complete);
+            }
+            if !stable && steps > group.base_step && said(&self.done, steps) {
+                deeds.push(Deed::LearnStable);
+            }
+        }
+        if *sealing {
+            deeds.push(Deed::Stand);
+        } else if group.members.iter().any(|seat| !self.takes_part(seat, generation)) {
+            deeds.push(Deed::Break);
+        }
+        deeds
+    }
+
+    fn seated(&self, seat: &lockstep_elastic::Seat) -> Option<&crate::job::Process> {
+        self.processes
+            .iter()
+            .map(|process| &**process)
+            .find(|process| process.id.incarnation == seat.incarnation && process.id.pod == seat.pod)
+    }
+
+    /// Whether this member is in the generation, or may still come.
+    fn takes_part(&self, seat: &lockstep_elastic::Seat, generation: u64) -> bool {
+        self.seated(seat).is_some_and(|process| {
+            let in_it = process.worker.group.as_ref().is_some_and(|group| group.generation == generation);
+            in_it || process.entered < generation
+        })
+    }
+
+    fn is_source(&self, seat: &lockstep_elastic::Seat, group: &Active) -> bool {
+        self.seated(seat).is_some_and(|process| {
+            let there = process.worker.group.as_ref().is_some_and(|theirs| theirs.generation == group.generation);
+            let held = process.worker.held.as_deref().map(state);
+            there && !process.worker.copying && held == Some(base(group))
+        })
+    }
+
+    pub(crate) fn work(&mut self, index: usize, deed: Deed) {
+        let process = self.process(index);
+        let Some(group) = process.worker.group.clone() else { return };
+        let bit = 1 << index;
+        let generation = group.generation;
+        let worker = &mut process.worker;
+        match deed {
+            Deed::Contribute => {
+                worker.contributed = true;
+                let steps = worker.held.as_ref().map_or(0, Vec::len) as u64;
+                *self.contributed.entry((generation, steps)).or_default() |= bit;
+            }
+            Deed::Complete => {
+                let mut held = worker.held.clone().unwrap_or_default();
+                held.push(generation);
+                (worker.contributed, worker.stable, worker.held) = (false, false, Some(held.clone()));
+                *self.done.entry((generation, held.len() as u64)).or_default() |= bit;
+                if self.mutant == Some(Mutant::ToldAtLocalCompletion) {
+                    self.tell(&held);
+                }
+            }
+            Deed::LearnStable => {
+                worker.stable = true;
+                let held = worker.held.clone().unwrap_or_default();
+                self.tell(&held);
+            }
+            Deed::Stand | Deed::Break => {
+                let broken = (deed == Deed::Break).then(|| "a peer is gone".to_owned());
+                let held = if worker.copying { None } else { worker.held.clone() };
+                *worker = Worker { held: held.clone(), ..Worker::default() };
+                self.act(index, Event::Stand { held: held.as_deref().map(state), broken });
+            }
+            Deed::Copy => {
+                let lineage = self.lineage(&base(&group));
+                let worker = &mut self.process(index).worker;
+                (worker.held, worker.copying) = (Some(lineage), false);
+                self.act(index, Event::Entered);
+            }
+        }
+        self.check_divergence(generation);
+    }
+
+    /// Inside a generation two members differ by one step at most, and in nothing that both did.
+    fn check_divergence(&mut self, generation: u64) {
+        let held: Vec<Vec<u64>> = self
+            .processes
+            .iter()
+            .filter(|process| !process.worker.copying)
+            .filter(|process| process.worker.group.as_ref().is_some_and(|group| group.generation == generation))
+            .filter_map(|process| process.worker.held.clone())
+            .collect();
+        for one in &held {
+            for other in &held {
+                let shared = one.len().min(other.len());
+                if one[..shared] != other[..shared] || one.len().abs_diff(other.len()) > 1 {
+                    self.violated(format!("in generation {generation} one holds {one:?}, another {other:?}"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Which fault was met at which moment by whom.
+
+/// Something that goes wrong, or changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Kill,
+    Freeze,
+    Cut,
+    Partition,
+    Leave,
+    Join,
+    Double,
+    StoreLate,
+    StoreDeaf,
+    KillAll,
+}
+
+/// How far the group is. Several may hold at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    Gathering,
+    Preparing,
+    Activating,
+    Committed,
+    Copying,
+    Stepping,
+    Done,
+    Pausing,
+    Finishing,
+}
+
+/// Whom it hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Victim {
+    RankZero,
+    OtherRank,
+    Source,
+    Newcomer,
+    Leaver,
+    Coordinator,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Kill,
+        Self::Freeze,
+        Self::Cut,
+        Self::Partition,
+        Self::Leave,
+        Self::Join,
+        Self::Double,
+        Self::StoreLate,
+        Self::StoreDeaf,
+        Self::KillAll,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill -9",
+            Self::Freeze => "stopped and continued",
+            Self::Cut => "connection reset",
+            Self::Partition => "partition",
+            Self::Leave => "planned leave",
+            Self::Join => "new pod",
+            Self::Double => "second coordinator",
+            Self::StoreLate => "store late",
+            Self::StoreDeaf => "store's answer lost",
+            Self::KillAll => "all killed at once",
+        }
+    }
+}
+
+impl Moment {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Gathering,
+        Self::Preparing,
+        Self::Activating,
+        Self::Committed,
+        Self::Copying,
+        Self::Stepping,
+        Self::Done,
+        Self::Pausing,
+        Self::Finishing,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Gathering => "gathering",
+            Self::Preparing => "preparing",
+            Self::Activating => "activating",
+            Self::Committed => "committed, not entered",
+            Self::Copying => "copying",
+            Self::Stepping => "stepping",
+            Self::Done => "done, not stable",
+            Self::Pausing => "pausing for a planned change",
+            Self::Finishing => "finishing",
+        }
+    }
+}
+
+impl Victim {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::RankZero, Self::OtherRank, Self::Source, Self::Newcomer, Self::Leaver, Self::Coordinator];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::RankZero => "rank 0",
+            Self::OtherRank => "other rank",
+            Self::Source => "source",
+            Self::Newcomer => "newcomer",
+            Self::Leaver => "leaver",
+            Self::Coordinator => "coordinator",
+        }
+    }
+}
+
+/// Why a cell cannot be hit.
+pub(crate) const fn impossible(fault: Fault, victim: Victim) -> Option<&'static str> {
+    match (fault, victim) {
+        (Fault::Kill | Fault::Freeze, _) => None,
+        (Fault::Cut | Fault::Partition, Victim::Coordinator) => {
+            Some("a connection has a member at its other end, and counts there")
+        }
+        (Fault::Cut | Fault::Partition, _) => None,
+        (Fault::Leave, Victim::Leaver) => Some("it leaves already"),
+        (Fault::Leave, Victim::Coordinator) => Some("it is no member; to stop it counts as kill"),
+        (Fault::Leave, _) => None,
+        (Fault::Join, Victim::Newcomer) => None,
+        (Fault::Join, _) => Some("who joins is a newcomer"),
+        (Fault::Double | Fault::StoreLate | Fault::StoreDeaf, Victim::Coordinator) => None,
+        (Fault::Double | Fault::StoreLate | Fault::StoreDeaf, _) => Some("it happens to the coordinator"),
+        (Fault::KillAll, Victim::RankZero) => None,
+        (Fault::KillAll, _) => Some("it happens to everybody, and counts for rank 0"),
+    }
+}
+
+/// How often each cell was hit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Coverage {
+    hits: Vec<u64>,
+}
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self { hits: vec![0; Fault::ALL.len() * Moment::ALL.len() * Victim::ALL.len()] }
+    }
+}
+
+fn cell(fault: Fault, moment: Moment, victim: Victim) -> usize {
+    (fault as usize * Moment::ALL.len() + moment as usize) * Victim::ALL.len() + victim as usize
+}
+
+impl Coverage {
+    pub(crate) fn hit(&mut self, fault: Fault, moment: Moment, victim: Victim) {
+        self.hits[cell(fault, moment, victim)] += 1;
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.hits.iter_mut().zip(&other.hits) {
+            *mine += theirs;
+        }
+    }
+
+    /// Cells that can be hit and were not.
+    pub(crate) fn empty(&self) -> Vec<String> {
+        let mut empty = Vec::new();
+        for fault in Fault::ALL {
+            for moment in Moment::ALL {
+                for victim in Victim::ALL {
+                    if impossible(fault, victim).is_none() && self.hits[cell(fault, moment, victim)] == 0 {
+                        empty.push(format!("{}, {}, {}", fault.name(), moment.name(), victim.name()));
+                    }
+                }
+            }
+        }
+        empty
+    }
+
+    /// One line for each fault and moment; `-` where a cell cannot exist.
+    pub(crate) fn print(&self) {
+        let columns: Vec<_> = Victim::ALL.iter().map(|victim| format!("{:>11}", victim.name())).collect();
+        println!("{:<22} {:<28} {}", "fault", "moment", columns.join(" "));
+        for fault in Fault::ALL {
+            for moment in Moment::ALL {
+                let hits = |victim: &Victim| match impossible(fault, *victim) {
+                    None => format!("{:>11}", self.hits[cell(fault, moment, *victim)]),
+                    Some(_) => format!("{:>11}", "-"),
+                };
+                let columns: Vec<_> = Victim::ALL.iter().map(hits).collect();
+                println!("{:<22} {:<28} {}", fault.name(), moment.name(), columns.join(" "));
+            }
+        }
+        let mut reasons: Vec<_> = Fault::ALL
+            .iter()
+            .flat_map(|fault| Victim::ALL.iter().map(move |victim| (*fault, *victim)))
+            .filter_map(|(fault, victim)| Some((fault.name(), victim.name(), impossible(fault, victim)?)))
+            .collect();
+        reasons.dedup_by_key(|(fault, _, reason)| (*fault, *reason));
+        for (fault, victim, reason) in reasons {
+            println!("- {fault}, from {victim}: {reason}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Names that the simulation begins with.
+
+use std::net::SocketAddr;
+
+use lockstep_elastic::{Digest, Hello, Incarnation, MemberId, Sampler, State};
+
+pub(crate) const SAMPLER: Sampler = Sampler { seed: 42, epoch: 0, cursor: 0 };
+/// The seed's first weights.
+pub(crate) const NOTHING: State = State { step: 0, digest: Digest::NONE, sampler: SAMPLER };
+
+pub(crate) fn pod(index: usize) -> String {
+    format!("x-worker-{index}")
+}
+
+pub(crate) fn index_of(pod: &str) -> usize {
+    pod.rsplit('-').next().and_then(|number| number.parse().ok()).expect("the name of a pod")
+}
+
+pub(crate) fn hello(index: usize, incarnation: u128, attempt: u32) -> Hello {
+    Hello {
+        job: "uid".into(),
+        attempt,
+        member: MemberId { pod: pod(index), incarnation: Incarnation::from_u128(incarnation) },
+        address: SocketAddr::from(([10, 0, 0, 1], 7000 + index as u16)),
+        workload: Digest::of(b"lenet"),
+        data: Digest::of(b"glyphs"),
+        committed_generation: None,
+        stands: true,
+    }
+}

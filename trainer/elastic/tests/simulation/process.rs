@@ -1,0 +1,240 @@
+//! Worker processes: they start, connect, stop for a while, leave and die.
+
+use std::time::Duration;
+
+use lockstep_elastic::{
+    Member, MemberId,
+    member::{Command, Event},
+};
+
+use crate::{
+    given::{NOTHING, hello},
+    worker::{Doing, Work, Worker},
+    world::{Bug, Delivery, World},
+};
+
+/// The process of one pod, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Process {
+    pub(crate) incarnation: u128,
+    pub(crate) index: usize,
+    pub(crate) alive: bool,
+    /// Stopped by a signal, until it is continued.
+    pub(crate) frozen: bool,
+    pub(crate) backlog: Vec<Delivery>,
+    /// A start is under way.
+    pub(crate) due: bool,
+    pub(crate) member: Option<Member>,
+    pub(crate) line: Option<usize>,
+    /// What the worker said and the membership's thread has not taken yet.
+    pub(crate) outbox: Vec<Event>,
+    pub(crate) worker: Worker,
+    /// Has to go.
+    pub(crate) leaving: bool,
+    /// Never took part in a generation.
+    pub(crate) newcomer: bool,
+    /// A partition: nothing arrives here, nothing that it says arrives.
+    pub(crate) deaf_until: Duration,
+    pub(crate) mute_until: Duration,
+    wanted: Duration,
+    alarm: Option<Duration>,
+}
+
+impl Process {
+    pub(crate) fn absent() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn id(&self) -> MemberId {
+        hello(self.index, self.incarnation, 0).member
+    }
+}
+
+impl World {
+    pub(crate) fn is_alive(&self, pod: usize, incarnation: u128) -> bool {
+        self.processes[pod].alive && self.processes[pod].incarnation == incarnation
+    }
+
+    pub(crate) fn start_later(&mut self, pod: usize, delay: Duration) {
+        if !self.processes[pod].due {
+            self.processes[pod].due = true;
+            self.after(delay, Delivery::Start { pod });
+        }
+    }
+
+    /// A new process of this pod holds what the newest checkpoint holds.
+    pub(crate) fn start(&mut self, pod: usize) {
+        self.processes[pod].due = false;
+        if self.processes[pod].alive {
+            return;
+        }
+        let former = self.processes[pod].incarnation;
+        self.incarnations += 1;
+        let fresh = former == 0 || self.script.bug != Some(Bug::KeepsItsIncarnation);
+        let incarnation = if fresh { self.incarnations } else { former };
+        let held = self.newest_checkpoint();
+        let Process { deaf_until, mute_until, .. } = self.processes[pod];
+        let member = Some(Member::new(hello(pod, incarnation, self.attempt), held));
+        let worker = Worker { held: Some(held), ..Worker::default() };
+        let (alive, newcomer) = (true, true);
+        self.processes[pod] = Process {
+            incarnation,
+            index: pod,
+            alive,
+            member,
+            worker,
+            newcomer,
+            deaf_until,
+            mute_until,
+            ..Process::default()
+        };
+        let delay = self.dice.millis(0, 20);
+        self.after(delay, Delivery::Connect { pod, incarnation });
+    }
+
+    pub(crate) fn newest_checkpoint(&self) -> lockstep_elastic::State {
+        self.checkpoints.last_key_value().map_or(NOTHING, |(_, state)| *state)
+    }
+
+    /// Killed. Its pod starts it again, unless enough others are left and it stays away until it is needed.
+    pub(crate) fn kill(&mut self, pod: usize) {
+        if !self.processes[pod].alive {
+            return;
+        }
+        let leaves = self.processes[pod].leaving;
+        self.end_process(pod);
+        let others = self.processes.iter().filter(|process| process.alive || process.due).count();
+        if others < self.script.least || !leaves && self.dice.percent(85) {
+            let delay = if self.dice.percent(80) { self.dice.millis(50, 600) } else { self.dice.millis(600, 4000) };
+            self.start_later(pod, delay);
+        }
+    }
+
+    pub(crate) fn end_process(&mut self, pod: usize) {
+        let process = &mut self.processes[pod];
+        if !std::mem::replace(&mut process.alive, false) {
+            return;
+        }
+        process.frozen = false;
+        process.backlog.clear();
+        let line = process.line.take();
+        let generation = process.worker.generation;
+        process.worker.doing = Doing::Gone;
+        if let Some(line) = line {
+            self.close_there(line);
+        }
+        if let Some(generation) = generation {
+            self.desert(pod, generation);
+        }
+    }
+
+    pub(crate) fn freeze(&mut self, pod: usize, lasts: Duration) {
+        self.processes[pod].frozen = true;
+        let incarnation = self.processes[pod].incarnation;
+        self.after(lasts, Delivery::Thaw { pod, incarnation });
+    }
+
+    /// What waited for it arrives at once, its threads all at the same time.
+    pub(crate) fn thaw(&mut self, pod: usize, incarnation: u128) {
+        if !self.is_alive(pod, incarnation) {
+            return;
+        }
+        self.processes[pod].frozen = false;
+        let mut spoken = self.now;
+        for delivery in std::mem::take(&mut self.processes[pod].backlog) {
+            let wire = matches!(delivery, Delivery::ToMember(..) | Delivery::MemberLearnsOfClose(_));
+            if wire && self.script.ordered {
+                spoken += self.dice.micros(1, 200);
+                self.at(spoken, delivery);
+            } else {
+                let delay = self.dice.micros(0, 2000);
+                self.after(delay, delivery);
+            }
+        }
+    }
+
+    pub(crate) fn wake_member(&mut self, pod: usize, incarnation: u128) {
+        if !self.is_alive(pod, incarnation) {
+            return;
+        }
+        let process = &mut self.processes[pod];
+        process.alarm = None;
+        if process.line.is_none() {
+            return;
+        }
+        if process.wanted > self.now {
+            let wanted = process.wanted;
+            self.set_member_alarm(pod, wanted);
+        } else {
+            self.act(pod, Event::Tick);
+        }
+    }
+
+    fn set_member_alarm(&mut self, pod: usize, wanted: Duration) {
+        let process = &mut self.processes[pod];
+        process.wanted = wanted;
+        if process.alarm.is_none_or(|alarm| alarm > wanted) {
+            process.alarm = Some(wanted);
+            let incarnation = process.incarnation;
+            self.at(wanted, Delivery::WakeMember { pod, incarnation });
+        }
+    }
+
+    /// The worker has something to say; its membership's thread takes it while there is a connection.
+    pub(crate) fn say(&mut self, pod: usize, event: Event) {
+        let process = &mut self.processes[pod];
+        process.outbox.push(event);
+        let incarnation = process.incarnation;
+        if process.line.is_some() {
+            let delay = self.dice.micros(1, 300);
+            self.after(delay, Delivery::Flush { pod, incarnation });
+        }
+    }
+
+    pub(crate) fn flush(&mut self, pod: usize) {
+        if self.processes[pod].line.is_some() {
+            for event in std::mem::take(&mut self.processes[pod].outbox) {
+                self.act(pod, event);
+            }
+        }
+    }
+
+    pub(crate) fn act(&mut self, pod: usize, event: Event) {
+        let Some(member) = &mut self.processes[pod].member else { return };
+        for command in member.handle(event, self.now) {
+            if !self.processes[pod].alive {
+                return;
+            }
+            match command {
+                Command::Send(message) => {
+                    if let Some(line) = self.processes[pod].line {
+                        self.send_to_coordinator(line, message);
+                    }
+                }
+                Command::Reconnect => {
+                    if let Some(line) = self.processes[pod].line {
+                        self.hang_up(line);
+                    }
+                }
+                Command::Enter(group) => self.committed(pod, group),
+                Command::Seal { generation: _, planned } => self.asked_to_seal(pod, planned),
+                Command::Drain { .. } => self.processes[pod].worker.draining = true,
+                Command::Abort { .. } => self.kill(pod),
+                Command::Refused { reason } => self.fail(format!("worker {pod} was refused: {reason}")),
+                Command::Released => self.end_process(pod),
+                Command::WakeAt(time) => self.set_member_alarm(pod, time),
+            }
+        }
+    }
+
+    /// A worker notices a request at the next look.
+    pub(crate) fn notice_later(&mut self, pod: usize) {
+        let delay = self.dice.micros(50, 6000);
+        self.work_later(pod, delay, Work::Notice);
+    }
+
+    pub(crate) fn work_later(&mut self, pod: usize, delay: Duration, work: Work) {
+        let incarnation = self.processes[pod].incarnation;
+        self.after(delay, Delivery::Work { pod, incarnation, work });
+    }
+}

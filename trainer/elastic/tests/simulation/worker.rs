@@ -1,0 +1,428 @@
+//! The training on top of each member: it copies, steps together with the others, tells what all have done, stops and ends.
+//!
+//! A member's contribution to a step says that it has done the one before (DONE) and whether it was asked to stop; who has
+//! everybody's knows that the step before is STABLE, and stops with all others one step later. After the last step of a group one more
+//! exchange, without a gradient, tells that it is stable.
+
+use std::collections::BTreeMap;
+
+use lockstep_elastic::{
+    CheckpointMark, Group, State,
+    member::{Event, LastWord},
+};
+
+use crate::{
+    given::index_of,
+    history::{Batch, SAMPLES, batch},
+    world::{Bug, World},
+};
+
+/// A checkpoint is taken after so many steps.
+const CHECKPOINT_EVERY: u64 = 8;
+
+/// What a worker is at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Doing {
+    /// Stands still until it is committed.
+    #[default]
+    Standing,
+    /// Copies the state of its group from this rank.
+    Copying(u32),
+    /// Computes its share of a step.
+    Computing,
+    /// Has contributed, and waits for the others.
+    Reducing,
+    /// Knows what all said, and waits for the sum.
+    Summing,
+    /// Said its last word.
+    Done,
+    /// The process ended.
+    Gone,
+}
+
+/// Why all stop after a step that they agree on. A drain counts for more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stop {
+    Seal,
+    Drain,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Worker {
+    pub(crate) doing: Doing,
+    pub(crate) held: Option<State>,
+    /// The generation whose collectives it takes part in.
+    pub(crate) generation: Option<u64>,
+    /// The last one that it entered.
+    pub(crate) entered: Option<u64>,
+    pub(crate) group: Option<Group>,
+    /// Committed, and not begun.
+    pub(crate) next: Option<Group>,
+    /// A change is due, and whether it is planned.
+    pub(crate) sealing: Option<bool>,
+    pub(crate) draining: bool,
+    /// The step after which all stop.
+    pub(crate) stop: Option<(u64, Stop)>,
+    /// The newest step that it knows to be stable.
+    pub(crate) stable: u64,
+    /// Counts what it was at, so that what belongs to the past is told apart.
+    pub(crate) turn: u64,
+}
+
+/// What a worker does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Begin(u64),
+    Copied(u64),
+    Contribute(u64),
+    Heard(u64),
+    Summed(u64),
+    /// A collective of this generation fails: a peer is gone.
+    Break(u64),
+    /// Look whether it has to stop.
+    Notice,
+    /// Nobody commits it, and it holds nothing: the newest checkpoint is better.
+    Reload(u64),
+    /// A snapshot of this step's state lies on disk.
+    Saved(State),
+    /// The planted bug: only now it stands as it said.
+    StopAtLast(u64),
+}
+
+/// What the members of one generation tell each other for one step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exchange {
+    shares: BTreeMap<u32, Batch>,
+    settles: bool,
+    stop: Option<Stop>,
+    sum: Option<State>,
+}
+
+impl World {
+    pub(crate) fn committed(&mut self, pod: usize, group: Group) {
+        let id = self.processes[pod].id();
+        let agreed = &self.history.agreed[&group.generation];
+        let seat = agreed.seat(&id).map(|seat| seat.rank);
+        if seat != Some(group.rank) || group.world as usize != agreed.members.len() {
+            self.fail(format!(
+                "{id} entered generation {} at rank {}, its seat is {seat:?}",
+                group.generation, group.rank
+            ));
+        }
+        let worker = &mut self.processes[pod].worker;
+        (worker.sealing, worker.next) = (None, Some(group));
+        self.next_turn(pod, (100, 3000), Work::Begin);
+    }
+
+    fn next_turn(&mut self, pod: usize, (least, most): (u64, u64), work: impl Fn(u64) -> Work) {
+        let worker = &mut self.processes[pod].worker;
+        worker.turn += 1;
+        let work = work(worker.turn);
+        let delay = self.dice.micros(least, most);
+        self.work_later(pod, delay, work);
+    }
+
+    /// No longer planned is never planned again.
+    pub(crate) fn asked_to_seal(&mut self, pod: usize, planned: bool) {
+        let worker = &mut self.processes[pod].worker;
+        worker.sealing = Some(planned && worker.sealing != Some(false));
+        if !planned || worker.doing == Doing::Done {
+            self.notice_later(pod);
+        }
+    }
+
+    pub(crate) fn work(&mut self, pod: usize, work: Work) {
+        let worker = &self.processes[pod].worker;
+        let (turn, doing) = (worker.turn, worker.doing);
+        match work {
+            Work::Begin(of) if of == turn => self.begin(pod),
+            Work::Copied(of) if of == turn => self.copied(pod),
+            Work::Contribute(of) if of == turn => self.contribute(pod),
+            Work::Heard(of) if of == turn => self.heard(pod),
+            Work::Summed(of) if of == turn => self.summed(pod),
+            Work::Break(generation) => {
+                let waits = matches!(doing, Doing::Computing | Doing::Reducing | Doing::Summing);
+                if waits && worker.generation == Some(generation) {
+                    self.stand(pod, Some("a peer hung up".into()));
+                }
+            }
+            Work::Notice => self.notice(pod),
+            Work::Reload(of) if of == turn => {
+                let held = Some(self.newest_checkpoint());
+                self.processes[pod].worker.held = held;
+                self.say(pod, Event::Stand { held, broken: None });
+            }
+            Work::Saved(state) => self.saved(pod, state),
+            Work::StopAtLast(generation) => {
+                if worker.generation == Some(generation) {
+                    self.leave_data_plane(pod);
+                }
+            }
+            Work::Begin(_)
+            | Work::Copied(_)
+            | Work::Contribute(_)
+            | Work::Heard(_)
+            | Work::Summed(_)
+            | Work::Reload(_) => {}
+        }
+    }
+
+    fn begin(&mut self, pod: usize) {
+        let worker = &mut self.processes[pod].worker;
+        let Some(group) = worker.next.take() else { return };
+        (worker.generation, worker.stop, worker.stable) = (Some(group.generation), None, 0);
+        let (generation, base, sources) = (group.generation, group.base, group.sources.clone());
+        worker.group = Some(group);
+        if worker.sealing == Some(false) {
+            self.notice_later(pod);
+        }
+        if self.deserted.contains(&generation) || self.somebody_is_dead(generation) {
+            let delay = self.dice.millis(5, 40);
+            self.work_later(pod, delay, Work::Break(generation));
+        }
+        if self.processes[pod].worker.held == Some(base) {
+            self.entered(pod, base);
+        } else if sources.is_empty() {
+            self.fail(format!("generation {generation} starts from {base:?}, which nobody holds"));
+        } else {
+            let from = self.dice.one_of(&sources);
+            let worker = &mut self.processes[pod].worker;
+            (worker.doing, worker.held) = (Doing::Copying(from), None);
+            let time = if self.dice.percent(80) { (1000, 30_000) } else { (30_000, 400_000) };
+            self.next_turn(pod, time, Work::Copied);
+        }
+    }
+
+    fn somebody_is_dead(&self, generation: u64) -> bool {
+        self.history.agreed[&generation].members.iter().any(|seat| {
+            let process = &self.processes[index_of(&seat.pod)];
+            !process.alive || process.id() != seat.id()
+        })
+    }
+
+    /// The copy is whole if its source held the base until now; one that has not begun yet is waited for.
+    fn copied(&mut self, pod: usize) {
+        let worker = &self.processes[pod].worker;
+        let (Doing::Copying(from), Some(group)) = (worker.doing, &worker.group) else { return };
+        let (base, generation) = (group.base, group.generation);
+        let seat = &self.history.agreed[&generation].members[from as usize];
+        let source = &self.processes[index_of(&seat.pod)];
+        let same = source.alive && source.id() == seat.id();
+        let there = source.worker.generation == Some(generation);
+        let comes = source.worker.generation < Some(generation) && !self.deserted.contains(&generation);
+        if same && there && source.worker.held == Some(base) && !source.frozen {
+            self.processes[pod].worker.held = Some(base);
+            self.entered(pod, base);
+        } else if same && (comes || source.frozen) {
+            self.next_turn(pod, (10_000, 50_000), Work::Copied);
+        } else {
+            self.stand(pod, Some(format!("{} went while its state was copied", seat.pod)));
+        }
+    }
+
+    fn entered(&mut self, pod: usize, base: State) {
+        let process = &mut self.processes[pod];
+        process.newcomer = false;
+        process.worker.entered = process.worker.generation;
+        if process.worker.held != Some(base) {
+            let held = process.worker.held;
+            self.fail(format!("worker {pod} enters with {held:?}, the base is {base:?}"));
+        }
+        self.say(pod, Event::Entered);
+        self.next_step(pod);
+    }
+
+    /// A share of the next step, or the exchange after the last.
+    fn next_step(&mut self, pod: usize) {
+        let time = if self.settles(pod) { (200, 2000) } else { (4000, 20_000) };
+        self.processes[pod].worker.doing = Doing::Computing;
+        self.next_turn(pod, time, Work::Contribute);
+    }
+
+    fn settles(&self, pod: usize) -> bool {
+        let worker = &self.processes[pod].worker;
+        let step = worker.held.map(|held| held.step);
+        step == Some(self.script.total) || step.is_some_and(|step| worker.stop.is_some_and(|(stop, _)| stop == step))
+    }
+
+    fn contribute(&mut self, pod: usize) {
+        let settles = self.settles(pod);
+        let worker = &mut self.processes[pod].worker;
+        let (Some(held), Some(group)) = (worker.held, worker.group.as_ref()) else { return };
+        worker.doing = Doing::Reducing;
+        let asked = worker.sealing.map(|_| Stop::Seal).max(worker.draining.then_some(Stop::Drain));
+        let (generation, rank, world) = (group.generation, group.rank, group.world);
+        let pods: Vec<usize> = group.pods.iter().map(|pod| index_of(pod)).collect();
+        let exchange = self.exchanges.entry((generation, held.step + 1)).or_default();
+        let first = exchange.shares.is_empty();
+        let agrees = first || exchange.settles == settles;
+        exchange.settles = settles;
+        exchange.stop = exchange.stop.max(asked);
+        exchange.shares.insert(rank, share(held, rank, world, group.shards));
+        if exchange.shares.len() < world as usize {
+            if !agrees {
+                self.fail(format!("rank {rank} of generation {generation} stops after step {} alone", held.step));
+            }
+            return;
+        }
+        let whole = batch(held.sampler);
+        let mut at = whole.first;
+        for share in exchange.shares.values() {
+            if (share.epoch, share.first) != (whole.epoch, at) {
+                self.violation.get_or_insert(format!("the samples of step {} do not add up: {share:?}", held.step + 1));
+                return;
+            }
+            at += share.count;
+        }
+        if at != whole.first + whole.count {
+            self.fail(format!("samples of step {} are missing", held.step + 1));
+        }
+        for peer in pods {
+            if self.processes[peer].alive && self.processes[peer].worker.generation == Some(generation) {
+                self.next_turn(peer, (200, 4000), Work::Heard);
+            }
+        }
+    }
+
+    /// Everybody's word on a step: the one before is stable.
+    fn heard(&mut self, pod: usize) {
+        let worker = &mut self.processes[pod].worker;
+        let (Some(held), Some(generation)) = (worker.held, worker.generation) else { return };
+        let exchange = &self.exchanges[&(generation, held.step + 1)];
+        let (settles, stop) = (exchange.settles, exchange.stop);
+        worker.doing = Doing::Summing;
+        worker.stable = held.step;
+        let reports = worker.group.as_ref().is_some_and(lockstep_elastic::Group::reports);
+        if let (Some(stop), None) = (stop, worker.stop) {
+            worker.stop = Some(((held.step + 2).min(self.script.total), stop));
+        }
+        let known = self.history.stable_steps();
+        let verdict = self.history.told(generation, held);
+        self.check(verdict);
+        if self.history.stable_steps() > known {
+            self.stable_at = self.now;
+            self.chaos.stepped();
+        }
+        if reports {
+            self.say(pod, Event::Progress { step: held.step, payload: Vec::new() });
+            if held.step % CHECKPOINT_EVERY == 0 && held.step > 0 {
+                let delay = self.dice.millis(2, 80);
+                self.work_later(pod, delay, Work::Saved(held));
+            }
+        }
+        if settles {
+            self.settled(pod, held);
+        } else {
+            self.next_turn(pod, (500, 6000), Work::Summed);
+        }
+    }
+
+    fn summed(&mut self, pod: usize) {
+        let worker = &self.processes[pod].worker;
+        let (Some(held), Some(generation)) = (worker.held, worker.generation) else { return };
+        let sum = self.exchanges[&(generation, held.step + 1)].sum;
+        let sum = sum.unwrap_or_else(|| self.history.step(held, generation));
+        self.exchanges.entry((generation, held.step + 1)).or_default().sum = Some(sum);
+        self.processes[pod].worker.held = Some(sum);
+        let far = self.processes.iter().find(|other| {
+            let theirs = other.worker.held.filter(|_| other.alive && other.worker.entered == Some(generation));
+            other.worker.generation == Some(generation) && theirs.is_some_and(|held| held.step.abs_diff(sum.step) > 1)
+        });
+        if let Some(far) = far {
+            let message = format!("in generation {generation} one has {sum:?}, another {:?}", far.worker.held);
+            self.fail(message);
+        }
+        self.next_step(pod);
+    }
+
+    /// The last step of a group is stable.
+    fn settled(&mut self, pod: usize, held: State) {
+        let worker = &self.processes[pod].worker;
+        let State { step, digest, .. } = held;
+        let word = match worker.stop {
+            _ if step == self.script.total => LastWord::Finished { step, digest, payload: Vec::new() },
+            Some((_, Stop::Drain)) => LastWord::Drained { step },
+            Some((_, Stop::Seal)) | None => {
+                self.processes[pod].worker.doing = Doing::Done;
+                return self.stand(pod, None);
+            }
+        };
+        if let LastWord::Drained { .. } = word {
+            self.saved(pod, held);
+        }
+        self.processes[pod].worker.doing = Doing::Done;
+        self.processes[pod].worker.turn += 1;
+        if self.processes[pod].worker.sealing.is_some() {
+            self.notice_later(pod);
+        }
+        self.say(pod, Event::LastWord(word));
+    }
+
+    fn notice(&mut self, pod: usize) {
+        let worker = &self.processes[pod].worker;
+        let due = match worker.doing {
+            Doing::Done => worker.sealing.is_some(),
+            Doing::Copying(_) | Doing::Computing | Doing::Reducing | Doing::Summing => worker.sealing == Some(false),
+            Doing::Standing | Doing::Gone => false,
+        };
+        let hasty = self.script.bug == Some(Bug::ReportsBeforeItStops);
+        if let (true, true, Some(generation), Some(held)) = (due, hasty, worker.generation, worker.held) {
+            self.processes[pod].worker.sealing = None;
+            self.say(pod, Event::Stand { held: Some(held), broken: None });
+            let delay = self.dice.millis(20, 120);
+            self.work_later(pod, delay, Work::StopAtLast(generation));
+        } else if due {
+            self.stand(pod, None);
+        }
+    }
+
+    /// Stops every collective for good, then says what it holds.
+    pub(crate) fn stand(&mut self, pod: usize, broken: Option<String>) {
+        self.leave_data_plane(pod);
+        let held = self.processes[pod].worker.held;
+        self.say(pod, Event::Stand { held, broken });
+        if held.is_none() {
+            self.next_turn(pod, (5_000_000, 6_000_000), Work::Reload);
+        }
+    }
+
+    fn leave_data_plane(&mut self, pod: usize) {
+        let worker = &mut self.processes[pod].worker;
+        let generation = worker.generation.take();
+        // The others have heard everything that this one had to say.
+        let settled = worker.doing == Doing::Done;
+        (worker.doing, worker.group, worker.sealing, worker.stop) = (Doing::Standing, None, None, None);
+        worker.turn += 1;
+        if let Some(generation) = generation.filter(|_| !settled) {
+            self.desert(pod, generation);
+        }
+    }
+
+    /// Its sockets close: whoever waits for it fails.
+    pub(crate) fn desert(&mut self, pod: usize, generation: u64) {
+        self.deserted.insert(generation);
+        for peer in 0..self.processes.len() {
+            if peer != pod && self.processes[peer].alive && self.processes[peer].worker.generation == Some(generation) {
+                let delay = self.dice.micros(100, 25_000);
+                self.work_later(peer, delay, Work::Break(generation));
+            }
+        }
+    }
+
+    /// The first to write a step's checkpoint wins.
+    fn saved(&mut self, pod: usize, state: State) {
+        self.checkpoints.entry(state.step).or_insert(state);
+        let mark = CheckpointMark { step: state.step, manifest_digest: state.digest };
+        self.say(pod, Event::Checkpoint(mark));
+    }
+}
+
+/// A rank's samples of the next step: those of its virtual shards.
+fn share(held: State, rank: u32, world: u32, shards: u32) -> Batch {
+    let Batch { epoch, first, count } = batch(held.sampler);
+    let edge = |rank: u32| {
+        let shard = u64::from(rank) * u64::from(shards) / u64::from(world);
+        (first + shard * count / u64::from(shards)).min(SAMPLES)
+    };
+    Batch { epoch, first: edge(rank), count: edge(rank + 1) - edge(rank) }
+}

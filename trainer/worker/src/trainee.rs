@@ -1,0 +1,190 @@
+//! What a worker keeps from one generation to the next: its copy of the model, and how far that is.
+
+use std::{collections::VecDeque, ops::Range, path::Path};
+
+use lockstep_checkpoint::Checkpoint;
+use lockstep_collective::{CollectiveError, Costs, Group as Ranks, SharedArena, Tag};
+use lockstep_data::{Samples, Seat};
+use lockstep_elastic::{Digest, Group, Sampler, State};
+use lockstep_nn::{Cpu, Network, Replica, StateTensor};
+use tracing::info;
+
+use crate::{baseline::Baseline, failure::Failure, journal::StepLine, training::Recipe};
+
+/// Steps whose lines a worker remembers, in case it has to write those that the reporting worker did not.
+const MAX_REMEMBERED: usize = 4096;
+/// State is sent in frames of a step that no gradient has.
+const COPY: Tag = Tag { step: u64::MAX, bucket: 2 };
+
+/// One worker's training, whatever group it belongs to.
+pub(crate) struct Trainee {
+    pub replica: Replica<Cpu>,
+    pub recipe: Recipe,
+    /// Optimiser steps that the replica holds.
+    pub step: u64,
+    /// Not in the middle of a copy.
+    is_whole: bool,
+    /// What this worker does by itself.
+    pub baseline: Baseline,
+    /// What messages cost, if this worker took part in measuring it.
+    pub costs: Option<Costs>,
+    /// The plan of communication that was followed last, as checkpoints keep it.
+    pub communication: Option<String>,
+    /// Whether the storage was seen to be the others' too.
+    pub storage_is_checked: bool,
+    shares_gradients: bool,
+    remembered: VecDeque<StepLine>,
+}
+
+impl Trainee {
+    /// With the state of `newest`, or the seed's first weights, and measured by itself.
+    pub(crate) fn new(
+        network: Network,
+        recipe: Recipe,
+        newest: Option<Checkpoint>,
+        train: &Samples,
+        seat: Seat,
+    ) -> Result<Self, Failure> {
+        let ready_order = network.table().ready_order();
+        let mut replica = Replica::new(Cpu::new(), network, recipe.micro_batch, ready_order).map_err(Failure::fatal)?;
+        let baseline = Baseline::measure(&mut replica, train, seat, &recipe)?;
+        let mut trainee = Self {
+            replica,
+            recipe,
+            step: 0,
+            is_whole: false,
+            baseline,
+            costs: None,
+            communication: None,
+            storage_is_checked: false,
+            shares_gradients: false,
+            remembered: VecDeque::new(),
+        };
+        trainee.begin(newest)?;
+        Ok(trainee)
+    }
+
+    /// Takes over the state of a checkpoint, or without one the seed's first weights.
+    pub(crate) fn begin(&mut self, newest: Option<Checkpoint>) -> Result<(), Failure> {
+        (self.step, self.communication) = match newest {
+            Some(checkpoint) => load(&mut self.replica, checkpoint)?,
+            None => {
+                self.replica.initialise(self.recipe.seed);
+                (0, None)
+            }
+        };
+        self.remembered.clear();
+        self.is_whole = true;
+        Ok(())
+    }
+
+    /// Whether its state is of use: not in the middle of a copy.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// What it holds.
+    pub(crate) fn held(&mut self) -> State {
+        let Recipe { seed, steps_per_epoch, global_batch, .. } = self.recipe;
+        let digest = if self.step == 0 { Digest::NONE } else { Digest::from_bytes(self.replica.digest()) };
+        let (epoch, cursor) = (self.step / steps_per_epoch, self.step % steps_per_epoch * global_batch);
+        State { step: self.step, digest, sampler: Sampler { seed, epoch, cursor } }
+    }
+
+    /// Leaves the step that was under way, once nothing of it is lent out.
+    pub(crate) fn stand(&mut self) {
+        self.replica.abandon_step();
+    }
+
+    /// Keeps gradients where the ranks of this generation, and only they, may write; without `arena` where nobody else may.
+    pub(crate) fn put_gradients(&mut self, arena: Option<SharedArena>) {
+        let shared = arena.is_some();
+        match arena {
+            Some(arena) => self.replica.set_gradient_memory(arena),
+            // Whoever was left behind in an older generation may write into the arena of that one.
+            None if self.shares_gradients => self.replica.own_gradient_memory(),
+            None => {}
+        }
+        self.shares_gradients = shared;
+    }
+
+    /// Those that lack the group's base copy it, a part from each of those that hold it.
+    pub(crate) fn catch_up(&mut self, group: &Group, ranks: &mut Ranks) -> Result<(), Failure> {
+        if group.sources.len() == group.world as usize {
+            return Ok(());
+        }
+        let place = group.sources.iter().position(|source| *source == group.rank);
+        let mut state = self.replica.read_state();
+        let parts = parts(state.len(), group.sources.len());
+        if let Some(place) = place {
+            let part = &mut state[parts[place].clone()];
+            for copier in (0..group.world).filter(|rank| !group.sources.contains(rank)) {
+                ranks.send(copier as usize, COPY, part).map_err(broken)?;
+            }
+            return Ok(());
+        }
+        self.is_whole = false;
+        for (source, part) in group.sources.iter().zip(parts) {
+            ranks.receive(*source as usize, COPY, &mut state[part]).map_err(broken)?;
+        }
+        self.replica.write_state(&state);
+        self.step = group.base.step;
+        let found = self.held();
+        if found != group.base {
+            let (found, expected) = (found.digest, group.base.digest);
+            return Err(Failure::broken(format!(
+                "the copied state of step {} has digest {found:.12}, the group agreed on {expected:.12}",
+                group.base.step
+            )));
+        }
+        self.is_whole = true;
+        // Lines of steps that this worker did before may not be those of the state that it has now.
+        self.remembered.clear();
+        info!(step = self.step, bytes = state.len() * size_of::<f32>(), "state copied");
+        Ok(())
+    }
+
+    /// Keeps the line of a step that all ranks have done.
+    pub(crate) fn remember(&mut self, line: StepLine) {
+        if self.remembered.len() == MAX_REMEMBERED {
+            self.remembered.pop_front();
+        }
+        self.remembered.push_back(line);
+    }
+
+    /// The lines of the steps after `step`, as far as this worker knows them.
+    pub(crate) fn remembered_after(&self, step: u64) -> impl Iterator<Item = &StepLine> {
+        self.remembered.iter().filter(move |line| line.step > step)
+    }
+}
+
+fn broken(error: CollectiveError) -> Failure {
+    Failure::broken(error)
+}
+
+/// `0..elements` in so many parts.
+fn parts(elements: usize, parts: usize) -> Vec<Range<usize>> {
+    (0..parts).map(|part| part * elements / parts..(part + 1) * elements / parts).collect()
+}
+
+/// The state of a checkpoint; gives its step, and how the group summed that made it.
+fn load(replica: &mut Replica<Cpu>, checkpoint: Checkpoint) -> Result<(u64, Option<String>), Failure> {
+    let Checkpoint { path, position, state_digest, weights, slots, communication, .. } = checkpoint;
+    let refused =
+        |path: &Path, problem: &dyn std::fmt::Display| Failure::fatal(format!("{}: {problem}", path.display()));
+    let tensors: Vec<StateTensor> = weights
+        .into_iter()
+        .chain(slots)
+        .map(|tensor| StateTensor { name: tensor.name, shape: tensor.shape, values: tensor.values })
+        .collect();
+    replica.load_tensors(&tensors).map_err(|error| refused(&path, &error))?;
+    let digest = Digest::from_bytes(replica.digest()).to_string();
+    if digest != state_digest {
+        return Err(refused(
+            &path,
+            &format!("its state has digest {digest:.12}, its manifest says {state_digest:.12}"),
+        ));
+    }
+    info!(step = position.step, path = %path.display(), "checkpoint loaded");
+    Ok((position.step, communication))
+}
