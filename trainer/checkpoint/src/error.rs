@@ -61,6 +61,32 @@ pub enum CheckpointError {
         /// The newest that is understood.
         supported: u64,
     },
+    /// Nobody has saved a checkpoint there.
+    #[error("{} is no folder of checkpoints: it has no folder `checkpoints`; name the folder of a job", path.display())]
+    NoCheckpoints {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// Parts that are no whole checkpoint.
+    #[error("{} cannot become a checkpoint: {problem}; the checkpoints before are untouched", path.display())]
+    Shards {
+        /// Where the parts lie.
+        path: PathBuf,
+        /// What is missing, or does not fit.
+        problem: String,
+    },
+    /// The save was given up, as was asked for.
+    #[error("{} was given up before it was whole; the checkpoints before are untouched", path.display())]
+    Cancelled {
+        /// Where its parts lie.
+        path: PathBuf,
+    },
+    /// Tensors that no arena can hold.
+    #[error("the state cannot be stored: {problem}")]
+    Layout {
+        /// What is wrong with them.
+        problem: String,
+    },
     /// Tensors that no file can hold: two of one name, or a name that is reserved.
     #[error("{} cannot hold the tensors: {problem}", path.display())]
     Tensors {

@@ -4,7 +4,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{CheckpointError, Tensor, folder::temporary_in, operation::Operation, tensors};
+use crate::{
+    CheckpointError, Tensor,
+    folder::temporary_in,
+    operation::{Contents, FileSystem, Operation, Perform},
+    tensors,
+};
 
 /// Writes `tensors` as a safetensors file at `path`, replacing what is there in one instant. The same tensors and metadata
 /// give the same bytes.
@@ -28,12 +33,12 @@ pub fn export_model(
     fs::create_dir_all(&folder).map_err(|source| CheckpointError::of("creating", folder.clone(), source))?;
     let temporary = temporary_in(&folder, "model");
     let done = [
-        Operation::Write(temporary.clone(), bytes),
+        Operation::Write(temporary.clone(), Contents::Bytes(&bytes)),
         Operation::Rename(temporary.clone(), path.to_owned()),
         Operation::Sync(folder),
     ]
     .iter()
-    .try_for_each(Operation::perform);
+    .try_for_each(|operation| FileSystem.perform(operation));
     if done.is_err() {
         // What is left of it is in nobody's way; the error that matters is the one at hand.
         let _ = fs::remove_file(temporary);

@@ -3,9 +3,13 @@ use std::{
     hash::{BuildHasher, Hasher, RandomState},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use crate::{CheckpointError, operation::sync_folder};
+use crate::{
+    CheckpointError, MAX_CHUNK_BYTES,
+    operation::{Contents, FileSystem, Operation, Perform, sync_folder},
+};
 
 /// What a save in progress is called, so that no reader takes it for a checkpoint.
 pub(crate) const TEMPORARY: &str = ".tmp-";
@@ -13,10 +17,13 @@ const STEP: &str = "step-";
 /// Digits of a step in a name, so that names sort as steps do; greater steps take more.
 const STEP_DIGITS: usize = 8;
 
-/// A folder that keeps checkpoints. One member writes at a time; any member may read.
+/// A folder that keeps checkpoints. All members write their parts of one and any may read; one commits and prunes.
 #[derive(Clone, Debug)]
 pub struct Folder {
     root: PathBuf,
+    /// Bytes of a chunk; smaller in tests.
+    pub(crate) chunk_bytes: u64,
+    pub(crate) performer: Arc<dyn Perform>,
 }
 
 impl Folder {
@@ -26,7 +33,7 @@ impl Folder {
     /// [`CheckpointError::NotAFolder`], [`CheckpointError::ReadOnly`], [`CheckpointError::Unwritable`] or
     /// [`CheckpointError::Full`], each with the path and what to do.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
-        let folder = Self { root: path.into() };
+        let folder = Self::at(path.into());
         for needed in [folder.checkpoints(), folder.probes()] {
             make(&needed).map_err(|source| folder.unwritable(source))?;
         }
@@ -34,6 +41,42 @@ impl Folder {
         let trial = temporary_in(&folder.probes(), "trial");
         File::create_new(&trial).and_then(|_| fs::remove_file(&trial)).map_err(|source| folder.unwritable(source))?;
         Ok(folder)
+    }
+
+    /// Opens the folder at `path` to read from it; nothing is made there.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoCheckpoints`] where it is no folder of checkpoints.
+    pub fn open_existing(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
+        let folder = Self::at(path.into());
+        match folder.checkpoints().metadata() {
+            Ok(found) if found.is_dir() => Ok(folder),
+            Err(source) if !matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Err(CheckpointError::of("reading", folder.checkpoints(), source))
+            }
+            _ => Err(CheckpointError::NoCheckpoints { path: folder.root }),
+        }
+    }
+
+    fn at(root: PathBuf) -> Self {
+        Self { root, chunk_bytes: MAX_CHUNK_BYTES, performer: Arc::new(FileSystem) }
+    }
+
+    pub(crate) fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        self.performer.perform(operation)
+    }
+
+    /// Writes a file in one instant, in place of one of that name.
+    pub(crate) fn store(&self, path: &Path, contents: Contents<'_>) -> Result<(), CheckpointError> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let temporary = temporary_in(folder, "file");
+        let written = self.perform(&Operation::Write(temporary.clone(), contents));
+        let stored = written.and_then(|()| self.perform(&Operation::Rename(temporary.clone(), path.to_owned())));
+        if stored.is_err() {
+            // The space may be what the next save lacks; the error that matters is the one at hand.
+            let _ = self.perform(&Operation::Remove(temporary));
+        }
+        stored
     }
 
     /// As it was given to [`Folder::open`].
@@ -55,6 +98,11 @@ impl Folder {
         self.checkpoints().join(format!("{STEP}{step:0STEP_DIGITS$}"))
     }
 
+    /// Where the parts of a checkpoint lie until it is whole: all its writers know the name, and none of another generation has it.
+    pub(crate) fn staging(&self, step: u64, generation: u64) -> PathBuf {
+        self.checkpoints().join(format!("{TEMPORARY}{STEP}{step:0STEP_DIGITS$}.g{generation}"))
+    }
+
     /// A path beside the checkpoints that no other save uses.
     pub(crate) fn temporary(&self, purpose: &str) -> PathBuf {
         temporary_in(&self.checkpoints(), purpose)
@@ -70,10 +118,18 @@ impl Folder {
         Ok(steps)
     }
 
-    /// What saves that never ended have left.
-    pub(crate) fn leftovers(&self) -> Result<Vec<PathBuf>, CheckpointError> {
+    /// Saves under way, and what such that never ended have left.
+    pub(crate) fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
         let names = self.names()?.into_iter().filter(|name| name.starts_with(TEMPORARY));
-        Ok(names.map(|name| self.checkpoints().join(name)).collect())
+        let leftover = |name: String| Leftover { staged: staged(&name), path: self.checkpoints().join(name) };
+        Ok(names.map(leftover).collect())
+    }
+
+    /// Deletes the unfinished saves of generations before this one: their members have left.
+    pub(crate) fn clear_generations_before(&self, generation: u64) -> Result<(), CheckpointError> {
+        let old = |leftover: &Leftover| leftover.staged.is_some_and(|staged| staged.generation < generation);
+        let mut old = self.leftovers()?.into_iter().filter(old);
+        old.try_for_each(|leftover| self.perform(&Operation::Remove(leftover.path)))
     }
 
     fn names(&self) -> Result<Vec<String>, CheckpointError> {
@@ -96,6 +152,25 @@ impl Folder {
             },
         }
     }
+}
+
+/// A file or folder beside the checkpoints that is none.
+pub(crate) struct Leftover {
+    pub(crate) path: PathBuf,
+    /// Which checkpoint it was to become.
+    pub(crate) staged: Option<Staged>,
+}
+
+/// Which checkpoint a save is to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Staged {
+    pub(crate) step: u64,
+    pub(crate) generation: u64,
+}
+
+fn staged(name: &str) -> Option<Staged> {
+    let (step, generation) = name.strip_prefix(TEMPORARY)?.strip_prefix(STEP)?.split_once(".g")?;
+    Some(Staged { step: step.parse().ok()?, generation: generation.parse().ok()? })
 }
 
 /// A path in `folder` that nobody else uses. It is drawn at random: members in containers share process ids.

@@ -1,37 +1,48 @@
 //! Training state ↔ storage. A checkpoint is whole or absent.
 //!
 //! ```text
-//! FOLDER/checkpoints/step-00000120/weights.safetensors     every weight
-//!                                  optimizer.safetensors   every optimiser slot
-//!                                  manifest.json           written last; carries the digests of the others and its own
-//! FOLDER/checkpoints/.tmp-…                                a save in progress, or what a crash left of one
-//! FOLDER/probes/…                                          see [`Folder::probe_write`]
+//! FOLDER/checkpoints/step-00000120/1f6c….chunk      a part of the state, named after its digest
+//!                                  manifest.json    written last: tensors, which bytes are in which chunk, digests, its own too
+//! FOLDER/checkpoints/.tmp-step-00000130.g4          a save in progress by generation 4, or what a crash left of one
+//! FOLDER/probes/…                                   see [`Folder::probe_write`]
 //! ```
 //!
-//! [`Folder::save`] writes into a `.tmp-…` sibling, syncs every file, the manifest last, and renames the folder;
-//! [`Folder::newest`] verifies every digest and falls back to the next older checkpoint where one does not fit.
+//! A state is one sequence of bytes, its [`Layout`]. Of `n` writers each stores a part of it with [`Folder::write_shard`] into a `.tmp-…`
+//! sibling, every file synced; one of them gathers the receipts and gives them to [`Folder::commit`], which writes the manifest and renames
+//! the folder. [`Folder::save`] is both for one writer. A chunk that the
+//! checkpoint before has too is not written again but gets a second name. [`Folder::newest`] verifies every digest, whoever wrote, and falls
+//! back to the next older checkpoint where one does not fit.
 
+mod chunk;
+mod commit;
 mod error;
 mod export;
 mod folder;
+mod layout;
 mod load;
 mod manifest;
 mod operation;
 mod probe;
 mod prune;
 mod save;
+mod shard;
 mod snapshot;
 mod tensors;
+mod version_1;
 
+pub use chunk::{Chunk, ChunkDigest, MAX_CHUNK_BYTES};
+pub use commit::{Facts, Saved};
 pub use error::CheckpointError;
 pub use export::export_model;
 pub use folder::Folder;
+pub use layout::{Layout, Piece};
 pub use load::{Checkpoint, Newest, Skipped};
-pub use manifest::{FORMAT_VERSION, MAX_MANIFEST_BYTES, MAX_OBJECT_BYTES};
+pub use manifest::{FORMAT_VERSION, MAX_MANIFEST_BYTES};
 pub use probe::MAX_TOKEN_BYTES;
 pub use prune::Pruned;
-pub use save::Saved;
+pub use shard::{Shard, ShardReceipt};
 pub use snapshot::{Identity, OwnedTensor, Position, Snapshot, Tensor};
+pub use version_1::MAX_OBJECT_BYTES;
 
 #[cfg(test)]
 mod tests;

@@ -1,14 +1,16 @@
 use std::{
-    collections::BTreeMap,
     fs::File,
     io::{self, Read},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
 use crate::{
-    CheckpointError, Folder, Identity, OwnedTensor, Position, Saved,
-    manifest::{FORMAT_VERSION, MANIFEST, MAX_MANIFEST_BYTES, Manifest, Object, Part, Role, Unusable},
-    tensors,
+    CheckpointError, Folder, Identity, Layout, OwnedTensor, Piece, Position,
+    chunk::Chunk,
+    layout::VALUE_BYTES,
+    manifest::{FORMAT_VERSION, MANIFEST, MAX_MANIFEST_BYTES, Manifest, Role, Stored, Unusable},
+    version_1::read_objects,
 };
 
 /// The newest state that is whole, and what was passed over on the way to it.
@@ -36,6 +38,8 @@ pub struct Skipped {
 pub struct Checkpoint {
     /// Its folder.
     pub path: PathBuf,
+    /// Whose it is.
+    pub identity: Identity,
     /// Where training stands.
     pub position: Position,
     /// As it was saved.
@@ -44,6 +48,8 @@ pub struct Checkpoint {
     pub time: String,
     /// As it was saved.
     pub communication: Option<String>,
+    /// Version of its format.
+    pub format_version: u64,
     /// The model's parameters, in the order they were saved.
     pub weights: Vec<OwnedTensor>,
     /// The optimiser's slots, in the order they were saved.
@@ -52,17 +58,6 @@ pub struct Checkpoint {
     pub bytes: u64,
     /// blake3 of its manifest.
     pub manifest_digest: [u8; 32],
-}
-
-impl Checkpoint {
-    pub(crate) fn saved(&self) -> Saved {
-        Saved {
-            step: self.position.step,
-            path: self.path.clone(),
-            bytes: self.bytes,
-            manifest_digest: self.manifest_digest,
-        }
-    }
 }
 
 impl Folder {
@@ -83,31 +78,94 @@ impl Folder {
         Ok(Newest { checkpoint: None, skipped })
     }
 
-    /// The checkpoint of `step`, or what is wrong with it.
-    pub(crate) fn load(&self, step: u64, expected: &Identity) -> Result<Result<Checkpoint, String>, CheckpointError> {
+    /// The values that the bytes of `range` are in the checkpoint of `step`, or what is wrong with it. Only the chunks that have some of
+    /// them are read and verified: a member that needs a part need not read all.
+    ///
+    /// # Errors
+    /// As of [`Folder::newest`].
+    ///
+    /// # Panics
+    /// When the range does not begin and end at a value of the checkpoint's arena.
+    pub fn load_range(
+        &self,
+        step: u64,
+        expected: &Identity,
+        range: Range<u64>,
+    ) -> Result<Result<Vec<f32>, String>, CheckpointError> {
         let path = self.step(step);
-        let (manifest, manifest_digest, manifest_bytes) = match read_manifest(&path) {
+        let read = self.manifest_of(step).and_then(|(manifest, ..)| {
+            let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
+            Ok((manifest, layout))
+        });
+        let (manifest, layout) = match read {
             Ok(read) => read,
             Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
         };
         refuse_foreign(&path, &manifest.identity, expected)?;
-        if manifest.position.step != step {
-            return Ok(Err(format!("{MANIFEST} is of step {}", manifest.position.step)));
+        let wanted = layout.values_of(&range);
+        match read_range(&path, &manifest, &layout, range) {
+            Ok(values) => {
+                assert_eq!(values.len(), wanted.len(), "values {wanted:?} of {}", path.display());
+                Ok(Ok(values))
+            }
+            Err(Unusable::Damaged(reason)) => Ok(Err(reason)),
+            Err(other) => Err(other.at(path)),
         }
-        let bytes = manifest_bytes + manifest.objects.iter().map(|object| object.bytes).sum::<u64>();
-        let (weights, slots) = match read_objects(&path, &manifest) {
+    }
+
+    /// The checkpoint of `step`, or what is wrong with it.
+    pub(crate) fn load(&self, step: u64, expected: &Identity) -> Result<Result<Checkpoint, String>, CheckpointError> {
+        self.read(step, |path, found| refuse_foreign(path, found, expected))
+    }
+
+    /// The checkpoint of `step` whose identity `accept`s, or what is wrong with it.
+    pub(crate) fn read(
+        &self,
+        step: u64,
+        accept: impl FnOnce(&Path, &Identity) -> Result<(), CheckpointError>,
+    ) -> Result<Result<Checkpoint, String>, CheckpointError> {
+        let path = self.step(step);
+        let (manifest, manifest_digest, manifest_bytes) = match self.manifest_of(step) {
             Ok(read) => read,
             Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
         };
-        let Manifest { position, state_digest, time, communication, .. } = manifest;
-        Ok(Ok(Checkpoint { path, position, state_digest, time, communication, weights, slots, bytes, manifest_digest }))
+        accept(&path, &manifest.identity)?;
+        let bytes = manifest_bytes + manifest.stored_bytes();
+        let (weights, slots) = match read_state(&path, &manifest) {
+            Ok(read) => read,
+            Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
+            Err(other) => return Err(other.at(path)),
+        };
+        let Manifest { position, state_digest, time, identity, communication, format_version, .. } = manifest;
+        Ok(Ok(Checkpoint {
+            path,
+            identity,
+            position,
+            state_digest,
+            time,
+            communication,
+            format_version,
+            weights,
+            slots,
+            bytes,
+            manifest_digest,
+        }))
+    }
+
+    /// The manifest of `step` with its digest and length.
+    pub(crate) fn manifest_of(&self, step: u64) -> Result<(Manifest, [u8; 32], u64), Unusable> {
+        let read = read_manifest(&self.step(step))?;
+        match read.0.position.step {
+            found if found == step => Ok(read),
+            found => Err(Unusable::Damaged(format!("{MANIFEST} is of step {found}"))),
+        }
     }
 
     /// Whether the manifest of `step` is whole and says that another job wrote it, or may say so.
     pub(crate) fn is_foreign(&self, step: u64, expected: &Identity) -> bool {
-        match read_manifest(&self.step(step)) {
+        match self.manifest_of(step) {
             Ok((manifest, ..)) => manifest.identity != *expected,
             Err(Unusable::Damaged(_)) => false,
             Err(Unusable::Newer(_) | Unusable::Unread(_)) => true,
@@ -143,86 +201,135 @@ fn read_manifest(folder: &Path) -> Result<(Manifest, [u8; 32], u64), Unusable> {
     Ok((manifest, *blake3::hash(&bytes).as_bytes(), bytes.len() as u64))
 }
 
-fn read_objects(folder: &Path, manifest: &Manifest) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
-    let damaged = |reason: String| Err(Unusable::Damaged(reason));
-    let mut found = BTreeMap::new();
-    for object in &manifest.objects {
-        for (name, tensor) in read_object(folder, object)? {
-            if found.insert(name.clone(), tensor).is_some() {
-                return damaged(format!("tensor {name} is stored twice"));
+fn read_state(folder: &Path, manifest: &Manifest) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
+    match &manifest.stored {
+        Stored::Objects(objects) => read_objects(folder, objects, &manifest.tensors),
+        Stored::Chunks(chunks) => {
+            let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
+            read_chunks(folder, chunks, &layout)
+        }
+    }
+}
+
+fn read_range(folder: &Path, manifest: &Manifest, layout: &Layout, range: Range<u64>) -> Result<Vec<f32>, Unusable> {
+    let mut values = Vec::new();
+    match &manifest.stored {
+        Stored::Objects(objects) => {
+            let (weights, slots) = read_objects(folder, objects, &manifest.tensors)?;
+            let tensors: Vec<_> = weights.iter().chain(&slots).collect();
+            for Piece { tensor, values: within, .. } in layout.pieces(range) {
+                values.extend_from_slice(&tensors[tensor].values[within]);
+            }
+        }
+        Stored::Chunks(chunks) => {
+            let mut bytes = Vec::new();
+            let overlapping = |chunk: &&Chunk| chunk.start < range.end && range.start < chunk.range().end;
+            for chunk in chunks.iter().filter(overlapping) {
+                read_chunk(folder, chunk, &mut bytes)?;
+                let within = |at: u64| (at.clamp(chunk.start, chunk.range().end) - chunk.start) as usize;
+                extend(&mut values, bytes[within(range.start)..within(range.end)].as_chunks().0);
             }
         }
     }
-    let (mut weights, mut slots) = (Vec::new(), Vec::new());
-    for entry in &manifest.tensors {
-        let name = &entry.name;
-        let tensor = found.remove(name).ok_or_else(|| Unusable::Damaged(format!("tensor {name} is missing")))?;
-        if tensor.shape != entry.shape || Some(tensor.values.len()) != entry.elements() {
-            return damaged(format!("tensor {name} has shape {:?}, {MANIFEST} says {:?}", tensor.shape, entry.shape));
-        }
-        match entry.role {
-            Role::Weight => weights.push(tensor),
-            Role::Slot => slots.push(tensor),
-        }
-    }
-    match found.first_key_value() {
-        None => Ok((weights, slots)),
-        Some((name, _)) => damaged(format!("tensor {name} is not in {MANIFEST}")),
-    }
+    Ok(values)
 }
 
-fn read_object(folder: &Path, object: &Object) -> Result<BTreeMap<String, OwnedTensor>, Unusable> {
-    let damaged = |reason: String| Err(Unusable::Damaged(reason));
-    let Object { file, bytes: expected, blake3, parts } = object;
-    let bytes = read_file(&folder.join(file), |length| {
-        if length == *expected {
-            return Ok(());
-        }
-        Err(format!("{file} has {length} bytes, {MANIFEST} says {expected}"))
-    })?;
-    if blake3::hash(&bytes).to_hex().as_str() != blake3 {
-        return damaged(format!("{file} does not have the digest that {MANIFEST} states"));
-    }
-    let tensors = tensors::from_bytes(&bytes).map_err(|problem| Unusable::Damaged(format!("{file}: {problem}")))?;
-    for Part { tensor, start, end } in parts {
-        let elements = tensors.get(tensor).map(|tensor| tensor.values.len());
-        if (*start, Some(*end)) != (0, elements) {
-            return damaged(format!(
-                "{file} holds {elements:?} elements of {tensor}, {MANIFEST} says {start} to {end}"
-            ));
-        }
-    }
-    Ok(tensors)
+fn extend(values: &mut Vec<f32>, bytes: &[[u8; VALUE_BYTES as usize]]) {
+    values.extend(bytes.iter().map(|value| f32::from_le_bytes(*value)));
 }
 
-/// Reads a regular file whose length `accept`s. Reserves no more than that length, and fails where memory cannot hold it.
-fn read_file(path: &Path, accept: impl FnOnce(u64) -> Result<(), String>) -> Result<Vec<u8>, Unusable> {
-    let name = path.file_name().unwrap_or_default().display().to_string();
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            Unusable::Damaged(format!("{name} cannot be read: {error}"))
-        }
-        _ => Unusable::Unread(error),
-    };
-    // A pipe would hold up the reader, hence the look before opening.
-    let metadata = path.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(Unusable::Damaged(format!("{name} is no regular file")));
+/// The weights and slots that `layout` names, from chunks that are known to tile it.
+fn read_chunks(
+    folder: &Path,
+    chunks: &[Chunk],
+    layout: &Layout,
+) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
+    // Before memory is reserved for what a manifest says.
+    for chunk in chunks {
+        look_at(&folder.join(chunk.file()), |length| chunk.accept(length))?;
     }
-    accept(metadata.len()).map_err(Unusable::Damaged)?;
+    let mut tensors = Vec::with_capacity(layout.entries().len());
+    for entry in layout.entries() {
+        let (mut values, elements) = (Vec::new(), entry.elements().unwrap_or(0));
+        let reserved = values.try_reserve_exact(elements);
+        reserved.map_err(|error| Unusable::Damaged(format!("tensor {} cannot be held: {error}", entry.name)))?;
+        tensors.push(OwnedTensor { name: entry.name.clone(), shape: entry.shape.clone(), values });
+    }
     let mut bytes = Vec::new();
-    let reserved = bytes.try_reserve_exact(metadata.len() as usize);
+    for chunk in chunks {
+        read_chunk(folder, chunk, &mut bytes)?;
+        let mut rest = bytes.as_chunks().0;
+        // Chunks come in order, and so do the values of each tensor.
+        for piece in layout.pieces(chunk.range()) {
+            let (values, after) = rest.split_at(piece.values.len());
+            extend(&mut tensors[piece.tensor].values, values);
+            rest = after;
+        }
+    }
+    let weights = layout.entries().iter().filter(|entry| entry.role == Role::Weight).count();
+    let slots = tensors.split_off(weights);
+    Ok((tensors, slots))
+}
+
+/// The bytes of a chunk, verified.
+pub(crate) fn read_chunk(folder: &Path, chunk: &Chunk, bytes: &mut Vec<u8>) -> Result<(), Unusable> {
+    let file = chunk.file();
+    read_file_into(&folder.join(&file), |length| chunk.accept(length), bytes)?;
+    chunk.check(bytes).map_err(|problem| Unusable::Damaged(format!("{file} {problem}")))
+}
+
+/// Reads a regular file whose length `accept`s.
+pub(crate) fn read_file(path: &Path, accept: impl FnOnce(u64) -> Result<(), String>) -> Result<Vec<u8>, Unusable> {
+    let mut bytes = Vec::new();
+    read_file_into(path, accept, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// As [`read_file`], in place of what `bytes` held. Reserves no more than the file's length, and fails where memory cannot hold it.
+fn read_file_into(
+    path: &Path,
+    accept: impl FnOnce(u64) -> Result<(), String>,
+    bytes: &mut Vec<u8>,
+) -> Result<(), Unusable> {
+    let length = look_at(path, accept)?;
+    let name = name_of(path);
+    bytes.clear();
+    let reserved = bytes.try_reserve_exact(length as usize);
     reserved.map_err(|error| Unusable::Damaged(format!("{name} cannot be read: {error}")))?;
-    File::open(path).and_then(|file| file.take(metadata.len()).read_to_end(&mut bytes)).map_err(failed)?;
-    if bytes.len() as u64 != metadata.len() {
+    let read = File::open(path).and_then(|file| file.take(length).read_to_end(bytes));
+    read.map_err(|error| unread(path, error))?;
+    if bytes.len() as u64 != length {
         return Err(Unusable::Damaged(format!("{name} shrank while it was read")));
     }
-    Ok(bytes)
+    Ok(())
+}
+
+/// The length of a regular file, which `accept`s it. A pipe would hold up the reader, hence the look before opening.
+fn look_at(path: &Path, accept: impl FnOnce(u64) -> Result<(), String>) -> Result<u64, Unusable> {
+    let metadata = path.metadata().map_err(|error| unread(path, error))?;
+    if !metadata.is_file() {
+        return Err(Unusable::Damaged(format!("{} is no regular file", name_of(path))));
+    }
+    accept(metadata.len()).map_err(Unusable::Damaged)?;
+    Ok(metadata.len())
+}
+
+fn unread(path: &Path, error: io::Error) -> Unusable {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            Unusable::Damaged(format!("{} cannot be read: {error}", name_of(path)))
+        }
+        _ => Unusable::Unread(error),
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().display().to_string()
 }
 
 impl Unusable {
     /// What a caller is told of a checkpoint that is not damaged but cannot be used.
-    fn at(self, path: PathBuf) -> CheckpointError {
+    pub(crate) fn at(self, path: PathBuf) -> CheckpointError {
         match self {
             Self::Newer(found) => CheckpointError::NewerFormat { path, found, supported: FORMAT_VERSION },
             Self::Unread(source) => CheckpointError::Storage { attempt: "reading", path, source },

@@ -1,22 +1,18 @@
 //! The manifest of a checkpoint: JSON whose last field is the blake3 digest of all bytes before that field, so that it
 //! vouches for itself as it does for the other files.
 
-use std::io;
+use std::{collections::BTreeMap, io};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Identity, Position, Tensor};
+use crate::{Identity, Layout, MAX_CHUNK_BYTES, Position, chunk::Chunk, layout::VALUE_BYTES, version_1::Object};
 
-/// Version of the layout that this program writes, and the newest that it reads. Every version ends in the digest.
-pub const FORMAT_VERSION: u64 = 1;
+/// Version of the format that this program writes, and the newest that it reads. Every version ends in the digest.
+pub const FORMAT_VERSION: u64 = 2;
 /// The greatest manifest that is read.
 pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
-/// The greatest object that is read.
-pub const MAX_OBJECT_BYTES: u64 = 64 << 30;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-pub(crate) const WEIGHTS: &str = "weights.safetensors";
-pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
 
 const DIGEST_BEFORE: &str = ",\n  \"digest\": \"";
 const DIGEST_AFTER: &str = "\"\n}\n";
@@ -26,6 +22,9 @@ const F32: &str = "F32";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     pub(crate) format_version: u64,
+    /// The oldest version whose programs read it; version 1 does not say, and means its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) readable_from: Option<u64>,
     /// The program that wrote it, for people.
     pub(crate) writer: String,
     pub(crate) time: String,
@@ -35,11 +34,12 @@ pub(crate) struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) communication: Option<String>,
     pub(crate) tensors: Vec<Entry>,
-    pub(crate) objects: Vec<Object>,
+    #[serde(flatten)]
+    pub(crate) stored: Stored,
 }
 
 /// A logical tensor.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) role: Role,
@@ -47,34 +47,30 @@ pub(crate) struct Entry {
     pub(crate) dtype: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
     Weight,
     Slot,
 }
 
-/// A stored file and the parts of tensors in it.
+/// Which files hold the tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Object {
-    pub(crate) file: String,
-    pub(crate) bytes: u64,
-    pub(crate) blake3: String,
-    pub(crate) parts: Vec<Part>,
-}
-
-/// Elements `start..end` of a tensor; this version stores each tensor whole in one object.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Part {
-    pub(crate) tensor: String,
-    pub(crate) start: usize,
-    pub(crate) end: usize,
+pub(crate) enum Stored {
+    /// From version 2 on: chunks of the arena, one after another.
+    #[serde(rename = "chunks")]
+    Chunks(Vec<Chunk>),
+    /// Version 1: files of whole tensors.
+    #[serde(rename = "objects")]
+    Objects(Vec<Object>),
 }
 
 /// The part of any version's manifest that says whether the rest is understood.
 #[derive(Deserialize)]
 struct Version {
     format_version: u64,
+    #[serde(default)]
+    readable_from: Option<u64>,
 }
 
 /// A manifest that is of no use.
@@ -89,26 +85,14 @@ pub(crate) enum Unusable {
 }
 
 impl Entry {
-    pub(crate) fn of(tensor: &Tensor<'_>, role: Role) -> Self {
-        Self { name: tensor.name.to_owned(), role, shape: tensor.shape.to_vec(), dtype: F32.to_owned() }
+    pub(crate) fn of(name: &str, shape: &[usize], role: Role) -> Self {
+        Self { name: name.to_owned(), role, shape: shape.to_vec(), dtype: F32.to_owned() }
     }
 
     /// Number of elements; `None` where no memory could hold them.
     pub(crate) fn elements(&self) -> Option<usize> {
         let elements = self.shape.iter().try_fold(1_usize, |product, length| product.checked_mul(*length));
         elements.filter(|elements| elements.checked_mul(4).is_some())
-    }
-}
-
-impl Object {
-    pub(crate) fn of(file: &str, bytes: &[u8], tensors: &[Tensor<'_>]) -> Self {
-        let part = |tensor: &Tensor<'_>| Part { tensor: tensor.name.to_owned(), start: 0, end: tensor.values.len() };
-        Self {
-            file: file.to_owned(),
-            bytes: bytes.len() as u64,
-            blake3: blake3::hash(bytes).to_hex().to_string(),
-            parts: tensors.iter().map(part).collect(),
-        }
     }
 }
 
@@ -129,8 +113,8 @@ impl Manifest {
             return Err(damaged("does not have the digest that it states"));
         }
         let unreadable = |error: serde_json::Error| damaged(&format!("cannot be read: {error}"));
-        let Version { format_version } = serde_json::from_slice(bytes).map_err(unreadable)?;
-        if format_version > FORMAT_VERSION {
+        let Version { format_version, readable_from } = serde_json::from_slice(bytes).map_err(unreadable)?;
+        if readable_from.unwrap_or(format_version) > FORMAT_VERSION {
             return Err(Unusable::Newer(format_version));
         }
         let manifest: Self = serde_json::from_slice(bytes).map_err(unreadable)?;
@@ -140,24 +124,51 @@ impl Manifest {
 
     /// What the digest cannot tell: a manifest may be whole and still ask for files elsewhere or for absurd sizes.
     fn check(&self) -> Result<(), String> {
-        for object in &self.objects {
-            if !is_plain_name(&object.file) || object.file == MANIFEST {
-                return Err(format!("names the object `{}`, which is no plain file name", object.file));
-            }
-            if object.bytes > MAX_OBJECT_BYTES {
-                return Err(format!(
-                    "gives {} {} bytes, at most {MAX_OBJECT_BYTES} are read",
-                    object.file, object.bytes
-                ));
-            }
-        }
         for Entry { name, dtype, .. } in &self.tensors {
             if dtype != F32 {
                 return Err(format!("gives tensor {name} the dtype {dtype}, only {F32} is read"));
             }
         }
-        Ok(())
+        let layout = Layout::of(self.tensors.clone())?;
+        match &self.stored {
+            Stored::Objects(objects) => objects.iter().try_for_each(Object::check),
+            Stored::Chunks(chunks) => tile(chunks, layout.bytes()),
+        }
     }
+
+    /// Bytes of the files that it names, each counted once.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        match &self.stored {
+            Stored::Objects(objects) => objects.iter().map(|object| object.bytes).sum(),
+            Stored::Chunks(chunks) => files(chunks).values().sum(),
+        }
+    }
+}
+
+/// The files of chunks, with their lengths.
+pub(crate) fn files(chunks: &[Chunk]) -> BTreeMap<String, u64> {
+    chunks.iter().map(|chunk| (chunk.file(), chunk.bytes)).collect()
+}
+
+/// Whether chunks are the whole arena of `bytes`, one after another.
+pub(crate) fn tile(chunks: &[Chunk], bytes: u64) -> Result<(), String> {
+    let mut end = 0;
+    for chunk in chunks {
+        let Chunk { start, bytes: length, .. } = *chunk;
+        if start != end {
+            return Err(format!("has a chunk from byte {start} where byte {end} is next"));
+        }
+        if !(1..=MAX_CHUNK_BYTES).contains(&length) || !length.is_multiple_of(VALUE_BYTES) {
+            return Err(format!(
+                "has a chunk of {length} bytes; one has whole values, at most {MAX_CHUNK_BYTES} bytes"
+            ));
+        }
+        end = chunk.range().end;
+    }
+    if end != bytes {
+        return Err(format!("has chunks of {end} bytes for tensors of {bytes}"));
+    }
+    Ok(())
 }
 
 /// Letters, digits, `-`, `_` and `.`, not starting with a dot: a name in this folder and nowhere else.

@@ -1,7 +1,8 @@
-//! What a save does to the file system, as values: the order is what makes a checkpoint whole or absent, so it is decided
-//! in one place, and a test can stop after any of its parts.
+//! What changes the file system, as values: their order is what makes a checkpoint whole or absent, so that a test can end a process
+//! before, in the middle of and after each of them.
 
 use std::{
+    fmt,
     fs::{self, File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
@@ -9,25 +10,72 @@ use std::{
 
 use crate::CheckpointError;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
-    /// Makes a folder that is not there yet.
+/// Bytes that are made and used at a time: they stay in a core's cache.
+const BLOCK_BYTES: usize = 256 << 10;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Operation<'a> {
+    /// Makes a folder unless it is there.
     Create(PathBuf),
     /// Writes a file that is not there yet and waits until its bytes are stored.
-    Write(PathBuf, Vec<u8>),
+    Write(PathBuf, Contents<'a>),
+    /// Gives a file, the first, a second name.
+    Link(PathBuf, PathBuf),
     /// Waits until the names in a folder are stored.
     Sync(PathBuf),
     /// Moves a file or folder, in one instant; onto a file replaces it.
     Rename(PathBuf, PathBuf),
+    /// Deletes a file, or a folder with all that is in it.
+    Remove(PathBuf),
 }
 
-impl Operation {
-    pub(crate) fn perform(&self) -> Result<(), CheckpointError> {
+/// What a file gets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Contents<'a> {
+    Bytes(&'a [u8]),
+    /// Values one after another, little-endian.
+    Values(&'a [&'a [f32]]),
+}
+
+impl Contents<'_> {
+    /// All the bytes, in blocks.
+    pub(crate) fn each_block(&self, mut act: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         match self {
-            Self::Create(path) => fs::create_dir(path).map_err(|error| of("creating", path, error)),
-            Self::Write(path, bytes) => write(path, bytes).map_err(|error| of("writing", path, error)),
-            Self::Sync(path) => sync_folder(path).map_err(|error| of("syncing", path, error)),
-            Self::Rename(from, to) => fs::rename(from, to).map_err(|error| of("renaming to", to, error)),
+            Self::Bytes(bytes) => bytes.chunks(BLOCK_BYTES).try_for_each(act),
+            Self::Values(parts) => {
+                let mut block = vec![0; BLOCK_BYTES];
+                let values = parts.iter().flat_map(|part| part.chunks(BLOCK_BYTES / size_of::<f32>()));
+                for values in values {
+                    let block = &mut block[..size_of_val(values)];
+                    for (bytes, value) in block.as_chunks_mut().0.iter_mut().zip(values) {
+                        *bytes = value.to_le_bytes();
+                    }
+                    act(block)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Performs operations: the file system, or a test that ends in the middle.
+pub(crate) trait Perform: fmt::Debug + Send + Sync {
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError>;
+}
+
+/// The file system.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FileSystem;
+
+impl Perform for FileSystem {
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        match operation {
+            Operation::Create(path) => create(path).map_err(|error| of("creating", path, error)),
+            Operation::Write(path, contents) => write(path, contents).map_err(|error| of("writing", path, error)),
+            Operation::Link(from, to) => fs::hard_link(from, to).map_err(|error| of("linking", to, error)),
+            Operation::Sync(path) => sync_folder(path).map_err(|error| of("syncing", path, error)),
+            Operation::Rename(from, to) => fs::rename(from, to).map_err(|error| of("renaming to", to, error)),
+            Operation::Remove(path) => remove(path).map_err(|error| of("deleting", path, error)),
         }
     }
 }
@@ -37,10 +85,21 @@ pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn create(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        other => other,
+    }
+}
+
+fn write(path: &Path, contents: &Contents<'_>) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
-    file.write_all(bytes)?;
+    contents.each_block(|block| file.write_all(block))?;
     file.sync_all()
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    if path.symlink_metadata()?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
 }
 
 fn of(attempt: &'static str, path: &Path, source: io::Error) -> CheckpointError {

@@ -1,6 +1,10 @@
 use std::{fs, io, path::PathBuf};
 
-use crate::{CheckpointError, Folder, folder::temporary_in, manifest::is_plain_name, operation::Operation};
+use crate::{
+    CheckpointError, Folder,
+    manifest::is_plain_name,
+    operation::{Contents, Operation},
+};
 
 /// The longest token of a probe.
 pub const MAX_TOKEN_BYTES: usize = 128;
@@ -14,11 +18,8 @@ impl Folder {
     /// [`CheckpointError::Token`], or any error of the storage.
     pub fn probe_write(&self, token: &str) -> Result<(), CheckpointError> {
         let path = self.probe(token)?;
-        let temporary = temporary_in(&self.probes(), "probe");
-        let write = Operation::Write(temporary.clone(), token.as_bytes().to_vec());
-        [write, Operation::Rename(temporary, path), Operation::Sync(self.probes())]
-            .iter()
-            .try_for_each(Operation::perform)
+        self.store(&path, Contents::Bytes(token.as_bytes()))?;
+        self.perform(&Operation::Sync(self.probes()))
     }
 
     /// Whether `token`, which another member left, is here. A network file system may take seconds to show it: ask again.

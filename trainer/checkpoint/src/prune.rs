@@ -1,6 +1,10 @@
-use std::{fs, num::NonZeroU32, path::PathBuf};
+use std::num::NonZeroU32;
 
-use crate::{CheckpointError, Folder, Identity, operation::sync_folder};
+use crate::{
+    CheckpointError, Folder, Identity, Position,
+    folder::{Leftover, Staged},
+    operation::Operation,
+};
 
 /// What was deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,34 +18,40 @@ pub struct Pruned {
 impl Folder {
     /// Keeps the newest `keep_last` checkpoints of this job and removes the older ones and what torn saves left. Reads and
     /// verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged ones that are newer than
-    /// it, and other jobs' ones, stay. To be called by the one member that saves, between saves.
+    /// it, other jobs' ones, and saves of later steps that may be under way stay. To be called by the one member that commits.
     ///
     /// # Errors
     /// As of [`Folder::newest`]; [`CheckpointError::Storage`] where something cannot be deleted.
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
         let mut pruned = Pruned::default();
-        if let Some(newest) = self.newest(expected)?.checkpoint {
-            let older = self.steps()?.into_iter().filter(|step| *step < newest.position.step);
+        let newest = self.newest(expected)?.checkpoint.map(|newest| newest.position);
+        let stale: Vec<_> = self.leftovers()?.into_iter().filter(|leftover| is_stale(leftover, newest)).collect();
+        pruned.leftovers = stale.len();
+        stale.into_iter().try_for_each(|leftover| self.perform(&Operation::Remove(leftover.path)))?;
+        if let Some(newest) = newest {
+            let older = self.steps()?.into_iter().filter(|step| *step < newest.step);
             for step in older.skip(keep_last.get() as usize - 1).filter(|step| !self.is_foreign(*step, expected)) {
-                self.set_aside(step)?;
+                self.delete(step)?;
                 pruned.steps.push(step);
             }
         }
-        let leftovers = self.leftovers()?;
-        pruned.leftovers = leftovers.len() - pruned.steps.len();
-        leftovers.into_iter().try_for_each(remove)?;
         Ok(pruned)
     }
 
     /// Renames a checkpoint first: half of one must not look like a whole one.
-    fn set_aside(&self, step: u64) -> Result<(), CheckpointError> {
-        let (path, aside) = (self.step(step), self.temporary(&format!("deleted-{step}")));
-        let renamed = fs::rename(&path, aside).and_then(|()| sync_folder(&self.checkpoints()));
-        renamed.map_err(|source| CheckpointError::of("deleting", path, source))
+    fn delete(&self, step: u64) -> Result<(), CheckpointError> {
+        let aside = self.temporary(&format!("deleted-{step}"));
+        self.perform(&Operation::Rename(self.step(step), aside.clone()))?;
+        self.perform(&Operation::Sync(self.checkpoints()))?;
+        self.perform(&Operation::Remove(aside))
     }
 }
 
-fn remove(path: PathBuf) -> Result<(), CheckpointError> {
-    let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-    removed.map_err(|source| CheckpointError::of("deleting", path, source))
+/// Whether nobody can be writing it: the newest checkpoint is of that step or a later one, or of a later generation.
+fn is_stale(leftover: &Leftover, newest: Option<Position>) -> bool {
+    match (leftover.staged, newest) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(Staged { step, generation }), Some(newest)) => step <= newest.step || generation < newest.generation,
+    }
 }

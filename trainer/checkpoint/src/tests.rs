@@ -2,19 +2,42 @@ mod crash;
 mod damage;
 mod kill;
 mod refusal;
+mod reshard;
 mod state;
+mod unchanged;
 
-use std::{collections::BTreeMap, fs, num::NonZeroU32};
+use std::{collections::BTreeMap, fs, num::NonZeroU32, path::Path};
 
 use self::state::State;
-use crate::{Folder, Tensor, export_model};
+use crate::{CheckpointError, Folder, Saved, ShardReceipt, Tensor, export_model};
 
-fn keep(last: u32) -> NonZeroU32 {
-    NonZeroU32::new(last).expect("not zero")
+/// Bytes of a chunk in most of these tests, so that a small state has many.
+const CHUNK_BYTES: u64 = 16;
+
+fn open(path: &Path) -> Folder {
+    let mut folder = Folder::open(path).expect("opens");
+    folder.chunk_bytes = CHUNK_BYTES;
+    folder
+}
+
+fn number(of: u32) -> NonZeroU32 {
+    NonZeroU32::new(of).expect("not zero")
 }
 
 fn save(folder: &Folder, step: u64) {
     State::at(step).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+}
+
+/// Saves in `writers` parts, whose receipts travel as JSON.
+fn save_in_parts(folder: &Folder, step: u64, writers: u32) -> Result<Saved, CheckpointError> {
+    let state = State::at(step);
+    let receipts = (0..writers).map(|writer| {
+        let receipt = state.write(folder, writer, number(writers))?;
+        let sent = serde_json::to_vec(&receipt).expect("JSON");
+        Ok(serde_json::from_slice::<ShardReceipt>(&sent).expect("JSON"))
+    });
+    let receipts = receipts.collect::<Result<Vec<_>, _>>()?;
+    folder.commit(&state.facts(), &state.layout(), &receipts)
 }
 
 /// The step of the newest checkpoint, which must hold the state of that step, and the steps that were skipped.
@@ -31,7 +54,7 @@ fn newest(folder: &Folder) -> (Option<u64>, Vec<u64>) {
 #[test]
 fn what_is_saved_is_loaded_bit_for_bit() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     assert_eq!(newest(&folder), (None, vec![]));
     let state = State::at(120);
     let saved = state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
@@ -46,7 +69,7 @@ fn what_is_saved_is_loaded_bit_for_bit() {
 #[test]
 fn the_newest_is_the_greatest_step_even_past_eight_digits() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     for step in [99_999_999, 5, 100_000_000, 70] {
         save(&folder, step);
     }
@@ -56,34 +79,50 @@ fn the_newest_is_the_greatest_step_even_past_eight_digits() {
 #[test]
 fn a_step_that_is_saved_twice_is_kept() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     let state = State::at(3);
     let [first, second] = [(); 2].map(|()| state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved"));
     assert_eq!(first, second);
-    assert_eq!(folder.leftovers().expect("listed"), Vec::<std::path::PathBuf>::new());
+    assert_eq!(folder.leftovers().expect("listed").len(), 0);
 }
 
 #[test]
 fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     (1..=5).for_each(|step| save(&folder, step));
-    fs::create_dir_all(folder.temporary("step-6").join("inner")).expect("a torn save");
-    let pruned = folder.prune(keep(2), &State::at(0).identity).expect("pruned");
-    assert_eq!((pruned.steps, pruned.leftovers), (vec![3, 2, 1], 1));
+    for torn in [folder.temporary("step-6"), folder.staging(4, 1), folder.staging(6, 0)] {
+        fs::create_dir_all(torn.join("inner")).expect("a torn save");
+    }
+    let under_way = folder.staging(6, 1);
+    fs::create_dir(&under_way).expect("a save under way");
+    let pruned = folder.prune(number(2), &State::at(0).identity).expect("pruned");
+    assert_eq!((pruned.steps, pruned.leftovers), (vec![3, 2, 1], 3));
     assert_eq!(folder.steps().expect("listed"), [5, 4]);
+    let left: Vec<_> = folder.leftovers().expect("listed").into_iter().map(|leftover| leftover.path).collect();
+    assert_eq!(left, [under_way]);
+}
+
+#[test]
+fn the_first_writer_clears_what_earlier_generations_have_left() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    for torn in [folder.staging(4, 0), folder.staging(9, 0)] {
+        fs::create_dir_all(torn.join("inner")).expect("a torn save");
+    }
+    save(&folder, 5);
     assert_eq!(folder.leftovers().expect("listed").len(), 0);
 }
 
 #[test]
 fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     (1..=3).for_each(|step| save(&folder, step));
     for step in [2, 3] {
-        fs::write(folder.step(step).join("weights.safetensors"), "damaged").expect("written");
+        fs::write(folder.step(step).join("manifest.json"), "damaged").expect("written");
     }
-    let pruned = folder.prune(keep(1), &State::at(0).identity).expect("pruned");
+    let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
     assert_eq!(pruned.steps, Vec::<u64>::new());
     assert_eq!(newest(&folder), (Some(1), vec![3, 2]));
 }
@@ -119,4 +158,29 @@ fn a_probe_is_seen_in_the_same_folder_only() {
     same.probe_clear("job.1-rank_0").expect("cleared");
     same.probe_clear("job.1-rank_0").expect("cleared already");
     assert!(!shared.probe_seen("job.1-rank_0").expect("read"));
+}
+
+#[test]
+fn what_version_1_has_saved_is_read_and_goes_on_in_this_version() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/version-1/checkpoints/step-00000120");
+    fs::create_dir(folder.step(120)).expect("made");
+    for file in fs::read_dir(recorded).expect("recorded") {
+        let file = file.expect("readable");
+        fs::copy(file.path(), folder.step(120).join(file.file_name())).expect("copied");
+    }
+    assert_eq!(newest(&folder), (Some(120), vec![]));
+    let version = |folder: &Folder| {
+        folder.newest(&State::at(0).identity).expect("ours").checkpoint.expect("whole").format_version
+    };
+    assert_eq!(version(&folder), 1);
+    save(&folder, 121);
+    assert_eq!((newest(&folder), version(&folder)), ((Some(121), vec![]), 2));
+    let file = folder.step(120).join("optimizer.safetensors");
+    let mut bytes = fs::read(&file).expect("readable");
+    *bytes.last_mut().expect("not empty") ^= 1;
+    fs::write(&file, bytes).expect("written");
+    fs::remove_dir_all(folder.step(121)).expect("removed");
+    assert_eq!(newest(&folder), (None, vec![120]));
 }

@@ -148,7 +148,10 @@ fn borrowed(tensors: &[lockstep_nn::StateTensor]) -> Vec<Tensor<'_>> {
 fn refused(uri: &str, error: &CheckpointError) -> Failure {
     let message = format!("spec.checkpoint.uri: {uri}: {error}");
     match error {
-        CheckpointError::Storage { .. } | CheckpointError::Full { .. } => Failure::retry(message),
+        CheckpointError::Storage { .. }
+        | CheckpointError::Full { .. }
+        | CheckpointError::Shards { .. }
+        | CheckpointError::Cancelled { .. } => Failure::retry(message),
         _ => Failure::fatal(message),
     }
 }

@@ -1,60 +1,127 @@
-use std::fs;
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
-use super::{newest, save, state::State};
-use crate::{Folder, operation::Operation, save::Files};
+use super::{newest, number, open, save, save_in_parts, state::State};
+use crate::{
+    CheckpointError, Folder,
+    operation::{FileSystem, Operation, Perform},
+};
 
-/// The operations of saving `step`.
-fn operations_of(folder: &Folder, step: u64, replace_damaged: bool) -> Vec<Operation> {
-    let files = State::at(step).with_snapshot(Files::of).expect("tensors fit");
-    folder.operations(step, files, &folder.temporary("crash"), replace_damaged)
+/// Performs so many operations, half of the next one where that is a write, and then nothing: the process has ended.
+#[derive(Debug)]
+struct Crashing {
+    after: usize,
+    begun: AtomicUsize,
 }
 
-/// Performs the first `count` operations, and half of the next one where that is a write.
-fn crash_after(operations: &[Operation], count: usize) {
-    operations[..count].iter().try_for_each(Operation::perform).expect("performed");
-    if let Some(Operation::Write(path, bytes)) = operations.get(count) {
-        fs::write(path, &bytes[..bytes.len() / 2]).expect("written in part");
+impl Perform for Crashing {
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed);
+        if number < self.after {
+            return FileSystem.perform(operation);
+        }
+        match operation {
+            Operation::Write(path, contents) if number == self.after => {
+                let mut bytes = Vec::new();
+                contents
+                    .each_block(|block| {
+                        bytes.extend_from_slice(block);
+                        Ok(())
+                    })
+                    .expect("read");
+                fs::write(path, &bytes[..bytes.len() / 2]).expect("written in part");
+            }
+            Operation::Remove(path) if number == self.after && path.is_dir() => {
+                let first = fs::read_dir(path).expect("a folder").next();
+                let part = first.map(|entry| Operation::Remove(entry.expect("readable").path()));
+                part.iter().try_for_each(|part| FileSystem.perform(part)).expect("removed");
+            }
+            _ => {}
+        }
+        Err(CheckpointError::of("ending before", "the next operation".into(), std::io::ErrorKind::Other.into()))
     }
+}
+
+/// What `act` does with a process that ends after so many operations; how many it would perform.
+fn crash_after(after: usize, root: &Path, act: impl FnOnce(&Folder)) -> usize {
+    let crashing = Arc::new(Crashing { after, begun: AtomicUsize::new(0) });
+    let mut folder = open(root);
+    folder.performer = crashing.clone();
+    act(&folder);
+    crashing.begun.load(Ordering::Relaxed)
+}
+
+/// The newest checkpoint after a crash at each operation of `act`, which follows `before`. Then the step is saved after all.
+fn reached(before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u64> {
+    let mut reached = Vec::new();
+    for after in 0.. {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = open(root.path());
+        before(&folder);
+        let begun = crash_after(after, root.path(), &act);
+        reached.push(newest(&folder).0.expect("one is whole"));
+        save_in_parts(&folder, 2, 3).expect("saved again");
+        assert_eq!(newest(&folder), (Some(2), vec![]), "saved again after a crash at operation {after}");
+        folder.prune(number(1), &State::at(0).identity).expect("pruned");
+        let left: Vec<_> = fs::read_dir(folder.checkpoints()).expect("a folder").collect();
+        assert_eq!(left.len(), 1, "after a crash at operation {after} something is left: {left:?}");
+        if begun <= after {
+            break;
+        }
+    }
+    println!("crashed at each of {} operations", reached.len() - 1);
+    reached
 }
 
 #[test]
-fn a_crash_between_any_two_operations_leaves_the_previous_checkpoint_or_the_new_one() {
-    let operations = {
-        let root = tempfile::tempdir().expect("a folder");
-        operations_of(&Folder::open(root.path()).expect("opens"), 2, false).len()
+fn a_crash_at_any_operation_leaves_the_previous_checkpoint_or_the_new_one() {
+    // As if it had chunks that the next one will have.
+    let with_shared_chunks = |folder: &Folder| {
+        save(folder, 1);
+        let elsewhere = tempfile::tempdir().expect("a folder");
+        let next = save_in_parts(&open(elsewhere.path()), 2, 3).expect("saved").path;
+        for file in fs::read_dir(next).expect("a folder").skip(1).step_by(2) {
+            let file = file.expect("readable");
+            if file.file_name() != "manifest.json" {
+                fs::copy(file.path(), folder.step(1).join(file.file_name())).expect("copied");
+            }
+        }
     };
-    let mut reached = Vec::new();
-    for count in 0..=operations {
-        let root = tempfile::tempdir().expect("a folder");
-        let folder = Folder::open(root.path()).expect("opens");
-        save(&folder, 1);
-        crash_after(&operations_of(&folder, 2, false), count);
-        let (step, skipped) = newest(&folder);
-        assert_eq!(skipped, Vec::<u64>::new(), "after {count} of {operations}: a torn save was taken for a checkpoint");
-        reached.push(step.expect("one is whole"));
-        save(&folder, 2);
-        assert_eq!(newest(&folder).0, Some(2), "saving again after {count}");
+    let cases = [
+        reached(|folder| save(folder, 1), |folder| drop(State::at(2).with_snapshot(|snapshot| folder.save(snapshot)))),
+        reached(|folder| save(folder, 1), |folder| drop(save_in_parts(folder, 2, 3))),
+        reached(with_shared_chunks, |folder| drop(save_in_parts(folder, 2, 3))),
+    ];
+    for found in cases {
+        // The rename is the one moment of change; only the last sync comes after it.
+        let operations = found.len() - 1;
+        assert_eq!(found, [vec![1; operations - 1], vec![2; 2]].concat());
     }
-    // The rename is the one moment of change; only the last sync comes after it.
-    assert_eq!(reached, [vec![1; operations - 1], vec![2; 2]].concat());
 }
 
 #[test]
 fn a_crash_while_a_damaged_checkpoint_is_replaced_leaves_the_one_before() {
-    let operations = {
-        let root = tempfile::tempdir().expect("a folder");
-        operations_of(&Folder::open(root.path()).expect("opens"), 2, true).len()
-    };
-    for count in 0..=operations {
-        let root = tempfile::tempdir().expect("a folder");
-        let folder = Folder::open(root.path()).expect("opens");
-        save(&folder, 1);
-        save(&folder, 2);
+    let before = |folder: &Folder| {
+        save(folder, 1);
+        save(folder, 2);
         fs::write(folder.step(2).join("manifest.json"), "{}").expect("damaged");
-        crash_after(&operations_of(&folder, 2, true), count);
-        let step = newest(&folder).0.expect("one is whole");
-        assert_eq!(step, if count + 1 >= operations { 2 } else { 1 }, "after {count} of {operations}");
-        save(&folder, 2);
-        assert_eq!(newest(&folder), (Some(2), vec![]), "saving again after {count}");
-    }
+    };
+    let found = reached(before, |folder| drop(save_in_parts(folder, 2, 2)));
+    assert_eq!(found, [vec![1; found.len() - 2], vec![2; 2]].concat());
+}
+
+#[test]
+fn a_crash_while_old_checkpoints_are_deleted_leaves_the_newest() {
+    let before = |folder: &Folder| {
+        (0..=2).for_each(|step| save(folder, step));
+        fs::create_dir_all(folder.staging(1, 1).join("inner")).expect("a torn save");
+    };
+    let found = reached(before, |folder| drop(folder.prune(number(1), &State::at(0).identity)));
+    assert_eq!(found, vec![2; found.len()]);
 }

@@ -2,21 +2,31 @@ use std::{fs, path::PathBuf};
 
 use proptest::prelude::*;
 
-use super::{newest, save, state::State};
-use crate::{Folder, manifest::Manifest};
+use super::{CHUNK_BYTES, newest, open, save, state::State};
+use crate::{
+    Chunk, Folder,
+    manifest::{Manifest, Stored},
+    version_1::Object,
+};
 
-const FILES: [&str; 3] = ["weights.safetensors", "optimizer.safetensors", "manifest.json"];
+/// Bits flipped, one after another.
+const FLIPS: usize = 10_000;
 
-struct Stored {
+struct Pair {
     _root: tempfile::TempDir,
     folder: Folder,
 }
 
-impl Stored {
+impl Pair {
     /// Two checkpoints, of steps 1 and 2.
-    fn two() -> Self {
+    fn saved() -> Self {
+        Self::with_chunks_of(CHUNK_BYTES)
+    }
+
+    fn with_chunks_of(bytes: u64) -> Self {
         let root = tempfile::tempdir().expect("a folder");
-        let folder = Folder::open(root.path()).expect("opens");
+        let mut folder = open(root.path());
+        folder.chunk_bytes = bytes;
         save(&folder, 1);
         save(&folder, 2);
         Self { _root: root, folder }
@@ -25,72 +35,116 @@ impl Stored {
     fn file(&self, name: &str) -> PathBuf {
         self.folder.step(2).join(name)
     }
+
+    /// The files of step 2.
+    fn files(&self) -> Vec<String> {
+        let listed = fs::read_dir(self.folder.step(2)).expect("a folder");
+        let mut files: Vec<_> =
+            listed.map(|file| file.expect("readable").file_name().into_string().expect("UTF-8")).collect();
+        files.sort();
+        files
+    }
 }
 
 #[test]
 fn a_flip_of_any_bit_of_any_file_is_detected() {
-    let stored = Stored::two();
-    let whole = FILES.map(|name| fs::read(stored.file(name)).expect("readable"));
-    let total: usize = whole.iter().map(Vec::len).sum();
-    proptest!(ProptestConfig::with_cases(600), |(at in 0..total, bit in 0_u32..8)| {
-        let mut at = at;
-        let mut which = 0;
-        while at >= whole[which].len() {
-            at -= whole[which].len();
-            which += 1;
-        }
+    let stored = Pair::with_chunks_of(48);
+    let files = stored.files();
+    let whole: Vec<_> = files.iter().map(|name| fs::read(stored.file(name)).expect("readable")).collect();
+    let bits = whole.iter().map(Vec::len).sum::<usize>() * 8;
+    // A step that shares no factor with the number of bits meets each of them before any a second time.
+    let stride = (bits / 2 + 1..).find(|stride| gcd(*stride, bits) == 1).expect("a prime is next");
+    let mut detected = 0;
+    for flip in 0..FLIPS {
+        let mut at = flip * stride % bits;
+        let which = whole.iter().position(|bytes| {
+            let here = at < bytes.len() * 8;
+            at -= if here { 0 } else { bytes.len() * 8 };
+            here
+        });
+        let which = which.expect("a file");
         let mut bytes = whole[which].clone();
-        bytes[at] ^= 1_u8 << bit;
-        fs::write(stored.file(FILES[which]), &bytes).expect("written");
-        let found = newest(&stored.folder);
-        fs::write(stored.file(FILES[which]), &whole[which]).expect("restored");
-        prop_assert_eq!(found, (Some(1), vec![2]), "{} byte {} bit {}", FILES[which], at, bit);
-    });
+        bytes[at / 8] ^= 1 << (at % 8);
+        fs::write(stored.file(&files[which]), &bytes).expect("written");
+        assert_eq!(newest(&stored.folder), (Some(1), vec![2]), "{} bit {at}", files[which]);
+        fs::write(stored.file(&files[which]), &whole[which]).expect("restored");
+        detected += 1;
+    }
     assert_eq!(newest(&stored.folder), (Some(2), vec![]), "the undamaged one is whole");
+    println!("{detected} of {FLIPS} flipped bits detected, in {} files of {bits} bits", files.len());
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[test]
 fn a_file_that_the_storage_does_not_give_is_no_damage_and_no_older_checkpoint_takes_its_place() {
-    let stored = Stored::two();
-    for name in FILES {
+    let stored = Pair::saved();
+    for name in stored.files() {
         let aside = stored.file("aside");
-        fs::rename(stored.file(name), &aside).expect("moved");
+        fs::rename(stored.file(&name), &aside).expect("moved");
         // A link to itself: reading fails, whoever reads.
-        std::os::unix::fs::symlink(stored.file(name), stored.file(name)).expect("linked");
+        std::os::unix::fs::symlink(stored.file(&name), stored.file(&name)).expect("linked");
         let error = stored.folder.newest(&State::at(0).identity).expect_err("not given").to_string();
         assert!(error.contains("reading") && error.contains("check the storage"), "{error}");
-        fs::remove_file(stored.file(name)).expect("removed");
-        fs::rename(&aside, stored.file(name)).expect("moved back");
+        fs::remove_file(stored.file(&name)).expect("removed");
+        fs::rename(&aside, stored.file(&name)).expect("moved back");
     }
 }
 
 #[test]
 fn a_file_that_is_cut_or_goes_on_is_detected() {
-    let stored = Stored::two();
-    for name in FILES {
-        let whole = fs::read(stored.file(name)).expect("readable");
+    let stored = Pair::saved();
+    for name in stored.files() {
+        let whole = fs::read(stored.file(&name)).expect("readable");
         for length in [0, 1, whole.len() / 2, whole.len() - 1] {
-            fs::write(stored.file(name), &whole[..length]).expect("written");
+            fs::write(stored.file(&name), &whole[..length]).expect("written");
             assert_eq!(newest(&stored.folder), (Some(1), vec![2]), "{name} cut to {length}");
         }
-        fs::write(stored.file(name), [&whole[..], b"\n"].concat()).expect("written");
+        fs::write(stored.file(&name), [&whole[..], b"\n"].concat()).expect("written");
         assert_eq!(newest(&stored.folder), (Some(1), vec![2]), "{name} with a byte more");
-        fs::write(stored.file(name), &whole).expect("restored");
+        fs::write(stored.file(&name), &whole).expect("restored");
     }
 }
 
 #[test]
 fn a_missing_file_is_reported_by_name() {
-    for name in FILES {
-        let stored = Stored::two();
-        fs::remove_file(stored.file(name)).expect("removed");
+    for name in Pair::saved().files() {
+        let stored = Pair::saved();
+        fs::remove_file(stored.file(&name)).expect("removed");
         let skipped = stored.folder.newest(&super::State::at(0).identity).expect("ours").skipped;
-        assert!(skipped[0].reason.contains(name), "{skipped:?}");
+        assert!(skipped[0].reason.contains(&name), "{skipped:?}");
+    }
+}
+
+fn chunks(manifest: &mut Manifest) -> &mut Vec<Chunk> {
+    match &mut manifest.stored {
+        Stored::Chunks(chunks) => chunks,
+        Stored::Objects(_) => panic!("of version 1"),
+    }
+}
+
+#[test]
+fn a_manifest_of_version_1_reaches_no_file_outside_and_no_absurd_size() {
+    let object = |file: &str, bytes| Object { file: file.into(), bytes, blake3: "0".repeat(64), parts: vec![] };
+    let cases = [
+        ("no plain file name", object("../step-00000001/weights.safetensors", 8)),
+        ("no plain file name", object("/etc/passwd", 8)),
+        ("no plain file name", object("manifest.json", 8)),
+        ("at most", object("weights.safetensors", u64::MAX)),
+    ];
+    for (expected, object) in cases {
+        let reason = forge(&Pair::saved(), |manifest| {
+            manifest.format_version = 1;
+            manifest.stored = Stored::Objects(vec![object]);
+        });
+        assert!(reason.contains(expected), "{reason}");
     }
 }
 
 /// Replaces the manifest of step 2 by a changed one with a digest that fits.
-fn forge(stored: &Stored, change: impl FnOnce(&mut Manifest)) -> String {
+fn forge(stored: &Pair, change: impl FnOnce(&mut Manifest)) -> String {
     let mut manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
     change(&mut manifest);
     fs::write(stored.file("manifest.json"), manifest.to_bytes().expect("serialises")).expect("written");
@@ -101,25 +155,29 @@ fn forge(stored: &Stored, change: impl FnOnce(&mut Manifest)) -> String {
 #[test]
 fn a_forged_manifest_reaches_no_file_outside_and_no_absurd_size() {
     type Change = fn(&mut Manifest);
-    let cases: [(&str, Change); 8] = [
-        ("no plain file name", |manifest| manifest.objects[0].file = "../step-00000001/weights.safetensors".into()),
-        ("no plain file name", |manifest| manifest.objects[0].file = "/etc/passwd".into()),
-        ("no plain file name", |manifest| manifest.objects[0].file = "manifest.json".into()),
-        ("at most", |manifest| manifest.objects[0].bytes = u64::MAX),
-        ("says", |manifest| manifest.tensors[0].shape = vec![usize::MAX, usize::MAX]),
-        ("elements", |manifest| manifest.objects[0].parts[0].end = usize::MAX),
-        ("missing", |manifest| manifest.tensors[0].name = "fc.weight".into()),
+    let cases: [(&str, Change); 10] = [
+        ("a weight follows a slot", |manifest| manifest.tensors.reverse()),
+        ("where byte 0 is next", |manifest| chunks(manifest)[0].start = 4),
+        ("where byte 16 is next", |manifest| {
+            chunks(manifest).remove(1);
+        }),
+        ("for tensors of", |manifest| chunks(manifest).truncate(1)),
+        ("a chunk of 18446744073709551612 bytes", |manifest| chunks(manifest)[0].bytes = u64::MAX - 3),
+        ("a chunk of 0 bytes", |manifest| chunks(manifest)[0].bytes = 0),
+        ("too large to store", |manifest| manifest.tensors[0].shape = vec![usize::MAX, usize::MAX]),
+        ("a weight and a slot are named", |manifest| manifest.tensors[0].name = "momentum.conv1.bias".into()),
+        ("cannot be read", |manifest| chunks(manifest)[0].digest = "0".repeat(32).parse().expect("a digest")),
         ("of step 9", |manifest| manifest.position.step = 9),
     ];
     for (expected, change) in cases {
-        let reason = forge(&Stored::two(), change);
+        let reason = forge(&Pair::saved(), change);
         assert!(reason.contains(expected), "{reason}");
     }
 }
 
 #[test]
 fn a_field_of_a_later_minor_version_is_passed_over() {
-    let stored = Stored::two();
+    let stored = Pair::saved();
     let manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
     let text = String::from_utf8(manifest.to_bytes().expect("serialises")).expect("JSON");
     let body = text.split(",\n  \"digest\"").next().expect("a body").replacen('{', "{\n  \"later\": [1],", 1);

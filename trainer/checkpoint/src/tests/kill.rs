@@ -1,13 +1,14 @@
 use std::{
     env,
     io::{BufRead, BufReader},
+    path::Path,
     process::{Command, Stdio},
     sync::mpsc::{RecvTimeoutError, channel},
     thread,
     time::Duration,
 };
 
-use super::{keep, newest, save, state::State};
+use super::{newest, number, open, save, state::State};
 use crate::Folder;
 
 const FOLDER: &str = "LOCKSTEP_TEST_CHECKPOINTS";
@@ -19,18 +20,18 @@ const MOST_MICROSECONDS: u64 = 4_000;
 #[test]
 #[ignore = "runs as the child of another test"]
 fn saving_child() {
-    let folder = Folder::open(env::var(FOLDER).expect("the parent sets it")).expect("opens");
+    let folder = open(Path::new(&env::var(FOLDER).expect("the parent sets it")));
     for step in newest(&folder).0.unwrap_or(0) + 1.. {
         save(&folder, step);
         println!("\nsaved {step}");
-        folder.prune(keep(2), &State::at(0).identity).expect("pruned");
+        folder.prune(number(2), &State::at(0).identity).expect("pruned");
     }
 }
 
 #[test]
 fn a_process_killed_at_any_moment_loses_no_saved_checkpoint() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     let mut seed = 1_u64;
     for kill in 0..KILLS {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

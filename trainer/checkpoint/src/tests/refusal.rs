@@ -1,7 +1,7 @@
 use std::fs;
 
-use super::{keep, newest, save, state::State};
-use crate::{CheckpointError, Folder, Identity, Tensor, export_model, manifest::Manifest};
+use super::{newest, number, open, save, save_in_parts, state::State};
+use crate::{CheckpointError, Folder, Identity, ShardReceipt, Tensor, export_model, manifest::Manifest};
 
 fn error_of<T>(result: Result<T, CheckpointError>) -> String {
     result.err().expect("refused").to_string()
@@ -10,7 +10,7 @@ fn error_of<T>(result: Result<T, CheckpointError>) -> String {
 #[test]
 fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     save(&folder, 4);
     let ours = State::at(4).identity;
     let cases = [
@@ -22,8 +22,13 @@ fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
         state.identity = theirs.clone();
         let refusals = [
             error_of(folder.newest(theirs)),
-            error_of(folder.prune(keep(1), theirs)),
+            error_of(folder.prune(number(1), theirs)),
             error_of(state.with_snapshot(|snapshot| folder.save(snapshot))),
+            error_of(
+                state
+                    .write(&folder, 0, number(1))
+                    .and_then(|receipt| folder.commit(&state.facts(), &state.layout(), &[receipt])),
+            ),
         ];
         for text in refusals {
             assert!(text.contains(&format!("`{found}`")) && text.contains(&format!("`{expected}`")), "{text}");
@@ -36,31 +41,45 @@ fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
 #[test]
 fn another_jobs_older_checkpoint_survives_pruning() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     let mut other = State::at(1);
     other.identity.workload_digest = "cd34".into();
     other.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     save(&folder, 2);
     save(&folder, 3);
-    let pruned = folder.prune(keep(1), &State::at(0).identity).expect("pruned");
+    let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, folder.steps().expect("listed")), (vec![2], vec![3, 1]));
 }
 
 #[test]
 fn a_newer_format_is_refused_with_both_versions() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     save(&folder, 1);
     let path = folder.step(1).join("manifest.json");
     let mut manifest = Manifest::from_bytes(&fs::read(&path).expect("there")).expect("whole");
-    manifest.format_version = 2;
+    (manifest.format_version, manifest.readable_from) = (3, Some(3));
     let bytes = manifest.to_bytes().expect("serialises");
     fs::write(&path, &bytes).expect("written");
     let text = error_of(folder.newest(&State::at(0).identity));
-    assert!(text.contains("format version 2") && text.contains("up to 1"), "{text}");
+    assert!(text.contains("format version 3") && text.contains("up to 2"), "{text}");
     let text = error_of(State::at(1).with_snapshot(|snapshot| folder.save(snapshot)));
-    assert!(text.contains("format version 2"), "{text}");
+    assert!(text.contains("format version 3"), "{text}");
+    let text = error_of(save_in_parts(&folder, 1, 2));
+    assert!(text.contains("format version 3"), "{text}");
     assert_eq!(fs::read(&path).expect("there"), bytes);
+}
+
+#[test]
+fn a_newer_format_that_says_so_is_read() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    save(&folder, 1);
+    let path = folder.step(1).join("manifest.json");
+    let mut manifest = Manifest::from_bytes(&fs::read(&path).expect("there")).expect("whole");
+    (manifest.format_version, manifest.readable_from) = (3, Some(2));
+    fs::write(&path, manifest.to_bytes().expect("serialises")).expect("written");
+    assert_eq!(newest(&folder), (Some(1), vec![]));
 }
 
 #[test]
@@ -109,7 +128,7 @@ fn tensors_of_one_name_are_refused() {
     let reserved = Tensor { name: "__metadata__", ..tensor };
     let text = error_of(export_model(&path, &[reserved], &Default::default()));
     assert!(text.contains("reserved"), "{text}");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     let state = State::at(1);
     let text = error_of(state.with_snapshot(|snapshot| {
         let slots = snapshot.weights;
@@ -122,9 +141,86 @@ fn tensors_of_one_name_are_refused() {
 #[test]
 fn a_token_that_leads_elsewhere_is_refused() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = Folder::open(root.path()).expect("opens");
+    let folder = open(root.path());
     for token in ["", ".", "..", "../x", "a/b", ".hidden", "a b", &"x".repeat(129)] {
         let text = error_of(folder.probe_write(token));
         assert!(text.contains("is no plain name"), "{text}");
     }
+}
+
+#[test]
+fn parts_that_are_no_whole_state_are_named_and_refused() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    save(&folder, 1);
+    let state = State::at(2);
+    let receipts: Vec<_> = (0..4).map(|writer| state.write(&folder, writer, number(4)).expect("written")).collect();
+    let commit = |receipts: &[ShardReceipt]| error_of(folder.commit(&state.facts(), &state.layout(), receipts));
+    let missing = |which: usize| {
+        let mut rest = receipts.clone();
+        let ShardReceipt { range, .. } = rest.remove(which);
+        (commit(&rest), format!("the shard of bytes {} to {} is missing", range.start, range.end))
+    };
+    for which in 0..4 {
+        let (text, expected) = missing(which);
+        assert!(text.contains(&expected) && text.contains("step-00000002.g1"), "{text} has not {expected}");
+    }
+    type Change = fn(&mut ShardReceipt);
+    let changed = |change: Change| {
+        let mut receipts = receipts.clone();
+        change(&mut receipts[2]);
+        commit(&receipts)
+    };
+    let cases: [(&str, Change); 6] = [
+        ("a shard is of step 3 and generation 1", |receipt| receipt.step = 3),
+        ("a shard is of step 2 and generation 0", |receipt| receipt.generation = 0),
+        ("are in two shards", |receipt| receipt.range.start -= 4),
+        ("is missing", |receipt| receipt.range.start += 4),
+        ("has chunks of", |receipt| receipt.chunks.truncate(1)),
+        ("is not here, although its writer wrote it", |receipt| {
+            receipt.chunks[0].digest = "00000000000000000000000000000000".parse().expect("a digest");
+        }),
+    ];
+    for (expected, change) in cases {
+        let text = changed(change);
+        assert!(text.contains(expected), "{text} has not {expected}");
+    }
+    let file = folder.staging(2, 1).join(receipts[3].chunks[0].file());
+    fs::write(&file, "short").expect("written");
+    let text = commit(&receipts);
+    assert!(text.contains("has 5 bytes, its writer wrote"), "{text}");
+    fs::remove_file(&file).expect("removed");
+    let text = commit(&receipts);
+    assert!(text.contains("is not here"), "{text}");
+    assert_eq!(newest(&folder), (Some(1), vec![]), "nothing of it is taken for a checkpoint");
+
+    let receipt = state.write(&folder, 3, number(4)).expect("written again");
+    assert_eq!(receipt.chunks, receipts[3].chunks);
+    let twice = [&receipts[..], &[receipt]].concat();
+    folder.commit(&state.facts(), &state.layout(), &twice).expect("whole now, and one receipt came twice");
+    assert_eq!(newest(&folder), (Some(2), vec![]));
+}
+
+#[test]
+fn an_older_generations_other_state_gives_way_and_a_newer_ones_stays() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    save(&folder, 2);
+    let mut other = State::at(2);
+    other.digest = "another".into();
+    for (generation, expected) in [(1, "digest-2"), (3, "another"), (2, "another")] {
+        other.position.generation = generation;
+        other.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+        let found = folder.newest(&other.identity).expect("ours").checkpoint.expect("whole").state_digest;
+        assert_eq!(found, expected, "after generation {generation}");
+        assert_eq!(folder.leftovers().expect("listed").iter().filter(|left| left.staged.is_some()).count(), 0);
+    }
+}
+
+#[test]
+fn a_folder_without_checkpoints_is_not_made_by_looking() {
+    let root = tempfile::tempdir().expect("a folder");
+    let text = error_of(Folder::open_existing(root.path()));
+    assert!(text.contains("is no folder of checkpoints"), "{text}");
+    assert_eq!(fs::read_dir(root.path()).expect("a folder").count(), 0);
 }

@@ -1,11 +1,16 @@
-use crate::{Checkpoint, Identity, OwnedTensor, Position, Snapshot, Tensor};
+use std::num::NonZeroU32;
+
+use crate::{
+    Checkpoint, CheckpointError, Facts, Folder, Identity, Layout, OwnedTensor, Position, Shard, ShardReceipt, Snapshot,
+    Tensor,
+};
 
 /// State whose every value follows from the step, so that a reader can tell whether it has the right one.
 pub(super) struct State {
     pub(super) identity: Identity,
-    position: Position,
-    digest: String,
-    tensors: [OwnedTensor; 4],
+    pub(super) position: Position,
+    pub(super) digest: String,
+    pub(super) tensors: [OwnedTensor; 4],
 }
 
 impl State {
@@ -45,6 +50,37 @@ impl State {
             weights: &borrowed[..2],
             slots: &borrowed[2..],
         })
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        self.with_snapshot(|snapshot| Layout::of_tensors(snapshot.weights, snapshot.slots)).expect("tensors fit")
+    }
+
+    /// All values, as the arena has them.
+    pub(super) fn values(&self) -> Vec<f32> {
+        self.tensors.iter().flat_map(|tensor| tensor.values.iter().copied()).collect()
+    }
+
+    pub(super) fn facts(&self) -> Facts {
+        self.with_snapshot(|snapshot| Facts {
+            identity: snapshot.identity.clone(),
+            position: snapshot.position,
+            state_digest: snapshot.state_digest.to_owned(),
+            time: snapshot.time.to_owned(),
+            communication: snapshot.communication.map(str::to_owned),
+        })
+    }
+
+    /// Writes one writer's part.
+    pub(super) fn write(
+        &self,
+        folder: &Folder,
+        writer: u32,
+        writers: NonZeroU32,
+    ) -> Result<ShardReceipt, CheckpointError> {
+        let (layout, values) = (self.layout(), self.values());
+        let part = &values[layout.values_of(&layout.shard(writer, writers))];
+        folder.write_shard(&Shard { position: self.position, layout: &layout, writer, writers, values: &[part] })
     }
 
     /// Whether `checkpoint` holds this state, bit for bit.

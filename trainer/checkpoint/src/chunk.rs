@@ -1,0 +1,132 @@
+//! A chunk: the unit in which a state is stored, verified and, where nothing has changed, referred to again. Its file is named after its
+//! digest, so that equal bytes are one file and a file's name says what must be in it.
+
+use std::{fmt, io, ops::Range, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::operation::Contents;
+
+/// The longest chunk.
+pub const MAX_CHUNK_BYTES: u64 = 64 << 20;
+
+const SUFFIX: &str = ".chunk";
+
+/// Bytes of the arena that are one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chunk {
+    /// Where in the arena they begin.
+    pub start: u64,
+    /// How many they are, at most [`MAX_CHUNK_BYTES`].
+    pub bytes: u64,
+    /// Their checksum.
+    pub crc32c: u32,
+    /// Their digest, after which the file is named.
+    pub digest: ChunkDigest,
+}
+
+/// The first 128 bits of BLAKE3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ChunkDigest([u8; 16]);
+
+impl Chunk {
+    /// Reads `contents` once and says what they are.
+    pub(crate) fn of(start: u64, contents: &Contents<'_>) -> Self {
+        let (mut crc, mut hasher, mut bytes) = (crc_fast::Digest::new(CRC32C), blake3::Hasher::new(), 0);
+        let read: io::Result<()> = contents.each_block(|block| {
+            crc.update(block);
+            hasher.update(block);
+            bytes += block.len() as u64;
+            Ok(())
+        });
+        debug_assert!(read.is_ok(), "a computation does not fail");
+        Self { start, bytes, crc32c: crc.finalize() as u32, digest: ChunkDigest::of(&hasher) }
+    }
+
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.start..self.start.saturating_add(self.bytes)
+    }
+
+    /// Its file in a checkpoint's folder.
+    pub(crate) fn file(&self) -> String {
+        format!("{}{SUFFIX}", self.digest)
+    }
+
+    /// What is wrong with a file of `length` bytes that should be this chunk.
+    pub(crate) fn accept(&self, length: u64) -> Result<(), String> {
+        match length == self.bytes {
+            true => Ok(()),
+            false => Err(format!("{} has {length} bytes, the manifest says {}", self.file(), self.bytes)),
+        }
+    }
+
+    /// What is wrong with bytes that should be this chunk.
+    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), &'static str> {
+        let found = Self::of(self.start, &Contents::Bytes(bytes));
+        if found.bytes != self.bytes {
+            return Err("does not have the length that the manifest states");
+        }
+        if found.crc32c != self.crc32c {
+            return Err("does not have the checksum that the manifest states");
+        }
+        if found.digest != self.digest {
+            return Err("does not have the digest that the manifest states");
+        }
+        Ok(())
+    }
+}
+
+const CRC32C: crc_fast::CrcAlgorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
+
+impl ChunkDigest {
+    fn of(hasher: &blake3::Hasher) -> Self {
+        let mut short = [0; 16];
+        short.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        Self(short)
+    }
+}
+
+impl fmt::Display for ChunkDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for ChunkDigest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits: Option<Vec<u8>> =
+            text.bytes().map(|byte| char::from(byte).to_digit(16).map(|digit| digit as u8)).collect();
+        let lower = !text.bytes().any(|byte| byte.is_ascii_uppercase());
+        match digits.filter(|digits| lower && digits.len() == 32) {
+            None => Err(format!("`{text}` is no digest of 32 hexadecimal digits")),
+            Some(digits) => {
+                let mut bytes = [0; 16];
+                bytes.iter_mut().zip(digits.chunks(2)).for_each(|(byte, digits)| *byte = digits[0] << 4 | digits[1]);
+                Ok(Self(bytes))
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for ChunkDigest {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<ChunkDigest> for String {
+    fn from(digest: ChunkDigest) -> Self {
+        digest.to_string()
+    }
+}
+
+/// `range` in parts of at most `most` bytes.
+pub(crate) fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    range.step_by(most as usize).map(move |start| start..start.saturating_add(most).min(end))
+}

@@ -1,0 +1,219 @@
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    Checkpoint, CheckpointError, Folder, Identity, Layout, Position, ShardReceipt,
+    chunk::Chunk,
+    manifest::{FORMAT_VERSION, MANIFEST, Manifest, Stored, files, tile},
+    operation::{Contents, Operation},
+};
+
+/// What a checkpoint says besides its tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Whose state it is.
+    pub identity: Identity,
+    /// Where training stands.
+    pub position: Position,
+    /// Digest of the state as the group computes it, in its own spelling; returned as it is.
+    pub state_digest: String,
+    /// When, RFC 3339.
+    pub time: String,
+    /// How its gradients were summed, in the group's own spelling; returned as it is.
+    pub communication: Option<String>,
+}
+
+/// A checkpoint that is whole and stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Saved {
+    /// Its step.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+    /// Bytes of all its files.
+    pub bytes: u64,
+    /// blake3 of its manifest, which carries the digests of all other files.
+    pub manifest_digest: [u8; 32],
+}
+
+/// What has the place of a checkpoint that is to be committed.
+enum Place {
+    Free,
+    /// A whole one of the same state, or of a group that is not older: it is kept.
+    Kept(Saved),
+    /// A damaged one, or another state that an older group has left.
+    Replaced,
+}
+
+impl Folder {
+    /// Makes a checkpoint of shards that were [written](Folder::write_shard), all of them; when this returns, it survives a power
+    /// failure. Of all members one commits.
+    ///
+    /// A whole checkpoint of the same job and step is kept as it is and returned, unless an older generation has left another state
+    /// there; that one and a damaged one are replaced.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Shards`] where a part is missing, [`CheckpointError::Foreign`] and [`CheckpointError::NewerFormat`] where
+    /// another job's checkpoint has the place, and any error of the storage; the checkpoints before are untouched then.
+    pub fn commit(&self, facts: &Facts, layout: &Layout, receipts: &[ShardReceipt]) -> Result<Saved, CheckpointError> {
+        let Position { step, generation, .. } = facts.position;
+        let staging = self.staging(step, generation);
+        let place = self.place(facts)?;
+        if let Place::Kept(saved) = place {
+            self.clear_away(&staging)?;
+            return Ok(saved);
+        }
+        let refused = |problem| CheckpointError::Shards { path: staging.clone(), problem };
+        let chunks = gather(facts.position, layout, receipts).map_err(refused)?;
+        let files = files(&chunks);
+        for (file, bytes) in &files {
+            present(&staging.join(file), *bytes).map_err(refused)?;
+        }
+        self.clear_strangers(&staging, &files)?;
+
+        let manifest = manifest(facts, layout, chunks);
+        let bytes = manifest.stored_bytes();
+        let manifest = manifest.to_bytes().map_err(refused)?;
+        self.perform(&Operation::Write(staging.join(MANIFEST), Contents::Bytes(&manifest)))?;
+        self.perform(&Operation::Sync(staging.clone()))?;
+        if matches!(place, Place::Replaced) {
+            let aside = self.temporary(&format!("replaced-{step}"));
+            self.perform(&Operation::Rename(self.step(step), aside))?;
+        }
+        // A folder replaces no folder that has anything in it: of two that commit, the second is told.
+        if let Err(error) = self.perform(&Operation::Rename(staging.clone(), self.step(step))) {
+            return match self.place(facts) {
+                Ok(Place::Kept(saved)) => self.clear_away(&staging).map(|()| saved),
+                _ => Err(error),
+            };
+        }
+        self.perform(&Operation::Sync(self.checkpoints()))?;
+        Ok(Saved {
+            step,
+            path: self.step(step),
+            bytes: bytes + manifest.len() as u64,
+            manifest_digest: *blake3::hash(&manifest).as_bytes(),
+        })
+    }
+
+    /// Gives up a checkpoint of which shards were written. To be called by the one that would have committed it.
+    ///
+    /// # Errors
+    /// Any error of the storage.
+    pub fn abandon(&self, position: Position) -> Result<(), CheckpointError> {
+        self.clear_away(&self.staging(position.step, position.generation))
+    }
+
+    /// The checkpoint that already has the place and keeps it.
+    pub(crate) fn kept(&self, facts: &Facts) -> Result<Option<Saved>, CheckpointError> {
+        match self.place(facts)? {
+            Place::Kept(saved) => Ok(Some(saved)),
+            Place::Free | Place::Replaced => Ok(None),
+        }
+    }
+
+    fn place(&self, facts: &Facts) -> Result<Place, CheckpointError> {
+        let Position { step, generation, .. } = facts.position;
+        if !self.step(step).exists() {
+            return Ok(Place::Free);
+        }
+        Ok(match self.load(step, &facts.identity)? {
+            Ok(whole) if whole.state_digest == facts.state_digest || whole.position.generation >= generation => {
+                Place::Kept(whole.saved())
+            }
+            Ok(_) | Err(_) => Place::Replaced,
+        })
+    }
+
+    fn clear_away(&self, staging: &Path) -> Result<(), CheckpointError> {
+        match staging.exists() {
+            true => self.perform(&Operation::Remove(staging.to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// What an earlier, torn save of the same step and generation has left and the manifest will not name.
+    fn clear_strangers(&self, staging: &Path, files: &BTreeMap<String, u64>) -> Result<(), CheckpointError> {
+        let listed = fs::read_dir(staging).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let listed = listed.map_err(|source| CheckpointError::of("listing", staging.to_owned(), source))?;
+        let named = |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|name| files.contains_key(name));
+        let mut strangers = listed.iter().filter(|entry| !named(entry));
+        strangers.try_for_each(|entry| self.perform(&Operation::Remove(entry.path())))
+    }
+}
+
+impl Checkpoint {
+    pub(crate) fn saved(&self) -> Saved {
+        Saved {
+            step: self.position.step,
+            path: self.path.clone(),
+            bytes: self.bytes,
+            manifest_digest: self.manifest_digest,
+        }
+    }
+}
+
+/// The chunks of all receipts, in the arena's order, or which part of it is missing.
+fn gather(position: Position, layout: &Layout, receipts: &[ShardReceipt]) -> Result<Vec<Chunk>, String> {
+    let Position { step, generation, .. } = position;
+    let mut receipts: Vec<_> = receipts.iter().collect();
+    receipts.sort_by_key(|receipt| (receipt.range.start, receipt.range.end));
+    // The network may bring one twice.
+    receipts
+        .dedup_by(|a, b| (a.step, a.generation, &a.range, &a.chunks) == (b.step, b.generation, &b.range, &b.chunks));
+    let mut end = 0;
+    for receipt in &receipts {
+        if (receipt.step, receipt.generation) != (step, generation) {
+            return Err(format!(
+                "a shard is of step {} and generation {}, the others are of step {step} and generation {generation}",
+                receipt.step, receipt.generation
+            ));
+        }
+        if receipt.range.start > end {
+            return Err(format!("the shard of bytes {end} to {} is missing", receipt.range.start));
+        }
+        if receipt.range.start < end {
+            return Err(format!("bytes {} to {end} are in two shards", receipt.range.start));
+        }
+        end = receipt.range.end;
+        let ends = receipt.chunks.first().zip(receipt.chunks.last());
+        let chunks =
+            ends.map_or(receipt.range.start..receipt.range.start, |(first, last)| first.start..last.range().end);
+        if chunks != receipt.range {
+            return Err(format!("the shard of bytes {:?} has chunks of {chunks:?}", receipt.range));
+        }
+    }
+    if end < layout.bytes() {
+        return Err(format!("the shard of bytes {end} to {} is missing", layout.bytes()));
+    }
+    let chunks: Vec<_> = receipts.iter().flat_map(|receipt| receipt.chunks.iter().copied()).collect();
+    tile(&chunks, layout.bytes()).map(|()| chunks)
+}
+
+fn present(path: &Path, bytes: u64) -> Result<(), String> {
+    let file = path.file_name().unwrap_or_default().display();
+    match path.metadata() {
+        Ok(found) if found.is_file() && found.len() == bytes => Ok(()),
+        Ok(found) => Err(format!("{file} has {} bytes, its writer wrote {bytes}", found.len())),
+        Err(error) => Err(format!("{file} is not here, although its writer wrote it: {error}")),
+    }
+}
+
+fn manifest(facts: &Facts, layout: &Layout, chunks: Vec<Chunk>) -> Manifest {
+    let Facts { identity, position, state_digest, time, communication } = facts.clone();
+    Manifest {
+        format_version: FORMAT_VERSION,
+        readable_from: Some(FORMAT_VERSION),
+        writer: concat!("lockstep ", env!("CARGO_PKG_VERSION")).to_owned(),
+        time,
+        identity,
+        position,
+        state_digest,
+        communication,
+        tensors: layout.entries().to_vec(),
+        stored: Stored::Chunks(chunks),
+    }
+}

@@ -1,0 +1,108 @@
+use std::{fs, os::unix::fs::MetadataExt};
+
+use super::{newest, number, open, state::State};
+use crate::{Folder, Saved, operation::Operation};
+
+/// Saves the weights of step 1 as those of `step`, with `slot` as one of the slots' values: all else is as it was.
+fn save_with_slot(folder: &Folder, step: u64, slot: f32) -> (Saved, u64) {
+    let mut state = State::at(1);
+    state.position.step = step;
+    state.tensors[3].values = vec![slot];
+    let receipts: Vec<_> = (0..2).map(|writer| state.write(folder, writer, number(2)).expect("written")).collect();
+    let saved = folder.commit(&state.facts(), &state.layout(), &receipts).expect("saved");
+    let loaded = folder.newest(&state.identity).expect("ours").checkpoint.expect("whole");
+    assert_eq!(loaded.position.step, step);
+    assert!(state.is(&loaded), "{loaded:?}");
+    (saved, receipts.iter().map(|receipt| receipt.unchanged_bytes).sum())
+}
+
+/// How many names each chunk of `step` has.
+fn names(folder: &Folder, step: u64) -> Vec<u64> {
+    let files = fs::read_dir(folder.step(step)).expect("a folder").map(|file| file.expect("readable"));
+    let chunks = files.filter(|file| file.file_name().to_string_lossy().ends_with(".chunk"));
+    let mut names: Vec<_> = chunks.map(|file| file.metadata().expect("readable").nlink()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_chunk_that_has_not_changed_is_not_written_again() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    let bytes = State::at(1).layout().bytes();
+    assert_eq!(save_with_slot(&folder, 1, 0.5).1, 0);
+    assert_eq!(save_with_slot(&folder, 2, 0.5).1, bytes);
+    let (_, unchanged) = save_with_slot(&folder, 3, 0.25);
+    assert!((1..=16).contains(&(bytes - unchanged)), "one chunk is written: {unchanged} of {bytes} were not");
+    let mut shared = names(&folder, 3);
+    assert_eq!(shared.remove(0), 1, "the new chunk is its own");
+    assert!(shared.iter().all(|names| *names == 3), "{shared:?}");
+}
+
+#[test]
+fn what_is_shared_outlives_the_checkpoint_that_wrote_it() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    for step in 1..=4 {
+        save_with_slot(&folder, step, if step < 3 { 0.5 } else { 0.25 });
+        let pruned = folder.prune(number(1), &State::at(1).identity).expect("pruned");
+        assert_eq!(pruned.steps, if step == 1 { vec![] } else { vec![step - 1] });
+    }
+    let loaded = folder.newest(&State::at(1).identity).expect("ours").checkpoint.expect("whole");
+    assert_eq!(loaded.position.step, 4);
+    assert!(names(&folder, 4).iter().all(|names| *names == 1), "nothing else is left");
+}
+
+#[test]
+fn a_damaged_chunk_is_written_again_and_not_referred_to() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    save_with_slot(&folder, 1, 0.5);
+    let chunk = fs::read_dir(folder.step(1)).expect("a folder").map(|file| file.expect("readable").path());
+    let chunk = chunk.into_iter().find(|path| path.extension().is_some_and(|end| end == "chunk")).expect("a chunk");
+    let mut bytes = fs::read(&chunk).expect("readable");
+    bytes[0] ^= 1;
+    fs::write(&chunk, bytes).expect("written");
+    let (_, unchanged) = save_with_slot(&folder, 2, 0.5);
+    assert!(unchanged < State::at(1).layout().bytes());
+    let newest = folder.newest(&State::at(1).identity).expect("ours");
+    assert_eq!((newest.checkpoint.expect("whole").position.step, newest.skipped.len()), (2, 0));
+}
+
+#[test]
+fn damage_to_what_two_checkpoints_share_is_found_in_both() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    super::save(&folder, 0);
+    save_with_slot(&folder, 1, 0.5);
+    save_with_slot(&folder, 2, 0.5);
+    let shared = fs::read_dir(folder.step(2)).expect("a folder").map(|file| file.expect("readable").path());
+    let shared = shared.into_iter().find(|path| path.extension().is_some_and(|end| end == "chunk")).expect("a chunk");
+    let mut bytes = fs::read(&shared).expect("readable");
+    bytes[1] ^= 0x40;
+    fs::write(&shared, bytes).expect("written");
+    assert_eq!(newest(&folder), (Some(0), vec![2, 1]));
+}
+
+#[test]
+fn where_files_have_one_name_only_an_unchanged_chunk_is_written() {
+    #[derive(Debug)]
+    struct WithoutLinks;
+    impl crate::operation::Perform for WithoutLinks {
+        fn perform(&self, operation: &Operation<'_>) -> Result<(), crate::CheckpointError> {
+            match operation {
+                Operation::Link(_, to) => {
+                    let refused = std::io::Error::from(std::io::ErrorKind::Unsupported);
+                    Err(crate::CheckpointError::of("linking", to.clone(), refused))
+                }
+                other => crate::operation::FileSystem.perform(other),
+            }
+        }
+    }
+    let root = tempfile::tempdir().expect("a folder");
+    let mut folder = open(root.path());
+    folder.performer = std::sync::Arc::new(WithoutLinks);
+    save_with_slot(&folder, 1, 0.5);
+    assert_eq!(save_with_slot(&folder, 2, 0.5).1, 0);
+    assert!(names(&folder, 2).iter().all(|names| *names == 1));
+}
