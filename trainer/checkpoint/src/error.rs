@@ -81,6 +81,12 @@ pub enum CheckpointError {
         /// Where its parts lie.
         path: PathBuf,
     },
+    /// The system gives no thread.
+    #[error("starting the thread that saves: {source}")]
+    Thread {
+        /// Why.
+        source: io::Error,
+    },
     /// Tensors that no arena can hold.
     #[error("the state cannot be stored: {problem}")]
     Layout {

@@ -9,7 +9,7 @@
 //!
 //! A state is one sequence of bytes, its [`Layout`]. Of `n` writers each stores a part of it with [`Folder::write_shard`] into a `.tmp-…`
 //! sibling, every file synced; one of them gathers the receipts and gives them to [`Folder::commit`], which writes the manifest and renames
-//! the folder. [`Folder::save`] is both for one writer. A chunk that the
+//! the folder. [`Folder::save`] is both for one writer, and a [`Snapshotter`] does either while training goes on. A chunk that the
 //! checkpoint before has too is not written again but gets a second name. [`Folder::newest`] verifies every digest, whoever wrote, and falls
 //! back to the next older checkpoint where one does not fit.
 
@@ -27,6 +27,7 @@ mod prune;
 mod save;
 mod shard;
 mod snapshot;
+mod snapshotter;
 mod tensors;
 mod version_1;
 
@@ -42,6 +43,7 @@ pub use probe::MAX_TOKEN_BYTES;
 pub use prune::Pruned;
 pub use shard::{Shard, ShardReceipt};
 pub use snapshot::{Identity, OwnedTensor, Position, Snapshot, Tensor};
+pub use snapshotter::{BUFFERS, Done, Part, Snapshotter, Taken};
 pub use version_1::MAX_OBJECT_BYTES;
 
 #[cfg(test)]

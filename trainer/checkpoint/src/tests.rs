@@ -3,6 +3,7 @@ mod damage;
 mod kill;
 mod refusal;
 mod reshard;
+mod snapshotter;
 mod state;
 mod unchanged;
 
