@@ -3,16 +3,21 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
-    sync::mpsc::{RecvTimeoutError, channel},
+    sync::{
+        Arc,
+        mpsc::{RecvTimeoutError, channel},
+    },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{newest, number, open, save, state::State};
-use crate::Folder;
+use crate::{Done, Folder, Part, Snapshotter, Taken};
 
 const FOLDER: &str = "LOCKSTEP_TEST_CHECKPOINTS";
-const KILLS: u64 = 30;
+const WAY: &str = "LOCKSTEP_TEST_WAY";
+const WAYS: [&str; 3] = ["one writer", "three writers", "in the background"];
+const KILLS: usize = 1_000;
 /// A child saves in about a millisecond, so this spreads the kills over several saves.
 const MOST_MICROSECONDS: u64 = 4_000;
 
@@ -21,33 +26,84 @@ const MOST_MICROSECONDS: u64 = 4_000;
 #[ignore = "runs as the child of another test"]
 fn saving_child() {
     let folder = open(Path::new(&env::var(FOLDER).expect("the parent sets it")));
+    let way = env::var(WAY).expect("the parent sets it");
+    let mut snapshotter = Snapshotter::start(folder.clone(), number(2), 0).expect("started");
     for step in newest(&folder).0.unwrap_or(0) + 1.. {
-        save(&folder, step);
+        match WAYS.iter().position(|known| *known == way) {
+            Some(0) => save(&folder, step),
+            Some(1) => save_by_three(&folder, step),
+            Some(2) => save_behind(&mut snapshotter, step),
+            other => panic!("{other:?}"),
+        }
         println!("\nsaved {step}");
         folder.prune(number(2), &State::at(0).identity).expect("pruned");
     }
 }
 
+/// Three at once, each its part.
+fn save_by_three(folder: &Folder, step: u64) {
+    let state = State::at(step);
+    let receipts: Vec<_> = thread::scope(|scope| {
+        let write = |writer| {
+            let state = &state;
+            scope.spawn(move || state.write(folder, writer, number(3)).expect("written"))
+        };
+        let writers = [0, 1, 2].map(write);
+        writers.map(|writer| writer.join().expect("written")).into()
+    });
+    folder.commit(&state.facts(), &state.layout(), &receipts).expect("saved");
+}
+
+/// As a training thread does that saves the next while one is being written: `step` is saved when this returns.
+fn save_behind(snapshotter: &mut Snapshotter, step: u64) {
+    let state = State::at(step);
+    let layout = Arc::new(state.layout());
+    let part = Part { position: state.position, layout: Arc::clone(&layout), writer: 0, writers: number(1) };
+    let copy = |piece: crate::Piece<'_>, place: &mut [f32]| {
+        place.copy_from_slice(&state.tensors[piece.tensor].values[piece.values]);
+    };
+    assert_eq!(snapshotter.take(&part, copy).expect("no failure"), Taken::Begun);
+    let receipts = snapshotter.finish().expect("no failure").into_iter().map(|done| match done {
+        Done::Written(receipt) => receipt,
+        Done::Saved { saved, .. } => panic!("{saved:?}"),
+    });
+    let receipts = receipts.collect();
+    snapshotter.commit(state.facts(), &layout, receipts).expect("no failure");
+    snapshotter.finish().expect("no failure");
+}
+
 #[test]
 fn a_process_killed_at_any_moment_loses_no_saved_checkpoint() {
-    let root = tempfile::tempdir().expect("a folder");
-    let folder = open(root.path());
     let mut seed = 1_u64;
-    for kill in 0..KILLS {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let moment = Duration::from_micros(seed >> 33 & 0xffff).min(Duration::from_micros(MOST_MICROSECONDS));
-        let saved = run_and_kill(&folder, moment);
-        let (step, skipped) = newest(&folder);
-        assert_eq!(skipped, Vec::<u64>::new(), "kill {kill} after {moment:?}");
-        assert!(step >= Some(saved), "kill {kill} after {moment:?}: {saved} was saved, the newest is {step:?}");
+    for way in WAYS {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = open(root.path());
+        let kills = KILLS.div_ceil(WAYS.len());
+        let (mut in_mid_save, mut last) = (0, 0);
+        for kill in 0..kills {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let moment = Duration::from_micros((seed >> 33) % MOST_MICROSECONDS);
+            let saved = run_and_kill(&folder, way, moment);
+            in_mid_save += usize::from(!folder.leftovers().expect("listed").is_empty());
+            let (step, skipped) = newest(&folder);
+            assert_eq!(skipped, Vec::<u64>::new(), "{way}: kill {kill} after {moment:?}");
+            let step = step.expect("one is whole");
+            assert!(step >= saved, "{way}: kill {kill} after {moment:?}: {saved} was saved, the newest is {step}");
+            last = step;
+        }
+        save(&folder, last + 1);
+        folder.prune(number(1), &State::at(0).identity).expect("pruned");
+        assert_eq!(folder.leftovers().expect("listed").len(), 0, "{way}");
+        println!("{way}: {kills} kills, {in_mid_save} in mid-save or mid-prune, {last} steps saved");
     }
 }
 
 /// Starts a child on the folder, kills it some time after its first save, and returns the last step that it saw saved.
-fn run_and_kill(folder: &Folder, moment: Duration) -> u64 {
+fn run_and_kill(folder: &Folder, way: &str, moment: Duration) -> u64 {
     let mut child = Command::new(env::current_exe().expect("this test"))
         .args(["--exact", "tests::kill::saving_child", "--ignored", "--nocapture", "--test-threads=1"])
         .env(FOLDER, folder.path())
+        .env(WAY, way)
         .stdout(Stdio::piped())
         .spawn()
         .expect("started");
@@ -58,9 +114,9 @@ fn run_and_kill(folder: &Folder, moment: Duration) -> u64 {
         steps.for_each(|step: u64| line.send(step).expect("the test listens"));
     });
     let mut last = lines.recv_timeout(Duration::from_secs(30)).expect("the child saves");
-    let deadline = std::time::Instant::now() + moment;
+    let deadline = Instant::now() + moment;
     loop {
-        match lines.recv_timeout(deadline.saturating_duration_since(std::time::Instant::now())) {
+        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(step) => last = step,
             Err(RecvTimeoutError::Timeout) => break,
             Err(RecvTimeoutError::Disconnected) => panic!("the child ended by itself: {:?}", child.wait()),
