@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::operation::Contents;
 
-/// The longest chunk.
+/// The longest chunk that is read.
 pub const MAX_CHUNK_BYTES: u64 = 64 << 20;
+/// The longest that is written: a reader's buffer stays warm, and one is digested while another is written.
+pub(crate) const CHUNK_BYTES: u64 = 16 << 20;
 
 const SUFFIX: &str = ".chunk";
 

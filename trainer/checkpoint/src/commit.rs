@@ -77,7 +77,7 @@ impl Folder {
         let manifest = manifest(facts, layout, chunks);
         let bytes = manifest.stored_bytes();
         let manifest = manifest.to_bytes().map_err(refused)?;
-        self.perform(&Operation::Write(staging.join(MANIFEST), Contents::Bytes(&manifest)))?;
+        self.store(&staging.join(MANIFEST), Contents::Bytes(&manifest))?;
         self.perform(&Operation::Sync(staging.clone()))?;
         if matches!(place, Place::Replaced) {
             let aside = self.temporary(&format!("replaced-{step}"));

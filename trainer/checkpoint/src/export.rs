@@ -34,6 +34,7 @@ pub fn export_model(
     let temporary = temporary_in(&folder, "model");
     let done = [
         Operation::Write(temporary.clone(), Contents::Bytes(&bytes)),
+        Operation::Sync(temporary.clone()),
         Operation::Rename(temporary.clone(), path.to_owned()),
         Operation::Sync(folder),
     ]

@@ -7,8 +7,9 @@ use std::{
 };
 
 use crate::{
-    CheckpointError, MAX_CHUNK_BYTES,
-    operation::{Contents, FileSystem, Operation, Perform, sync_folder},
+    CheckpointError,
+    chunk::CHUNK_BYTES,
+    operation::{Contents, FileSystem, Operation, Perform, sync},
 };
 
 /// What a save in progress is called, so that no reader takes it for a checkpoint.
@@ -59,7 +60,7 @@ impl Folder {
     }
 
     fn at(root: PathBuf) -> Self {
-        Self { root, chunk_bytes: MAX_CHUNK_BYTES, performer: Arc::new(FileSystem) }
+        Self { root, chunk_bytes: CHUNK_BYTES, performer: Arc::new(FileSystem) }
     }
 
     pub(crate) fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
@@ -70,8 +71,12 @@ impl Folder {
     pub(crate) fn store(&self, path: &Path, contents: Contents<'_>) -> Result<(), CheckpointError> {
         let folder = path.parent().unwrap_or(Path::new("."));
         let temporary = temporary_in(folder, "file");
-        let written = self.perform(&Operation::Write(temporary.clone(), contents));
-        let stored = written.and_then(|()| self.perform(&Operation::Rename(temporary.clone(), path.to_owned())));
+        let stored = [
+            Operation::Write(temporary.clone(), contents),
+            Operation::Sync(temporary.clone()),
+            Operation::Rename(temporary.clone(), path.to_owned()),
+        ];
+        let stored = stored.iter().try_for_each(|operation| self.perform(operation));
         if stored.is_err() {
             // The space may be what the next save lacks; the error that matters is the one at hand.
             let _ = self.perform(&Operation::Remove(temporary));
@@ -192,6 +197,6 @@ fn make(path: &Path) -> io::Result<()> {
         // Another member was faster.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(error) => Err(error),
-        Ok(()) => sync_folder(parent.unwrap_or(Path::new("."))),
+        Ok(()) => sync(parent.unwrap_or(Path::new("."))),
     }
 }

@@ -17,11 +17,11 @@ const BLOCK_BYTES: usize = 256 << 10;
 pub(crate) enum Operation<'a> {
     /// Makes a folder unless it is there.
     Create(PathBuf),
-    /// Writes a file that is not there yet and waits until its bytes are stored.
+    /// Writes a file that is not there yet. Its bytes are stored once it is synced.
     Write(PathBuf, Contents<'a>),
     /// Gives a file, the first, a second name.
     Link(PathBuf, PathBuf),
-    /// Waits until the names in a folder are stored.
+    /// Waits until the bytes of a file, or the names in a folder, are stored.
     Sync(PathBuf),
     /// Moves a file or folder, in one instant; onto a file replaces it.
     Rename(PathBuf, PathBuf),
@@ -42,17 +42,15 @@ impl Contents<'_> {
     pub(crate) fn each_block(&self, mut act: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         match self {
             Self::Bytes(bytes) => bytes.chunks(BLOCK_BYTES).try_for_each(act),
+            // In memory as they are in the file.
+            Self::Values(parts) if cfg!(target_endian = "little") => {
+                parts.iter().flat_map(|part| bytemuck::cast_slice(part).chunks(BLOCK_BYTES)).try_for_each(act)
+            }
             Self::Values(parts) => {
-                let mut block = vec![0; BLOCK_BYTES];
-                let values = parts.iter().flat_map(|part| part.chunks(BLOCK_BYTES / size_of::<f32>()));
-                for values in values {
-                    let block = &mut block[..size_of_val(values)];
-                    for (bytes, value) in block.as_chunks_mut().0.iter_mut().zip(values) {
-                        *bytes = value.to_le_bytes();
-                    }
-                    act(block)?;
-                }
-                Ok(())
+                let blocks = parts.iter().flat_map(|part| part.chunks(BLOCK_BYTES / size_of::<f32>()));
+                blocks
+                    .map(|block| block.iter().flat_map(|value| value.to_le_bytes()).collect())
+                    .try_for_each(|block: Vec<u8>| act(&block))
             }
         }
     }
@@ -73,15 +71,15 @@ impl Perform for FileSystem {
             Operation::Create(path) => create(path).map_err(|error| of("creating", path, error)),
             Operation::Write(path, contents) => write(path, contents).map_err(|error| of("writing", path, error)),
             Operation::Link(from, to) => fs::hard_link(from, to).map_err(|error| of("linking", to, error)),
-            Operation::Sync(path) => sync_folder(path).map_err(|error| of("syncing", path, error)),
+            Operation::Sync(path) => sync(path).map_err(|error| of("syncing", path, error)),
             Operation::Rename(from, to) => fs::rename(from, to).map_err(|error| of("renaming to", to, error)),
             Operation::Remove(path) => remove(path).map_err(|error| of("deleting", path, error)),
         }
     }
 }
 
-/// Waits until the names in a folder are stored.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+/// Waits until the bytes of a file, or the names in a folder, are stored.
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
@@ -94,8 +92,7 @@ fn create(path: &Path) -> io::Result<()> {
 
 fn write(path: &Path, contents: &Contents<'_>) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
-    contents.each_block(|block| file.write_all(block))?;
-    file.sync_all()
+    contents.each_block(|block| file.write_all(block))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

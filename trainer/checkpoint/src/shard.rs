@@ -1,8 +1,10 @@
 use std::{
     num::NonZeroU32,
     ops::Range,
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    panic::resume_unwind,
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread,
 };
 
 use serde::{Deserialize, Serialize};
@@ -10,9 +12,13 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CheckpointError, Folder, Layout, Position,
     chunk::{Chunk, cut},
+    folder::temporary_in,
     load::read_chunk,
     operation::{Contents, Operation},
 };
+
+/// Chunks that one writer works on at once.
+const AT_ONCE: usize = 3;
 
 /// One writer's part of a state.
 #[derive(Clone, Copy, Debug)]
@@ -82,31 +88,60 @@ impl Folder {
             unchanged_bytes: 0,
         };
         let before = self.steps()?.first().map(|step| self.step(*step));
-        for part in cut(range.clone(), self.chunk_bytes) {
-            if cancelled.load(Ordering::Relaxed) {
-                return Err(CheckpointError::Cancelled { path: staging });
+        let parts: Vec<_> = cut(range.clone(), self.chunk_bytes).collect();
+        let next = AtomicUsize::new(0);
+        let written = || {
+            let mut written = Vec::new();
+            while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if cancelled.load(Ordering::Relaxed) {
+                    return Err(CheckpointError::Cancelled { path: staging.clone() });
+                }
+                let within = layout.values_of(&(part.start - range.start..part.end - range.start));
+                let values = slice(values, within);
+                let chunk = Chunk::of(part.start, &Contents::Values(&values));
+                let mut file = None;
+                if !self.refer(&staging, before.as_deref(), &chunk) {
+                    let temporary = temporary_in(&staging, "chunk");
+                    self.perform(&Operation::Write(temporary.clone(), Contents::Values(&values)))?;
+                    self.perform(&Operation::Sync(temporary.clone()))?;
+                    file = Some(temporary);
+                }
+                written.push((chunk, file));
             }
-            let within = layout.values_of(&(part.start - range.start..part.end - range.start));
-            let values = slice(values, within);
-            let contents = Contents::Values(&values);
-            let chunk = Chunk::of(part.start, &contents);
-            let path = staging.join(chunk.file());
-            // A torn save of the same step may have left it, or another part of the state be equal.
-            let there = is_whole(&staging, &chunk);
-            // Some file systems have no second names, and another member may be deleting the first: then it is written.
-            let linked = |before: &PathBuf| {
-                is_whole(before, &chunk)
-                    && self.perform(&Operation::Link(before.join(chunk.file()), path.clone())).is_ok()
-            };
-            if there || before.as_ref().is_some_and(linked) {
-                receipt.unchanged_bytes += chunk.bytes;
-            } else {
-                self.store(&path, contents)?;
+            Ok(written)
+        };
+        let mut written = thread::scope(|scope| {
+            let threads: Vec<_> = (1..AT_ONCE.min(parts.len())).map(|_| scope.spawn(written)).collect();
+            let mut all = written()?;
+            for thread in threads {
+                all.extend(thread.join().unwrap_or_else(|cause| resume_unwind(cause))?);
+            }
+            Ok(all)
+        })?;
+        written.sort_by_key(|(chunk, _)| chunk.start);
+        // After all are written: the storage is slower when it is to finish one before it gets the next.
+        for (chunk, file) in written {
+            match file {
+                None => receipt.unchanged_bytes += chunk.bytes,
+                Some(temporary) => {
+                    self.perform(&Operation::Rename(temporary, staging.join(chunk.file())))?;
+                }
             }
             receipt.chunks.push(chunk);
         }
         self.perform(&Operation::Sync(staging))?;
         Ok(receipt)
+    }
+
+    /// Whether a chunk need not be written: a torn save of the same step has left it, another part of the state is equal, or so is
+    /// the checkpoint before, from which it gets its second name.
+    fn refer(&self, staging: &Path, before: Option<&Path>, chunk: &Chunk) -> bool {
+        let name = |folder: &Path| folder.join(chunk.file());
+        // Some file systems have no second names, and another member may be deleting the first: then it is written.
+        let linked = |before: &Path| {
+            is_whole(before, chunk) && self.perform(&Operation::Link(name(before), name(staging))).is_ok()
+        };
+        is_whole(staging, chunk) || before.is_some_and(linked)
     }
 }
 

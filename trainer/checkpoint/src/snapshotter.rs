@@ -189,7 +189,9 @@ impl Snapshotter {
     fn begin(&mut self, work: Work) {
         self.under_way += 1;
         // A thread that is gone has panicked; the next look passes that on.
-        let _ = self.work.as_ref().map(|orders| orders.send(work));
+        if let Some(orders) = &self.work {
+            let _ = orders.send(work);
+        }
     }
 
     fn buffer(&mut self) -> Result<Option<Vec<f32>>, CheckpointError> {

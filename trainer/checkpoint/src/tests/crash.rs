@@ -1,8 +1,9 @@
 use std::{
+    collections::BTreeSet,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -13,30 +14,49 @@ use crate::{
     operation::{FileSystem, Operation, Perform},
 };
 
-/// Performs so many operations, half of the next one where that is a write, and then nothing: the process has ended.
+/// Performs so many operations, half of the next one where that is a deletion, and then nothing: the machine has lost its power. Of a
+/// file that was written and not synced half is left.
 #[derive(Debug)]
 struct Crashing {
     after: usize,
     begun: AtomicUsize,
+    unsynced: Mutex<BTreeSet<PathBuf>>,
+}
+
+impl Crashing {
+    /// Takes down what an operation does to the files that are not synced.
+    fn note(&self, operation: &Operation<'_>) {
+        let mut unsynced = self.unsynced.lock().expect("not poisoned");
+        match operation {
+            Operation::Write(path, _) => drop(unsynced.insert(path.clone())),
+            Operation::Sync(path) => drop(unsynced.remove(path)),
+            Operation::Rename(from, to) => {
+                let moved = |path: PathBuf| match path.strip_prefix(from) {
+                    Ok(rest) if rest.as_os_str().is_empty() => to.clone(),
+                    Ok(rest) => to.join(rest),
+                    Err(_) => path,
+                };
+                *unsynced = std::mem::take(&mut *unsynced).into_iter().map(moved).collect();
+            }
+            Operation::Create(_) | Operation::Link(..) | Operation::Remove(_) => {}
+        }
+    }
 }
 
 impl Perform for Crashing {
     fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         if number < self.after {
+            self.note(operation);
             return FileSystem.perform(operation);
         }
-        match operation {
-            Operation::Write(path, contents) if number == self.after => {
-                let mut bytes = Vec::new();
-                contents
-                    .each_block(|block| {
-                        bytes.extend_from_slice(block);
-                        Ok(())
-                    })
-                    .expect("read");
-                fs::write(path, &bytes[..bytes.len() / 2]).expect("written in part");
+        if number == self.after {
+            for torn in self.unsynced.lock().expect("not poisoned").iter().filter(|path| path.exists()) {
+                let bytes = fs::read(torn).expect("readable");
+                fs::write(torn, &bytes[..bytes.len() / 2]).expect("torn");
             }
+        }
+        match operation {
             Operation::Remove(path) if number == self.after && path.is_dir() => {
                 let first = fs::read_dir(path).expect("a folder").next();
                 let part = first.map(|entry| Operation::Remove(entry.expect("readable").path()));
@@ -50,7 +70,7 @@ impl Perform for Crashing {
 
 /// What `act` does with a process that ends after so many operations; how many it would perform.
 fn crash_after(after: usize, root: &Path, act: impl FnOnce(&Folder)) -> usize {
-    let crashing = Arc::new(Crashing { after, begun: AtomicUsize::new(0) });
+    let crashing = Arc::new(Crashing { after, begun: AtomicUsize::new(0), unsynced: Mutex::default() });
     let mut folder = open(root);
     folder.performer = crashing.clone();
     act(&folder);

@@ -1,4 +1,8 @@
-use std::{fs, path::PathBuf};
+use std::{
+    fs::{self, OpenOptions},
+    os::unix::fs::FileExt,
+    path::PathBuf,
+};
 
 use proptest::prelude::*;
 
@@ -63,11 +67,11 @@ fn a_flip_of_any_bit_of_any_file_is_detected() {
             here
         });
         let which = which.expect("a file");
-        let mut bytes = whole[which].clone();
-        bytes[at / 8] ^= 1 << (at % 8);
-        fs::write(stored.file(&files[which]), &bytes).expect("written");
+        let file = OpenOptions::new().write(true).open(stored.file(&files[which])).expect("opened");
+        let byte = whole[which][at / 8];
+        file.write_all_at(&[byte ^ 1 << (at % 8)], at as u64 / 8).expect("flipped");
         assert_eq!(newest(&stored.folder), (Some(1), vec![2]), "{} bit {at}", files[which]);
-        fs::write(stored.file(&files[which]), &whole[which]).expect("restored");
+        file.write_all_at(&[byte], at as u64 / 8).expect("restored");
         detected += 1;
     }
     assert_eq!(newest(&stored.folder), (Some(2), vec![]), "the undamaged one is whole");

@@ -1,0 +1,122 @@
+//! How long training stands still for a checkpoint, and how fast one is saved and loaded, beside a plain file with fsync:
+//! `rate FOLDER [MEGABYTES] [REPETITIONS]` prints one line of JSON. The folder gets checkpoints and should be empty.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::{Read, Write},
+    num::NonZeroU32,
+    path::Path,
+    sync::Arc,
+    time::Instant,
+};
+
+use lockstep_checkpoint::{Facts, Folder, Identity, Layout, Position, Snapshotter, Taken};
+
+const BLOCK_BYTES: usize = 1 << 20;
+/// Values of a tensor, so that a state has many.
+const TENSOR: usize = 1 << 20;
+
+fn main() {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    let number = |at: usize, default| arguments.get(at).map_or(default, |text| text.parse().expect("a number"));
+    let (folder, megabytes, repetitions) = (Path::new(&arguments[0]), number(1, 100), number(2, 20));
+    let values = megabytes * 1_000_000 / size_of::<f32>();
+
+    let names: Vec<_> = (0..values.div_ceil(TENSOR)).map(|tensor| format!("tensor{tensor}")).collect();
+    let shapes: Vec<_> = (0..names.len()).map(|tensor| [TENSOR.min(values - tensor * TENSOR)]).collect();
+    let layout = Layout::new(names.iter().map(String::as_str).zip(shapes.iter().map(|shape| &shape[..])), []);
+    let layout = Arc::new(layout.expect("fits"));
+    let mut state: Vec<Vec<f32>> = shapes.iter().map(|[length]| vec![0.5; *length]).collect();
+    let bytes = layout.bytes() as f64;
+
+    let opened = Folder::open(folder).expect("opens");
+    let identity = Identity { model: "rate".into(), workload_digest: String::new() };
+    let mut snapshotter = Snapshotter::start(opened.clone(), NonZeroU32::MIN, values).expect("starts");
+    let [mut stalls, mut saves, mut loads, mut writes, mut reads] = [(); 5].map(|()| Vec::new());
+    for step in 1..=repetitions as u64 {
+        // Each value of it is another than in the checkpoint before.
+        state.iter_mut().flatten().enumerate().for_each(|(at, value)| *value = (at as u64 * step) as f32);
+        let position = Position { step, generation: 1, ..Position::default() };
+        let facts = Facts {
+            identity: identity.clone(),
+            position,
+            state_digest: String::new(),
+            time: String::new(),
+            communication: None,
+        };
+        let begun = Instant::now();
+        let taken = snapshotter.save(
+            position,
+            &layout,
+            |_| facts,
+            |piece, place| {
+                place.copy_from_slice(&state[piece.tensor][piece.values]);
+            },
+        );
+        stalls.push(begun.elapsed().as_secs_f64());
+        assert_eq!(taken.expect("no failure"), Taken::Begun);
+        snapshotter.finish().expect("saved");
+
+        let shard = lockstep_checkpoint::Shard {
+            position: Position { step: step + 1_000_000, ..position },
+            layout: &layout,
+            writer: 0,
+            writers: NonZeroU32::MIN,
+            values: &state.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+        };
+        fs::remove_dir_all(folder.join(format!("checkpoints/step-{step:08}"))).expect("removed");
+        let begun = Instant::now();
+        let receipt = opened.write_shard(&shard).expect("written");
+        let facts = Facts {
+            identity: identity.clone(),
+            position: shard.position,
+            state_digest: String::new(),
+            time: String::new(),
+            communication: None,
+        };
+        let saved = opened.commit(&facts, &layout, &[receipt]).expect("committed");
+        saves.push(begun.elapsed().as_secs_f64());
+
+        let begun = Instant::now();
+        let loaded = opened.newest(&identity).expect("ours").checkpoint.expect("whole");
+        loads.push(begun.elapsed().as_secs_f64());
+        assert_eq!(loaded.position.step, shard.position.step);
+        drop(loaded);
+        fs::remove_dir_all(saved.path).expect("removed");
+
+        let block: Vec<u8> = state[0].iter().flat_map(|value| value.to_le_bytes()).take(BLOCK_BYTES).collect();
+        let plain = folder.join("plain");
+        let begun = Instant::now();
+        let mut file = File::create_new(&plain).expect("created");
+        let mut left = bytes as usize;
+        while left > 0 {
+            let length = left.min(BLOCK_BYTES);
+            file.write_all(&block[..length]).expect("written");
+            left -= length;
+        }
+        file.sync_all().expect("synced");
+        writes.push(begun.elapsed().as_secs_f64());
+        let mut buffer = vec![0; BLOCK_BYTES];
+        let begun = Instant::now();
+        let mut file = File::open(&plain).expect("opened");
+        while file.read(&mut buffer).expect("read") > 0 {}
+        reads.push(begun.elapsed().as_secs_f64());
+        fs::remove_file(plain).expect("removed");
+    }
+    let rate = |seconds: &mut [f64]| bytes / 1e6 / quantile(seconds, 0.5);
+    let (save, load, write, read) = (rate(&mut saves), rate(&mut loads), rate(&mut writes), rate(&mut reads));
+    println!(
+        "{{\"megabytes\": {:.0}, \"repetitions\": {repetitions}, \"stall_ms_p50\": {:.1}, \"stall_ms_p99\": {:.1}, \
+         \"save_mb_per_s\": {save:.0}, \"plain_write_mb_per_s\": {write:.0}, \"load_mb_per_s\": {load:.0}, \
+         \"plain_read_mb_per_s\": {read:.0}}}",
+        bytes / 1e6,
+        quantile(&mut stalls, 0.5) * 1e3,
+        quantile(&mut stalls, 0.99) * 1e3,
+    );
+}
+
+fn quantile(seconds: &mut [f64], which: f64) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[((seconds.len() - 1) as f64 * which).round() as usize]
+}
