@@ -1,5 +1,7 @@
 //! Weights and optimiser state as named tensors: out for checkpoints, in for resuming, and as one digest.
 
+use std::ops::Range;
+
 use crate::device::{Device, Event, Memory};
 use crate::error::Error;
 use crate::parameters::ParamMeta;
@@ -49,6 +51,31 @@ impl<D: Device> Replica<D> {
         let mut tensors = self.read_all(self.plan.weights, "");
         tensors.extend(self.read_all(self.plan.velocity, MOMENTUM_SUFFIX));
         tensors
+    }
+
+    /// Names and shapes of [`tensors`](Replica::tensors), in the same order: half of them are weights, then come the slots.
+    pub fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        let of = |suffix| {
+            let shape = move |name: String| (format!("{name}{suffix}"), self.parameter(&name).shape.clone());
+            self.forward_names().map(shape)
+        };
+        of("").chain(of(MOMENTUM_SUFFIX)).collect()
+    }
+
+    /// Copies some values of the tensor that [`tensors`](Replica::tensors) calls `name`; waits.
+    ///
+    /// # Panics
+    /// In mid-step, and when there is no such tensor or no such values.
+    pub fn copy_tensor(&mut self, name: &str, values: Range<usize>, into: &mut [f32]) {
+        self.assert_between_steps("reading the state");
+        self.device.ready().wait();
+        let (parameter, memory) = match name.strip_suffix(MOMENTUM_SUFFIX) {
+            Some(parameter) => (parameter, self.plan.velocity),
+            None => (name, self.plan.weights),
+        };
+        let all = self.parameter(parameter).range.clone();
+        assert!(values.end <= all.len(), "values {values:?} of {name}, which has {}", all.len());
+        self.device.read(memory.region(all.start + values.start..all.start + values.end), into);
     }
 
     /// Takes over a state from [`tensors`](Replica::tensors), in any order. With [`weights`](Replica::weights) alone
@@ -139,20 +166,22 @@ impl<D: Device> Replica<D> {
     fn read_all(&mut self, memory: Memory, suffix: &str) -> Vec<StateTensor> {
         self.assert_between_steps("reading the state");
         self.device.ready().wait();
-        let forward = self
-            .network()
-            .blocks()
-            .iter()
-            .flat_map(|block| ["weight", "bias"].map(|role| format!("{}.{role}", block.name)));
-        let names: Vec<String> = forward.collect();
-        let Replica { device, table, .. } = self;
+        let names: Vec<String> = self.forward_names().collect();
         let read = |name: String| {
-            let parameter = table.get(&name).unwrap_or_else(|| panic!("the table lacks {name}"));
-            let mut values = vec![0.0; parameter.range.len()];
-            device.read(memory.region(parameter.range.clone()), &mut values);
-            StateTensor { name: format!("{name}{suffix}"), shape: parameter.shape.clone(), values }
+            let (range, shape) = (self.parameter(&name).range.clone(), self.parameter(&name).shape.clone());
+            let mut values = vec![0.0; range.len()];
+            self.device.read(memory.region(range), &mut values);
+            StateTensor { name: format!("{name}{suffix}"), shape, values }
         };
         names.into_iter().map(read).collect()
+    }
+
+    fn forward_names(&self) -> impl Iterator<Item = String> {
+        self.network().blocks().iter().flat_map(|block| ["weight", "bias"].map(|role| format!("{}.{role}", block.name)))
+    }
+
+    fn parameter(&self, name: &str) -> &ParamMeta {
+        self.table.get(name).unwrap_or_else(|| panic!("the table lacks {name}"))
     }
 }
 

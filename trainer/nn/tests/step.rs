@@ -257,6 +257,23 @@ fn a_loaded_state_goes_on_as_the_saved_one() {
 }
 
 #[test]
+fn a_part_of_any_tensor_can_be_copied_without_the_rest() {
+    let mut saved = replica(Cpu::new(), models::lenet5(), 20);
+    train(&mut saved, &digits(20, 11), 3);
+    let all = saved.tensors();
+    assert_eq!(
+        saved.tensor_shapes(),
+        all.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect::<Vec<_>>()
+    );
+    for tensor in &all {
+        let part = tensor.values.len() / 3..tensor.values.len();
+        let mut copied = vec![0.0; part.len()];
+        saved.copy_tensor(&tensor.name, part.clone(), &mut copied);
+        assert_eq!(copied, tensor.values[part], "{}", tensor.name);
+    }
+}
+
+#[test]
 fn weights_come_out_under_the_names_of_pytorch() {
     let names: Vec<String> =
         replica(Cpu::new(), models::lenet5(), 1).weights().into_iter().map(|tensor| tensor.name).collect();
