@@ -154,6 +154,27 @@ impl Folder {
         }))
     }
 
+    /// Where training stands in the newest checkpoint that is whole. All of it is read and verified, and none of it kept: memory for
+    /// one chunk is enough.
+    pub(crate) fn newest_position(&self, expected: &Identity) -> Result<Option<Position>, CheckpointError> {
+        for step in self.steps()? {
+            let path = self.step(step);
+            let verified = match self.manifest_of(step) {
+                Ok((manifest, ..)) => {
+                    refuse_foreign(&path, &manifest.identity, expected)?;
+                    verify_state(&path, &manifest).map(|()| manifest.position)
+                }
+                Err(unusable) => Err(unusable),
+            };
+            match verified {
+                Ok(position) => return Ok(Some(position)),
+                Err(Unusable::Damaged(_)) => {}
+                Err(other) => return Err(other.at(path)),
+            }
+        }
+        Ok(None)
+    }
+
     /// The manifest of `step` with its digest and length.
     pub(crate) fn manifest_of(&self, step: u64) -> Result<(Manifest, [u8; 32], u64), Unusable> {
         let read = read_manifest(&self.step(step))?;
@@ -207,6 +228,16 @@ fn read_state(folder: &Path, manifest: &Manifest) -> Result<(Vec<OwnedTensor>, V
         Stored::Chunks(chunks) => {
             let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
             read_chunks(folder, chunks, &layout)
+        }
+    }
+}
+
+fn verify_state(folder: &Path, manifest: &Manifest) -> Result<(), Unusable> {
+    match &manifest.stored {
+        Stored::Objects(_) => read_state(folder, manifest).map(drop),
+        Stored::Chunks(chunks) => {
+            let mut bytes = Vec::new();
+            chunks.iter().try_for_each(|chunk| read_chunk(folder, chunk, &mut bytes))
         }
     }
 }

@@ -24,7 +24,7 @@ impl Folder {
     /// As of [`Folder::newest`]; [`CheckpointError::Storage`] where something cannot be deleted.
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
         let mut pruned = Pruned::default();
-        let newest = self.newest(expected)?.checkpoint.map(|newest| newest.position);
+        let newest = self.newest_position(expected)?;
         let stale: Vec<_> = self.leftovers()?.into_iter().filter(|leftover| is_stale(leftover, newest)).collect();
         pruned.leftovers = stale.len();
         stale.into_iter().try_for_each(|leftover| self.perform(&Operation::Remove(leftover.path)))?;
