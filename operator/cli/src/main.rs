@@ -1,6 +1,7 @@
 //! `lockstep`, also found as `kubectl lockstep`: training jobs and benchmarks from the command line, with and without a cluster.
 
 mod bench;
+mod checkpoints;
 mod display;
 mod history;
 mod manifest;
@@ -34,6 +35,8 @@ enum Command {
     History(history::Arguments),
     /// Measure this machine by local processes, as a job with spec.benchmark measures a cluster.
     Bench(bench::Arguments),
+    /// List, verify, prune or export the checkpoints in a job's folder.
+    Checkpoints(checkpoints::Arguments),
     /// Check manifests without a cluster: fields, types and rules.
     Validate(validate::Arguments),
     /// Follow a job in the cluster until it ends; the exit code is its result.
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::History(arguments) => match history::history(&arguments) {
+        Command::Checkpoints(arguments) => match checkpoints::checkpoints(&arguments) {
             Ok(outcome) => outcome.into(),
             Err(error) => report(&error, Outcome::Refused),
         },

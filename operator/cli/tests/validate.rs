@@ -48,3 +48,24 @@ fn as_a_plugin_it_calls_itself_by_kubectls_words() {
     let output = lockstep(&["run", "--help"]);
     assert!(String::from_utf8_lossy(&output.stdout).contains("Usage: lockstep run"));
 }
+
+#[test]
+fn the_trainer_beside_it_gets_the_words_about_checkpoints_and_its_exit_code_is_the_answer() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+    let program = place.path().join("lockstep");
+    fs::hard_link(env!("CARGO_BIN_EXE_lockstep"), &program).expect("linked");
+    let run = |words: &[&str]| Command::new(&program).args(words).output().expect("lockstep starts");
+    let missing = run(&["checkpoints", "list", "runs/a"]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("lockstep-trainer is missing"), "{missing:?}");
+
+    let trainer = place.path().join("lockstep-trainer");
+    fs::write(&trainer, "#!/bin/sh\nprintf '%s|' \"$@\"\nexit 7\n").expect("written");
+    fs::set_permissions(&trainer, fs::Permissions::from_mode(0o755)).expect("executable");
+    for words in [&["list", "--json", "runs/a b"][..], &["--help"], &["export", "--output=x", "--", "-y"], &[]] {
+        let said = run(&[&["checkpoints"], words].concat());
+        let expected: String = ["checkpoints"].iter().chain(words).map(|word| format!("{word}|")).collect();
+        assert_eq!((String::from_utf8_lossy(&said.stdout).as_ref(), said.status.code()), (&expected[..], Some(7)));
+    }
+}

@@ -3,6 +3,7 @@
 mod baseline;
 mod benchmark;
 mod board;
+mod checkpoints;
 mod communication;
 mod coordinator;
 mod efficiency;
@@ -45,6 +46,9 @@ enum Role {
     Worker,
     /// Form the group and keep its record.
     Coordinator,
+    /// Look at the checkpoints in a job's folder, delete old ones, or take the weights out of one; needs no orders.
+    #[command(subcommand)]
+    Checkpoints(checkpoints::Action),
     /// Draw glyphs and write them as IDX files, for tests and data images; needs no orders.
     Glyphs {
         /// How many, training and evaluation together.
@@ -70,8 +74,10 @@ fn main() -> ExitCode {
         log.json().init()
     }
 
-    if let Role::Glyphs { samples, seed, output } = &role {
-        return write_glyphs(*samples, *seed, output);
+    match &role {
+        Role::Checkpoints(action) => return checkpoints::act(action),
+        Role::Glyphs { samples, seed, output } => return write_glyphs(*samples, *seed, output),
+        Role::Worker | Role::Coordinator => {}
     }
     let launch = match Launch::read(|name| std::env::var(name).ok()) {
         Ok(launch) => launch,
@@ -99,7 +105,7 @@ fn run(role: &Role, launch: &Launch) -> Result<Ending, Failure> {
     match role {
         Role::Worker => worker::work(launch),
         Role::Coordinator => coordinator::coordinate(launch),
-        Role::Glyphs { .. } => unreachable!("it needs no orders"),
+        Role::Checkpoints(_) | Role::Glyphs { .. } => unreachable!("it needs no orders"),
     }
 }
 

@@ -33,6 +33,8 @@ use crate::{
     manifest,
 };
 
+pub(crate) use self::trainer::find as find_trainer;
+
 /// Arguments of `lockstep run`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {

@@ -1,0 +1,23 @@
+//! `lockstep checkpoints`: the trainer beside this program reads and writes checkpoints, so it gets the same words.
+
+use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
+
+use anyhow::Context;
+
+use crate::{Outcome, run::find_trainer};
+
+/// Arguments of `lockstep checkpoints`.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Arguments {
+    /// list, verify, prune or export, and what the trainer knows of each: try `lockstep checkpoints --help`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "WORDS")]
+    words: Vec<OsString>,
+}
+
+/// Becomes the trainer, whose exit code is the answer; returns only where that fails.
+pub(crate) fn checkpoints(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    let trainer = find_trainer(None)?;
+    let error = Command::new(&trainer).arg("checkpoints").args(&arguments.words).exec();
+    Err(error).with_context(|| format!("start {}", trainer.display()))
+}

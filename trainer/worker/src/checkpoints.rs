@@ -1,0 +1,392 @@
+//! `lockstep-trainer checkpoints`: what is in a job's folder, for people and, with `--json`, for programs.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Args, Subcommand};
+use lockstep_checkpoint::{
+    Checkpoint, CheckpointError, Description, Folder, Listed, OwnedTensor, Tensor, export_model,
+};
+use serde_json::{Value, json};
+
+/// What to do with the checkpoints of a job's folder.
+#[derive(Subcommand)]
+pub(crate) enum Action {
+    /// List them, newest first, by what their manifests say.
+    List(Place),
+    /// Read all their bytes and compare the digests; the exit code is 1 where one is damaged.
+    Verify {
+        #[command(flatten)]
+        place: Place,
+        /// Only the checkpoint of this step.
+        #[arg(long)]
+        step: Option<u64>,
+    },
+    /// Delete all but the newest, once the newest was read and verified, and what torn saves have left. No job may be running there.
+    Prune {
+        #[command(flatten)]
+        place: Place,
+        /// How many stay.
+        #[arg(long, value_name = "COUNT", default_value = "3")]
+        keep_last: NonZeroU32,
+    },
+    /// Write the weights of one as a safetensors file.
+    Export {
+        #[command(flatten)]
+        place: Place,
+        /// The checkpoint of this step. Default: the newest that is whole.
+        #[arg(long)]
+        step: Option<u64>,
+        /// The file that gets them; one that is there is replaced.
+        #[arg(long, value_name = "FILE")]
+        output: PathBuf,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct Place {
+    /// The job's folder, which has a folder `checkpoints`.
+    folder: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How an action ended, as its exit code; 2 is a wrong command line, as clap has it.
+enum Outcome {
+    Done,
+    /// A checkpoint is damaged, or none is whole.
+    Damaged,
+}
+
+/// Does it, tells on standard output, and what is wrong on standard error.
+pub(crate) fn act(action: &Action) -> ExitCode {
+    match perform(action, &mut io::stdout().lock()) {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Damaged) => ExitCode::from(1),
+        // Whoever read has seen enough.
+        Err(Problem::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("error: {problem}");
+            ExitCode::from(if matches!(problem, Problem::Checkpoints(CheckpointError::NoCheckpoints { .. })) {
+                2
+            } else {
+                1
+            })
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error(transparent)]
+    Checkpoints(#[from] CheckpointError),
+    #[error("{path} has no checkpoint of step {step}; `checkpoints list` tells which there are")]
+    NoSuchStep { path: String, step: u64 },
+    #[error("{path} has no checkpoint that is whole")]
+    NoneWhole { path: String },
+    #[error("{path} is damaged: {reason}; nothing was written")]
+    Damaged { path: String, reason: String },
+    #[error("writing the answer: {0}")]
+    Output(#[from] io::Error),
+}
+
+fn perform(action: &Action, out: &mut impl Write) -> Result<Outcome, Problem> {
+    match action {
+        Action::List(place) => list(&place.open()?, place.json, out),
+        Action::Verify { place, step } => verify(&place.open()?, *step, place.json, out),
+        Action::Prune { place, keep_last } => prune(&place.open()?, *keep_last, place.json, out),
+        Action::Export { place, step, output } => export(&place.open()?, *step, output, place.json, out),
+    }
+}
+
+impl Place {
+    fn open(&self) -> Result<Folder, Problem> {
+        Ok(Folder::open_existing(&self.folder)?)
+    }
+}
+
+fn list(folder: &Folder, json: bool, out: &mut impl Write) -> Result<Outcome, Problem> {
+    let listed = folder.list()?;
+    if json {
+        let lines: Vec<_> = listed.iter().map(described).collect();
+        writeln!(out, "{:#}", json!(lines))?;
+        return Ok(Outcome::Done);
+    }
+    if listed.is_empty() {
+        writeln!(out, "no checkpoints in {}", folder.path().display())?;
+        return Ok(Outcome::Done);
+    }
+    writeln!(
+        out,
+        "{:>10} {:>7} {:>4} {:>10} {:>6} {:>7}  {:<30} STATE",
+        "STEP", "EPOCH", "GEN", "BYTES", "FILES", "FORMAT", "SAVED"
+    )?;
+    for Listed { step, path: _, described } in &listed {
+        match described {
+            Ok(Description { position, time, format_version, files, bytes, identity: _, writer: _, tensors: _ }) => {
+                writeln!(
+                    out,
+                    "{step:>10} {:>7} {:>4} {:>10} {files:>6} {format_version:>7}  {time:<30} manifest whole",
+                    position.epoch,
+                    position.generation,
+                    size(*bytes)
+                )?
+            }
+            Err(reason) => {
+                writeln!(
+                    out,
+                    "{step:>10} {:>7} {:>4} {:>10} {:>6} {:>7}  {:<30} unusable: {reason}",
+                    "-", "-", "-", "-", "-", "-"
+                )?;
+            }
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) -> Result<Outcome, Problem> {
+    let mut steps: Vec<_> = folder.list()?.into_iter().map(|listed| listed.step).collect();
+    if let Some(wanted) = step {
+        steps.retain(|step| *step == wanted);
+        if steps.is_empty() {
+            return Err(Problem::NoSuchStep { path: folder.path().display().to_string(), step: wanted });
+        }
+    }
+    let mut lines = Vec::new();
+    let mut damaged = 0;
+    for step in &steps {
+        let found = folder.verify(*step).unwrap_or_else(|error| Err(error.to_string()));
+        damaged += usize::from(found.is_err());
+        if json {
+            lines.push(match &found {
+                Ok(whole) => {
+                    json!({ "step": step, "whole": true, "bytes": whole.bytes, "state_digest": whole.state_digest })
+                }
+                Err(reason) => json!({ "step": step, "whole": false, "reason": reason }),
+            });
+            continue;
+        }
+        match found {
+            Ok(whole) => writeln!(out, "step {step}: whole, {} read", size(whole.bytes))?,
+            Err(reason) => writeln!(out, "step {step}: damaged: {reason}")?,
+        }
+    }
+    if json {
+        writeln!(out, "{:#}", json!(lines))?;
+    } else {
+        writeln!(out, "{} of {} whole", steps.len() - damaged, steps.len())?;
+    }
+    Ok(if damaged == 0 { Outcome::Done } else { Outcome::Damaged })
+}
+
+fn prune(folder: &Folder, keep_last: NonZeroU32, json: bool, out: &mut impl Write) -> Result<Outcome, Problem> {
+    let newest = newest_whole(folder)?;
+    let pruned = folder.prune(keep_last, &newest.identity)?;
+    if json {
+        let Checkpoint { position, .. } = newest;
+        writeln!(
+            out,
+            "{:#}",
+            json!({ "newest": position.step, "deleted": pruned.steps, "leftovers": pruned.leftovers })
+        )?;
+        return Ok(Outcome::Done);
+    }
+    writeln!(out, "step {}, the newest, was read and is whole", newest.position.step)?;
+    for step in &pruned.steps {
+        writeln!(out, "step {step}: deleted")?;
+    }
+    writeln!(out, "{} checkpoints and {} unfinished saves deleted", pruned.steps.len(), pruned.leftovers)?;
+    Ok(Outcome::Done)
+}
+
+fn export(
+    folder: &Folder,
+    step: Option<u64>,
+    output: &Path,
+    json: bool,
+    out: &mut impl Write,
+) -> Result<Outcome, Problem> {
+    let path = || folder.path().display().to_string();
+    let checkpoint = match step {
+        None => newest_whole(folder)?,
+        Some(step) if folder.list()?.iter().all(|listed| listed.step != step) => {
+            return Err(Problem::NoSuchStep { path: path(), step });
+        }
+        Some(step) => folder.verify(step)?.map_err(|reason| Problem::Damaged {
+            path: format!("the checkpoint of step {step} in {}", path()),
+            reason,
+        })?,
+    };
+    let Checkpoint { position, weights, identity, .. } = &checkpoint;
+    let metadata = BTreeMap::from(
+        [("step", position.step.to_string()), ("epoch", position.epoch.to_string()), ("model", identity.model.clone())]
+            .map(|(key, value)| (key.to_owned(), value)),
+    );
+    export_model(output, &borrowed(weights), &metadata)?;
+    if json {
+        writeln!(out, "{:#}", json!({ "step": position.step, "tensors": weights.len(), "output": output }))?;
+    } else {
+        writeln!(out, "step {}: {} tensors written to {}", position.step, weights.len(), output.display())?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The newest that is whole, whosever it is; newer ones that are not are named on standard error.
+fn newest_whole(folder: &Folder) -> Result<Checkpoint, Problem> {
+    for Listed { step, .. } in folder.list()? {
+        match folder.verify(step)? {
+            Ok(whole) => return Ok(whole),
+            Err(reason) => eprintln!("step {step} is passed over: {reason}"),
+        }
+    }
+    Err(Problem::NoneWhole { path: folder.path().display().to_string() })
+}
+
+fn borrowed(tensors: &[OwnedTensor]) -> Vec<Tensor<'_>> {
+    tensors.iter().map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values }).collect()
+}
+
+fn described(listed: &Listed) -> Value {
+    let Listed { step, path, described } = listed;
+    match described {
+        Err(reason) => json!({ "step": step, "path": path, "unusable": reason }),
+        Ok(Description { identity, position, time, format_version, writer, tensors, files, bytes }) => json!({
+            "step": step,
+            "path": path,
+            "epoch": position.epoch,
+            "cursor": position.cursor,
+            "seed": position.seed,
+            "generation": position.generation,
+            "time": time,
+            "model": identity.model,
+            "workload": identity.workload_digest,
+            "format_version": format_version,
+            "writer": writer,
+            "tensors": tensors,
+            "files": files,
+            "bytes": bytes,
+        }),
+    }
+}
+
+/// Bytes as people read them.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let power = (0..UNITS.len() - 1).find(|power| bytes >> (10 * (power + 1)) == 0).unwrap_or(UNITS.len() - 1);
+    match power {
+        0 => format!("{bytes} B"),
+        _ => format!("{:.1} {}", bytes as f64 / (1_u64 << (10 * power)) as f64, UNITS[power]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockstep_checkpoint::{Identity, Position, Snapshot};
+
+    /// A folder with checkpoints of steps 1 to 3, of which the last is damaged.
+    fn folder() -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = Folder::open(root.path()).expect("opens");
+        let identity = Identity { model: "mlp".into(), workload_digest: "ab12".into() };
+        for step in 1..=3 {
+            let values = [step as f32, 0.5];
+            let saved = folder.save(&Snapshot {
+                identity: &identity,
+                position: Position { step, generation: 1, ..Position::default() },
+                state_digest: "digest",
+                time: "2026-11-21T12:00:00Z",
+                communication: None,
+                weights: &[Tensor { name: "fc.weight", shape: &[2], values: &values }],
+                slots: &[],
+            });
+            saved.expect("saved");
+        }
+        let damaged = root.path().join("checkpoints/step-00000003");
+        for file in std::fs::read_dir(damaged).expect("a folder").map(|file| file.expect("readable").path()) {
+            if file.extension().is_some_and(|end| end == "chunk") {
+                std::fs::write(file, [0; 8]).expect("damaged");
+            }
+        }
+        root
+    }
+
+    fn said(action: &Action) -> (Result<Outcome, Problem>, String) {
+        let mut out = Vec::new();
+        let outcome = perform(action, &mut out);
+        (outcome, String::from_utf8(out).expect("UTF-8"))
+    }
+
+    fn place(root: &tempfile::TempDir, json: bool) -> Place {
+        Place { folder: root.path().to_owned(), json }
+    }
+
+    #[test]
+    fn a_list_has_a_line_for_each_newest_first() {
+        let root = folder();
+        let (outcome, text) = said(&Action::List(place(&root, false)));
+        assert!(matches!(outcome, Ok(Outcome::Done)));
+        let steps: Vec<_> = text.lines().skip(1).map(|line| line.split_whitespace().next().expect("a step")).collect();
+        assert_eq!(steps, ["3", "2", "1"]);
+        let (_, text) = said(&Action::List(place(&root, true)));
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!((&value[0]["step"], &value[2]["model"]), (&json!(3), &json!("mlp")));
+    }
+
+    #[test]
+    fn verifying_names_the_damaged_one_and_says_so_in_the_outcome() {
+        let root = folder();
+        let (outcome, text) = said(&Action::Verify { place: place(&root, false), step: None });
+        assert!(matches!(outcome, Ok(Outcome::Damaged)));
+        assert!(
+            text.contains("step 3: damaged") && text.contains("step 2: whole") && text.contains("2 of 3"),
+            "{text}"
+        );
+        let (outcome, _) = said(&Action::Verify { place: place(&root, true), step: Some(2) });
+        assert!(matches!(outcome, Ok(Outcome::Done)));
+        let (outcome, _) = said(&Action::Verify { place: place(&root, true), step: Some(9) });
+        assert!(outcome.err().expect("refused").to_string().contains("no checkpoint of step 9"));
+    }
+
+    #[test]
+    fn pruning_counts_from_the_newest_that_is_whole() {
+        let root = folder();
+        let (outcome, text) = said(&Action::Prune { place: place(&root, false), keep_last: NonZeroU32::MIN });
+        assert!(matches!(outcome, Ok(Outcome::Done)));
+        assert!(text.contains("step 2, the newest") && text.contains("step 1: deleted"), "{text}");
+        let left = Folder::open_existing(root.path()).expect("opens").list().expect("listed");
+        assert_eq!(left.iter().map(|listed| listed.step).collect::<Vec<_>>(), [3, 2]);
+    }
+
+    #[test]
+    fn the_newest_whole_weights_are_exported_and_a_damaged_step_is_refused() {
+        let root = folder();
+        let output = root.path().join("out.safetensors");
+        let (outcome, _) = said(&Action::Export { place: place(&root, false), step: Some(3), output: output.clone() });
+        assert!(outcome.err().expect("refused").to_string().contains("nothing was written"));
+        assert!(!output.exists());
+        let (_, text) = said(&Action::Export { place: place(&root, false), step: None, output: output.clone() });
+        assert!(text.contains("step 2: 1 tensors written"), "{text}");
+        assert!(std::fs::read(output).expect("written").ends_with(&[2.0_f32, 0.5].map(f32::to_le_bytes).concat()));
+    }
+
+    #[test]
+    fn a_folder_without_checkpoints_is_refused_and_stays_as_it_is() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (outcome, _) = said(&Action::List(place(&root, false)));
+        assert!(outcome.err().expect("refused").to_string().contains("is no folder of checkpoints"));
+        assert_eq!(std::fs::read_dir(root.path()).expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn sizes_are_in_the_unit_that_fits() {
+        let found = [0, 1023, 1024, 100_000_000, u64::MAX].map(size);
+        assert_eq!(found, ["0 B", "1023 B", "1.0 KiB", "95.4 MiB", "16777216.0 TiB"]);
+    }
+}
