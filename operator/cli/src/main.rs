@@ -99,6 +99,9 @@ fn main() -> ExitCode {
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::History(arguments) => match history::history(&arguments) {
+            Ok(outcome) => outcome.into(),
+            Err(error) => report(&error, Outcome::Refused),
+        },
         Command::Checkpoints(arguments) => match checkpoints::checkpoints(&arguments) {
             Ok(outcome) => outcome.into(),
             Err(error) => report(&error, Outcome::Refused),

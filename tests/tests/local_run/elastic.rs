@@ -47,8 +47,9 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     let step = run.steps().last().map_or(0, |line| line.step);
     run.wait_for_step(step + 100);
     let scale = |workers: &str| {
-        let scaled = std::process::Command::new(crate::run::lockstep()).arg("scale").arg(run.folder()).arg(workers);
-        assert!(scaled.status().expect("lockstep starts").success());
+        let mut command = std::process::Command::new(crate::run::lockstep());
+        let scaled = command.arg("scale").arg(run.folder()).arg(workers).status().expect("lockstep starts");
+        assert!(scaled.success(), "{scaled}");
     };
     scale("4");
     wait_for("four workers", || run.steps().last().is_some_and(|line| line.world_size == 4));

@@ -64,7 +64,11 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     let mut write = |case: &str, ours: f64, goal: f64| {
         book.write(&Figure { case, unit: "s", ours, peer: None, goal, better: Better::Less, disturbed: false })
     };
-    write("kill -9 of one of 8 workers to the next step, that step's own time left out, p50", median(&mut resumed), 0.5)?;
+    write(
+        "kill -9 of one of 8 workers to the next step, that step's own time left out, p50",
+        median(&mut resumed),
+        0.5,
+    )?;
     write("the same, the slowest", slowest(&resumed), 2.0)?;
     write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0)?;
     write("planned leave of one of 8 workers: training stands still, median", median(&mut stalls), 0.1)

@@ -68,8 +68,16 @@ const BENCHMARKS: [Benchmark; 8] = [
         measures: "a job whose processes are killed again and again, against itself undisturbed",
         run: elastic::churn,
     },
-    Benchmark { name: "first-loss", measures: "`lockstep run` to its first loss line", run: |book, effort, _| first_loss::run(book, effort) },
-    Benchmark { name: "operator-memory", measures: "the operator's memory with 100 jobs", run: |book, effort, _| operator::memory(book, effort) },
+    Benchmark {
+        name: "first-loss",
+        measures: "`lockstep run` to its first loss line",
+        run: |book, effort, _| first_loss::run(book, effort),
+    },
+    Benchmark {
+        name: "operator-memory",
+        measures: "the operator's memory with 100 jobs",
+        run: |book, effort, _| operator::memory(book, effort),
+    },
     Benchmark {
         name: "pods",
         measures: "a 100-worker job from apply until its pods exist, against an Indexed Job",

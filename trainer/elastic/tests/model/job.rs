@@ -19,14 +19,15 @@ use lockstep_elastic::{
 use crate::worker::{Deed, Worker, base, state};
 
 pub(crate) const SAMPLER: Sampler = Sampler { seed: 0, epoch: 0, cursor: 0 };
-const WORKERS: usize = 3;
 const NOW: Duration = Duration::ZERO;
-/// Nobody is suspected for its silence yet.
-const LATER: Duration = Duration::from_millis(600);
+/// All waits are over: for members that join, for those that may return, and for those that may hold the last steps. To a coordinator
+/// that nobody woke meanwhile, nobody was silent.
+const LATER: Duration = Duration::from_secs(31);
 
 /// How far the exploration goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
+    pub(crate) workers: usize,
     /// Processes of workers that die; each may be started anew.
     pub(crate) kills: u8,
     /// Connections that break although both ends live.
@@ -226,13 +227,13 @@ fn hello(index: usize, incarnation: u128) -> Hello {
     }
 }
 
-fn config(name: usize) -> Config {
+fn config(name: usize, workers: usize) -> Config {
     Config {
         job: "job".into(),
         attempt: 0,
         name: format!("c-{name}"),
-        members: (0..WORKERS).map(|index| format!("w-{index}")).collect(),
-        replicas: WORKERS,
+        members: (0..workers).map(|index| format!("w-{index}")).collect(),
+        replicas: workers,
         least: 1,
         shards: 64,
     }
@@ -251,7 +252,7 @@ impl Process {
 impl Job {
     /// All workers trained in generation 1 and have done nothing yet.
     pub(crate) fn begin(bounds: Bounds, mutant: Option<Mutant>) -> Self {
-        let processes = (0..WORKERS).map(|index| Part::new(Process::new(index, index as u128 + 1))).collect();
+        let processes = (0..bounds.workers).map(|index| Part::new(Process::new(index, index as u128 + 1))).collect();
         let mut job = Self {
             bounds,
             mutant: None,
@@ -268,7 +269,7 @@ impl Job {
             violation: None,
         };
         job.take(&Action::StartCoordinator);
-        for worker in 0..WORKERS {
+        for worker in 0..bounds.workers {
             job.take(&Action::Connect(worker, 0));
         }
         loop {
@@ -370,7 +371,7 @@ impl Job {
     }
 
     fn harmless(&self) -> Option<(usize, Deed)> {
-        (0..WORKERS).find_map(|worker| {
+        (0..self.bounds.workers).find_map(|worker| {
             let deed =
                 self.deeds(worker).into_iter().find(|deed| matches!(deed, Deed::Contribute | Deed::LearnStable))?;
             Some((worker, deed))
@@ -423,7 +424,8 @@ impl Job {
             }
             Action::StartCoordinator => {
                 let (record, known) = (*self.store).clone();
-                let machine = Part::new(Coordinator::new(config(self.chairs.len()), record.clone(), NOW));
+                let machine =
+                    Part::new(Coordinator::new(config(self.chairs.len(), self.bounds.workers), record.clone(), NOW));
                 let record = Part::new(record.unwrap_or_else(Record::empty));
                 self.chairs.push(Part::new(Some(Chair { machine, known, record, swap: None, later: false })));
             }
@@ -443,7 +445,7 @@ impl Job {
 
     fn connect(&mut self, worker: usize, chair: usize) {
         let before = self.lines.values().filter(|line| line.worker == worker).count();
-        let line = (worker + WORKERS * before) as u64;
+        let line = (worker + self.bounds.workers * before) as u64;
         let incarnation = self.processes[worker].incarnation;
         let (open_here, open_there) = (true, true);
         self.lines.change().insert(line, Line { worker, incarnation, chair, open_here, open_there });
@@ -460,7 +462,7 @@ impl Job {
 
     fn end_chair(&mut self, chair: usize) {
         self.chairs[chair] = Part::new(None);
-        for worker in 0..WORKERS {
+        for worker in 0..self.bounds.workers {
             let line = self.processes[worker].line;
             if line.is_some_and(|line| self.lines[&line].chair == chair) {
                 self.hang_up(worker);

@@ -12,7 +12,7 @@ mod worker;
 use explore::{Found, explore};
 use job::{Bounds, Job, Mutant};
 
-const QUICK: Bounds = Bounds { kills: 1, moves: 0, coordinators: 1, later: true, generations: 3, steps: 2 };
+const QUICK: Bounds = Bounds { workers: 3, kills: 1, moves: 0, coordinators: 1, later: true, generations: 3, steps: 2 };
 const MAX_STATES: usize = 1_500_000;
 
 fn clean(bounds: Bounds, limit: usize) {
@@ -29,6 +29,7 @@ fn clean(bounds: Bounds, limit: usize) {
 fn trial() {
     let number = |name: &str, other: u64| std::env::var(name).map_or(other, |text| text.parse().expect("a number"));
     let bounds = Bounds {
+        workers: number("WORKERS", 3) as usize,
         kills: number("KILLS", 1) as u8,
         moves: number("CUTS", 0) as u8,
         coordinators: number("CHAIRS", 1) as u8,
