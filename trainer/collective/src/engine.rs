@@ -53,7 +53,7 @@ pub(crate) struct Counts {
 
 /// One operation under way on one rank.
 pub(crate) struct Execution<'a> {
-    pub(crate) mesh: &'a Mesh,
+    pub(crate) mesh: &'a mut Mesh,
     /// By rank.
     pub(crate) counts: &'a mut [Counts],
     pub(crate) schedule: &'a Schedule,

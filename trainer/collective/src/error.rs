@@ -75,6 +75,14 @@ pub enum CollectiveError {
         /// What is wrong with them.
         source: FrameError,
     },
+    /// A peer sent bytes that TLS refuses.
+    #[error("rank {rank} sent bytes that are no record of its encrypted connection")]
+    BadRecord {
+        /// The peer.
+        rank: usize,
+        /// What is wrong with them.
+        source: rustls::Error,
+    },
     /// A peer sent a frame that does not belong here.
     #[error("rank {rank} sent a frame with {field} {found}, expected {expected}")]
     WrongFrame {
@@ -111,6 +119,7 @@ impl CollectiveError {
             Self::PeerClosed { rank }
             | Self::PeerSilent { rank, .. }
             | Self::BadFrame { rank, .. }
+            | Self::BadRecord { rank, .. }
             | Self::WrongFrame { rank, .. }
             | Self::Superseded { rank, .. } => Some(*rank),
             Self::NotFormed { missing, .. } => Some(missing.rank()),

@@ -2,7 +2,7 @@
 //! ends say which job, generation and rank they are before a connection counts.
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,12 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use crate::call::Call;
+use crate::connection::Connection;
 use crate::error::Missing;
 use crate::frame::{HEADER_BYTES, Header, Kind};
 use crate::link::{Listener, dial, tune};
-use crate::{Abort, CollectiveError};
+use crate::session::{Broken, refusal};
+use crate::{Abort, CollectiveError, Identity};
 
 /// Connections besides those of the group that may be in the middle of their greeting; the oldest goes when another comes.
 const MAX_STRANGERS: usize = 64;
@@ -26,6 +28,9 @@ const MAX_PAUSE: Duration = Duration::from_millis(200);
 const MAX_CONNECTING: Duration = Duration::from_secs(2);
 /// How long an abort may go unnoticed while a group forms.
 const ABORT_TICK: Duration = Duration::from_millis(5);
+
+/// How records of TLS begin with which a rank answers that encrypts: an alert, a handshake.
+const TLS: [[u8; 2]; 2] = [[0x15, 3], [0x16, 3]];
 
 /// A job's identity: the 16 bytes of its UUID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,7 +116,7 @@ pub(crate) fn form(
     peers: &[SocketAddr],
     limits: Limits,
     abort: &Abort,
-) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
+) -> Result<Vec<Option<Connection>>, CollectiveError> {
     let mut forming = Forming {
         seat,
         silence: limits.silence,
@@ -123,11 +128,11 @@ pub(crate) fn form(
     let started = Instant::now();
     loop {
         abort.check()?;
-        forming.dial()?;
+        forming.dial(listener.identity.as_ref())?;
         forming.accept(listener)?;
         forming.hear_callers()?;
         if forming.is_joined() {
-            return Ok(forming.into_streams());
+            return Ok(forming.into_connections());
         }
         if started.elapsed() >= limits.forming {
             return Err(CollectiveError::NotFormed {
@@ -147,7 +152,7 @@ struct Forming {
     dials: Vec<Dial>,
     callers: Vec<Caller>,
     /// From the ranks before this one, in their order.
-    accepted: Vec<Option<TcpStream>>,
+    accepted: Vec<Option<Connection>>,
     last_refused: Option<String>,
 }
 
@@ -165,12 +170,14 @@ enum Dialling {
     Resting { until: Instant },
     Connecting { socket: Socket, since: Instant },
     Greeting(Caller),
-    Joined(TcpStream),
+    Joined(Connection),
 }
 
 /// A connection whose other end is yet to say who it is.
 struct Caller {
-    stream: TcpStream,
+    connection: Connection,
+    /// What is to be said first.
+    unsaid: Option<Header>,
     header: [u8; HEADER_BYTES],
     filled: usize,
 }
@@ -181,7 +188,7 @@ impl Dial {
         Self { rank, address, state, pause: MIN_PAUSE, last_attempt: "not yet connected".to_owned() }
     }
 
-    fn go_on(&mut self, seat: Seat, silence: Duration) -> Result<(), CollectiveError> {
+    fn go_on(&mut self, seat: Seat, silence: Duration, identity: Option<&Identity>) -> Result<(), CollectiveError> {
         let resting = Dialling::Resting { until: Instant::now() };
         let attempt = match std::mem::replace(&mut self.state, resting) {
             Dialling::Resting { until } if Instant::now() < until => Ok(Dialling::Resting { until }),
@@ -192,9 +199,9 @@ impl Dial {
             Dialling::Connecting { since, .. } if since.elapsed() >= MAX_CONNECTING => {
                 Err(format!("no answer within {MAX_CONNECTING:?}"))
             }
-            Dialling::Connecting { socket, since } => greet(socket, since, seat, silence).map_err(|e| e.to_string()),
+            Dialling::Connecting { socket, since } => greet(socket, since, seat, silence, identity),
             Dialling::Greeting(caller) => self.hear_answer(caller, seat)?,
-            Dialling::Joined(stream) => Ok(Dialling::Joined(stream)),
+            Dialling::Joined(connection) => Ok(Dialling::Joined(connection)),
         };
         self.state = attempt.unwrap_or_else(|met| {
             self.last_attempt = met;
@@ -219,29 +226,37 @@ impl Dial {
             return Ok(Err(format!("it is rank {} of generation {} and refused", header.sender, header.generation)));
         }
         Ok(match header.require(&greeting(seat, Kind::Welcome, self.rank), self.rank) {
-            Ok(()) => Ok(Dialling::Joined(caller.stream)),
+            Ok(()) => Ok(Dialling::Joined(caller.connection)),
             Err(error) => Err(error.to_string()),
         })
     }
 }
 
-fn greet(socket: Socket, since: Instant, seat: Seat, silence: Duration) -> io::Result<Dialling> {
-    if let Some(error) = socket.take_error()? {
-        return Err(error);
+fn greet(
+    socket: Socket,
+    since: Instant,
+    seat: Seat,
+    silence: Duration,
+    identity: Option<&Identity>,
+) -> Result<Dialling, String> {
+    if let Some(error) = socket.take_error().map_err(|error| error.to_string())? {
+        return Err(error.to_string());
     }
     if socket.peer_addr().is_err() {
         return Ok(Dialling::Connecting { socket, since });
     }
     let stream = TcpStream::from(socket);
-    tune(&stream, silence)?;
-    say(&stream, seat, Kind::Hello)?;
-    Ok(Dialling::Greeting(Caller::new(stream)))
+    tune(&stream, silence).map_err(|error| error.to_string())?;
+    let mut caller = Caller::new(Connection::calling(stream, identity).map_err(met)?);
+    caller.unsaid = Some(greeting(seat, Kind::Hello, seat.rank));
+    caller.say()?;
+    Ok(Dialling::Greeting(caller))
 }
 
 impl Forming {
-    fn dial(&mut self) -> Result<(), CollectiveError> {
+    fn dial(&mut self, identity: Option<&Identity>) -> Result<(), CollectiveError> {
         let Self { seat, silence, .. } = *self;
-        self.dials.iter_mut().try_for_each(|dial| dial.go_on(seat, silence))
+        self.dials.iter_mut().try_for_each(|dial| dial.go_on(seat, silence, identity))
     }
 
     fn accept(&mut self, listener: &Listener) -> Result<(), CollectiveError> {
@@ -253,7 +268,10 @@ impl Forming {
             match listener.socket.accept() {
                 Ok((stream, _)) => {
                     if tune(&stream, self.silence).is_ok() {
-                        self.callers.push(Caller::new(stream));
+                        match Connection::called(stream, listener) {
+                            Ok(connection) => self.callers.push(Caller::new(connection)),
+                            Err(error) => self.last_refused = Some(met(error)),
+                        }
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -272,7 +290,7 @@ impl Forming {
         for mut caller in std::mem::take(&mut self.callers) {
             match caller.hear() {
                 Ok(None) => self.callers.push(caller),
-                Ok(Some(header)) => self.answer(caller.stream, header)?,
+                Ok(Some(header)) => self.answer(caller.connection, header)?,
                 Err(met) => self.last_refused = Some(met),
             }
         }
@@ -280,7 +298,7 @@ impl Forming {
     }
 
     /// Welcomes a rank before this one. Tells another of this job who is here, and closes; closes on a stranger.
-    fn answer(&mut self, stream: TcpStream, header: Header) -> Result<(), CollectiveError> {
+    fn answer(&mut self, mut connection: Connection, header: Header) -> Result<(), CollectiveError> {
         let (seat, sender) = (self.seat, header.sender as usize);
         if header.kind == Kind::Hello && header.job == seat.job && header.generation > seat.generation {
             return Err(superseded(seat, sender, header.generation));
@@ -288,16 +306,16 @@ impl Forming {
         let is_right = header.require(&greeting(seat, Kind::Hello, sender), sender);
         match self.accepted.get_mut(sender).ok_or_else(|| format!("rank {sender} is to be called, not to call")) {
             // A second greeting of a rank means that it has given its first connection up.
-            Ok(place) if is_right.is_ok() => match say(&stream, seat, Kind::Welcome) {
-                Ok(()) => *place = Some(stream),
-                Err(error) => self.last_refused = Some(error.to_string()),
+            Ok(place) if is_right.is_ok() => match say(&mut connection, greeting(seat, Kind::Welcome, seat.rank)) {
+                Ok(()) => *place = Some(connection),
+                Err(met) => self.last_refused = Some(met),
             },
             place => {
                 self.last_refused =
                     Some(is_right.map_or_else(|error| error.to_string(), |()| place.err().unwrap_or_default()));
                 if header.job == seat.job {
                     // It is being turned away; whether it hears why makes no difference here.
-                    let _ = say(&stream, seat, Kind::Refusal);
+                    let _ = say(&mut connection, greeting(seat, Kind::Refusal, seat.rank));
                 }
             }
         }
@@ -310,9 +328,9 @@ impl Forming {
     }
 
     /// The connections by rank, those that are there.
-    fn into_streams(self) -> Vec<Option<TcpStream>> {
+    fn into_connections(self) -> Vec<Option<Connection>> {
         let called = self.dials.into_iter().map(|dial| match dial.state {
-            Dialling::Joined(stream) => Some(stream),
+            Dialling::Joined(connection) => Some(connection),
             _ => None,
         });
         self.accepted.into_iter().chain([None]).chain(called).collect()
@@ -339,11 +357,11 @@ impl Forming {
             match &dial.state {
                 Dialling::Resting { until } => limit = limit.min(until.saturating_duration_since(Instant::now())),
                 Dialling::Connecting { socket, .. } => watched.push(PollFd::new(socket, PollFlags::OUT)),
-                Dialling::Greeting(caller) => watched.push(PollFd::new(&caller.stream, PollFlags::IN)),
+                Dialling::Greeting(caller) => watched.push(PollFd::new(caller.connection.socket(), PollFlags::IN)),
                 Dialling::Joined(_) => {}
             }
         }
-        watched.extend(self.callers.iter().map(|caller| PollFd::new(&caller.stream, PollFlags::IN)));
+        watched.extend(self.callers.iter().map(|caller| PollFd::new(caller.connection.socket(), PollFlags::IN)));
         let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
         match poll(&mut watched, Some(&limit)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -352,9 +370,25 @@ impl Forming {
     }
 }
 
-fn say(mut stream: &TcpStream, seat: Seat, kind: Kind) -> io::Result<()> {
+fn say(connection: &mut Connection, header: Header) -> Result<(), String> {
+    let bytes = header.encode();
     // The first bytes on a fresh connection always fit its buffer.
-    stream.write_all(&greeting(seat, kind, seat.rank).encode())
+    match connection.send(&bytes, &[]) {
+        Ok(HEADER_BYTES) => Ok(()),
+        Ok(_) => Err("it takes no bytes".to_owned()),
+        Err(error) => Err(met(error)),
+    }
+}
+
+/// What a connection that broke has met.
+fn met(broken: Broken) -> String {
+    match broken {
+        Broken::System(error) => io::Error::from(error).to_string(),
+        Broken::Tls(error) => refusal(&error),
+        Broken::Unproved => {
+            "it closed the connection instead of proving who it is; all ranks encrypt, or none".to_owned()
+        }
+    }
 }
 
 fn greeting(seat: Seat, kind: Kind, sender: usize) -> Header {
@@ -378,19 +412,36 @@ fn superseded(seat: Seat, rank: usize, newer: u64) -> CollectiveError {
 }
 
 impl Caller {
-    fn new(stream: TcpStream) -> Self {
-        Self { stream, header: [0; HEADER_BYTES], filled: 0 }
+    fn new(connection: Connection) -> Self {
+        Self { connection, unsaid: None, header: [0; HEADER_BYTES], filled: 0 }
+    }
+
+    /// Says what is to be said first, once the connection allows it; whether it has.
+    fn say(&mut self) -> Result<bool, String> {
+        match self.connection.establish() {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(broken) if broken.is_nothing() => return Ok(false),
+            Err(broken) => return Err(met(broken)),
+        }
+        self.unsaid.take().map_or(Ok(()), |header| say(&mut self.connection, header))?;
+        Ok(true)
     }
 
     /// The header, once all of it has come; what was met instead, when it cannot come any more.
     fn hear(&mut self) -> Result<Option<Header>, String> {
+        if !self.say()? {
+            return Ok(None);
+        }
         while self.filled < HEADER_BYTES {
-            match self.stream.read(&mut self.header[self.filled..]) {
+            match self.connection.receive(&mut self.header[self.filled..], &mut []) {
                 Ok(0) => return Err("it closed the connection".to_owned()),
                 Ok(count) => self.filled += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.to_string()),
+                Err(broken) if broken.is_nothing() => return Ok(None),
+                Err(broken) => return Err(met(broken)),
+            }
+            if TLS.iter().any(|begin| self.header[..self.filled].starts_with(begin)) {
+                return Err("it encrypts, and this rank does not; all ranks of a job do, or none".to_owned());
             }
         }
         Header::decode(&self.header).map(Some).map_err(|error| format!("it sent bytes that are no frame: {error}"))

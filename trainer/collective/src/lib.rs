@@ -1,7 +1,8 @@
 //! Collective operations among a group of ranks, over TCP or memory that they share, if asked for while the caller goes on computing.
 //!
 //! The story in the order of the modules: an [`algorithm`] says who sends what to whom as a pure schedule; frames carry it; a
-//! [`Listener`] and [`Group::form`] bind the members of one generation to each other; a [`Group`] carries any schedule out in place, in
+//! [`Listener`] and [`Group::form`] bind the members of one generation to each other, inside TLS where the listener has an [`Identity`];
+//! a [`Group`] carries any schedule out in place, in
 //! a [`Wire`] format of fewer bits if asked to, or reduces [`SharedArena`]s where they are; [`Group::split`] makes groups of its parts. [`merge`] says which gradients are best summed together, [`Group::agree`] gives all ranks
 //! the same [`Plan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes, or
 //! starts any other [`Collective`], until an [`Abort`] ends it from any other thread.
@@ -34,6 +35,7 @@ mod call;
 mod choice;
 mod collective;
 mod communicator;
+mod connection;
 mod crc32c;
 mod element;
 mod engine;
@@ -41,6 +43,7 @@ mod error;
 mod forming;
 mod frame;
 mod group;
+mod identity;
 mod link;
 mod measure;
 mod memory;
@@ -48,6 +51,7 @@ mod merging;
 mod mesh;
 mod plan;
 mod queue;
+mod session;
 mod wire;
 
 pub use abort::Abort;
@@ -61,6 +65,7 @@ pub use error::{CollectiveError, Missing};
 pub use forming::{JobId, Limits, Seat, Waiting};
 pub use frame::{FrameError, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES};
 pub use group::{Group, Tag, Transferred};
+pub use identity::{CredentialPart, Credentials, Identity, IdentityError};
 pub use link::Listener;
 pub use memory::SharedArena;
 pub use merging::{Ready, last_end, merge};

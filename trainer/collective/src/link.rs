@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::CollectiveError;
+use crate::{CollectiveError, Identity};
 
 /// Connections that may wait to be accepted, where the system grants it: the last rank is called by all others at once.
 const BACKLOG: i32 = 4096;
@@ -23,6 +23,8 @@ const CONGESTION_CONTROL: &str = "cubic";
 pub struct Listener {
     pub(crate) socket: TcpListener,
     address: SocketAddr,
+    /// What every connection through it is proved with, on both ends.
+    pub(crate) identity: Option<Identity>,
 }
 
 impl Listener {
@@ -40,12 +42,19 @@ impl Listener {
             socket.listen(BACKLOG)?;
             socket.set_nonblocking(true)?;
             let socket = TcpListener::from(socket);
-            Ok(Self { address: socket.local_addr()?, socket })
+            Ok(Self { address: socket.local_addr()?, socket, identity: None })
         };
         listen().map_err(|source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => CollectiveError::PortInUse { address },
             _ => CollectiveError::Listen { address, source: Arc::new(source) },
         })
+    }
+
+    /// Has all connections of the groups that form through it, called and calling, go inside TLS 1.3 from now on: both ends show a
+    /// certificate that the job's authority has signed.
+    #[must_use]
+    pub fn with_identity(self, identity: Identity) -> Self {
+        Self { identity: Some(identity), ..self }
     }
 
     /// The address listened on, with the port that the system chose.

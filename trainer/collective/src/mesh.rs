@@ -1,15 +1,14 @@
 //! The connections of one rank with all others: bytes go and come without ever blocking.
 
-use std::io::{IoSlice, IoSliceMut};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
 
+use crate::connection::Connection;
 use crate::link::set_silence;
+use crate::session::Broken;
 use crate::{Abort, CollectiveError};
 
 /// Room for bytes, or word that the other end has closed.
@@ -21,7 +20,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 20);
 #[derive(Debug)]
 pub(crate) struct Mesh {
     /// By rank; none to this one itself.
-    peers: Box<[Option<Arc<TcpStream>>]>,
+    peers: Box<[Option<Connection>]>,
     silence: Duration,
 }
 
@@ -37,13 +36,12 @@ pub(crate) struct Wanted {
 impl Mesh {
     /// Takes over the connections that a group has formed; `abort` shuts them down.
     pub(crate) fn over(
-        streams: Vec<Option<TcpStream>>,
+        peers: Vec<Option<Connection>>,
         silence: Duration,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
-        let peers: Box<[_]> = streams.into_iter().map(|stream| stream.map(Arc::new)).collect();
-        peers.iter().flatten().try_for_each(|stream| abort.guard(stream))?;
-        Ok(Self { peers, silence })
+        peers.iter().flatten().try_for_each(|peer| abort.guard(peer.socket()))?;
+        Ok(Self { peers: peers.into(), silence })
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -52,8 +50,8 @@ impl Mesh {
 
     pub(crate) fn set_silence(&mut self, silence: Duration) -> Result<(), CollectiveError> {
         if silence != self.silence {
-            for stream in self.peers.iter().flatten() {
-                set_silence(stream, silence)
+            for peer in self.peers.iter().flatten() {
+                set_silence(peer.socket(), silence)
                     .map_err(|error| CollectiveError::system("set a socket's timeout", error))?;
             }
             self.silence = silence;
@@ -61,27 +59,20 @@ impl Mesh {
         Ok(())
     }
 
-    /// Sends what the socket takes of two parts; `None` when it takes nothing now.
-    pub(crate) fn send(&self, to: usize, header: &[u8], payload: &[u8]) -> Result<Option<usize>, CollectiveError> {
-        let parts = [IoSlice::new(header), IoSlice::new(payload)];
-        let parts = if header.is_empty() { &parts[1..] } else { &parts[..] };
-        let mut nothing_besides = SendAncillaryBuffer::default();
-        let sent = rustix::net::sendmsg(self.stream(to), parts, &mut nothing_besides, SendFlags::NOSIGNAL);
+    /// Sends what the connection takes of two parts; `None` when it takes nothing now, and wants the same bytes again later.
+    pub(crate) fn send(&mut self, to: usize, header: &[u8], payload: &[u8]) -> Result<Option<usize>, CollectiveError> {
+        let sent = self.peer(to).send(header, payload);
         self.moved(sent, to)
     }
 
     /// Receives what is there of two parts; `None` when nothing is.
     pub(crate) fn receive(
-        &self,
+        &mut self,
         from: usize,
         header: &mut [u8],
         payload: &mut [u8],
     ) -> Result<Option<usize>, CollectiveError> {
-        let came = if header.is_empty() {
-            rustix::io::read(self.stream(from), payload)
-        } else {
-            rustix::io::readv(self.stream(from), &mut [IoSliceMut::new(header), IoSliceMut::new(payload)])
-        };
+        let came = self.peer(from).receive(header, payload);
         match self.moved(came, from)? {
             Some(0) => Err(CollectiveError::PeerClosed { rank: from }),
             moved => Ok(moved),
@@ -116,7 +107,7 @@ impl Mesh {
             Ok(events) if events.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) => {
                 let Some((rank, stream)) = to.zip(to_stream) else { return Ok(()) };
                 match rustix::net::sockopt::socket_error(stream) {
-                    Ok(Err(error)) => self.moved(Err(error), rank).map(drop),
+                    Ok(Err(error)) => self.moved(Err(error.into()), rank).map(drop),
                     // It needs what is to be sent, and has gone without it.
                     _ => Err(CollectiveError::PeerClosed { rank }),
                 }
@@ -139,32 +130,44 @@ impl Mesh {
 
     /// Closes all connections both ways, so that the peers notice too.
     pub(crate) fn shut_down(&self) {
-        for stream in self.peers.iter().flatten() {
+        for peer in self.peers.iter().flatten() {
             // It may be shut down already: by the peer, or by an abort.
-            let _ = stream.shutdown(Shutdown::Both);
+            let _ = peer.socket().shutdown(Shutdown::Both);
         }
     }
 
     fn stream(&self, rank: usize) -> &TcpStream {
         match &self.peers[rank] {
-            Some(stream) => stream,
+            Some(peer) => peer.socket(),
             None => unreachable!("no schedule has a rank send to itself"),
         }
     }
 
-    /// The bytes that a system call moved to or from `rank`; `None` when it would have had to wait.
-    fn moved(&self, outcome: Result<usize, Errno>, rank: usize) -> Result<Option<usize>, CollectiveError> {
-        match outcome {
-            Ok(count) => Ok(Some(count)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::SHUTDOWN) => {
+    fn peer(&mut self, rank: usize) -> &mut Connection {
+        match &mut self.peers[rank] {
+            Some(peer) => peer,
+            None => unreachable!("no schedule has a rank send to itself"),
+        }
+    }
+
+    /// The bytes that moved to or from `rank`; `None` when it would have been necessary to wait.
+    fn moved(&self, outcome: Result<usize, Broken>, rank: usize) -> Result<Option<usize>, CollectiveError> {
+        let error = match outcome {
+            Ok(count) => return Ok(Some(count)),
+            Err(broken) if broken.is_nothing() => return Ok(None),
+            Err(Broken::Tls(source)) => return Err(CollectiveError::BadRecord { rank, source }),
+            Err(Broken::Unproved) => return Err(CollectiveError::PeerClosed { rank }),
+            Err(Broken::System(error)) => error,
+        };
+        match error {
+            Errno::PIPE | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::SHUTDOWN => {
                 Err(CollectiveError::PeerClosed { rank })
             }
             // A host that has vanished is unreachable by the time that its silence is over.
-            Err(Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
+            Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => {
                 Err(CollectiveError::PeerSilent { rank, waited: self.silence })
             }
-            Err(error) => Err(CollectiveError::system(format!("exchange bytes with rank {rank}"), error.into())),
+            error => Err(CollectiveError::system(format!("exchange bytes with rank {rank}"), error.into())),
         }
     }
 }

@@ -274,7 +274,7 @@ impl Group {
             payload_crc32c: 0,
         };
         let mut execution = Execution {
-            mesh: &self.mesh,
+            mesh: &mut self.mesh,
             counts: &mut self.counts,
             schedule,
             header,

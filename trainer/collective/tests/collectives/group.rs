@@ -45,7 +45,14 @@ pub(crate) fn ranks<T: Send>(
     world: usize,
     work: impl Fn(&Listener, usize, &[SocketAddr]) -> T + Send + Sync,
 ) -> Vec<T> {
-    let listeners: Vec<Listener> = (0..world).map(|_| listener()).collect();
+    ranks_at((0..world).map(|_| listener()).collect(), work)
+}
+
+/// As [`ranks`], at these ports.
+pub(crate) fn ranks_at<T: Send>(
+    listeners: Vec<Listener>,
+    work: impl Fn(&Listener, usize, &[SocketAddr]) -> T + Send + Sync,
+) -> Vec<T> {
     let peers: Vec<SocketAddr> = listeners.iter().map(Listener::address).collect();
     std::thread::scope(|scope| {
         let (work, peers) = (&work, &peers);

@@ -11,5 +11,6 @@ mod memory;
 mod operations;
 mod split;
 mod sums;
+mod tls;
 mod turns;
 mod wire;

@@ -1,0 +1,73 @@
+use std::io::{IoSlice, IoSliceMut};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+use crate::session::{Broken, Session};
+use crate::{Identity, Listener};
+
+/// Bytes to and from one peer, without ever blocking: as they are, or inside TLS.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// An abort shuts it down.
+    socket: Arc<TcpStream>,
+    session: Option<Box<Session>>,
+}
+
+impl Connection {
+    /// Over a socket that this rank has connected.
+    pub(crate) fn calling(socket: TcpStream, identity: Option<&Identity>) -> Result<Self, Broken> {
+        let session = identity.map(Session::calling).transpose()?.map(Box::new);
+        Ok(Self { socket: Arc::new(socket), session })
+    }
+
+    /// Over a socket that has come to the listener.
+    pub(crate) fn called(socket: TcpStream, listener: &Listener) -> Result<Self, Broken> {
+        let session = listener.identity.as_ref().map(Session::called).transpose()?.map(Box::new);
+        Ok(Self { socket: Arc::new(socket), session })
+    }
+
+    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
+        &self.socket
+    }
+
+    /// Goes on with what comes before the first byte; whether that is done.
+    pub(crate) fn establish(&mut self) -> Result<bool, Broken> {
+        match &mut self.session {
+            Some(session) => session.establish(&self.socket),
+            None => Ok(true),
+        }
+    }
+
+    /// Sends what the socket takes of two parts. Whoever is told to try again calls with the same bytes.
+    pub(crate) fn send(&mut self, header: &[u8], payload: &[u8]) -> Result<usize, Broken> {
+        if let Some(session) = &mut self.session {
+            return session.send(&self.socket, header, payload);
+        }
+        let parts = [IoSlice::new(header), IoSlice::new(payload)];
+        let parts = if header.is_empty() { &parts[1..] } else { &parts[..] };
+        let mut nothing_besides = SendAncillaryBuffer::default();
+        Ok(rustix::net::sendmsg(&self.socket, parts, &mut nothing_besides, SendFlags::NOSIGNAL)?)
+    }
+
+    /// Receives what is there of two parts; 0 once the peer has closed.
+    pub(crate) fn receive(&mut self, header: &mut [u8], payload: &mut [u8]) -> Result<usize, Broken> {
+        if let Some(session) = &mut self.session {
+            return session.receive(&self.socket, header, payload);
+        }
+        Ok(if header.is_empty() {
+            rustix::io::read(&self.socket, payload)?
+        } else {
+            rustix::io::readv(&self.socket, &mut [IoSliceMut::new(header), IoSliceMut::new(payload)])?
+        })
+    }
+}
+
+impl Broken {
+    /// Whether it is not broken, but has nothing to do now.
+    pub(crate) fn is_nothing(&self) -> bool {
+        matches!(self, Self::System(Errno::AGAIN | Errno::INTR))
+    }
+}

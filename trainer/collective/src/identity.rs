@@ -1,0 +1,114 @@
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::crypto::ring::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_CHACHA20_POLY1305_SHA256};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+/// What a rank proves with that it belongs to its job, and asks of all others: a certificate that the job's own authority has signed.
+#[derive(Clone)]
+pub struct Identity {
+    pub(crate) calling: Arc<ClientConfig>,
+    pub(crate) called: Arc<ServerConfig>,
+    /// The name in every rank's certificate.
+    pub(crate) name: ServerName<'static>,
+}
+
+/// What an [`Identity`] is made of, as PEM; all ranks of a job may hold the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Credentials<'a> {
+    /// The DNS name for which all ranks' certificates are.
+    pub name: &'a str,
+    /// This rank's certificate, then those between it and the authority's, if any.
+    pub certificates: &'a [u8],
+    /// The private key of the first of them.
+    pub key: &'a [u8],
+    /// The certificate of the job's authority, the only one that is trusted.
+    pub authority: &'a [u8],
+}
+
+/// Credentials that make no identity.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}")]
+pub struct IdentityError {
+    /// Which of them.
+    pub part: CredentialPart,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// A part of [`Credentials`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields of credentials are the documentation")]
+pub enum CredentialPart {
+    Name,
+    Certificates,
+    Key,
+    Authority,
+}
+
+impl Identity {
+    /// Takes credentials.
+    ///
+    /// # Errors
+    /// Which of them is no PEM of its kind, or does not go with the others.
+    pub fn new(credentials: Credentials<'_>) -> Result<Self, IdentityError> {
+        let Credentials { name, certificates, key, authority } = credentials;
+        let name = ServerName::try_from(name.to_owned()).map_err(|error| wrong(CredentialPart::Name, error))?;
+        let chain = certificates_of(certificates, CredentialPart::Certificates)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong(CredentialPart::Key, error))?;
+        let mut trusted = RootCertStore::empty();
+        for certificate in certificates_of(authority, CredentialPart::Authority)? {
+            trusted.add(certificate).map_err(|error| wrong(CredentialPart::Authority, error))?;
+        }
+        let (trusted, provider) = (Arc::new(trusted), Arc::new(provider()));
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&trusted), Arc::clone(&provider))
+            .build()
+            .map_err(|error| wrong(CredentialPart::Authority, error))?;
+        let mut called = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| wrong(CredentialPart::Key, error))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(|error| wrong(CredentialPart::Key, error))?;
+        // No connection goes on where another one ended.
+        called.send_tls13_tickets = 0;
+        let mut calling = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| wrong(CredentialPart::Key, error))?
+            .with_root_certificates(trusted)
+            .with_client_auth_cert(chain, key)
+            .map_err(|error| wrong(CredentialPart::Key, error))?;
+        calling.resumption = Resumption::disabled();
+        Ok(Self { calling: Arc::new(calling), called: Arc::new(called), name })
+    }
+}
+
+/// What is fastest on processors with instructions for it, and what is on others.
+fn provider() -> CryptoProvider {
+    CryptoProvider {
+        cipher_suites: vec![TLS13_AES_128_GCM_SHA256, TLS13_CHACHA20_POLY1305_SHA256],
+        ..ring::default_provider()
+    }
+}
+
+fn certificates_of(pem: &[u8], part: CredentialPart) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let certificates = certificates.map_err(|error| wrong(part, error))?;
+    if certificates.is_empty() { Err(wrong(part, "it holds no certificate in PEM form")) } else { Ok(certificates) }
+}
+
+fn wrong(part: CredentialPart, problem: impl fmt::Display) -> IdentityError {
+    IdentityError { part, problem: problem.to_string() }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,355 @@
+//! TLS 1.3 over a socket that never blocks. Bytes are encrypted from where they lie into one buffer, which then goes out whole.
+
+use std::fmt;
+use std::net::TcpStream;
+use std::ops::Range;
+
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
+use rustls::{AlertDescription, CertificateError, InvalidMessage};
+
+use crate::Identity;
+
+/// Bytes that are encrypted at once: 8 records of 16 KiB, which stay in the cache until the system has taken them.
+const MOST_PLAINTEXT: usize = 128 << 10;
+/// Room for what records add to them, and for messages of TLS itself.
+const OVERHEAD: usize = 8 << 10;
+/// Bytes that are taken from the socket at once; no record is longer than a seventh of it.
+const MOST_CIPHERTEXT: usize = 128 << 10;
+/// The longest record with its header.
+const MAX_RECORD: usize = 5 + (16 << 10) + 256;
+
+/// One end of a connection inside TLS.
+pub(crate) struct Session {
+    end: End,
+    /// As it came, from the first record on that was not read.
+    incoming: Buffer,
+    /// Of a record that was read, what its reader had no room for.
+    left: Vec<u8>,
+    outgoing: Buffer,
+    /// Bytes of the caller that are in it.
+    entrusted: usize,
+    /// Whether the other end has proved who it is.
+    is_established: bool,
+}
+
+enum End {
+    Calling(UnbufferedClientConnection),
+    Called(UnbufferedServerConnection),
+}
+
+/// Why a connection is of no use any more; [`Errno::AGAIN`] when it is, but not yet.
+#[derive(Clone, Debug)]
+pub(crate) enum Broken {
+    System(Errno),
+    Tls(rustls::Error),
+    /// The other end closed before both had proved who they are.
+    Unproved,
+}
+
+/// What came of the next record.
+enum Step {
+    /// Something was done; there may be more.
+    Done,
+    /// All that is here is read; whether the other end has proved who it is.
+    NeedsBytes { is_established: bool },
+    /// The other end has said its last word.
+    Closed,
+}
+
+#[derive(Debug)]
+struct Buffer {
+    bytes: Box<[u8]>,
+    filled: Range<usize>,
+}
+
+impl Session {
+    /// The end that has called.
+    pub(crate) fn calling(identity: &Identity) -> Result<Self, Broken> {
+        let end = UnbufferedClientConnection::new(identity.calling.clone(), identity.name.clone())?;
+        Ok(Self::new(End::Calling(end)))
+    }
+
+    /// The end that was called.
+    pub(crate) fn called(identity: &Identity) -> Result<Self, Broken> {
+        Ok(Self::new(End::Called(UnbufferedServerConnection::new(identity.called.clone())?)))
+    }
+
+    fn new(end: End) -> Self {
+        Self {
+            end,
+            incoming: Buffer::of(MOST_CIPHERTEXT),
+            left: Vec::new(),
+            outgoing: Buffer::of(MOST_PLAINTEXT + OVERHEAD),
+            entrusted: 0,
+            is_established: false,
+        }
+    }
+
+    /// Goes on with proving to each other who both ends are; whether that is done.
+    pub(crate) fn establish(&mut self, socket: &TcpStream) -> Result<bool, Broken> {
+        while !self.is_established {
+            match self.step(&mut [], &mut [], &mut 0).inspect_err(|_| self.say_why(socket))? {
+                Step::Done => {}
+                Step::NeedsBytes { is_established: true } => self.is_established = true,
+                Step::NeedsBytes { is_established: false } => {
+                    self.flush(socket)?;
+                    match self.fill(socket) {
+                        Ok(0) | Err(Errno::CONNRESET) => return Err(Broken::Unproved),
+                        Ok(_) => {}
+                        Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Step::Closed => return Err(Broken::Unproved),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends bytes of two parts; how many, once the system has taken all that they became. Whoever is told to try again calls with the
+    /// same bytes: they are encrypted already.
+    pub(crate) fn send(&mut self, socket: &TcpStream, header: &[u8], payload: &[u8]) -> Result<usize, Broken> {
+        if !self.is_established {
+            return Err(Broken::System(Errno::AGAIN));
+        }
+        if self.entrusted == 0 {
+            let payload = &payload[..payload.len().min(MOST_PLAINTEXT)];
+            self.encrypt(header)?;
+            self.encrypt(payload)?;
+            self.entrusted = header.len() + payload.len();
+        }
+        self.flush(socket)?;
+        Ok(std::mem::take(&mut self.entrusted))
+    }
+
+    /// Takes what has come into two parts; 0 once the other end has closed.
+    pub(crate) fn receive(
+        &mut self,
+        socket: &TcpStream,
+        header: &mut [u8],
+        payload: &mut [u8],
+    ) -> Result<usize, Broken> {
+        let wanted = header.len() + payload.len();
+        let mut taken = self.take_left(header, payload);
+        while taken < wanted {
+            match self.step(header, payload, &mut taken).inspect_err(|_| self.say_why(socket))? {
+                Step::Done => {}
+                Step::NeedsBytes { is_established } => {
+                    self.is_established = is_established;
+                    if self.entrusted == 0 {
+                        self.flush(socket)?;
+                    }
+                    match self.fill(socket) {
+                        Ok(0) => break,
+                        Ok(_) => {}
+                        Err(Errno::AGAIN | Errno::INTR) if taken > 0 => break,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Step::Closed => break,
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Reads the next record, its bytes into what is left of two parts after the first `taken`.
+    fn step(&mut self, header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> Result<Step, Broken> {
+        let Self { end, incoming, left, outgoing, .. } = self;
+        let mut take = |plaintext: &[u8]| {
+            let moved = put(plaintext, header, payload, taken);
+            left.extend_from_slice(&plaintext[moved..]);
+        };
+        let bytes = &mut incoming.bytes[incoming.filled.clone()];
+        let (done, step) = match end {
+            End::Calling(end) => carry_on(end.process_tls_records(bytes), outgoing, &mut take),
+            End::Called(end) => carry_on(end.process_tls_records(bytes), outgoing, &mut take),
+        };
+        incoming.advance(done);
+        let step = step?;
+        if matches!(step, Step::NeedsBytes { is_established: true }) && incoming.begins_with_a_record() {
+            // A message of TLS in pieces, of which nobody here sends any.
+            return Err(Broken::Tls(InvalidMessage::UnexpectedMessage("part of a message").into()));
+        }
+        Ok(step)
+    }
+
+    fn take_left(&mut self, header: &mut [u8], payload: &mut [u8]) -> usize {
+        let mut taken = 0;
+        let moved = put(&self.left, header, payload, &mut taken);
+        self.left.drain(..moved);
+        taken
+    }
+
+    fn encrypt(&mut self, plaintext: &[u8]) -> Result<(), Broken> {
+        let Self { end, outgoing, .. } = self;
+        // There is no message in pieces, so that what has come need not be looked at.
+        let written = match end {
+            End::Calling(end) => write(end.process_tls_records(&mut []), plaintext, outgoing.room()),
+            End::Called(end) => write(end.process_tls_records(&mut []), plaintext, outgoing.room()),
+        }?;
+        outgoing.filled.end += written;
+        Ok(())
+    }
+
+    /// Has the system take all that is to go out.
+    fn flush(&mut self, socket: &TcpStream) -> Result<(), Errno> {
+        while !self.outgoing.filled.is_empty() {
+            let rest = &self.outgoing.bytes[self.outgoing.filled.clone()];
+            let sent = rustix::net::send(socket, rest, SendFlags::NOSIGNAL)?;
+            self.outgoing.advance(sent);
+        }
+        Ok(())
+    }
+
+    /// Takes from the socket what is there; 0 once the other end has closed.
+    fn fill(&mut self, socket: &TcpStream) -> Result<usize, Errno> {
+        let came = rustix::io::read(socket, self.incoming.room())?;
+        self.incoming.filled.end += came;
+        Ok(came)
+    }
+
+    /// Tells the other end what is wrong with it, if it still listens.
+    fn say_why(&mut self, socket: &TcpStream) {
+        // It may have gone already, and this rank knows what it has met.
+        if let Ok(Step::Done) = self.step(&mut [], &mut [], &mut 0) {
+            let _ = self.flush(socket);
+        }
+    }
+}
+
+/// Copies what fits into two parts, of which so much is taken; how much did.
+fn put(bytes: &[u8], header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> usize {
+    let mut moved = 0;
+    let skipped = [*taken, taken.saturating_sub(header.len())];
+    for (part, skipped) in [header, payload].into_iter().zip(skipped) {
+        let room = part.get_mut(skipped..).unwrap_or_default();
+        let count = room.len().min(bytes.len() - moved);
+        room[..count].copy_from_slice(&bytes[moved..moved + count]);
+        moved += count;
+    }
+    *taken += moved;
+    moved
+}
+
+/// Does what the next record asks for; the bytes that are done with.
+fn carry_on<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    outgoing: &mut Buffer,
+    take: &mut impl FnMut(&[u8]),
+) -> (usize, Result<Step, Broken>) {
+    let UnbufferedStatus { discard: mut done, state } = status;
+    let step = state.map_err(Broken::Tls).and_then(|state| match state {
+        ConnectionState::ReadTraffic(mut traffic) => {
+            while let Some(record) = traffic.next_record() {
+                let record = record?;
+                done += record.discard;
+                take(record.payload);
+            }
+            Ok(Step::Done)
+        }
+        ConnectionState::EncodeTlsData(mut message) => {
+            // What is encrypted leaves room for a message.
+            let written = message.encode(outgoing.room()).map_err(|_| Broken::System(Errno::NOBUFS))?;
+            outgoing.filled.end += written;
+            Ok(Step::Done)
+        }
+        ConnectionState::TransmitTlsData(transmission) => {
+            // Nothing overtakes it in the buffer.
+            transmission.done();
+            Ok(Step::Done)
+        }
+        ConnectionState::BlockedHandshake => Ok(Step::NeedsBytes { is_established: false }),
+        ConnectionState::WriteTraffic(_) => Ok(Step::NeedsBytes { is_established: true }),
+        ConnectionState::PeerClosed | ConnectionState::Closed => Ok(Step::Closed),
+        _ => Err(Broken::Tls(InvalidMessage::UnexpectedMessage("nothing that was agreed on").into())),
+    });
+    (done, step)
+}
+
+fn write<Data>(status: UnbufferedStatus<'_, '_, Data>, plaintext: &[u8], room: &mut [u8]) -> Result<usize, Broken> {
+    match status.state? {
+        ConnectionState::WriteTraffic(mut traffic) => {
+            traffic.encrypt(plaintext, room).map_err(|_| Broken::System(Errno::NOBUFS))
+        }
+        // The other end has taken its leave.
+        _ => Err(Broken::System(Errno::PIPE)),
+    }
+}
+
+impl Buffer {
+    fn of(bytes: usize) -> Self {
+        Self { bytes: vec![0; bytes].into(), filled: 0..0 }
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.filled.start += bytes;
+        if self.filled.is_empty() {
+            self.filled = 0..0;
+        }
+    }
+
+    /// Where the next bytes go: room for a record at least, in a buffer of several that holds no whole one.
+    fn room(&mut self) -> &mut [u8] {
+        if self.filled.start > 0 && self.bytes.len() - self.filled.end < MAX_RECORD {
+            self.bytes.copy_within(self.filled.clone(), 0);
+            self.filled = 0..self.filled.len();
+        }
+        &mut self.bytes[self.filled.end..]
+    }
+
+    fn begins_with_a_record(&self) -> bool {
+        match self.bytes[self.filled.clone()] {
+            [_, _, _, high, low, ref rest @ ..] => rest.len() >= usize::from(u16::from_be_bytes([high, low])),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("is_established", &self.is_established).finish_non_exhaustive()
+    }
+}
+
+impl From<Errno> for Broken {
+    fn from(error: Errno) -> Self {
+        Self::System(error)
+    }
+}
+
+impl From<rustls::Error> for Broken {
+    fn from(error: rustls::Error) -> Self {
+        Self::Tls(error)
+    }
+}
+
+/// What is wrong with the other end of a connection that was to be established.
+pub(crate) fn refusal(error: &rustls::Error) -> String {
+    use rustls::Error::{AlertReceived, InvalidCertificate, NoCertificatesPresented};
+    match error {
+        InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            "its certificate is not signed by this job's authority".to_owned()
+        }
+        InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "its certificate has expired, or this host's clock is wrong".to_owned()
+        }
+        InvalidCertificate(error) => format!("its certificate is not accepted: {error}"),
+        NoCertificatesPresented => "it has no certificate; expected one signed by this job's authority".to_owned(),
+        AlertReceived(
+            alert @ (AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateRequired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::DecryptError),
+        ) => format!("it does not accept this rank's certificate: {alert:?}"),
+        rustls::Error::InvalidMessage(_) => {
+            "it does not speak TLS, which this rank expects; all ranks of a job encrypt, or none".to_owned()
+        }
+        other => format!("TLS failed: {other}"),
+    }
+}
