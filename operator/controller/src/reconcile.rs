@@ -283,6 +283,7 @@ fn reason(error: &ApplyError) -> &'static str {
         ApplyError::Outdated { .. } => "outdated",
         ApplyError::Refused { .. } => "refused",
         ApplyError::Taken { .. } => "taken",
+        ApplyError::Credentials { .. } => "credentials",
         ApplyError::Request { .. } => "request",
     }
 }

@@ -18,7 +18,7 @@ use lockstep_launch::{Ports, group};
 
 use crate::{
     Role, pod_name,
-    pods::{COORDINATOR_ACCOUNT, job_labels, owner, role_labels},
+    pods::{COORDINATOR_ACCOUNT, credentials_name, encrypts, job_labels, owner, role_labels},
 };
 
 /// An object to make.
@@ -31,6 +31,8 @@ pub enum Child {
     RoleBinding(Box<RoleBinding>),
     Service(Box<Service>),
     NetworkPolicy(Box<NetworkPolicy>),
+    /// The Secret of the workers' credentials; whoever makes it generates what it holds.
+    Credentials(Box<ObjectMeta>),
     Pod(Box<Pod>),
 }
 
@@ -44,7 +46,8 @@ pub(crate) fn children(job: &ValidJob, with_group: bool) -> Vec<Child> {
         Child::Service(Box::new(service(job))),
         Child::NetworkPolicy(Box::new(network_policy(job))),
     ];
-    record.into_iter().chain(others).collect()
+    let credentials = encrypts(job).then(|| Child::Credentials(Box::new(owned(job, &credentials_name(job)))));
+    record.into_iter().chain(others).chain(credentials).collect()
 }
 
 fn training_group(job: &ValidJob) -> TrainingGroup {

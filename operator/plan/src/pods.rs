@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf};
 use k8s_openapi::{
     api::core::v1::{
         Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, ObjectFieldSelector, Pod,
-        PodSecurityContext, PodSpec, Probe, SeccompProfile, SecurityContext,
+        PodSecurityContext, PodSpec, Probe, SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeMount,
     },
     apimachinery::pkg::{
         api::resource::Quantity,
@@ -15,7 +15,7 @@ use k8s_openapi::{
 };
 use kube::Resource;
 use lockstep_api::{TRAINER_CONTAINER, TrainingJob, ValidJob, label};
-use lockstep_launch::{Address, Job, Launch, Ports, Store, Task, Variable};
+use lockstep_launch::{Address, Encryption, Job, Launch, Ports, Store, Task, Variable};
 
 use crate::{Role, pod_name};
 
@@ -27,6 +27,12 @@ pub(crate) const COORDINATOR_ACCOUNT: &str = "lockstep-coordinator";
 const NON_ROOT: i64 = 65532;
 /// Where a container leaves its ending.
 const TERMINATION_LOG: &str = "/dev/termination-log";
+/// Where workers find their credentials.
+const CREDENTIALS: &str = "/run/lockstep/credentials";
+/// The volume there.
+const CREDENTIALS_VOLUME: &str = "lockstep-credentials";
+/// Owner and group may read it, nobody else; the group is the pod's.
+const CREDENTIALS_MODE: i32 = 0o440;
 /// Seconds between two questions whether a worker has joined.
 const READINESS_SECONDS: i32 = 2;
 /// Failed questions until a worker counts as not joined.
@@ -63,6 +69,9 @@ pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32)
         spec.resource_claims = None;
         without_accelerators(&mut trainer);
         spec.service_account_name = Some(COORDINATOR_ACCOUNT.to_owned());
+    }
+    if encrypts(job) && role != Role::Coordinator {
+        mount_credentials(&mut spec, &mut trainer, job);
     }
     spec.automount_service_account_token = Some(role == Role::Coordinator);
     spec.containers.insert(0, trainer);
@@ -120,6 +129,44 @@ pub(crate) fn owner(job: &ValidJob) -> OwnerReference {
     }
 }
 
+/// Whether the workers need credentials.
+pub(crate) fn encrypts(job: &ValidJob) -> bool {
+    job.task.communication().encryption == Encryption::Tls
+}
+
+/// The Secret that holds them. A job that is made anew under the same name gets another one: the operator may not read whose it is.
+pub(crate) fn credentials_name(job: &ValidJob) -> String {
+    format!("{}-tls", unique_name(job))
+}
+
+/// The job's name with the beginning of its uid.
+fn unique_name(job: &ValidJob) -> String {
+    let short: String = job.uid.iter().flat_map(|uid| uid.chars()).take(8).collect();
+    format!("{}-{short}", job.name)
+}
+
+fn mount_credentials(spec: &mut PodSpec, trainer: &mut Container, job: &ValidJob) {
+    let volumes = spec.volumes.get_or_insert_default();
+    volumes.retain(|volume| volume.name != CREDENTIALS_VOLUME);
+    volumes.push(Volume {
+        name: CREDENTIALS_VOLUME.to_owned(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(credentials_name(job)),
+            default_mode: Some(CREDENTIALS_MODE),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    });
+    let mounts = trainer.volume_mounts.get_or_insert_default();
+    mounts.retain(|mount| mount.name != CREDENTIALS_VOLUME && mount.mount_path != CREDENTIALS);
+    mounts.push(VolumeMount {
+        name: CREDENTIALS_VOLUME.to_owned(),
+        mount_path: CREDENTIALS.to_owned(),
+        read_only: Some(true),
+        ..VolumeMount::default()
+    });
+}
+
 fn take_trainer(spec: &mut PodSpec) -> Container {
     match spec.containers.iter().position(|container| container.name == TRAINER_CONTAINER) {
         Some(index) => spec.containers.remove(index),
@@ -167,7 +214,7 @@ fn write_launch(trainer: &mut Container, job: &ValidJob, role: Role, attempt: u3
 fn launch(job: &ValidJob, attempt: u32) -> Launch {
     let uid = job.uid.clone().unwrap_or_default();
     Launch {
-        job: Job { namespace: job.namespace.clone(), name: job.name.clone(), uid: uid.clone() },
+        job: Job { namespace: job.namespace.clone(), name: job.name.clone(), uid },
         attempt,
         // Both are replaced by references to the pod's own fields.
         member: String::new(),
@@ -180,8 +227,9 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
         },
         ports: Ports::POD,
         inherits_listener: false,
-        output: output(job, &uid),
+        output: output(job),
         store: Store::Kubernetes,
+        credentials: encrypts(job).then(|| CREDENTIALS.into()),
         ending: TERMINATION_LOG.into(),
         task: job.task.clone(),
     }
@@ -189,11 +237,10 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
 
 /// The job's folder below `checkpoint.uri`; a job that is made anew under the same name gets another one. A benchmark, which keeps
 /// nothing, has none.
-fn output(job: &ValidJob, uid: &str) -> PathBuf {
+fn output(job: &ValidJob) -> PathBuf {
     let Task::Train(workload) = &job.task else { return PathBuf::new() };
     let root = workload.checkpoint.uri.trim_start_matches("file://");
-    let short: String = uid.chars().take(8).collect();
-    PathBuf::from(root).join(format!("{}-{short}", job.name))
+    PathBuf::from(root).join(unique_name(job))
 }
 
 fn from_field(variable: Variable, path: &str) -> EnvVar {

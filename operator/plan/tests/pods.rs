@@ -4,7 +4,7 @@ mod situations;
 
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use lockstep_api::ValidJob;
-use lockstep_launch::Launch;
+use lockstep_launch::{Encryption, Launch, Task};
 use lockstep_plan::{Child, Observed, plan};
 use serde_json::{Value, json};
 use situations::{UID, benchmark, job, now, settings};
@@ -50,6 +50,36 @@ fn a_pod_is_told_everything_that_the_trainer_reads() {
         assert_eq!(launch.output.to_str(), Some(output));
         assert_eq!((launch.replicas, launch.attempt), (2, 0));
         assert_eq!(launch.task, job.task);
+    }
+}
+
+#[test]
+fn workers_of_a_job_that_encrypts_find_credentials_that_only_they_may_read() {
+    let mut job = job();
+    if let Task::Train(workload) = &mut job.task {
+        workload.communication.encryption = Encryption::Tls;
+    }
+    let next = plan(&job, &Observed::default(), &settings(), now());
+    let secret = next.create.iter().find_map(|child| match child {
+        Child::Credentials(metadata) => Some((**metadata).clone()),
+        _ => None,
+    });
+    let secret = secret.expect("a secret");
+    assert_eq!(secret.name.as_deref(), Some("lenet-0a1b2c3d-tls"));
+    assert_eq!(secret.owner_references.expect("owned")[0].uid, UID);
+    let pods: Vec<Value> = pods(&job).iter().map(value).collect();
+    let mounted = |pod: &Value| pod["spec"]["containers"][0]["volumeMounts"].clone();
+    assert_eq!(mounted(&pods[0]), json!(null), "the coordinator needs none");
+    for worker in &pods[1..] {
+        let volume = json!({"name": "lockstep-credentials",
+                            "secret": {"secretName": "lenet-0a1b2c3d-tls", "defaultMode": 0o440}});
+        assert_eq!(worker["spec"]["volumes"], json!([volume]));
+        let mount = json!({"name": "lockstep-credentials", "mountPath": "/run/lockstep/credentials", "readOnly": true});
+        assert_eq!(mounted(worker), json!([mount]));
+        assert_eq!(worker["spec"]["securityContext"]["fsGroup"], 65532);
+        let env = worker["spec"]["containers"][0]["env"].as_array().expect("variables");
+        let told = env.iter().any(|variable| variable.to_string().contains("/run/lockstep/credentials"));
+        assert!(told, "{env:?}");
     }
 }
 

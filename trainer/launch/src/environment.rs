@@ -42,6 +42,9 @@ pub struct Launch {
     pub output: PathBuf,
     /// Where the coordinator keeps the durable record.
     pub store: Store,
+    /// Folder of this worker's [`crate::CredentialFile`]s; none where the job does not encrypt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<PathBuf>,
     /// File that takes the process's [`crate::Ending`].
     pub ending: PathBuf,
     /// What to do.
@@ -220,6 +223,7 @@ mod tests {
             inherits_listener: false,
             output: "/checkpoints/lenet".into(),
             store: Store::File("/tmp/record.json".into()),
+            credentials: Some("/run/lockstep".into()),
             ending: "/dev/termination-log".into(),
             task: serde_json::from_value(serde_json::json!({"train": {
                 "model": {"name": "mlp", "hidden": [32]}, "dataset": {"format": "glyphs"}, "training": {},

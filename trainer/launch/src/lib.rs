@@ -6,6 +6,7 @@
 mod benchmark;
 mod change;
 mod collectives;
+mod credentials;
 mod elastic;
 mod ending;
 mod environment;
@@ -21,6 +22,9 @@ pub use benchmark::{Benchmark, Collectives};
 pub use change::{Change, Gone};
 pub use collectives::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
 pub use elastic::Elastic;
+#[cfg(feature = "credentials")]
+pub use credentials::make_credentials;
+pub use credentials::{CredentialFile, WORKER_NAME};
 pub use ending::{Ending, MAX_ENDING_BYTES};
 pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, Store, Variable};
 pub use exit::Exit;
@@ -28,6 +32,6 @@ pub use progress::{CheckpointMark, CommunicationReport, Link, Progress};
 pub use size::{ByteSize, ByteSizeError};
 pub use task::Task;
 pub use workload::{
-    Checkpoint, Communication, CommunicationAlgorithm, CommunicationBackend, Dataset, DatasetFormat, InvalidField,
-    MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule, Sgd, Training, WireFormat, Workload,
+    Checkpoint, Communication, CommunicationAlgorithm, CommunicationBackend, Dataset, DatasetFormat, Encryption,
+    InvalidField, MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule, Sgd, Training, WireFormat, Workload,
 };

@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchmarkReport, CommunicationAlgorithm, WireFormat};
+use crate::{BenchmarkReport, CommunicationAlgorithm, Encryption, WireFormat};
 
 /// What the job is doing: from the reporting worker through the coordinator into `status.progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -68,6 +68,9 @@ pub struct CommunicationReport {
     pub algorithm: CommunicationAlgorithm,
     /// Number format of gradients on the link.
     pub wire: WireFormat,
+    /// What protects them on the link: tls, or none.
+    #[serde(default)]
+    pub encryption: Encryption,
     /// Number of parts that are summed one by one while backward goes on.
     pub buckets: u32,
 }

@@ -234,6 +234,10 @@ pub struct Communication {
     /// Gi. Default: what is best by the measured times of backward and messages; 1Mi where workers share memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<ByteSize>,
+    /// What protects gradients on the network: none, or tls (TLS 1.3, in which all workers show a certificate that only this job's have;
+    /// the operator makes it and keeps it in a Secret of the job). Memory that workers share never leaves their host and may be used
+    /// either way; what workers tell the coordinator is not encrypted. Default: none.
+    pub encryption: Encryption,
 }
 
 impl Default for Communication {
@@ -243,6 +247,7 @@ impl Default for Communication {
             algorithm: CommunicationAlgorithm::Auto,
             wire: WireFormat::default(),
             bucket_bytes: None,
+            encryption: Encryption::None,
         }
     }
 }
@@ -299,7 +304,24 @@ pub enum WireFormat {
     F16,
 }
 
+/// What protects gradients on the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
+pub enum Encryption {
+    #[default]
+    None,
+    Tls,
+}
+
 impl fmt::Display for CommunicationAlgorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl fmt::Display for Encryption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }

@@ -7,7 +7,7 @@ use lockstep_collective::{
     AgreedPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Plan, Ready, Reduction, Tag, Wire, last_end,
     merge, plan_buckets,
 };
-use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport, Link, WireFormat};
+use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport, Encryption, Link, WireFormat};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -71,10 +71,12 @@ pub(crate) fn agree(
         link: if over_memory { Link::Memory } else { Link::Tcp },
         algorithm,
         wire: if over_memory { WireFormat::F32 } else { settings.wire },
+        encryption: if over_memory { Encryption::None } else { settings.encryption },
         buckets: u32::try_from(plan.buckets().len()).unwrap_or(u32::MAX),
     };
     info!(
-        buckets = report.buckets, first_ready_ms, link = %report.link, wire = %report.wire, "communication agreed"
+        buckets = report.buckets, first_ready_ms, link = %report.link, wire = %report.wire,
+        encryption = %report.encryption, "communication agreed"
     );
     let words = plan.to_words();
     // Numbers and names: no reason to fail.

@@ -6,6 +6,7 @@ mod board;
 mod checkpoints;
 mod communication;
 mod coordinator;
+mod credentials;
 mod efficiency;
 mod failure;
 mod gradients;

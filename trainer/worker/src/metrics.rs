@@ -160,9 +160,9 @@ impl Metrics {
                 IntGaugeVec::new(
                     named(
                         "communication_info",
-                        "1 for the link, algorithm and number format that gradients travel by.",
+                        "1 for the link, algorithm, number format and encryption that gradients travel by.",
                     ),
-                    &["link", "algorithm", "wire"],
+                    &["link", "algorithm", "wire", "encryption"],
                 )?,
             )?,
             own: own.clone(),
@@ -207,8 +207,8 @@ impl Metrics {
         if let Some(accuracy) = progress.accuracy {
             self.accuracy.with_label_values(&["evaluation"]).set(accuracy);
         }
-        if let Some(CommunicationReport { link, algorithm, wire, buckets: _ }) = progress.communication {
-            let labels = [link.to_string(), algorithm.to_string(), wire.to_string()];
+        if let Some(CommunicationReport { link, algorithm, wire, encryption, buckets: _ }) = progress.communication {
+            let labels = [link.to_string(), algorithm.to_string(), wire.to_string(), encryption.to_string()];
             self.communication.reset();
             self.communication.with_label_values(&labels).set(1);
         }

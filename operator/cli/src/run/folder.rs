@@ -3,13 +3,15 @@
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::Write as _,
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
-use lockstep_launch::{Change, InvalidField, Task};
+use lockstep_launch::{Change, Encryption, InvalidField, Task, make_credentials};
 use serde_json::Value;
 
 use super::restart::Role;
@@ -22,6 +24,8 @@ const LOCK: &str = "lock";
 const ATTEMPT: &str = "attempt";
 const HISTORY: &str = "history.jsonl";
 const WANTED: &str = "replicas";
+/// Its owner may read and write it.
+const CREDENTIALS_MODE: u32 = 0o600;
 
 /// A run's folder, held by this process alone.
 #[derive(Debug)]
@@ -112,6 +116,26 @@ impl Folder {
         fs::read_to_string(self.path.join(WANTED)).ok()?.trim().parse().ok()
     }
 
+    /// Folder for what the workers prove with to each other that they belong to this run.
+    pub(crate) fn credentials(&self) -> PathBuf {
+        self.path.join("credentials")
+    }
+
+    /// Makes that anew, for nobody but this user to read.
+    pub(crate) fn make_credentials(&self, now: SystemTime) -> anyhow::Result<()> {
+        let folder = self.credentials();
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        for (file, text) in make_credentials(now).context("make the workers' credentials")? {
+            let path = file.path(&folder);
+            // An earlier run's are replaced, and never open to more.
+            let _ = fs::remove_file(&path);
+            let made = File::options().write(true).create_new(true).mode(CREDENTIALS_MODE).open(&path);
+            made.and_then(|mut made| made.write_all(text.as_bytes()))
+                .with_context(|| format!("write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
     /// Keeps the manifest of this run, and an earlier one that differs under another name.
     ///
     /// # Errors
@@ -137,6 +161,11 @@ impl Folder {
         }
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     }
+}
+
+/// Whether the workers need credentials.
+pub(crate) fn encrypts(task: &Task) -> bool {
+    task.communication().encryption == Encryption::Tls
 }
 
 /// The first field that gives the checkpoints of `earlier` another meaning under `later`.
@@ -247,7 +276,9 @@ fn uid(path: &Path) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_launch::{Benchmark, Collectives, Communication, Workload};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use lockstep_launch::{Benchmark, Collectives, Communication, CredentialFile, Workload};
 
     use super::*;
 
@@ -318,6 +349,22 @@ mod tests {
             format!("{:#}", Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect_err("refused"));
         assert!(error.contains("--output"), "{error}");
         assert_eq!(place.path().read_dir().expect("list").count(), 1);
+    }
+
+    #[test]
+    fn credentials_are_for_their_owner_alone_and_new_in_each_run() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let folder = Folder::open(Some(&place.path().join("run")), "lenet", Timestamp::UNIX_EPOCH).expect("new");
+        let made = || {
+            folder.make_credentials(SystemTime::now()).expect("made");
+            CredentialFile::ALL.map(|file| {
+                let path = file.path(&folder.credentials());
+                assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+                fs::read_to_string(path).expect("text")
+            })
+        };
+        let (first, second) = (made(), made());
+        assert!(first.iter().zip(&second).all(|(first, second)| first != second));
     }
 
     #[test]

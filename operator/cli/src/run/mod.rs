@@ -11,7 +11,7 @@ mod trainer;
 use std::{
     num::NonZeroU32,
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Instant, SystemTime},
 };
 
 use anyhow::{Context, bail};
@@ -21,7 +21,7 @@ use lockstep_launch::{Ending, Progress, Task, Workload, names};
 use serde_json::Value;
 
 use self::{
-    folder::Folder,
+    folder::{Folder, encrypts},
     restart::{End, Role},
     signals::Signals,
     supervise::Finish,
@@ -126,6 +126,9 @@ impl Session {
         let control = ControlPort::open(port)?;
         let folder = Folder::open(output, &job.name, Timestamp::now())?;
         folder.keep_manifest(value, &job)?;
+        if encrypts(&job.task) {
+            folder.make_credentials(SystemTime::now())?;
+        }
         if let Task::Train(workload) = &mut job.task {
             workload.checkpoint.uri = paths::folder_uri(&folder.path().join("checkpoints"))?;
         }

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     Heard, Session,
     children::{Children, Happening, Process, Said},
+    folder::encrypts,
     restart::{End, Next, Restarts, Role, Wanted},
     signals::Signals,
 };
@@ -134,6 +135,7 @@ impl Session {
             inherits_listener: true,
             output: folder.path().to_owned(),
             store: Store::File(folder.record()),
+            credentials: encrypts(&job.task).then(|| folder.credentials()),
             ending,
             task: job.task.clone(),
         };

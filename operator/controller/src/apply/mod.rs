@@ -13,7 +13,7 @@ use lockstep_plan::{Child, Deletion, Plan};
 
 pub(crate) use objects::write_status;
 
-use objects::{delete_pod, make_new, put_own, put_shared, remove_job, tell};
+use objects::{delete_pod, make_credentials, make_new, put_own, put_shared, remove_job, tell};
 
 /// Most requests of one job that are under way at once. Each waits for the API server's disk.
 const MAX_PARALLEL: usize = 32;
@@ -30,6 +30,9 @@ pub(crate) enum ApplyError {
     /// An object of the same name belongs to something else, most likely to an earlier job that is still being removed.
     #[error("make {kind} {name}: one that belongs to something else exists; it may still be in deletion")]
     Taken { kind: String, name: String },
+    /// The system grants no randomness.
+    #[error("make the credentials of Secret {name}: {message}")]
+    Credentials { name: String, message: String },
     /// Anything else; trying again may help.
     #[error("{attempt}: {source}")]
     Request { attempt: String, source: kube::Error },
@@ -82,6 +85,9 @@ async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec
             Child::ServiceAccount(account) => {
                 accounts.push(async move { put_shared(client, namespace, job, &*account).await }.boxed());
             }
+            Child::Credentials(metadata) => {
+                accounts.push(async move { make_credentials(client, namespace, *metadata).await }.boxed());
+            }
             Child::Role(role) => roles.push(async move { put_shared(client, namespace, job, &*role).await }.boxed()),
             Child::RoleBinding(binding) => {
                 bindings.push(async move { put_shared(client, namespace, job, &*binding).await }.boxed());
@@ -99,7 +105,7 @@ async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec
         }
     }
     let new_pod = |pod: Box<Pod>| async move { make_new::<Pod>(client, namespace, job, &pod).await };
-    // No pod runs as an account that is not there, and no worker can begin without its coordinator: it must not wait behind them.
+    // No pod runs as an account that is not there or with a volume of nothing, and no worker can begin without its coordinator: it must not wait behind them.
     let pods = async {
         together(accounts).await?;
         together(coordinators.into_iter().map(new_pod)).await?;
@@ -146,6 +152,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kube::client::Body;
     use lockstep_api::{Phase, TrainingJobStatus};
+    use lockstep_launch::CredentialFile;
     use serde_json::{Value, json};
     use tower_test::mock::{Handle, pair};
 
@@ -232,6 +239,31 @@ mod tests {
         let error = applied.await.expect("no panic").expect_err("refused").to_string();
         assert_eq!(error, "make Pod a: the API server refuses it: exceeded quota: pods");
         assert!(server.next_request().await.is_none(), "another pod after the refusal");
+    }
+
+    #[tokio::test]
+    async fn credentials_are_made_before_the_pods_and_never_read() {
+        for code in [201, 409] {
+            let (service, mut server) = pair();
+            let client = Client::new(service, "team");
+            let named = |name: &str| ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+            let pod = Child::Pod(Box::new(Pod { metadata: named("a"), ..Pod::default() }));
+            let create = vec![Child::Credentials(Box::new(named("lenet-tls"))), pod];
+            let plan = Plan { create, ..Plan::default() };
+            let applied = tokio::spawn(async move { apply(&client, &job(), plan).await });
+            let there = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {}});
+            let reply = if code == 201 { there.clone() } else { refusal(409, "exists") };
+            let (method, path, body) = answer(&mut server, code, reply).await;
+            assert_eq!((method.as_str(), path.as_str()), ("POST", "/api/v1/namespaces/team/secrets"));
+            assert_eq!((&body["immutable"], &body["metadata"]["name"]), (&json!(true), &json!("lenet-tls")));
+            for file in CredentialFile::ALL {
+                assert!(body["stringData"][file.name()].as_str().is_some_and(|text| text.starts_with("-----BEGIN")));
+            }
+            let (method, path, _) = answer(&mut server, 201, there).await;
+            assert_eq!((method.as_str(), path.as_str()), ("POST", "/api/v1/namespaces/team/pods"));
+            applied.await.expect("no panic").expect("applied");
+            assert!(server.next_request().await.is_none(), "another request");
+        }
     }
 
     #[tokio::test]

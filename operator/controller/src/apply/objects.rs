@@ -1,10 +1,13 @@
 //! One object at a time: made, corrected, deleted, told of.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, time::SystemTime};
 
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::{core::v1::Pod, events::v1::Event},
+    api::{
+        core::v1::{Pod, Secret},
+        events::v1::Event,
+    },
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 use kube::{
@@ -78,6 +81,25 @@ pub(super) async fn make_new<K: Object>(
             Some(true) | None => Ok(()),
         },
         Err(source) => Err(refused::<K>(name, source)),
+    }
+}
+
+/// Makes a Secret of fresh credentials, unless it is there. It is never read: neither here nor by whoever takes the operator's place.
+pub(super) async fn make_credentials(client: &Client, namespace: &str, metadata: ObjectMeta) -> Result<(), ApplyError> {
+    let name = metadata.name.clone().unwrap_or_default();
+    let files = lockstep_launch::make_credentials(SystemTime::now())
+        .map_err(|source| ApplyError::Credentials { name: name.clone(), message: source.to_string() })?;
+    let secret = Secret {
+        metadata,
+        immutable: Some(true),
+        type_: Some("kubernetes.io/tls".to_owned()),
+        string_data: Some(files.into_iter().map(|(file, text)| (file.name().to_owned(), text)).collect()),
+        ..Secret::default()
+    };
+    match create(client, namespace, &secret).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(refusal)) if refusal.code == 409 => Ok(()),
+        Err(source) => Err(refused::<Secret>(name, source)),
     }
 }
 

@@ -156,6 +156,7 @@ impl Programs {
                 inherits_listener: false,
                 output: output.clone(),
                 store: Store::File(output.join("record.json")),
+                credentials: None,
                 ending: output.join("ending"),
                 task: Task::Train(workload.clone()),
             };
