@@ -90,6 +90,14 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
             field: Some(".communication.wire"),
         },
         Rule {
+            rule: "!has(self.communication.interfaces) || \
+                   self.communication.interfaces.all(network, !network.contains('/') || isCIDR(network))"
+                .to_owned(),
+            message: "spec.communication.interfaces: interfaces' names such as eth1, or subnets such as 10.20.0.0/16"
+                .to_owned(),
+            field: Some(".communication.interfaces"),
+        },
+        Rule {
             rule: "!has(self.elastic) || self.elastic.minReplicas <= self.replicas".to_owned(),
             message: format!("spec.elastic.minReplicas: {AT_LEAST_MIN}"),
             field: Some(".elastic.minReplicas"),

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ByteSize;
+use crate::{ByteSize, Network};
 
 /// Virtual shards of a job with fewer workers; one with more has a shard for each. A global batch is cut into so many parts, whatever
 /// the number of ranks is at the time.
@@ -238,6 +238,12 @@ pub struct Communication {
     /// the operator makes it and keeps it in a Secret of the job). Memory that workers share never leaves their host and may be used
     /// either way; what workers tell the coordinator is not encrypted. Default: none.
     pub encryption: Encryption,
+    /// Networks by which workers reach each other, best first, each an interface's name such as eth1 or a subnet such as 10.20.0.0/16:
+    /// a worker listens for the others at its address in the first of them that it is in, and fails where it is in none. Network
+    /// policies of the cluster hold for the addresses of pods only. Default: the pod's address.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schemars(length(max = 8)))]
+    pub interfaces: Vec<Network>,
 }
 
 impl Default for Communication {
@@ -248,6 +254,7 @@ impl Default for Communication {
             wire: WireFormat::default(),
             bucket_bytes: None,
             encryption: Encryption::None,
+            interfaces: Vec::new(),
         }
     }
 }
@@ -437,6 +444,15 @@ mod tests {
     fn a_workload_survives_its_json() {
         let text = serde_json::to_string(&lenet()).expect("serialises");
         assert_eq!(serde_json::from_str::<Workload>(&text).expect("reads back"), lenet());
+    }
+
+    #[test]
+    fn networks_survive_their_json_too() {
+        let mut job = lenet();
+        job.communication.interfaces = vec!["eth1".parse().expect("a name"), "10.20.0.0/16".parse().expect("a subnet")];
+        let text = serde_json::to_string(&job).expect("serialises");
+        assert!(text.contains(r#""interfaces":["eth1","10.20.0.0/16"]"#), "{text}");
+        assert_eq!(serde_json::from_str::<Workload>(&text).expect("reads back"), job);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod kubernetes_store;
 mod member;
 mod metrics;
 mod model;
+mod networks;
 mod reporter;
 mod serve;
 mod signals;

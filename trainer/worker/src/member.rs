@@ -10,7 +10,9 @@ use lockstep_elastic::{Digest, Event, Farewell, Group, Hello, Incarnation, JoinE
 use lockstep_launch::{CommunicationBackend, Ending, Launch};
 use tracing::{info, warn};
 
-use crate::{credentials::identity, failure::Failure, metrics::Metrics, serve::Ready, signals::Stop};
+use crate::{
+    credentials::identity, failure::Failure, metrics::Metrics, networks::data_address, serve::Ready, signals::Stop,
+};
 
 /// The others wait in a sum while rank 0 saves a large state to slow storage: who is gone shows by its closed connections, or to
 /// the coordinator.
@@ -54,7 +56,7 @@ impl<'a> Member<'a> {
         data: Digest,
         held: State,
     ) -> Result<(Self, Group), Failure> {
-        let listener = Listener::bind(launch.address, launch.ports.data).map_err(Failure::fatal)?;
+        let listener = Listener::bind(data_address(launch)?, launch.ports.data).map_err(Failure::fatal)?;
         let listener = match identity(launch)? {
             Some(identity) => listener.with_identity(identity),
             None => listener,
