@@ -83,6 +83,20 @@ fn gradients_in_bf16_learn_nearly_alike() {
 }
 
 #[test]
+fn encrypted_gradients_learn_to_the_same_bits() {
+    let _alone = alone();
+    let manifest = an_epoch();
+    let weights = |encryption: &str| {
+        let encryption = format!("spec.communication.encryption={encryption}");
+        let options = ["--workers", "2", "--set", "spec.communication.algorithm=ring", "--set", &encryption];
+        let run = Run::of("encrypted", &manifest, &options).finished();
+        assert_eq!(run.code, Some(0), "{encryption}: {}", run.said());
+        std::fs::read(run.folder().join("model.safetensors")).expect("the model")
+    };
+    assert!(weights("none") == weights("tls"), "other weights");
+}
+
+#[test]
 fn a_canonical_tree_learns_to_the_same_bits_with_any_number_of_workers() {
     let _alone = alone();
     // The last batch of an epoch is short: some of its shards hold no sample.
