@@ -8,12 +8,14 @@
 //! bandwidth for any n.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Instant;
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    Abort, Choice, CollectiveError, Costs, Group, JobId, Limits, Listener, Reduction, Seat, SharedArena, Tag, Waiting,
+    Abort, Choice, CollectiveError, Costs, Credentials, Group, Identity, JobId, Limits, Listener, Reduction, Seat,
+    SharedArena, Tag, Waiting,
 };
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
@@ -21,6 +23,8 @@ const NAMES: [&str; 8] =
     ["memory", "auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus", "direct"];
 /// Tells a child its rank, and the addresses of all.
 const RANK: &str = "BANDWIDTH_RANK";
+/// Names a folder with ca.crt, tls.crt and tls.key, as the launcher of a job makes them; then all goes inside TLS.
+const CREDENTIALS: &str = "BANDWIDTH_CREDENTIALS";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -32,7 +36,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Ok(place) = std::env::var(RANK) {
         let (rank, peers) = place.split_once(' ').ok_or("a rank and the addresses of all")?;
         let peers = peers.split(' ').map(str::parse).collect::<Result<Vec<SocketAddr>, _>>()?;
-        return Ok(measure(rank.parse()?, &peers, &algorithm, &sizes, budget)?);
+        let rank: usize = rank.parse()?;
+        let mut listener = Listener::bind(peers[rank].ip(), peers[rank].port())?;
+        if let Some(folder) = std::env::var_os(CREDENTIALS) {
+            listener = listener.with_identity(identity(Path::new(&folder))?);
+        }
+        return Ok(measure(&listener, rank, &peers, &algorithm, &sizes, budget)?);
     }
     let listeners = (0..world).map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0)).collect::<Result<Vec<_>, _>>()?;
     let peers: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
@@ -50,18 +59,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+fn identity(folder: &Path) -> Result<Identity, Box<dyn std::error::Error>> {
+    let [authority, certificates, key] = ["ca.crt", "tls.crt", "tls.key"].map(|file| std::fs::read(folder.join(file)));
+    let (authority, certificates, key) = (authority?, certificates?, key?);
+    let credentials = Credentials { name: "worker", certificates: &certificates, key: &key, authority: &authority };
+    Ok(Identity::new(credentials)?)
+}
+
 fn measure(
+    listener: &Listener,
     rank: usize,
     peers: &[SocketAddr],
     named: &str,
     sizes: &[usize],
     budget: usize,
 ) -> Result<(), CollectiveError> {
-    let listener = Listener::bind(peers[rank].ip(), peers[rank].port())?;
     let seat = Seat { job: JobId([1; 16]), generation: 1, rank };
     let limits = Limits { waiting: Waiting::Adaptive, shares_memory: named == "memory", ..Limits::default() };
     let world = peers.len();
-    let mut group = Group::form(&listener, seat, peers, limits, &Abort::new())?;
+    let mut group = Group::form(listener, seat, peers, limits, &Abort::new())?;
     let costs = group.measure_costs()?.unwrap_or_default();
     if rank == 0 {
         let Costs { message, wire_byte, reduced_byte } = costs;

@@ -6,6 +6,8 @@ mod collectives;
 mod elastic;
 mod first_loss;
 mod lenet;
+mod line;
+mod link;
 mod load;
 mod operator;
 mod overlap;
@@ -42,11 +44,16 @@ pub(crate) struct Options {
     mean_seconds: Option<f64>,
 }
 
-const BENCHMARKS: [Benchmark; 8] = [
+const BENCHMARKS: [Benchmark; 9] = [
     Benchmark {
         name: "collectives",
         measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
         run: |book, effort, _| collectives::run(book, effort),
+    },
+    Benchmark {
+        name: "link",
+        measures: "all-reduce over 1 and 5 Gb/s, against iperf3 on the same line, and inside TLS against plain",
+        run: |book, effort, _| link::run(book, effort),
     },
     Benchmark {
         name: "overlap",

@@ -1,8 +1,6 @@
 //! A training step of 25 million weights with two workers, each in a network namespace of its own, over a line of 1 Gb/s: how much of
 //! the communication backward hides.
 
-mod line;
-
 use std::{
     collections::BTreeMap,
     fs,
@@ -16,9 +14,10 @@ use anyhow::{Context as _, bail, ensure};
 use lockstep_launch::{Address, Elastic, Job, Launch, Ports, Store, Task, Workload};
 use serde_json::{Value, json};
 
-use self::line::Line;
 use super::{
-    Effort, median,
+    Effort,
+    line::{self, Line},
+    median,
     record::{Better, Book, Figure},
     torch,
 };

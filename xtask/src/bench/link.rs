@@ -1,0 +1,175 @@
+//! Sums over a line of so many Gb/s between two network namespaces: what of it they use, against iperf3 on the same line in the same
+//! turn, and what TLS costs.
+//!
+//! Of two ranks each sends every byte of a sum once, so that a sum of S bytes in t seconds carries S/t in each direction.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use lockstep_tests::cluster::install_packages;
+use serde_json::Value;
+
+use super::{
+    Effort,
+    line::{self, Line},
+    load::{self, Watch},
+    median,
+    record::{Better, Book, Figure},
+};
+use crate::cargo;
+
+/// Gb/s, and whether TLS is measured too.
+const LINES: [(f64, bool); 2] = [(1.0, false), (5.0, true)];
+const SIZES: [usize; 2] = [16 << 20, 64 << 20];
+/// Of iperf3's rate.
+const GOAL: f64 = 0.97;
+/// Of the rate without TLS.
+const TLS_GOAL: f64 = 0.8;
+/// MiB that are summed a size.
+const BUDGET: &str = "512";
+const IPERF: &str = "iperf3";
+/// How long iperf3 may take to listen.
+const LISTENS: Duration = Duration::from_secs(10);
+/// Seconds that iperf3 sends, and those of them at the beginning that do not count.
+const IPERF_SECONDS: [&str; 2] = ["5", "1"];
+
+/// What uses the line, in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    Iperf,
+    Plain(usize),
+    Tls(usize),
+}
+
+pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
+    let rounds = match effort {
+        Effort::Quick => 1,
+        Effort::Full => 5,
+    };
+    if Command::new(IPERF).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        install_packages(&[IPERF])?;
+    }
+    let folder = cargo::target().join("bench/link");
+    fs::create_dir_all(&folder)?;
+    for (file, text) in lockstep_launch::make_credentials(SystemTime::now())? {
+        fs::write(file.path(&folder), text)?;
+    }
+    let ours = cargo::build()?.join("examples/bandwidth");
+    for (gigabits, with_tls) in LINES {
+        let programs = Programs { ours: ours.clone(), folder: folder.clone(), line: Line::of(gigabits)? };
+        let (mut rates, mut disturbed) = (BTreeMap::<Side, Vec<f64>>::new(), false);
+        for _ in 0..rounds {
+            let (watch, before) = (Watch::start(), load::children());
+            rates.entry(Side::Iperf).or_default().push(programs.iperf()?);
+            for (is_tls, side) in [(false, Side::Plain as fn(usize) -> Side), (true, Side::Tls)] {
+                if is_tls && !with_tls {
+                    continue;
+                }
+                for (bytes, rate) in programs.sums(is_tls)? {
+                    rates.entry(side(bytes)).or_default().push(rate);
+                }
+            }
+            disturbed |= watch.disturbed(load::children().saturating_sub(before));
+        }
+        let mut middle = |side| median(rates.entry(side).or_default());
+        let iperf = middle(Side::Iperf);
+        for bytes in SIZES {
+            let (plain, tls) = (middle(Side::Plain(bytes)), middle(Side::Tls(bytes)));
+            let compared = [("", plain, IPERF, iperf, GOAL), (" inside TLS", tls, "plain TCP", plain, TLS_GOAL)];
+            for (how, ours, name, peer, goal) in compared.into_iter().take(1 + usize::from(with_tls)) {
+                println!("{:.3} Gb/s, {name} {:.3}", ours * 8e-9, peer * 8e-9);
+                book.write(&Figure {
+                    case: &format!("{} MiB over {gigabits} Gb/s{how}", bytes >> 20),
+                    unit: "s",
+                    ours: bytes as f64 / ours,
+                    peer: Some((name, bytes as f64 / peer)),
+                    goal,
+                    better: Better::Less,
+                    disturbed,
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Programs {
+    ours: PathBuf,
+    folder: PathBuf,
+    line: Line,
+}
+
+impl Programs {
+    /// Bytes a second that iperf3 carries in each direction while it sends in both, as sums do; their mean.
+    fn iperf(&self) -> anyhow::Result<f64> {
+        let [seconds, omitted] = IPERF_SECONDS;
+        let mut server = self.line.command(1, Path::new(IPERF));
+        let _server = Running(server.arg("-s").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+        let deadline = Instant::now() + LISTENS;
+        loop {
+            let mut client = self.line.command(0, Path::new(IPERF));
+            client.args(["--client", line::ENDS[1], "--bidir", "--time", seconds, "--omit", omitted, "--json"]);
+            let told: Value = serde_json::from_slice(&client.output()?.stdout).context("iperf3 prints JSON")?;
+            let bits = |sum: &str| told["end"][sum]["bits_per_second"].as_f64();
+            match bits("sum_received").zip(bits("sum_received_bidir_reverse")) {
+                Some((there, back)) => return Ok((there + back) / 2.0 / 8.0),
+                None => ensure!(Instant::now() < deadline, "iperf3: {}", told["error"]),
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Bytes a second that sums of each size carry.
+    fn sums(&self, is_tls: bool) -> anyhow::Result<Vec<(usize, f64)>> {
+        let sizes = SIZES.map(|size| size.to_string()).join(",");
+        let peers = line::ENDS.map(|end| format!("{end}:7071")).join(" ");
+        let ranks = [0, 1].map(|rank| {
+            let mut command = self.line.command(rank, &self.ours);
+            command.args(["2", "auto", &sizes, BUDGET]).env("BANDWIDTH_RANK", format!("{rank} {peers}"));
+            if is_tls {
+                command.env("BANDWIDTH_CREDENTIALS", &self.folder);
+            }
+            command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().map(Running)
+        });
+        let [first, second] = ranks;
+        let (mut first, second) = (first?, second?);
+        let told = first.output()?;
+        drop((first, second));
+        let figure = |line: &str| {
+            let line: Value = serde_json::from_str(line).ok()?;
+            let bytes = line["bytes"].as_u64()?;
+            Some((usize::try_from(bytes).ok()?, bytes as f64 / line["seconds"].as_f64()?))
+        };
+        let rates: Vec<_> = told.lines().filter_map(figure).collect();
+        ensure!(rates.len() == SIZES.len(), "rank 0 tells of {} sizes", rates.len());
+        Ok(rates)
+    }
+}
+
+/// Killed when dropped.
+struct Running(Child);
+
+impl Running {
+    /// What it prints until it has ended well.
+    fn output(&mut self) -> anyhow::Result<String> {
+        let text = std::io::read_to_string(self.0.stdout.take().context("its output is caught")?)?;
+        match self.0.wait()? {
+            status if status.success() => Ok(text),
+            status => bail!("it ended with {status}"),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
