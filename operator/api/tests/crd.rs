@@ -235,9 +235,21 @@ fn a_job_trains_or_measures_but_not_both() {
 }
 
 #[test]
+fn replicas_lie_between_the_elastic_bounds() {
+    let with = |replicas: u32, min: u32, max: u32| {
+        let job = set(job(), "/spec/replicas", json!(replicas));
+        broken(&set(job, "/spec/elastic", json!({"minReplicas": min, "maxReplicas": max})), None)
+    };
+    assert_eq!(with(2, 1, 4), Vec::<String>::new());
+    assert!(with(2, 3, 4)[0].contains("spec.elastic.minReplicas: 1 to spec.replicas"), "{:?}", with(2, 3, 4));
+    assert!(with(5, 1, 4)[0].contains("spec.elastic.maxReplicas: spec.replicas to 1000"), "{:?}", with(5, 1, 4));
+}
+
+#[test]
 fn no_field_of_the_spec_can_change_be_added_or_be_taken_away() {
     let changes = [
         ("replicas", json!(3)),
+        ("elastic", json!({"minReplicas": 1, "maxReplicas": 4})),
         ("managedBy", json!("kueue")),
         ("benchmark", json!({"collectives": {}})),
         ("model", json!({"name": "mlp"})),

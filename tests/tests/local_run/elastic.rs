@@ -58,7 +58,7 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
         kill(run.trainers("worker", worker)[0]);
     }
     wait_for("one worker", || run.history().last().is_some_and(|change| change.workers == 1));
-    wait_for("four workers again", || run.steps().last().is_some_and(|line| line.world_size == 4));
+    wait_for("four workers again", || run.history().last().is_some_and(|change| change.workers == 4));
     scale("1");
     wait_for("one worker by intent", || run.steps().last().is_some_and(|line| line.world_size == 1));
     let run = run.finished();
@@ -100,6 +100,19 @@ fn a_worker_that_is_asked_to_stop_leaves_after_a_step_and_is_replaced() {
     assert_nothing_was_lost(&run, &undisturbed);
     assert!(run.steps().iter().all(|line| line.loss.is_some()), "every step was seen by all");
     assert!(run.history().iter().all(|change| change.lost.is_empty()), "{:?}", run.history());
+}
+
+#[test]
+fn who_has_to_go_while_nobody_else_holds_the_state_saves_it_first() {
+    let _alone = alone();
+    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
+    let run = Run::of("deserted", &manifest(), &["--workers", "1"]);
+    run.wait_for_step(50);
+    kill_process(run.trainers("worker", "worker-0")[0], Signal::TERM).expect("it is alive");
+    run.wait_for_generation(2);
+    let run = run.finished();
+    assert_nothing_was_lost(&run, &undisturbed);
+    assert!(run.history()[1].step > 50, "{:?}", run.history());
 }
 
 #[test]

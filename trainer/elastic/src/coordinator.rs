@@ -20,9 +20,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    Active, CheckpointMark, Digest, Hello, MemberId, Message, Record, Sampler, Seat, message::FrameError, rank_order,
-};
+use crate::{Active, CheckpointMark, Digest, Hello, MemberId, Message, Record, Seat, message::FrameError, rank_order};
 use forming::{Gathering, Preparing};
 use running::Running;
 pub use status::{Stage, Status};

@@ -61,6 +61,8 @@ pub enum Event {
     Received(Message),
     /// The worker holds the state that its group starts from.
     Entered,
+    /// The worker gave the state of its generation up for one that it read from a checkpoint.
+    Reloaded,
     /// The worker stands still: it completes no collective until the next [`Command::Enter`].
     Stand {
         /// What it holds; `None` in the middle of a copy.
@@ -210,7 +212,12 @@ impl Member {
                 self.received(message, now);
             }
             Event::Entered => self.entered = self.hello.committed_generation,
+            Event::Reloaded => self.entered = None,
             Event::Stand { held, broken } => {
+                // Half a copy replaced it: what this process holds from now on comes from elsewhere.
+                if held.is_none() {
+                    self.entered = None;
+                }
                 self.standing = Some(Standing { held, broken });
                 self.last_word = None;
                 self.repeat(now);

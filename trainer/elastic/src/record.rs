@@ -22,6 +22,9 @@ pub struct Record {
     pub alloc_by: String,
     /// The newest agreed membership.
     pub active: Option<Active>,
+    /// Its members have all stopped, with the state of this step in a checkpoint: nobody holds more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rested: Option<u64>,
     /// The newest checkpoint that is whole.
     pub last_durable_checkpoint: Option<CheckpointMark>,
     /// `h₀ = 0`, `hₙ = blake3(hₙ₋₁ ‖ activeₙ)`: equal digests mean equal histories of memberships.
@@ -115,6 +118,7 @@ impl Record {
             alloc_generation: 0,
             alloc_by: String::new(),
             active: None,
+            rested: None,
             last_durable_checkpoint: None,
             history: Digest::NONE,
         }
@@ -131,7 +135,13 @@ impl Record {
     pub fn activate(&self, active: Active) -> Self {
         let mut link = self.history.as_bytes().to_vec();
         link.extend(json(&active).as_bytes());
-        Self { history: Digest::of(&link), active: Some(active), ..self.clone() }
+        Self { history: Digest::of(&link), active: Some(active), rested: None, ..self.clone() }
+    }
+
+    /// This record after all members had stopped with the state of `step` in a checkpoint.
+    #[must_use]
+    pub fn rest(&self, step: u64) -> Self {
+        Self { rested: Some(step), ..self.clone() }
     }
 
     /// This record after a checkpoint became whole.

@@ -22,10 +22,10 @@ mod workload;
 pub use benchmark::{Benchmark, Collectives};
 pub use change::{Change, Gone};
 pub use collectives::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
-pub use elastic::Elastic;
 #[cfg(feature = "credentials")]
 pub use credentials::make_credentials;
 pub use credentials::{CredentialFile, WORKER_NAME};
+pub use elastic::Elastic;
 pub use ending::{Ending, MAX_ENDING_BYTES};
 pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, Store, Variable};
 pub use exit::Exit;

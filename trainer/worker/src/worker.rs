@@ -134,6 +134,7 @@ impl Run<'_> {
             // Those it copied from may be gone for good.
             if !trainee.is_whole() {
                 trainee.begin(self.storage.newest()?)?;
+                self.member.membership.reloaded();
             }
             group = self.member.regroup(trainee.held(), broken)?;
         }

@@ -22,9 +22,11 @@ pub(super) enum NoBase {
 
 /// A state qualifies when no step that anybody saw completed can be missing in it: its holder took part in the last generation, or
 /// belongs to it and holds exactly what it began with. Every step needs all members, so of those the most advanced is ahead by one
-/// step at most and has everything; nobody else may count, however many steps it did.
+/// step at most and has everything; nobody else may count, however many steps it did. Where all members had stopped after a step, whoever
+/// read that step from their checkpoint holds as much.
 pub(super) fn choose(
     last: Option<&Active>,
+    rested: Option<u64>,
     reports: &[(&MemberId, &Report)],
     may_roll_back: bool,
 ) -> Result<Base, NoBase> {
@@ -32,8 +34,10 @@ pub(super) fn choose(
         let Report { generation: _, entered_generation, state } = report;
         Some(Claim { member, state: (*state)?, entered: *entered_generation })
     });
-    let (qualified, others): (Vec<_>, Vec<_>) =
-        held.partition(|claim| last.is_none_or(|last| qualifies(last, claim.member, &claim.state, claim.entered)));
+    let (qualified, others): (Vec<_>, Vec<_>) = held.partition(|claim| {
+        let read = claim.entered.is_none() && rested == Some(claim.state.step);
+        last.is_none_or(|last| read || qualifies(last, claim.member, &claim.state, claim.entered))
+    });
     if !qualified.is_empty() {
         return most_advanced(&qualified, false);
     }
@@ -119,7 +123,8 @@ mod tests {
     fn chosen(reports: &[(u32, Report)], may_roll_back: bool) -> Result<(u64, usize, bool), NoBase> {
         let members: Vec<_> = reports.iter().map(|(index, report)| (member(*index), report)).collect();
         let reports: Vec<_> = members.iter().map(|(member, report)| (member, *report)).collect();
-        choose(Some(&last()), &reports, may_roll_back).map(|base| (base.state.step, base.holders.len(), base.rollback))
+        choose(Some(&last()), None, &reports, may_roll_back)
+            .map(|base| (base.state.step, base.holders.len(), base.rollback))
     }
 
     #[test]
@@ -159,6 +164,18 @@ mod tests {
         let checkpoint = Report { generation: 6, entered_generation: None, state: Some(state(8, b"eight")) };
         let alone = report(4, state(8, b"alone"));
         assert_eq!(chosen(&[(7, alone), (8, checkpoint)], true), Ok((8, 1, true)));
+    }
+
+    #[test]
+    fn after_all_had_stopped_whoever_read_their_last_step_holds_as_much() {
+        let chosen = |reports: &[(&MemberId, &Report)]| {
+            choose(Some(&last()), Some(12), reports, false).map(|base| (base.state.step, base.rollback))
+        };
+        let read = |step| Report { generation: 6, entered_generation: None, state: Some(state(step, b"read")) };
+        let ahead = report(4, state(99, b"fork"));
+        assert_eq!(chosen(&[(&member(7), &ahead), (&member(8), &read(12))]), Ok((12, false)));
+        assert_eq!(chosen(&[(&member(7), &ahead)]), Err(NoBase::Unqualified));
+        assert_eq!(chosen(&[(&member(8), &read(11))]), Err(NoBase::Unqualified), "an older checkpoint");
     }
 
     #[test]

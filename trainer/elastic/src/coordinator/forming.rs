@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Change, Command, Connection, Coordinator, Peer, Phase, Purpose, RETURN_LIMIT, Reasons, START_LIMIT,
+    Change, Command, Connection, Coordinator, Outcome, Peer, Phase, Purpose, RETURN_LIMIT, Reasons, START_LIMIT,
     base::{self, Base, NoBase},
     running::Running,
 };
@@ -47,10 +47,23 @@ impl Coordinator {
             return;
         }
         let Hello { member, committed_generation, stands, .. } = hello.clone();
+        // Another coordinator recorded a generation that this one does not know of.
+        if committed_generation > Some(self.record.alloc_generation) {
+            self.end(Outcome::Superseded);
+            return;
+        }
         self.seat_connection(connection, hello, now);
         let newest = self.active().filter(|active| active.attempt == self.config.attempt).cloned();
         let seated = newest.as_ref().and_then(|active| active.seat(&member)).is_some();
         let takes_part = seated && committed_generation == newest.as_ref().map(|active| active.generation);
+        if takes_part && !stands && self.record.rested.is_some() {
+            // It said its last word, as all did, and missed the answer.
+            self.peers.remove(&member.pod);
+            self.pods.remove(&connection);
+            self.send(connection, Message::Release);
+            self.commands.push(Command::Close(connection));
+            return;
+        }
         if takes_part && !stands && self.phase_is_start() && self.swapping.is_none() {
             self.resume(now);
         }
@@ -124,7 +137,9 @@ impl Coordinator {
             return;
         }
         let waited = now.saturating_sub(self.started);
-        let complete = match (gathering, self.active().filter(|active| active.attempt == self.config.attempt)) {
+        let awaited =
+            self.active().filter(|active| active.attempt == self.config.attempt && self.record.rested.is_none());
+        let complete = match (gathering, awaited) {
             (Gathering::Paused, _) => true,
             (Gathering::Start, None) => self.peers.len() >= self.config.replicas || waited > START_LIMIT,
             (Gathering::Start, Some(active)) => {
@@ -271,11 +286,11 @@ impl Coordinator {
         let last = self.active();
         let report = |pod: &str| Some((&self.peers.get(pod)?.hello, preparing.reports.get(pod)?));
         let may_roll_back =
-            last.is_none_or(|last| self.is_extinct(last)) || now.saturating_sub(preparing.since) > RETURN_LIMIT;
+            last.is_some_and(|last| self.is_extinct(last)) || now.saturating_sub(preparing.since) > RETURN_LIMIT;
         let choose = |pods: &[&str], may_roll_back| {
             let reports: Vec<_> =
                 pods.iter().filter_map(|pod| report(pod)).map(|(hello, report)| (&hello.member, report)).collect();
-            base::choose(last, &reports, may_roll_back)
+            base::choose(last, self.record.rested, &reports, may_roll_back)
         };
         let stayers: Vec<&str> = self.stayers().collect();
         let everybody: Vec<&str> = self.peers.keys().map(String::as_str).collect();
@@ -306,7 +321,7 @@ impl Coordinator {
             shards: self.config.shards,
             sampler: state.sampler,
             sources: (0..).zip(&hellos).filter_map(holds).collect(),
-            rollback: rollback && last.is_some(),
+            rollback,
         })
     }
 

@@ -215,7 +215,13 @@ impl Coordinator {
         }
         if running.is_over() {
             // Only the record's last writer may say how the group ended: another one may have formed the next by now.
+            let outcome = verdict(&running.active, &running.words);
             let record = self.mark.take().map_or_else(|| self.record.clone(), |mark| self.record.mark(mark));
+            let saved = record.last_durable_checkpoint.map(|mark| mark.step);
+            let record = match outcome {
+                Ok(Outcome::Drained { step }) if saved >= Some(step) => record.rest(step),
+                _ => record,
+            };
             self.swap(Purpose::Conclude, record);
         } else if let Some(since) = running.broken {
             let patience = if running.lost.is_empty() { pause(self.fruitless) } else { Duration::ZERO };

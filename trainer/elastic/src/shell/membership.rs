@@ -140,6 +140,11 @@ impl Membership {
         self.shared.put(|outbox| outbox.entered = true);
     }
 
+    /// This worker gave the state of its generation up for one that it read from a checkpoint.
+    pub fn reloaded(&self) {
+        self.shared.put(|outbox| outbox.reloaded = true);
+    }
+
     /// This worker stands still: from here on it completes no collective of its generation. Blocks until it is committed to the next
     /// one. `held` is `None` in the middle of a copy, `broken` tells what failed if it was not asked to stand.
     ///
@@ -321,6 +326,7 @@ pub(super) enum End {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     entered: bool,
+    reloaded: bool,
     stand: Option<(Option<Held>, Option<String>)>,
     progress: Option<(u64, Vec<u8>)>,
     checkpoint: Option<CheckpointMark>,
@@ -418,12 +424,13 @@ impl Shared {
     pub(super) fn said(&self) -> Vec<member::Event> {
         let mut outbox = lock(&self.outbox);
         let entered = std::mem::take(&mut outbox.entered).then_some(member::Event::Entered);
+        let reloaded = std::mem::take(&mut outbox.reloaded).then_some(member::Event::Reloaded);
         let stand = outbox.stand.take().map(|(held, broken)| member::Event::Stand { held, broken });
         let progress = outbox.progress.take().map(|(step, payload)| member::Event::Progress { step, payload });
         let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
         let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
         let last_word = outbox.last_word.take().map(member::Event::LastWord);
-        [entered, progress, checkpoint, leave, stand, last_word].into_iter().flatten().collect()
+        [entered, reloaded, progress, checkpoint, leave, stand, last_word].into_iter().flatten().collect()
     }
 
     pub(super) fn connected(&self) {

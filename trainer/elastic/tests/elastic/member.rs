@@ -154,9 +154,20 @@ fn it_counts_as_entered_only_once_it_holds_the_state_of_its_generation() {
 fn in_the_middle_of_a_copy_it_holds_nothing() {
     let mut member = running();
     handle(&mut member, prepare(2), 3);
-    let nothing = Report { generation: 2, entered_generation: Some(1), state: None };
+    let nothing = Report { generation: 2, entered_generation: None, state: None };
     let commands = handle(&mut member, Event::Stand { held: None, broken: None }, 4);
     assert_eq!(commands, [Command::Send(Message::Report(nothing))]);
+}
+
+#[test]
+fn what_it_read_from_a_checkpoint_is_of_no_generation() {
+    let mut member = running();
+    handle(&mut member, prepare(2), 3);
+    handle(&mut member, Event::Reloaded, 4);
+    let held = Some(state(5));
+    let commands = handle(&mut member, Event::Stand { held, broken: None }, 5);
+    let read = Report { generation: 2, entered_generation: None, state: held };
+    assert_eq!(commands, [Command::Send(Message::Report(read))]);
 }
 
 #[test]

@@ -55,14 +55,18 @@ fn path(mut job: Job, trail: &Option<Rc<Trail>>) -> Vec<String> {
     actions.iter().rev().map(told).collect()
 }
 
-pub(crate) fn explore(begin: Job, limit: usize) -> Found {
+/// Visits what can be reached by so many transitions at most, and gives up beyond `limit` states.
+pub(crate) fn explore(begin: Job, depth_limit: u32, limit: usize) -> Found {
     let mut seen: HashSet<u128> = HashSet::new();
     seen.insert(begin.key());
     let mut queue = VecDeque::from([Visit { job: begin.clone(), depth: 0, trail: None }]);
     let (mut transitions, mut deepest, mut told) = (0, 0, 0);
     while let Some(Visit { job, depth, trail }) = queue.pop_front() {
         deepest = depth;
-        told = told.max(job.told());
+        told = told.max(job.told.len());
+        if depth == depth_limit {
+            continue;
+        }
         for action in job.actions() {
             transitions += 1;
             let mut next = job.clone();

@@ -2,7 +2,11 @@
 
 use lockstep_elastic::{Active, Digest, State, member::Event};
 
-use crate::job::{Job, Mutant, Part, SAMPLER};
+use crate::{
+    job::{Job, SAMPLER},
+    part::Part,
+    rules::Mutant,
+};
 
 /// What a worker holds and does.
 #[derive(Clone, Debug, Default)]

@@ -218,6 +218,8 @@ impl World {
         if let Some(active) = record.active.as_ref().filter(|active| self.history.newest() != Some(*active)) {
             if active.rollback {
                 self.check_rollback();
+                // What was given up must not be found by those that start later.
+                self.checkpoints.retain(|step, _| *step <= active.base_step);
             }
             let verdict = self.history.stored(active);
             self.check(verdict);

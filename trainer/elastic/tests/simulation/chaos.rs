@@ -59,7 +59,7 @@ impl World {
             (rare, _) => self.dice.one_of(rare),
         };
         let (fault, victim) = (self.dice.one_of(&Fault::ALL), self.dice.one_of(&Victim::ALL));
-        let disaster = fault == Fault::KillAll && self.dice.percent(95);
+        let disaster = fault == Fault::KillAll && self.dice.percent(80);
         if impossible(fault, victim).is_none() && !disaster {
             self.strike(fault, moment, victim);
         }

@@ -71,6 +71,11 @@ impl History {
         State { step: before.step + 1, digest, sampler: Sampler { epoch, cursor, ..before.sampler } }
     }
 
+    /// Whether this state is on the way that counts.
+    pub(crate) fn keeps(&self, state: State) -> bool {
+        state.step.checked_sub(1).and_then(|index| self.stable().get(index as usize)) == Some(&state)
+    }
+
     /// Somebody knows that all of a generation hold this state, and tells the world. Who slept while steps were given up may tell
     /// what was true before.
     pub(crate) fn told(&mut self, generation: u64, state: State) -> Verdict {

@@ -106,12 +106,14 @@ impl World {
 
     pub(crate) fn arrived_at_coordinator(&mut self, line: usize, message: Message) {
         let Line { open_here, severed, chair, pod, incarnation, .. } = self.lines[line];
-        // A last word names no generation: that it does not come after a report of the same process is the connection's promise.
+        // A last word names no generation: that none comes late is the promise of a connection that keeps the order.
         let taken_back = match &message {
             Message::Finished { step, .. } | Message::Drained { step } => {
-                let worker = &self.processes[pod].worker;
-                let said = worker.doing == Doing::Done && worker.held.is_some_and(|held| held.step == *step);
-                self.is_alive(pod, incarnation) && !said
+                let process = &self.processes[pod];
+                let said = matches!(process.worker.doing, Doing::Done | Doing::Gone);
+                let same =
+                    process.incarnation == incarnation && process.worker.held.is_some_and(|held| held.step == *step);
+                !(self.script.ordered || said && same)
             }
             _ => false,
         };

@@ -409,9 +409,11 @@ impl World {
         }
     }
 
-    /// The first to write a step's checkpoint wins.
+    /// A step that is given up is no checkpoint; of the others the first to write one wins.
     fn saved(&mut self, pod: usize, state: State) {
-        self.checkpoints.entry(state.step).or_insert(state);
+        if self.history.keeps(state) {
+            self.checkpoints.entry(state.step).or_insert(state);
+        }
         let mark = CheckpointMark { step: state.step, manifest_digest: state.digest };
         self.say(pod, Event::Checkpoint(mark));
     }

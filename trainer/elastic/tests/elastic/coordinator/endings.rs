@@ -228,3 +228,12 @@ fn of_members_that_drained_at_different_steps_the_furthest_counts() {
     table.says(0, Message::Drained { step: 9 });
     assert_eq!(end(&table.says(1, Message::Drained { step: 8 })), Some(&Outcome::Drained { step: 9 }));
 }
+
+#[test]
+fn a_group_that_drained_holds_nothing_that_is_not_in_its_checkpoint() {
+    let mut table = Table::running(2, 2);
+    table.says(0, Message::Checkpoint(CheckpointMark { step: 9, manifest_digest: Digest::of(b"manifest") }));
+    table.says(0, Message::Drained { step: 9 });
+    table.says(1, Message::Drained { step: 9 });
+    assert_eq!(table.record().rested, Some(9), "the next group need not wait for these members");
+}
