@@ -10,11 +10,13 @@ use lockstep_launch::{Exit, PARENT};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use tokio::signal::unix::{SignalKind, signal};
 
+type Tell = Box<dyn Fn() + Send>;
+
 /// What a signal asks of a worker.
 #[derive(Clone, Default)]
 pub(crate) struct Stop {
     /// Whom to tell, once there are steps.
-    group: Arc<Mutex<Option<Box<dyn Fn() + Send>>>>,
+    group: Arc<Mutex<Option<Tell>>>,
 }
 
 impl Stop {
@@ -31,17 +33,21 @@ impl Stop {
             runtime.block_on(async move {
                 let (mut terminate, mut interrupt) = (terminate, interrupt);
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-                let group = listener.group.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(tell) = group.as_ref() else {
-                    tracing::info!("asked to stop before the first step");
-                    std::process::exit(i32::from(Exit::Drained.code()));
-                };
-                tell();
-                drop(group);
+                listener.tell();
                 std::future::pending::<()>().await;
             });
         })?;
         Ok(stop)
+    }
+
+    fn tell(&self) {
+        match self.group.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            Some(tell) => tell(),
+            None => {
+                tracing::info!("asked to stop before the first step");
+                std::process::exit(i32::from(Exit::Drained.code()));
+            }
+        }
     }
 
     /// From here on a signal is told to the group, by `tell`, which lets the worker go after a step.
