@@ -157,8 +157,8 @@ fn a_worker_that_fails_too_often_fails_the_job() {
 
 #[test]
 fn a_run_is_scaled_from_another_terminal_within_its_bounds() {
-    let mut run =
-        run("worker-0@0=endless,worker-1@0=endless", &["--set", "spec.elastic={minReplicas: 1, maxReplicas: 3}"]);
+    let fates = "worker-0@0=endless,worker-1@0=endless,worker-2@0=endless";
+    let mut run = run(fates, &["--set", "spec.elastic={minReplicas: 1, maxReplicas: 3}"]);
     let mut child = run.command.spawn().expect("lockstep starts");
     let mut progress = BufReader::new(child.stderr.take().expect("piped"));
     pids(&run.out(), 3);

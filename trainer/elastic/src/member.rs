@@ -300,6 +300,8 @@ impl Member {
         // Who is committed has reported, and stands still since.
         let Some(Standing { held, .. }) = self.standing.take() else { return };
         self.promised = generation;
+        // Who drains is told so again in its new group.
+        self.draining = false;
         self.hello.committed_generation = Some(generation);
         let group = group(rank, active);
         if held == Some(group.base) {

@@ -13,7 +13,5 @@ pub const PLURAL: &str = "traininggroups";
 pub const RECORD: &str = "record";
 /// The field under `status` that holds the newest [`crate::Progress`].
 pub const PROGRESS: &str = "progress";
-/// The field under `status` that holds the newest [`crate::Change`] of the membership.
-pub const CHANGE: &str = "change";
 /// The field under `status` that holds the [`crate::Ending`] once there is one.
 pub const ENDING: &str = "ending";

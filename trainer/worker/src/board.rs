@@ -91,9 +91,11 @@ impl Board {
         }
     }
 
-    /// Publishes that the membership changed.
-    pub(crate) async fn changed(&mut self, change: &Change) {
-        self.publish(json!({ group::CHANGE: change })).await;
+    /// Tells `lockstep run` that the membership changed.
+    pub(crate) fn changed(&self, change: &Change) {
+        if let Place::Output = self.place {
+            print_line(&json!({ "change": change }));
+        }
     }
 
     async fn publish(&self, news: serde_json::Value) {

@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     /// A collective of this generation failed: the worker goes on in the next one.
     #[error("{0}")]
     Broken(String),
-    /// Asked to stop; the checkpoint of this step was saved, if there was a group to agree on one.
+    /// Asked to stop: after this step the group goes on without this worker, or its checkpoint was saved.
     #[error("stopped on request after step {step}")]
     Drained {
         /// Optimiser steps that are done.

@@ -29,7 +29,6 @@ pub(crate) struct Reporter<'a> {
     journal: Journal,
     progress: Progress,
     reported: Option<Instant>,
-    saved: Instant,
     /// How the group sums.
     communication: &'a Agreed,
     interval: Duration,
@@ -59,11 +58,12 @@ impl<'a> Reporter<'a> {
             accuracy: kept.accuracy.map(|(_, accuracy)| accuracy),
             accuracy_step: kept.accuracy.map(|(step, _)| step),
             communication: communication.report,
+            last_checkpoint: trainee.checkpoint.clone(),
             ..Progress::default()
         };
-        let (reported, saved) = (None, Instant::now());
+        let reported = None;
         let mut reporter =
-            Self { membership, group, storage, metrics, journal, progress, reported, saved, communication, interval };
+            Self { membership, group, storage, metrics, journal, progress, reported, communication, interval };
         reporter.make_up(trainee, kept)?;
         Ok(reporter)
     }
@@ -140,14 +140,14 @@ impl<'a> Reporter<'a> {
     }
 
     /// Whether it is time for a checkpoint.
-    pub(crate) fn checkpoint_due(&self) -> bool {
-        self.saved.elapsed() >= self.interval
+    pub(crate) fn checkpoint_due(&self, trainee: &Trainee) -> bool {
+        trainee.saved.elapsed() >= self.interval
     }
 
     /// Saves the state after the steps that are done, once their lines are stored.
     pub(crate) fn save(&mut self, rank: &mut Rank<'_>) -> Result<(), Failure> {
         let begun = Instant::now();
-        self.saved = begun;
+        rank.trainee.saved = begun;
         self.journal.store().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))?;
         let Recipe { steps_per_epoch, global_batch, seed, .. } = *rank.recipe();
         let step = rank.step();
@@ -159,13 +159,14 @@ impl<'a> Reporter<'a> {
             generation: self.group.generation,
         };
         let saved = self.storage.save(&mut rank.trainee.replica, position, &self.communication.record);
-        self.saved = Instant::now();
+        rank.trainee.saved = Instant::now();
         rank.rest();
         let seconds = begun.elapsed().as_secs_f64();
         self.metrics.spent(Phase::Checkpoint, seconds);
         let (mark, manifest) = saved?;
         self.metrics.checkpoint_duration.observe(seconds);
         self.membership.checkpoint(mark.step, manifest);
+        rank.trainee.checkpoint = Some(mark.clone());
         self.progress.last_checkpoint = Some(mark);
         Ok(())
     }

@@ -1,11 +1,18 @@
 //! What a worker keeps from one generation to the next: its copy of the model, and how far that is.
 
-use std::{collections::VecDeque, ops::Range, path::Path};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+    path::Path,
+    time::Instant,
+};
 
 use lockstep_checkpoint::Checkpoint;
 use lockstep_collective::{CollectiveError, Costs, Group as Ranks, SharedArena, Tag};
 use lockstep_data::{Samples, Seat};
 use lockstep_elastic::{Digest, Group, Sampler, State};
+use lockstep_launch::CheckpointMark;
 use lockstep_nn::{Cpu, Network, Replica, StateTensor};
 use tracing::info;
 
@@ -32,6 +39,12 @@ pub(crate) struct Trainee {
     pub communication: Option<String>,
     /// Whether the storage was seen to be the others' too.
     pub storage_is_checked: bool,
+    /// When it saved last, or began.
+    pub saved: Instant,
+    /// The newest checkpoint that it saved.
+    pub checkpoint: Option<CheckpointMark>,
+    /// Where the ranks were whose messages were measured.
+    hosts: BTreeSet<IpAddr>,
     shares_gradients: bool,
     remembered: VecDeque<StepLine>,
 }
@@ -57,6 +70,9 @@ impl Trainee {
             costs: None,
             communication: None,
             storage_is_checked: false,
+            saved: Instant::now(),
+            checkpoint: None,
+            hosts: BTreeSet::new(),
             shares_gradients: false,
             remembered: VecDeque::new(),
         };
@@ -94,6 +110,15 @@ impl Trainee {
     /// Leaves the step that was under way, once nothing of it is lent out.
     pub(crate) fn stand(&mut self) {
         self.replica.abandon_step();
+    }
+
+    /// What was measured between other hosts says nothing about these.
+    pub(crate) fn meet(&mut self, group: &Group) {
+        let hosts = group.addresses.iter().map(SocketAddr::ip).collect();
+        if self.hosts != hosts {
+            self.costs = None;
+        }
+        self.hosts = hosts;
     }
 
     /// Keeps gradients where the ranks of this generation, and only they, may write; without `arena` where nobody else may.

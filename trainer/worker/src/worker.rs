@@ -72,6 +72,7 @@ pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
                     let broken = match benchmark::measure(&member, &group, collectives, communication) {
                         Ok(Some(ending)) => return Ok(ending),
                         Ok(None) => None,
+                        Err(Failure::Broken(_)) if member.membership.sealing().is_some() => None,
                         Err(Failure::Broken(reason)) => Some(reason),
                         Err(failure) => return Err(failure),
                     };
@@ -148,6 +149,7 @@ impl Run<'_> {
 
         let arena = ranks.shared_arena(trainee.replica.table().elements()).map_err(Failure::broken)?;
         trainee.put_gradients(arena);
+        trainee.meet(group);
         let agreed = self.agree(trainee, &mut ranks)?;
         let mut communicator = Communicator::over(ranks).map_err(Failure::retry)?;
         communicator.follow(&agreed.plan);
@@ -200,13 +202,11 @@ impl Run<'_> {
         if first {
             self.storage.leave_token(&token)?;
         }
-        rank.sum(&mut [0.0])?;
-        let mut blind = vec![0.0; group.world as usize];
-        blind[group.rank as usize] = f32::from(u8::from(!self.storage.sees_token(&token)?));
-        rank.sum(&mut blind)?;
+        let blind = self.blind_ranks(rank, group, &token);
         if first {
             self.storage.clear_token(&token);
         }
+        let blind = blind?;
         let blind: Vec<String> =
             blind.iter().zip(&group.pods).filter(|(blind, _)| **blind > 0.0).map(|(_, pod)| pod.clone()).collect();
         if !blind.is_empty() {
@@ -214,6 +214,15 @@ impl Run<'_> {
         }
         rank.trainee.storage_is_checked = true;
         Ok(())
+    }
+
+    /// 1 in the place of each rank that does not see the token.
+    fn blind_ranks(&self, rank: &mut Rank<'_>, group: &Group, token: &str) -> Result<Vec<f32>, Failure> {
+        rank.sum(&mut [0.0])?;
+        let mut blind = vec![0.0; group.world as usize];
+        blind[group.rank as usize] = f32::from(u8::from(!self.storage.sees_token(token)?));
+        rank.sum(&mut blind)?;
+        Ok(blind)
     }
 
     /// A group that broke while it evaluated has done the step before it already.
@@ -237,7 +246,7 @@ impl Run<'_> {
         while rank.step() < last {
             let mut done = rank.advance()?;
             let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
-            let due = reporter.as_ref().is_some_and(|reporter| reporter.checkpoint_due());
+            let due = reporter.as_ref().is_some_and(|reporter| reporter.checkpoint_due(rank.trainee));
             let saves = due && rank.step() < recipe.total_steps;
             // A step that a checkpoint holds will not be done again: its line must be in the journal before.
             let newest = if ends_epoch || saves { rank.settle()? } else { None };

@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use self::{
     folder::{Folder, encrypts},
-    restart::{End, Role},
+    restart::{End, Role, Why},
     signals::Signals,
     supervise::Finish,
     trainer::ControlPort,
@@ -159,8 +159,8 @@ impl Session {
                 tell(&format!("error: {}", self.not_up(&absent)));
                 Outcome::Failed
             }
-            Finish::Failed(lost, end, restarts) => {
-                tell(&format!("error: {}", self.failure(&heard, lost, end, restarts)));
+            Finish::Failed(lost, end, why) => {
+                tell(&format!("error: {}", self.failure(&heard, lost, end, why)));
                 Outcome::Failed
             }
         })
@@ -197,19 +197,12 @@ impl Session {
         }
     }
 
-    fn failure(&self, heard: &Heard, lost: Role, end: End, restarts: u32) -> String {
+    fn failure(&self, heard: &Heard, lost: Role, end: End, why: Why) -> String {
         let told = self.ending(lost).map(|ending| ending.message).filter(|message| !message.is_empty());
         let said = heard.ending.as_ref().map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
         let what = told.or(said).map_or_else(|| format!("{lost} {end}"), |message| format!("{lost} {end}: {message}"));
         let log = self.folder.log(lost);
-        match end {
-            End::Exit(lockstep_launch::Exit::Fatal) => format!("{what}\n  log: {}", log.display()),
-            _ => format!(
-                "{what}, after {restarts} of {} restarts (spec.failurePolicy.backoffLimit)\n  log: {}",
-                self.job.failure_policy.backoff_limit,
-                log.display()
-            ),
-        }
+        format!("{what}{why}\n  log: {}", log.display())
     }
 
     fn not_up(&self, absent: &[Role]) -> String {

@@ -44,7 +44,30 @@ pub(crate) enum Next {
         delay: Duration,
     },
     /// The job has failed because of it.
-    Fail,
+    Fail(Why),
+}
+
+/// Why there is no further start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// It would end in the same way.
+    Fatal,
+    /// So many were allowed.
+    Limit(u32),
+    /// The job does no step any more.
+    Fruitless,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fatal => Ok(()),
+            Self::Limit(limit) => {
+                write!(f, ", after {limit} of {limit} restarts (spec.failurePolicy.backoffLimit)")
+            }
+            Self::Fruitless => write!(f, ", after {FRUITLESS_LIMIT} restarts without a step"),
+        }
+    }
 }
 
 /// Whether a process is still wanted.
@@ -56,38 +79,45 @@ pub(crate) enum Wanted {
     No,
 }
 
-/// How often processes were started again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How often processes were started again. What several processes do one after another without a step between, each once, is one
+/// incident: one of them took the others with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Restarts {
-    /// After they ended by themselves.
+    /// Incidents that began with a process that ended by itself.
     faults: u32,
-    /// After others ended them, without a step since.
+    /// Those that began with a process that others ended, without a step since.
     fruitless: u32,
+    /// Who has ended in the newest incident.
+    incident: Vec<Role>,
 }
 
 impl Restarts {
     /// A step was done: what others did to the job is behind it.
     pub(crate) fn progressed(&mut self) {
         self.fruitless = 0;
-    }
-
-    /// Those that count against the limit.
-    pub(crate) fn counted(self) -> u32 {
-        self.faults
+        self.incident.clear();
     }
 
     /// Decides when a process has ended, with `limit` restarts allowed.
-    pub(crate) fn next(&mut self, end: End, wanted: Wanted, limit: u32) -> Next {
-        match end {
-            End::Exit(Exit::Fatal) => return Next::Fail,
+    pub(crate) fn next(&mut self, role: Role, end: End, wanted: Wanted, limit: u32) -> Next {
+        let from_outside = match end {
+            End::Exit(Exit::Fatal) => return Next::Fail(Why::Fatal),
             End::Exit(Exit::Done) => return Next::Nothing,
             _ if wanted == Wanted::No => return Next::Nothing,
-            End::Exit(Exit::Drained) => self.fruitless += 1,
-            End::Signal(signal) if FROM_OUTSIDE.contains(&signal) => self.fruitless += 1,
-            End::Exit(Exit::Retry) | End::Crash(_) | End::Signal(_) => self.faults += 1,
+            End::Exit(Exit::Drained) => true,
+            End::Signal(signal) => FROM_OUTSIDE.contains(&signal),
+            End::Exit(Exit::Retry) | End::Crash(_) => false,
+        };
+        if self.incident.is_empty() || self.incident.contains(&role) {
+            self.incident.clear();
+            *if from_outside { &mut self.fruitless } else { &mut self.faults } += 1;
         }
-        if self.faults > limit || self.fruitless > FRUITLESS_LIMIT {
-            return Next::Fail;
+        self.incident.push(role);
+        if self.faults > limit {
+            return Next::Fail(Why::Limit(limit));
+        }
+        if self.fruitless > FRUITLESS_LIMIT {
+            return Next::Fail(Why::Fruitless);
         }
         Next::Restart { delay: delay(self.faults + self.fruitless) }
     }
@@ -130,8 +160,12 @@ mod tests {
     const CRASH: End = End::Crash(101);
     const KILLED: End = End::Signal(9);
 
+    const C: Role = Role::Coordinator;
+    const W0: Role = Role::Worker(0);
+    const W1: Role = Role::Worker(1);
+
     fn at_first(end: End, wanted: Wanted, limit: u32) -> Next {
-        Restarts::default().next(end, wanted, limit)
+        Restarts::default().next(W0, end, wanted, limit)
     }
 
     #[test]
@@ -145,8 +179,8 @@ mod tests {
             ("told to go by us", End::Exit(Exit::Drained), Wanted::No, Next::Nothing),
             ("killed after the results were stored", KILLED, Wanted::No, Next::Nothing),
             ("done", End::Exit(Exit::Done), Wanted::Yes, Next::Nothing),
-            ("bad input", End::Exit(Exit::Fatal), Wanted::Yes, Next::Fail),
-            ("bad input of one that was told to go", End::Exit(Exit::Fatal), Wanted::No, Next::Fail),
+            ("bad input", End::Exit(Exit::Fatal), Wanted::Yes, Next::Fail(Why::Fatal)),
+            ("bad input of one that was told to go", End::Exit(Exit::Fatal), Wanted::No, Next::Fail(Why::Fatal)),
         ] {
             assert_eq!(at_first(end, wanted, 3), expected, "{situation}");
         }
@@ -156,11 +190,20 @@ mod tests {
     fn the_limit_counts_what_the_processes_did_themselves() {
         let mut restarts = Restarts::default();
         for _ in 0..2 {
-            assert!(matches!(restarts.next(CRASH, Wanted::Yes, 2), Next::Restart { .. }));
+            assert!(matches!(restarts.next(W0, CRASH, Wanted::Yes, 2), Next::Restart { .. }));
             restarts.progressed();
         }
-        assert_eq!(restarts.next(CRASH, Wanted::Yes, 2), Next::Fail);
-        assert_eq!(at_first(CRASH, Wanted::Yes, 0), Next::Fail);
+        assert_eq!(restarts.next(W0, CRASH, Wanted::Yes, 2), Next::Fail(Why::Limit(2)));
+        assert_eq!(at_first(CRASH, Wanted::Yes, 0), Next::Fail(Why::Limit(0)));
+    }
+
+    #[test]
+    fn what_one_process_does_to_the_others_counts_once() {
+        let mut restarts = Restarts::default();
+        for role in [W0, W1, C] {
+            assert!(matches!(restarts.next(role, RETRY, Wanted::Yes, 1), Next::Restart { .. }), "{role}");
+        }
+        assert_eq!(restarts.next(W1, RETRY, Wanted::Yes, 1), Next::Fail(Why::Limit(1)), "the same process again");
     }
 
     #[test]
@@ -168,14 +211,14 @@ mod tests {
         let mut restarts = Restarts::default();
         for _ in 0..3 {
             for _ in 0..FRUITLESS_LIMIT {
-                assert!(matches!(restarts.next(KILLED, Wanted::Yes, 0), Next::Restart { .. }));
+                assert!(matches!(restarts.next(W0, KILLED, Wanted::Yes, 0), Next::Restart { .. }));
             }
             restarts.progressed();
         }
         for _ in 0..FRUITLESS_LIMIT {
-            restarts.next(KILLED, Wanted::Yes, 0);
+            restarts.next(W0, KILLED, Wanted::Yes, 0);
         }
-        assert_eq!(restarts.next(KILLED, Wanted::Yes, 0), Next::Fail);
+        assert_eq!(restarts.next(W0, KILLED, Wanted::Yes, 0), Next::Fail(Why::Fruitless));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::{
     Heard, Session,
     children::{Children, Happening, Process, Said},
     folder::encrypts,
-    restart::{End, Next, Restarts, Role, Wanted},
+    restart::{End, Next, Restarts, Role, Wanted, Why},
     signals::Signals,
 };
 use crate::display::Display;
@@ -31,8 +31,8 @@ const NAMESPACE: &str = "local";
 pub(crate) enum Finish {
     /// The last step is done.
     Complete,
-    /// This process, after so many restarts that count.
-    Failed(Role, End, u32),
+    /// This process, which is not started again.
+    Failed(Role, End, Why),
     /// A signal to this process.
     Interrupted(u8),
     /// These did not come up in time.
@@ -175,11 +175,16 @@ impl Supervised<'_> {
     fn ended(&mut self, role: Role, end: End, display: &Display) -> Option<Finish> {
         if end == End::Exit(Exit::Done) {
             self.finish.get_or_insert(Instant::now() + FINISH);
+            self.pending.clear();
+            // Nobody lets those in any more that came too late.
+            if role == Role::Coordinator {
+                self.children.signal_workers(Signal::TERM);
+            }
         }
         let leaves = matches!(role, Role::Worker(index) if index >= self.workers);
         let wanted = if leaves || self.finish.is_some() { Wanted::No } else { Wanted::Yes };
         let limit = self.session.job.failure_policy.backoff_limit;
-        match self.restarts.next(end, wanted, limit) {
+        match self.restarts.next(role, end, wanted, limit) {
             Next::Nothing => {
                 if leaves {
                     display.note(&format!("{role} left"));
@@ -191,7 +196,7 @@ impl Supervised<'_> {
                 self.pending.push((Instant::now() + delay, role));
                 None
             }
-            Next::Fail => Some(Finish::Failed(role, end, self.restarts.counted().saturating_sub(1))),
+            Next::Fail(why) => Some(Finish::Failed(role, end, why)),
         }
     }
 

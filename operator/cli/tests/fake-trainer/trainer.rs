@@ -4,6 +4,7 @@
 //! START counts the processes of that name before. A process without a fate is done once the coordinator has reported every step.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -78,18 +79,18 @@ async fn coordinate(launch: &Launch, start: u32) -> Exit {
         return exit;
     }
     let trained = fs::exists(launch.output.join("trained")).unwrap_or(false);
-    for _ in 0..if trained { 0 } else { launch.replicas } {
-        hear(&listener).await;
+    let mut heard = BTreeSet::new();
+    while !trained && heard.len() < launch.replicas as usize {
+        heard.insert(hear(&listener).await);
     }
     for step in 1..=STEPS {
         say(&format!("{{\"progress\":{}}}", serde_json::to_string(&report(launch, step)).expect("JSON")));
     }
     fs::write(launch.output.join("trained"), "").expect("mark");
-    let all_are_done =
-        wait_until(|| (0..launch.replicas).all(|index| fs::exists(done(launch, index)).unwrap_or(false)));
+    let all_are_done = wait_until(|| all_are_done(launch));
     tokio::select! {
         () = all_are_done => {}
-        () = async { loop { hear(&listener).await } } => {}
+        () = async { loop { hear(&listener).await; } } => {}
     }
     let ending = Ending {
         progress: Some(report(launch, STEPS)),
@@ -100,11 +101,12 @@ async fn coordinate(launch: &Launch, start: u32) -> Exit {
     Exit::Done
 }
 
-async fn hear(listener: &TcpListener) {
+async fn hear(listener: &TcpListener) -> String {
     let (mut worker, _) = listener.accept().await.expect("a worker");
     let mut member = String::new();
     worker.read_to_string(&mut member).await.expect("its name");
     say(&format!("{{\"joined\":\"{member}\"}}"));
+    member
 }
 
 async fn work(launch: &Launch, start: u32) -> Exit {
@@ -112,20 +114,20 @@ async fn work(launch: &Launch, start: u32) -> Exit {
         std::future::pending::<()>().await;
     }
     let address = (launch.coordinator.host.as_str(), launch.coordinator.port);
-    let mut coordinator = loop {
-        match TcpStream::connect(address).await {
-            Ok(stream) => break stream,
-            Err(_) => tokio::time::sleep(POLL).await,
+    // Again and again: the coordinator that took the name may be killed.
+    while !fs::exists(launch.output.join("trained")).unwrap_or(false) {
+        if let Ok(mut coordinator) = TcpStream::connect(address).await {
+            let _it_was_killed = coordinator.write_all(launch.member.as_bytes()).await;
         }
-    };
-    coordinator.write_all(launch.member.as_bytes()).await.expect("say the name");
-    drop(coordinator);
-    wait_until(|| fs::exists(launch.output.join("trained")).unwrap_or(false)).await;
+        tokio::time::sleep(POLL).await;
+    }
     if let Some(exit) = meet_fate(launch, start).await {
         return exit;
     }
     let index = launch.member.rsplit('-').next().and_then(|index| index.parse().ok()).unwrap_or(0);
     fs::write(done(launch, index), "").expect("mark");
+    // Nobody is released before all have finished.
+    wait_until(|| all_are_done(launch)).await;
     Exit::Done
 }
 
@@ -189,6 +191,10 @@ fn say(line: &str) {
 
 fn pids(launch: &Launch) -> PathBuf {
     launch.output.join("pids")
+}
+
+fn all_are_done(launch: &Launch) -> bool {
+    (0..launch.replicas).all(|index| fs::exists(done(launch, index)).unwrap_or(false))
 }
 
 fn done(launch: &Launch, index: u32) -> PathBuf {

@@ -13,6 +13,8 @@ use crate::{Active, Digest, MemberId, Message, Seat};
 /// Pause before a group that broke without a step, and without a loss, is formed again; every further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Members look for a coordinator more than once in this time: whoever is alive has found it by then.
+const RETURN_SOON: Duration = Duration::from_secs(3);
 
 /// A group that trains.
 #[derive(Clone, Debug)]
@@ -168,13 +170,17 @@ impl Coordinator {
     }
 
     /// Where too few can stay, all stop together after a step, and save it. Who may still return is waited for.
-    pub(super) fn drain_if_deserted(&mut self) {
+    pub(super) fn drain_if_deserted(&mut self, now: Duration) {
         let known = match &self.phase {
             Phase::Running(running) => running.active.members.iter().all(|seat| {
                 self.is_here(&seat.id()) || running.lost.contains(&seat.id()) || running.words.contains_key(&seat.id())
             }),
             Phase::Gathering(Gathering::Paused) => true,
-            Phase::Gathering(Gathering::Start) | Phase::Preparing(_) | Phase::Ended => false,
+            Phase::Gathering(Gathering::Start) => {
+                let all_leave = self.peers.keys().all(|pod| self.leaving.contains_key(pod));
+                all_leave && now.saturating_sub(self.started) > RETURN_SOON
+            }
+            Phase::Preparing(_) | Phase::Ended => false,
         };
         if !known || self.draining.is_some() || self.leaving.is_empty() || self.suffice() {
             return;
@@ -204,7 +210,7 @@ impl Coordinator {
     pub(super) fn watch(&mut self, now: Duration) {
         self.count_the_absent(now);
         self.dismiss_strangers();
-        self.drain_if_deserted();
+        self.drain_if_deserted(now);
         let wishes = self.somebody_waits();
         let Phase::Running(running) = &self.phase else { return };
         if running.broken.is_none() {

@@ -104,7 +104,13 @@ impl Line<'_> {
         while next == Next::Talk {
             // What was said while there was no connection comes first: its notice may be used up.
             for said in self.shared.said() {
-                self.happened(said, &mut stream).await?;
+                let after = self.happened(said, &mut stream).await?;
+                if after != Next::Talk {
+                    next = after;
+                }
+            }
+            if next != Next::Talk {
+                break;
             }
             if self.shared.stopped() {
                 next = Next::Over;

@@ -459,7 +459,7 @@ impl Shared {
     }
 
     pub(super) fn committed(&self, group: Group) {
-        self.change(|state| (state.group, state.sealing) = (Some(group), None));
+        self.change(|state| (state.group, state.sealing, state.draining) = (Some(group), None, None));
     }
 
     pub(super) fn drain(&self, reason: String) {

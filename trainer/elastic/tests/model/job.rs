@@ -133,6 +133,7 @@ fn config(name: usize, workers: usize) -> Config {
         members: (0..workers).map(|index| format!("w-{index}")).collect(),
         replicas: workers,
         least: 1,
+        pause_limit: None,
         shards: 64,
     }
 }
