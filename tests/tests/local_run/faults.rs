@@ -41,7 +41,7 @@ fn workers_that_keep_crashing_fail_the_job_once_the_limit_is_reached() {
     let run = Run::of("crash-workers", &manifest, &["--workers", "2"]);
     run.wait_for_step(1);
     // As a fault of its own ends a process, not somebody else.
-    let crash = |pid: Pid| kill_process(pid, Signal::SEGV).expect("the process is alive");
+    let crash = |pid: Pid| kill_process(pid, Signal::ABORT).expect("the process is alive");
     crash(run.trainers("worker", "worker-0")[0]);
     run.wait_for_generation(2);
     crash(run.trainers("worker", "worker-0")[0]);
