@@ -26,6 +26,8 @@ const WEDGED: Duration = Duration::from_secs(60);
 /// Far more than any change takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(10);
+/// How much longer a job is than its kills are expected to take.
+const MARGIN: f64 = 1.5;
 /// Steps between two disturbances.
 const QUIET_STEPS: u64 = 20;
 
@@ -83,7 +85,7 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
     let mean = options.mean_seconds.unwrap_or(1.0);
     let probe = Run::start("churn-probe", CHURNED, 2)?;
     let seconds = probe.finish()?.seconds / 2.0;
-    let epochs = (f64::from(kills) * mean / seconds).ceil().max(2.0) as u32;
+    let epochs = (MARGIN * f64::from(kills) * mean / seconds).ceil().max(2.0) as u32;
     let undisturbed = Run::start("churn-undisturbed", CHURNED, epochs)?.finish()?;
 
     let run = Run::start("churn", CHURNED, epochs)?;
