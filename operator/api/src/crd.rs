@@ -11,7 +11,7 @@ const MAX_CONTAINERS: u64 = 32;
 const MAX_SIZE_LENGTH: u64 = 20;
 
 /// What `kubectl get` prints of a job: name, type and field; those in [`WIDE`] with `-o wide` only.
-const JOB_COLUMNS: [(&str, &str, &str); 12] = [
+const JOB_COLUMNS: [(&str, &str, &str); 13] = [
     ("Phase", "string", ".status.phase"),
     ("Workers", "string", ".status.display.workers"),
     ("Progress", "string", ".status.display.progress"),
@@ -22,6 +22,7 @@ const JOB_COLUMNS: [(&str, &str, &str); 12] = [
     ("Step", "integer", ".status.progress.step"),
     ("Loss", "string", ".status.display.loss"),
     ("ETA", "string", ".status.display.remaining"),
+    ("Replaced", "integer", ".status.replacements"),
     ("Generation", "integer", ".status.membership.generation"),
     ("Reason", "string", ".status.reason"),
 ];
@@ -33,7 +34,7 @@ const GROUP_COLUMNS: [(&str, &str, &str); 4] = [
     ("Age", "date", ".metadata.creationTimestamp"),
 ];
 /// Columns that are too many for a narrow terminal; those of a record fit.
-const WIDE: [&str; 5] = ["Step", "Loss", "ETA", "Generation", "Reason"];
+const WIDE: [&str; 6] = ["Step", "Loss", "ETA", "Replaced", "Generation", "Reason"];
 
 /// The CRDs as files: name and YAML text.
 #[must_use]

@@ -1,5 +1,5 @@
 use kube::CustomResource;
-use lockstep_launch::{Ending, Progress};
+use lockstep_launch::{Change, Ending, Progress};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -34,6 +34,9 @@ pub struct TrainingGroupStatus {
     /// What the job is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
+    /// How the newest memberships followed one another, oldest first; those before are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<Change>,
     /// What the job left behind, once it is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
@@ -58,8 +61,10 @@ mod tests {
         assert_eq!(TrainingGroup::plural(&()), group::PLURAL);
         let text = serde_json::json!({group::RECORD: {"a": 1}});
         assert!(serde_json::from_value::<TrainingGroupSpec>(text).expect("a spec").record.is_some());
-        let text = serde_json::json!({group::PROGRESS: Progress::default(), group::ENDING: Ending::default()});
+        let text = serde_json::json!({
+            group::PROGRESS: Progress::default(), group::CHANGES: [Change::default()], group::ENDING: Ending::default(),
+        });
         let status: TrainingGroupStatus = serde_json::from_value(text).expect("a status");
-        assert!(status.progress.is_some() && status.ending.is_some());
+        assert!(status.progress.is_some() && status.ending.is_some() && status.changes.len() == 1);
     }
 }

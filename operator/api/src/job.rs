@@ -11,7 +11,8 @@ pub const MANAGED_BY: &str = "lockstep.dev/operator";
 /// Name of the container of `spec.template` that becomes the trainer.
 pub const TRAINER_CONTAINER: &str = "trainer";
 
-/// What to train or to measure, on how many workers, and what to do when something fails. It cannot change once the job exists.
+/// What to train or to measure, on how many workers, and what to do when something fails. Once the job exists only `suspend` can
+/// change, and where it is elastic `replicas`.
 #[derive(CustomResource, JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "lockstep.dev",
@@ -20,6 +21,11 @@ pub const TRAINER_CONTAINER: &str = "trainer";
     plural = "trainingjobs",
     namespaced,
     status = "TrainingJobStatus",
+    scale(
+        spec_replicas_path = ".spec.replicas",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
     shortname = "tj",
     category = "all",
     doc = "A neural network that several workers train in lockstep: every step, all of them average their gradients.",
@@ -27,14 +33,18 @@ pub const TRAINER_CONTAINER: &str = "trainer";
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrainingJobSpec {
-    /// Number of workers, 1 to 1000; each is a pod. Default: 1.
+    /// Number of workers, 1 to 1000; each is a pod. Can change where the job is elastic: workers join and leave while it trains.
+    /// Default: 1.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: u32,
-    /// How many workers the group may have while it trains under `lockstep run`; the operator starts all anew so far. Default: always
-    /// replicas; when one is lost the others wait for another.
+    /// How many workers the group may have while it trains. Default: always replicas; when one is lost the others wait for another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<Elastic>,
+    /// Whether the job rests: its workers finish a step, save the state and go; with false they go on from there. `lockstep run` does
+    /// not heed it. Default: false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspend: bool,
     /// Who acts on the job; with any other value this operator leaves it alone. Default: lockstep.dev/operator.
     #[serde(default = "this_operator")]
     #[schemars(length(min = 1, max = 253))]
@@ -57,10 +67,10 @@ pub struct TrainingJobSpec {
     /// How state is kept. Required, except for a benchmark. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
-    /// When to give up. Default: after the third restart that a failure made necessary.
+    /// When to give up. Default: with the fourth failure.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
-    /// Seconds from the start of the job after which it fails, restarts included. Default: no limit.
+    /// Seconds from the start of the job, or its newest resumption, after which it fails, restarts included. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub active_deadline_seconds: Option<u32>,
@@ -83,10 +93,10 @@ pub struct TrainingJobSpec {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FailurePolicy {
-    /// Restarts from the newest checkpoint before the job fails. Evictions and lost nodes do not count. Default: 3.
+    /// Failures of workers before the job fails; several within ten seconds count as one, evictions and lost nodes as none. Default: 3.
     #[schemars(range(min = 0, max = 1000))]
     pub backoff_limit: u32,
-    /// Seconds in which every worker must have joined, from the creation of its pods. Default: 600.
+    /// Seconds in which every worker must have joined, or as many as train, from the creation of its pods. Default: 600.
     #[schemars(range(min = 1, max = 86_400))]
     pub startup_timeout_seconds: u32,
 }

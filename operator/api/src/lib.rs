@@ -14,5 +14,8 @@ mod valid;
 pub use crd::crds;
 pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
 pub use job::{CleanPodPolicy, FailurePolicy, MANAGED_BY, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec};
-pub use status::{ConditionType, Display, JobProgress, LastFailure, Membership, Phase, Reason, TrainingJobStatus};
+pub use status::{
+    ConditionType, Display, JobProgress, LastChange, LastFailure, Membership, Phase, Reason, Replacing,
+    TrainingJobStatus,
+};
 pub use valid::ValidJob;

@@ -151,13 +151,17 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
         message: format!("spec{field}: {MISSING_TO_TRAIN}"),
         field: Some(field),
     }));
+    rules.push(Rule {
+        rule: "has(self.elastic) || self.replicas == oldSelf.replicas".to_owned(),
+        message: "spec.replicas: can change only where spec.elastic says how far; delete the job and create it anew with that".to_owned(),
+        field: Some(".replicas"),
+    });
     rules.extend(IMMUTABLE.iter().map(|field| immutable(field)));
     rules
 }
 
 /// The fields of `spec` that keep their value for the life of the job.
-pub(crate) const IMMUTABLE: [&str; 14] = [
-    ".replicas",
+pub(crate) const IMMUTABLE: [&str; 13] = [
     ".elastic",
     ".managedBy",
     ".benchmark",

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingJobStatus {
-    /// The job in one word: Pending (pods are not running yet), Starting (workers join), Running, Restarting (pods are
-    /// replaced after a failure), Complete or Failed.
+    /// The job in one word: Pending (pods are not running yet), Starting (workers join), Running, Restarting (training waits for
+    /// pods that are replaced), Suspended (no pods are left), Complete or Failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
     /// Why it is in this phase, in one word; the conditions say more.
@@ -19,7 +19,7 @@ pub struct TrainingJobStatus {
     /// The metadata.generation that this status answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When the operator first acted on the job.
+    /// When the operator first acted on the job, or resumed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
     /// When the job ended, either way.
@@ -34,12 +34,24 @@ pub struct TrainingJobStatus {
     /// Label selector of the workers' pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// How often all pods were started anew; the number of the present attempt.
+    /// How often all workers were lost and started anew, from a checkpoint.
     #[serde(default)]
     pub restarts: u32,
-    /// How many of the restarts count against failurePolicy.backoffLimit.
+    /// How often a worker was replaced while others kept the state.
+    #[serde(default)]
+    pub replacements: u32,
+    /// How many failures count against failurePolicy.backoffLimit.
     #[serde(default)]
     pub failures: u32,
+    /// The present set of pods: another one begins when all start anew.
+    #[serde(default)]
+    pub attempt: u32,
+    /// The number of workers that last existed all together, or fewer that are wanted now: one of them that is missing was taken away.
+    #[serde(default)]
+    pub target_replicas: u32,
+    /// Workers that were lost and have not joined again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replacing: Vec<Replacing>,
     /// When the pods of the present attempt were first asked for; startupTimeoutSeconds counts from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt_time: Option<Time>,
@@ -61,7 +73,7 @@ pub struct TrainingJobStatus {
     /// The newest failure, also of a job that recovered from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<LastFailure>,
-    /// What is true of the job: Running, Complete, Failed, and Finished for either end.
+    /// What is true of the job: Running, Degraded (workers are missing), Suspended, Complete, Failed, and Finished for either end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
@@ -78,14 +90,15 @@ pub enum Phase {
     Starting,
     Running,
     Restarting,
+    Suspended,
     Complete,
     Failed,
 }
 
 impl Phase {
     /// Every phase.
-    pub const ALL: [Self; 6] =
-        [Self::Pending, Self::Starting, Self::Running, Self::Restarting, Self::Complete, Self::Failed];
+    pub const ALL: [Self; 7] =
+        [Self::Pending, Self::Starting, Self::Running, Self::Restarting, Self::Suspended, Self::Complete, Self::Failed];
 
     /// Whether nothing more will happen.
     #[must_use]
@@ -103,8 +116,12 @@ impl fmt::Display for Phase {
 /// Types of the conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionType {
-    /// All workers have joined and are at work.
+    /// As many workers as train have joined and are at work.
     Running,
+    /// Workers are missing, whether the others go on or wait for them.
+    Degraded,
+    /// The job rests and has no pods: what queue systems wait for before they give its room away.
+    Suspended,
     /// The training reached its last step, or the benchmark its last row.
     Complete,
     /// The job was given up.
@@ -132,7 +149,7 @@ pub enum Reason {
     ContainerConfigError,
     /// Containers run; workers load data and join the group.
     WorkersJoining,
-    /// All workers train.
+    /// The workers train.
     Training,
     /// All workers take part in a benchmark.
     Measuring,
@@ -140,6 +157,14 @@ pub enum Reason {
     WorkerFailed,
     /// A pod was evicted, drained or lost with its node.
     WorkerLost,
+    /// All workers are there.
+    AllWorkersJoined,
+    /// The workers finish a step, save the state and go.
+    Suspending,
+    /// spec.suspend is true, and no pod is left.
+    Suspended,
+    /// spec.suspend is false again.
+    Resumed,
     /// The training reached its last step.
     TrainingComplete,
     /// Everything that a benchmark is to measure was measured.
@@ -163,13 +188,28 @@ impl fmt::Display for Reason {
 }
 
 /// Who trains together.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Membership {
     /// Agreed memberships so far; 1 is the first.
     pub generation: u64,
     /// Ranks that train together.
     pub world_size: u32,
+    /// How the newest one came about: who joined, left and was lost, and from which step it goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_change: Option<LastChange>,
+}
+
+/// How a membership came about.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct LastChange {
+    /// The membership that it made.
+    pub generation: u64,
+    /// In one sentence.
+    pub text: String,
+    /// Seconds from the moment when the need for it was seen until it was agreed.
+    pub seconds: f64,
 }
 
 /// How far the work is.
@@ -229,6 +269,23 @@ pub struct LastFailure {
     /// When the operator saw it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
+}
+
+/// A worker that was lost and has not joined again.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Replacing {
+    /// The worker's number.
+    pub worker: u32,
+    /// The uid of the pod that was lost; none where it was gone before anybody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// When the operator saw it.
+    pub since: Time,
+    /// When the next pod is made, once the lost one is gone.
+    pub not_before: Time,
+    /// Whether it failed by itself, which counts.
+    pub failed: bool,
 }
 
 /// Texts for the columns of kubectl get.

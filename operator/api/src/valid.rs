@@ -29,6 +29,8 @@ pub struct ValidJob {
     pub replicas: NonZeroU32,
     /// How many it may have while it trains.
     pub elastic: Elastic,
+    /// Whether it is to rest.
+    pub suspend: bool,
     /// Who acts on it.
     pub managed_by: String,
     /// What is trained or measured.
@@ -55,6 +57,7 @@ impl ValidJob {
         let TrainingJobSpec {
             replicas,
             elastic,
+            suspend,
             managed_by,
             benchmark: _,
             model: _,
@@ -93,6 +96,7 @@ impl ValidJob {
                 uid: metadata.uid.clone(),
                 replicas,
                 elastic,
+                suspend,
                 managed_by,
                 task,
                 failure_policy,

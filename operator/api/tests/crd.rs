@@ -246,9 +246,30 @@ fn replicas_lie_between_the_elastic_bounds() {
 }
 
 #[test]
-fn no_field_of_the_spec_can_change_be_added_or_be_taken_away() {
+fn replicas_can_change_only_within_the_elastic_bounds() {
+    let of = |replicas: u32, elastic: bool| {
+        let job = set(job(), "/spec/replicas", json!(replicas));
+        let bounds = json!({"minReplicas": 1, "maxReplicas": 4});
+        if elastic { set(job, "/spec/elastic", bounds) } else { job }
+    };
+    assert_eq!(broken(&of(4, true), Some(&of(2, true))), Vec::<String>::new());
+    assert!(broken(&of(5, true), Some(&of(2, true)))[0].contains("spec.elastic.maxReplicas: spec.replicas to 1000"));
+    let told = broken(&of(3, false), Some(&of(2, false)));
+    assert!(told.len() == 1 && told[0].contains("spec.replicas: can change only where spec.elastic says"), "{told:?}");
+}
+
+#[test]
+fn a_job_can_be_suspended_and_resumed() {
+    let suspended = |value: bool| set(job(), "/spec/suspend", json!(value));
+    for (before, after) in [(job(), suspended(true)), (suspended(true), suspended(false)), (suspended(false), job())] {
+        assert_eq!(broken(&after, Some(&before)), Vec::<String>::new());
+    }
+}
+
+/// Replicas and suspend have rules of their own.
+#[test]
+fn no_other_field_of_the_spec_can_change_be_added_or_be_taken_away() {
     let changes = [
-        ("replicas", json!(3)),
         ("elastic", json!({"minReplicas": 1, "maxReplicas": 4})),
         ("managedBy", json!("kueue")),
         ("benchmark", json!({"collectives": {}})),
@@ -264,7 +285,7 @@ fn no_field_of_the_spec_can_change_be_added_or_be_taken_away() {
         ("template", json!({"spec": {"containers": [{"name": "trainer", "image": "other"}]}})),
     ];
     let fields = &schema("trainingjobs.yaml")["properties"]["spec"]["properties"];
-    assert_eq!(fields.as_object().expect("fields").len(), changes.len(), "a field of the spec without a case here");
+    assert_eq!(fields.as_object().expect("fields").len(), changes.len() + 2, "a field of the spec without a case here");
     for (field, value) in changes {
         let changed = set(job(), &format!("/spec/{field}"), value);
         let told = broken(&changed, Some(&job()));

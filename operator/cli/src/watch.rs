@@ -95,7 +95,7 @@ async fn follow(jobs: Api<TrainingJob>, namespace: &str, name: &str) -> anyhow::
                 tell(&format!("error: {}", failure(&status)));
                 return Ok(Outcome::Failed);
             }
-            Some(Phase::Pending | Phase::Starting | Phase::Running | Phase::Restarting) | None => {}
+            Some(Phase::Pending | Phase::Starting | Phase::Running | Phase::Restarting | Phase::Suspended) | None => {}
         }
     }
 }

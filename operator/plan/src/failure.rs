@@ -1,4 +1,4 @@
-//! How pods ended, and what that means for the gang: one verdict for all of them, so that one failure counts once.
+//! How pods ended, and what that means: for one worker while others keep the state, or for all of them.
 
 use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{LastFailure, ValidJob};
@@ -6,14 +6,14 @@ use lockstep_launch::{Ending, Exit};
 
 use crate::{Ended, PodSeen, PodState, Role, pod_name};
 
-/// Seconds that peers of a worker which asked for a restart have to show the cause: a node takes its time to be found lost.
-const SETTLE_SECONDS: i64 = 60;
+/// Seconds that the others have to end too when one worker drained or asked for a restart: then all start anew, from what they saved.
+const SETTLE_SECONDS: i64 = 5;
 /// Seconds that the other pods have to end once the training is done.
 const FINISH_SECONDS: i64 = 60;
 
-/// A coordinator that ran for less than this many seconds is replaced so many seconds after its end, another one at once: one
+/// A pod that lived for less than this many seconds is replaced so many seconds after its end, another one at once: one
 /// that fails whenever it starts is not made anew without pause.
-const COORDINATOR_SECONDS: i64 = 10;
+pub(crate) const SHORT_LIFE: SignedDuration = SignedDuration::from_secs(10);
 
 /// Why the kubelet itself refuses or ends a pod for what its template says: another node would do the same.
 const OWN_FAULTS: [&str; 3] = ["AppArmor", "DeadlineExceeded", "SysctlForbidden"];
@@ -21,46 +21,77 @@ const OWN_FAULTS: [&str; 3] = ["AppArmor", "DeadlineExceeded", "SysctlForbidden"
 /// What the pods of an attempt amount to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Verdict {
-    /// Nothing ended that should not have.
-    Healthy,
-    /// Something ended; what it means shows by itself, or at this time.
-    Settling(Timestamp),
+    /// The job goes on, without those that are gone.
+    GoesOn(Losses),
     /// The training reached its last step.
     Done(Option<Ending>),
     /// Starting again would fail again.
     Refused(LastFailure),
-    /// The gang must start again, and this counts.
-    Failed(LastFailure),
-    /// The gang must start again for a cause outside the job.
-    Lost(LastFailure),
+    /// Nobody is left who holds the state: all must start again.
+    AllGone(Cause, LastFailure),
 }
 
-/// Why one pod is no longer part of the gang.
+/// Workers that have to be replaced while others keep the state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Losses {
+    pub(crate) gone: Vec<Gone>,
+    /// When to look again at what has not shown yet what it means.
+    pub(crate) settles: Option<Timestamp>,
+}
+
+/// A worker that is gone, or will be.
 #[derive(Clone, Debug, PartialEq)]
-enum Cause {
+pub(crate) struct Gone {
+    /// Its number.
+    pub(crate) worker: u32,
+    /// The pod that was lost; none where it was gone before anybody looked.
+    pub(crate) uid: Option<String>,
+    pub(crate) cause: Cause,
+    pub(crate) failure: LastFailure,
+    /// Whether it was gone soon after it was made.
+    pub(crate) was_short: bool,
+}
+
+/// Whose fault a loss is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The job's own; it counts.
+    Failed,
+    /// Somebody else's.
+    Lost,
+}
+
+/// Why one pod is no longer part of the group.
+#[derive(Clone, Debug, PartialEq)]
+enum End {
     Done,
     Refused,
     Asked,
     Crashed,
+    Drained,
     Lost(String),
 }
 
-/// Judges the pods of one attempt. `complete` tells that all of them have existed: one that is missing was taken away.
-pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], complete: bool, now: Timestamp) -> Verdict {
+/// Judges the pods of one attempt. Of the first `target` workers one that is missing was taken away. `stands_still` tells that no step
+/// was reported for a while, or that a worker is missing in the group.
+pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], target: u32, stands_still: bool, now: Timestamp) -> Verdict {
     let coordinator = pods.iter().find(|pod| pod.role == Role::Coordinator).copied();
-    let workers: Vec<&PodSeen> = pods.iter().filter(|pod| pod.role != Role::Coordinator).copied().collect();
-    let causes: Vec<(&PodSeen, Cause)> = workers.iter().filter_map(|pod| Some((*pod, cause(pod)?))).collect();
-    let of_coordinator = coordinator.and_then(|pod| Some((pod, cause(pod)?)));
+    let workers: Vec<(u32, &PodSeen)> = wanted(job, pods).collect();
+    let ends: Vec<(u32, &PodSeen, End)> =
+        workers.iter().filter_map(|(worker, pod)| Some((*worker, *pod, end(pod)?))).collect();
+    let of_coordinator = coordinator.and_then(|pod| Some((pod, end(pod)?)));
 
-    if let Some((pod, _)) = of_coordinator.iter().chain(&causes).find(|(_, cause)| *cause == Cause::Refused) {
+    let refused = |end: &End| *end == End::Refused;
+    let worker = ends.iter().find(|(_, _, end)| refused(end)).map(|(_, pod, _)| *pod);
+    if let Some(pod) = of_coordinator.as_ref().filter(|(_, end)| refused(end)).map(|(pod, _)| *pod).or(worker) {
         return Verdict::Refused(last_failure(pod, "Refused", now));
     }
-    if let Some((pod, Cause::Done)) = &of_coordinator {
-        return when_over(pod.ending(), &workers, ended_at(pod), now);
+    if let Some((pod, End::Done)) = &of_coordinator {
+        let others: Vec<&PodSeen> = workers.iter().map(|(_, pod)| *pod).collect();
+        return when_over(pod.ending(), &others, ended_at(pod), now);
     }
-    let all = job.replicas.get() as usize;
-    let done: Vec<&PodSeen> = causes.iter().filter(|(_, cause)| *cause == Cause::Done).map(|(pod, _)| *pod).collect();
-    if done.len() == all {
+    let done: Vec<&PodSeen> = ends.iter().filter(|(_, _, end)| *end == End::Done).map(|(_, pod, _)| *pod).collect();
+    if done.len() == job.replicas.get() as usize {
         // The coordinator may still be writing down the result; without one the workers' word is enough.
         let alive = coordinator.filter(|_| of_coordinator.is_none());
         let last = done.iter().filter_map(|pod| ended_at(pod)).max();
@@ -68,85 +99,149 @@ pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], complete: bool, now: Ti
         let ending = done.iter().filter_map(|pod| pod.ending()).max_by_key(says);
         return when_over(ending, alive.as_slice(), last, now);
     }
+    let missing: Vec<u32> =
+        (0..target.min(job.replicas.get())).filter(|index| workers.iter().all(|(worker, _)| worker != index)).collect();
+    let rested = matches!(of_coordinator, Some((pod, End::Drained)) if pod.stuck_at.is_none());
+    let all_gone = ends.len() == workers.len() && done.len() < ends.len() + missing.len();
+    if all_gone || (rested && !ends.is_empty()) {
+        let (cause, failure) = the_first(job, &ends, &missing, now);
+        return Verdict::AllGone(cause, failure);
+    }
+    Verdict::GoesOn(losses(job, &workers, &ends, &missing, stands_still, now))
+}
+
+/// The workers that the job still wants, by number.
+pub(crate) fn wanted<'a>(job: &ValidJob, pods: &[&'a PodSeen]) -> impl Iterator<Item = (u32, &'a PodSeen)> {
+    let replicas = job.replicas.get();
+    pods.iter().filter_map(move |pod| match pod.role {
+        Role::Worker(index) if index < replicas => Some((index, *pod)),
+        Role::Worker(_) | Role::Coordinator => None,
+    })
+}
+
+/// Whether a pod takes part, or will.
+pub(crate) fn is_alive(pod: &PodSeen) -> bool {
+    end(pod).is_none()
+}
+
+/// Of several that are gone the one that took the others with it.
+fn the_first(job: &ValidJob, ends: &[(u32, &PodSeen, End)], missing: &[u32], now: Timestamp) -> (Cause, LastFailure) {
     let lost = |wanted: fn(&PodSeen) -> bool| {
-        causes.iter().find_map(|(pod, cause)| match cause {
-            Cause::Lost(reason) if wanted(pod) => Some(Verdict::Lost(last_failure(pod, reason, now))),
+        ends.iter().find_map(|(_, pod, end)| match end {
+            End::Lost(reason) if wanted(pod) => Some((Cause::Lost, last_failure(pod, reason, now))),
+            End::Drained if wanted(pod) => Some((Cause::Lost, last_failure(pod, "Drained", now))),
             _ => None,
         })
     };
+    let earliest = |wanted: End, reason: &str| {
+        let ended = ends.iter().filter(|(_, _, end)| *end == wanted).map(|(_, pod, _)| *pod);
+        ended.min_by_key(|pod| ended_at(pod)).map(|pod| (Cause::Failed, last_failure(pod, reason, now)))
+    };
     // All drain when one has to leave: that one is named, not those that left with it.
-    if let Some(verdict) = lost(|pod| pod.stuck_at.is_some() || pod.disrupted.is_some()) {
-        return verdict;
+    lost(|pod| pod.stuck_at.is_some() || pod.disrupted.is_some())
+        .or_else(|| missing.first().map(|worker| (Cause::Lost, deleted(job, *worker, now))))
+        .or_else(|| lost(|_| true))
+        .or_else(|| earliest(End::Crashed, "Crashed"))
+        .or_else(|| earliest(End::Asked, "Retry"))
+        .unwrap_or_else(|| (Cause::Lost, LastFailure { time: Some(time(now)), ..LastFailure::default() }))
+}
+
+fn losses(
+    job: &ValidJob,
+    workers: &[(u32, &PodSeen)],
+    ends: &[(u32, &PodSeen, End)],
+    missing: &[u32],
+    stands_still: bool,
+    now: Timestamp,
+) -> Losses {
+    let mut losses = Losses::default();
+    let gone = |worker: u32, pod: &PodSeen, cause: Cause, reason: &str| Gone {
+        worker,
+        uid: Some(pod.uid.clone()),
+        cause,
+        failure: last_failure(pod, reason, now),
+        was_short: pod.created.is_some_and(|created| now.duration_since(created) < SHORT_LIFE),
+    };
+    for (worker, pod, end) in ends {
+        let settled = ended_at(pod).unwrap_or(now) + SignedDuration::from_secs(SETTLE_SECONDS);
+        let may_go_together =
+            matches!(end, End::Drained | End::Asked) && pod.stuck_at.is_none() && pod.disrupted.is_none();
+        if may_go_together && settled > now {
+            losses.settles = Some(losses.settles.map_or(settled, |earlier| earlier.min(settled)));
+            continue;
+        }
+        losses.gone.extend(match end {
+            End::Done | End::Refused => None,
+            End::Asked => Some(gone(*worker, pod, Cause::Failed, "Retry")),
+            End::Crashed => Some(gone(*worker, pod, Cause::Failed, "Crashed")),
+            End::Drained => Some(gone(*worker, pod, Cause::Lost, "Drained")),
+            End::Lost(reason) => Some(gone(*worker, pod, Cause::Lost, reason)),
+        });
     }
-    if complete && let Some(index) = (0..job.replicas.get()).find(|index| !is_there(&workers, *index)) {
-        let pod = Some(pod_name(job, Role::Worker(index)));
-        let message = "the pod was deleted".to_owned();
-        let reason = Some("Deleted".to_owned());
-        return Verdict::Lost(LastFailure { pod, reason, message, time: Some(time(now)), ..LastFailure::default() });
+    // A node that stopped reporting may well run its pods on: only one that the group lacks is given up.
+    let unreachable = workers.iter().filter(|(_, pod)| pod.unreachable && stands_still && is_alive(pod));
+    losses.gone.extend(unreachable.map(|(worker, pod)| gone(*worker, pod, Cause::Lost, "NodeLost")));
+    losses.gone.extend(missing.iter().map(|worker| Gone {
+        worker: *worker,
+        uid: None,
+        cause: Cause::Lost,
+        failure: deleted(job, *worker, now),
+        was_short: false,
+    }));
+    losses
+}
+
+fn deleted(job: &ValidJob, worker: u32, now: Timestamp) -> LastFailure {
+    LastFailure {
+        pod: Some(pod_name(job, Role::Worker(worker))),
+        reason: Some("Deleted".to_owned()),
+        message: "the pod was deleted".to_owned(),
+        time: Some(time(now)),
+        ..LastFailure::default()
     }
-    if let Some(verdict) = lost(|_| true) {
-        return verdict;
-    }
-    if let Some((pod, _)) = causes.iter().find(|(_, cause)| *cause == Cause::Crashed) {
-        return Verdict::Failed(last_failure(pod, "Crashed", now));
-    }
-    let asked: Vec<&PodSeen> = causes.iter().filter(|(_, cause)| *cause == Cause::Asked).map(|(pod, _)| *pod).collect();
-    let Some(first) = asked.iter().min_by_key(|pod| ended_at(pod)) else { return Verdict::Healthy };
-    if let Some(pod) = workers.iter().find(|pod| pod.unreachable) {
-        return Verdict::Lost(last_failure(pod, "NodeLost", now));
-    }
-    let settled = ended_at(first).unwrap_or(now) + SignedDuration::from_secs(SETTLE_SECONDS);
-    if causes.len() == all || settled <= now {
-        return Verdict::Failed(last_failure(first, "Retry", now));
-    }
-    Verdict::Settling(settled)
 }
 
 /// Whether a coordinator has to be replaced; training goes on without it meanwhile.
 pub(crate) fn coordinator_is_gone(pod: &PodSeen) -> bool {
-    matches!(cause(pod), Some(Cause::Asked | Cause::Crashed | Cause::Lost(_)))
+    matches!(end(pod), Some(End::Asked | End::Crashed | End::Drained | End::Lost(_)))
 }
 
 /// When a coordinator that is gone may be replaced, if not at once.
 pub(crate) fn replaced_at(pod: &PodSeen) -> Option<Timestamp> {
     let PodState::Ended(Ended { at: Some(at), ran: Some(ran), .. }) = &pod.state else { return None };
-    let pause = SignedDuration::from_secs(COORDINATOR_SECONDS);
-    (*ran < pause).then(|| *at + pause)
+    (*ran < SHORT_LIFE).then(|| *at + SHORT_LIFE)
 }
 
 fn when_over(ending: Option<Ending>, others: &[&PodSeen], last: Option<Timestamp>, now: Timestamp) -> Verdict {
     let patience = last.unwrap_or(now) + SignedDuration::from_secs(FINISH_SECONDS);
     if patience > now && others.iter().any(|pod| !matches!(pod.state, PodState::Ended(_))) {
-        return Verdict::Settling(patience);
+        return Verdict::GoesOn(Losses { gone: Vec::new(), settles: Some(patience) });
     }
     Verdict::Done(ending)
 }
 
-fn is_there(workers: &[&PodSeen], index: u32) -> bool {
-    workers.iter().any(|pod| pod.role == Role::Worker(index))
-}
-
-fn cause(pod: &PodSeen) -> Option<Cause> {
-    let lost = |reason: &Option<String>| Cause::Lost(reason.clone().unwrap_or_else(|| "Lost".to_owned()));
+fn end(pod: &PodSeen) -> Option<End> {
+    let lost = |reason: &Option<String>| End::Lost(reason.clone().unwrap_or_else(|| "Lost".to_owned()));
     match &pod.state {
         PodState::Ended(Ended { code: Some(code), .. }) => match Exit::from_code(*code) {
-            Some(Exit::Done) => Some(Cause::Done),
-            Some(Exit::Fatal) => Some(Cause::Refused),
-            Some(Exit::Drained) => Some(Cause::Lost("Drained".to_owned())),
+            Some(Exit::Done) => Some(End::Done),
+            Some(Exit::Fatal) => Some(End::Refused),
+            Some(Exit::Drained) if pod.disrupted.is_some() => Some(lost(&pod.disrupted)),
+            Some(Exit::Drained) => Some(End::Drained),
             Some(Exit::Retry) | None if pod.disrupted.is_some() => Some(lost(&pod.disrupted)),
-            Some(Exit::Retry) => Some(Cause::Asked),
+            Some(Exit::Retry) => Some(End::Asked),
             // Killed by its own deletion, not by a fault of its own.
-            None if pod.stuck_at.is_some() => Some(Cause::Lost("Deleted".to_owned())),
-            None => Some(Cause::Crashed),
+            None if pod.stuck_at.is_some() => Some(End::Lost("Deleted".to_owned())),
+            None => Some(End::Crashed),
         },
         PodState::Ended(Ended { code: None, reason: Some(reason), .. })
             if pod.disrupted.is_none() && OWN_FAULTS.contains(&reason.as_str()) =>
         {
-            Some(Cause::Crashed)
+            Some(End::Crashed)
         }
         PodState::Ended(Ended { code: None, reason, .. }) => Some(lost(reason)),
         PodState::Pending(_) | PodState::Running if pod.disrupted.is_some() => Some(lost(&pod.disrupted)),
-        PodState::Pending(_) | PodState::Running if pod.stuck_at.is_some() => Some(Cause::Lost("Deleted".to_owned())),
+        PodState::Pending(_) | PodState::Running if pod.stuck_at.is_some() => Some(End::Lost("Deleted".to_owned())),
         PodState::Pending(_) | PodState::Running => None,
     }
 }

@@ -6,7 +6,9 @@ mod failure;
 mod observed;
 mod phase;
 mod pods;
+mod replace;
 mod status;
+mod suspend;
 
 use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{TrainingJobStatus, ValidJob};

@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use lockstep_api::{Reason, TRAINER_CONTAINER, TrainingJobStatus, label};
-use lockstep_launch::{Ending, Progress};
+use lockstep_launch::{Change, Ending, Progress};
 
 /// Longest message of Kubernetes or of a trainer that is kept, in characters.
 const MAX_MESSAGE: usize = 1000;
@@ -30,6 +30,8 @@ pub struct Observed {
 pub struct GroupSeen {
     /// The newest report.
     pub progress: Option<Progress>,
+    /// The newest change of the membership.
+    pub change: Option<Change>,
     /// What the training left behind.
     pub ending: Option<Ending>,
 }
@@ -65,6 +67,8 @@ pub struct PodSeen {
     pub attempt: u32,
     /// Where it runs.
     pub node: Option<String>,
+    /// When it was made.
+    pub created: Option<Timestamp>,
     /// How far it is.
     pub state: PodState,
     /// Whether all its containers have ended, not the trainer alone.
@@ -139,6 +143,7 @@ impl PodSeen {
             role,
             attempt: labels.get(label::ATTEMPT)?.parse().ok()?,
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
             over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             ready: holds("Ready"),
             stuck_at: stuck_at(pod),
@@ -266,7 +271,7 @@ fn clip_ending(message: &str) -> String {
 }
 
 /// Keeps the end: a log's last lines say why.
-fn clip(message: &str) -> String {
+pub(crate) fn clip(message: &str) -> String {
     let message = message.trim();
     match message.char_indices().rev().nth(MAX_MESSAGE) {
         Some((start, _)) => format!("…{}", &message[start..]),

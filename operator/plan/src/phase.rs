@@ -1,26 +1,28 @@
-//! The life of a job: Pending → Starting → Running → Complete or Failed, with Restarting after a failure.
+//! The life of a job: Pending → Starting → Running → Complete or Failed, with Restarting while training waits for workers, and
+//! Suspended.
 
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lockstep_api::{CleanPodPolicy, ConditionType, LastFailure, Phase, Reason, TrainingJobStatus, ValidJob};
+use lockstep_api::{CleanPodPolicy, ConditionType, Phase, Reason, Replacing, TrainingJobStatus, ValidJob};
 use lockstep_launch::{Ending, InvalidField, Progress, Task};
 
 use crate::{
     Child, Deletion, GroupSeen, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
-    failure::{Verdict, coordinator_is_gone, ended_at, replaced_at, verdict},
+    failure::{Cause, Losses, Verdict, coordinator_is_gone, ended_at, is_alive, replaced_at, verdict, wanted},
     pod_name,
     pods::pod,
-    status::{Note, Report, at_work, checkpoint_note, restart_note, set_condition, take_progress, told},
+    replace::{count_failure, lose, pause_after, welcome},
+    status::{Note, Report, at_work, checkpoint_note, restart_note, set_condition, take_change, take_progress, told},
+    suspend::{resume, suspend},
 };
 
 /// Seconds that a node has to call a pod over once its trainer has ended: one that is deleted before takes its log with it.
 const CLOSING_SECONDS: i64 = 30;
-/// Longest pause before a gang starts again.
-const MAX_RESTART_DELAY_SECONDS: i64 = 60;
-
+/// Seconds without a report after which a worker on a node that does not report either is held for lost.
+const STANDSTILL_SECONDS: i64 = 15;
 /// Seconds between two deletions by force of a pod that something holds back.
 const HELD_SECONDS: i64 = 10;
 
@@ -33,22 +35,25 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
     let mut plan = Plan::default();
     let mut status = seen.status.clone();
     status.observed_generation = seen.generation;
-    if status.start_time.is_none() {
-        status.start_time = Some(Time(now));
+    if status.phase.is_none() {
         plan.events.push(Note::created(job));
     }
-    let (attempt, present, earlier) = by_attempt(seen);
-    status.restarts = attempt;
+    if status.phase == Some(Phase::Suspended) && !job.suspend {
+        resume(&mut status, &mut plan.events, now);
+    }
+    if !job.suspend {
+        status.start_time.get_or_insert(Time(now));
+    }
+    let (attempt, present, earlier) = by_attempt(seen, status.attempt);
+    status.attempt = attempt;
     status.selector = Some(crate::pods::worker_selector(job));
     if let Some(time) = take_progress(&mut status, seen, &mut plan.events, now) {
         plan.look_again_at(time, now);
     }
 
-    let complete = seen.status.restarts == attempt
-        && seen.status.phase.is_some_and(|phase| matches!(phase, Phase::Starting | Phase::Running));
-    match verdict(job, &present, complete, now) {
-        Verdict::Healthy => {}
-        Verdict::Settling(until) => plan.look_again_at(until, now),
+    take_change(&mut status, seen, &mut plan.events);
+    let stands_still = stands_still(job, &status, now);
+    match verdict(job, &present, status.target_replicas, stands_still, now) {
         Verdict::Done(ending) => {
             complete_job(job, &mut status, &mut plan.events, seen.group.as_ref(), ending, now);
         }
@@ -57,36 +62,56 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
             status.last_failure = Some(failure);
             fail(&mut status, &mut plan.events, Reason::InvalidInput, &message, now);
         }
-        Verdict::Failed(failure) => {
-            status.failures += 1;
-            if status.failures > job.failure_policy.backoff_limit {
-                let limit = job.failure_policy.backoff_limit;
-                let failures = status.failures;
-                let message = format!("failure {failures}, backoffLimit is {limit}; the last: {}", told(&failure));
+        _ if job.suspend => {}
+        Verdict::GoesOn(Losses { gone, settles }) => {
+            if let Some(until) = settles {
+                plan.look_again_at(until, now);
+            }
+            lose(&mut status, &mut plan.events, gone, now);
+            welcome(job, &mut status, &present, &mut plan.events, now);
+        }
+        Verdict::AllGone(cause, failure) => {
+            if cause == Cause::Failed {
+                count_failure(&mut status, now);
+            }
+            let told_before = status
+                .replacing
+                .iter()
+                .any(|entry| failure.pod.as_deref() == Some(&pod_name(job, Role::Worker(entry.worker))));
+            if !told_before {
                 plan.events.push(Note::worker_lost(&failure));
-                status.last_failure = Some(failure);
-                fail(&mut status, &mut plan.events, Reason::BackoffLimitExceeded, &message, now);
-            } else {
-                restart(&mut status, &mut plan.events, failure, Reason::WorkerFailed, job, now);
+            }
+            status.last_failure = Some(failure);
+            let reason = match cause {
+                Cause::Failed => Reason::WorkerFailed,
+                Cause::Lost => Reason::WorkerLost,
+            };
+            if status.failures <= job.failure_policy.backoff_limit {
+                restart(&mut status, &mut plan.events, reason, job, now);
             }
         }
-        Verdict::Lost(failure) => restart(&mut status, &mut plan.events, failure, Reason::WorkerLost, job, now),
     }
-    if !status.phase.is_some_and(Phase::is_finished) {
+    let finished = |status: &TrainingJobStatus| status.phase.is_some_and(Phase::is_finished);
+    if !finished(&status) && !job.suspend {
+        give_up_after_failures(job, &mut status, &mut plan.events, now);
+    }
+    if !finished(&status) && job.suspend {
+        suspend(&mut status, &seen.pods, &mut plan, now);
+    } else if !finished(&status) {
+        if status.attempt == attempt {
+            carry_on(job, seen, settings, &mut status, &mut plan, (&present, &earlier), now);
+        } else {
+            plan.delete = present.iter().chain(&earlier).filter_map(|pod| deletion(pod, now)).collect();
+        }
         give_up_in_time(job, &mut status, (seen, &present), &mut plan, now);
-    }
-    let finished = status.phase.is_some_and(Phase::is_finished);
-    if finished {
-        clean(job, &seen.pods, &mut plan, now);
-    } else if status.restarts != attempt {
-        plan.delete = present.iter().chain(&earlier).filter_map(|pod| deletion(pod, now)).collect();
-    } else {
-        carry_on(job, seen, settings, &mut status, &mut plan, (&present, &earlier), complete, now);
-    }
-    if !finished {
         watch_terminating(&seen.pods, &mut plan, now);
     }
-    count(&mut status, job, &present);
+    let finished = finished(&status);
+    if finished {
+        plan = Plan { events: plan.events, ..Plan::default() };
+        clean(job, &seen.pods, &mut plan, now);
+    }
+    count(&mut status, &present);
     status.show(job);
     if finished && let Some(ttl) = job.ttl_seconds_after_finished {
         plan.look_again_at(now + SignedDuration::from_secs(ttl.into()), now);
@@ -111,15 +136,22 @@ pub fn refuse(wrong: &[InvalidField], seen: &Observed, now: Timestamp) -> Plan {
 }
 
 /// The present attempt, its pods, and those of earlier ones.
-fn by_attempt(seen: &Observed) -> (u32, Vec<&PodSeen>, Vec<&PodSeen>) {
+fn by_attempt(seen: &Observed, known: u32) -> (u32, Vec<&PodSeen>, Vec<&PodSeen>) {
     let newest = seen.pods.iter().map(|pod| pod.attempt).max().unwrap_or_default();
-    let attempt = newest.max(seen.status.restarts);
+    let attempt = newest.max(known);
     let (present, earlier) = seen.pods.iter().partition(|pod| pod.attempt == attempt);
     (attempt, present, earlier)
 }
 
-/// Makes what is missing and says how far the job is.
-#[allow(clippy::too_many_arguments, reason = "the parts of one plan, taken apart by the caller")]
+/// Whether no step was reported for a while, or by fewer workers than there are.
+fn stands_still(job: &ValidJob, status: &TrainingJobStatus, now: Timestamp) -> bool {
+    let reported = status.progress.as_ref().and_then(|progress| progress.last_update_time.as_ref());
+    let fresh = reported.is_some_and(|time| now.duration_since(time.0) < SignedDuration::from_secs(STANDSTILL_SECONDS));
+    let all = status.membership.as_ref().is_some_and(|membership| membership.world_size >= job.replicas.get());
+    !(fresh && all)
+}
+
+/// Makes what is missing, takes away what is too much, and says how far the job is.
 fn carry_on(
     job: &ValidJob,
     seen: &Observed,
@@ -127,13 +159,22 @@ fn carry_on(
     status: &mut TrainingJobStatus,
     plan: &mut Plan,
     (present, earlier): (&[&PodSeen], &[&PodSeen]),
-    complete: bool,
     now: Timestamp,
 ) {
-    plan.delete = earlier.iter().filter_map(|pod| deletion(pod, now)).collect();
-    let gone: Vec<_> =
-        present.iter().filter(|pod| pod.role == Role::Coordinator && coordinator_is_gone(pod)).copied().collect();
-    for pod in &gone {
+    resize(job, status, present, &mut plan.events);
+    let unwanted = present.iter().filter(|pod| matches!(pod.role, Role::Worker(index) if index >= job.replicas.get()));
+    plan.delete = earlier.iter().chain(unwanted).filter_map(|pod| deletion(pod, now)).collect();
+    for (worker, pod) in wanted(job, present) {
+        let lost = |entry: &&Replacing| entry.worker == worker && entry.uid.as_ref() == Some(&pod.uid);
+        let Some(entry) = status.replacing.iter().find(lost) else { continue };
+        // One that ended is left to be looked at until its successor is due.
+        if matches!(pod.state, PodState::Ended(_)) && entry.not_before.0 > now {
+            plan.look_again_at(entry.not_before.0, now);
+        } else {
+            plan.delete.extend(deletion(pod, now));
+        }
+    }
+    for pod in present.iter().filter(|pod| pod.role == Role::Coordinator && coordinator_is_gone(pod)) {
         if let Some(time) = replaced_at(pod).filter(|time| *time > now) {
             plan.look_again_at(time, now);
             continue;
@@ -146,59 +187,93 @@ fn carry_on(
     let pause = restart_pause_ends(status).filter(|_| present.is_empty());
     match pause.filter(|end| *end > now) {
         Some(end) => plan.look_again_at(end, now),
-        None if earlier.is_empty() => {
-            let there: BTreeSet<Role> = present.iter().map(|pod| pod.role).collect();
-            let workers = (0..job.replicas.get()).map(Role::Worker);
-            let wanted = std::iter::once(Role::Coordinator).chain(workers.filter(|_| !complete));
-            let missing: Vec<Role> = wanted.filter(|role| !there.contains(role)).collect();
-            create(job, seen, settings, status, plan, &missing, now);
-        }
+        None if earlier.is_empty() => create_missing(job, seen, settings, status, plan, present, now),
         None => {}
     }
-    let (phase, reason, message) = progress_of(job, status, (seen, present), complete);
-    if phase == Phase::Running && status.phase != Some(Phase::Running) {
+    let was_replacing = !seen.status.replacing.is_empty();
+    let (phase, reason, message) = progress_of(job, status, (seen, present));
+    if phase == Phase::Running && status.phase != Some(Phase::Running) && !was_replacing {
         plan.events.push(Note::started(job, status, now));
     }
     enter(status, phase, reason, &message, now);
+    tell_whether_degraded(job, status, present, now);
 }
 
-fn create(
+/// Follows `spec.replicas`.
+fn resize(job: &ValidJob, status: &mut TrainingJobStatus, present: &[&PodSeen], events: &mut Vec<Note>) {
+    let replicas = job.replicas.get();
+    let exists = |index: u32| present.iter().any(|pod| pod.role == Role::Worker(index));
+    let target = status.target_replicas;
+    if replicas < target || (0 < target && target < replicas && !(target..replicas).any(exists)) {
+        events.push(Note::resizing(target, replicas));
+    }
+    status.target_replicas = if (0..replicas).all(exists) { replicas } else { target.min(replicas) };
+}
+
+fn create_missing(
     job: &ValidJob,
     seen: &Observed,
     settings: &Settings,
     status: &mut TrainingJobStatus,
     plan: &mut Plan,
-    missing: &[Role],
+    present: &[&PodSeen],
     now: Timestamp,
 ) {
+    let there: BTreeSet<Role> = present.iter().map(|pod| pod.role).collect();
+    let wanted = std::iter::once(Role::Coordinator).chain((0..job.replicas.get()).map(Role::Worker));
+    let mut missing = Vec::new();
+    for role in wanted.filter(|role| !there.contains(role)) {
+        let pause =
+            status.replacing.iter().find(|entry| Role::Worker(entry.worker) == role).map(|entry| entry.not_before.0);
+        match pause.filter(|end| *end > now) {
+            Some(end) => plan.look_again_at(end, now),
+            None => missing.push(role),
+        }
+    }
     if missing.contains(&Role::Coordinator) {
         plan.create = children(job, seen.group.is_none());
     }
-    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, settings, *role, status.restarts)))));
+    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, settings, *role, status.attempt)))));
     if !missing.is_empty() {
         status.attempt_time.get_or_insert(Time(now));
     }
 }
 
-/// Phase, reason and message of a job in which nothing is wrong.
+/// How many workers have joined.
+fn joined(job: &ValidJob, present: &[&PodSeen]) -> u32 {
+    wanted(job, present).filter(|(_, pod)| pod.ready && is_alive(pod)).count() as u32
+}
+
+/// With how many workers it trains.
+fn least(job: &ValidJob) -> u32 {
+    job.elastic.min_replicas.min(job.replicas.get())
+}
+
+/// Phase, reason and message of a job that goes on.
 fn progress_of(
     job: &ValidJob,
     status: &TrainingJobStatus,
     (seen, present): (&Observed, &[&PodSeen]),
-    complete: bool,
 ) -> (Phase, Reason, String) {
-    let all = job.replicas.get() as usize;
-    let workers: Vec<_> = present.iter().filter(|pod| pod.role != Role::Coordinator).collect();
-    let joined = workers.iter().filter(|pod| pod.ready).count();
-    let up = workers.iter().filter(|pod| !matches!(pod.state, PodState::Pending(_))).count();
-    if joined == all || (complete && status.phase == Some(Phase::Running)) {
-        let (reason, work) = at_work(job);
-        return (Phase::Running, reason, format!("{all} workers {work}"));
+    let (all, least, joined) = (job.replicas.get(), least(job), joined(job, present));
+    let (at_work, work) = at_work(job);
+    let missing: Vec<String> = status.replacing.iter().map(|entry| pod_name(job, Role::Worker(entry.worker))).collect();
+    // A probe that fails for a moment ends nothing.
+    if joined == all || (missing.is_empty() && status.phase == Some(Phase::Running) && joined < least) {
+        return (Phase::Running, at_work, format!("{all} workers {work}"));
     }
-    if up == all {
+    if joined >= least {
+        return (Phase::Running, at_work, format!("{joined} of {all} workers {work}"));
+    }
+    let is_lost = |uid: &String| status.replacing.iter().any(|entry| entry.uid.as_ref() == Some(uid));
+    let up = wanted(job, present)
+        .filter(|(_, pod)| !matches!(pod.state, PodState::Pending(_)) && !is_lost(&pod.uid))
+        .count();
+    if up == all as usize {
         return (Phase::Starting, Reason::WorkersJoining, format!("{joined} of {all} workers have joined"));
     }
-    let phase = if status.restarts == 0 { Phase::Pending } else { Phase::Restarting };
+    let begins = missing.is_empty() && status.restarts == 0;
+    let phase = if begins { Phase::Pending } else { Phase::Restarting };
     if let Some((reason, message)) = hindrance(present) {
         return (phase, reason, message);
     }
@@ -206,17 +281,38 @@ fn progress_of(
         return (phase, Reason::PodsPending, refused.clone());
     }
     let message = format!("{up} of {all} workers' pods run");
-    match (&status.last_failure, phase) {
-        (Some(failure), Phase::Restarting) => {
-            let reason = if status.reason == Some(Reason::WorkerLost.to_string()) {
-                Reason::WorkerLost
-            } else {
-                Reason::WorkerFailed
-            };
-            (phase, reason, format!("restart {} after {}; {message}", status.restarts, told(failure)))
+    let Some(failure) = status.last_failure.as_ref().filter(|_| !begins) else {
+        return (phase, Reason::PodsPending, message);
+    };
+    let failed = status.replacing.iter().any(|entry| entry.failed);
+    let reason = match status.reason.as_deref() {
+        Some("WorkerLost") if missing.is_empty() => Reason::WorkerLost,
+        _ if missing.is_empty() || failed => Reason::WorkerFailed,
+        _ => Reason::WorkerLost,
+    };
+    let what = if missing.is_empty() {
+        format!("restart {}", status.restarts)
+    } else {
+        format!("training waits for {}", missing.join(", "))
+    };
+    (phase, reason, format!("{what} after {}; {message}", told(failure)))
+}
+
+fn tell_whether_degraded(job: &ValidJob, status: &mut TrainingJobStatus, present: &[&PodSeen], now: Timestamp) {
+    let all = job.replicas.get();
+    if status.replacing.is_empty() {
+        if status.conditions.iter().any(|condition| condition.type_ == ConditionType::Degraded.to_string()) {
+            let message = format!("none of {all} workers is missing");
+            set_condition(status, ConditionType::Degraded, false, Reason::AllWorkersJoined, &message, now);
         }
-        _ => (phase, Reason::PodsPending, message),
+        return;
     }
+    let missing: Vec<String> = status.replacing.iter().map(|entry| entry.worker.to_string()).collect();
+    let message =
+        format!("{} of {all} workers are there; being replaced: worker {}", joined(job, present), missing.join(", "));
+    let failed = status.replacing.iter().any(|entry| entry.failed);
+    let reason = if failed { Reason::WorkerFailed } else { Reason::WorkerLost };
+    set_condition(status, ConditionType::Degraded, true, reason, &message, now);
 }
 
 /// What keeps a pod from running, with what to do about it.
@@ -239,21 +335,28 @@ fn hindrance(pods: &[&PodSeen]) -> Option<(Reason, String)> {
     Some((waiting.reason, format!("pod {}: {}; {advice}", pod.name, waiting.message)))
 }
 
-fn restart(
-    status: &mut TrainingJobStatus,
-    events: &mut Vec<Note>,
-    failure: LastFailure,
-    reason: Reason,
-    job: &ValidJob,
-    now: Timestamp,
-) {
+/// All start anew, with a new set of pods.
+fn restart(status: &mut TrainingJobStatus, events: &mut Vec<Note>, reason: Reason, job: &ValidJob, now: Timestamp) {
     status.restarts += 1;
+    status.attempt += 1;
     status.attempt_time = None;
-    events.push(Note::worker_lost(&failure));
+    status.target_replicas = 0;
+    status.replacing.clear();
     events.push(restart_note(status, job));
-    let message = format!("restart {} after {}", status.restarts, told(&failure));
-    status.last_failure = Some(failure);
+    let after = status.last_failure.as_ref().map(told).unwrap_or_default();
+    let message = format!("restart {} after {after}", status.restarts);
     enter(status, Phase::Restarting, reason, &message, now);
+}
+
+/// Fails the job once it has failed more often than it may.
+fn give_up_after_failures(job: &ValidJob, status: &mut TrainingJobStatus, events: &mut Vec<Note>, now: Timestamp) {
+    let (failures, limit) = (status.failures, job.failure_policy.backoff_limit);
+    if failures <= limit {
+        return;
+    }
+    let last = status.last_failure.as_ref().map(told).unwrap_or_default();
+    let message = format!("failure {failures}, backoffLimit is {limit}; the last: {last}");
+    fail(status, events, Reason::BackoffLimitExceeded, &message, now);
 }
 
 /// Fails the job when its time is over; otherwise sees to it that this is asked again in time.
@@ -273,13 +376,10 @@ fn give_up_in_time(
         plan.look_again_at(end, now);
     }
     let starting = !matches!(status.phase, Some(Phase::Running));
-    if let (true, Some(asked)) = (starting, &status.attempt_time) {
+    let lost = status.replacing.iter().map(|entry| &entry.since).min();
+    if let (true, Some(asked)) = (starting, lost.or(status.attempt_time.as_ref())) {
         let seconds = job.failure_policy.startup_timeout_seconds;
         let end = asked.0 + SignedDuration::from_secs(seconds.into());
-        let joined = present.iter().filter(|pod| pod.ready && pod.role != Role::Coordinator).count();
-        if joined == job.replicas.get() as usize {
-            return;
-        }
         if end <= now {
             let message = format!(
                 "not all workers joined within {seconds} s, failurePolicy.startupTimeoutSeconds: {}",
@@ -335,26 +435,26 @@ fn complete_job(
         Task::Benchmark { .. } => Reason::BenchmarkComplete,
     };
     events.push(Note::complete(&message));
-    set_condition(status, ConditionType::Complete, reason, &message, now);
+    set_condition(status, ConditionType::Complete, true, reason, &message, now);
     end(status, Phase::Complete, reason, &message, now);
 }
 
 fn fail(status: &mut TrainingJobStatus, events: &mut Vec<Note>, reason: Reason, message: &str, now: Timestamp) {
     events.push(Note::failed(reason, message));
-    set_condition(status, ConditionType::Failed, reason, message, now);
+    set_condition(status, ConditionType::Failed, true, reason, message, now);
     end(status, Phase::Failed, reason, message, now);
 }
 
 fn end(status: &mut TrainingJobStatus, phase: Phase, reason: Reason, message: &str, now: Timestamp) {
-    set_condition(status, ConditionType::Finished, reason, message, now);
+    set_condition(status, ConditionType::Finished, true, reason, message, now);
     status.completion_time = Some(Time(now));
     enter(status, phase, reason, message, now);
 }
 
-fn enter(status: &mut TrainingJobStatus, phase: Phase, reason: Reason, message: &str, now: Timestamp) {
+pub(crate) fn enter(status: &mut TrainingJobStatus, phase: Phase, reason: Reason, message: &str, now: Timestamp) {
     status.phase = Some(phase);
     status.reason = Some(reason.to_string());
-    set_condition(status, ConditionType::Running, reason, message, now);
+    set_condition(status, ConditionType::Running, phase == Phase::Running, reason, message, now);
 }
 
 /// A finished job never makes anything again.
@@ -386,30 +486,27 @@ fn clean(job: &ValidJob, pods: &[PodSeen], plan: &mut Plan, now: Timestamp) {
 }
 
 /// The deletion of a pod, unless it was asked for and its node still has time to carry it out.
-fn deletion(pod: &PodSeen, now: Timestamp) -> Option<Deletion> {
+pub(crate) fn deletion(pod: &PodSeen, now: Timestamp) -> Option<Deletion> {
     let by_force = pod.stuck_at.is_some_and(|time| time <= now);
     (pod.stuck_at.is_none() || by_force).then(|| Deletion { pod: pod.name.clone(), uid: pod.uid.clone(), by_force })
 }
 
-fn watch_terminating(pods: &[PodSeen], plan: &mut Plan, now: Timestamp) {
+pub(crate) fn watch_terminating(pods: &[PodSeen], plan: &mut Plan, now: Timestamp) {
     for time in pods.iter().filter_map(|pod| pod.stuck_at) {
         // One that a finalizer holds is gone when its owner lets go, and its watch says so.
         plan.look_again_at(if time > now { time } else { now + SignedDuration::from_secs(HELD_SECONDS) }, now);
     }
 }
 
-fn count(status: &mut TrainingJobStatus, job: &ValidJob, present: &[&PodSeen]) {
+fn count(status: &mut TrainingJobStatus, present: &[&PodSeen]) {
     let workers = present.iter().filter(|pod| pod.role != Role::Coordinator);
     let (exist, joined) = workers.fold((0, 0), |(exist, joined), pod| (exist + 1, joined + u32::from(pod.ready)));
-    debug_assert!(exist <= job.replicas.get());
     status.replicas = exist;
     status.ready_replicas = joined;
 }
 
-/// The end of the pause before the present attempt: none before the first restart, then 0, 1, 3, 7 … seconds.
+/// The end of the pause before the present attempt, if it is not the first.
 fn restart_pause_ends(status: &TrainingJobStatus) -> Option<Timestamp> {
     let failed = status.last_failure.as_ref()?.time.as_ref()?.0;
-    let doublings = status.restarts.checked_sub(1)?.min(16);
-    let seconds = ((1_i64 << doublings) - 1).min(MAX_RESTART_DELAY_SECONDS);
-    Some(failed + SignedDuration::from_secs(seconds))
+    (status.restarts > 0).then(|| failed + pause_after(status.restarts))
 }

@@ -3,11 +3,14 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use lockstep_api::{
-    ConditionType, Display, JobProgress, LastFailure, Membership, Phase, Reason, TrainingJobStatus, ValidJob,
+    ConditionType, Display, JobProgress, LastChange, LastFailure, Membership, Phase, Reason, Replacing,
+    TrainingJobStatus, ValidJob,
 };
-use lockstep_launch::{BenchmarkReport, ByteSize, CheckpointMark, CollectivesReport, CollectivesRow, Progress, Task};
+use lockstep_launch::{
+    BenchmarkReport, ByteSize, Change, CheckpointMark, CollectivesReport, CollectivesRow, Progress, Task,
+};
 
-use crate::{Observed, PodSeen};
+use crate::{Observed, PodSeen, Role, observed::clip, pod_name};
 
 /// Seconds between two writes of progress into the status.
 const PROGRESS_SECONDS: i64 = 5;
@@ -19,7 +22,8 @@ const CHECKPOINT_EVENT_SECONDS: i64 = 60;
 pub struct Note {
     /// Whether somebody should look.
     pub warning: bool,
-    /// One of Created, Started, WorkerLost, Restarting, CheckpointSaved, Complete, Failed.
+    /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized, RolledBack,
+    /// CheckpointSaved, Suspended, Resumed, Complete, Failed.
     pub reason: &'static str,
     /// For people.
     pub text: String,
@@ -42,6 +46,29 @@ impl Note {
 
     pub(crate) fn coordinator_lost(pod: &PodSeen) -> Self {
         Self::warning("Restarting", format!("pod {} is made anew; training goes on meanwhile", pod.name))
+    }
+
+    pub(crate) fn worker_replaced(job: &ValidJob, lost: &Replacing, now: Timestamp) -> Self {
+        let (pod, seconds) = (pod_name(job, Role::Worker(lost.worker)), now.duration_since(lost.since.0).as_secs());
+        Self::normal("WorkerReplaced", format!("{pod} has joined again, {seconds} s after it was lost"))
+    }
+
+    pub(crate) fn resizing(from: u32, to: u32) -> Self {
+        Self::normal("Resizing", format!("from {from} to {to} workers; training goes on"))
+    }
+
+    /// The group changed: in place, or back to a checkpoint.
+    pub(crate) fn regrouped(text: &str, change: &Change) -> Self {
+        let text = format!("{text}; it took {:.2} s", change.seconds);
+        if change.rollback { Self::warning("RolledBack", text) } else { Self::normal("Resized", text) }
+    }
+
+    pub(crate) fn suspended(message: &str) -> Self {
+        Self::normal("Suspended", message.to_owned())
+    }
+
+    pub(crate) fn resumed(message: &str) -> Self {
+        Self::normal("Resumed", message.to_owned())
     }
 
     pub(crate) fn complete(message: &str) -> Self {
@@ -98,6 +125,23 @@ pub(crate) fn take_progress(
     None
 }
 
+/// Takes over how the membership changed last. The first one of all is no change.
+pub(crate) fn take_change(status: &mut TrainingJobStatus, seen: &Observed, events: &mut Vec<Note>) {
+    let Some(change) = seen.group.as_ref().and_then(|group| group.change.as_ref()) else { return };
+    let membership = status.membership.get_or_insert_default();
+    let known = membership.last_change.as_ref().map(|known| known.generation);
+    if known >= Some(change.generation) {
+        return;
+    }
+    let text = clip(&change.to_string());
+    membership.generation = membership.generation.max(change.generation);
+    membership.world_size = change.workers;
+    if known.is_some() || change.generation > 1 {
+        events.push(Note::regrouped(&text, change));
+    }
+    membership.last_change = Some(LastChange { generation: change.generation, text, seconds: change.seconds });
+}
+
 /// The event of a checkpoint that is worth telling of.
 pub(crate) fn checkpoint_note(last: Option<&CheckpointMark>, status: &TrainingJobStatus) -> Option<Note> {
     let mark = status.last_checkpoint.as_ref().filter(|mark| is_news(last, mark))?;
@@ -130,7 +174,9 @@ impl Report for TrainingJobStatus {
             self.benchmark = Some(Box::new(found.clone()));
         }
         let finite = |figure: Option<f64>| figure.filter(|figure| figure.is_finite());
-        self.membership = Some(Membership { generation: reported.generation, world_size: reported.world_size });
+        let last_change = self.membership.take().and_then(|membership| membership.last_change);
+        let (generation, world_size) = (reported.generation, reported.world_size);
+        self.membership = Some(Membership { generation, world_size, last_change });
         self.progress = Some(JobProgress {
             step: reported.step,
             total_steps: reported.total_steps,
@@ -208,16 +254,15 @@ fn best_of(found: &BenchmarkReport) -> String {
     }
 }
 
-/// Sets a condition; its transition time moves only when its status does. Running is true exactly in phase Running, the
-/// others are true from the moment they exist.
+/// Sets a condition; its transition time moves only when its status does.
 pub(crate) fn set_condition(
     status: &mut TrainingJobStatus,
     type_: ConditionType,
+    holds: bool,
     reason: Reason,
     message: &str,
     now: Timestamp,
 ) {
-    let holds = type_ != ConditionType::Running || status.phase == Some(Phase::Running);
     let text = if holds { "True" } else { "False" };
     let earlier = status.conditions.iter().find(|condition| condition.type_ == type_.to_string());
     let since =

@@ -5,7 +5,7 @@ mod situations;
 use std::{collections::BTreeSet, fs, path::Path};
 
 use lockstep_api::Phase;
-use lockstep_launch::{BenchmarkReport, CollectivesReport, Ending, Progress};
+use lockstep_launch::{BenchmarkReport, Change, CollectivesReport, Ending, Progress};
 use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, plan};
 use proptest::prelude::*;
 use situations::{benchmark, job, now, outcome, pod, settings};
@@ -52,11 +52,26 @@ fn failures_are_answered_as_the_table_says() {
 }
 
 #[test]
+fn rest_and_resumption_are_as_the_table_says() {
+    check("suspended.txt", None);
+}
+
+#[test]
 fn a_finished_job_is_cleaned_up_as_the_table_says() {
     check("finished.txt", None);
 }
 
-const PHASES: [&str; 7] = ["new", "Pending", "Starting", "Running", "Restarting; attempt 1", "Complete", "Failed"];
+const PHASES: [&str; 9] = [
+    "new",
+    "Pending",
+    "Starting",
+    "Running",
+    "Running; to be suspended",
+    "Restarting; attempt 1",
+    "Suspended",
+    "Complete",
+    "Failed",
+];
 const EVENTS: [&str; 16] = [
     "all pending",
     "all running",
@@ -122,7 +137,7 @@ fn measured_by(algorithm: &str) -> Observed {
     let progress = Some(Progress { step: 1, total_steps: 1, benchmark, ..Progress::default() });
     let ending = Some(Ending { progress, ..Ending::default() });
     let (_, seen) = situations::read("Running; all done");
-    Observed { group: Some(GroupSeen { progress: None, ending }), ..seen }
+    Observed { group: Some(GroupSeen { ending, ..GroupSeen::default() }), ..seen }
 }
 
 #[test]
@@ -139,7 +154,7 @@ fn the_table_of_a_benchmark_is_taken_from_its_record() {
 fn the_table_is_kept_where_the_coordinator_was_lost_before_its_last_word() {
     let mut seen = measured_by("ring");
     let ending = seen.group.take().and_then(|group| group.ending).expect("an ending");
-    seen.group = Some(GroupSeen { progress: ending.progress, ending: None });
+    seen.group = Some(GroupSeen { progress: ending.progress, ..GroupSeen::default() });
     let status = plan(&benchmark(), &seen, &settings(), now()).status.expect("a status");
     assert_eq!(status.phase, Some(Phase::Complete));
     assert!(status.benchmark.is_some() && status.progress.is_some_and(|progress| progress.percent == 100));
@@ -161,6 +176,39 @@ fn of_workers_that_drained_together_the_one_that_was_taken_away_is_named() {
         assert_eq!(named.as_deref(), Some("lenet-worker-1"), "{taken}");
         assert_eq!((status.restarts, status.failures), (1, 0), "{taken}");
     }
+}
+
+#[test]
+fn a_suspended_job_is_left_alone() {
+    let (job, mut seen) = situations::read("Running; to be suspended");
+    seen.status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    assert_eq!(seen.status.phase, Some(Phase::Suspended));
+    let of_type = |wanted: &str| {
+        let found = seen.status.conditions.iter().find(|condition| condition.type_ == wanted);
+        found.map(|condition| condition.status.clone())
+    };
+    assert_eq!((of_type("Suspended").as_deref(), of_type("Running").as_deref()), (Some("True"), Some("False")));
+    assert_eq!(plan(&job, &seen, &settings(), now()), lockstep_plan::Plan::default());
+}
+
+#[test]
+fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
+    let (job, mut seen) = situations::read("Running; all ready");
+    let told = |seen: &mut Observed, change: Change| {
+        seen.group = Some(GroupSeen { change: Some(change), ..GroupSeen::default() });
+        let next = plan(&job, seen, &settings(), now());
+        seen.status = next.status.unwrap_or_else(|| seen.status.clone());
+        next.events.iter().map(|note| (note.reason, note.warning, note.text.clone())).collect::<Vec<_>>()
+    };
+    let first = Change { generation: 1, workers: 2, joined: vec!["w-0".into(), "w-1".into()], ..Change::default() };
+    assert_eq!(told(&mut seen, first), [], "the first group is no change");
+    let second = Change { generation: 2, workers: 1, step: 70, seconds: 0.061, ..Change::default() };
+    let found = told(&mut seen, second.clone());
+    let text = ": 1 worker, goes on from step 70; it took 0.06 s".to_owned();
+    assert_eq!(found, [("Resized", false, text)]);
+    assert_eq!(told(&mut seen, second), [], "once");
+    let found = told(&mut seen, Change { generation: 3, workers: 1, rollback: true, ..Change::default() });
+    assert_eq!((found[0].0, found[0].1), ("RolledBack", true));
 }
 
 #[test]
@@ -212,7 +260,7 @@ proptest! {
             prop_assert!(!finished || (next.create.is_empty() && next.status.is_none()), "{next:?}");
             if let Some(status) = next.status {
                 prop_assert!(status.restarts >= seen.status.restarts, "restarts never go back");
-                prop_assert!(status.failures <= status.restarts.saturating_add(1));
+                prop_assert!(status.failures <= status.restarts + status.replacements + 1);
                 let known = status.conditions.iter().map(|condition| condition.type_.clone()).collect::<BTreeSet<_>>();
                 prop_assert_eq!(known.len(), status.conditions.len(), "one condition of each type");
                 seen.status = status;

@@ -59,6 +59,14 @@ impl Client {
         self.run("kubectl", &["-n", namespace, "apply", "-f", "-"], Some(yaml)).map(|_| ())
     }
 
+    /// Posts an object to a path of the API, as for an eviction.
+    ///
+    /// # Errors
+    /// What kubectl complained about.
+    pub fn create_raw(&self, path: &str, json: &str) -> anyhow::Result<()> {
+        self.run("kubectl", &["create", "--raw", path, "-f", "-"], Some(json)).map(|_| ())
+    }
+
     /// A namespace of the caller's own, called `PREFIX-…`; dropping it deletes it.
     ///
     /// # Errors

@@ -44,6 +44,15 @@ impl Cluster {
         Ok(folder)
     }
 
+    /// The folder of a claim that is bound, as the host sees it.
+    ///
+    /// # Errors
+    /// What kubectl complained about.
+    pub fn folder_of(&self, namespace: &str, claim: &str) -> anyhow::Result<PathBuf> {
+        let words = ["-n", namespace, "get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}"];
+        Ok(self.state.volumes().join(self.kubectl(&words)?))
+    }
+
     /// The default storage class and the volumes that wait for its claims.
     pub(super) fn make_storage(&self) -> anyhow::Result<()> {
         let mut objects = vec![STORAGE.to_owned()];

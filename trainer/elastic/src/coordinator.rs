@@ -61,8 +61,6 @@ pub struct Config {
     pub replicas: usize,
     /// How many a group needs: with fewer, training pauses.
     pub least: usize,
-    /// How long it pauses before the group is given up, where whoever starts processes does not replace them one by one.
-    pub pause_limit: Option<Duration>,
     /// Virtual shards of a global step.
     pub shards: u32,
 }
@@ -152,11 +150,6 @@ pub enum Outcome {
     Drained {
         /// Optimiser steps that are done.
         step: u64,
-    },
-    /// Too few members were left for longer than [`Config::pause_limit`].
-    Lost {
-        /// Who was lost, and what was seen.
-        reason: String,
     },
     /// The job cannot succeed as it is described.
     Fatal {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// How one generation followed another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Change {
     /// When the new membership was recorded, RFC 3339.
@@ -39,6 +40,7 @@ pub struct Change {
 
 /// A pod that does not belong to the group any more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Gone {
     /// Its name.
     pub pod: String,

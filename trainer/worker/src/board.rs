@@ -1,6 +1,6 @@
 //! Where the coordinator publishes the job's reports: the `TrainingGroup` in a cluster, standard output for `lockstep run`.
 
-use std::{io::Write as _, time::Duration};
+use std::{collections::VecDeque, io::Write as _, time::Duration};
 
 use kube::{
     Api, Client,
@@ -18,6 +18,8 @@ use crate::kubernetes_store::{self, ANSWER_LIMIT};
 const CLUSTER_INTERVAL: Duration = Duration::from_secs(5);
 /// `lockstep run` is told at most this often.
 const OUTPUT_INTERVAL: Duration = Duration::from_millis(100);
+/// So many changes of the membership are kept in a cluster, where an object has to stay small.
+const KEPT_CHANGES: usize = 20;
 
 /// Takes the newest report; passes on as many as its readers can use.
 pub(crate) struct Board {
@@ -28,16 +30,17 @@ pub(crate) struct Board {
 
 enum Place {
     Output,
-    Cluster { groups: Box<Api<DynamicObject>>, name: String },
+    Cluster { groups: Box<Api<DynamicObject>>, name: String, changes: VecDeque<Change> },
 }
 
 impl Board {
-    pub(crate) fn new(store: &Store, job: &Job, client: Option<&Client>) -> Self {
+    pub(crate) async fn open(store: &Store, job: &Job, client: Option<&Client>) -> Self {
         let place = match (store, client) {
-            (Store::Kubernetes, Some(client)) => Place::Cluster {
-                groups: Box::new(kubernetes_store::groups(client.clone(), job)),
-                name: job.name.clone(),
-            },
+            (Store::Kubernetes, Some(client)) => {
+                let groups = Box::new(kubernetes_store::groups(client.clone(), job));
+                let changes = changes_told(&groups, &job.name).await;
+                Place::Cluster { groups, name: job.name.clone(), changes }
+            }
             (Store::Kubernetes | Store::File(_), _) => Place::Output,
         };
         Self { place, newest: None, published: None }
@@ -91,17 +94,23 @@ impl Board {
         }
     }
 
-    /// Tells `lockstep run` that the membership changed.
-    pub(crate) fn changed(&self, change: &Change) {
-        if let Place::Output = self.place {
-            print_line(&json!({ "change": change }));
-        }
+    /// Tells that the membership changed.
+    pub(crate) async fn changed(&mut self, change: Change) {
+        let news = match &mut self.place {
+            Place::Output => json!({ "change": change }),
+            Place::Cluster { changes, .. } => {
+                changes.push_back(change);
+                changes.drain(..changes.len().saturating_sub(KEPT_CHANGES));
+                json!({ group::CHANGES: changes })
+            }
+        };
+        self.publish(news).await;
     }
 
     async fn publish(&self, news: serde_json::Value) {
         match &self.place {
             Place::Output => print_line(&news),
-            Place::Cluster { groups, name } => {
+            Place::Cluster { groups, name, changes: _ } => {
                 let patch = Patch::Merge(json!({ "status": news }));
                 // Reports are news, not state: the next one makes up for one that was lost.
                 match timeout(ANSWER_LIMIT, groups.patch_status(name, &PatchParams::default(), &patch)).await {
@@ -112,6 +121,13 @@ impl Board {
             }
         }
     }
+}
+
+/// What coordinators before this one told of. News, not state: a list that cannot be read begins anew.
+async fn changes_told(groups: &Api<DynamicObject>, name: &str) -> VecDeque<Change> {
+    let Ok(Ok(group)) = timeout(ANSWER_LIMIT, groups.get_status(name)).await else { return VecDeque::new() };
+    let told = group.data.get("status").and_then(|status| status.get(group::CHANGES)).cloned();
+    told.and_then(|told| serde_json::from_value(told).ok()).unwrap_or_default()
 }
 
 fn print_line(news: &serde_json::Value) {

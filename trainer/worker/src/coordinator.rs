@@ -4,7 +4,6 @@ use std::{
     collections::BTreeSet,
     net::SocketAddr,
     sync::{Arc, atomic::AtomicBool},
-    time::Duration,
 };
 
 use kube::Client;
@@ -19,9 +18,6 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{board::Board, failure::Failure, kubernetes_store::KubernetesStore, metrics::process_registry, serve};
-
-/// How long a group with too few workers waits in a cluster for one that only lost its connection.
-const PAUSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Coordinates the job's group to its end.
 pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {
@@ -52,7 +48,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         }
         Store::File(_) => None,
     };
-    let mut board = Board::new(&launch.store, &launch.job, client.as_ref());
+    let mut board = Board::open(&launch.store, &launch.job, client.as_ref()).await;
     board.listening(bound);
     let config = Config {
         job: launch.job.uid.clone(),
@@ -61,11 +57,6 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         members: (0..launch.elastic.max_replicas).map(|index| names::worker(&launch.job.name, index)).collect(),
         replicas: launch.replicas as usize,
         least: launch.elastic.min_replicas as usize,
-        pause_limit: match launch.store {
-            // The operator starts all anew, once the survivors ask for it.
-            Store::Kubernetes => Some(PAUSE_LIMIT),
-            Store::File(_) => None,
-        },
         shards: MIN_SHARDS.max(launch.elastic.max_replicas),
     };
 
@@ -89,7 +80,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         while let Some(news) = posted.recv().await {
             match news {
                 News::Joined(member) => board.joined(&member),
-                News::Changed(change) => board.changed(&change),
+                News::Changed(change) => board.changed(change).await,
                 News::Progress(progress) => board.post(*progress).await,
             }
         }
@@ -152,7 +143,6 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
             let ending = ending.unwrap_or_default();
             Ok(Ending { progress: ending.progress.or(newest), ..ending })
         }
-        Ok(Outcome::Lost { reason }) => Err(Failure::retry(reason)),
         Ok(Outcome::Drained { step }) => Err(Failure::Drained { step }),
         Ok(Outcome::Fatal { message, .. }) => Err(Failure::fatal(message)),
         Ok(Outcome::Superseded) => Err(Failure::retry("another coordinator took over")),

@@ -1,9 +1,11 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test takes what it needs of it")]
 //! Situations in words: `Running; all ready; worker 1 exited 137` ⇒ what is observed, and a plan in words.
 
+use std::num::NonZeroU32;
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lockstep_api::{CleanPodPolicy, LastFailure, Phase, Reason, ValidJob};
+use lockstep_api::{CleanPodPolicy, LastFailure, Phase, Reason, Replacing, ValidJob};
 use lockstep_plan::{Child, Ended, Observed, Plan, PodSeen, PodState, Role, Settings, Waiting, plan};
 
 pub const UID: &str = "0a1b2c3d-0000-4000-8000-000000000000";
@@ -50,7 +52,7 @@ pub fn read(text: &str) -> (ValidJob, Observed) {
     for item in text.split("; ") {
         understand(item.trim(), &mut job, &mut seen).unwrap_or_else(|| panic!("`{item}` of `{text}`"));
     }
-    if seen.status.phase.is_some() {
+    if seen.status.phase.is_some_and(|phase| phase != Phase::Suspended) {
         seen.status.start_time.get_or_insert(Time(seconds_ago(100)));
         seen.status.attempt_time.get_or_insert(Time(seconds_ago(100)));
     }
@@ -61,15 +63,19 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
     let number = |text: &str| text.trim().parse::<u32>().ok();
     let seconds = |text: &str| text.strip_suffix(" s").and_then(number);
     let ago = |text: &str| text.strip_suffix(" s ago").and_then(number).map(|ago| Time(seconds_ago(ago.into())));
-    let attempt = seen.status.restarts;
+    let attempt = seen.status.attempt;
     if item == "new" {
     } else if let Some(phase) = Phase::ALL.into_iter().find(|phase| phase.to_string() == item) {
         seen.status.phase = Some(phase);
+        if matches!(phase, Phase::Starting | Phase::Running) {
+            seen.status.target_replicas = job.replicas.get();
+        }
         if phase.is_finished() {
             seen.status.completion_time = Some(Time(seconds_ago(10)));
         }
     } else if let Some(count) = item.strip_prefix("attempt ") {
         seen.status.restarts = number(count)?;
+        seen.status.attempt = number(count)?;
         seen.status.reason = Some(Reason::WorkerFailed.to_string());
         seen.status.last_failure = Some(LastFailure { time: Some(Time(seconds_ago(100))), ..LastFailure::default() });
     } else if let Some(count) = item.strip_prefix("failures ") {
@@ -90,6 +96,31 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
         job.clean_pod_policy = serde_json::from_value::<CleanPodPolicy>(policy.into()).ok()?;
     } else if let Some(words) = item.strip_prefix("refused ") {
         seen.refused = Some(words.to_owned());
+    } else if item == "to be suspended" {
+        job.suspend = true;
+    } else if let Some(count) = item.strip_prefix("wants ") {
+        job.replicas = NonZeroU32::new(number(count)?)?;
+    } else if let Some(bounds) = item.strip_prefix("elastic ") {
+        let (least, most) = bounds.split_once(" to ")?;
+        (job.elastic.min_replicas, job.elastic.max_replicas) = (number(least)?, number(most)?);
+    } else if let Some(lost) = item.strip_prefix("lost ") {
+        let (role, words) = role_of(lost)?;
+        let (state, since) = words.strip_suffix(" s ago")?.rsplit_once(' ')?;
+        let Role::Worker(worker) = role else { return None };
+        let uid = match state {
+            "gone" => None,
+            "there" => Some(pod(role, attempt, "ready")?.uid),
+            _ => return None,
+        };
+        let (since, failed) = (Time(seconds_ago(since.parse().ok()?)), false);
+        seen.status.replacing.push(Replacing { worker, uid, not_before: since.clone(), since, failed });
+    } else if let Some(time) = item.strip_prefix("reported ") {
+        seen.status.progress.get_or_insert_default().last_update_time = Some(ago(time)?);
+        seen.status.membership.get_or_insert_default().world_size = job.replicas.get();
+    } else if let Some(next) = item.strip_prefix("next ") {
+        let (role, state) = role_of(next)?;
+        let next = pod(role, attempt, state)?;
+        put(seen, PodSeen { uid: format!("next {}", next.uid), ..next });
     } else if let Some(state) = item.strip_prefix("all ") {
         for role in [Role::Coordinator, Role::Worker(0), Role::Worker(1)] {
             put(seen, pod(role, attempt, state)?);
@@ -136,6 +167,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         stuck_at: None,
         disrupted: None,
         unreachable: false,
+        created: Some(seconds_ago(100)),
     };
     let waiting = |reason, message: &str| PodState::Pending(Some(Waiting { reason, message: message.into() }));
     let ended = |code: Option<i32>, reason: Option<&str>, message: &str, at| {
@@ -159,6 +191,10 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         "drained while terminating" => {
             pod.stuck_at = Some(now() + SignedDuration::from_secs(30));
             pod.state = ended(Some(76), Some("Error"), "", seconds_ago(1));
+        }
+        "evicted at once" => {
+            pod.created = Some(seconds_ago(2));
+            pod.state = ended(None, Some("Evicted"), "The node was low on resource: memory", seconds_ago(1));
         }
         "disrupted" => pod.disrupted = Some("EvictionByEvictionAPI".into()),
         "unreachable" => pod.unreachable = true,
@@ -205,12 +241,18 @@ fn words(job: &ValidJob, seen: &Observed, next: &Plan) -> String {
     if let Some(status) = status {
         let phase = status.phase.map(|phase| phase.to_string()).unwrap_or_default();
         said.push(format!("{phase} {}", status.reason.as_deref().unwrap_or_default()));
-        for (name, before, after) in
-            [("restarts", seen.status.restarts, status.restarts), ("failures", seen.status.failures, status.failures)]
-        {
+        for (name, before, after) in [
+            ("restarts", seen.status.restarts, status.restarts),
+            ("replacements", seen.status.replacements, status.replacements),
+            ("failures", seen.status.failures, status.failures),
+        ] {
             if before != after {
                 said.push(format!("{name} {after}"));
             }
+        }
+        if !status.replacing.is_empty() {
+            let lost: Vec<String> = status.replacing.iter().map(|entry| entry.worker.to_string()).collect();
+            said.push(format!("without worker {}", lost.join(", ")));
         }
     }
     if !create.is_empty() {

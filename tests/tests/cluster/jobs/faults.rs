@@ -45,23 +45,29 @@ fn training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over() {
 }
 
 #[test]
-fn a_killed_worker_is_named_and_the_group_goes_on_from_its_checkpoint() {
-    let Some(cluster) = cluster("a_killed_worker_is_named_and_the_group_goes_on_from_its_checkpoint") else { return };
+fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
+    let Some(cluster) = cluster("a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state") else {
+        return;
+    };
     let client = cluster.client();
     let namespace = restricted(client, "worker");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", LONG).to_string());
-    job.wait("a checkpoint", |status| status["lastCheckpoint"]["step"].as_u64() > Some(0));
+    job.wait_for_step(20);
+    let survivor = job.uid_of("lenet-worker-0");
     cluster.kill_container(namespace.name(), "lenet-worker-1").expect("killed");
 
-    let status = job.wait("a restart", |status| status["restarts"] == 1);
-    assert_eq!(status["failures"], 1, "{status:#}");
+    let status = job.wait("a replacement", |status| status["replacements"] == 1);
+    assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &1.into()), "{status:#}");
     let failure = &status["lastFailure"];
     assert_eq!((&failure["pod"], &failure["exitCode"]), (&"lenet-worker-1".into(), &137.into()), "{status:#}");
-    job.wait("training in a newer group", |now| generation(now) > generation(&status));
+    let status = job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+    assert_eq!(job.uid_of("lenet-worker-0"), survivor, "the other pod stays");
+    let change = status["membership"]["lastChange"]["text"].as_str().unwrap_or_default();
+    assert!(change.contains("lenet-worker-1 was lost") && change.contains("goes on from step"), "{status:#}");
     let described = job.describe();
-    let resumed = described.split("restart 1 from step ").nth(1).and_then(|rest| rest.split(';').next());
-    assert!(resumed.and_then(|step| step.parse().ok()).is_some_and(|step: u64| step > 0), "{described}");
-    assert!(described.contains("WorkerLost") && described.contains("1 of 3 failures used"), "{described}");
+    for event in ["WorkerLost", "WorkerReplaced", "Resized"] {
+        assert!(described.contains(event), "{event}: {described}");
+    }
 }
 
 #[test]
@@ -93,10 +99,10 @@ fn a_deleted_worker_counts_as_lost_not_as_failed() {
     job.wait_for_step(20);
     job.kubectl(&["delete", "pod", "lenet-worker-1", "--wait=false"]);
 
-    let status = job.wait("a restart", |status| status["restarts"] == 1);
+    let status = job.wait("a replacement", |status| status["replacements"] == 1);
     assert_eq!(status["failures"], 0, "{status:#}");
     assert_eq!(status["lastFailure"]["pod"], "lenet-worker-1", "{status:#}");
-    job.wait("training in a newer group", |now| generation(now) > generation(&status));
+    job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
 }
 
 #[test]
@@ -113,29 +119,6 @@ fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
     let last = job.reported_step();
     let status = job.wait("news of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &0.into()), "{status:#}");
-}
-
-#[test]
-fn a_job_survives_the_loss_of_a_node() {
-    let Some(cluster) = cluster_alone("a_job_survives_the_loss_of_a_node") else { return };
-    let client = cluster.client();
-    let namespace = restricted(client, "node");
-    let mut manifest = glyphs("lenet", LONG);
-    // The operator and the coordinator may be on the lost node too.
-    manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = serde_json::json!([{
-        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},
-    }]);
-    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
-    job.wait_for_step(20);
-    let node = job.nodes_of_workers().first().and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node");
-    cluster.power_off(node).expect("power off");
-
-    let lost = job.wait("a restart", |status| status["restarts"].as_u64() > Some(0));
-    assert_eq!(lost["failures"], 0, "{lost:#}");
-    cluster.power_on(node).expect("power on");
-    job.wait("training in a newer group", |now| generation(now) > generation(&lost));
-    cluster.wait_for_node(node).expect("back");
 }
 
 /// The group that trains.

@@ -68,6 +68,11 @@ impl<'a> Job<'a> {
         serde_json::from_str::<Value>(&text).expect("JSON")["status"].take()
     }
 
+    /// The job's record.
+    pub(crate) fn group(&self) -> Value {
+        serde_json::from_str(&self.kubectl(&["get", "traininggroup", self.name, "-o", "json"])).expect("JSON")
+    }
+
     pub(crate) fn phase(&self) -> String {
         self.status()["phase"].as_str().unwrap_or_default().to_owned()
     }
@@ -113,6 +118,10 @@ impl<'a> Job<'a> {
 
     pub(crate) fn describe(&self) -> String {
         self.kubectl(&["describe", "tj", self.name]) + &self.kubectl(&["get", "pods", "-o", "wide"])
+    }
+
+    pub(crate) fn uid_of(&self, pod: &str) -> String {
+        self.kubectl(&["get", "pod", pod, "-o", "jsonpath={.metadata.uid}"])
     }
 
     /// Where each worker runs.

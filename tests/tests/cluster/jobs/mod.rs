@@ -2,7 +2,9 @@
 
 mod bad_input;
 mod benchmark;
+mod elastic;
 mod faults;
+mod history;
 mod installed;
 mod job;
 mod main_path;

@@ -134,7 +134,6 @@ impl Coordinator {
         let Phase::Gathering(gathering) = self.phase else { return };
         self.drain_if_deserted(now);
         if !self.suffice() {
-            self.give_up_in_time(gathering, now);
             return;
         }
         let waited = now.saturating_sub(self.started);
@@ -150,19 +149,6 @@ impl Coordinator {
         };
         if complete || self.draining.is_some() {
             self.allocate(false);
-        }
-    }
-
-    /// A group that nobody is going to make whole again is over.
-    fn give_up_in_time(&mut self, gathering: Gathering, now: Duration) {
-        let paused = self.reasons.since.filter(|_| gathering == Gathering::Paused);
-        let Some((limit, since)) = self.config.pause_limit.zip(paused) else { return };
-        if now.saturating_sub(since) >= limit {
-            let lost: Vec<String> =
-                self.reasons.lost.iter().map(|(pod, reason)| format!("{pod} was lost: {reason}")).collect();
-            let reason = if lost.is_empty() { "too few workers are left".to_owned() } else { lost.join("; ") };
-            self.abort_all(&reason);
-            self.end(Outcome::Lost { reason });
         }
     }
 

@@ -18,7 +18,6 @@ pub(crate) fn config(members: usize) -> Config {
         members: (0..members).map(pod).collect(),
         replicas: members,
         least: members,
-        pause_limit: None,
         shards: 64,
     }
 }

@@ -133,7 +133,6 @@ fn config(name: usize, workers: usize) -> Config {
         members: (0..workers).map(|index| format!("w-{index}")).collect(),
         replicas: workers,
         least: 1,
-        pause_limit: None,
         shards: 64,
     }
 }

@@ -246,7 +246,6 @@ impl World {
             members: (0..self.script.pods).map(pod).collect(),
             replicas: self.script.replicas,
             least: self.script.least.min(self.script.replicas),
-            pause_limit: None,
             shards: 64,
         }
     }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use lockstep_elastic::{
     CheckpointMark, Digest, Message, Outcome,
-    coordinator::{Command, Config, DRAIN_LIMIT, Event},
+    coordinator::{Command, DRAIN_LIMIT, Event},
 };
 
-use super::{Store, Table, asked, committed, end, finished, hellos, original, replacement, sent, state};
-use crate::given::{NOTHING, config, ms, pod};
+use super::{Store, Table, asked, committed, end, finished, original, replacement, sent, state};
+use crate::given::{ms, pod};
 
 fn mark(step: u64) -> CheckpointMark {
     CheckpointMark { step, manifest_digest: Digest::of(b"manifest") }
@@ -236,17 +236,4 @@ fn a_group_that_drained_holds_nothing_that_is_not_in_its_checkpoint() {
     table.says(0, Message::Drained { step: 9 });
     table.says(1, Message::Drained { step: 9 });
     assert_eq!(table.record().rested, Some(9), "the next group need not wait for these members");
-}
-
-#[test]
-fn a_group_that_nobody_makes_whole_again_is_given_up_after_the_limit() {
-    let limit = Duration::from_secs(5);
-    let mut table = Table::with(Config { pause_limit: Some(limit), ..config(2) }, None);
-    table.form(&hellos(2), NOTHING);
-    assert_eq!(end(&table.closes(1)), None);
-    assert_eq!(end(&table.wait(limit - ms(500), &[0])), None);
-    let commands = table.wait(ms(1000), &[0]);
-    let reason = "x-worker-1 was lost: closed its connection".to_owned();
-    assert_eq!(end(&commands), Some(&Outcome::Lost { reason: reason.clone() }));
-    assert!(sent(&commands, 0).contains(&&Message::Abort { reason }), "{commands:?}");
 }

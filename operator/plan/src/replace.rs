@@ -1,0 +1,81 @@
+//! Workers that are lost while others keep the state: each is counted once, replaced after its pause, and welcomed back.
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use lockstep_api::{Replacing, TrainingJobStatus, ValidJob};
+
+use crate::{
+    PodSeen,
+    failure::{Cause, Gone, SHORT_LIFE, is_alive, wanted},
+    status::Note,
+};
+
+/// Failures within so many seconds are one: what befell one worker befell the others too.
+const INCIDENT: SignedDuration = SignedDuration::from_secs(10);
+/// Longest pause before a worker, or all of them, start again.
+const MAX_PAUSE_SECONDS: i64 = 60;
+
+/// Notes who was lost, each once.
+pub(crate) fn lose(status: &mut TrainingJobStatus, events: &mut Vec<Note>, losses: Vec<Gone>, now: Timestamp) {
+    for Gone { worker, uid, cause, failure, was_short } in losses {
+        let known = |entry: &&Replacing| entry.worker == worker && (uid.is_none() || entry.uid == uid);
+        if status.replacing.iter().find(known).is_some() {
+            continue;
+        }
+        status.replacing.retain(|entry| entry.worker != worker);
+        if cause == Cause::Failed {
+            count_failure(status, now);
+        }
+        status.replacements += 1;
+        let pause = match cause {
+            Cause::Failed => pause_after(status.failures),
+            Cause::Lost if was_short => SHORT_LIFE,
+            Cause::Lost => SignedDuration::ZERO,
+        };
+        status.replacing.push(Replacing {
+            worker,
+            uid,
+            since: Time(now),
+            not_before: Time(now + pause),
+            failed: cause == Cause::Failed,
+        });
+        events.push(Note::worker_lost(&failure));
+        status.last_failure = Some(failure);
+    }
+    status.replacing.sort_by_key(|entry| entry.worker);
+}
+
+/// Counts a failure, unless it belongs to one that was counted just before.
+pub(crate) fn count_failure(status: &mut TrainingJobStatus, now: Timestamp) {
+    let recent = |entry: &Replacing| entry.failed && now.duration_since(entry.since.0) < INCIDENT;
+    if !status.replacing.iter().any(recent) {
+        status.failures += 1;
+    }
+}
+
+/// Crosses out who has joined again, or is not wanted any more.
+pub(crate) fn welcome(
+    job: &ValidJob,
+    status: &mut TrainingJobStatus,
+    present: &[&PodSeen],
+    events: &mut Vec<Note>,
+    now: Timestamp,
+) {
+    let replicas = job.replicas.get();
+    status.replacing.retain(|entry| {
+        let is_back = |(worker, pod): (u32, &PodSeen)| {
+            worker == entry.worker && entry.uid.as_ref() != Some(&pod.uid) && pod.ready && is_alive(pod)
+        };
+        let back = wanted(job, present).any(is_back);
+        if back {
+            events.push(Note::worker_replaced(job, entry, now));
+        }
+        !back && entry.worker < replicas
+    });
+}
+
+/// The pause before the start that follows so many failures: 0, 1, 3, 7 … seconds.
+pub(crate) fn pause_after(failures: u32) -> SignedDuration {
+    let doublings = failures.saturating_sub(1).min(16);
+    SignedDuration::from_secs(((1_i64 << doublings) - 1).min(MAX_PAUSE_SECONDS))
+}

@@ -1,0 +1,53 @@
+//! Rest and resumption: the workers save their state and go, then the coordinator; with new pods they go on from there.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use lockstep_api::{ConditionType, Phase, Reason, TrainingJobStatus};
+
+use crate::{
+    Plan, PodSeen, Role,
+    phase::{deletion, enter, watch_terminating},
+    status::{Note, set_condition},
+};
+
+/// Sees to it that no pod is left, the coordinator last: it records where the workers rest.
+pub(crate) fn suspend(status: &mut TrainingJobStatus, pods: &[PodSeen], plan: &mut Plan, now: Timestamp) {
+    let workers = || pods.iter().filter(|pod| pod.role != Role::Coordinator);
+    let coordinators = || pods.iter().filter(|pod| pod.role == Role::Coordinator);
+    watch_terminating(pods, plan, now);
+    if workers().next().is_some() {
+        plan.delete = workers().filter_map(|pod| deletion(pod, now)).collect();
+        let left = workers().count();
+        let message = format!("{left} workers finish a step, save the state and go");
+        return enter(status, status.phase.unwrap_or(Phase::Pending), Reason::Suspending, &message, now);
+    }
+    if coordinators().next().is_some() {
+        plan.delete = coordinators().filter_map(|pod| deletion(pod, now)).collect();
+        let message = "the coordinator goes";
+        return enter(status, status.phase.unwrap_or(Phase::Pending), Reason::Suspending, message, now);
+    }
+    if status.phase == Some(Phase::Suspended) {
+        return;
+    }
+    status.replacing.clear();
+    status.target_replicas = 0;
+    (status.start_time, status.attempt_time) = (None, None);
+    let message = match &status.last_checkpoint {
+        Some(checkpoint) => format!("no pods are left; the state of step {} is kept", checkpoint.step),
+        None => "there are no pods".to_owned(),
+    };
+    enter(status, Phase::Suspended, Reason::Suspended, &message, now);
+    set_condition(status, ConditionType::Suspended, true, Reason::Suspended, &message, now);
+    plan.events.push(Note::suspended(&message));
+}
+
+/// Begins again with new pods.
+pub(crate) fn resume(status: &mut TrainingJobStatus, events: &mut Vec<Note>, now: Timestamp) {
+    let step = status.last_checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let message = format!("from step {step}");
+    status.attempt += 1;
+    status.start_time = Some(Time(now));
+    status.phase = Some(Phase::Pending);
+    set_condition(status, ConditionType::Suspended, false, Reason::Resumed, &message, now);
+    events.push(Note::resumed(&message));
+}

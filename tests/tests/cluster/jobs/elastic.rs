@@ -1,0 +1,136 @@
+//! Workers come and go in a cluster: by `kubectl scale`, by eviction, by `spec.suspend`.
+
+use serde_json::{Value, json};
+
+use crate::pods::restricted;
+
+use super::{
+    history::assert_nothing_was_lost,
+    installed::{cluster, cluster_alone},
+    job::{Job, glyphs},
+};
+
+/// More than a minute on most machines: 145,000 steps.
+const LONG: u32 = 5000;
+/// Enough to lose a worker on the way, and to end: 29,000 steps.
+const SHORT: u32 = 1000;
+
+fn elastic(name: &str, least: u32, most: u32) -> Value {
+    let mut manifest = glyphs(name, LONG);
+    manifest["spec"]["elastic"] = json!({"minReplicas": least, "maxReplicas": most});
+    manifest
+}
+
+fn world(status: &Value) -> Option<u64> {
+    status["membership"]["worldSize"].as_u64()
+}
+
+#[test]
+fn scaling_up_and_down_while_training_loses_no_step() {
+    let Some(cluster) = cluster("scaling_up_and_down_while_training_loses_no_step") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "scale");
+    let job = Job::apply(client, namespace.name(), "lenet", &elastic("lenet", 1, 4).to_string());
+    job.wait_for_step(20);
+    let scale = |workers: &str| job.kubectl(&["scale", "trainingjob", "lenet", &format!("--replicas={workers}")]);
+    scale("4");
+    job.wait("four that train", |status| world(status) == Some(4));
+    scale("1");
+    let status = job.wait("one that trains", |status| world(status) == Some(1) && status["replicas"] == 1);
+    assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
+    let described = job.describe();
+    for event in ["from 2 to 4 workers", "from 4 to 1 workers"] {
+        assert!(described.contains(event), "{event}: {described}");
+    }
+
+    let refused = client.kubectl(&["-n", namespace.name(), "scale", "trainingjob", "lenet", "--replicas=5"]);
+    let refused = format!("{:#}", refused.expect_err("above maxReplicas"));
+    assert!(refused.contains("spec.elastic.maxReplicas"), "{refused}");
+
+    let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
+    assert_nothing_was_lost(&folder, &job.group());
+}
+
+#[test]
+fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
+    let Some(cluster) = cluster("an_evicted_worker_leaves_after_a_step_and_another_takes_its_place") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "evict");
+    let job = Job::apply(client, namespace.name(), "lenet", &elastic("lenet", 1, 2).to_string());
+    job.wait_for_step(20);
+    let eviction = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "lenet-worker-1", "namespace": namespace.name()},
+    });
+    client
+        .create_raw(
+            &format!("/api/v1/namespaces/{}/pods/lenet-worker-1/eviction", namespace.name()),
+            &eviction.to_string(),
+        )
+        .expect("evicted");
+    let status = job.wait("a replacement", |status| status["replacements"] == 1);
+    assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
+    job.wait("both again", |status| status["replacing"].is_null() && status["readyReplicas"] == 2);
+    let left = job.group()["status"]["changes"]
+        .as_array()
+        .expect("changes")
+        .iter()
+        .any(|change| change["left"][0]["pod"] == "lenet-worker-1" && change["lost"].is_null());
+    assert!(left, "it left as planned: {:#}", job.group()["status"]["changes"]);
+
+    let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
+    assert_nothing_was_lost(&folder, &job.group());
+}
+
+#[test]
+fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
+    let Some(cluster) = cluster("a_suspended_job_has_no_pods_and_goes_on_from_its_step") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "suspend");
+    let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", LONG).to_string());
+    job.wait_for_step(20);
+    let suspend = |suspend: bool| {
+        let patch = json!({"spec": {"suspend": suspend}}).to_string();
+        job.kubectl(&["patch", "tj", "lenet", "--type=merge", "-p", &patch]);
+    };
+    suspend(true);
+    let status = job.wait_for_phase("Suspended");
+    assert_eq!(job.kubectl(&["get", "pods", "-o", "name"]), "", "{status:#}");
+    let rested = job.group()["spec"]["record"]["rested"].as_u64().expect("where it rests");
+    assert_eq!(status["lastCheckpoint"]["step"].as_u64(), Some(rested), "{status:#}");
+    suspend(false);
+    let status = job.wait("training again", |status| status["progress"]["step"].as_u64() > Some(rested));
+    assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
+    let described = job.describe();
+    assert!(described.contains(&format!("from step {rested}")), "{described}");
+
+    let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
+    assert_nothing_was_lost(&folder, &job.group());
+}
+
+#[test]
+fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losing_a_step() {
+    let test = "a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losing_a_step";
+    let Some(cluster) = cluster_alone(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "node");
+    // Two workers and no fewer: the one that is left keeps the state, and waits.
+    let mut manifest = glyphs("lenet", SHORT);
+    manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},
+    }]);
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    let node = job.nodes_of_workers().first().and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node");
+    cluster.power_off(node).expect("power off");
+
+    let lost = job.wait("a replacement", |status| status["replacements"].as_u64() > Some(0));
+    assert_eq!((&lost["restarts"], &lost["failures"]), (&json!(0), &json!(0)), "{lost:#}");
+    let status = job.wait_for_phase("Complete");
+    assert_eq!(status["restarts"], 0, "{status:#}");
+    let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
+    let done = assert_nothing_was_lost(&folder, &job.group());
+    assert_eq!(status["progress"]["totalSteps"].as_u64(), Some(done), "{status:#}");
+    cluster.power_on(node).expect("power on");
+    cluster.wait_for_node(node).expect("back");
+}

@@ -1,0 +1,50 @@
+//! What a job's journal and its record tell of the whole run, compared with what must hold whatever happened to it.
+
+use std::{fs, path::Path};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A line of metrics.jsonl about a step.
+#[derive(Debug, Deserialize)]
+struct Step {
+    step: u64,
+    generation: u64,
+}
+
+/// Checks that the steps were done once each and in order, that generations form one chain of which each goes on where the one before
+/// stood, and that nothing that had been told of was taken back. Says so in one line; gives the last step that was done.
+pub(super) fn assert_nothing_was_lost(folder: &Path, group: &Value) -> u64 {
+    let steps = steps(folder);
+    let total = steps.last().expect("steps").step;
+    let numbers: Vec<u64> = steps.iter().map(|line| line.step).collect();
+    assert_eq!(numbers, (1..=total).collect::<Vec<_>>(), "each step once, in order");
+    assert!(steps.windows(2).all(|pair| pair[0].generation <= pair[1].generation), "one chain of generations");
+
+    let changes = group["status"]["changes"].as_array().expect("the changes of the group");
+    assert!(changes.iter().all(|change| change["rollback"] != true), "no step was taken back: {changes:#?}");
+    for pair in changes.windows(2) {
+        let [before, after] = [&pair[0], &pair[1]].map(|change| change["generation"].as_u64().expect("a number"));
+        assert!(before < after, "{changes:#?}");
+        let base = pair[1]["step"].as_u64().expect("a step");
+        let last = steps.iter().rev().find(|line| line.generation < after).map_or(0, |line| line.step);
+        let first = steps.iter().find(|line| line.generation >= after).map_or(base + 1, |line| line.step);
+        assert!(
+            last <= base && first <= base + 1,
+            "generation {after} goes on from step {base}, after {last}: {first}"
+        );
+    }
+    println!(
+        "history: {total} steps, each done once; {} generations in one chain; 0 committed steps lost",
+        changes.last().map_or(0, |change| change["generation"].as_u64().unwrap_or_default())
+    );
+    total
+}
+
+fn steps(folder: &Path) -> Vec<Step> {
+    let job = fs::read_dir(folder).expect("the volume").map(|entry| entry.expect("an entry").path());
+    let journal = job.map(|folder| folder.join("metrics.jsonl")).find(|path| path.exists()).expect("a journal");
+    let text = fs::read_to_string(journal).expect("a journal");
+    // Evaluations are lines too.
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
