@@ -105,10 +105,11 @@ async fn follow(jobs: Api<TrainingJob>, namespace: &str, name: &str) -> anyhow::
 struct Told {
     phase: Option<(Phase, Option<String>)>,
     restarts: u32,
+    generation: Option<u64>,
 }
 
 impl Told {
-    /// A line for a phase or its reason when it is new, and one for every restart.
+    /// A line for a phase or its reason when it is new, and one for every restart and every change of the group.
     fn news(&mut self, status: &TrainingJobStatus) -> Vec<String> {
         let mut lines = Vec::new();
         if status.restarts > self.restarts {
@@ -119,6 +120,11 @@ impl Told {
             lines.push(format!("restart {}{cause}", status.restarts));
         }
         self.restarts = status.restarts;
+        let change = status.membership.as_ref().and_then(|membership| membership.last_change.as_ref());
+        if let Some(change) = change.filter(|change| self.generation < Some(change.generation)) {
+            lines.push(format!("{} (took {:.2} s)", change.text, change.seconds));
+            self.generation = Some(change.generation);
+        }
         let phase = status.phase.map(|phase| (phase, status.reason.clone()));
         if let Some((phase, reason)) = &phase
             && !phase.is_finished()
@@ -217,6 +223,17 @@ mod tests {
         }));
         assert_eq!(told.news(&restarting), ["restart 1 after lenet-worker-1: OOMKilled", "Restarting"]);
         assert_eq!(told.news(&restarting), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_change_of_the_group_is_told_once_with_its_cost() {
+        let mut told = Told::default();
+        let change = serde_json::json!({"generation": 2, "text": "w-1 was lost (closed its connection)", "seconds": 0.061});
+        let running = status(serde_json::json!({
+            "phase": "Running", "membership": {"generation": 2, "worldSize": 1, "lastChange": change},
+        }));
+        assert_eq!(told.news(&running), ["w-1 was lost (closed its connection) (took 0.06 s)", "Running"]);
+        assert_eq!(told.news(&running), Vec::<String>::new());
     }
 
     #[test]
