@@ -228,7 +228,8 @@ mod tests {
     #[test]
     fn a_change_of_the_group_is_told_once_with_its_cost() {
         let mut told = Told::default();
-        let change = serde_json::json!({"generation": 2, "text": "w-1 was lost (closed its connection)", "seconds": 0.061});
+        let change =
+            serde_json::json!({"generation": 2, "text": "w-1 was lost (closed its connection)", "seconds": 0.061});
         let running = status(serde_json::json!({
             "phase": "Running", "membership": {"generation": 2, "worldSize": 1, "lastChange": change},
         }));

@@ -1,6 +1,7 @@
 //! What to do next for a job: from what it is ([`ValidJob`]) and what was seen ([`Observed`]) to a [`Plan`]. No clock, no
 //! client, nothing asynchronous; the time is an argument.
 
+mod carry_on;
 mod children;
 mod failure;
 mod observed;

@@ -1,0 +1,204 @@
+//! A job that goes on: what is missing is made, what is too much is taken away, and how far it is is said.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use lockstep_api::{ConditionType, Phase, Reason, Replacing, TrainingJobStatus, ValidJob};
+
+use crate::{
+    Child, Observed, Plan, PodSeen, PodState, Role, Settings,
+    children::children,
+    failure::{coordinator_is_gone, is_alive, replaced_at, wanted},
+    phase::{deletion, enter, restart_pause_ends},
+    pod_name,
+    pods::pod,
+    status::{Note, at_work, set_condition, told},
+};
+
+/// Makes what is missing, takes away what is too much, and says how far the job is.
+#[allow(clippy::too_many_arguments, reason = "the parts of one plan, taken apart by the caller")]
+pub(crate) fn carry_on(
+    job: &ValidJob,
+    seen: &Observed,
+    settings: &Settings,
+    status: &mut TrainingJobStatus,
+    plan: &mut Plan,
+    (present, earlier): (&[&PodSeen], &[&PodSeen]),
+    stands_still: bool,
+    now: Timestamp,
+) {
+    resize(job, status, present, &mut plan.events);
+    let unwanted = present.iter().filter(|pod| matches!(pod.role, Role::Worker(index) if index >= job.replicas.get()));
+    plan.delete = earlier.iter().chain(unwanted).filter_map(|pod| deletion(pod, now)).collect();
+    for (worker, pod) in wanted(job, present) {
+        let lost = |entry: &&Replacing| entry.worker == worker && entry.uid.as_ref() == Some(&pod.uid);
+        let Some(entry) = status.replacing.iter().find(lost) else { continue };
+        // One that ended is left to be looked at until its successor is due.
+        if matches!(pod.state, PodState::Ended(_)) && entry.not_before.0 > now {
+            plan.look_again_at(entry.not_before.0, now);
+        } else {
+            plan.delete.extend(deletion(pod, now));
+        }
+    }
+    let is_gone = |pod: &PodSeen| coordinator_is_gone(pod) || (pod.unreachable && stands_still);
+    for pod in present.iter().filter(|pod| pod.role == Role::Coordinator && is_gone(pod)) {
+        if let Some(time) = replaced_at(pod).filter(|time| *time > now) {
+            plan.look_again_at(time, now);
+            continue;
+        }
+        if deletion(pod, now).is_some() {
+            plan.events.push(Note::coordinator_lost(pod));
+        }
+        plan.delete.extend(deletion(pod, now));
+    }
+    let pause = restart_pause_ends(status).filter(|_| present.is_empty());
+    match pause.filter(|end| *end > now) {
+        Some(end) => plan.look_again_at(end, now),
+        None if earlier.is_empty() => create_missing(job, seen, settings, status, plan, present, now),
+        None => {}
+    }
+    let was_replacing = !seen.status.replacing.is_empty();
+    let (phase, reason, message) = progress_of(job, status, (seen, present));
+    if phase == Phase::Running && status.phase != Some(Phase::Running) && !was_replacing {
+        plan.events.push(Note::started(job, status, now));
+    }
+    enter(status, phase, reason, &message, now);
+    tell_whether_degraded(job, status, present, now);
+}
+
+/// Follows `spec.replicas`.
+fn resize(job: &ValidJob, status: &mut TrainingJobStatus, present: &[&PodSeen], events: &mut Vec<Note>) {
+    let replicas = job.replicas.get();
+    let exists = |index: u32| present.iter().any(|pod| pod.role == Role::Worker(index));
+    let target = status.target_replicas;
+    if replicas < target || (0 < target && target < replicas && !(target..replicas).any(exists)) {
+        events.push(Note::resizing(target, replicas));
+    }
+    status.target_replicas = if (0..replicas).all(exists) { replicas } else { target.min(replicas) };
+}
+
+fn create_missing(
+    job: &ValidJob,
+    seen: &Observed,
+    settings: &Settings,
+    status: &mut TrainingJobStatus,
+    plan: &mut Plan,
+    present: &[&PodSeen],
+    now: Timestamp,
+) {
+    let there: BTreeSet<Role> = present.iter().map(|pod| pod.role).collect();
+    let wanted = std::iter::once(Role::Coordinator).chain((0..job.replicas.get()).map(Role::Worker));
+    let mut missing = Vec::new();
+    for role in wanted.filter(|role| !there.contains(role)) {
+        let pause =
+            status.replacing.iter().find(|entry| Role::Worker(entry.worker) == role).map(|entry| entry.not_before.0);
+        match pause.filter(|end| *end > now) {
+            Some(end) => plan.look_again_at(end, now),
+            None => missing.push(role),
+        }
+    }
+    if missing.contains(&Role::Coordinator) {
+        plan.create = children(job, seen.group.is_none());
+    }
+    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, settings, *role, status.attempt)))));
+    if !missing.is_empty() {
+        status.attempt_time.get_or_insert(Time(now));
+    }
+}
+
+/// How many workers have joined.
+fn joined(job: &ValidJob, present: &[&PodSeen]) -> u32 {
+    wanted(job, present).filter(|(_, pod)| pod.ready && is_alive(pod)).count() as u32
+}
+
+/// With how many workers it trains.
+fn least(job: &ValidJob) -> u32 {
+    job.elastic.min_replicas.min(job.replicas.get())
+}
+
+/// Phase, reason and message of a job that goes on.
+fn progress_of(
+    job: &ValidJob,
+    status: &TrainingJobStatus,
+    (seen, present): (&Observed, &[&PodSeen]),
+) -> (Phase, Reason, String) {
+    let (all, least, joined) = (job.replicas.get(), least(job), joined(job, present));
+    let (at_work, work) = at_work(job);
+    let missing: Vec<String> = status.replacing.iter().map(|entry| pod_name(job, Role::Worker(entry.worker))).collect();
+    // A probe that fails for a moment ends nothing.
+    if joined == all || (missing.is_empty() && status.phase == Some(Phase::Running) && joined < least) {
+        return (Phase::Running, at_work, format!("{all} workers {work}"));
+    }
+    if joined >= least {
+        return (Phase::Running, at_work, format!("{joined} of {all} workers {work}"));
+    }
+    let is_lost = |uid: &String| status.replacing.iter().any(|entry| entry.uid.as_ref() == Some(uid));
+    let up = wanted(job, present)
+        .filter(|(_, pod)| !matches!(pod.state, PodState::Pending(_)) && !is_lost(&pod.uid))
+        .count();
+    if up == all as usize {
+        return (Phase::Starting, Reason::WorkersJoining, format!("{joined} of {all} workers have joined"));
+    }
+    let begins = missing.is_empty() && status.restarts == 0;
+    let phase = if begins { Phase::Pending } else { Phase::Restarting };
+    if let Some((reason, message)) = hindrance(present) {
+        return (phase, reason, message);
+    }
+    if let Some(refused) = &seen.refused {
+        return (phase, Reason::PodsPending, refused.clone());
+    }
+    let message = format!("{up} of {all} workers' pods run");
+    let Some(failure) = status.last_failure.as_ref().filter(|_| !begins) else {
+        return (phase, Reason::PodsPending, message);
+    };
+    let failed = status.replacing.iter().any(|entry| entry.failed);
+    let reason = match status.reason.as_deref() {
+        Some("WorkerLost") if missing.is_empty() => Reason::WorkerLost,
+        _ if missing.is_empty() || failed => Reason::WorkerFailed,
+        _ => Reason::WorkerLost,
+    };
+    let what = if missing.is_empty() {
+        format!("restart {}", status.restarts)
+    } else {
+        format!("training waits for {}", missing.join(", "))
+    };
+    (phase, reason, format!("{what} after {}; {message}", told(failure)))
+}
+
+fn tell_whether_degraded(job: &ValidJob, status: &mut TrainingJobStatus, present: &[&PodSeen], now: Timestamp) {
+    let all = job.replicas.get();
+    if status.replacing.is_empty() {
+        if status.conditions.iter().any(|condition| condition.type_ == ConditionType::Degraded.to_string()) {
+            let message = format!("none of {all} workers is missing");
+            set_condition(status, ConditionType::Degraded, false, Reason::AllWorkersJoined, &message, now);
+        }
+        return;
+    }
+    let missing: Vec<String> = status.replacing.iter().map(|entry| entry.worker.to_string()).collect();
+    let message =
+        format!("{} of {all} workers are there; being replaced: worker {}", joined(job, present), missing.join(", "));
+    let failed = status.replacing.iter().any(|entry| entry.failed);
+    let reason = if failed { Reason::WorkerFailed } else { Reason::WorkerLost };
+    set_condition(status, ConditionType::Degraded, true, reason, &message, now);
+}
+
+/// What keeps a pod from running, with what to do about it.
+pub(crate) fn hindrance(pods: &[&PodSeen]) -> Option<(Reason, String)> {
+    let waiting = pods.iter().filter_map(|pod| match &pod.state {
+        PodState::Pending(Some(waiting)) => Some((pod, waiting)),
+        PodState::Pending(None) | PodState::Running | PodState::Ended(_) => None,
+    });
+    // What never passes by itself comes first.
+    let (pod, waiting) = waiting.min_by_key(|(pod, waiting)| match waiting.reason {
+        Reason::ContainerConfigError => (0, pod.role),
+        Reason::ImageNotPulled => (1, pod.role),
+        _ => (2, pod.role),
+    })?;
+    let advice = match waiting.reason {
+        Reason::ImageNotPulled => "correct the image or the pull secret in spec.template",
+        Reason::ContainerConfigError => "correct spec.template or create what it names",
+        _ => "free or add nodes, or ask for less in spec.template",
+    };
+    Some((waiting.reason, format!("pod {}: {}; {advice}", pod.name, waiting.message)))
+}
