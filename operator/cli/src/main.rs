@@ -5,6 +5,7 @@ mod checkpoints;
 mod display;
 mod history;
 mod manifest;
+mod replay;
 mod run;
 mod scale;
 mod validate;
@@ -33,6 +34,8 @@ enum Command {
     Scale(scale::Arguments),
     /// Tell how the group of a run changed: when, why, and at what cost.
     History(history::Arguments),
+    /// Train a finished run's job once more without faults, by the memberships that it had, and compare the weights bit for bit.
+    Replay(replay::Arguments),
     /// Measure this machine by local processes, as a job with spec.benchmark measures a cluster.
     Bench(bench::Arguments),
     /// List, verify, prune or export the checkpoints in a job's folder.
@@ -88,6 +91,10 @@ fn main() -> ExitCode {
     match command {
         Command::Run(arguments) => match run::prepare(&arguments) {
             Ok(session) => finish(runtime.block_on(session.run())),
+            Err(error) => report(&error, Outcome::Refused),
+        },
+        Command::Replay(arguments) => match replay::prepare(&arguments) {
+            Ok(replaying) => finish(runtime.block_on(replaying.run())),
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::Bench(arguments) => match bench::prepare(&arguments) {

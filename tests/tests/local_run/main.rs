@@ -5,6 +5,7 @@ mod benchmark;
 mod elastic;
 mod faults;
 mod metrics;
+mod replay;
 mod run;
 mod same_losses;
 

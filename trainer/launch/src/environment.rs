@@ -108,6 +108,12 @@ pub struct LaunchError {
     problem: String,
 }
 
+impl LaunchError {
+    pub(crate) fn new(variable: &'static str, problem: impl fmt::Display) -> Self {
+        Self { variable, problem: problem.to_string() }
+    }
+}
+
 /// Set besides the others by a parent that a process must not outlive: the parent's process id.
 pub const PARENT: &str = "LOCKSTEP_PARENT";
 
@@ -152,7 +158,7 @@ impl Launch {
     /// # Errors
     /// The first variable that is missing or malformed.
     pub fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, LaunchError> {
-        let wrong = |variable: Variable, problem: String| LaunchError { variable: variable.name(), problem };
+        let wrong = |variable: Variable, problem: String| LaunchError::new(variable.name(), problem);
         let text = |variable: Variable| lookup(variable.name()).ok_or_else(|| wrong(variable, "missing".to_owned()));
         let launch: Self = serde_json::from_str(&text(Variable::Launch)?)
             .map_err(|error| wrong(Variable::Launch, error.to_string()))?;

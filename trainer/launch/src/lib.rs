@@ -1,7 +1,8 @@
 //! The launch contract: all that the operator (or `lockstep run`) and the trainer must agree on.
 //!
 //! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Task`] what it does,
-//! [`Progress`] what it reports while it runs, [`Change`] how its group changed, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
+//! [`Progress`] what it reports while it runs, [`Change`] how its group changed, [`Planned`] how a group sums and [`Replay`] that it is to
+//! do so again, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
 
 mod benchmark;
 mod change;
@@ -15,6 +16,7 @@ pub mod group;
 pub mod names;
 mod network;
 mod progress;
+mod replay;
 mod size;
 mod task;
 mod workload;
@@ -31,6 +33,7 @@ pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, Store, V
 pub use exit::Exit;
 pub use network::{Network, NetworkError};
 pub use progress::{CheckpointMark, CommunicationReport, Link, Progress};
+pub use replay::{PLANS_FILE, Planned, REPLAY, Replay};
 pub use size::{ByteSize, ByteSizeError};
 pub use task::Task;
 pub use workload::{

@@ -16,6 +16,7 @@ mod member;
 mod metrics;
 mod model;
 mod networks;
+mod plans;
 mod reporter;
 mod serve;
 mod signals;
@@ -29,7 +30,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use lockstep_data::{glyphs, idx};
-use lockstep_launch::{Ending, Exit, Launch, PARENT};
+use lockstep_launch::{Ending, Exit, Launch, PARENT, Replay};
 use tracing::{error, info};
 
 use crate::failure::Failure;
@@ -81,14 +82,15 @@ fn main() -> ExitCode {
         Role::Glyphs { samples, seed, output } => return write_glyphs(*samples, *seed, output),
         Role::Worker | Role::Coordinator => {}
     }
-    let launch = match Launch::read(|name| std::env::var(name).ok()) {
-        Ok(launch) => launch,
+    let lookup = |name: &'static str| std::env::var(name).ok();
+    let (launch, replay) = match Launch::read(lookup).and_then(|launch| Ok((launch, Replay::read(lookup)?))) {
+        Ok(orders) => orders,
         Err(problem) => {
             error!(%problem, "cannot start");
             return ExitCode::from(Exit::Fatal.code());
         }
     };
-    let (exit, ending) = match run(&role, &launch) {
+    let (exit, ending) = match run(&role, &launch, replay.as_ref()) {
         Ok(ending) => (Exit::Done, ending),
         Err(failure) => {
             error!(exit = %failure.exit(), "{failure}");
@@ -102,10 +104,10 @@ fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-fn run(role: &Role, launch: &Launch) -> Result<Ending, Failure> {
+fn run(role: &Role, launch: &Launch, replay: Option<&Replay>) -> Result<Ending, Failure> {
     signals::die_with_parent().map_err(|error| Failure::fatal(format!("{error:#}")))?;
     match role {
-        Role::Worker => worker::work(launch),
+        Role::Worker => worker::work(launch, replay),
         Role::Coordinator => coordinator::coordinate(launch),
         Role::Checkpoints(_) | Role::Glyphs { .. } => unreachable!("it needs no orders"),
     }

@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 use lockstep_collective::Communicator;
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
 use lockstep_elastic::{Digest, Group, Sampler, State};
-use lockstep_launch::{Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Task, Workload};
+use lockstep_launch::{
+    Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
+};
 use lockstep_nn::Sgd;
 use tracing::{info, warn};
 
@@ -16,7 +18,7 @@ use crate::{
     failure::Failure,
     member::{Halt, Member},
     metrics::Metrics,
-    model,
+    model, plans,
     reporter::Reporter,
     serve::{self, Ready},
     signals::Stop,
@@ -25,8 +27,8 @@ use crate::{
     training::{Rank, Recipe},
 };
 
-/// Does a worker's whole life.
-pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
+/// Does a worker's whole life, or repeats a part of another one's.
+pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, Failure> {
     let stop = Stop::listen().map_err(|error| Failure::retry(format!("{error:#}")))?;
     let ready = Ready::default();
     let metrics = Metrics::new(&launch.job).map_err(Failure::fatal)?;
@@ -49,7 +51,7 @@ pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
             let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
             // What a rank does by itself depends on its share of a step, which is the first group's.
             let seat = seat(workload, 0, launch.replicas, shards);
-            let recipe = recipe(workload, &dataset);
+            let recipe = recipe(workload, &dataset, replay.and_then(|replay| replay.last_step));
             let mut trainee = Trainee::new(network, recipe, newest, &dataset.train, seat)?;
             let held = trainee.held();
             let (member, group) = Member::join(launch, &metrics, &stop, &ready, data, held)?;
@@ -57,6 +59,7 @@ pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
             let run = Run {
                 member: &member,
                 workload,
+                replay,
                 storage: &storage,
                 train: Arc::new(train),
                 held_out: Arc::new(evaluation),
@@ -84,7 +87,7 @@ pub(crate) fn work(launch: &Launch) -> Result<Ending, Failure> {
     }
 }
 
-fn recipe(workload: &Workload, dataset: &Dataset) -> Recipe {
+fn recipe(workload: &Workload, dataset: &Dataset, last_step: Option<u64>) -> Recipe {
     let training = &workload.training;
     let Optimizer::Sgd(sgd) = &training.optimizer;
     let global_batch = u64::from(training.global_batch_size);
@@ -95,7 +98,7 @@ fn recipe(workload: &Workload, dataset: &Dataset) -> Recipe {
         seed: training.seed,
         global_batch,
         micro_batch,
-        total_steps: steps_per_epoch * u64::from(training.epochs),
+        total_steps: last_step.unwrap_or(u64::MAX).min(steps_per_epoch * u64::from(training.epochs)),
         steps_per_epoch,
         optimiser: Sgd { momentum: sgd.momentum, weight_decay: sgd.weight_decay },
         rate: training.schedule.base_learning_rate,
@@ -113,6 +116,7 @@ fn seat(workload: &Workload, rank: u32, world: u32, shards: u32) -> Seat {
 struct Run<'a> {
     member: &'a Member<'a>,
     workload: &'a Workload,
+    replay: Option<&'a Replay>,
     storage: &'a Storage,
     train: Arc<Samples>,
     held_out: Arc<Samples>,
@@ -165,6 +169,7 @@ impl Run<'_> {
         )?;
         self.check_shared(&mut rank, group)?;
         let mut reporter = if group.reports() {
+            self.keep_plan(group, &agreed)?;
             Some(self.reporter(rank.trainee, group, &agreed)?)
         } else {
             self.member.metrics.leave_reporting();
@@ -180,14 +185,26 @@ impl Run<'_> {
 
     fn agree(&self, trainee: &mut Trainee, ranks: &mut lockstep_collective::Group) -> Result<Agreed, Failure> {
         let ready_order = trainee.replica.table().ready_order();
-        let record = trainee.communication.as_deref();
+        let record = self.replay.map(|replay| replay.plan.as_str()).or(trainee.communication.as_deref());
         let Trainee { baseline, costs, .. } = &*trainee;
         let agreed = communication::agree(ranks, &self.workload.communication, &ready_order, baseline, record, *costs)
             .map_err(Failure::broken)?;
+        if let Some(Replay { plan, .. }) = self.replay.filter(|replay| replay.plan != agreed.record) {
+            return Err(Failure::fatal(format!("to be summed by {plan}, which is no plan here; by {}", agreed.record)));
+        }
         trainee.replica.set_buckets(agreed.plan.buckets().to_vec()).map_err(Failure::fatal)?;
         trainee.costs = agreed.costs.or(trainee.costs);
         trainee.communication = Some(agreed.record.clone());
         Ok(agreed)
+    }
+
+    /// Has it stored how this group sums, before there can be a step of it: each one needs this rank.
+    fn keep_plan(&self, group: &Group, agreed: &Agreed) -> Result<(), Failure> {
+        let Group { generation, world, base, .. } = group;
+        let plan = agreed.record.clone();
+        let planned = Planned { generation: *generation, workers: *world, step: base.step, plan };
+        plans::keep(self.storage.path(), &planned)
+            .map_err(|error| Failure::retry(format!("{}: {error}", self.storage.path().display())))
     }
 
     /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context;
 use futures::future::select_all;
-use lockstep_launch::{Change, Ending, Exit, Launch, PARENT, Progress};
+use lockstep_launch::{Change, Ending, Exit, Launch, PARENT, Progress, REPLAY, Replay};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use tokio::{
@@ -33,6 +33,8 @@ pub(crate) struct Process {
     pub(crate) role: Role,
     /// Its environment.
     pub(crate) launch: Launch,
+    /// What it is to repeat, if it is.
+    pub(crate) replay: Option<Replay>,
     /// The control port, if it is to listen there.
     pub(crate) listener: Option<OwnedFd>,
     /// File that takes its output.
@@ -207,7 +209,7 @@ impl Drop for Children {
 }
 
 fn spawn(trainer: &Path, process: Process) -> anyhow::Result<Child> {
-    let Process { role, launch, listener, log } = process;
+    let Process { role, launch, replay, listener, log } = process;
     let log_file = append(&log)?;
     let mut command = Command::new(trainer);
     match role {
@@ -216,6 +218,7 @@ fn spawn(trainer: &Path, process: Process) -> anyhow::Result<Child> {
     };
     command
         .envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)))
+        .envs(replay.map(|replay| (REPLAY, replay.to_value())))
         .env(PARENT, std::process::id().to_string())
         .stdin(listener.map_or_else(Stdio::null, Stdio::from))
         .stderr(log_file)

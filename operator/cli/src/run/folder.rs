@@ -11,7 +11,8 @@ use std::{
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
-use lockstep_launch::{Change, Encryption, InvalidField, Task, make_credentials};
+use lockstep_launch::{Change, Encryption, InvalidField, PLANS_FILE, Planned, Task, make_credentials};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::restart::Role;
@@ -20,6 +21,7 @@ use crate::manifest;
 /// Where runs go when no folder is named.
 const RUNS: &str = "runs";
 const MANIFEST: &str = "manifest.yaml";
+const EARLIER_MANIFEST: &str = "manifest-earlier.yaml";
 const LOCK: &str = "lock";
 const ATTEMPT: &str = "attempt";
 const HISTORY: &str = "history.jsonl";
@@ -156,7 +158,7 @@ impl Folder {
             if earlier_text == text {
                 return Ok(());
             }
-            let kept = unused(&self.path.join("manifest-earlier.yaml"));
+            let kept = unused(&self.path.join(EARLIER_MANIFEST));
             fs::rename(&path, &kept).with_context(|| format!("rename {}", path.display()))?;
         }
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))
@@ -217,6 +219,8 @@ pub(crate) struct Other {
     path: PathBuf,
     /// The job as it was run.
     pub(crate) job: ValidJob,
+    /// Its manifest.
+    pub(crate) value: Value,
 }
 
 impl Other {
@@ -226,10 +230,9 @@ impl Other {
         let manifest_path = path.join(MANIFEST);
         let text = fs::read_to_string(&manifest_path)
             .with_context(|| format!("{}: no run's folder: {MANIFEST} cannot be read", path.display()))?;
-        let job = manifest::parse(&text).and_then(|value| {
-            ValidJob::from_value(value).map_err(|fields| manifest::refused(&manifest_path, &fields))
-        })?;
-        Ok(Self { path: path.to_owned(), job })
+        let value = manifest::parse(&text).with_context(|| manifest_path.display().to_string())?;
+        let job = ValidJob::from_value(value.clone()).map_err(|fields| manifest::refused(&manifest_path, &fields))?;
+        Ok(Self { path: path.to_owned(), job, value })
     }
 
     /// Whether a `lockstep run` is at work there.
@@ -245,9 +248,24 @@ impl Other {
             .with_context(|| format!("write {}", path.display()))
     }
 
+    /// A manifest by which the run was begun, if it went on by another one.
+    pub(crate) fn earlier_manifest(&self) -> anyhow::Result<Option<PathBuf>> {
+        let first = self.path.join(EARLIER_MANIFEST);
+        Ok(first.try_exists().with_context(|| format!("look for {}", first.display()))?.then_some(first))
+    }
+
     /// Every change of the group, oldest first; a last line that is torn is left out.
     pub(crate) fn history(&self) -> anyhow::Result<Vec<Change>> {
-        let path = self.path.join(HISTORY);
+        self.lines(HISTORY)
+    }
+
+    /// Every membership that trained; a line that is torn, before whose step its writer was killed, is left out.
+    pub(crate) fn plans(&self) -> anyhow::Result<Vec<Planned>> {
+        self.lines(PLANS_FILE)
+    }
+
+    fn lines<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Vec<T>> {
+        let path = self.path.join(name);
         match fs::read_to_string(&path) {
             Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),

@@ -17,7 +17,7 @@ use std::{
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::{ValidJob, manifest::set as set_field};
-use lockstep_launch::{Ending, Progress, Task, Workload, names};
+use lockstep_launch::{Ending, Progress, Replay, Task, Workload, names};
 use serde_json::Value;
 
 use self::{
@@ -66,8 +66,10 @@ pub(crate) struct Session {
     folder: Folder,
     trainer: PathBuf,
     control: ControlPort,
-    /// The command line that continues this run; a benchmark keeps nothing to go on from.
+    /// The command line that continues this run; a benchmark and a replay begin anew.
     again: Option<String>,
+    /// What the workers are to repeat, if they are.
+    replay: Option<Replay>,
 }
 
 /// What the coordinator has said so far.
@@ -132,7 +134,7 @@ impl Session {
         if let Task::Train(workload) = &mut job.task {
             workload.checkpoint.uri = paths::folder_uri(&folder.path().join("checkpoints"))?;
         }
-        Ok(Self { job, folder, trainer, control, again: None })
+        Ok(Self { job, folder, trainer, control, again: None, replay: None })
     }
 
     /// Runs the job to its end, with whatever has to be replaced on the way, and prints what came of it.
@@ -146,24 +148,40 @@ impl Session {
         display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
         let finish = self.supervise(&mut display, &mut signals, &mut heard).await?;
         drop(display);
-        Ok(match finish {
-            Finish::Complete => {
-                print(&self.results(&heard, started));
-                Outcome::Done
-            }
+        let outcome = self.tell_end(&finish, &heard);
+        if outcome == Outcome::Done {
+            print(&self.results(&heard, started));
+        }
+        Ok(outcome)
+    }
+
+    /// Has the workers repeat what others did; says nothing where that goes well.
+    pub(crate) async fn repeat(mut self, replay: Replay) -> anyhow::Result<Outcome> {
+        self.replay = Some(replay);
+        let mut signals = Signals::take().context("take over the signals")?;
+        let (mut display, mut heard) = (Display::on_stderr(), Heard::default());
+        let finish = self.supervise(&mut display, &mut signals, &mut heard).await?;
+        drop(display);
+        Ok(self.tell_end(&finish, &heard))
+    }
+
+    /// Says why the job is not done, if it is not.
+    fn tell_end(&self, finish: &Finish, heard: &Heard) -> Outcome {
+        match finish {
+            Finish::Complete => Outcome::Done,
             Finish::Interrupted(signal) => {
-                tell(&self.farewell(&heard));
-                Outcome::Interrupted(signal)
+                tell(&self.farewell(heard));
+                Outcome::Interrupted(*signal)
             }
             Finish::NotUp(absent) => {
-                tell(&format!("error: {}", self.not_up(&absent)));
+                tell(&format!("error: {}", self.not_up(absent)));
                 Outcome::Failed
             }
             Finish::Failed(lost, end, why) => {
-                tell(&format!("error: {}", self.failure(&heard, lost, end, why)));
+                tell(&format!("error: {}", self.failure(heard, *lost, *end, *why)));
                 Outcome::Failed
             }
-        })
+        }
     }
 
     fn results(&self, heard: &Heard, started: Instant) -> String {
@@ -186,7 +204,7 @@ impl Session {
 
     fn farewell(&self, heard: &Heard) -> String {
         let Some(again) = &self.again else {
-            return "stopped; a benchmark begins anew when it is run again".to_owned();
+            return "stopped; it begins anew when it is run again".to_owned();
         };
         let at_the_end =
             self.roles().filter_map(|role| self.ending(role)?.progress?.last_checkpoint).map(|mark| mark.step).max();

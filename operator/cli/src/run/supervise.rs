@@ -117,7 +117,7 @@ impl Session {
 
     /// A process of this job among `workers` of them.
     fn process(&self, role: Role, workers: u32) -> anyhow::Result<Process> {
-        let Self { job, folder, trainer: _, control, again: _ } = self;
+        let Self { job, folder, trainer: _, control, again: _, replay } = self;
         let port = control.number()?;
         let member = self.member(role);
         let ending = folder.ending(&member);
@@ -140,7 +140,7 @@ impl Session {
             task: job.task.clone(),
         };
         let listener = if role == Role::Coordinator { Some(control.hand_over()?) } else { None };
-        Ok(Process { role, launch, listener, log: folder.log(role) })
+        Ok(Process { role, launch, replay: replay.clone(), listener, log: folder.log(role) })
     }
 }
 

@@ -1,0 +1,159 @@
+//! `lockstep replay`: trains a run's job once more without faults, by the memberships that the run had, and compares the weights.
+
+mod parts;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail, ensure};
+use lockstep_api::ValidJob;
+use lockstep_launch::{Replay, Task};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+
+use self::parts::{Part, parts};
+use crate::{
+    Outcome,
+    display::{print, tell},
+    run::{Session, folder::Other},
+};
+
+const MODEL: &str = "model.safetensors";
+/// Bytes before the header that hold its length.
+const LENGTH_BYTES: usize = 8;
+
+/// Arguments of `lockstep replay`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Folder of the run, as `lockstep run` tells it.
+    run: PathBuf,
+    /// The trainer. Default: lockstep-trainer beside this program.
+    #[arg(long, value_name = "PATH")]
+    trainer: Option<PathBuf>,
+}
+
+/// A replay that can begin.
+pub(crate) struct Replaying {
+    job: ValidJob,
+    /// What `job` was read from.
+    manifest: Value,
+    parts: Vec<Part>,
+    original: Weights,
+    trainer: Option<PathBuf>,
+    /// Removed when the weights are equal.
+    folder: TempDir,
+}
+
+/// The tensors of a model file.
+#[derive(Debug, PartialEq)]
+struct Weights {
+    /// Names, shapes and places.
+    tensors: Value,
+    bytes: Vec<u8>,
+}
+
+/// Checks everything that can be checked beforehand.
+pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Replaying> {
+    let Arguments { run, trainer } = arguments;
+    let other = Other::open(run)?;
+    let shown = run.display();
+    ensure!(matches!(other.job.task, Task::Train(_)), "{shown}: a benchmark trains nothing that could be compared");
+    ensure!(!other.is_at_work(), "{shown}: a `lockstep run` is at work in it; wait for its end");
+    if let Some(earlier) = other.earlier_manifest()? {
+        bail!("{shown}: it was begun by another manifest, {}; a replay follows one", earlier.display());
+    }
+    let model = run.join(MODEL);
+    ensure!(model.exists(), "{shown}: {MODEL} is missing: let the run come to its end, `lockstep run` continues it");
+    let original = Weights::read(&model)?;
+    let parts = parts(other.plans()?, &other.history()?).with_context(|| shown.to_string())?;
+    let folder = TempDir::with_prefix("lockstep-replay-").context("create a folder for the replay")?;
+    let Other { job, value: manifest, .. } = other;
+    Ok(Replaying { job, manifest, parts, original, trainer: trainer.clone(), folder })
+}
+
+impl Replaying {
+    /// Trains part after part, each from the state that the one before left.
+    pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
+        let Self { job, manifest, parts, original, trainer, folder } = self;
+        for part in parts {
+            tell(&part.to_string());
+            let Part { generation: _, workers, from: _, to, plan } = part;
+            let mut job = job.clone();
+            job.replicas = workers;
+            job.elastic.min_replicas = workers.get();
+            let session = Session::open(job, &manifest, trainer.as_deref(), None, Some(folder.path()))?;
+            let outcome = session.repeat(Replay { plan, last_step: to }).await;
+            if !matches!(outcome, Ok(Outcome::Done)) {
+                tell(&format!("the replay stays in {}", folder.keep().display()));
+                return outcome;
+            }
+        }
+        let replayed = Weights::read(&folder.path().join(MODEL))?;
+        let (digest, other) = (original.digest(), replayed.digest());
+        if original == replayed {
+            print(&format!("digest  {digest}  equal\n"));
+            folder.close().context("remove the replay")?;
+            return Ok(Outcome::Done);
+        }
+        print(&format!("digest  {digest}  differs: {other} when replayed, in {}\n", folder.keep().display()));
+        Ok(Outcome::Failed)
+    }
+}
+
+impl Weights {
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let mut header = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        let parsed = Self::split(&mut header).with_context(|| format!("{}: no safetensors", path.display()))?;
+        Ok(Self { tensors: parsed.0, bytes: parsed.1 })
+    }
+
+    /// What the file says of itself and the tensors' bytes; the facts beside them are not the weights'.
+    fn split(file: &mut Vec<u8>) -> Option<(Value, Vec<u8>)> {
+        let length = u64::from_le_bytes(file.get(..LENGTH_BYTES)?.try_into().ok()?);
+        let end = LENGTH_BYTES.checked_add(usize::try_from(length).ok()?).filter(|end| *end <= file.len())?;
+        let bytes = file.split_off(end);
+        let mut tensors: Value = serde_json::from_slice(&file[LENGTH_BYTES..]).ok()?;
+        tensors.as_object_mut()?.remove("__metadata__");
+        Some((tensors, bytes))
+    }
+
+    fn digest(&self) -> String {
+        Sha256::digest(&self.bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(header: &str, bytes: &[u8]) -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join(MODEL);
+        let length = (header.len() as u64).to_le_bytes();
+        fs::write(&path, [&length[..], header.as_bytes(), bytes].concat()).expect("written");
+        (folder, path)
+    }
+
+    fn weights(header: &str, bytes: &[u8]) -> Weights {
+        let (_folder, path) = file(header, bytes);
+        Weights::read(&path).expect("a model")
+    }
+
+    #[test]
+    fn weights_are_equal_by_names_shapes_and_bits_whatever_is_told_beside_them() {
+        let told = weights(r#"{"__metadata__":{"job":"a"},"w":{"shape":[2]}}"#, &[1, 2]);
+        assert_eq!(told, weights(r#"{"w":{"shape":[2]},"__metadata__":{"job":"b"}}"#, &[1, 2]));
+        assert_ne!(told, weights(r#"{"w":{"shape":[2]}}"#, &[1, 3]));
+        assert_ne!(told, weights(r#"{"v":{"shape":[2]}}"#, &[1, 2]));
+    }
+
+    #[test]
+    fn a_cut_file_is_no_model() {
+        let (_folder, path) = file(r#"{"w":{}}"#, &[]);
+        fs::write(&path, &fs::read(&path).expect("readable")[..12]).expect("cut");
+        assert!(Weights::read(&path).expect_err("refused").to_string().contains("no safetensors"));
+    }
+}

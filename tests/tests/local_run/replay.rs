@@ -1,0 +1,104 @@
+//! A finished run is done again by the memberships that it had. Gradients are added in an order that depends on how many workers there
+//! are and on what was measured, so that nothing but the same history leads to the same bits.
+
+use std::{
+    fs,
+    process::{Command, Output},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    faults::{assert_each_step_once, kill},
+    run::{Manifest, Run, alone, lockstep, wait_for},
+};
+
+const EPOCHS: u32 = 10;
+/// Of 9,000 samples in batches of 64.
+const STEPS: u64 = 10 * 141;
+
+fn replay(run: &Run) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } =
+        Command::new(lockstep()).arg("replay").arg(run.folder()).output().expect("lockstep starts");
+    (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
+}
+
+/// Changes the line of a generation in one of the run's files for as long as `look` takes.
+fn altered(run: &Run, file: &str, generation: u64, alter: impl Fn(&mut Value), look: impl Fn()) {
+    let path = run.folder().join(file);
+    let whole = fs::read_to_string(&path).expect("the file");
+    let lines = whole.lines().map(|line| {
+        let mut line: Value = serde_json::from_str(line).expect("JSON");
+        if line["generation"] == generation {
+            alter(&mut line);
+        }
+        line.to_string() + "\n"
+    });
+    let changed: String = lines.collect();
+    assert_ne!(changed, whole, "nothing was altered");
+    fs::write(&path, changed).expect("altered");
+    look();
+    fs::write(&path, whole).expect("restored");
+}
+
+#[test]
+fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
+    let _alone = alone();
+    let manifest = Manifest::glyphs(10_000, EPOCHS)
+        .replaced("bucketBytes: 64Ki", "backend: tcp")
+        .replaced("replicas: 2", "replicas: 3\n  elastic: {minReplicas: 1, maxReplicas: 4}");
+    let run = Run::of("replayed", &manifest, &[]);
+    run.wait_for_step(50);
+    // The first rank, which reports, saves and stores the plans.
+    kill(run.trainers("worker", "worker-0")[0]);
+    run.wait_for_generation(3);
+    kill(run.trainers("coordinator", "")[0]);
+    run.wait_for_checkpoint();
+    run.trainers("worker", "").into_iter().for_each(kill);
+    wait_for("a rollback", || run.history().iter().any(|change| change.rollback));
+    let rolled_back = run.history().last().map_or(0, |change| change.generation);
+    run.wait_for_generation(rolled_back);
+    let scaled = Command::new(lockstep()).arg("scale").arg(run.folder()).arg("2").status().expect("lockstep starts");
+    assert!(scaled.success(), "{scaled}");
+    wait_for("two workers", || run.steps().last().is_some_and(|line| line.world_size == 2));
+    let run = run.finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, STEPS);
+
+    let (code, said) = replay(&run);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("generation 1: 3 workers, steps 1 to") && said.contains("  equal"), "{said}");
+
+    // Three ranks never sum by two trees unless they are told to.
+    let by_two_trees = |line: &mut Value| {
+        let text = line["plan"].as_str().expect("a plan");
+        let (before, words) = text.split_once("\"words\":[").expect("its words");
+        let ends: Vec<&str> = words.splitn(5, ',').skip(4).collect();
+        line["plan"] = json!(format!("{before}\"words\":[4,0,0,0,{}", ends.concat()));
+    };
+    altered(&run, "plans.jsonl", 1, by_two_trees, || {
+        let (code, said) = replay(&run);
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("  differs: "), "{said}");
+    });
+    let fewer = |line: &mut Value| line["workers"] = json!(2);
+    altered(&run, "history.jsonl", 1, fewer, || {
+        let (code, said) = replay(&run);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("generation 1 had 3 workers after step 0 for the workers, 2"), "{said}");
+    });
+    altered(&run, "plans.jsonl", 1, fewer, || {
+        let (code, said) = replay(&run);
+        assert_eq!(code, Some(2), "{said}");
+    });
+}
+
+#[test]
+fn a_run_that_has_not_ended_is_not_replayed() {
+    let _alone = alone();
+    let run = Run::of("unended", &Manifest::glyphs(10_000, 2000), &[]);
+    run.wait_for_step(1);
+    let (code, said) = replay(&run);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("at work in it"), "{said}");
+}
