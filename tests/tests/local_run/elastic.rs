@@ -70,6 +70,22 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
 }
 
 #[test]
+fn chaos_is_told_and_is_no_failure_of_the_job() {
+    let _alone = alone();
+    let manifest = manifest().replaced("backoffLimit: 2", "backoffLimit: 0").replaced("epochs: 8", "epochs: 12");
+    let undisturbed = Run::of("undisturbed", &manifest, &["--workers", "1"]).finished();
+    let run = Run::of("chaos", &manifest, &["--chaos", "700ms", "--chaos-seed", "3"]).finished();
+    let said = run.said();
+    assert_eq!(run.code, Some(0), "{said}");
+    assert!(said.contains("--chaos-seed 3 repeats it"), "{said}");
+    for victim in ["the coordinator", "worker 0"] {
+        assert!(said.contains(&format!("chaos kills {victim}")), "{said}");
+    }
+    assert_each_step_once(&run, STEPS / u64::from(EPOCHS) * 12);
+    assert!(run.model() == undisturbed.model(), "the weights differ from those of a run to which nothing happened");
+}
+
+#[test]
 fn a_stopped_worker_is_left_behind_and_joins_again_when_it_wakes() {
     let _alone = alone();
     let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();

@@ -101,6 +101,13 @@ impl Children {
         self.running.is_empty() && self.pending.is_empty()
     }
 
+    /// Those that run, in the order of their numbers.
+    pub(crate) fn running(&self) -> Vec<Role> {
+        let mut roles: Vec<Role> = self.running.iter().map(|(role, _)| *role).collect();
+        roles.sort();
+        roles
+    }
+
     /// Whether this one runs.
     pub(crate) fn has(&self, role: Role) -> bool {
         self.running.iter().any(|(running, _)| *running == role)

@@ -1,5 +1,6 @@
 //! `lockstep run`: the manifest that `kubectl apply` takes, as processes of this machine.
 
+mod chaos;
 mod children;
 pub(crate) mod folder;
 mod paths;
@@ -21,6 +22,7 @@ use lockstep_launch::{Ending, Progress, Replay, Task, Workload, names};
 use serde_json::Value;
 
 use self::{
+    chaos::Chaos,
     folder::{Folder, encrypts},
     restart::{End, Role, Why},
     signals::Signals,
@@ -58,6 +60,8 @@ pub(crate) struct Arguments {
     /// The trainer. Default: lockstep-trainer beside this program.
     #[arg(long, value_name = "PATH")]
     trainer: Option<PathBuf>,
+    #[command(flatten)]
+    chaos: chaos::Arguments,
 }
 
 /// A run that can begin: everything is checked and its folder is made.
@@ -70,6 +74,8 @@ pub(crate) struct Session {
     again: Option<String>,
     /// What the workers are to repeat, if they are.
     replay: Option<Replay>,
+    /// What kills its processes, if that is asked for.
+    chaos: Option<Chaos>,
 }
 
 /// What the coordinator has said so far.
@@ -81,7 +87,7 @@ struct Heard {
 
 /// Checks everything that can be checked beforehand; the run's folder comes last, so that a refusal leaves nothing behind.
 pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
-    let Arguments { manifest: path, workers, set, data, output, port, trainer } = arguments;
+    let Arguments { manifest: path, workers, set, data, output, port, trainer, chaos } = arguments;
     let mut value = manifest::parse(&manifest::read(path)?).with_context(|| path.display().to_string())?;
     for assignment in set {
         set_field(&mut value, assignment).with_context(|| format!("--set {assignment}"))?;
@@ -112,6 +118,7 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
     if let Task::Train(workload) = &session.job.task {
         session.again = Some(again(arguments, &session.folder, workload, &mounts));
     }
+    session.chaos = chaos.chaos(u64::from(uuid::Uuid::new_v4().as_fields().1));
     Ok(session)
 }
 
@@ -134,7 +141,7 @@ impl Session {
         if let Task::Train(workload) = &mut job.task {
             workload.checkpoint.uri = paths::folder_uri(&folder.path().join("checkpoints"))?;
         }
-        Ok(Self { job, folder, trainer, control, again: None, replay: None })
+        Ok(Self { job, folder, trainer, control, again: None, replay: None, chaos: None })
     }
 
     /// Runs the job to its end, with whatever has to be replaced on the way, and prints what came of it.
@@ -146,6 +153,7 @@ impl Session {
         let verb = if self.folder.continued { "continues" } else { "runs" };
         let Session { job, folder, .. } = &self;
         display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
+        self.chaos.iter().for_each(|chaos| display.note(&chaos.announcement()));
         let finish = self.supervise(&mut display, &mut signals, &mut heard).await?;
         drop(display);
         let outcome = self.tell_end(&finish, &heard);

@@ -14,7 +14,7 @@ const FRUITLESS_LIMIT: u32 = 20;
 const FROM_OUTSIDE: [i32; 2] = [9, 15];
 
 /// One process of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     /// Forms the group and keeps its record.
     Coordinator,

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     Heard, Session,
+    chaos::Kill,
     children::{Children, Happening, Process, Said},
     folder::encrypts,
     restart::{End, Next, Restarts, Role, Wanted, Why},
@@ -46,6 +47,8 @@ struct Supervised<'a> {
     /// Workers that the job shall have: those with the lowest numbers.
     workers: u32,
     restarts: Restarts,
+    /// Those that were killed here, and have not ended yet.
+    struck: Vec<Role>,
     /// Who is to be started, and when.
     pending: Vec<(Instant, Role)>,
     joined: BTreeSet<String>,
@@ -72,6 +75,7 @@ impl Session {
             children: Children::start(&self.trainer, processes)?,
             workers,
             restarts: Restarts::default(),
+            struck: Vec::new(),
             pending: Vec::new(),
             joined: BTreeSet::new(),
             step: None,
@@ -79,7 +83,10 @@ impl Session {
         };
         let startup = Instant::now() + Duration::from_secs(self.job.failure_policy.startup_timeout_seconds.into());
         let mut look = Instant::now() + LOOK;
+        let begun = Instant::now();
+        let mut kills = self.chaos.clone().into_iter().flatten().peekable();
         loop {
+            let kill = kills.peek().copied();
             let start = job.pending.iter().map(|(time, _)| *time).min();
             tokio::select! {
                 happening = job.children.next(), if !job.children.is_empty() => match happening? {
@@ -104,6 +111,10 @@ impl Session {
                     job.end_all(Duration::ZERO, heard, display).await?;
                     return Ok(Finish::Complete);
                 }
+                () = sleep_until(kill.map_or(look, |kill| begun + kill.at)), if kill.is_some() && job.finish.is_none() => {
+                    job.strike(kill, display);
+                    kills.next();
+                }
                 () = sleep_until(look), if job.finish.is_none() => {
                     look = Instant::now() + LOOK;
                     job.resize(display)?;
@@ -117,7 +128,7 @@ impl Session {
 
     /// A process of this job among `workers` of them.
     fn process(&self, role: Role, workers: u32) -> anyhow::Result<Process> {
-        let Self { job, folder, trainer: _, control, again: _, replay } = self;
+        let Self { job, folder, trainer: _, control, again: _, replay, chaos: _ } = self;
         let port = control.number()?;
         let member = self.member(role);
         let ending = folder.ending(&member);
@@ -171,6 +182,15 @@ impl Supervised<'_> {
         }
     }
 
+    /// Kills whom it hits.
+    fn strike(&mut self, kill: Option<Kill>, display: &Display) {
+        if let Some(victim) = kill.and_then(|kill| kill.victim(&self.children.running())) {
+            display.note(&format!("chaos kills {victim}"));
+            self.children.signal(victim, Signal::KILL);
+            self.struck.push(victim);
+        }
+    }
+
     /// Has a lost process replaced; tells when that is the end of the job.
     fn ended(&mut self, role: Role, end: End, display: &Display) -> Option<Finish> {
         if end == End::Exit(Exit::Done) {
@@ -183,6 +203,12 @@ impl Supervised<'_> {
         }
         let leaves = matches!(role, Role::Worker(index) if index >= self.workers);
         let wanted = if leaves || self.finish.is_some() { Wanted::No } else { Wanted::Yes };
+        let was_struck = self.struck.contains(&role) && end == End::Signal(Signal::KILL.as_raw());
+        self.struck.retain(|struck| *struck != role);
+        if was_struck && wanted == Wanted::Yes {
+            self.pending.push((Instant::now(), role));
+            return None;
+        }
         let limit = self.session.job.failure_policy.backoff_limit;
         match self.restarts.next(role, end, wanted, limit) {
             Next::Nothing => {
