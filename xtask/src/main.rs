@@ -4,6 +4,7 @@ mod bench;
 mod cargo;
 mod cluster;
 mod image;
+mod simulate;
 mod test;
 mod tools;
 mod train;
@@ -32,6 +33,8 @@ enum Command {
     Check,
     /// Run every test, the real cluster included; installs what they need.
     Test,
+    /// Simulate the membership under faults for any range of seeds, such as a million through the night.
+    Simulate(simulate::Arguments),
     /// A real Kubernetes on this machine with Lockstep installed from its chart.
     Cluster(cluster::Arguments),
     /// Measure against the peers; without a name, list the benchmarks.
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Train { arguments } => train::train(&arguments),
         Command::Check => test::check(),
         Command::Test => test::test(),
+        Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Cluster(arguments) => cluster::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Image(arguments) => image::run(&arguments).map(|()| ExitCode::SUCCESS),
