@@ -1,8 +1,9 @@
-//! What the tests, `cargo xtask cluster` and the benchmarks share: a real local Kubernetes, and container images.
+//! What the tests, `cargo xtask cluster` and the benchmarks share: a real local Kubernetes, network namespaces, and container images.
 
 pub mod chart;
 pub mod cluster;
 pub mod image;
+pub mod namespaces;
 
 use std::{
     io::{self, Write as _},

@@ -4,7 +4,8 @@ use std::{fs, process::Command};
 
 use anyhow::Context as _;
 
-use super::{Cluster, network::run};
+use super::Cluster;
+use crate::namespaces::run;
 
 impl Cluster {
     /// Kills the first container of a pod as the kernel would: SIGKILL, nothing cleaned up, Kubernetes not asked.

@@ -1,15 +1,9 @@
 //! The fabric: a bridge in a network namespace without uplink; each node a namespace with one cable to it.
 
-use std::{
-    fs,
-    io::Write as _,
-    path::Path,
-    process::{Command, Stdio},
-};
-
-use anyhow::{Context as _, bail};
-
 use super::MAX_NODES;
+use crate::namespaces::{self, exists, ip, run};
+
+pub(crate) use crate::namespaces::inside;
 
 // Every address lives in namespaces that are the cluster's own and lead nowhere, so all clusters have the same.
 /// Of the control plane and of DNS.
@@ -39,13 +33,6 @@ pub(crate) fn fabric(cluster: &str) -> String {
 /// Name of a node's namespace.
 pub(crate) fn node_namespace(cluster: &str, node: u32) -> String {
     format!("lockstep-{cluster}-n{node}")
-}
-
-/// A command inside a network namespace. (`ip netns exec` would mount /sys anew and hide the control groups.)
-pub(crate) fn inside(namespace: &str, program: impl AsRef<Path>) -> Command {
-    let mut command = Command::new("nsenter");
-    command.arg(format!("--net=/run/netns/{namespace}")).arg(program.as_ref());
-    command
 }
 
 pub(crate) fn make_fabric(cluster: &str) -> anyhow::Result<()> {
@@ -94,7 +81,7 @@ pub(crate) fn remove_node(cluster: &str, node: u32) -> anyhow::Result<()> {
     if exists(&namespace) {
         // The kernel takes the namespace, and the cable with it, apart some time after its name is gone.
         ip(&fabric, &format!("link del n{node}\n"))?;
-        run(Command::new("ip").args(["netns", "del", &namespace]))?;
+        namespaces::remove(&namespace)?;
     }
     Ok(())
 }
@@ -110,34 +97,6 @@ pub(crate) fn plug(cluster: &str, node: u32) -> anyhow::Result<()> {
 }
 
 fn make_namespace(name: &str) -> anyhow::Result<()> {
-    run(Command::new("ip").args(["netns", "add", name]))?;
+    namespaces::make(name)?;
     run(inside(name, "sh").args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]))
-}
-
-fn exists(namespace: &str) -> bool {
-    fs::symlink_metadata(Path::new("/run/netns").join(namespace)).is_ok()
-}
-
-/// Runs lines of `ip` in a namespace.
-fn ip(namespace: &str, lines: &str) -> anyhow::Result<()> {
-    let mut command = Command::new("ip");
-    command.args(["-n", namespace, "-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().context("starting ip")?;
-    if let Some(mut pipe) = child.stdin.take() {
-        pipe.write_all(lines.as_bytes()).context("writing to ip")?;
-    }
-    let output = child.wait_with_output()?;
-    if !output.status.success() {
-        bail!("ip in {namespace}: {}\n{lines}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
-}
-
-/// Runs a command to its end; a failure carries what it said.
-pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
 }

@@ -1,11 +1,8 @@
 //! Two network namespaces and a line between them that carries so much and no more.
 
-use std::{
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::{path::Path, process::Command};
 
-use crate::cargo;
+use lockstep_tests::namespaces::{exists, inside, ip, make, remove, shape};
 
 /// The addresses of the line's ends.
 pub(super) const ENDS: [&str; 2] = ["10.99.0.1", "10.99.0.2"];
@@ -23,30 +20,30 @@ impl Line {
     pub(super) fn of(gigabits: f64) -> anyhow::Result<Self> {
         take_down();
         let line = Self;
+        let [first, second] = NAMES;
+        make(first)?;
+        make(second)?;
+        ip(first, &format!("link add {INTERFACE} type veth peer name {INTERFACE} netns {second}\n"))?;
         for (name, own) in NAMES.iter().zip(ENDS) {
-            ip(&format!("netns add {name}"))?;
-            ip(&format!("-n {name} link set lo up"))?;
-            if own == ENDS[1] {
-                let [first, second] = NAMES;
-                ip(&format!("link add {INTERFACE} netns {first} type veth peer name {INTERFACE} netns {second}"))?;
-            }
+            ip(
+                name,
+                &format!(
+                    "link set lo up\n\
+                     address add {own}/24 dev {INTERFACE}\n\
+                     link set {INTERFACE} up\n\
+                     route replace 10.99.0.0/24 dev {INTERFACE} src {own} congctl cubic\n"
+                ),
+            )?;
+            shape(name, INTERFACE, gigabits * 1e3)?;
         }
-        for (name, own) in NAMES.iter().zip(ENDS) {
-            ip(&format!("-n {name} address add {own}/24 dev {INTERFACE}"))?;
-            ip(&format!("-n {name} link set {INTERFACE} up"))?;
-            ip(&format!("-n {name} route replace 10.99.0.0/24 dev {INTERFACE} src {own} congctl cubic"))?;
-            let shape = format!("root tbf rate {}mbit burst 32kb latency 20ms", gigabits * 1e3);
-            let words = format!("netns exec {name} tc qdisc replace dev {INTERFACE} {shape}");
-            ip(&words)?;
-        }
-        ip(&format!("-n {} address add {COORDINATOR}/24 dev {INTERFACE}", NAMES[0]))?;
+        ip(first, &format!("address add {COORDINATOR}/24 dev {INTERFACE}\n"))?;
         Ok(line)
     }
 
     /// A program at one end, which does not outlive whoever starts it.
     pub(super) fn command(&self, end: usize, program: &Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", NAMES[end], "setpriv", "--pdeathsig", "KILL"]).arg(program);
+        let mut command = inside(NAMES[end], "setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(program);
         command
     }
 }
@@ -57,13 +54,9 @@ impl Drop for Line {
     }
 }
 
-fn ip(words: &str) -> anyhow::Result<()> {
-    cargo::run(Command::new("ip").args(words.split_whitespace()))
-}
-
 /// Also what a killed benchmark left.
 fn take_down() {
-    for name in NAMES {
-        let _ = Command::new("ip").args(["netns", "delete", name]).stderr(Stdio::null()).status();
+    for name in NAMES.into_iter().filter(|name| exists(name)) {
+        let _ = remove(name);
     }
 }
