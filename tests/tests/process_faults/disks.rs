@@ -1,0 +1,81 @@
+//! The folder of checkpoints and journal: full, and read-only. Training goes on, and what could not be stored is stored later.
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::job::{Job, Setting, may_run, succeeds};
+
+/// A disk of its own under a job's folder; unmounted when dropped.
+pub(crate) struct Disk(PathBuf);
+
+impl Disk {
+    fn under(folder: &Path, mebibytes: u32) -> Self {
+        let size = format!("size={mebibytes}m");
+        let mounted = succeeds(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(folder));
+        assert!(mounted, "no tmpfs on {}", folder.display());
+        Self(folder.to_owned())
+    }
+
+    fn remount(&self, how: &str) -> bool {
+        succeeds(Command::new("mount").args(["-o", &format!("remount,{how}")]).arg(&self.0))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        succeeds(Command::new("umount").arg("--lazy").arg(&self.0));
+    }
+}
+
+fn checkpoints(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder.join("checkpoints")).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("step-")).collect()
+}
+
+#[test]
+fn a_full_disk_stops_no_training_and_what_waits_is_stored_once_there_is_room() {
+    if !may_run("full disk") {
+        return;
+    }
+    let mut job = Job::with("full", |run| {
+        let disk = Some(Disk::under(run, 8));
+        fs::create_dir(run.join("checkpoints")).expect("its folder");
+        Setting { disk, ..Setting::default() }
+    });
+    job.wait_for("a checkpoint", |job| !checkpoints(&job.run_folder()).is_empty());
+    let filler = job.run_folder().join("filler");
+    let mut file = File::create(&filler).expect("a file");
+    while file.write_all(&[0; 4096]).is_ok() {}
+    job.wait_for("a save that failed", |job| job.logs().contains("checkpoint not saved; training goes on"));
+    fs::remove_file(&filler).expect("room again");
+    drop(file);
+    let full = checkpoints(&job.run_folder());
+    job.wait_for("a newer checkpoint", |job| checkpoints(&job.run_folder()) != full);
+    let ended = job.finished();
+    assert_eq!(ended.changes.len(), 1, "{:?}", ended.changes);
+}
+
+#[test]
+fn a_disk_that_becomes_read_only_stops_no_training() {
+    if !may_run("read-only disk") {
+        return;
+    }
+    let mut job = Job::with("readonly", |run| {
+        let disk = Some(Disk::under(&run.join("checkpoints"), 8));
+        Setting { disk, ..Setting::default() }
+    });
+    job.wait_for("a checkpoint", |job| !checkpoints(&job.run_folder()).is_empty());
+    // Not while a checkpoint is being written.
+    job.wait_for("a read-only disk", |job| job.disk().remount("ro"));
+    job.wait_for("a save that failed", |job| job.logs().contains("checkpoint not saved; training goes on"));
+    assert!(job.disk().remount("rw"), "the disk stays read-only");
+    let before = checkpoints(&job.run_folder());
+    job.wait_for("a newer checkpoint", |job| checkpoints(&job.run_folder()) != before);
+    let ended = job.finished();
+    assert_eq!(ended.changes.len(), 1, "{:?}", ended.changes);
+}

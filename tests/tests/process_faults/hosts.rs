@@ -1,0 +1,61 @@
+//! Processes: killed, and frozen.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::{
+    job::{Job, may_run, worker},
+    network::Host,
+};
+
+/// Longer than a worker may be silent.
+const SILENCE: Duration = Duration::from_secs(4);
+
+#[test]
+fn the_coordinator_and_the_first_rank_killed_at_once_are_replaced_and_lose_no_step() {
+    if !may_run("kill") {
+        return;
+    }
+    let mut job = Job::start("kill");
+    job.wait_for_steps(30);
+    job.signal(Host::Coordinator, Signal::KILL);
+    job.signal(Host::Worker(0), Signal::KILL);
+    job.wait_for_workers(3, 1);
+    let ended = job.finished();
+    // The next coordinator never met the one that is lost.
+    assert!(ended.changes.iter().skip(1).any(|change| change.joined == [worker(0)]), "{:?}", ended.changes);
+}
+
+#[test]
+fn a_frozen_worker_is_left_behind_and_joins_again_when_it_wakes() {
+    if !may_run("freeze") {
+        return;
+    }
+    let mut job = Job::start("freeze");
+    job.wait_for_steps(30);
+    job.signal(Host::Worker(2), Signal::STOP);
+    job.wait_for_workers(2, 1);
+    job.wait_for_steps(20);
+    let known = job.changes().len();
+    job.signal(Host::Worker(2), Signal::CONT);
+    job.wait_for_workers(3, known);
+    assert_eq!(job.finished().lost(), [worker(2)]);
+}
+
+#[test]
+fn training_goes_on_while_the_coordinator_is_frozen_and_everybody_stays() {
+    if !may_run("frozen-coordinator") {
+        return;
+    }
+    let mut job = Job::start("chair");
+    job.wait_for_steps(30);
+    job.signal(Host::Coordinator, Signal::STOP);
+    let frozen = Instant::now();
+    job.wait_for_steps(20);
+    job.wait_for("a silence that no worker is allowed", |_| frozen.elapsed() > SILENCE);
+    job.signal(Host::Coordinator, Signal::CONT);
+    let ended = job.finished();
+    // Who has looked for another coordinator meanwhile comes back on a new connection, which is a change.
+    assert!(ended.changes.iter().all(|change| change.workers == 3), "{:?}", ended.changes);
+}

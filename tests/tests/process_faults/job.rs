@@ -1,0 +1,330 @@
+//! A job in a network: its processes are started as the launch contract says, started anew when they end before their time, and
+//! watched: a group that does no step for a minute is wedged.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lockstep_launch::{
+    Address, Change, Elastic, Exit, Job as JobId, Launch, PLANS_FILE, Planned, Ports, Store, Task, Workload, names,
+};
+use lockstep_tests::{products, skip};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::{
+    disks::Disk,
+    network::{DATA, Host, Network, WORKERS},
+};
+
+const NAME: &str = "fault";
+const EPOCHS: u64 = 3;
+/// Of 9,000 samples in batches of 64.
+const STEPS: u64 = EPOCHS * 141;
+/// A step sends some two Mb: the lines decide how long one takes, whatever the machine.
+const MEGABITS: f64 = 100.0;
+/// Without limit.
+const FAST: f64 = 10_000.0;
+/// Without a step for so long, although enough workers live, a group is wedged.
+const WEDGED: Duration = Duration::from_secs(60);
+/// Far more than any wait takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A job under way. Its processes and its network do not outlive it.
+pub(crate) struct Job {
+    // Processes first: they end before their network and their folder are taken away.
+    processes: Vec<Process>,
+    pub(crate) network: Network,
+    setting: Setting,
+    folder: tempfile::TempDir,
+    workers: u32,
+    newest: u64,
+    since: Instant,
+}
+
+/// What is special about a job's surroundings.
+#[derive(Default)]
+pub(crate) struct Setting {
+    /// A disk in its folder.
+    pub(crate) disk: Option<Disk>,
+    /// Variables besides those of the launch contract.
+    pub(crate) environment: Vec<(&'static str, String)>,
+}
+
+struct Process {
+    host: Host,
+    child: Child,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a job left.
+pub(crate) struct Ended {
+    pub(crate) changes: Vec<Change>,
+    pub(crate) logs: String,
+    model: Vec<u8>,
+}
+
+/// Whether namespaces can be made here; says loudly where not.
+pub(crate) fn may_run(test: &str) -> bool {
+    if rustix::process::geteuid().is_root() {
+        return true;
+    }
+    skip(test, "network namespaces, limits of lines and mounts need root");
+    false
+}
+
+impl Job {
+    /// All workers, on lines that decide how long a step takes.
+    pub(crate) fn start(name: &'static str) -> Self {
+        Self::with(name, |_| Setting::default())
+    }
+
+    /// The same in surroundings that are made once it has a folder.
+    pub(crate) fn with(name: &'static str, surround: impl FnOnce(&Path) -> Setting) -> Self {
+        // Before the clock runs: what is compared with, and whatever has to be built.
+        undisturbed();
+        Self::of(Network::of(name, MEGABITS), WORKERS, surround)
+    }
+
+    fn of(network: Network, workers: u32, surround: impl FnOnce(&Path) -> Setting) -> Self {
+        let folder = tempfile::Builder::new().prefix("lockstep-fault-").tempdir().expect("a scratch folder");
+        let run = folder.path().join("run");
+        fs::create_dir_all(run.join("checkpoints")).expect("the job's folder");
+        let setting = surround(&run);
+        let (newest, since) = (0, Instant::now());
+        let mut job = Self { processes: Vec::new(), network, setting, folder, workers, newest, since };
+        for host in Host::all().take(1 + workers as usize) {
+            let child = job.spawn(host);
+            job.processes.push(Process { host, child });
+        }
+        // The first of them may have had to be built.
+        job.since = Instant::now();
+        job
+    }
+
+    pub(crate) fn disk(&self) -> &Disk {
+        self.setting.disk.as_ref().expect("the job has a disk")
+    }
+
+    /// The folder that all its processes see, with checkpoints and journal.
+    pub(crate) fn run_folder(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    fn spawn(&self, host: Host) -> Child {
+        let (role, member) = match host {
+            Host::Coordinator => ("coordinator", names::coordinator(NAME)),
+            Host::Worker(index) => ("worker", names::worker(NAME, index)),
+        };
+        let launch = Launch {
+            job: JobId { namespace: "local".into(), name: NAME.into(), uid: "process-faults".into() },
+            attempt: 0,
+            member: member.clone(),
+            replicas: self.workers,
+            elastic: Elastic { min_replicas: 1, max_replicas: self.workers },
+            coordinator: Address { host: Host::Coordinator.address().to_string(), port: Ports::POD.control },
+            address: host.address().into(),
+            ports: Ports { data: DATA, ..Ports::POD },
+            inherits_listener: false,
+            output: self.run_folder(),
+            store: Store::File(self.folder.path().join("record.json")),
+            credentials: None,
+            ending: self.folder.path().join(format!("{member}.ending")),
+            task: Task::Train(workload()),
+        };
+        let mut command = self.network.command(host, &products().join("lockstep-trainer"));
+        command
+            .arg(role)
+            .envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)))
+            .envs(self.setting.environment.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(self.append(&format!("{member}.out")))
+            .stderr(self.append(&format!("{member}.log")));
+        command.spawn().expect("the trainer starts")
+    }
+
+    fn append(&self, name: &str) -> File {
+        OpenOptions::new().create(true).append(true).open(self.folder.path().join(name)).expect("a log")
+    }
+
+    /// Sends a signal to the process of a host.
+    pub(crate) fn signal(&self, host: Host, signal: Signal) {
+        let process = self.processes.iter().find(|process| process.host == host).expect("it was started");
+        kill_process(Pid::from_child(&process.child), signal).expect("it is alive");
+    }
+
+    /// Starts anew whoever ended before its time, as an operator would; `true` once all are done.
+    fn tend(&mut self) -> bool {
+        let mut over = true;
+        for index in 0..self.processes.len() {
+            let Some(status) = self.processes[index].child.try_wait().expect("the child is ours") else {
+                over = false;
+                continue;
+            };
+            let (host, exit) = (self.processes[index].host, status.code().and_then(Exit::from_code));
+            assert!(exit != Some(Exit::Fatal), "{host:?} gave up:\n{}", self.logs());
+            if exit != Some(Exit::Done) {
+                self.processes[index].child = self.spawn(host);
+                over = false;
+            }
+        }
+        let newest = self.steps().last().copied().unwrap_or(0);
+        if newest != self.newest {
+            (self.newest, self.since) = (newest, Instant::now());
+        }
+        assert!(self.since.elapsed() < WEDGED, "no step after {newest} for {WEDGED:?}: wedged\n{}", self.logs());
+        over
+    }
+
+    /// Looks at a condition until it holds.
+    pub(crate) fn wait_for(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            assert!(!self.tend(), "the job was over before there was {what}:\n{:?}", self.changes());
+            assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}\n{}", self.logs());
+            thread::park_timeout(LOOK);
+        }
+    }
+
+    /// Waits for so many steps more.
+    pub(crate) fn wait_for_steps(&mut self, steps: u64) {
+        let first = self.steps().last().copied().unwrap_or(0);
+        self.wait_for(&format!("step {}", first + steps), |job| job.steps().last() >= Some(&(first + steps)));
+    }
+
+    /// Waits until so many workers train together, after a change beyond the first `known`.
+    pub(crate) fn wait_for_workers(&mut self, workers: u32, known: usize) {
+        self.wait_for(&format!("{workers} workers"), |job| {
+            let changes = job.changes();
+            changes.len() > known && changes.last().is_some_and(|change| change.workers == workers)
+        });
+    }
+
+    /// The steps of the journal.
+    pub(crate) fn steps(&self) -> Vec<u64> {
+        let lines = lines::<Value>(&self.run_folder().join("metrics.jsonl"));
+        lines.iter().filter(|line| line["evaluation"].is_null()).filter_map(|line| line["step"].as_u64()).collect()
+    }
+
+    /// Whether the last step was done so many seconds after now, give or take the minutes that a test takes.
+    pub(crate) fn clock_is_off_by(&self, seconds: i64) -> bool {
+        let lines = lines::<Value>(&self.run_folder().join("metrics.jsonl"));
+        let told = lines.iter().rev().find_map(|line| line["time"].as_str()?.parse::<jiff::Timestamp>().ok());
+        told.is_some_and(|told| (told.as_second() - jiff::Timestamp::now().as_second() - seconds).abs() < 300)
+    }
+
+    /// What coordinators told of the membership.
+    pub(crate) fn changes(&self) -> Vec<Change> {
+        let said = lines::<Value>(&self.folder.path().join(format!("{}.out", names::coordinator(NAME))));
+        said.iter().filter_map(|line| serde_json::from_value(line["change"].clone()).ok()).collect()
+    }
+
+    /// What all processes logged.
+    pub(crate) fn logs(&self) -> String {
+        let read = |host| {
+            let member = match host {
+                Host::Coordinator => names::coordinator(NAME),
+                Host::Worker(index) => names::worker(NAME, index),
+            };
+            let text = fs::read_to_string(self.folder.path().join(format!("{member}.log"))).unwrap_or_default();
+            format!("== {member}\n{text}")
+        };
+        Host::all().map(read).collect()
+    }
+
+    /// Waits for the end. Whatever happened, each step was done once, the memberships form one chain, and the weights are those of a
+    /// job to which nothing happened.
+    pub(crate) fn finished(mut self) -> Ended {
+        while !self.tend() {
+            thread::park_timeout(LOOK);
+        }
+        let changes = self.changes();
+        assert_eq!(self.steps(), (1..=STEPS).collect::<Vec<_>>(), "each step once, in order");
+        for pair in changes.windows(2) {
+            let in_order = pair[0].generation < pair[1].generation && pair[0].step <= pair[1].step;
+            assert!(in_order && pair[0].history != pair[1].history && !pair[1].rollback, "{pair:?}");
+        }
+        self.check_chain(&changes);
+        let ended = Ended { changes, logs: self.logs(), model: model(&self.run_folder()) };
+        if self.workers == WORKERS {
+            assert!(ended.model == *undisturbed(), "the weights differ from those of a job to which nothing happened");
+        }
+        ended
+    }
+
+    /// What coordinators told, what the workers stored before they trained, and the durable record are of one history.
+    fn check_chain(&self, changes: &[Change]) {
+        let planned: Vec<Planned> = lines(&self.run_folder().join(PLANS_FILE));
+        for Planned { generation, workers, step, .. } in planned {
+            let told = changes.iter().find(|change| change.generation == generation);
+            let told = told.map(|change| (change.workers, change.step));
+            // A coordinator that is killed may tell of no change.
+            assert!(told.is_none_or(|told| told == (workers, step)), "generation {generation}: {told:?}");
+        }
+        let record = fs::read_to_string(self.folder.path().join("record.json")).expect("a record");
+        let record: Value = serde_json::from_str(&record).expect("JSON");
+        let last = changes.last().expect("a group");
+        assert_eq!(record["active"]["generation"], last.generation, "{record}");
+        assert_eq!(record["history"], last.history, "{record}");
+    }
+}
+
+impl Ended {
+    /// Pods that were lost, in order.
+    pub(crate) fn lost(&self) -> Vec<&str> {
+        self.changes.iter().flat_map(|change| &change.lost).map(|gone| gone.pod.as_str()).collect()
+    }
+}
+
+/// The name of a worker.
+pub(crate) fn worker(index: u32) -> String {
+    names::worker(NAME, index)
+}
+
+/// The weights of the job with one worker, to which nothing happens; trained once.
+fn undisturbed() -> &'static Vec<u8> {
+    static MODEL: OnceLock<Vec<u8>> = OnceLock::new();
+    MODEL.get_or_init(|| Job::of(Network::of("undisturbed", FAST), 1, |_| Setting::default()).finished().model)
+}
+
+fn workload() -> Workload {
+    serde_json::from_value(json!({
+        "model": {"name": "mlp", "hidden": [32]},
+        "dataset": {"format": "glyphs", "samples": 10_000},
+        "training": {"epochs": EPOCHS, "globalBatchSize": 64, "seed": 7},
+        "communication": {"algorithm": "canonicalTree"},
+        "checkpoint": {"uri": "file:///checkpoints", "intervalSeconds": 1},
+    }))
+    .expect("a workload")
+}
+
+/// The tensors of the model that a job left.
+fn model(folder: &Path) -> Vec<u8> {
+    let bytes = fs::read(folder.join("model.safetensors")).expect("a model");
+    let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    bytes[8 + length..].to_vec()
+}
+
+/// Lines of JSON; the last one may be under way.
+fn lines<T: serde::de::DeserializeOwned>(path: &Path) -> Vec<T> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// Runs a program to its end, and tells whether it went well.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command.stdin(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}

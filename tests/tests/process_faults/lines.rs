@@ -1,0 +1,75 @@
+//! Lines between hosts: cut, one-way, slow, or carrying something else than was sent.
+
+use crate::{
+    job::{Job, may_run, worker},
+    network::{
+        Host,
+        Way::{self, In, Out},
+    },
+    proxy::Proxy,
+};
+
+/// A worker whose line is cut is left behind by the others and let in again when the line is whole.
+fn cut_off(name: &'static str, index: u32, ways: &[Way]) {
+    let mut job = Job::start(name);
+    job.wait_for_steps(30);
+    job.network.cut(Host::Worker(index), ways);
+    job.wait_for_workers(2, 1);
+    job.wait_for_steps(20);
+    let known = job.changes().len();
+    job.network.heal(Host::Worker(index));
+    job.wait_for_workers(3, known);
+    let ended = job.finished();
+    assert!(ended.lost().contains(&worker(index).as_str()), "{:?}", ended.changes);
+}
+
+#[test]
+fn the_first_rank_is_left_behind_while_nobody_reaches_it_and_joins_again() {
+    if may_run("partition") {
+        cut_off("partition", 0, &[In, Out]);
+    }
+}
+
+#[test]
+fn a_worker_that_hears_nobody_is_left_behind_and_joins_again() {
+    if may_run("deaf") {
+        cut_off("deaf", 1, &[In]);
+    }
+}
+
+#[test]
+fn a_worker_that_nobody_hears_is_left_behind_and_joins_again() {
+    if may_run("mute") {
+        cut_off("mute", 1, &[Out]);
+    }
+}
+
+#[test]
+fn a_slow_line_slows_the_group_and_loses_nobody() {
+    if !may_run("slow") {
+        return;
+    }
+    let mut job = Job::start("slow");
+    job.wait_for_steps(30);
+    job.network.shape(Host::Worker(1), 4.0);
+    job.wait_for_steps(10);
+    job.network.shape(Host::Worker(1), 100.0);
+    let ended = job.finished();
+    assert_eq!(ended.changes.len(), 1, "{:?}", ended.changes);
+}
+
+#[test]
+fn a_bit_that_flips_on_the_way_is_refused_and_never_summed() {
+    if !may_run("flip") {
+        return;
+    }
+    let mut job = Job::start("flip");
+    let proxy = Proxy::start(&job.network, Host::Worker(0), Host::Worker(1));
+    job.wait_for_steps(10);
+    // Only connections that are made from now on pass by the proxy.
+    job.signal(Host::Worker(0), rustix::process::Signal::KILL);
+    job.wait_for("two flipped bits", |_| proxy.flipped() == 2);
+    job.wait_for_steps(10);
+    let ended = job.finished();
+    assert!(ended.logs.contains("checksum"), "{}", ended.logs);
+}

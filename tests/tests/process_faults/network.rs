@@ -1,0 +1,153 @@
+//! A bridge and the hosts on it: the coordinator's and one for each worker.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    path::Path,
+    process::Command,
+};
+
+use lockstep_tests::namespaces::{exists, inside, ip, make, remove, run, shape};
+
+/// Workers of every job here.
+pub(crate) const WORKERS: u32 = 3;
+/// Where workers take gradients.
+pub(crate) const DATA: u16 = 7071;
+const INTERFACE: &str = "eth0";
+/// Of the bridge.
+const MIDDLE: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
+
+/// Who has a host of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Host {
+    Coordinator,
+    Worker(u32),
+}
+
+/// What a cut line carries no more, seen from the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    In,
+    Out,
+}
+
+/// Taken down when dropped.
+pub(crate) struct Network {
+    name: &'static str,
+}
+
+impl Host {
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        [Self::Coordinator].into_iter().chain((0..WORKERS).map(Self::Worker))
+    }
+
+    pub(crate) fn address(self) -> Ipv4Addr {
+        let [a, b, c, _] = MIDDLE.octets();
+        Ipv4Addr::new(a, b, c, 10 + self.number() as u8)
+    }
+
+    fn number(self) -> u32 {
+        match self {
+            Self::Coordinator => 0,
+            Self::Worker(index) => 1 + index,
+        }
+    }
+}
+
+impl Network {
+    /// One whose lines carry so many Mb/s each way. Networks of different names know nothing of each other.
+    pub(crate) fn of(name: &'static str, megabits: f64) -> Self {
+        take_down(name);
+        let network = Self { name };
+        let middle = network.middle();
+        make(&middle).expect("a namespace");
+        let bridge = format!("link set lo up\nlink add bridge type bridge\naddr add {MIDDLE}/24 dev bridge\n");
+        ip(&middle, &(bridge + "link set bridge up\n")).expect("a bridge");
+        for host in Host::all() {
+            let (namespace, number, address) = (network.namespace(host), host.number(), host.address());
+            make(&namespace).expect("a namespace");
+            ip(
+                &middle,
+                &format!(
+                    "link add h{number} type veth peer name {INTERFACE} netns {namespace}\n\
+                     link set h{number} master bridge\n\
+                     link set h{number} up\n"
+                ),
+            )
+            .expect("a line");
+            let own = format!("link set lo up\naddr add {address}/24 dev {INTERFACE}\nlink set {INTERFACE} up\n");
+            ip(&namespace, &own).expect("an address");
+            network.shape(host, megabits);
+        }
+        network
+    }
+
+    fn namespace(&self, host: Host) -> String {
+        namespace(self.name, host)
+    }
+
+    /// The bridge's own namespace.
+    pub(crate) fn middle(&self) -> String {
+        middle(self.name)
+    }
+
+    /// A program on a host, which does not outlive the thread that starts it.
+    pub(crate) fn command(&self, host: Host, program: &Path) -> Command {
+        let mut command = inside(&self.namespace(host), "setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(program);
+        command
+    }
+
+    /// What a host sends is limited to so many Mb/s.
+    pub(crate) fn shape(&self, host: Host, megabits: f64) {
+        shape(&self.namespace(host), INTERFACE, megabits).expect("a limit");
+    }
+
+    pub(crate) fn cut(&self, host: Host, ways: &[Way]) {
+        for way in ways {
+            let (chain, side) = match way {
+                Way::In => ("INPUT", "-i"),
+                Way::Out => ("OUTPUT", "-o"),
+            };
+            self.iptables(host, &["-A", chain, side, INTERFACE, "-j", "DROP"]);
+        }
+    }
+
+    pub(crate) fn heal(&self, host: Host) {
+        self.iptables(host, &["-F"]);
+    }
+
+    /// Has the gradients that a host sends over connections of its own to another pass by the bridge, at this port.
+    pub(crate) fn divert(&self, from: Host, to: Host, port: u16) -> SocketAddr {
+        let middle = SocketAddrV4::new(MIDDLE, port);
+        let (to, data, place) = (to.address().to_string(), DATA.to_string(), middle.to_string());
+        let rule = ["-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-d", &to, "--dport", &data, "-j", "DNAT"];
+        self.iptables(from, &[&rule[..], &["--to-destination", &place]].concat());
+        middle.into()
+    }
+
+    fn iptables(&self, host: Host, words: &[&str]) {
+        run(inside(&self.namespace(host), "iptables").args(words)).expect("a rule");
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        take_down(self.name);
+    }
+}
+
+fn namespace(network: &str, host: Host) -> String {
+    format!("lockstep-{network}-{}", host.number())
+}
+
+fn middle(network: &str) -> String {
+    format!("lockstep-{network}-bridge")
+}
+
+/// Also what a killed test left.
+fn take_down(network: &str) {
+    let names = Host::all().map(|host| namespace(network, host)).chain([middle(network)]);
+    for name in names.filter(|name| exists(name)) {
+        remove(&name).expect("a namespace less");
+    }
+}

@@ -1,0 +1,86 @@
+//! A line that flips bits: one on the way there, then on another connection one on the way back, then no more.
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd as _,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use lockstep_tests::namespaces;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::network::{DATA, Host, Network};
+
+const PORT: u16 = 7999;
+/// Far behind the greetings, in the middle of gradients.
+const CLEAN_BYTES: usize = 300_001;
+
+/// Stands between one worker and another.
+pub(crate) struct Proxy {
+    flipped: Arc<AtomicU32>,
+}
+
+impl Proxy {
+    /// Every connection that `from` makes to `to` passes by it.
+    pub(crate) fn start(network: &Network, from: Host, to: Host) -> Self {
+        let place = network.divert(from, to, PORT);
+        let middle = File::open(namespaces::path(&network.middle())).expect("the bridge's namespace");
+        let flipped = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&flipped);
+        let (ready, begun) = std::sync::mpsc::channel();
+        // A thread may be on another host than its process; whatever it opens is there too.
+        thread::spawn(move || {
+            move_into_link_name_space(middle.as_fd(), Some(LinkNameSpaceType::Network)).expect("on the bridge");
+            let listener = TcpListener::bind(place).expect("a port");
+            ready.send(()).expect("somebody waits");
+            let to = SocketAddr::from((to.address(), DATA));
+            // Until the process ends: the network's end closes whatever goes through it.
+            for caller in listener.incoming().flatten() {
+                if let Ok(called) = TcpStream::connect(to) {
+                    join(&caller, &called, &counted);
+                }
+            }
+        });
+        begun.recv().expect("the proxy listens");
+        Self { flipped }
+    }
+
+    /// How many bits were flipped.
+    pub(crate) fn flipped(&self) -> u32 {
+        self.flipped.load(Ordering::SeqCst)
+    }
+}
+
+fn join(caller: &TcpStream, called: &TcpStream, flipped: &Arc<AtomicU32>) {
+    for (from, to, turn) in [(caller, called, 0), (called, caller, 1)] {
+        let (from, to) = (from.try_clone().expect("a handle"), to.try_clone().expect("a handle"));
+        let flipped = Arc::clone(flipped);
+        thread::spawn(move || pass(from, to, turn, &flipped));
+    }
+}
+
+/// Passes bytes on; the one after [`CLEAN_BYTES`] with a flipped bit, if it is this direction's turn.
+fn pass(mut from: TcpStream, mut to: TcpStream, turn: u32, flipped: &AtomicU32) {
+    let mut bytes = vec![0; 64 << 10];
+    let mut passed = 0;
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        if (passed..passed + count).contains(&CLEAN_BYTES)
+            && flipped.compare_exchange(turn, turn + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
+            bytes[CLEAN_BYTES - passed] ^= 0x10;
+        }
+        passed += count;
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    // Either side may be gone, which is what is told on.
+    let _ = to.shutdown(Shutdown::Both);
+    let _ = from.shutdown(Shutdown::Both);
+}
