@@ -67,7 +67,7 @@ const BENCHMARKS: [Benchmark; 9] = [
     },
     Benchmark {
         name: "recovery",
-        measures: "a group of 8 workers that loses one, notices a frozen one, or lets one go",
+        measures: "a group of 8 workers that loses one, against torchrun, notices a frozen one, or lets one go",
         run: elastic::recovery,
     },
     Benchmark {

@@ -1,0 +1,206 @@
+//! What it costs that workers come and go: `lockstep run` as users run it, whose processes are killed, stopped and asked to leave.
+
+mod run;
+mod torchrun;
+
+use std::{thread, time::Duration};
+
+use anyhow::ensure;
+
+use self::{
+    run::{Run, now, signal},
+    torchrun::Torchrun,
+};
+use super::{
+    Effort, Options, median,
+    record::{Better, Book, Figure},
+    torch,
+};
+
+/// Workers of the group whose recovery is timed.
+const WORKERS: usize = 8;
+/// Workers of the group that is kept in churn.
+const CHURNED: usize = 4;
+/// Far more than any change takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(10);
+/// How much longer a job is than its kills are expected to take.
+const MARGIN: f64 = 1.5;
+/// Steps between two disturbances.
+const QUIET_STEPS: u64 = 20;
+/// So many times sooner than the peer a group is to go on.
+const SOONER: f64 = 10.0;
+
+/// How often the group of 8 is disturbed, in how many turns with its peer.
+struct Times {
+    turns: usize,
+    /// In each turn.
+    kills: usize,
+    peer_kills: usize,
+    freezes: usize,
+    leaves: usize,
+}
+
+/// Times how soon a group of 8 goes on after a kill, beside `torchrun`'s, notices a frozen worker, and lets one go.
+pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> anyhow::Result<()> {
+    let Times { turns, kills, peer_kills, freezes, leaves } = match effort {
+        Effort::Quick => Times { turns: 2, kills: 5, peer_kills: 1, freezes: 3, leaves: 3 },
+        Effort::Full => Times { turns: 5, kills: 20, peer_kills: 4, freezes: 20, leaves: 20 },
+    };
+    let python = torch::python();
+    if let Err(error) = &python {
+        println!("NO PEER: PyTorch cannot be installed, so there is no ratio: {error:#}");
+    }
+    let mut dice = Dice(1);
+    let (mut resumed, mut rollbacks, mut peer_resumed, mut peer_lost) = (Vec::new(), 0, Vec::new(), Vec::new());
+    for _ in 0..turns {
+        let run = Run::start("recovery", WORKERS, 100_000)?;
+        for _ in 0..kills {
+            run.settle()?;
+            let victim = run.worker(dice.below(WORKERS))?;
+            let killed = now();
+            signal(victim, "KILL")?;
+            resumed.push(run.resumed_after(killed)?);
+        }
+        rollbacks += run.rollbacks();
+        drop(run);
+        let Ok(python) = &python else { continue };
+        let peer = Torchrun::start(python, WORKERS)?;
+        for _ in 0..peer_kills {
+            let before = peer.settle()?;
+            let victim = peer.worker(before.restart, dice.below(WORKERS))?;
+            let killed = now();
+            signal(victim, "KILL")?;
+            let (seconds, lost) = peer.resumed_after(killed)?;
+            peer_resumed.push(seconds);
+            peer_lost.push(lost as f64);
+        }
+    }
+    let run = Run::start("recovery", WORKERS, 100_000)?;
+    let mut noticed = Vec::new();
+    for _ in 0..freezes {
+        run.settle()?;
+        let victim = run.worker(dice.below(WORKERS))?;
+        let stopped = now();
+        signal(victim, "STOP")?;
+        noticed.push(run.resumed_after(stopped)?);
+        signal(victim, "CONT")?;
+    }
+    let mut stalls = Vec::new();
+    for _ in 0..leaves {
+        run.settle()?;
+        let asked = now();
+        signal(run.worker(dice.below(WORKERS))?, "TERM")?;
+        stalls.push(run.stall_after(asked)?);
+    }
+    drop(run);
+    let killed = "kill -9 of one of 8 workers to the next step, that step's own time left out, p50";
+    let ours = median(&mut resumed);
+    if !peer_resumed.is_empty() {
+        let name = format!("{} torchrun", torch::NAME);
+        let peer = Some((name.as_str(), median(&mut peer_resumed)));
+        book.write(&Figure {
+            case: &format!("{killed}, LeNet-5"),
+            unit: "s",
+            ours,
+            peer,
+            goal: SOONER,
+            better: Better::Less,
+            disturbed: false,
+        })?;
+        println!("{name} did {} steps again after a kill, the median", median(&mut peer_lost));
+    }
+    book.write(&Figure {
+        case: "kills after which steps had to be done again",
+        unit: "kills",
+        ours: rollbacks as f64,
+        peer: None,
+        goal: 0.0,
+        better: Better::Less,
+        disturbed: false,
+    })?;
+    let mut write = |case: &str, ours: f64, goal: f64| {
+        book.write(&Figure { case, unit: "s", ours, peer: None, goal, better: Better::Less, disturbed: false })
+    };
+    write(killed, ours, 0.5)?;
+    write("the same, the slowest", slowest(&resumed), 2.0)?;
+    write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0)?;
+    write("planned leave of one of 8 workers: training stands still, median", median(&mut stalls), 0.1)
+}
+
+/// Kills processes of a group, the coordinator included, at random moments until it is done.
+pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow::Result<()> {
+    let kills = options.kills.unwrap_or(match effort {
+        Effort::Quick => 100,
+        Effort::Full => 2000,
+    });
+    let mean = options.mean_seconds.unwrap_or(1.0);
+    let probe = Run::start("churn-probe", CHURNED, 2)?;
+    let seconds = probe.finish()?.seconds / 2.0;
+    let epochs = (MARGIN * f64::from(kills) * mean / seconds).ceil().max(2.0) as u32;
+    let undisturbed = Run::start("churn-undisturbed", CHURNED, epochs)?.finish()?;
+
+    let run = Run::start("churn", CHURNED, epochs)?;
+    let mut dice = Dice(2);
+    let mut killed = 0;
+    while killed < kills && !run.is_over() {
+        thread::sleep(Duration::from_secs_f64(-mean * (1.0 - dice.share()).ln()));
+        let processes = run.processes()?;
+        if !processes.is_empty() && signal(processes[dice.below(processes.len())], "KILL").is_ok() {
+            killed += 1;
+        }
+        run.check_wedge()?;
+    }
+    let churned = run.finish()?;
+    ensure!(killed == kills, "the job was over after {killed} of {kills} kills: the machine is faster than it was");
+    ensure!(churned.steps == undisturbed.steps, "{} steps, {} undisturbed", churned.steps, undisturbed.steps);
+    ensure!(churned.model == undisturbed.model, "the weights differ from those of an undisturbed run");
+    println!(
+        "{killed} kills, {} generations, {} rollbacks; {} of {} steps without a loss line",
+        churned.generations, churned.rollbacks, churned.unseen, churned.steps
+    );
+    book.write(&Figure {
+        case: "changes after which steps had to be done again from a checkpoint",
+        unit: "changes",
+        ours: churned.rollbacks as f64,
+        peer: None,
+        goal: 0.0,
+        better: Better::Less,
+        disturbed: false,
+    })?;
+    book.write(&Figure {
+        case: "seconds of the whole job under kills, against the same job undisturbed",
+        unit: "s",
+        ours: churned.seconds,
+        peer: Some(("undisturbed", undisturbed.seconds)),
+        goal: 0.5,
+        better: Better::Less,
+        disturbed: false,
+    })
+}
+
+fn slowest(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
+/// SplitMix64 (Steele et al., 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    /// From 0 to 1, 1 not included.
+    fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
