@@ -115,23 +115,38 @@ impl<D: Device> Replica<D> {
         Ok(())
     }
 
-    /// BLAKE3 of [`tensors`](Replica::tensors) (names, shapes, bits): equal on ranks whose states are equal; waits.
+    /// The [`StateDigest`] of [`tensors`](Replica::tensors): equal on ranks whose states are equal; waits.
     ///
     /// # Panics
     /// In mid-step.
     pub fn digest(&mut self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new();
-        let length = |hasher: &mut blake3::Hasher, length: usize| {
-            hasher.update(&(length as u64).to_le_bytes());
-        };
-        for StateTensor { name, shape, values } in self.tensors() {
-            length(&mut hasher, name.len());
-            hasher.update(name.as_bytes());
-            length(&mut hasher, shape.len());
-            shape.iter().for_each(|dimension| length(&mut hasher, *dimension));
-            hash_little_endian(&mut hasher, &values);
+        self.assert_between_steps("reading the state");
+        self.device.ready().wait();
+        let names: Vec<String> = self.forward_names().collect();
+        let mut digest = self.begin_digest();
+        let mut block = Vec::with_capacity(DIGEST_BLOCK);
+        for memory in [self.plan.weights, self.plan.velocity] {
+            for name in &names {
+                let mut rest = self.parameter(name).range.clone();
+                while !rest.is_empty() {
+                    let (filled, next) = (block.len(), rest.start + rest.len().min(DIGEST_BLOCK - block.len()));
+                    block.resize(filled + next - rest.start, 0.0);
+                    self.device.read(memory.region(rest.start..next), &mut block[filled..]);
+                    rest.start = next;
+                    if block.len() == DIGEST_BLOCK {
+                        digest.add(&digest_blocks(&block));
+                        block.clear();
+                    }
+                }
+            }
         }
-        *hasher.finalize().as_bytes()
+        digest.add(&digest_blocks(&block));
+        digest.finish()
+    }
+
+    /// The digest of a state of this network, to which its blocks are to be added.
+    pub fn begin_digest(&self) -> StateDigest {
+        StateDigest::of(&self.tensor_shapes())
     }
 
     /// Everything that [`tensors`](Replica::tensors) holds as one vector in the order of the arenas: weights, then momentum; waits.
@@ -185,8 +200,51 @@ impl<D: Device> Replica<D> {
     }
 }
 
+/// Values that are digested together, the last block of a state having fewer.
+pub const DIGEST_BLOCK: usize = 16 << 10;
+
+/// `BLAKE3(names and shapes ‖ BLAKE3(block 0) ‖ BLAKE3(block 1) ‖ …)` of the values of all tensors one after another, so that each block
+/// may be digested by another rank.
+#[derive(Debug, Clone)]
+pub struct StateDigest(blake3::Hasher);
+
+impl StateDigest {
+    fn of(tensors: &[(String, Vec<usize>)]) -> StateDigest {
+        let mut hasher = blake3::Hasher::new();
+        let length = |hasher: &mut blake3::Hasher, length: usize| {
+            hasher.update(&(length as u64).to_le_bytes());
+        };
+        length(&mut hasher, tensors.len());
+        for (name, shape) in tensors {
+            length(&mut hasher, name.len());
+            hasher.update(name.as_bytes());
+            length(&mut hasher, shape.len());
+            shape.iter().for_each(|dimension| length(&mut hasher, *dimension));
+        }
+        StateDigest(hasher)
+    }
+
+    /// Adds the digests of the blocks that come next.
+    pub fn add(&mut self, blocks: &[[u8; 32]]) {
+        blocks.iter().for_each(|block| {
+            self.0.update(block);
+        });
+    }
+
+    /// Once all blocks were added.
+    pub fn finish(&self) -> [u8; 32] {
+        *self.0.finalize().as_bytes()
+    }
+}
+
+/// The digests of blocks; `values` begin where a block does.
+pub fn digest_blocks(values: &[f32]) -> Vec<[u8; 32]> {
+    values.chunks(DIGEST_BLOCK).map(digest_block).collect()
+}
+
 /// As on any machine: the bytes of a little-endian one are taken as they lie.
-fn hash_little_endian(hasher: &mut blake3::Hasher, values: &[f32]) {
+fn digest_block(values: &[f32]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
     if cfg!(target_endian = "little") {
         hasher.update(bytemuck::cast_slice(values));
     } else {
@@ -194,4 +252,5 @@ fn hash_little_endian(hasher: &mut blake3::Hasher, values: &[f32]) {
             hasher.update(&value.to_le_bytes());
         });
     }
+    *hasher.finalize().as_bytes()
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use lockstep_nn::testing::Late;
-use lockstep_nn::{Cpu, Device, Error, Network, Replica, Sgd, models};
+use lockstep_nn::{Cpu, DIGEST_BLOCK, Device, Error, Network, Replica, Sgd, digest_blocks, models};
 use reference::Dice;
 
 const OPTIMIZER: Sgd = Sgd { momentum: 0.9, weight_decay: 1e-4 };
@@ -254,6 +254,23 @@ fn a_loaded_state_goes_on_as_the_saved_one() {
     resumed.load_tensors(&tensors).expect("the state is of the same model");
     assert_eq!(train(&mut saved, &batch, 3), train(&mut resumed, &batch, 3));
     assert_eq!(saved.digest(), resumed.digest());
+}
+
+#[test]
+fn a_digest_is_the_same_when_each_block_is_digested_elsewhere() {
+    let mut whole = replica(Cpu::new(), models::lenet5(), 20);
+    train(&mut whole, &digits(20, 11), 3);
+    let values: Vec<f32> = whole.tensors().into_iter().flat_map(|tensor| tensor.values).collect();
+    let mut digest = whole.begin_digest();
+    let parts = values.split_at(3 * DIGEST_BLOCK);
+    assert!(!parts.1.len().is_multiple_of(DIGEST_BLOCK), "the last block is short");
+    digest.add(&digest_blocks(parts.0));
+    digest.add(&digest_blocks(parts.1));
+    assert_eq!(digest.finish(), whole.digest());
+    let mut tensors = whole.tensors();
+    *tensors.last_mut().and_then(|tensor| tensor.values.last_mut()).expect("a value") += 1.0;
+    whole.load_tensors(&tensors).expect("the same model");
+    assert_ne!(digest.finish(), whole.digest(), "another last value");
 }
 
 #[test]

@@ -21,6 +21,7 @@ const VISIBLE_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Name of the exported model in the job's folder.
 const MODEL_FILE: &str = "model.safetensors";
+const SPELLING: &str = "blocks-";
 
 /// The job's folder and whose state it holds.
 pub(crate) struct Storage {
@@ -92,7 +93,7 @@ impl Storage {
         communication: &str,
     ) -> Result<(CheckpointMark, Digest), Failure> {
         let time = jiff::Timestamp::now().to_string();
-        let digest = Digest::from_bytes(replica.digest()).to_string();
+        let digest = spelled(replica.digest());
         let tensors = replica.tensors();
         let (weights, slots) = tensors.split_at(replica.table().parameters().len());
         let (weights, slots) = (borrowed(weights), borrowed(slots));
@@ -138,6 +139,16 @@ fn identity(workload: &Workload, data: Digest) -> Identity {
     let model = serde_json::to_string(model).unwrap_or_default();
     let decisive = format!("data {data} batch {} seed {}", training.global_batch_size, training.seed);
     Identity { model, workload_digest: decisive }
+}
+
+/// How a manifest spells the digest of a state, which is that of its blocks.
+pub(crate) fn spelled(digest: [u8; 32]) -> String {
+    format!("{SPELLING}{}", Digest::from_bytes(digest))
+}
+
+/// Whether a manifest's digest is of this kind. Older versions had another, unmarked; the digests of the files vouch for their bytes.
+pub(crate) fn is_of_blocks(state_digest: &str) -> bool {
+    state_digest.starts_with(SPELLING)
 }
 
 fn borrowed(tensors: &[lockstep_nn::StateTensor]) -> Vec<Tensor<'_>> {

@@ -16,7 +16,13 @@ use lockstep_launch::CheckpointMark;
 use lockstep_nn::{Cpu, Network, Replica, StateTensor};
 use tracing::info;
 
-use crate::{baseline::Baseline, failure::Failure, journal::StepLine, training::Recipe};
+use crate::{
+    baseline::Baseline,
+    failure::Failure,
+    journal::StepLine,
+    storage::{is_of_blocks, spelled},
+    training::Recipe,
+};
 
 /// Steps whose lines a worker remembers, in case it has to write those that the reporting worker did not.
 const MAX_REMEMBERED: usize = 4096;
@@ -203,12 +209,9 @@ fn load(replica: &mut Replica<Cpu>, checkpoint: Checkpoint) -> Result<(u64, Opti
         .map(|tensor| StateTensor { name: tensor.name, shape: tensor.shape, values: tensor.values })
         .collect();
     replica.load_tensors(&tensors).map_err(|error| refused(&path, &error))?;
-    let digest = Digest::from_bytes(replica.digest()).to_string();
-    if digest != state_digest {
-        return Err(refused(
-            &path,
-            &format!("its state has digest {digest:.12}, its manifest says {state_digest:.12}"),
-        ));
+    let digest = spelled(replica.digest());
+    if is_of_blocks(&state_digest) && digest != state_digest {
+        return Err(refused(&path, &format!("its state has digest {digest}, its manifest says {state_digest}")));
     }
     info!(step = position.step, path = %path.display(), "checkpoint loaded");
     Ok((position.step, communication))
