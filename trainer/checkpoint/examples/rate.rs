@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use lockstep_checkpoint::{Facts, Folder, Identity, Layout, Position, Snapshotter, Taken};
+use lockstep_checkpoint::{Ended, Facts, Folder, Identity, Layout, Part, Position, Snapshotter, Taken};
 
 const BLOCK_BYTES: usize = 1 << 20;
 /// Values of a tensor, so that a state has many.
@@ -45,18 +45,24 @@ fn main() {
             time: String::new(),
             communication: None,
         };
+        let part = Part { position, layout: Arc::clone(&layout), writer: 0, writers: NonZeroU32::MIN };
         let begun = Instant::now();
-        let taken = snapshotter.save(
-            position,
-            &layout,
-            |_| facts,
+        let taken = snapshotter.take(
+            &part,
+            |_| String::new(),
             |piece, place| {
                 place.copy_from_slice(&state[piece.tensor][piece.values]);
             },
         );
         stalls.push(begun.elapsed().as_secs_f64());
-        assert_eq!(taken.expect("no failure"), Taken::Begun);
-        snapshotter.finish().expect("saved");
+        assert_eq!(taken, Taken::Begun);
+        snapshotter.commit(position, &layout, NonZeroU32::MIN, |_| Ok(facts));
+        for ended in snapshotter.finish() {
+            assert!(
+                matches!(ended, Ended::Part { result: Ok(()), .. } | Ended::Commit { result: Ok(_), .. }),
+                "{ended:?}"
+            );
+        }
 
         let shard = lockstep_checkpoint::Shard {
             position: Position { step: step + 1_000_000, ..position },

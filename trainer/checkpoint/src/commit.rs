@@ -7,6 +7,7 @@ use std::{
 use crate::{
     Checkpoint, CheckpointError, Folder, Identity, Layout, Position, ShardReceipt,
     chunk::Chunk,
+    folder::{Leftover, Staged},
     manifest::{FORMAT_VERSION, MANIFEST, Manifest, Stored, files, tile},
     operation::{Contents, Operation},
 };
@@ -63,7 +64,7 @@ impl Folder {
         let staging = self.staging(step, generation);
         let place = self.place(facts)?;
         if let Place::Kept(saved) = place {
-            self.clear_away(&staging)?;
+            self.clear_away(facts.position)?;
             return Ok(saved);
         }
         let refused = |problem| CheckpointError::Shards { path: staging.clone(), problem };
@@ -86,7 +87,7 @@ impl Folder {
         // A folder replaces no folder that has anything in it: of two that commit, the second is told.
         if let Err(error) = self.perform(&Operation::Rename(staging.clone(), self.step(step))) {
             return match self.place(facts) {
-                Ok(Place::Kept(saved)) => self.clear_away(&staging).map(|()| saved),
+                Ok(Place::Kept(saved)) => self.clear_away(facts.position).map(|()| saved),
                 _ => Err(error),
             };
         }
@@ -104,7 +105,7 @@ impl Folder {
     /// # Errors
     /// Any error of the storage.
     pub fn abandon(&self, position: Position) -> Result<(), CheckpointError> {
-        self.clear_away(&self.staging(position.step, position.generation))
+        self.clear_away(position)
     }
 
     /// The checkpoint that already has the place and keeps it.
@@ -128,9 +129,11 @@ impl Folder {
         })
     }
 
-    fn clear_away(&self, staging: &Path) -> Result<(), CheckpointError> {
-        match staging.exists() {
-            true => self.perform(&Operation::Remove(staging.to_owned())),
+    fn clear_away(&self, position: Position) -> Result<(), CheckpointError> {
+        let Position { step, generation, .. } = position;
+        let path = self.staging(step, generation);
+        match path.exists() {
+            true => self.discard(Leftover { path, staged: Some(Staged { step, generation }) }),
             false => Ok(()),
         }
     }

@@ -133,8 +133,19 @@ impl Folder {
     /// Deletes the unfinished saves of generations before this one: their members have left.
     pub(crate) fn clear_generations_before(&self, generation: u64) -> Result<(), CheckpointError> {
         let old = |leftover: &Leftover| leftover.staged.is_some_and(|staged| staged.generation < generation);
-        let mut old = self.leftovers()?.into_iter().filter(old);
-        old.try_for_each(|leftover| self.perform(&Operation::Remove(leftover.path)))
+        self.leftovers()?.into_iter().filter(old).try_for_each(|leftover| self.discard(leftover))
+    }
+
+    /// Deletes an unfinished save. Its committer may still be at work, whose rename must find all of it or nothing.
+    pub(crate) fn discard(&self, leftover: Leftover) -> Result<(), CheckpointError> {
+        let Leftover { path, staged } = leftover;
+        let Some(Staged { step, .. }) = staged else { return self.perform(&Operation::Remove(path)) };
+        let aside = self.temporary(&format!("discarded-{step}"));
+        match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
+            Err(_) if !path.exists() => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => self.perform(&Operation::Remove(aside)),
+        }
     }
 
     fn names(&self) -> Result<Vec<String>, CheckpointError> {

@@ -1,7 +1,8 @@
 //! The logical arena: one sequence of bytes in which every tensor of a state has its place, whoever writes which part of it.
 //!
-//! Weights come first, then slots, each little-endian and without gaps. Writer `r` of `n` has the bytes from `⌊v·r/n⌋` to
-//! `⌊v·(r+1)/n⌋` of `v` values, four bytes each: all of them have parts, no two of them the same byte.
+//! Weights come first, then slots, each little-endian and without gaps. Writer `r` of `n` has the values from `⌊b·r/n⌋` to `⌊b·(r+1)/n⌋`
+//! of the `b` blocks of [`BLOCK_VALUES`] that the arena begins with or is; the last one may be short. No two have the same byte, and of
+//! more writers than blocks some have none.
 
 use std::{collections::BTreeSet, num::NonZeroU32, ops::Range};
 
@@ -12,6 +13,8 @@ use crate::{
 
 /// Bytes of one value.
 pub(crate) const VALUE_BYTES: u64 = size_of::<f32>() as u64;
+/// A writer's part begins with a block of so many values.
+pub const BLOCK_VALUES: usize = 16 << 10;
 
 /// Which tensors a state has, and where each lies in its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub struct Layout {
     entries: Vec<Entry>,
     /// The first value of each tensor, and the number of all values.
     starts: Vec<usize>,
+    /// Values of a block; fewer in tests.
+    pub(crate) block_values: usize,
 }
 
 /// The part of one tensor that lies in a range of the arena.
@@ -76,7 +81,7 @@ impl Layout {
             end = fits.ok_or_else(|| format!("{} has the shape {:?}, too large to store", entry.name, entry.shape))?;
         }
         starts.push(end);
-        Ok(Self { entries, starts })
+        Ok(Self { entries, starts, block_values: BLOCK_VALUES })
     }
 
     pub(crate) fn entries(&self) -> &[Entry] {
@@ -95,16 +100,17 @@ impl Layout {
         self.values() as u64 * VALUE_BYTES
     }
 
-    /// The bytes that `writer` of `writers` writes; whole values.
+    /// The bytes that `writer` of `writers` writes; whole blocks, and the last one.
     ///
     /// # Panics
     /// When there is no such writer.
     #[must_use]
     pub fn shard(&self, writer: u32, writers: NonZeroU32) -> Range<u64> {
         assert!(writer < writers.get(), "writer {writer} of {writers}");
+        let blocks = self.values().div_ceil(self.block_values);
         let until = |writer: u32| {
-            let values = self.values() as u128 * u128::from(writer) / u128::from(writers.get());
-            values as u64 * VALUE_BYTES
+            let block = blocks as u128 * u128::from(writer) / u128::from(writers.get());
+            (block as usize * self.block_values).min(self.values()) as u64 * VALUE_BYTES
         };
         until(writer)..until(writer + 1)
     }

@@ -9,9 +9,9 @@
 //!
 //! A state is one sequence of bytes, its [`Layout`]. Of `n` writers each stores a part of it with [`Folder::write_shard`] into a `.tmp-…`
 //! sibling, every file synced; one of them gathers the receipts and gives them to [`Folder::commit`], which writes the manifest and renames
-//! the folder. [`Folder::save`] is both for one writer, and a [`Snapshotter`] does either while training goes on. A chunk that the
-//! checkpoint before has too is not written again but gets a second name. [`Folder::newest`] verifies every digest, whoever wrote, and falls
-//! back to the next older checkpoint where one does not fit.
+//! the folder. [`Folder::save`] is both for one writer. A [`Snapshotter`] does its part while training goes on; there the receipts lie
+//! beside the parts until the manifest is written. A chunk that the checkpoint before has too is not written again but gets a second
+//! name. [`Folder::newest`] verifies every digest, whoever wrote, and falls back to the next older checkpoint where one does not fit.
 
 mod chunk;
 mod commit;
@@ -22,6 +22,7 @@ mod layout;
 mod list;
 mod load;
 mod manifest;
+mod note;
 mod operation;
 mod probe;
 mod prune;
@@ -37,15 +38,16 @@ pub use commit::{Facts, Saved};
 pub use error::CheckpointError;
 pub use export::export_model;
 pub use folder::Folder;
-pub use layout::{Layout, Piece};
+pub use layout::{BLOCK_VALUES, Layout, Piece};
 pub use list::{Description, Listed};
 pub use load::{Checkpoint, Newest, Skipped};
 pub use manifest::{FORMAT_VERSION, MAX_MANIFEST_BYTES};
+pub use note::MAX_NOTE_BYTES;
 pub use probe::MAX_TOKEN_BYTES;
 pub use prune::Pruned;
 pub use shard::{Shard, ShardReceipt};
 pub use snapshot::{Identity, OwnedTensor, Position, Snapshot, Tensor};
-pub use snapshotter::{BUFFERS, Done, Part, Snapshotter, Taken};
+pub use snapshotter::{BUFFERS, Committed, Ended, Part, Snapshotter, Taken};
 pub use version_1::MAX_OBJECT_BYTES;
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(crate) enum Operation<'a> {
     Sync(PathBuf),
     /// Moves a file or folder, in one instant; onto a file replaces it.
     Rename(PathBuf, PathBuf),
-    /// Deletes a file, or a folder with all that is in it.
+    /// Deletes a file, or a folder with all that is in it, unless somebody else was faster.
     Remove(PathBuf),
 }
 
@@ -96,7 +96,11 @@ fn write(path: &Path, contents: &Contents<'_>) -> io::Result<()> {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    if path.symlink_metadata()?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+    let removed = path.symlink_metadata().and_then(|found| match found.is_dir() {
+        true => fs::remove_dir_all(path),
+        false => fs::remove_file(path),
+    });
+    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 fn of(attempt: &'static str, path: &Path, source: io::Error) -> CheckpointError {

@@ -27,7 +27,7 @@ impl Folder {
         let newest = self.newest_position(expected)?;
         let stale: Vec<_> = self.leftovers()?.into_iter().filter(|leftover| is_stale(leftover, newest)).collect();
         pruned.leftovers = stale.len();
-        stale.into_iter().try_for_each(|leftover| self.perform(&Operation::Remove(leftover.path)))?;
+        stale.into_iter().try_for_each(|leftover| self.discard(leftover))?;
         if let Some(newest) = newest {
             let older = self.steps()?.into_iter().filter(|step| *step < newest.step);
             for step in older.skip(keep_last.get() as usize - 1).filter(|step| !self.is_foreign(*step, expected)) {

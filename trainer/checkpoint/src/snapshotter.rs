@@ -2,8 +2,7 @@
 //! memory does; a thread of its own writes it. While one buffer is written the other can be filled.
 
 use std::{
-    collections::VecDeque,
-    fmt,
+    fmt, mem,
     num::NonZeroU32,
     panic,
     sync::{
@@ -14,26 +13,23 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use crate::{CheckpointError, Facts, Folder, Layout, Piece, Position, Pruned, Saved, Shard, ShardReceipt};
+use crate::{CheckpointError, Facts, Folder, Layout, Piece, Position, Pruned, Saved, Shard, note::Note};
 
 /// Parts of states that wait or are being written at once; it bounds the memory.
 pub const BUFFERS: usize = 2;
 /// Pieces of work that wait; who begins another waits with it.
 const MAX_QUEUED: usize = 8;
 
-/// Saves while training goes on.
-///
-/// What fails in the background is returned by the next call, whichever it is; that call then does nothing else, and of several failures
-/// each is returned by one call. Dropping gives up what is not written yet, [`finish`](Snapshotter::finish) waits for it.
+/// Saves while training goes on. Dropping gives up what is not written yet, [`finish`](Snapshotter::finish) waits for it.
 pub struct Snapshotter {
     free: Vec<Vec<f32>>,
     /// `None` once it is being dropped.
     work: Option<SyncSender<Work>>,
-    ended: Receiver<Ended>,
+    answers: Receiver<Answer>,
     /// Pieces of work of which the end is not known yet.
     under_way: usize,
-    failed: VecDeque<CheckpointError>,
-    done: Vec<Done>,
+    ended: Vec<Ended>,
+    /// Of what was begun since it was given up last.
     pub(crate) cancelled: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -57,133 +53,145 @@ pub struct Part {
 pub enum Taken {
     /// It is copied, and being written.
     Begun,
-    /// Both buffers are in use: nothing was done. Skip this one, or [wait](Snapshotter::wait_for_buffer).
+    /// Both buffers are in use: nothing was done.
     Busy,
 }
 
-/// What has ended well.
+/// What has ended, well or badly.
 #[derive(Debug)]
-pub enum Done {
-    /// A part is stored; its receipt goes to whoever commits.
-    Written(ShardReceipt),
-    /// A checkpoint is whole.
-    Saved {
-        /// Which.
-        saved: Saved,
-        /// What was deleted after it had been read again and verified, or why nothing was.
-        pruned: Result<Pruned, CheckpointError>,
+pub enum Ended {
+    /// The writing of a part. Where it went well, the part and its note are stored.
+    Part {
+        /// Of which state.
+        position: Position,
+        /// Whether it went well.
+        result: Result<(), CheckpointError>,
+    },
+    /// The commitment of a checkpoint.
+    Commit {
+        /// Of which state.
+        position: Position,
+        /// What came of it.
+        result: Result<Committed, CheckpointError>,
+    },
+    /// The removal of a checkpoint's parts.
+    Abandonment {
+        /// Of which state.
+        position: Position,
+        /// Whether it went well.
+        result: Result<(), CheckpointError>,
     },
 }
 
-type MakeFacts = Box<dyn FnOnce(&[f32]) -> Facts + Send>;
-
-enum Work {
-    Write { part: Part, values: Vec<f32> },
-    Save { position: Position, layout: Arc<Layout>, facts: MakeFacts, values: Vec<f32> },
-    Commit { facts: Facts, layout: Arc<Layout>, receipts: Vec<ShardReceipt> },
+/// A checkpoint that is whole.
+#[derive(Debug)]
+pub struct Committed {
+    /// Which.
+    pub saved: Saved,
+    /// What was deleted after it had been read again and verified, or why nothing was.
+    pub pruned: Result<Pruned, CheckpointError>,
 }
 
-struct Ended {
-    result: Result<Done, CheckpointError>,
+type MakeDigest = Box<dyn FnOnce(&[f32]) -> String + Send>;
+type MakeFacts = Box<dyn FnOnce(&[String]) -> Result<Facts, CheckpointError> + Send>;
+
+enum Work {
+    Write {
+        part: Part,
+        digest: MakeDigest,
+        values: Vec<f32>,
+        cancelled: Arc<AtomicBool>,
+    },
+    Commit {
+        position: Position,
+        layout: Arc<Layout>,
+        writers: NonZeroU32,
+        facts: MakeFacts,
+        cancelled: Arc<AtomicBool>,
+    },
+    Abandon {
+        position: Position,
+    },
+}
+
+struct Answer {
+    ended: Ended,
     /// To be filled again.
     buffer: Option<Vec<f32>>,
 }
 
 impl Snapshotter {
-    /// Starts the thread, which keeps `keep_last` checkpoints where it commits. A part has `most_values` values or fewer; so much memory
-    /// is taken now, twice, so that no step waits for it.
+    /// Starts the thread, which keeps `keep_last` checkpoints where it commits. A part has about `values` values; so much memory is
+    /// taken now, twice, so that no step waits for it.
     ///
     /// # Errors
     /// [`CheckpointError::Thread`].
-    pub fn start(folder: Folder, keep_last: NonZeroU32, most_values: usize) -> Result<Self, CheckpointError> {
+    pub fn start(folder: Folder, keep_last: NonZeroU32, values: usize) -> Result<Self, CheckpointError> {
         let (work, orders) = sync_channel(MAX_QUEUED);
-        let (end, ended) = channel();
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let writer = Writer { folder, keep_last, cancelled: Arc::clone(&cancelled) };
+        let (answer, answers) = channel();
+        let writer = Writer { folder, keep_last };
         let thread = thread::Builder::new().name("checkpoint".to_owned());
-        let thread = thread.spawn(move || writer.work(&orders, &end));
+        let thread = thread.spawn(move || writer.work(&orders, &answer));
         let thread = Some(thread.map_err(|source| CheckpointError::Thread { source })?);
-        let free = (0..BUFFERS).map(|_| touched(most_values)).collect();
-        let (failed, done) = Default::default();
-        Ok(Self { free, work: Some(work), ended, under_way: 0, failed, done, cancelled, thread })
+        let free = (0..BUFFERS).map(|_| touched(values)).collect();
+        let (ended, cancelled) = Default::default();
+        Ok(Self { free, work: Some(work), answers, under_way: 0, ended, cancelled, thread })
     }
 
-    /// Copies one writer's part of a state and begins to write it; [`Done::Written`] tells of its end. `copy` is called for each
-    /// [piece](Layout::pieces) of it, in order, with the place of its values.
-    ///
-    /// # Errors
-    /// What failed before.
-    pub fn take(&mut self, part: &Part, copy: impl FnMut(Piece<'_>, &mut [f32])) -> Result<Taken, CheckpointError> {
-        let Some(mut buffer) = self.buffer()? else { return Ok(Taken::Busy) };
-        fill(&mut buffer, part, copy);
-        self.begin(Work::Write { part: part.clone(), values: buffer });
-        Ok(Taken::Begun)
+    /// Copies one writer's part of a state and begins to write it; [`Ended::Part`] tells of its end. `copy` is called for each
+    /// [piece](Layout::pieces) of it, in order, with the place of its values; `digest` in the background, with all that was copied.
+    pub fn take(
+        &mut self,
+        part: &Part,
+        digest: impl FnOnce(&[f32]) -> String + Send + 'static,
+        copy: impl FnMut(Piece<'_>, &mut [f32]),
+    ) -> Taken {
+        self.look();
+        let Some(mut values) = self.free.pop() else { return Taken::Busy };
+        fill(&mut values, part, copy);
+        let cancelled = Arc::clone(&self.cancelled);
+        self.begin(Work::Write { part: part.clone(), digest: Box::new(digest), values, cancelled });
+        Taken::Begun
     }
 
-    /// Copies the whole state and begins to write and commit it: there is no other writer. [`Done::Saved`] tells of its end. `facts` is
-    /// called in the background with the values that were copied, so that it may compute their digest.
-    ///
-    /// # Errors
-    /// What failed before.
-    pub fn save(
+    /// Begins to commit what all `writers` have written, and to delete the oldest; [`Ended::Commit`] tells of its end. `facts` is called in
+    /// the background with the digests of the parts, in order; an error of it is one of the commitment. Of all members one commits.
+    pub fn commit(
         &mut self,
         position: Position,
         layout: &Arc<Layout>,
-        facts: impl FnOnce(&[f32]) -> Facts + Send + 'static,
-        copy: impl FnMut(Piece<'_>, &mut [f32]),
-    ) -> Result<Taken, CheckpointError> {
-        let Some(mut buffer) = self.buffer()? else { return Ok(Taken::Busy) };
-        let part = Part { position, layout: Arc::clone(layout), writer: 0, writers: NonZeroU32::MIN };
-        fill(&mut buffer, &part, copy);
-        self.begin(Work::Save { position, layout: part.layout, facts: Box::new(facts), values: buffer });
-        Ok(Taken::Begun)
+        writers: NonZeroU32,
+        facts: impl FnOnce(&[String]) -> Result<Facts, CheckpointError> + Send + 'static,
+    ) {
+        let (layout, cancelled) = (Arc::clone(layout), Arc::clone(&self.cancelled));
+        self.begin(Work::Commit { position, layout, writers, facts: Box::new(facts), cancelled });
     }
 
-    /// Begins to commit what all writers have written, and to delete the oldest; [`Done::Saved`] tells of its end.
-    ///
-    /// # Errors
-    /// What failed before.
-    pub fn commit(
-        &mut self,
-        facts: Facts,
-        layout: &Arc<Layout>,
-        receipts: Vec<ShardReceipt>,
-    ) -> Result<(), CheckpointError> {
-        self.look()?;
-        self.begin(Work::Commit { facts, layout: Arc::clone(layout), receipts });
-        Ok(())
+    /// Begins to remove the parts of a checkpoint that was not to be; [`Ended::Abandonment`] tells of its end. No member may be writing one.
+    pub fn abandon(&mut self, position: Position) {
+        self.begin(Work::Abandon { position });
+    }
+
+    /// Gives up the parts that are not written yet, each before its next chunk, and a commitment that still looks for its parts.
+    pub fn give_up(&mut self) {
+        mem::take(&mut self.cancelled).store(true, Ordering::Relaxed);
     }
 
     /// What has ended since it was asked last; does not wait.
-    ///
-    /// # Errors
-    /// What failed before.
-    pub fn done(&mut self) -> Result<Vec<Done>, CheckpointError> {
-        self.look()?;
-        Ok(std::mem::take(&mut self.done))
-    }
-
-    /// Waits until a part can be taken.
-    ///
-    /// # Errors
-    /// What failed before.
-    pub fn wait_for_buffer(&mut self) -> Result<(), CheckpointError> {
-        self.look()?;
-        while self.free.is_empty() {
-            self.wait();
-        }
-        self.look()
+    pub fn ended(&mut self) -> Vec<Ended> {
+        self.look();
+        mem::take(&mut self.ended)
     }
 
     /// Waits until all that was begun has ended, and tells what has since it was asked last.
-    ///
-    /// # Errors
-    /// What failed before; to be called again then.
-    pub fn finish(&mut self) -> Result<Vec<Done>, CheckpointError> {
+    pub fn finish(&mut self) -> Vec<Ended> {
         while self.under_way > 0 {
-            self.wait();
+            match self.answers.recv() {
+                Ok(answer) => self.note(answer),
+                Err(_) => self.pass_panic_on(),
+            }
         }
-        self.done()
+        self.ended()
     }
 
     fn begin(&mut self, work: Work) {
@@ -194,37 +202,21 @@ impl Snapshotter {
         }
     }
 
-    fn buffer(&mut self) -> Result<Option<Vec<f32>>, CheckpointError> {
-        self.look()?;
-        Ok(self.free.pop())
-    }
-
-    fn look(&mut self) -> Result<(), CheckpointError> {
+    fn look(&mut self) {
         loop {
-            match self.ended.try_recv() {
-                Ok(ended) => self.note(ended),
+            match self.answers.try_recv() {
+                Ok(answer) => self.note(answer),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => self.pass_panic_on(),
             }
         }
-        self.failed.pop_front().map_or(Ok(()), Err)
     }
 
-    fn wait(&mut self) {
-        match self.ended.recv() {
-            Ok(ended) => self.note(ended),
-            Err(_) => self.pass_panic_on(),
-        }
-    }
-
-    fn note(&mut self, ended: Ended) {
-        let Ended { result, buffer } = ended;
+    fn note(&mut self, answer: Answer) {
+        let Answer { ended, buffer } = answer;
         self.under_way -= 1;
         self.free.extend(buffer);
-        match result {
-            Ok(done) => self.done.push(done),
-            Err(error) => self.failed.push_back(error),
-        }
+        self.ended.push(ended);
     }
 
     fn pass_panic_on(&mut self) {
@@ -237,7 +229,7 @@ impl Snapshotter {
 
 impl Drop for Snapshotter {
     fn drop(&mut self) {
-        self.cancelled.store(true, Ordering::Relaxed);
+        self.give_up();
         self.work = None;
         // If it has panicked, its message was printed, and to panic again would hide the cause of this drop.
         let _ = self.thread.take().map(JoinHandle::join);
@@ -254,42 +246,65 @@ impl fmt::Debug for Snapshotter {
 struct Writer {
     folder: Folder,
     keep_last: NonZeroU32,
-    cancelled: Arc<AtomicBool>,
 }
 
 impl Writer {
-    fn work(&self, orders: &Receiver<Work>, end: &Sender<Ended>) {
+    fn work(&self, orders: &Receiver<Work>, answer: &Sender<Answer>) {
         for work in orders {
-            if self.cancelled.load(Ordering::Relaxed) || end.send(self.perform(work)).is_err() {
+            if answer.send(self.perform(work)).is_err() {
                 break;
             }
         }
     }
 
-    fn perform(&self, work: Work) -> Ended {
+    fn perform(&self, work: Work) -> Answer {
         match work {
-            Work::Write { part, values } => {
-                let Part { position, ref layout, writer, writers } = part;
-                let shard = Shard { position, layout, writer, writers, values: &[&values] };
-                let result = self.folder.write_shard_until(&shard, &self.cancelled).map(Done::Written);
-                Ended { result, buffer: Some(values) }
+            Work::Write { part, digest, values, cancelled } => {
+                let result = self.write(&part, digest, &values, &cancelled);
+                Answer { ended: Ended::Part { position: part.position, result }, buffer: Some(values) }
             }
-            Work::Save { position, layout, facts, values } => {
-                let facts = facts(&values);
-                let shard =
-                    Shard { position, layout: &layout, writer: 0, writers: NonZeroU32::MIN, values: &[&values] };
-                let saved = self.folder.save_alone(&facts, &shard, &self.cancelled);
-                Ended { result: saved.map(|saved| self.retain(saved, &facts)), buffer: Some(values) }
+            Work::Commit { position, layout, writers, facts, cancelled } => {
+                let result = self.commit(position, &layout, writers, facts, &cancelled);
+                if result.is_err() {
+                    // What is left of it is in nobody's way; the error that matters is the one at hand.
+                    let _ = self.folder.abandon(position);
+                }
+                Answer { ended: Ended::Commit { position, result }, buffer: None }
             }
-            Work::Commit { facts, layout, receipts } => {
-                let saved = self.folder.commit(&facts, &layout, &receipts);
-                Ended { result: saved.map(|saved| self.retain(saved, &facts)), buffer: None }
+            Work::Abandon { position } => {
+                let result = self.folder.abandon(position);
+                Answer { ended: Ended::Abandonment { position, result }, buffer: None }
             }
         }
     }
 
-    fn retain(&self, saved: Saved, facts: &Facts) -> Done {
-        Done::Saved { saved, pruned: self.folder.prune(self.keep_last, &facts.identity) }
+    fn write(
+        &self,
+        part: &Part,
+        digest: MakeDigest,
+        values: &[f32],
+        cancelled: &AtomicBool,
+    ) -> Result<(), CheckpointError> {
+        let Part { position, ref layout, writer, writers } = *part;
+        let shard = Shard { position, layout, writer, writers, values: &[values] };
+        let receipt = self.folder.write_shard_until(&shard, cancelled)?;
+        self.folder.leave_note(part, &Note { receipt, digest: digest(values) })
+    }
+
+    fn commit(
+        &self,
+        position: Position,
+        layout: &Layout,
+        writers: NonZeroU32,
+        facts: MakeFacts,
+        cancelled: &AtomicBool,
+    ) -> Result<Committed, CheckpointError> {
+        let notes = self.folder.notes(position, writers, cancelled)?;
+        let (receipts, digests): (Vec<_>, Vec<_>) =
+            notes.into_iter().map(|Note { receipt, digest }| (receipt, digest)).unzip();
+        let facts = facts(&digests)?;
+        let saved = self.folder.commit(&facts, layout, &receipts)?;
+        Ok(Committed { saved, pruned: self.folder.prune(self.keep_last, &facts.identity) })
     }
 }
 

@@ -3,16 +3,13 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
-    sync::{
-        Arc,
-        mpsc::{RecvTimeoutError, channel},
-    },
+    sync::mpsc::{RecvTimeoutError, channel},
     thread,
     time::{Duration, Instant},
 };
 
 use super::{newest, number, open, save, state::State};
-use crate::{Done, Folder, Part, Snapshotter, Taken};
+use crate::{Ended, Folder, Snapshotter, Taken};
 
 const FOLDER: &str = "LOCKSTEP_TEST_CHECKPOINTS";
 const WAY: &str = "LOCKSTEP_TEST_WAY";
@@ -27,12 +24,12 @@ const MOST_MICROSECONDS: u64 = 4_000;
 fn saving_child() {
     let folder = open(Path::new(&env::var(FOLDER).expect("the parent sets it")));
     let way = env::var(WAY).expect("the parent sets it");
-    let mut snapshotter = Snapshotter::start(folder.clone(), number(2), 0).expect("started");
+    let mut snapshotters = [(); 2].map(|()| Snapshotter::start(folder.clone(), number(2), 0).expect("started"));
     for step in newest(&folder).0.unwrap_or(0) + 1.. {
         match WAYS.iter().position(|known| *known == way) {
             Some(0) => save(&folder, step),
             Some(1) => save_by_three(&folder, step),
-            Some(2) => save_behind(&mut snapshotter, step),
+            Some(2) => save_behind(&mut snapshotters, step),
             other => panic!("{other:?}"),
         }
         println!("\nsaved {step}");
@@ -54,22 +51,19 @@ fn save_by_three(folder: &Folder, step: u64) {
     folder.commit(&state.facts(), &state.layout(), &receipts).expect("saved");
 }
 
-/// As a training thread does that saves the next while one is being written: `step` is saved when this returns.
-fn save_behind(snapshotter: &mut Snapshotter, step: u64) {
+/// As two ranks do: `step` is saved when this returns.
+fn save_behind(snapshotters: &mut [Snapshotter], step: u64) {
     let state = State::at(step);
-    let layout = Arc::new(state.layout());
-    let part = Part { position: state.position, layout: Arc::clone(&layout), writer: 0, writers: number(1) };
-    let copy = |piece: crate::Piece<'_>, place: &mut [f32]| {
-        place.copy_from_slice(&state.tensors[piece.tensor].values[piece.values]);
-    };
-    assert_eq!(snapshotter.take(&part, copy).expect("no failure"), Taken::Begun);
-    let receipts = snapshotter.finish().expect("no failure").into_iter().map(|done| match done {
-        Done::Written(receipt) => receipt,
-        Done::Saved { saved, .. } => panic!("{saved:?}"),
-    });
-    let receipts = receipts.collect();
-    snapshotter.commit(state.facts(), &layout, receipts).expect("no failure");
-    snapshotter.finish().expect("no failure");
+    let writers = number(snapshotters.len() as u32);
+    for (writer, snapshotter) in (0..).zip(&mut *snapshotters) {
+        assert_eq!(state.take(snapshotter, writer, writers), Taken::Begun);
+    }
+    for ended in snapshotters.iter_mut().flat_map(Snapshotter::finish) {
+        assert!(matches!(ended, Ended::Part { result: Ok(()), .. }), "{ended:?}");
+    }
+    state.commit(&mut snapshotters[0], writers);
+    let ended = snapshotters[0].finish();
+    assert!(matches!(&ended[..], [Ended::Commit { result: Ok(_), .. }]), "{ended:?}");
 }
 
 #[test]

@@ -40,13 +40,20 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 proptest! {
     #[test]
-    fn shards_are_the_whole_arena_and_differ_by_one_value_at_most(values in 0_usize..1000, writers in 1_u32..40) {
-        let layout = Layout::new([("a", &[values][..])], []).expect("fits");
+    fn shards_are_the_whole_arena_in_blocks_and_differ_by_one_block_at_most(
+        values in 0_usize..1000,
+        writers in 1_u32..40,
+        block_values in 1_usize..9,
+    ) {
+        let mut layout = Layout::new([("a", &[values][..])], []).expect("fits");
+        layout.block_values = block_values;
         let shards: Vec<_> = (0..writers).map(|writer| layout.shard(writer, number(writers))).collect();
         prop_assert_eq!((shards[0].start, shards[shards.len() - 1].end), (0, layout.bytes()));
         prop_assert!(shards.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", shards);
-        let lengths = || shards.iter().map(|shard| shard.end - shard.start);
-        prop_assert!(lengths().max().expect("one") - lengths().min().expect("one") <= 4, "{:?}", shards);
+        let block = block_values as u64 * 4;
+        prop_assert!(shards.iter().all(|shard| shard.is_empty() || shard.start.is_multiple_of(block)), "{:?}", shards);
+        let blocks = || shards.iter().map(|shard| (shard.end - shard.start).div_ceil(block));
+        prop_assert!(blocks().max().expect("one") - blocks().min().expect("one") <= 1, "{:?}", shards);
     }
 
     #[test]

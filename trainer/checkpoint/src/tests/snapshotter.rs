@@ -7,7 +7,7 @@ use std::{
 
 use super::{newest, number, open, state::State};
 use crate::{
-    CheckpointError, Done, Folder, Part, Snapshotter, Taken,
+    CheckpointError, Committed, Ended, Folder, Part, Snapshotter, Taken,
     operation::{FileSystem, Operation, Perform},
 };
 
@@ -46,29 +46,31 @@ fn start(folder: &Folder) -> Snapshotter {
     Snapshotter::start(folder.clone(), number(2), State::at(0).values().len()).expect("started")
 }
 
-/// Saves alone; the values are gone from where they were copied when this returns.
-fn save(snapshotter: &mut Snapshotter, step: u64) -> Result<Taken, CheckpointError> {
+/// Takes and commits the whole state; the values are gone from where they were copied when this returns.
+fn save(snapshotter: &mut Snapshotter, step: u64) -> Taken {
     let state = State::at(step);
-    let (facts, layout) = (state.facts(), Arc::new(state.layout()));
-    let (digest, expected) = (facts.state_digest.clone(), state.values());
-    let facts = move |values: &[f32]| {
-        assert!(values.iter().zip(&expected).all(|(found, expected)| found.to_bits() == expected.to_bits()));
-        crate::Facts { state_digest: digest, ..facts }
-    };
-    snapshotter.save(state.position, &layout, facts, |piece, place| {
-        place.copy_from_slice(&state.tensors[piece.tensor].values[piece.values]);
-    })
+    let taken = state.take(snapshotter, 0, number(1));
+    if taken == Taken::Begun {
+        state.commit(snapshotter, number(1));
+    }
+    taken
 }
 
-fn saved_steps(done: Vec<Done>) -> Vec<u64> {
-    let step = |done| match done {
-        Done::Saved { saved, pruned } => {
+/// The steps that were committed, all of them well.
+fn saved_steps(ended: Vec<Ended>) -> Vec<u64> {
+    let step = |ended| match ended {
+        Ended::Commit { position, result } => {
+            let Committed { saved, pruned } = result.expect("saved");
             pruned.expect("pruned");
-            saved.step
+            assert_eq!(saved.step, position.step);
+            Some(saved.step)
         }
-        Done::Written(receipt) => panic!("{receipt:?}"),
+        Ended::Part { result, .. } | Ended::Abandonment { result, .. } => {
+            result.expect("went well");
+            None
+        }
     };
-    done.into_iter().map(step).collect()
+    ended.into_iter().filter_map(step).collect()
 }
 
 #[test]
@@ -78,11 +80,9 @@ fn what_was_copied_is_saved_and_the_oldest_are_deleted() {
     let mut snapshotter = start(&folder);
     let mut saved = Vec::new();
     for step in 1..=5 {
-        assert_eq!(save(&mut snapshotter, step).expect("no failure"), Taken::Begun);
-        snapshotter.wait_for_buffer().expect("no failure");
-        saved.extend(saved_steps(snapshotter.done().expect("no failure")));
+        assert_eq!(save(&mut snapshotter, step), Taken::Begun);
+        saved.extend(saved_steps(snapshotter.finish()));
     }
-    saved.extend(saved_steps(snapshotter.finish().expect("no failure")));
     assert_eq!(saved, [1, 2, 3, 4, 5]);
     assert_eq!((newest(&folder), folder.steps().expect("listed")), ((Some(5), vec![]), vec![5, 4]));
 }
@@ -94,26 +94,47 @@ fn several_ranks_write_their_parts_and_one_commits() {
     let mut ranks: Vec<_> = (0..3).map(|_| start(&folder)).collect();
     for step in 1..=4 {
         let state = State::at(step);
-        let layout = Arc::new(state.layout());
-        for (writer, rank) in ranks.iter_mut().enumerate() {
-            let part =
-                Part { position: state.position, layout: layout.clone(), writer: writer as u32, writers: number(3) };
-            let taken = rank.take(&part, |piece, place| {
-                place.copy_from_slice(&state.tensors[piece.tensor].values[piece.values]);
-            });
-            assert_eq!(taken.expect("no failure"), Taken::Begun);
+        for (writer, rank) in (0..).zip(&mut ranks) {
+            assert_eq!(state.take(rank, writer, number(3)), Taken::Begun);
         }
-        let receipts = ranks.iter_mut().flat_map(|rank| rank.finish().expect("no failure"));
-        let receipts = receipts.map(|done| match done {
-            Done::Written(receipt) => receipt,
-            Done::Saved { saved, .. } => panic!("{saved:?}"),
-        });
-        let receipts = receipts.collect();
-        ranks[0].commit(state.facts(), &layout, receipts).expect("no failure");
-        assert_eq!(saved_steps(ranks[0].finish().expect("no failure")), [step]);
+        assert_eq!(saved_steps(ranks.iter_mut().flat_map(Snapshotter::finish).collect()), Vec::<u64>::new());
+        state.commit(&mut ranks[1], number(3));
+        assert_eq!(saved_steps(ranks[1].finish()), [step]);
         assert_eq!(newest(&folder), (Some(step), vec![]));
+        let files = folder.list().expect("listed")[0].described.clone().expect("whole").files;
+        assert_eq!(std::fs::read_dir(folder.step(step)).expect("a folder").count(), files + 1, "notes are gone");
     }
     assert_eq!(folder.steps().expect("listed"), [4, 3]);
+}
+
+#[test]
+fn a_checkpoint_of_which_a_part_is_missing_is_not_committed_and_its_parts_are_removed() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    super::save(&folder, 1);
+    let mut rank = start(&folder);
+    let state = State::at(2);
+    assert_eq!(state.take(&mut rank, 0, number(2)), Taken::Begun);
+    assert_eq!(saved_steps(rank.finish()), Vec::<u64>::new());
+    rank.abandon(state.position);
+    assert_eq!(saved_steps(rank.finish()), Vec::<u64>::new());
+    assert_eq!((newest(&folder), folder.leftovers().expect("listed").len()), ((Some(1), vec![]), 0));
+}
+
+#[test]
+fn facts_that_cannot_be_had_make_no_checkpoint() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    let mut rank = start(&folder);
+    let state = State::at(1);
+    assert_eq!(state.take(&mut rank, 0, number(1)), Taken::Begun);
+    let refuse = |_: &[String]| Err(CheckpointError::Full { path: "the journal".into() });
+    rank.commit(state.position, &Arc::new(state.layout()), number(1), refuse);
+    match &rank.finish()[..] {
+        [Ended::Part { result: Ok(()), .. }, Ended::Commit { result: Err(CheckpointError::Full { .. }), .. }] => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((newest(&folder), folder.leftovers().expect("listed").len()), ((None, vec![]), 0));
 }
 
 #[test]
@@ -122,12 +143,12 @@ fn a_third_part_is_refused_while_two_are_being_written() {
     let (folder, gate) = gated(root.path());
     let mut snapshotter = start(&folder);
     gate.set(true);
-    let taken: Vec<_> = (1..=4).map(|step| save(&mut snapshotter, step).expect("no failure")).collect();
+    let taken: Vec<_> = (1..=4).map(|step| save(&mut snapshotter, step)).collect();
     assert_eq!(taken, [Taken::Begun, Taken::Begun, Taken::Busy, Taken::Busy]);
     gate.set(false);
-    snapshotter.wait_for_buffer().expect("no failure");
-    assert_eq!(save(&mut snapshotter, 5).expect("no failure"), Taken::Begun);
-    assert_eq!(saved_steps(snapshotter.finish().expect("no failure")), [1, 2, 5]);
+    assert_eq!(saved_steps(snapshotter.finish()), [1, 2]);
+    assert_eq!(save(&mut snapshotter, 5), Taken::Begun);
+    assert_eq!(saved_steps(snapshotter.finish()), [5]);
 }
 
 /// Fails to make the folders of these steps.
@@ -146,37 +167,46 @@ impl Perform for Failing {
 }
 
 #[test]
-fn each_failure_is_returned_by_one_later_call_and_what_follows_is_saved() {
+fn each_failure_says_which_part_and_what_follows_is_saved() {
     let root = tempfile::tempdir().expect("a folder");
     let mut folder = open(root.path());
     folder.performer = Arc::new(Failing([1, 2, 4].into()));
     let mut snapshotter = start(&folder);
-    let (mut failures, mut saved) = (Vec::new(), Vec::new());
+    let mut failures = Vec::new();
     for step in 1..=5 {
-        // What waits says so too; then the same again.
-        for _ in 0..2 {
-            failures.extend(snapshotter.wait_for_buffer().err());
-        }
-        loop {
-            match save(&mut snapshotter, step) {
-                Ok(Taken::Begun) => break,
-                Ok(Taken::Busy) => failures.extend(snapshotter.wait_for_buffer().err()),
-                Err(error) => failures.push(error),
+        let state = State::at(step);
+        assert_eq!(state.take(&mut snapshotter, 0, number(1)), Taken::Begun);
+        match &snapshotter.finish()[..] {
+            [Ended::Part { result: Ok(()), .. }] => {
+                state.commit(&mut snapshotter, number(1));
+                assert_eq!(saved_steps(snapshotter.finish()), [step]);
             }
+            [Ended::Part { position, result: Err(CheckpointError::Full { path }) }] => {
+                assert!(path.ends_with(format!(".tmp-step-{step:08}.g1")), "{path:?}");
+                failures.push(position.step);
+            }
+            other => panic!("{other:?}"),
         }
     }
-    for _ in 0..5 {
-        match snapshotter.finish() {
-            Ok(done) => saved.extend(saved_steps(done)),
-            Err(error) => failures.push(error),
-        }
+    assert_eq!((failures, newest(&folder).0), (vec![1, 2, 4], Some(5)));
+}
+
+#[test]
+fn what_is_given_up_is_not_stored_and_what_follows_is() {
+    let root = tempfile::tempdir().expect("a folder");
+    let (folder, gate) = gated(root.path());
+    let mut snapshotter = start(&folder);
+    gate.set(true);
+    for step in [1, 2] {
+        assert_eq!(State::at(step).take(&mut snapshotter, 0, number(1)), Taken::Begun);
     }
-    let failures: Vec<_> = failures.iter().map(ToString::to_string).collect();
-    assert_eq!(failures.len(), 3, "{failures:?}");
-    for (failure, step) in failures.iter().zip([1, 2, 4]) {
-        assert!(failure.contains(&format!("step-0000000{step}")) && failure.contains("no space left"), "{failure}");
-    }
-    assert_eq!((saved, newest(&folder).0), (vec![3, 5], Some(5)));
+    snapshotter.give_up();
+    gate.set(false);
+    let ended = snapshotter.finish();
+    let given_up = |ended: &Ended| matches!(ended, Ended::Part { result: Err(CheckpointError::Cancelled { .. }), .. });
+    assert!(ended.len() == 2 && ended.iter().all(given_up), "{ended:?}");
+    assert_eq!(save(&mut snapshotter, 3), Taken::Begun);
+    assert_eq!((saved_steps(snapshotter.finish()), folder.leftovers().expect("listed").len()), (vec![3], 0));
 }
 
 #[test]
@@ -187,7 +217,7 @@ fn dropping_gives_up_what_is_not_written_and_leaves_nothing_that_is_taken_for_a_
     let mut snapshotter = start(&folder);
     gate.set(true);
     for step in [2, 3] {
-        assert_eq!(save(&mut snapshotter, step).expect("no failure"), Taken::Begun);
+        assert_eq!(save(&mut snapshotter, step), Taken::Begun);
     }
     let cancelled = Arc::clone(&snapshotter.cancelled);
     let dropping = std::thread::spawn(move || drop(snapshotter));
@@ -205,9 +235,8 @@ fn a_panic_in_the_background_is_passed_on() {
     let root = tempfile::tempdir().expect("a folder");
     let mut snapshotter = start(&open(root.path()));
     let state = State::at(1);
-    let layout = Arc::new(state.layout());
-    let taken = snapshotter.save(state.position, &layout, |_| panic!("a digest that cannot be"), |_, _| {});
-    assert_eq!(taken.expect("no failure"), Taken::Begun);
+    let part = Part { position: state.position, layout: Arc::new(state.layout()), writer: 0, writers: number(1) };
+    assert_eq!(snapshotter.take(&part, |_| panic!("a digest that cannot be"), |_, _| {}), Taken::Begun);
     let passed_on = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| snapshotter.finish()));
     assert_eq!(passed_on.expect_err("passed on").downcast_ref(), Some(&"a digest that cannot be"));
 }

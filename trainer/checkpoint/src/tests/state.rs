@@ -1,9 +1,12 @@
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, sync::Arc};
 
 use crate::{
-    Checkpoint, CheckpointError, Facts, Folder, Identity, Layout, OwnedTensor, Position, Shard, ShardReceipt, Snapshot,
-    Tensor,
+    Checkpoint, CheckpointError, Facts, Folder, Identity, Layout, OwnedTensor, Part, Position, Shard, ShardReceipt,
+    Snapshot, Snapshotter, Taken, Tensor,
 };
+
+/// Values of a block, so that a small state has many.
+pub(super) const BLOCK_VALUES: usize = 2;
 
 /// State whose every value follows from the step, so that a reader can tell whether it has the right one.
 pub(super) struct State {
@@ -53,7 +56,10 @@ impl State {
     }
 
     pub(super) fn layout(&self) -> Layout {
-        self.with_snapshot(|snapshot| Layout::of_tensors(snapshot.weights, snapshot.slots)).expect("tensors fit")
+        let layout = self.with_snapshot(|snapshot| Layout::of_tensors(snapshot.weights, snapshot.slots));
+        let mut layout = layout.expect("tensors fit");
+        layout.block_values = BLOCK_VALUES;
+        layout
     }
 
     /// All values, as the arena has them.
@@ -69,6 +75,30 @@ impl State {
             time: snapshot.time.to_owned(),
             communication: snapshot.communication.map(str::to_owned),
         })
+    }
+
+    /// Takes one writer's part, of which the digest tells the first value and how many there are.
+    pub(super) fn take(&self, snapshotter: &mut Snapshotter, writer: u32, writers: NonZeroU32) -> Taken {
+        let part = Part { position: self.position, layout: Arc::new(self.layout()), writer, writers };
+        snapshotter.take(
+            &part,
+            |values| format!("{:?} {}", values.first().map(|value| value.to_bits()), values.len()),
+            |piece, place| place.copy_from_slice(&self.tensors[piece.tensor].values[piece.values]),
+        )
+    }
+
+    /// Commits what so many writers have taken and written.
+    pub(super) fn commit(&self, snapshotter: &mut Snapshotter, writers: NonZeroU32) {
+        let (facts, layout, values) = (self.facts(), Arc::new(self.layout()), self.values());
+        let shard = |writer| layout.values_of(&layout.shard(writer, writers));
+        let expected: Vec<_> = (0..writers.get())
+            .map(shard)
+            .map(|range| format!("{:?} {}", values[range.clone()].first().map(|value| value.to_bits()), range.len()))
+            .collect();
+        snapshotter.commit(self.position, &layout, writers, move |digests| {
+            assert_eq!(digests, expected);
+            Ok(facts)
+        });
     }
 
     /// Writes one writer's part.

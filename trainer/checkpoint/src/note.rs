@@ -1,0 +1,81 @@
+//! What a writer leaves beside its part for whoever commits: the receipt, and what the group wants to know of the values. The manifest
+//! does not name it, so it is gone once the checkpoint is whole.
+
+use std::{
+    num::NonZeroU32,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    CheckpointError, Folder, Part, Position, ShardReceipt,
+    load::read_file,
+    manifest::Unusable,
+    operation::{Contents, Operation},
+};
+
+/// The greatest note that is read.
+pub const MAX_NOTE_BYTES: u64 = 64 << 20;
+/// A network file system may show a new file late, but not later than this.
+const VISIBLE_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Note {
+    pub(crate) receipt: ShardReceipt,
+    /// Digest of the part's values, in the group's own spelling.
+    pub(crate) digest: String,
+}
+
+impl Folder {
+    pub(crate) fn leave_note(&self, part: &Part, note: &Note) -> Result<(), CheckpointError> {
+        let path = self.note(part.position, part.writer, part.writers);
+        let bytes = serde_json::to_vec(note)
+            .map_err(|error| CheckpointError::Shards { path: path.clone(), problem: error.to_string() })?;
+        self.store(&path, Contents::Bytes(&bytes))?;
+        self.perform(&Operation::Sync(self.staging(part.position.step, part.position.generation)))
+    }
+
+    /// The notes of all writers, in order. Each has said that it left one.
+    pub(crate) fn notes(
+        &self,
+        position: Position,
+        writers: NonZeroU32,
+        cancelled: &AtomicBool,
+    ) -> Result<Vec<Note>, CheckpointError> {
+        let begun = Instant::now();
+        let note = |writer| {
+            let path = self.note(position, writer, writers);
+            while !path.exists() && begun.elapsed() < VISIBLE_WITHIN {
+                if cancelled.load(Ordering::Relaxed) {
+                    return Err(CheckpointError::Cancelled { path });
+                }
+                thread::sleep(LOOK_AGAIN);
+            }
+            read_note(path)
+        };
+        (0..writers.get()).map(note).collect()
+    }
+
+    fn note(&self, position: Position, writer: u32, writers: NonZeroU32) -> PathBuf {
+        self.staging(position.step, position.generation).join(format!("part-{writer}-of-{writers}.json"))
+    }
+}
+
+fn read_note(path: PathBuf) -> Result<Note, CheckpointError> {
+    let accept = |length| match length <= MAX_NOTE_BYTES {
+        true => Ok(()),
+        false => Err(format!("it has {length} bytes, at most {MAX_NOTE_BYTES} are read")),
+    };
+    let note = read_file(&path, accept).and_then(|bytes| {
+        serde_json::from_slice(&bytes).map_err(|error| Unusable::Damaged(format!("it cannot be read: {error}")))
+    });
+    note.map_err(|unusable| match unusable {
+        Unusable::Damaged(problem) => CheckpointError::Shards { path, problem },
+        other => other.at(path),
+    })
+}
