@@ -103,11 +103,13 @@ impl Folder {
                 if !self.refer(&staging, before.as_deref(), &chunk) {
                     let temporary = temporary_in(&staging, "chunk");
                     self.perform(&Operation::Write(temporary.clone(), Contents::Values(&values)))?;
-                    self.perform(&Operation::Sync(temporary.clone()))?;
                     file = Some(temporary);
                 }
                 written.push((chunk, file));
             }
+            // Once all are written: meanwhile the storage has been at work, and these waits are short.
+            let mut files = written.iter().filter_map(|(_, file)| file.as_ref());
+            files.try_for_each(|file| self.perform(&Operation::Sync(file.clone())))?;
             Ok(written)
         };
         let mut written = thread::scope(|scope| {
