@@ -131,10 +131,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes what is pending and waits until the storage has it for good.
-    pub(crate) fn store(&mut self) -> io::Result<()> {
+    /// Writes what is pending. The storage has it for good once the file that this gives is synced.
+    pub(crate) fn flushed(&mut self) -> io::Result<File> {
         self.flush()?;
-        self.file.sync_data()
+        self.file.try_clone()
     }
 }
 

@@ -18,11 +18,13 @@ mod model;
 mod networks;
 mod plans;
 mod reporter;
+mod saving;
 mod serve;
 mod signals;
 mod storage;
 mod trainee;
 mod training;
+mod word;
 mod worker;
 
 use std::{path::PathBuf, process::ExitCode};

@@ -14,7 +14,7 @@ use crate::{
     credentials::identity, failure::Failure, metrics::Metrics, networks::data_address, serve::Ready, signals::Stop,
 };
 
-/// The others wait in a sum while the one that reports saves a large state to slow storage: who is gone shows by its closed connections, or to
+/// In the end all wait in a sum for the slowest part of a large state on slow storage: who is gone shows by its closed connections, or to
 /// the coordinator.
 const LIMITS: Limits = Limits {
     forming: Duration::from_secs(60),

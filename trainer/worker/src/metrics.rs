@@ -11,8 +11,8 @@ use std::{
 
 use lockstep_launch::{CommunicationReport, Job, Progress};
 use prometheus::{
-    Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
 /// Before every name of ours; process metrics keep their usual names.
@@ -58,7 +58,10 @@ pub(crate) struct Metrics {
     phase_seconds: CounterVec,
     pub collective_seconds: Counter,
     pub collective_bytes: IntCounter,
-    pub checkpoint_duration: Histogram,
+    /// While training stood still for a checkpoint.
+    pub checkpoint_stall: Histogram,
+    /// From then on until it was whole.
+    pub checkpoint_save: Histogram,
     pub checkpoint_failures: IntCounter,
     global_step: IntGauge,
     target_steps: IntGauge,
@@ -104,6 +107,12 @@ impl Metrics {
         for phase in Phase::ALL {
             phase_seconds.with_label_values(&[phase.label()]);
         }
+        let checkpoint = HistogramOpts::new(
+            "checkpoint_duration_seconds",
+            "Wall seconds of one checkpoint: stall while training stood still, save from then until it was whole.",
+        );
+        let checkpoint = checkpoint.namespace(PREFIX).buckets(prometheus::exponential_buckets(0.001, 2.0, 16)?);
+        let checkpoint = registered(&own, HistogramVec::new(checkpoint, &["stage"])?)?;
         let metrics = Self {
             steps: count("steps_total", "Optimiser steps that this worker has done.")?,
             samples: count("samples_total", "Training samples that this worker has taken through the network.")?,
@@ -115,11 +124,8 @@ impl Metrics {
             phase_seconds,
             collective_seconds: collective.with_label_values(&["all_reduce"]),
             collective_bytes: count("collective_bytes_total", "Bytes that this worker sent in all-reduce operations.")?,
-            checkpoint_duration: seconds(
-                "checkpoint_duration_seconds",
-                "Wall seconds of saving one checkpoint.",
-                prometheus::exponential_buckets(0.005, 2.0, 14)?,
-            )?,
+            checkpoint_stall: checkpoint.with_label_values(&["stall"]),
+            checkpoint_save: checkpoint.with_label_values(&["save"]),
             checkpoint_failures: count("checkpoint_failures_total", "Checkpoints that could not be saved.")?,
             global_step: whole("global_step", "Optimiser steps of the job that are done.")?,
             target_steps: whole("target_steps", "Optimiser steps of the whole job.")?,

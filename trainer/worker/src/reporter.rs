@@ -1,18 +1,20 @@
-//! What one worker of a generation does besides training: journal, reports to the coordinator, checkpoints.
+//! What one worker of a generation does besides training: journal, and reports to the coordinator.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs::File,
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use lockstep_checkpoint::Position;
 use lockstep_elastic::{Group, Membership};
-use lockstep_launch::Progress;
+use lockstep_launch::{CheckpointMark, Progress};
 use tracing::warn;
 
 use crate::{
     communication::Agreed,
     failure::Failure,
     journal::{Evaluation, EvaluationLine, Journal, Kept, StepLine},
-    metrics::{Metrics, Phase},
-    storage::Storage,
+    metrics::Metrics,
     trainee::Trainee,
     training::{Rank, Recipe},
 };
@@ -20,32 +22,28 @@ use crate::{
 /// Time between two reports to the coordinator.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What one worker does besides training: journal, reports, checkpoints.
+/// What one worker does besides training: journal, and reports.
 pub(crate) struct Reporter<'a> {
     membership: &'a Membership,
     group: &'a Group,
-    storage: &'a Storage,
     metrics: &'a Metrics,
     journal: Journal,
     progress: Progress,
     reported: Option<Instant>,
     /// How the group sums.
     communication: &'a Agreed,
-    interval: Duration,
 }
 
 impl<'a> Reporter<'a> {
-    /// Goes on where the group begins; a checkpoint is due each `interval`.
+    /// Goes on where the group begins, in the journal of `folder`.
     pub(crate) fn open(
         membership: &'a Membership,
         group: &'a Group,
-        storage: &'a Storage,
+        folder: &Path,
         metrics: &'a Metrics,
         trainee: &Trainee,
         communication: &'a Agreed,
-        interval: Duration,
     ) -> Result<Self, Failure> {
-        let folder = storage.path();
         let (journal, kept) = Journal::continue_after(folder, group.base.step)
             .map_err(|error| Failure::retry(format!("{}: {error}", folder.display())))?;
         let Recipe { total_steps, steps_per_epoch, .. } = trainee.recipe;
@@ -58,12 +56,10 @@ impl<'a> Reporter<'a> {
             accuracy: kept.accuracy.map(|(_, accuracy)| accuracy),
             accuracy_step: kept.accuracy.map(|(step, _)| step),
             communication: communication.report,
-            last_checkpoint: trainee.checkpoint.clone(),
             ..Progress::default()
         };
         let reported = None;
-        let mut reporter =
-            Self { membership, group, storage, metrics, journal, progress, reported, communication, interval };
+        let mut reporter = Self { membership, group, metrics, journal, progress, reported, communication };
         reporter.make_up(trainee, kept)?;
         Ok(reporter)
     }
@@ -139,35 +135,20 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// Whether it is time for a checkpoint.
-    pub(crate) fn checkpoint_due(&self, trainee: &Trainee) -> bool {
-        trainee.saved.elapsed() >= self.interval
+    /// The newest checkpoint, from the next report on.
+    pub(crate) fn take_checkpoint(&mut self, newest: Option<&CheckpointMark>) {
+        if self.progress.last_checkpoint.as_ref() != newest {
+            self.progress.last_checkpoint = newest.cloned();
+        }
     }
 
-    /// Saves the state after the steps that are done, once their lines are stored.
-    pub(crate) fn save(&mut self, rank: &mut Rank<'_>) -> Result<(), Failure> {
-        let begun = Instant::now();
-        rank.trainee.saved = begun;
-        self.journal.store().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))?;
-        let Recipe { steps_per_epoch, global_batch, seed, .. } = *rank.recipe();
-        let step = rank.step();
-        let position = Position {
-            step,
-            epoch: step / steps_per_epoch,
-            cursor: step % steps_per_epoch * global_batch,
-            seed,
-            generation: self.group.generation,
-        };
-        let saved = self.storage.save(&mut rank.trainee.replica, position, &self.communication.record);
-        rank.trainee.saved = Instant::now();
-        rank.rest();
-        let seconds = begun.elapsed().as_secs_f64();
-        self.metrics.spent(Phase::Checkpoint, seconds);
-        let (mark, manifest) = saved?;
-        self.metrics.checkpoint_duration.observe(seconds);
-        self.membership.checkpoint(mark.step, manifest);
-        rank.trainee.checkpoint = Some(mark.clone());
-        self.progress.last_checkpoint = Some(mark);
-        Ok(())
+    /// The journal with the lines of all steps that were taken down; they are stored once it is synced.
+    pub(crate) fn flushed_journal(&mut self) -> Result<File, Failure> {
+        self.journal.flushed().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+    }
+
+    /// How the group sums, as a checkpoint keeps it.
+    pub(crate) fn communication_record(&self) -> &str {
+        &self.communication.record
     }
 }

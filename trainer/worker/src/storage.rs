@@ -8,11 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_checkpoint::{Checkpoint, CheckpointError, Folder, Identity, Position, Snapshot, Tensor, export_model};
+use lockstep_checkpoint::{
+    Checkpoint, CheckpointError, Folder, Identity, Layout, Saved, Snapshotter, Tensor, export_model,
+};
 use lockstep_elastic::Digest;
 use lockstep_launch::{CheckpointMark, Workload};
 use lockstep_nn::{Cpu, Replica};
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::failure::Failure;
 
@@ -42,7 +44,7 @@ impl Storage {
 
     /// The newest state that is whole.
     pub(crate) fn newest(&self) -> Result<Option<Checkpoint>, Failure> {
-        let newest = self.folder.newest(&self.identity).map_err(|error| refused(&self.uri, &error))?;
+        let newest = self.folder.newest(&self.identity).map_err(|error| self.refused(&error))?;
         for skipped in &newest.skipped {
             warn!(step = skipped.step, path = %skipped.path.display(), reason = skipped.reason, "checkpoint passed over");
         }
@@ -51,14 +53,14 @@ impl Storage {
 
     /// Leaves a token that the other members look for.
     pub(crate) fn leave_token(&self, token: &str) -> Result<(), Failure> {
-        self.folder.probe_write(token).map_err(|error| refused(&self.uri, &error))
+        self.folder.probe_write(token).map_err(|error| self.refused(&error))
     }
 
     /// Whether the token that rank 0 left is here too.
     pub(crate) fn sees_token(&self, token: &str) -> Result<bool, Failure> {
         let begun = Instant::now();
         loop {
-            if self.folder.probe_seen(token).map_err(|error| refused(&self.uri, &error))? {
+            if self.folder.probe_seen(token).map_err(|error| self.refused(&error))? {
                 return Ok(true);
             }
             if begun.elapsed() > VISIBLE_WITHIN {
@@ -85,34 +87,31 @@ impl Storage {
         ))
     }
 
-    /// Saves the state after `position.step` steps, summed as `communication` records, and forgets the oldest.
-    pub(crate) fn save(
-        &self,
-        replica: &mut Replica<Cpu>,
-        position: Position,
-        communication: &str,
-    ) -> Result<(CheckpointMark, Digest), Failure> {
-        let time = jiff::Timestamp::now().to_string();
-        let digest = spelled(replica.digest());
-        let tensors = replica.tensors();
-        let (weights, slots) = tensors.split_at(replica.table().parameters().len());
-        let (weights, slots) = (borrowed(weights), borrowed(slots));
-        let saved = self.folder.save(&Snapshot {
-            identity: &self.identity,
-            position,
-            state_digest: &digest,
-            time: &time,
-            communication: Some(communication),
-            weights: &weights,
-            slots: &slots,
-        });
-        let saved = saved.map_err(|error| refused(&self.uri, &error))?;
-        info!(step = saved.step, bytes = saved.bytes, "checkpoint saved");
-        if let Err(error) = self.folder.prune(self.keep_last, &self.identity) {
-            warn!(%error, "old checkpoints were not removed");
-        }
-        let mark = CheckpointMark { step: saved.step, uri: uri_of(&saved.path), time };
-        Ok((mark, Digest::from_bytes(saved.manifest_digest)))
+    /// Where each tensor of `replica` lies in a checkpoint.
+    pub(crate) fn layout(&self, replica: &Replica<Cpu>) -> Result<Layout, Failure> {
+        let shapes = replica.tensor_shapes();
+        let (weights, slots) = shapes.split_at(replica.table().parameters().len());
+        let borrowed = |tensors| <[(String, Vec<usize>)]>::iter(tensors).map(|(name, shape)| (&name[..], &shape[..]));
+        Layout::new(borrowed(weights), borrowed(slots)).map_err(|error| self.refused(&error))
+    }
+
+    /// What saves parts of about so many values in the background, and forgets the oldest.
+    pub(crate) fn snapshotter(&self, values: usize) -> Result<Snapshotter, Failure> {
+        Snapshotter::start(self.folder.clone(), self.keep_last, values).map_err(|error| self.refused(&error))
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// What others are told of a checkpoint.
+    pub(crate) fn mark(&self, saved: &Saved, time: String) -> CheckpointMark {
+        CheckpointMark { step: saved.step, uri: uri_of(&saved.path), time }
+    }
+
+    /// Storage that fails now may work after a restart; anything else is as it is.
+    pub(crate) fn refused(&self, error: &CheckpointError) -> Failure {
+        refused(&self.uri, error)
     }
 
     /// Writes the trained weights for others to use; gives the place.
@@ -123,7 +122,7 @@ impl Storage {
     ) -> Result<String, Failure> {
         let path = self.folder.path().join(MODEL_FILE);
         let weights = replica.weights();
-        export_model(&path, &borrowed(&weights), facts).map_err(|error| refused(&self.uri, &error))?;
+        export_model(&path, &borrowed(&weights), facts).map_err(|error| self.refused(&error))?;
         Ok(uri_of(&path))
     }
 
@@ -155,7 +154,6 @@ fn borrowed(tensors: &[lockstep_nn::StateTensor]) -> Vec<Tensor<'_>> {
     tensors.iter().map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values }).collect()
 }
 
-/// Storage that fails now may work after a restart; anything else is as it is.
 fn refused(uri: &str, error: &CheckpointError) -> Failure {
     let message = format!("spec.checkpoint.uri: {uri}: {error}");
     match error {

@@ -5,14 +5,12 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::Range,
     path::Path,
-    time::Instant,
 };
 
 use lockstep_checkpoint::Checkpoint;
 use lockstep_collective::{CollectiveError, Costs, Group as Ranks, SharedArena, Tag};
 use lockstep_data::{Samples, Seat};
 use lockstep_elastic::{Digest, Group, Sampler, State};
-use lockstep_launch::CheckpointMark;
 use lockstep_nn::{Cpu, Network, Replica, StateTensor};
 use tracing::info;
 
@@ -45,10 +43,6 @@ pub(crate) struct Trainee {
     pub communication: Option<String>,
     /// Whether the storage was seen to be the others' too.
     pub storage_is_checked: bool,
-    /// When it saved last, or began.
-    pub saved: Instant,
-    /// The newest checkpoint that it saved.
-    pub checkpoint: Option<CheckpointMark>,
     /// Where the ranks were whose messages were measured.
     hosts: BTreeSet<IpAddr>,
     shares_gradients: bool,
@@ -76,8 +70,6 @@ impl Trainee {
             costs: None,
             communication: None,
             storage_is_checked: false,
-            saved: Instant::now(),
-            checkpoint: None,
             hosts: BTreeSet::new(),
             shares_gradients: false,
             remembered: VecDeque::new(),

@@ -2,11 +2,12 @@
 //! in lockstep.
 //!
 //! Whatever all ranks must agree on in mid-run travels in the numbers that they sum anyway: rank r adds its useful seconds in a
-//! slot of its own, and whoever was asked to halt adds 1 to the slot that says why. The sum of step s is read during step s + 1, so it
-//! costs no waiting; every rank reads the same sum at the same step, so all of them stop after the same one. It also tells that all
-//! ranks have done step s: only then does anything of it leave the group.
+//! slot of its own, whoever was asked to halt adds 1 to the slot that says why, and so does who has something to tell of a checkpoint.
+//! The sum of step s is read during step s + 1, so it costs no waiting; every rank reads the same sum at the same step, so all of them
+//! stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group.
 
 use std::{
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -24,17 +25,19 @@ use crate::{
     member::{Halt, Member},
     metrics::Phase,
     trainee::Trainee,
+    word::Word,
 };
 
 /// Bucket number of the numbers that are summed beside the gradients; no gradient bucket reaches it.
 const NUMBERS: u32 = u32::MAX - 1;
 
-/// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, then each rank's useful
-/// seconds.
+/// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, what they tell of
+/// checkpoints, then each rank's useful seconds.
 const LOSS: usize = 0;
 const CHANGE: usize = 1;
 const DRAIN: usize = 2;
-const USEFUL: usize = 3;
+const SAVING: Range<usize> = 3..3 + Word::SLOTS;
+const USEFUL: usize = SAVING.end;
 
 /// A slice of the gradient arena, leased.
 pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
@@ -72,6 +75,8 @@ pub(crate) struct Done {
     pub line: StepLine,
     /// Why all are to stop after the next step, if any rank was asked to.
     pub halt: Option<Halt>,
+    /// What any rank told of checkpoints.
+    pub told: Word,
 }
 
 /// One rank of one generation at work.
@@ -162,8 +167,8 @@ impl<'a> Rank<'a> {
         self.communicator.all_reduce_now(self.trainee.step, values).map(|_| ()).map_err(|error| lost(&error))
     }
 
-    /// Does the next step. Gives the step before it, which by now every rank has done; `None` at first.
-    pub(crate) fn advance(&mut self) -> Result<Option<Done>, Failure> {
+    /// Does the next step, telling `word` in its numbers. Gives the step before it, which by now every rank has done; `None` at first.
+    pub(crate) fn advance(&mut self, word: Word) -> Result<Option<Done>, Failure> {
         let waiting = Instant::now();
         let Some(StepShare { step, samples: mine, .. }) = self.loader.next_step() else { return self.settle() };
         let data = waiting.elapsed();
@@ -209,6 +214,7 @@ impl<'a> Rank<'a> {
             Some(Halt::Drain) => numbers[DRAIN] = 1.0,
             None => {}
         }
+        word.put(&mut numbers[SAVING]);
         numbers[USEFUL + self.rank] = useful as f32;
         let numbers = Slice::Numbers(numbers);
         // With one bucket they go with it; with more, the thread that sums those is there for them too.
@@ -247,6 +253,7 @@ impl<'a> Rank<'a> {
         };
         self.trainee.remember(line.clone());
         self.meter.record(Step { samples, wall: seconds, useful: numbers[USEFUL..].to_vec() });
+        let told = Word::of_sum(&numbers[SAVING]);
         self.spare = numbers;
         if !loss.is_finite() {
             return Err(Failure::fatal(format!(
@@ -254,7 +261,7 @@ impl<'a> Rank<'a> {
                 self.trainee.recipe.rate
             )));
         }
-        Ok(Some(Done { line, halt }))
+        Ok(Some(Done { line, halt, told }))
     }
 
     /// Waits for the gradients of this step and gives them back to the replica.

@@ -10,7 +10,7 @@ use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
 };
 use lockstep_nn::Sgd;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::{
     benchmark,
@@ -20,6 +20,7 @@ use crate::{
     metrics::Metrics,
     model, plans,
     reporter::Reporter,
+    saving::Saver,
     serve::{self, Ready},
     signals::Stop,
     storage::Storage,
@@ -64,7 +65,11 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
                 train: Arc::new(train),
                 held_out: Arc::new(evaluation),
             };
-            member.work(|| run.train(&mut trainee, group))
+            member.work(|| {
+                let interval = Duration::from_secs(workload.checkpoint.interval_seconds.into());
+                let mut saver = Saver::start(&storage, &member, &trainee.replica, &group, interval)?;
+                run.train(&mut trainee, &mut saver, group)
+            })
         }
         Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication } => {
             let no_data = Digest::of(b"");
@@ -124,9 +129,9 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// From group to group until the last step is done.
-    fn train(&self, trainee: &mut Trainee, mut group: Group) -> Result<Ending, Failure> {
+    fn train(&self, trainee: &mut Trainee, saver: &mut Saver<'_>, mut group: Group) -> Result<Ending, Failure> {
         loop {
-            let outcome = self.generation(trainee, &group);
+            let outcome = self.generation(trainee, saver, &group);
             trainee.stand();
             let broken = match outcome {
                 Ok(Some(ending)) => return Ok(ending),
@@ -146,7 +151,13 @@ impl Run<'_> {
     }
 
     /// One generation, from binding its members to each other until it ends. `None` where the group changes.
-    fn generation(&self, trainee: &mut Trainee, group: &Group) -> Result<Option<Ending>, Failure> {
+    fn generation(
+        &self,
+        trainee: &mut Trainee,
+        saver: &mut Saver<'_>,
+        group: &Group,
+    ) -> Result<Option<Ending>, Failure> {
+        saver.enter(group);
         let mut ranks = self.member.form(group)?;
         trainee.catch_up(group, &mut ranks)?;
         self.member.membership.entered();
@@ -170,16 +181,17 @@ impl Run<'_> {
         self.check_shared(&mut rank, group)?;
         let mut reporter = if group.reports() {
             self.keep_plan(group, &agreed)?;
-            Some(self.reporter(rank.trainee, group, &agreed)?)
+            let Member { membership, metrics, .. } = self.member;
+            Some(Reporter::open(membership, group, self.storage.path(), metrics, rank.trainee, &agreed)?)
         } else {
             self.member.metrics.leave_reporting();
             None
         };
         self.make_up_evaluation(&mut rank, reporter.as_mut())?;
-        match self.steps(&mut rank, reporter.as_mut())? {
+        match self.steps(&mut rank, saver, reporter.as_mut())? {
             Some(Halt::Change) => Ok(None),
-            Some(Halt::Drain) => self.drain(&mut rank, reporter),
-            None => self.finish(&mut rank, reporter),
+            Some(Halt::Drain) => self.drain(&mut rank, saver, reporter),
+            None => self.finish(&mut rank, saver, reporter),
         }
     }
 
@@ -254,36 +266,42 @@ impl Run<'_> {
     }
 
     /// Does steps until the last, or until all halt after one, which it says.
-    fn steps(&self, rank: &mut Rank<'_>, mut reporter: Option<&mut Reporter<'_>>) -> Result<Option<Halt>, Failure> {
+    fn steps(
+        &self,
+        rank: &mut Rank<'_>,
+        saver: &mut Saver<'_>,
+        mut reporter: Option<&mut Reporter<'_>>,
+    ) -> Result<Option<Halt>, Failure> {
         let recipe = rank.recipe().clone();
         rank.rest();
-        // Every rank learns of a halt during the step after the one that carried it, and stops after that step.
-        let mut halt = None;
+        // Every rank learns of a halt or a checkpoint during the step after the one that carried it: all stop or copy after that step.
+        let (mut halt, mut copied) = (None, None);
         let mut last = recipe.total_steps;
         while rank.step() < last {
-            let mut done = rank.advance()?;
+            let done = rank.advance(saver.word(reporter.is_some()))?;
             let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
-            let due = reporter.as_ref().is_some_and(|reporter| reporter.checkpoint_due(rank.trainee));
-            let saves = due && rank.step() < recipe.total_steps;
-            // A step that a checkpoint holds will not be done again: its line must be in the journal before.
-            let newest = if ends_epoch || saves { rank.settle()? } else { None };
-            for settled in [done.take(), newest].into_iter().flatten() {
+            let newest = if ends_epoch { rank.settle()? } else { None };
+            for settled in [done, newest].into_iter().flatten() {
+                let step = settled.line.step;
                 if let Some(reason) = settled.halt {
-                    last = last.min(settled.line.step + 1);
+                    last = last.min(step + 1);
                     halt = halt.max(Some(reason));
                 }
+                if settled.told.asks {
+                    copied = Some(step + 1);
+                }
                 if let Some(reporter) = &mut reporter {
+                    reporter.take_checkpoint(saver.newest());
                     reporter.step(rank, &settled.line)?;
                 }
+                saver.hear(step, settled.told, reporter.as_deref_mut());
             }
             if ends_epoch {
                 self.evaluate(rank, reporter.as_deref_mut())?;
             }
-            if let Some(reporter) = reporter.as_deref_mut().filter(|_| saves)
-                && let Err(error) = reporter.save(rank)
-            {
-                self.member.metrics.checkpoint_failures.inc();
-                warn!(%error, step = rank.step(), "checkpoint not saved; training goes on");
+            // After the last one is saved anyway.
+            if copied == Some(rank.step()) && rank.step() < last {
+                saver.copy(rank);
             }
         }
         if let (Some(settled), Some(reporter)) = (rank.settle()?, reporter.as_deref_mut()) {
@@ -302,30 +320,31 @@ impl Run<'_> {
         reporter.evaluated(rank.step(), rank.step() / rank.recipe().steps_per_epoch, found)
     }
 
-    fn reporter<'a>(
-        &'a self,
-        trainee: &Trainee,
-        group: &'a Group,
-        communication: &'a Agreed,
-    ) -> Result<Reporter<'a>, Failure> {
-        let interval = Duration::from_secs(self.workload.checkpoint.interval_seconds.into());
-        let Member { membership, metrics, .. } = self.member;
-        Reporter::open(membership, group, self.storage, metrics, trainee, communication, interval)
-    }
-
     /// Saves the state before everybody goes.
-    fn drain(&self, rank: &mut Rank<'_>, reporter: Option<Reporter<'_>>) -> Result<Option<Ending>, Failure> {
+    fn drain(
+        &self,
+        rank: &mut Rank<'_>,
+        saver: &mut Saver<'_>,
+        mut reporter: Option<Reporter<'_>>,
+    ) -> Result<Option<Ending>, Failure> {
+        saver.save(rank, reporter.as_mut())?;
         if let Some(mut reporter) = reporter {
-            reporter.save(rank)?;
+            reporter.take_checkpoint(saver.newest());
             reporter.report(true)?;
         }
         self.member.drained(rank.step()).map_or(Ok(None), Err)
     }
 
-    fn finish(&self, rank: &mut Rank<'_>, reporter: Option<Reporter<'_>>) -> Result<Option<Ending>, Failure> {
+    fn finish(
+        &self,
+        rank: &mut Rank<'_>,
+        saver: &mut Saver<'_>,
+        mut reporter: Option<Reporter<'_>>,
+    ) -> Result<Option<Ending>, Failure> {
+        saver.save(rank, reporter.as_mut())?;
         let mut ending = Ending::default();
         if let Some(mut reporter) = reporter {
-            reporter.save(rank)?;
+            reporter.take_checkpoint(saver.newest());
             reporter.report(true)?;
             let facts = BTreeMap::from([
                 ("job".to_owned(), self.member.launch.job.name.clone()),

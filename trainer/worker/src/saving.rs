@@ -1,0 +1,340 @@
+//! Checkpoints while training goes on: all ranks copy their parts of the state after the same step, each writes its own behind the
+//! training, and the one that reports commits once all are stored.
+//!
+//! ```text
+//! step s            the one that reports asks for a checkpoint in the step's numbers
+//! step s + 1        all read that; after it each copies its part, and begins to write it and a note for whoever commits
+//! each step then    who still writes says so in the step's numbers, and who could not write
+//! step u            in whose numbers nobody writes any more: all read that in step u + 1, and the one that reports commits, or abandons
+//! ```
+//!
+//! By then the journal has a line of step s + 1, which will not be done again. When the group changes, what is not being committed is
+//! given up, and the next group's is due at once: a part may have been lost with its rank.
+
+use std::{
+    num::NonZeroU32,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockstep_checkpoint::{
+    BLOCK_VALUES, CheckpointError, Committed, Ended, Facts, Layout, Part, Position, Snapshotter, Taken,
+};
+use lockstep_elastic::{Digest, Group, Membership};
+use lockstep_launch::CheckpointMark;
+use lockstep_nn::{Cpu, DIGEST_BLOCK, Replica, StateDigest, digest_blocks};
+use tracing::{info, warn};
+
+use crate::{
+    failure::Failure,
+    member::Member,
+    metrics::{Metrics, Phase},
+    reporter::Reporter,
+    storage::{Storage, spelled},
+    training::{Rank, Recipe},
+    word::Word,
+};
+
+/// Hexadecimal digits of a block's digest in a note.
+const DIGITS: usize = 64;
+
+const _: () = assert!(BLOCK_VALUES == DIGEST_BLOCK, "each block is in one rank's part");
+
+/// One worker's part in saving, whatever group it belongs to.
+pub(crate) struct Saver<'a> {
+    storage: &'a Storage,
+    membership: &'a Membership,
+    metrics: &'a Metrics,
+    interval: Duration,
+    snapshotter: Snapshotter,
+    layout: Arc<Layout>,
+    /// Of a state of which no block was added yet.
+    digest: StateDigest,
+    /// Of the present group.
+    rank: u32,
+    world: NonZeroU32,
+    generation: u64,
+    asked: bool,
+    copied: Option<Copied>,
+    committing: Option<Committing>,
+    /// When the last one ended, well or badly, or this began.
+    ended: Instant,
+    newest: Option<CheckpointMark>,
+}
+
+/// A checkpoint of which parts are being written.
+struct Copied {
+    position: Position,
+    at: Instant,
+    stall: Duration,
+    /// Of this rank.
+    part: Outcome,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Unknown,
+    Stored,
+    Failed,
+}
+
+/// A checkpoint of which all parts are stored.
+struct Committing {
+    copied: Copied,
+    time: String,
+}
+
+impl<'a> Saver<'a> {
+    /// Saves what `replica` holds each `interval`, as a member of groups as large as `group`.
+    pub(crate) fn start(
+        storage: &'a Storage,
+        member: &'a Member<'_>,
+        replica: &Replica<Cpu>,
+        group: &Group,
+        interval: Duration,
+    ) -> Result<Self, Failure> {
+        let layout = storage.layout(replica)?;
+        let world = NonZeroU32::new(group.world).unwrap_or(NonZeroU32::MIN);
+        Ok(Self {
+            snapshotter: storage.snapshotter(layout.values().div_ceil(world.get() as usize) + BLOCK_VALUES)?,
+            storage,
+            membership: &member.membership,
+            metrics: member.metrics,
+            interval,
+            layout: Arc::new(layout),
+            digest: replica.begin_digest(),
+            rank: group.rank,
+            world,
+            generation: group.generation,
+            asked: false,
+            copied: None,
+            committing: None,
+            ended: Instant::now(),
+            newest: None,
+        })
+    }
+
+    /// Gives up what the group before this one has not stored.
+    pub(crate) fn enter(&mut self, group: &Group) {
+        self.snapshotter.give_up();
+        self.rank = group.rank;
+        self.world = NonZeroU32::new(group.world).unwrap_or(NonZeroU32::MIN);
+        self.generation = group.generation;
+        (self.asked, self.copied) = (false, None);
+    }
+
+    /// The newest checkpoint that this worker committed.
+    pub(crate) fn newest(&self) -> Option<&CheckpointMark> {
+        self.newest.as_ref()
+    }
+
+    /// What this rank tells in the numbers of the next step; only the one that `reports` asks.
+    pub(crate) fn word(&mut self, reports: bool) -> Word {
+        for ended in self.snapshotter.ended() {
+            if let Err(error) = self.note(ended) {
+                warn!(%error, "checkpoint not saved; training goes on");
+            }
+        }
+        let idle = !self.asked && self.copied.is_none() && self.committing.is_none();
+        let asks = reports && idle && self.ended.elapsed() >= self.interval;
+        self.asked |= asks;
+        let part = self.copied.as_ref().map(|copied| copied.part);
+        Word { asks, writes: part == Some(Outcome::Unknown), failed: part == Some(Outcome::Failed) }
+    }
+
+    /// Takes down what all ranks told in the numbers of `step`. The one that reports has written its line.
+    pub(crate) fn hear(&mut self, step: u64, told: Word, reporter: Option<&mut Reporter<'_>>) {
+        let Some(copied) = self.copied.take_if(|copied| step > copied.position.step && !told.writes) else { return };
+        self.ended = Instant::now();
+        let Some(reporter) = reporter else { return };
+        let (position, committed) = (
+            copied.position,
+            match told.failed {
+                true => Err(Failure::retry("a worker could not write its part; its log says why")),
+                false => self.commit(copied, reporter),
+            },
+        );
+        if let Err(error) = committed {
+            self.snapshotter.abandon(position);
+            self.metrics.checkpoint_failures.inc();
+            warn!(%error, step = position.step, "checkpoint not saved; training goes on");
+        }
+    }
+
+    /// Copies this rank's part of the state after the steps that are done, and begins to write it.
+    pub(crate) fn copy(&mut self, rank: &mut Rank<'_>) {
+        let copied = self.take(rank);
+        rank.rest();
+        self.metrics.spent(Phase::Checkpoint, copied.stall.as_secs_f64());
+        self.metrics.checkpoint_stall.observe(copied.stall.as_secs_f64());
+        self.copied = Some(copied);
+    }
+
+    /// Saves the state after the last step, all ranks their parts. When this returns the parts are stored, and at the one that reports
+    /// the checkpoint is whole.
+    pub(crate) fn save(&mut self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
+        let begun = Instant::now();
+        self.snapshotter.give_up();
+        self.copied = None;
+        for ended in self.snapshotter.finish() {
+            if let Err(error) = self.note(ended) {
+                warn!(%error, "checkpoint not saved");
+            }
+        }
+        self.copied = Some(self.take(rank));
+        let own = self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended));
+        let copied = self.copied.take();
+        let stored = copied.as_ref().is_some_and(|copied| copied.part == Outcome::Stored);
+        let mut failed = [f32::from(u8::from(!stored))];
+        let told = rank.sum(&mut failed);
+        own?;
+        told?;
+        let (Some(copied), Some(reporter)) = (copied, reporter) else { return Ok(()) };
+        if failed != [0.0] {
+            self.snapshotter.abandon(copied.position);
+            return Err(Failure::retry("a worker could not write its part of the last checkpoint; its log says why"));
+        }
+        self.commit(copied, reporter)?;
+        let saved = self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended));
+        self.metrics.spent(Phase::Checkpoint, begun.elapsed().as_secs_f64());
+        saved
+    }
+
+    fn take(&mut self, rank: &mut Rank<'_>) -> Copied {
+        let at = Instant::now();
+        self.asked = false;
+        let Recipe { steps_per_epoch, global_batch, seed, .. } = *rank.recipe();
+        let step = rank.step();
+        let position = Position {
+            step,
+            epoch: step / steps_per_epoch,
+            cursor: step % steps_per_epoch * global_batch,
+            seed,
+            generation: self.generation,
+        };
+        let part = Part { position, layout: Arc::clone(&self.layout), writer: self.rank, writers: self.world };
+        let replica = &mut rank.trainee.replica;
+        let taken = self.snapshotter.take(&part, written_digests, |piece, place| {
+            replica.copy_tensor(piece.name, piece.values, place);
+        });
+        let part = match taken {
+            Taken::Begun => Outcome::Unknown,
+            Taken::Busy => {
+                warn!(step, "a part of a checkpoint cannot be copied: those of earlier ones are still being written");
+                Outcome::Failed
+            }
+        };
+        Copied { position, at, stall: at.elapsed(), part }
+    }
+
+    /// Begins to write the manifest, once the lines of the steps that it holds are stored.
+    fn commit(&mut self, copied: Copied, reporter: &mut Reporter<'_>) -> Result<(), Failure> {
+        let journal = reporter.flushed_journal()?;
+        let (position, time) = (copied.position, jiff::Timestamp::now().to_string());
+        let facts = Facts {
+            identity: self.storage.identity().clone(),
+            position,
+            state_digest: String::new(),
+            time: time.clone(),
+            communication: Some(reporter.communication_record().to_owned()),
+        };
+        let (digest, path) = (self.digest.clone(), self.storage.path().to_owned());
+        self.snapshotter.commit(position, &self.layout, self.world, move |parts| {
+            journal.sync_data().map_err(|source| CheckpointError::Storage {
+                attempt: "syncing the journal in",
+                path: path.clone(),
+                source,
+            })?;
+            let problem = "a part's note has no digests".to_owned();
+            let digest = of_parts(digest, parts).ok_or(CheckpointError::Shards { path, problem })?;
+            Ok(Facts { state_digest: spelled(digest), ..facts })
+        });
+        self.committing = Some(Committing { copied, time });
+        Ok(())
+    }
+
+    /// Takes down what has ended, and tells others of a checkpoint.
+    fn note(&mut self, ended: Ended) -> Result<(), Failure> {
+        match ended {
+            Ended::Part { position, result } => {
+                // Another one was begun by a group that is no more.
+                let Some(copied) = self.copied.as_mut().filter(|copied| copied.position == position) else {
+                    return Ok(());
+                };
+                copied.part = if result.is_ok() { Outcome::Stored } else { Outcome::Failed };
+                result.map_err(|error| self.storage.refused(&error))
+            }
+            Ended::Commit { position: _, result } => {
+                self.ended = Instant::now();
+                let committing = self.committing.take();
+                match (result, committing) {
+                    (Ok(committed), Some(committing)) => self.tell(committed, committing),
+                    (Err(CheckpointError::Cancelled { .. }), _) | (Ok(_), None) => {}
+                    (Err(error), _) => {
+                        self.metrics.checkpoint_failures.inc();
+                        return Err(self.storage.refused(&error));
+                    }
+                }
+                Ok(())
+            }
+            Ended::Abandonment { position, result } => {
+                if let Err(error) = result {
+                    warn!(%error, step = position.step, "parts of a checkpoint were left behind");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn tell(&mut self, committed: Committed, committing: Committing) {
+        let Committed { saved, pruned } = committed;
+        let Committing { copied: Copied { at, stall, .. }, time } = committing;
+        let seconds = at.elapsed().as_secs_f64();
+        self.metrics.checkpoint_save.observe(seconds);
+        let stall_ms = stall.as_secs_f64() * 1e3;
+        info!(step = saved.step, bytes = saved.bytes, seconds, stall_ms, "checkpoint saved");
+        if let Err(error) = pruned {
+            warn!(%error, "old checkpoints were not removed");
+        }
+        self.membership.checkpoint(saved.step, Digest::from_bytes(saved.manifest_digest));
+        self.newest = Some(self.storage.mark(&saved, time));
+    }
+}
+
+/// The digests of a part's blocks, as its note has them.
+fn written_digests(values: &[f32]) -> String {
+    digest_blocks(values).into_iter().map(|block| Digest::from_bytes(block).to_string()).collect()
+}
+
+/// The digest of a state of which these are the parts' digests, in order.
+fn of_parts(mut digest: StateDigest, parts: &[String]) -> Option<[u8; 32]> {
+    for block in parts.iter().flat_map(|part| part.as_bytes().chunks(DIGITS)) {
+        let block: Digest = str::from_utf8(block).ok()?.parse().ok()?;
+        digest.add(&[*block.as_bytes()]);
+    }
+    Some(digest.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_nn::models;
+
+    use super::*;
+
+    #[test]
+    fn the_digest_of_parts_is_that_of_the_whole_state_however_many_there_are() {
+        let network = models::lenet5();
+        let buckets = network.table().ready_order();
+        let mut replica = Replica::new(Cpu::new(), network, 1, buckets).expect("buckets that tile it");
+        replica.initialise(7);
+        let values: Vec<f32> = replica.tensors().into_iter().flat_map(|tensor| tensor.values).collect();
+        for cuts in [&[][..], &[0], &[1], &[2, 2, 5]] {
+            let ends = cuts.iter().map(|block| block * BLOCK_VALUES).chain([values.len()]);
+            let mut start = 0;
+            let parts: Vec<String> =
+                ends.map(|end| written_digests(&values[std::mem::replace(&mut start, end)..end])).collect();
+            assert_eq!(of_parts(replica.begin_digest(), &parts), Some(replica.digest()), "{cuts:?}");
+        }
+        assert_eq!(of_parts(replica.begin_digest(), &["no digest".to_owned()]), None);
+    }
+}
