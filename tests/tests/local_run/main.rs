@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod benchmark;
+mod checkpoints;
 mod elastic;
 mod faults;
 mod metrics;

@@ -10,7 +10,7 @@ use lockstep_tests::{chart::promtool_objections, skip};
 use crate::run::{Manifest, Run, alone, wait_for};
 
 /// GET of a path on this machine.
-fn get(address: &str, path: &str) -> Option<String> {
+pub(crate) fn get(address: &str, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
     let mut response = String::new();
@@ -20,7 +20,7 @@ fn get(address: &str, path: &str) -> Option<String> {
 }
 
 /// Where a worker serves its metrics, from its log.
-fn metrics_address(run: &Run, worker: u32) -> String {
+pub(crate) fn metrics_address(run: &Run, worker: u32) -> String {
     let log = run.folder().join(format!("logs/worker-{worker}.log"));
     let mut found = None;
     wait_for("the metrics address", || {

@@ -1,0 +1,175 @@
+//! Checkpoints that the workers write part by part while they train: whole or absent, whoever is killed and whatever the storage does.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use lockstep_tests::skip;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::{
+    faults::{assert_each_step_once, kill},
+    metrics::{get, metrics_address},
+    run::{Manifest, Run, alone, lockstep, wait_for},
+};
+
+/// Of 9,000 samples in batches of 64.
+const EPOCH_STEPS: u64 = 141;
+
+/// A job whose bits do not depend on who trains. Its state has eight blocks, so that three workers have parts of it.
+fn manifest(epochs: u32) -> Manifest {
+    Manifest::glyphs(10_000, epochs)
+        .replaced("bucketBytes: 64Ki", "algorithm: canonicalTree")
+        .replaced("replicas: 2", "replicas: 3\n  elastic: {minReplicas: 1, maxReplicas: 3}")
+}
+
+/// `lockstep checkpoints` in the run's folder; what it says with `--json`, and whether all is well.
+fn checkpoints(run: &Run, action: &str) -> (Value, bool) {
+    let told = Command::new(lockstep()).args(["checkpoints", action, "--json"]).arg(run.folder()).output();
+    let told = told.expect("lockstep starts");
+    (serde_json::from_slice(&told.stdout).unwrap_or_default(), told.status.success())
+}
+
+fn steps(listed: &Value) -> Vec<u64> {
+    listed.as_array().expect("a list").iter().filter_map(|one| one["step"].as_u64()).collect()
+}
+
+fn assert_all_whole(run: &Run, when: &str) {
+    let (verified, well) = checkpoints(run, "verify");
+    assert!(well, "{when}: {verified:#}");
+}
+
+fn saves_in_progress(run: &Run) -> usize {
+    let listed = fs::read_dir(run.folder().join("checkpoints")).expect("checkpoints").flatten();
+    listed.filter(|entry| entry.file_name().to_string_lossy().starts_with(".tmp-step-")).count()
+}
+
+#[test]
+fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the_newest() {
+    let _alone = alone();
+    let manifest = manifest(2000);
+    let run = Run::of("kill-savers", &manifest, &[]);
+    run.wait_for_checkpoint();
+    for victim in ["worker-1", "worker-0", "worker-2"] {
+        wait_for("a save in progress", || saves_in_progress(&run) > 0);
+        kill(run.trainers("worker", victim)[0]);
+        assert_all_whole(&run, victim);
+        let changes = run.history().len();
+        wait_for("the others go on", || run.history().len() > changes);
+        wait_for("all three again", || run.steps().last().is_some_and(|line| line.world_size == 3));
+    }
+    wait_for("a save in progress", || saves_in_progress(&run) > 0);
+    let all = [run.trainers("worker", ""), run.trainers("coordinator", "")].concat();
+    run.signal(Signal::KILL);
+    wait_for("the end of all", || all.iter().all(|pid| rustix::process::test_kill_process(*pid).is_err()));
+    let (listed, _) = checkpoints(&run, "list");
+    let newest = steps(&listed)[0];
+    assert_all_whole(&run, "all");
+
+    let run = run.again(&manifest, &[]);
+    run.wait_for_step(newest + 20);
+    run.signal(Signal::INT);
+    let run = run.finished();
+    assert_eq!(run.code, Some(130), "{}", run.said());
+    let base = run.history().iter().rev().find(|change| change.rollback).map(|change| change.step);
+    assert_eq!(base, Some(newest), "{:?}", run.history());
+    assert_each_step_once(&run, run.steps().last().map_or(0, |line| line.step));
+    assert_all_whole(&run, "the end");
+    assert_eq!(saves_in_progress(&run), 0);
+}
+
+#[test]
+fn what_three_workers_saved_two_and_then_one_go_on_with_to_the_same_weights() {
+    let _alone = alone();
+    let manifest = manifest(3);
+    let undisturbed = Run::of("undisturbed", &manifest, &["--workers", "1"]).finished();
+    let mut run = Run::of("reshard", &manifest, &["--workers", "3"]);
+    for (before, after) in [(3, "2"), (2, "1")] {
+        let stopped_at = run.steps().last().map_or(0, |line| line.step);
+        run.wait_for_step(stopped_at + 20);
+        run.signal(Signal::INT);
+        run = run.finished();
+        assert_eq!(run.code, Some(130), "{}", run.said());
+        let (listed, _) = checkpoints(&run, "list");
+        assert_eq!(listed[0]["files"].as_u64(), Some(before), "{before} workers wrote their parts: {listed:#}");
+        run = run.again(&manifest, &["--workers", after]);
+    }
+    let run = run.finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, 3 * EPOCH_STEPS);
+    assert!(run.model() == undisturbed.model(), "the weights differ");
+}
+
+/// A file system of its own over a folder, until this is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn over(folder: PathBuf) -> Result<Self, String> {
+        mount(&["-t", "tmpfs", "-o", "size=4m", "tmpfs"], &folder).map(|()| Self(folder))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Whoever is still in it keeps it until then.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+fn mount(words: &[&str], folder: &Path) -> Result<(), String> {
+    let mounted = Command::new("mount").args(words).arg(folder).output().map_err(|error| format!("mount: {error}"))?;
+    if mounted.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&mounted.stderr).into_owned()) }
+}
+
+fn failures(run: &Run) -> u64 {
+    let text = get(&metrics_address(run, 0), "/metrics").expect("served");
+    let count = text.lines().find(|line| line.starts_with("lockstep_checkpoint_failures_total{"));
+    count.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("no count in\n{text}"))
+}
+
+#[test]
+fn training_goes_on_while_the_storage_is_full_or_read_only_and_saves_when_it_is_not() {
+    let _alone = alone();
+    let run = Run::of("full", &Manifest::glyphs(10_000, 2000), &["--workers", "2"]);
+    run.wait_for_checkpoint();
+    let folder = run.folder().join("checkpoints");
+    let mounted = match Mounted::over(folder.clone()) {
+        Ok(mounted) => mounted,
+        Err(why) => return skip("checkpoints on storage that is full or read-only", &why),
+    };
+    run.wait_for_checkpoint();
+    let fails = |what: &str| {
+        let (before, step) = (failures(&run), run.steps().last().map_or(0, |line| line.step));
+        wait_for(&format!("failures on {what} storage"), || failures(&run) >= before + 2);
+        run.wait_for_step(step + 50);
+    };
+    let saves = |what: &str| {
+        let (listed, _) = checkpoints(&run, "list");
+        let newest = steps(&listed).first().copied();
+        wait_for(&format!("a checkpoint {what}"), || steps(&checkpoints(&run, "list").0).first().copied() > newest);
+        assert_all_whole(&run, what);
+    };
+
+    let ballast = folder.join("ballast");
+    let filled = fs::write(&ballast, vec![1; 4 << 20]);
+    assert!(filled.is_err(), "it has no room for that");
+    fails("full");
+    fs::remove_file(&ballast).expect("removed");
+    saves("once there is room");
+
+    wait_for("a moment in which nobody writes", || mount(&["-o", "remount,ro"], &folder).is_ok());
+    fails("read-only");
+    mount(&["-o", "remount,rw"], &folder).expect("writable again");
+    saves("once it is writable");
+
+    let log = fs::read_to_string(run.folder().join("logs/worker-0.log")).expect("a log");
+    assert!(log.contains("no space left") && log.contains("read-only"), "{log}");
+    run.signal(Signal::INT);
+    let run = run.finished();
+    assert_eq!(run.code, Some(130), "{}", run.said());
+    assert_all_whole(&run, "the end");
+    drop(mounted);
+}
