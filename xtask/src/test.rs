@@ -110,11 +110,14 @@ impl Summary {
         let mut child = command.spawn().with_context(|| format!("starting {command:?}"))?;
         // Only the runner may hold the writing ends, or the reading below would not end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut program = String::new();
         for line in BufReader::new(output).lines() {
             let line = line?;
             println!("{line}");
-            if line.starts_with("test result: ") {
-                self.lines.push(line);
+            if let Some(running) = line.trim_start().strip_prefix("Running ") {
+                program = running.split(" (").next().unwrap_or(running).to_owned();
+            } else if line.starts_with("test result: ") {
+                self.lines.push(format!("{line}: {program}"));
             } else if line.contains(SKIPPED) {
                 self.skipped.push(line);
             }

@@ -9,7 +9,7 @@ use lockstep_api::{ConditionType, Phase, Reason, Replacing, TrainingJobStatus, V
 use crate::{
     Child, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
-    failure::{coordinator_is_gone, is_alive, replaced_at, wanted},
+    failure::{Pulse, coordinator_is_gone, is_alive, replaced_at, wanted},
     phase::{deletion, enter, restart_pause_ends},
     pod_name,
     pods::pod,
@@ -25,7 +25,7 @@ pub(crate) fn carry_on(
     status: &mut TrainingJobStatus,
     plan: &mut Plan,
     (present, earlier): (&[&PodSeen], &[&PodSeen]),
-    stands_still: bool,
+    pulse: Pulse,
     now: Timestamp,
 ) {
     resize(job, status, present, &mut plan.events);
@@ -41,7 +41,7 @@ pub(crate) fn carry_on(
             plan.delete.extend(deletion(pod, now));
         }
     }
-    let is_gone = |pod: &PodSeen| coordinator_is_gone(pod) || (pod.unreachable && stands_still);
+    let is_gone = |pod: &PodSeen| coordinator_is_gone(pod) || (pod.unreachable && pulse != Pulse::Whole);
     for pod in present.iter().filter(|pod| pod.role == Role::Coordinator && is_gone(pod)) {
         if let Some(time) = replaced_at(pod).filter(|time| *time > now) {
             plan.look_again_at(time, now);

@@ -11,6 +11,9 @@ const SETTLE_SECONDS: i64 = 5;
 /// Seconds that the other pods have to end once the training is done.
 const FINISH_SECONDS: i64 = 60;
 
+/// Seconds after which a worker that does not answer is held for hung, where training stands still for want of it.
+const HUNG_SECONDS: i64 = 60;
+
 /// A pod that lived for less than this many seconds is replaced so many seconds after its end, another one at once: one
 /// that fails whenever it starts is not made anew without pause.
 pub(crate) const SHORT_LIFE: SignedDuration = SignedDuration::from_secs(10);
@@ -72,9 +75,19 @@ enum End {
     Lost(String),
 }
 
-/// Judges the pods of one attempt. Of the first `target` workers one that is missing was taken away. `stands_still` tells that no step
-/// was reported for a while, or that a worker is missing in the group.
-pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], target: u32, stands_still: bool, now: Timestamp) -> Verdict {
+/// How the group does, as far as it can be told from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pulse {
+    /// All workers that the job wants take part in steps.
+    Whole,
+    /// Steps are done by fewer, or not yet.
+    Lacking,
+    /// It trained, and no step was reported for a while.
+    Still,
+}
+
+/// Judges the pods of one attempt. Of the first `target` workers one that is missing was taken away.
+pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], target: u32, pulse: Pulse, now: Timestamp) -> Verdict {
     let coordinator = pods.iter().find(|pod| pod.role == Role::Coordinator).copied();
     let workers: Vec<(u32, &PodSeen)> = wanted(job, pods).collect();
     let ends: Vec<(u32, &PodSeen, End)> =
@@ -107,7 +120,7 @@ pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], target: u32, stands_sti
         let (cause, failure) = the_first(job, &ends, &missing, now);
         return Verdict::AllGone(cause, failure);
     }
-    Verdict::GoesOn(losses(job, &workers, &ends, &missing, stands_still, now))
+    Verdict::GoesOn(losses(job, &workers, &ends, &missing, pulse, now))
 }
 
 /// The workers that the job still wants, by number.
@@ -151,7 +164,7 @@ fn losses(
     workers: &[(u32, &PodSeen)],
     ends: &[(u32, &PodSeen, End)],
     missing: &[u32],
-    stands_still: bool,
+    pulse: Pulse,
     now: Timestamp,
 ) -> Losses {
     let mut losses = Losses::default();
@@ -179,8 +192,18 @@ fn losses(
         });
     }
     // A node that stopped reporting may well run its pods on: only one that the group lacks is given up.
-    let unreachable = workers.iter().filter(|(_, pod)| pod.unreachable && stands_still && is_alive(pod));
-    losses.gone.extend(unreachable.map(|(worker, pod)| gone(*worker, pod, Cause::Lost, "NodeLost")));
+    for (worker, pod) in workers.iter().filter(|(_, pod)| is_alive(pod) && pulse != Pulse::Whole) {
+        if pod.unreachable {
+            losses.gone.push(gone(*worker, pod, Cause::Lost, "NodeLost"));
+        } else if let (Pulse::Still, Some(since)) = (pulse, pod.unready_since) {
+            let hung = since + SignedDuration::from_secs(HUNG_SECONDS);
+            if hung <= now {
+                losses.gone.push(gone(*worker, pod, Cause::Failed, "Hung"));
+            } else {
+                losses.settles = Some(losses.settles.map_or(hung, |earlier| earlier.min(hung)));
+            }
+        }
+    }
     losses.gone.extend(missing.iter().map(|worker| Gone {
         worker: *worker,
         uid: None,

@@ -75,6 +75,8 @@ pub struct PodSeen {
     pub over: bool,
     /// Whether its readiness probe succeeds: a worker has joined.
     pub ready: bool,
+    /// Since when its readiness probe fails, if its trainer runs.
+    pub unready_since: Option<Timestamp>,
     /// When its deletion can no longer be the node's ordinary work, if it is being deleted.
     pub stuck_at: Option<Timestamp>,
     /// Why Kubernetes takes it away, if it does: an eviction, a preemption, a node that is drained.
@@ -146,6 +148,10 @@ impl PodSeen {
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
             over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             ready: holds("Ready"),
+            unready_since: condition("Ready")
+                .filter(|condition| condition.status != "True" && state == PodState::Running)
+                .and_then(|condition| condition.last_transition_time.as_ref())
+                .map(|time| time.0),
             stuck_at: stuck_at(pod),
             disrupted,
             // The node's lifecycle controller withdraws Ready alone; a failing probe withdraws both.

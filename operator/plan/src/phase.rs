@@ -9,7 +9,7 @@ use lockstep_launch::{Ending, InvalidField, Progress, Task};
 use crate::{
     Deletion, GroupSeen, Observed, Plan, PodSeen, PodState, Role, Settings,
     carry_on::{carry_on, hindrance},
-    failure::{Cause, Losses, Verdict, ended_at, verdict},
+    failure::{Cause, Losses, Pulse, Verdict, ended_at, verdict},
     pod_name,
     replace::{count_failure, lose, pause_after, welcome},
     status::{Note, Report, checkpoint_note, restart_note, set_condition, take_change, take_progress, told},
@@ -49,8 +49,8 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
     }
 
     take_change(&mut status, seen, &mut plan.events);
-    let stands_still = stands_still(job, &status, now);
-    match verdict(job, &present, status.target_replicas, stands_still, now) {
+    let pulse = pulse(job, &status, now);
+    match verdict(job, &present, status.target_replicas, pulse, now) {
         Verdict::Done(ending) => {
             complete_job(job, &mut status, &mut plan.events, seen.group.as_ref(), ending, now);
         }
@@ -96,7 +96,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         suspend(&mut status, &seen.pods, &mut plan, now);
     } else if !finished(&status) {
         if status.attempt == attempt {
-            carry_on(job, seen, settings, &mut status, &mut plan, (&present, &earlier), stands_still, now);
+            carry_on(job, seen, settings, &mut status, &mut plan, (&present, &earlier), pulse, now);
         } else {
             plan.delete = present.iter().chain(&earlier).filter_map(|pod| deletion(pod, now)).collect();
         }
@@ -140,12 +140,16 @@ fn by_attempt(seen: &Observed, known: u32) -> (u32, Vec<&PodSeen>, Vec<&PodSeen>
     (attempt, present, earlier)
 }
 
-/// Whether no step was reported for a while, or by fewer workers than there are.
-fn stands_still(job: &ValidJob, status: &TrainingJobStatus, now: Timestamp) -> bool {
+/// How the group does by its newest report.
+fn pulse(job: &ValidJob, status: &TrainingJobStatus, now: Timestamp) -> Pulse {
     let reported = status.progress.as_ref().and_then(|progress| progress.last_update_time.as_ref());
     let fresh = reported.is_some_and(|time| now.duration_since(time.0) < SignedDuration::from_secs(STANDSTILL_SECONDS));
     let all = status.membership.as_ref().is_some_and(|membership| membership.world_size >= job.replicas.get());
-    !(fresh && all)
+    match (fresh, all) {
+        (true, true) => Pulse::Whole,
+        (false, _) if status.phase == Some(Phase::Running) => Pulse::Still,
+        _ => Pulse::Lacking,
+    }
 }
 
 /// All start anew, with a new set of pods.

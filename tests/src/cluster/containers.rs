@@ -13,6 +13,18 @@ impl Cluster {
     /// # Errors
     /// The pod has no running container, or its node no power.
     pub fn kill_container(&self, namespace: &str, pod: &str) -> anyhow::Result<()> {
+        self.signal_container(namespace, pod, "SIGKILL")
+    }
+
+    /// Stops the first container of a pod, which Kubernetes still takes for running.
+    ///
+    /// # Errors
+    /// As [`Self::kill_container`].
+    pub fn freeze_container(&self, namespace: &str, pod: &str) -> anyhow::Result<()> {
+        self.signal_container(namespace, pod, "SIGSTOP")
+    }
+
+    fn signal_container(&self, namespace: &str, pod: &str, signal: &str) -> anyhow::Result<()> {
         let path = "jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}";
         let place = self.kubectl(&["-n", namespace, "get", "pod", pod, "-o", path])?;
         let container = place.split_once(" containerd://").and_then(|(node, id)| {
@@ -20,7 +32,7 @@ impl Cluster {
             Some((self.init(node)?, id.to_owned()))
         });
         let (init, id) = container.with_context(|| format!("pod {pod} has no running container: {place}"))?;
-        run(ctr(init).args(["tasks", "kill", "--signal", "SIGKILL", &id]))
+        run(ctr(init).args(["tasks", "kill", "--signal", signal, &id]))
     }
 
     /// Process 1 of a node that has power, as the host numbers it.

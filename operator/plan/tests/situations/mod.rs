@@ -164,6 +164,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         state: PodState::Running,
         over: false,
         ready: false,
+        unready_since: None,
         stuck_at: None,
         disrupted: None,
         unreachable: false,
@@ -198,6 +199,8 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         }
         "disrupted" => pod.disrupted = Some("EvictionByEvictionAPI".into()),
         "unreachable" => pod.unreachable = true,
+        "unready for 50 s" => pod.unready_since = Some(seconds_ago(50)),
+        "unready for 60 s" => pod.unready_since = Some(seconds_ago(60)),
         "evicted" => pod.state = ended(None, Some("Evicted"), "The node was low on resource: memory", seconds_ago(1)),
         "out of memory" => pod.state = ended(Some(137), Some("OOMKilled"), "", seconds_ago(1)),
         "refused its input" => {

@@ -71,6 +71,23 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
 }
 
 #[test]
+fn a_worker_that_hangs_is_replaced_once_nothing_goes_on() {
+    let Some(cluster) = cluster("a_worker_that_hangs_is_replaced_once_nothing_goes_on") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "hung");
+    let mut manifest = glyphs("lenet", LONG);
+    manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1.into();
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    cluster.freeze_container(namespace.name(), "lenet-worker-1").expect("frozen");
+
+    let status = job.wait("a replacement", |status| status["replacements"] == 1);
+    assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &1.into()), "{status:#}");
+    assert_eq!(status["lastFailure"]["reason"], "Hung", "{status:#}");
+    job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+}
+
+#[test]
 fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
     let Some(cluster) = cluster("a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was") else { return };
     let client = cluster.client();
