@@ -96,7 +96,7 @@ pub struct FailurePolicy {
     /// Failures of workers before the job fails; several within ten seconds count as one, evictions and lost nodes as none. Default: 3.
     #[schemars(range(min = 0, max = 1000))]
     pub backoff_limit: u32,
-    /// Seconds in which every worker must have joined, or as many as train, from the creation of its pods. Default: 600.
+    /// Seconds that training may wait for workers, from the creation of their pods or the loss of one. Default: 600.
     #[schemars(range(min = 1, max = 86_400))]
     pub startup_timeout_seconds: u32,
 }

@@ -51,8 +51,9 @@ pub struct TrainingJobStatus {
     pub target_replicas: u32,
     /// Workers that were lost and have not joined again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000))]
     pub replacing: Vec<Replacing>,
-    /// When the pods of the present attempt were first asked for; startupTimeoutSeconds counts from here.
+    /// When the pods of the present attempt were first asked for; startupTimeoutSeconds counts from here, or from when training stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt_time: Option<Time>,
     /// Who trains together.
@@ -284,8 +285,10 @@ pub struct Replacing {
     pub since: Time,
     /// When the next pod is made, once the lost one is gone.
     pub not_before: Time,
-    /// Whether it failed by itself, which counts.
+    /// Whether it failed by itself.
     pub failed: bool,
+    /// Whether it was counted as a failure: of several at a time one is.
+    pub counted: bool,
 }
 
 /// Texts for the columns of kubectl get.

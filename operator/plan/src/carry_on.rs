@@ -29,7 +29,10 @@ pub(crate) fn carry_on(
     now: Timestamp,
 ) {
     resize(job, status, present, &mut plan.events);
+    // Those that are to stay copy the state from those that are to go.
+    let may_go = joined(job, present) > 0 || !present.iter().any(|pod| pod.ready && pod.role != Role::Coordinator);
     let unwanted = present.iter().filter(|pod| matches!(pod.role, Role::Worker(index) if index >= job.replicas.get()));
+    let unwanted = unwanted.filter(|_| may_go);
     plan.delete = earlier.iter().chain(unwanted).filter_map(|pod| deletion(pod, now)).collect();
     for (worker, pod) in wanted(job, present) {
         let lost = |entry: &&Replacing| entry.worker == worker && entry.uid.as_ref() == Some(&pod.uid);
@@ -75,7 +78,8 @@ fn resize(job: &ValidJob, status: &mut TrainingJobStatus, present: &[&PodSeen], 
     if replicas < target || (0 < target && target < replicas && !(target..replicas).any(exists)) {
         events.push(Note::resizing(target, replicas));
     }
-    status.target_replicas = if (0..replicas).all(exists) { replicas } else { target.min(replicas) };
+    let stays = |index: u32| present.iter().any(|pod| pod.role == Role::Worker(index) && pod.stuck_at.is_none());
+    status.target_replicas = if (0..replicas).all(stays) { replicas } else { target.min(replicas) };
 }
 
 fn create_missing(

@@ -1,7 +1,7 @@
 //! How pods ended, and what that means: for one worker while others keep the state, or for all of them.
 
 use jiff::{SignedDuration, Timestamp};
-use lockstep_api::{LastFailure, ValidJob};
+use lockstep_api::{LastFailure, TrainingJobStatus, ValidJob};
 use lockstep_launch::{Ending, Exit};
 
 use crate::{Ended, PodSeen, PodState, Role, pod_name};
@@ -30,8 +30,8 @@ pub(crate) enum Verdict {
     Done(Option<Ending>),
     /// Starting again would fail again.
     Refused(LastFailure),
-    /// Nobody is left who holds the state: all must start again.
-    AllGone(Cause, LastFailure),
+    /// Nobody is left who holds the state: all must start again. Who went last, unless that was known before.
+    AllGone(Option<(Cause, LastFailure)>),
 }
 
 /// Workers that have to be replaced while others keep the state.
@@ -86,8 +86,14 @@ pub(crate) enum Pulse {
     Still,
 }
 
-/// Judges the pods of one attempt. Of the first `target` workers one that is missing was taken away.
-pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], target: u32, pulse: Pulse, now: Timestamp) -> Verdict {
+/// Judges the pods of one attempt by what `status` remembers of them.
+pub(crate) fn verdict(
+    job: &ValidJob,
+    pods: &[&PodSeen],
+    status: &TrainingJobStatus,
+    pulse: Pulse,
+    now: Timestamp,
+) -> Verdict {
     let coordinator = pods.iter().find(|pod| pod.role == Role::Coordinator).copied();
     let workers: Vec<(u32, &PodSeen)> = wanted(job, pods).collect();
     let ends: Vec<(u32, &PodSeen, End)> =
@@ -104,22 +110,33 @@ pub(crate) fn verdict(job: &ValidJob, pods: &[&PodSeen], target: u32, pulse: Pul
         return when_over(pod.ending(), &others, ended_at(pod), now);
     }
     let done: Vec<&PodSeen> = ends.iter().filter(|(_, _, end)| *end == End::Done).map(|(_, pod, _)| *pod).collect();
-    if done.len() == job.replicas.get() as usize {
-        // The coordinator may still be writing down the result; without one the workers' word is enough.
-        let alive = coordinator.filter(|_| of_coordinator.is_none());
+    if !done.is_empty() {
+        // A worker is done once the end of all is recorded; the coordinator may still be writing down the result.
+        let coordinator = coordinator.filter(|_| of_coordinator.is_none());
+        let alive: Vec<&PodSeen> = workers.iter().map(|(_, pod)| *pod).chain(coordinator).collect();
         let last = done.iter().filter_map(|pod| ended_at(pod)).max();
         let says = |ending: &Ending| (ending.model_uri.is_some(), ending.progress.is_some());
         let ending = done.iter().filter_map(|pod| pod.ending()).max_by_key(says);
-        return when_over(ending, alive.as_slice(), last, now);
+        return when_over(ending, &alive, last, now);
     }
+    let target = status.target_replicas;
     let missing: Vec<u32> =
         (0..target.min(job.replicas.get())).filter(|index| workers.iter().all(|(worker, _)| worker != index)).collect();
     let rested = matches!(of_coordinator, Some((pod, End::Drained)) if pod.stuck_at.is_none());
-    let all_gone = ends.len() == workers.len() && done.len() < ends.len() + missing.len();
+    // One that is to go may still hold the state.
+    let all_gone = !pods.iter().any(|pod| pod.role != Role::Coordinator && is_alive(pod))
+        && !(ends.is_empty() && missing.is_empty());
     if all_gone || (rested && !ends.is_empty()) {
-        let (cause, failure) = the_first(job, &ends, &missing, now);
-        return Verdict::AllGone(cause, failure);
+        let known = |worker: u32, uid: Option<&String>| {
+            status.replacing.iter().any(|entry| entry.worker == worker && (uid.is_none() || entry.uid.as_ref() == uid))
+        };
+        let ends: Vec<_> = ends.into_iter().filter(|(worker, pod, _)| !known(*worker, Some(&pod.uid))).collect();
+        let missing: Vec<_> = missing.into_iter().filter(|worker| !known(*worker, None)).collect();
+        return Verdict::AllGone(the_first(job, &ends, &missing, now));
     }
+    // Whoever was to go and is wanted again goes first.
+    let leaves = |worker: u32, pod: &PodSeen| worker >= target && pod.stuck_at.is_some();
+    let ends: Vec<_> = ends.into_iter().filter(|(worker, pod, _)| !leaves(*worker, pod)).collect();
     Verdict::GoesOn(losses(job, &workers, &ends, &missing, pulse, now))
 }
 
@@ -138,7 +155,12 @@ pub(crate) fn is_alive(pod: &PodSeen) -> bool {
 }
 
 /// Of several that are gone the one that took the others with it.
-fn the_first(job: &ValidJob, ends: &[(u32, &PodSeen, End)], missing: &[u32], now: Timestamp) -> (Cause, LastFailure) {
+fn the_first(
+    job: &ValidJob,
+    ends: &[(u32, &PodSeen, End)],
+    missing: &[u32],
+    now: Timestamp,
+) -> Option<(Cause, LastFailure)> {
     let lost = |wanted: fn(&PodSeen) -> bool| {
         ends.iter().find_map(|(_, pod, end)| match end {
             End::Lost(reason) if wanted(pod) => Some((Cause::Lost, last_failure(pod, reason, now))),
@@ -156,7 +178,6 @@ fn the_first(job: &ValidJob, ends: &[(u32, &PodSeen, End)], missing: &[u32], now
         .or_else(|| lost(|_| true))
         .or_else(|| earliest(End::Crashed, "Crashed"))
         .or_else(|| earliest(End::Asked, "Retry"))
-        .unwrap_or_else(|| (Cause::Lost, LastFailure { time: Some(time(now)), ..LastFailure::default() }))
 }
 
 fn losses(

@@ -9,7 +9,7 @@ use lockstep_launch::{Ending, InvalidField, Progress, Task};
 use crate::{
     Deletion, GroupSeen, Observed, Plan, PodSeen, PodState, Role, Settings,
     carry_on::{carry_on, hindrance},
-    failure::{Cause, Losses, Pulse, Verdict, ended_at, verdict},
+    failure::{Cause, Losses, Pulse, Verdict, ended_at, is_alive, verdict, wanted},
     pod_name,
     replace::{count_failure, lose, pause_after, welcome},
     status::{Note, Report, checkpoint_note, restart_note, set_condition, take_change, take_progress, told},
@@ -32,7 +32,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
     let mut plan = Plan::default();
     let mut status = seen.status.clone();
     status.observed_generation = seen.generation;
-    if status.phase.is_none() {
+    if status.phase.is_none() && !job.suspend {
         plan.events.push(Note::created(job));
     }
     if status.phase == Some(Phase::Suspended) && !job.suspend {
@@ -44,13 +44,15 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
     let (attempt, present, earlier) = by_attempt(seen, status.attempt);
     status.attempt = attempt;
     status.selector = Some(crate::pods::worker_selector(job));
-    if let Some(time) = take_progress(&mut status, seen, &mut plan.events, now) {
+    // What follows from the last report is said now, or never.
+    let at_once = job.suspend || !wanted(job, &present).any(|(_, pod)| is_alive(pod));
+    if let Some(time) = take_progress(&mut status, seen, at_once, &mut plan.events, now) {
         plan.look_again_at(time, now);
     }
 
     take_change(&mut status, seen, &mut plan.events);
-    let pulse = pulse(job, &status, now);
-    match verdict(job, &present, status.target_replicas, pulse, now) {
+    let pulse = pulse(job, &status, &present, now);
+    match verdict(job, &present, &status, pulse, now) {
         Verdict::Done(ending) => {
             complete_job(job, &mut status, &mut plan.events, seen.group.as_ref(), ending, now);
         }
@@ -67,23 +69,18 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
             lose(&mut status, &mut plan.events, gone, now);
             welcome(job, &mut status, &present, &mut plan.events, now);
         }
-        Verdict::AllGone(cause, failure) => {
-            if cause == Cause::Failed {
-                count_failure(&mut status, now);
-            }
-            let told_before = status
-                .replacing
-                .iter()
-                .any(|entry| failure.pod.as_deref() == Some(&pod_name(job, Role::Worker(entry.worker))));
-            if !told_before {
+        Verdict::AllGone(last) => {
+            let mut failed = status.replacing.iter().any(|entry| entry.failed);
+            if let Some((cause, failure)) = last {
+                failed = cause == Cause::Failed;
+                if failed {
+                    count_failure(&mut status, now);
+                }
                 plan.events.push(Note::worker_lost(&failure));
+                status.last_failure = Some(failure);
             }
-            status.last_failure = Some(failure);
-            let reason = match cause {
-                Cause::Failed => Reason::WorkerFailed,
-                Cause::Lost => Reason::WorkerLost,
-            };
             if status.failures <= job.failure_policy.backoff_limit {
+                let reason = if failed { Reason::WorkerFailed } else { Reason::WorkerLost };
                 restart(&mut status, &mut plan.events, reason, job, now);
             }
         }
@@ -135,16 +132,18 @@ pub fn refuse(wrong: &[InvalidField], seen: &Observed, now: Timestamp) -> Plan {
 /// The present attempt, its pods, and those of earlier ones.
 fn by_attempt(seen: &Observed, known: u32) -> (u32, Vec<&PodSeen>, Vec<&PodSeen>) {
     let newest = seen.pods.iter().map(|pod| pod.attempt).max().unwrap_or_default();
-    let attempt = newest.max(known);
+    let attempt = newest.max(known).max(seen.status.restarts);
     let (present, earlier) = seen.pods.iter().partition(|pod| pod.attempt == attempt);
     (attempt, present, earlier)
 }
 
 /// How the group does by its newest report.
-fn pulse(job: &ValidJob, status: &TrainingJobStatus, now: Timestamp) -> Pulse {
+fn pulse(job: &ValidJob, status: &TrainingJobStatus, present: &[&PodSeen], now: Timestamp) -> Pulse {
     let reported = status.progress.as_ref().and_then(|progress| progress.last_update_time.as_ref());
     let fresh = reported.is_some_and(|time| now.duration_since(time.0) < SignedDuration::from_secs(STANDSTILL_SECONDS));
-    let all = status.membership.as_ref().is_some_and(|membership| membership.world_size >= job.replicas.get());
+    let is_lost = |pod: &PodSeen| status.replacing.iter().any(|entry| entry.uid.as_ref() == Some(&pod.uid));
+    let run = wanted(job, present).filter(|(_, pod)| pod.state == PodState::Running && !is_lost(pod)).count();
+    let all = status.membership.as_ref().is_some_and(|membership| membership.world_size as usize >= run);
     match (fresh, all) {
         (true, true) => Pulse::Whole,
         (false, _) if status.phase == Some(Phase::Running) => Pulse::Still,
@@ -192,11 +191,11 @@ fn give_up_in_time(
         }
         plan.look_again_at(end, now);
     }
-    let starting = !matches!(status.phase, Some(Phase::Running));
-    let lost = status.replacing.iter().map(|entry| &entry.since).min();
-    if let (true, Some(asked)) = (starting, lost.or(status.attempt_time.as_ref())) {
+    let running = ConditionType::Running.to_string();
+    let stopped = status.conditions.iter().find(|condition| condition.type_ == running && condition.status == "False");
+    if let (Some(stopped), Some(asked)) = (stopped, &status.attempt_time) {
         let seconds = job.failure_policy.startup_timeout_seconds;
-        let end = asked.0 + SignedDuration::from_secs(seconds.into());
+        let end = asked.0.max(stopped.last_transition_time.0) + SignedDuration::from_secs(seconds.into());
         if end <= now {
             let message = format!(
                 "not all workers joined within {seconds} s, failurePolicy.startupTimeoutSeconds: {}",

@@ -23,21 +23,20 @@ pub(crate) fn lose(status: &mut TrainingJobStatus, events: &mut Vec<Note>, losse
             continue;
         }
         status.replacing.retain(|entry| entry.worker != worker);
-        if cause == Cause::Failed {
-            count_failure(status, now);
-        }
+        let counted = cause == Cause::Failed && count_failure(status, now);
         status.replacements += 1;
         let pause = match cause {
             Cause::Failed => pause_after(status.failures),
-            Cause::Lost if was_short => SHORT_LIFE,
             Cause::Lost => SignedDuration::ZERO,
         };
+        let pause = if was_short { pause.max(SHORT_LIFE) } else { pause };
         status.replacing.push(Replacing {
             worker,
             uid,
             since: Time(now),
             not_before: Time(now + pause),
             failed: cause == Cause::Failed,
+            counted,
         });
         events.push(Note::worker_lost(&failure));
         status.last_failure = Some(failure);
@@ -45,12 +44,12 @@ pub(crate) fn lose(status: &mut TrainingJobStatus, events: &mut Vec<Note>, losse
     status.replacing.sort_by_key(|entry| entry.worker);
 }
 
-/// Counts a failure, unless it belongs to one that was counted just before.
-pub(crate) fn count_failure(status: &mut TrainingJobStatus, now: Timestamp) {
-    let recent = |entry: &Replacing| entry.failed && now.duration_since(entry.since.0) < INCIDENT;
-    if !status.replacing.iter().any(recent) {
-        status.failures += 1;
-    }
+/// Counts a failure, unless it belongs to one that was counted just before. Says whether it did.
+pub(crate) fn count_failure(status: &mut TrainingJobStatus, now: Timestamp) -> bool {
+    let recent = |entry: &Replacing| entry.counted && now.duration_since(entry.since.0) < INCIDENT;
+    let counts = !status.replacing.iter().any(recent);
+    status.failures += u32::from(counts);
+    counts
 }
 
 /// Crosses out who has joined again, or is not wanted any more.

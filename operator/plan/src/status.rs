@@ -96,10 +96,12 @@ pub(crate) fn restart_note(status: &TrainingJobStatus, job: &ValidJob) -> Note {
     Note::warning("Restarting", format!("restart {restarts} from step {step}; {failures} of {limit} failures used"))
 }
 
-/// Takes over what the coordinator reported, unless the last time was too recent; then the time to look again.
+/// Takes over what the coordinator reported, unless the last time was too recent for that and `at_once` is not said; then the time to
+/// look again.
 pub(crate) fn take_progress(
     status: &mut TrainingJobStatus,
     seen: &Observed,
+    at_once: bool,
     events: &mut Vec<Note>,
     now: Timestamp,
 ) -> Option<Timestamp> {
@@ -117,7 +119,9 @@ pub(crate) fn take_progress(
         return None;
     }
     let last = status.progress.as_ref().and_then(|progress| progress.last_update_time.as_ref());
-    if let Some(due) = last.map(|last| last.0 + SignedDuration::from_secs(PROGRESS_SECONDS)).filter(|due| *due > now) {
+    if let Some(due) =
+        last.map(|last| last.0 + SignedDuration::from_secs(PROGRESS_SECONDS)).filter(|due| *due > now && !at_once)
+    {
         return Some(due);
     }
     events.extend(checkpoint_note(status.last_checkpoint.as_ref(), &next));

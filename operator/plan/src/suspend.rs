@@ -15,6 +15,11 @@ pub(crate) fn suspend(status: &mut TrainingJobStatus, pods: &[PodSeen], plan: &m
     let workers = || pods.iter().filter(|pod| pod.role != Role::Coordinator);
     let coordinators = || pods.iter().filter(|pod| pod.role == Role::Coordinator);
     watch_terminating(pods, plan, now);
+    if !pods.is_empty() && status.phase == Some(Phase::Suspended) {
+        let message = "pods are left";
+        set_condition(status, ConditionType::Suspended, false, Reason::Suspending, message, now);
+        status.phase = Some(Phase::Pending);
+    }
     if workers().next().is_some() {
         plan.delete = workers().filter_map(|pod| deletion(pod, now)).collect();
         let left = workers().count();

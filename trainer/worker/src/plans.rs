@@ -1,7 +1,7 @@
 //! `plans.jsonl`: a line for each membership that trained, which `lockstep replay` follows.
 
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     path::Path,
 };
@@ -23,8 +23,10 @@ pub(crate) fn keep(folder: &Path, planned: &Planned) -> io::Result<()> {
     }
     serde_json::to_writer(&mut line, planned)?;
     line.push(b'\n');
+    let is_new = file.stream_position()? == 0;
     file.write_all(&line)?;
-    file.sync_data()
+    file.sync_data()?;
+    if is_new { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
 #[cfg(test)]

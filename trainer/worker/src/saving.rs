@@ -114,13 +114,15 @@ impl<'a> Saver<'a> {
         })
     }
 
-    /// Gives up what the group before this one has not stored.
+    /// Gives up what the group before this one has not stored. Where another one reports, this rank's checkpoints are not the newest
+    /// for long.
     pub(crate) fn enter(&mut self, group: &Group) {
         self.snapshotter.give_up();
         self.rank = group.rank;
         self.world = NonZeroU32::new(group.world).unwrap_or(NonZeroU32::MIN);
         self.generation = group.generation;
         (self.asked, self.copied) = (false, None);
+        self.newest.take_if(|_| !group.reports());
     }
 
     /// The newest checkpoint that this worker committed.

@@ -4,7 +4,7 @@
 use std::num::NonZeroU32;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use lockstep_api::{CleanPodPolicy, LastFailure, Phase, Reason, Replacing, ValidJob};
 use lockstep_plan::{Child, Ended, Observed, Plan, PodSeen, PodState, Role, Settings, Waiting, plan};
 
@@ -54,7 +54,17 @@ pub fn read(text: &str) -> (ValidJob, Observed) {
     }
     if seen.status.phase.is_some_and(|phase| phase != Phase::Suspended) {
         seen.status.start_time.get_or_insert(Time(seconds_ago(100)));
-        seen.status.attempt_time.get_or_insert(Time(seconds_ago(100)));
+        let asked = seen.status.attempt_time.get_or_insert(Time(seconds_ago(100))).clone();
+        if seen.status.phase != Some(Phase::Running) {
+            seen.status.conditions.push(Condition {
+                type_: "Running".into(),
+                status: "False".into(),
+                reason: String::new(),
+                message: String::new(),
+                observed_generation: None,
+                last_transition_time: asked,
+            });
+        }
     }
     (job, seen)
 }
@@ -103,7 +113,7 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
     } else if let Some(bounds) = item.strip_prefix("elastic ") {
         let (least, most) = bounds.split_once(" to ")?;
         (job.elastic.min_replicas, job.elastic.max_replicas) = (number(least)?, number(most)?);
-    } else if let Some(lost) = item.strip_prefix("lost ") {
+    } else if let Some(lost) = item.strip_prefix("lost ").or(item.strip_prefix("crashed ")) {
         let (role, words) = role_of(lost)?;
         let (state, since) = words.strip_suffix(" s ago")?.rsplit_once(' ')?;
         let Role::Worker(worker) = role else { return None };
@@ -112,8 +122,9 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
             "there" => Some(pod(role, attempt, "ready")?.uid),
             _ => return None,
         };
-        let (since, failed) = (Time(seconds_ago(since.parse().ok()?)), false);
-        seen.status.replacing.push(Replacing { worker, uid, not_before: since.clone(), since, failed });
+        let (since, failed) = (Time(seconds_ago(since.parse().ok()?)), item.starts_with("crashed"));
+        let not_before = since.clone();
+        seen.status.replacing.push(Replacing { worker, uid, since, not_before, failed, counted: failed });
     } else if let Some(time) = item.strip_prefix("reported ") {
         seen.status.progress.get_or_insert_default().last_update_time = Some(ago(time)?);
         seen.status.membership.get_or_insert_default().world_size = job.replicas.get();
@@ -196,6 +207,10 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         "evicted at once" => {
             pod.created = Some(seconds_ago(2));
             pod.state = ended(None, Some("Evicted"), "The node was low on resource: memory", seconds_ago(1));
+        }
+        "crashed at once" => {
+            pod.created = Some(seconds_ago(2));
+            pod.state = ended(Some(1), Some("Error"), "", seconds_ago(1));
         }
         "disrupted" => pod.disrupted = Some("EvictionByEvictionAPI".into()),
         "unreachable" => pod.unreachable = true,
