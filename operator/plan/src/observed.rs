@@ -138,7 +138,8 @@ impl PodSeen {
             .filter(|condition| condition.status == "True")
             .map(|condition| condition.reason.clone().unwrap_or_else(|| "Disrupted".to_owned()));
         let state = state(status);
-        let gates = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.iter().flatten().next().is_some());
+        // The node's lifecycle controller withdraws Ready alone; a failing probe withdraws both.
+        let unreachable = state == PodState::Running && !gates(pod) && !holds("Ready") && holds("ContainersReady");
         Some(Self {
             name: pod.metadata.name.clone()?,
             uid: pod.metadata.uid.clone()?,
@@ -152,10 +153,9 @@ impl PodSeen {
                 .filter(|condition| condition.status != "True" && state == PodState::Running)
                 .and_then(|condition| condition.last_transition_time.as_ref())
                 .map(|time| time.0),
-            stuck_at: stuck_at(pod),
+            stuck_at: stuck_at(pod, unreachable),
             disrupted,
-            // The node's lifecycle controller withdraws Ready alone; a failing probe withdraws both.
-            unreachable: state == PodState::Running && !gates && !holds("Ready") && holds("ContainersReady"),
+            unreachable,
             state,
         })
     }
@@ -170,18 +170,22 @@ impl PodSeen {
     }
 }
 
-/// Seconds after a deletion was asked for that a node may take to carry it out.
+fn gates(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.iter().flatten().next().is_some())
+}
+
+/// Seconds after a deletion was asked for that a node may take to carry it out, if it reports at all.
 const TERMINATING_SECONDS: i64 = 60;
 /// Seconds beyond the pod's own grace period.
 const BEYOND_GRACE_SECONDS: i64 = 10;
 
-fn stuck_at(pod: &Pod) -> Option<Timestamp> {
+fn stuck_at(pod: &Pod, unreachable: bool) -> Option<Timestamp> {
     let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
     let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or_default());
     let asked = ends.checked_sub(grace).unwrap_or(ends);
     let by_request = asked.checked_add(SignedDuration::from_secs(TERMINATING_SECONDS)).unwrap_or(ends);
     let by_grace = ends.checked_add(SignedDuration::from_secs(BEYOND_GRACE_SECONDS)).unwrap_or(ends);
-    Some(by_request.max(by_grace))
+    Some(if unreachable { by_grace } else { by_request.max(by_grace) })
 }
 
 fn state(status: &PodStatus) -> PodState {

@@ -12,8 +12,8 @@ use super::{
 
 /// More than a minute on most machines: 145,000 steps.
 const LONG: u32 = 5000;
-/// Enough to lose a worker on the way, and to end: 29,000 steps.
-const SHORT: u32 = 1000;
+/// Enough to lose a worker on the way, and to end: 8,700 steps.
+const SHORT: u32 = 300;
 
 fn elastic(name: &str, least: u32, most: u32) -> Value {
     let mut manifest = glyphs(name, LONG);
@@ -120,7 +120,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
         "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},
     }]);
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
-    job.wait_for_step(20);
+    job.wait_for_step(1);
     let node = job.nodes_of_workers().first().and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node");
     cluster.power_off(node).expect("power off");
 
