@@ -69,7 +69,10 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
     let newest = steps(&listed)[0];
     assert_all_whole(&run, "all");
 
+    let changes = run.history().len();
     let run = run.again(&manifest, &[]);
+    // The journal that the killed ones left may be further than that.
+    wait_for("a group", || run.history().len() > changes);
     run.wait_for_step(newest + 20);
     run.signal(Signal::INT);
     let run = run.finished();
