@@ -36,7 +36,11 @@ pub(crate) fn carry_on(
     plan.delete = earlier.iter().chain(unwanted).filter_map(|pod| deletion(pod, now)).collect();
     for (worker, pod) in wanted(job, present) {
         let lost = |entry: &&Replacing| entry.worker == worker && entry.uid.as_ref() == Some(&pod.uid);
-        let Some(entry) = status.replacing.iter().find(lost) else { continue };
+        let Some(entry) = status.replacing.iter().find(lost) else {
+            // One that goes for another reason may be stuck all the same.
+            plan.delete.extend(deletion(pod, now).filter(|deletion| deletion.by_force));
+            continue;
+        };
         // One that ended is left to be looked at until its successor is due.
         if matches!(pod.state, PodState::Ended(_)) && entry.not_before.0 > now {
             plan.look_again_at(entry.not_before.0, now);
