@@ -124,8 +124,8 @@ pub(crate) fn verdict(
         (0..target.min(job.replicas.get())).filter(|index| workers.iter().all(|(worker, _)| worker != index)).collect();
     let rested = matches!(of_coordinator, Some((pod, End::Drained)) if pod.stuck_at.is_none());
     // One that is to go may still hold the state.
-    let all_gone = !pods.iter().any(|pod| pod.role != Role::Coordinator && is_alive(pod))
-        && !(ends.is_empty() && missing.is_empty());
+    let is_left = pods.iter().any(|pod| pod.role != Role::Coordinator && is_alive(pod));
+    let all_gone = !is_left && (!ends.is_empty() || !missing.is_empty());
     if all_gone || (rested && !ends.is_empty()) {
         let known = |worker: u32, uid: Option<&String>| {
             status.replacing.iter().any(|entry| entry.worker == worker && (uid.is_none() || entry.uid.as_ref() == uid))
