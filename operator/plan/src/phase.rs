@@ -51,7 +51,10 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
     }
 
     take_change(&mut status, seen, &mut plan.events);
-    let pulse = pulse(job, &status, &present, now);
+    let (pulse, asked_again) = pulse(job, &status, &present, now);
+    if let Some(time) = asked_again {
+        plan.look_again_at(time, now);
+    }
     match verdict(job, &present, &status, pulse, now) {
         Verdict::Done(ending) => {
             complete_job(job, &mut status, &mut plan.events, seen.group.as_ref(), ending, now);
@@ -137,18 +140,27 @@ fn by_attempt(seen: &Observed, known: u32) -> (u32, Vec<&PodSeen>, Vec<&PodSeen>
     (attempt, present, earlier)
 }
 
-/// How the group does by its newest report.
-fn pulse(job: &ValidJob, status: &TrainingJobStatus, present: &[&PodSeen], now: Timestamp) -> Pulse {
-    let reported = status.progress.as_ref().and_then(|progress| progress.last_update_time.as_ref());
-    let fresh = reported.is_some_and(|time| now.duration_since(time.0) < SignedDuration::from_secs(STANDSTILL_SECONDS));
+/// How the group does by its newest report, and when it is to be asked again in case nothing else is heard.
+fn pulse(
+    job: &ValidJob,
+    status: &TrainingJobStatus,
+    present: &[&PodSeen],
+    now: Timestamp,
+) -> (Pulse, Option<Timestamp>) {
+    let reported = status.progress.as_ref().and_then(|progress| Some(progress.last_update_time.as_ref()?.0));
+    let stale = reported.map(|time| time + SignedDuration::from_secs(STANDSTILL_SECONDS)).filter(|time| *time > now);
     let is_lost = |pod: &PodSeen| status.replacing.iter().any(|entry| entry.uid.as_ref() == Some(&pod.uid));
-    let run = wanted(job, present).filter(|(_, pod)| pod.state == PodState::Running && !is_lost(pod)).count();
-    let all = status.membership.as_ref().is_some_and(|membership| membership.world_size as usize >= run);
-    match (fresh, all) {
-        (true, true) => Pulse::Whole,
-        (false, _) if status.phase == Some(Phase::Running) => Pulse::Still,
+    let run = || wanted(job, present).map(|(_, pod)| pod).filter(|pod| pod.state == PodState::Running && !is_lost(pod));
+    let all = status.membership.as_ref().is_some_and(|membership| membership.world_size as usize >= run().count());
+    // A worker may stop before anybody saw that it was ready.
+    let took_part = all && run().all(|pod| pod.created.is_some() && pod.created <= reported);
+    let is_doubtful = run().any(|pod| pod.unready_since.is_some() || pod.unreachable);
+    let pulse = match (stale, all) {
+        (Some(_), true) => Pulse::Whole,
+        (None, _) if took_part || status.phase == Some(Phase::Running) => Pulse::Still,
         _ => Pulse::Lacking,
-    }
+    };
+    (pulse, stale.filter(|_| is_doubtful))
 }
 
 /// All start anew, with a new set of pods.
