@@ -28,6 +28,8 @@ const LOOK: Duration = Duration::from_millis(10);
 const MARGIN: f64 = 1.5;
 /// Steps between two disturbances.
 const QUIET_STEPS: u64 = 20;
+/// As the elastic example saves.
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(10);
 /// So many times sooner than the peer a group is to go on.
 const SOONER: f64 = 10.0;
 
@@ -68,6 +70,8 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         let peer = Torchrun::start(python, WORKERS)?;
         for _ in 0..peer_kills {
             let before = peer.settle()?;
+            // At any moment between two checkpoints.
+            thread::sleep(CHECKPOINT_EVERY.mul_f64(dice.share()));
             let victim = peer.worker(before.restart, dice.below(WORKERS))?;
             let killed = now();
             signal(victim, "KILL")?;

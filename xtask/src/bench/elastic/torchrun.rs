@@ -12,16 +12,14 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::{
-    LOOK, QUIET_STEPS,
+    CHECKPOINT_EVERY, LOOK, QUIET_STEPS,
     run::{signal, tail},
 };
 use crate::cargo;
 
 const SCRIPT: &str = include_str!("torchrun.py");
-/// As the elastic example saves.
-const CHECKPOINT_SECONDS: &str = "10";
-/// Its agent tries again where gloo's ranks do not find each other at first, which takes minutes on busy cores.
-const PATIENCE: Duration = Duration::from_secs(480);
+/// Eight starts of Python on two cores take half a minute.
+const PATIENCE: Duration = Duration::from_secs(240);
 /// More than are caused here.
 const MAX_RESTARTS: &str = "1000";
 
@@ -58,9 +56,11 @@ impl Torchrun {
             .args(["--max-restarts", MAX_RESTARTS, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"])
             .arg(script)
             .arg(&folder)
-            .arg(CHECKPOINT_SECONDS)
+            .arg(CHECKPOINT_EVERY.as_secs().to_string())
             .env("OMP_NUM_THREADS", "1")
             .env("GLOO_SOCKET_IFNAME", "lo")
+            // By default one store serves all starts, where gloo's new ranks find the addresses of the old ones and fail.
+            .env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
