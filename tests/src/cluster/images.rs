@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, bail};
 
 use super::{Cluster, containers};
-use crate::image;
+use crate::{image, namespaces::run};
 
 /// An image with busybox under all its names, for the pods of tests: on every node of every cluster.
 pub const SHELL_IMAGE: &str = "lockstep.dev/shell:1";
@@ -35,6 +35,17 @@ impl Cluster {
             }
             Ok(())
         })
+    }
+
+    /// Removes an image from every node that has power; containers that were made of it run on.
+    ///
+    /// # Errors
+    /// A node does not have it.
+    pub fn remove_image(&self, name: &str) -> anyhow::Result<()> {
+        for init in self.nodes().filter_map(|node| self.init(node)) {
+            run(containers::ctr(init).args(["images", "rm", "--sync", name]))?;
+        }
+        Ok(())
     }
 
     /// What every node has before its first pod.

@@ -166,6 +166,11 @@ impl Job {
         kill_process(Pid::from_child(&process.child), signal).expect("it is alive");
     }
 
+    /// The process of a host, which every trainer's training thread is named after.
+    pub(crate) fn pid(&self, host: Host) -> u32 {
+        self.processes.iter().find(|process| process.host == host).expect("it was started").child.id()
+    }
+
     /// Starts anew whoever ended before its time, as an operator would; `true` once all are done.
     fn tend(&mut self) -> bool {
         let mut over = true;

@@ -8,3 +8,4 @@ mod job;
 mod lines;
 mod network;
 mod proxy;
+mod threads;

@@ -342,6 +342,10 @@ impl Coordinator {
             Message::Progress { step, payload } => self.progressed(member, step, payload),
             Message::Checkpoint(mark) => self.checkpointed(mark),
             Message::Leave { reason } => self.wants_to_leave(&member, reason, now),
+            Message::Stuck { reason } => {
+                self.commands.push(Command::Close(connection));
+                self.gone(&member.pod, &reason, now);
+            }
             Message::Finished { step, digest, payload } => {
                 self.last_word(&member, running::LastWord::Finished { step, digest, payload });
             }

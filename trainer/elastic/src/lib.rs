@@ -7,6 +7,7 @@
 mod identity;
 mod record;
 mod store;
+mod watchdog;
 
 pub mod message;
 
@@ -22,3 +23,4 @@ pub use message::{Hello, Message, Report, State};
 pub use record::{Active, CheckpointMark, Record, RecordError, Sampler, Seat};
 pub use shell::{Event, Farewell, FarewellError, JoinError, Membership, Notice, coordinate};
 pub use store::{FileStore, GenerationStore, StoreError, Swap, Version};
+pub use watchdog::{Activity, Glimpse, Stuck, Watchdog, Work};

@@ -86,6 +86,11 @@ pub enum Event {
     },
     /// The worker's training ended; told until a coordinator releases it.
     LastWord(LastWord),
+    /// The training thread does nothing: the others are to go on without it. To be followed by [`Event::Connected`] once it moves.
+    Stuck {
+        /// For how long, and what it was about to do.
+        reason: String,
+    },
     /// Time has passed.
     Tick,
 }
@@ -235,6 +240,11 @@ impl Member {
                 self.last_word = Some(word);
                 self.repeat(now);
             }
+            Event::Stuck { reason } => {
+                self.say(Message::Stuck { reason });
+                self.connected = false;
+                self.commands.push(Command::Reconnect);
+            }
             Event::Tick => {}
         }
         self.keep_in_touch(now);
@@ -271,6 +281,7 @@ impl Member {
             | Message::Progress { .. }
             | Message::Checkpoint(_)
             | Message::Leave { .. }
+            | Message::Stuck { .. }
             | Message::Fatal { .. }
             | Message::Finished { .. }
             | Message::Drained { .. } => {}

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -67,6 +67,11 @@ pub enum Message {
     /// Member: I have to go; let the others go on without me after a step.
     Leave {
         /// Why.
+        reason: String,
+    },
+    /// Member: my training thread does nothing; go on without me. The last message on its connection.
+    Stuck {
+        /// For how long, and what it was about to do.
         reason: String,
     },
     /// Coordinator: too few can stay; stop together after a step, and save it.
@@ -194,6 +199,7 @@ impl Message {
         match &mut message {
             Self::Refuse { reason: text }
             | Self::Leave { reason: text }
+            | Self::Stuck { reason: text }
             | Self::Drain { reason: text }
             | Self::Broken { reason: text, .. }
             | Self::Abort { reason: text }

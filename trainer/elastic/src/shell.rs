@@ -3,6 +3,7 @@
 mod coordinate;
 mod line;
 mod membership;
+mod shared;
 
 pub use coordinate::{Notice, coordinate};
 pub use membership::{Event, Farewell, FarewellError, JoinError, Membership};

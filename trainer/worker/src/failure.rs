@@ -1,6 +1,9 @@
 //! Why a process ends before its work is done, and what that means for the job.
 
-use lockstep_launch::Exit;
+use std::{fs, path::Path};
+
+use lockstep_launch::{Ending, Exit};
+use tracing::error;
 
 /// An ending that is not success. Each becomes an exit code and the message of the process's `Ending`.
 #[derive(Debug, thiserror::Error)]
@@ -38,11 +41,23 @@ impl Failure {
         Self::Broken(error.to_string())
     }
 
+    /// What the process leaves.
+    pub(crate) fn ending(&self) -> Ending {
+        Ending { message: self.to_string(), ..Ending::default() }
+    }
+
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Fatal(_) => Exit::Fatal,
             Self::Retry(_) | Self::Broken(_) => Exit::Retry,
             Self::Drained { .. } => Exit::Drained,
         }
+    }
+}
+
+/// Writes a process's ending where the kubelet, or `lockstep run`, finds it.
+pub(crate) fn leave(path: &Path, ending: &Ending) {
+    if let Err(problem) = fs::write(path, ending.to_line()) {
+        error!(path = %path.display(), %problem, "the ending could not be written");
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use lockstep_data::{Loader, Seat, Step};
+use lockstep_data::{Batch, Loader, Seat, Step};
+use lockstep_elastic::{Activity, Work};
 use lockstep_nn::{Cpu, Replica};
 
 use crate::training::Bucket;
@@ -12,16 +13,17 @@ pub(crate) fn of_share(
     replica: &mut Replica<Cpu>,
     loader: &mut Loader,
     step: Step,
+    work: &Work,
     submit: &mut dyn FnMut(usize, Bucket),
 ) -> Duration {
     let scale = 1.0 / step.samples as f32;
     replica.begin_step();
-    let (mut next, mut loading) = timed(|| loader.next_batch());
+    let (mut next, mut loading) = next_batch(loader, work);
     if next.is_none() {
         replica.no_samples(submit);
     }
     while let Some(batch) = next {
-        let (after, waited) = timed(|| loader.next_batch());
+        let (after, waited) = next_batch(loader, work);
         (next, loading) = (after, loading + waited);
         replica.micro_batch(&batch.images, &batch.labels, scale, next.is_none(), submit);
     }
@@ -34,6 +36,7 @@ pub(crate) fn of_parts(
     loader: &mut Loader,
     step: Step,
     seat: Seat,
+    work: &Work,
     submit: &mut dyn FnMut(usize, Bucket),
 ) -> Duration {
     let scale = 1.0 / step.samples as f32;
@@ -43,7 +46,7 @@ pub(crate) fn of_parts(
     while let Some(part) = parts.next() {
         let mut left = part.end - part.start;
         while left > 0 {
-            let (batch, waited) = timed(|| loader.next_batch());
+            let (batch, waited) = next_batch(loader, work);
             loading += waited;
             let Some(batch) = batch else { unreachable!("a loader delivers all samples of every part") };
             left -= batch.len() as u64;
@@ -54,7 +57,7 @@ pub(crate) fn of_parts(
     loading
 }
 
-fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+fn next_batch(loader: &mut Loader, work: &Work) -> (Option<Batch>, Duration) {
     let start = Instant::now();
-    (work(), start.elapsed())
+    (work.during(Activity::Storing, || loader.next_batch()), start.elapsed())
 }

@@ -29,13 +29,12 @@ mod worker;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use lockstep_data::{glyphs, idx};
 use lockstep_launch::{Ending, Exit, Launch, PARENT, Replay};
 use tracing::{error, info};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, leave};
 
 /// A process of a training job. It reads its orders from LOCKSTEP_* variables, which the operator and `lockstep run` set.
 #[derive(Parser)]
@@ -96,13 +95,11 @@ fn main() -> ExitCode {
         Ok(ending) => (Exit::Done, ending),
         Err(failure) => {
             error!(exit = %failure.exit(), "{failure}");
-            (failure.exit(), Ending { message: failure.to_string(), ..Ending::default() })
+            (failure.exit(), failure.ending())
         }
     };
     info!(%exit, "ended");
-    if let Err(problem) = leave(&launch, &ending) {
-        error!(problem = %format!("{problem:#}"), "the ending could not be written");
-    }
+    leave(&launch.ending, &ending);
     ExitCode::from(exit.code())
 }
 
@@ -125,9 +122,4 @@ fn write_glyphs(samples: u32, seed: u64, output: &std::path::Path) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn leave(launch: &Launch, ending: &Ending) -> anyhow::Result<()> {
-    std::fs::write(&launch.ending, ending.to_line())
-        .with_context(|| format!("writing the ending to {}", launch.ending.display()))
 }

@@ -1,6 +1,8 @@
 //! A worker's part in its group: it joins, binds itself to the others of each generation, and leaves with a last word.
 
 use std::{
+    path::Path,
+    process,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -8,10 +10,15 @@ use std::{
 use lockstep_collective::{Abort, JobId, Limits, Listener, Seat, Waiting};
 use lockstep_elastic::{Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, MemberId, Membership, State};
 use lockstep_launch::{CommunicationBackend, Ending, Launch};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::{
-    credentials::identity, failure::Failure, metrics::Metrics, networks::data_address, serve::Ready, signals::Stop,
+    credentials::identity,
+    failure::{Failure, leave},
+    metrics::Metrics,
+    networks::data_address,
+    serve::Ready,
+    signals::Stop,
 };
 
 /// In the end all wait in a sum for the slowest part of a large state on slow storage: who is gone shows by its closed connections, or to
@@ -71,7 +78,7 @@ impl<'a> Member<'a> {
         let membership = Arc::new(membership);
         let abort = Arc::new(Mutex::new(Abort::new()));
         membership.on_event({
-            let abort = Arc::clone(&abort);
+            let (abort, ending) = (Arc::clone(&abort), launch.ending.clone());
             move |event| match event {
                 Event::Seal { planned: true } => info!("the group is about to change"),
                 Event::Seal { planned: false } => end(&abort, "a new generation is being formed"),
@@ -79,6 +86,8 @@ impl<'a> Member<'a> {
                 Event::Drain { reason } => info!(reason, "asked to drain"),
                 Event::CoordinatorLost => warn!("coordinator out of reach; the work goes on"),
                 Event::CoordinatorFound => info!("coordinator found again"),
+                Event::Stuck { reason } => warn!(reason, "left the group, which goes on without this worker"),
+                Event::Hung { reason } => end_hung_process(&ending, reason),
             }
         });
         stop.steps_begin({
@@ -181,6 +190,14 @@ fn outside(error: JoinError, held: State) -> Failure {
         JoinError::Released => Failure::Drained { step: held.step },
         JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
     }
+}
+
+/// A thread that hangs does not end by itself; another process takes this one's place.
+fn end_hung_process(ending: &Path, reason: &str) {
+    let failure = Failure::retry(reason);
+    error!(exit = %failure.exit(), "{failure}");
+    leave(ending, &failure.ending());
+    process::exit(failure.exit().code().into());
 }
 
 fn end(abort: &Mutex<Abort>, reason: &str) {

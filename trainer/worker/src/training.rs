@@ -14,6 +14,7 @@ use std::{
 
 use lockstep_collective::{CollectiveError, Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare};
+use lockstep_elastic::{Activity, Work};
 use lockstep_launch::Progress;
 use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 
@@ -158,19 +159,27 @@ impl<'a> Rank<'a> {
         self.trainee.step
     }
 
+    fn work(&self) -> &'a Work {
+        self.member.membership.work()
+    }
+
     pub(crate) fn recipe(&self) -> &Recipe {
         &self.trainee.recipe
     }
 
     /// Sums `values` over all ranks, waiting for them.
     pub(crate) fn sum(&mut self, values: &mut [f32]) -> Result<(), Failure> {
-        self.communicator.all_reduce_now(self.trainee.step, values).map(|_| ()).map_err(|error| lost(&error))
+        let Self { member, communicator, trainee, .. } = self;
+        let sum = || communicator.all_reduce_now(trainee.step, values);
+        member.membership.work().during(Activity::Waiting, sum).map(|_| ()).map_err(|error| lost(&error))
     }
 
     /// Does the next step, telling `word` in its numbers. Gives the step before it, which by now every rank has done; `None` at first.
     pub(crate) fn advance(&mut self, word: Word) -> Result<Option<Done>, Failure> {
+        let work = self.work();
         let waiting = Instant::now();
-        let Some(StepShare { step, samples: mine, .. }) = self.loader.next_step() else { return self.settle() };
+        let next = work.during(Activity::Storing, || self.loader.next_step());
+        let Some(StepShare { step, samples: mine, .. }) = next else { return self.settle() };
         let data = waiting.elapsed();
         let Self { trainee, communicator, loader, .. } = self;
         let replica = &mut trainee.replica;
@@ -186,9 +195,9 @@ impl<'a> Rank<'a> {
         };
         let computing = Instant::now();
         let loading = if self.seat.is_aligned() {
-            gradients::of_parts(replica, loader, step, self.seat, submit)
+            gradients::of_parts(replica, loader, step, self.seat, work, submit)
         } else {
-            gradients::of_share(replica, loader, step, submit)
+            gradients::of_share(replica, loader, step, work, submit)
         };
         let gradients = computing.elapsed().saturating_sub(loading);
 
@@ -204,6 +213,7 @@ impl<'a> Rank<'a> {
         let useful = (gradients + update).as_secs_f64();
         let seconds = self.last_end.elapsed().as_secs_f64();
         self.last_end = Instant::now();
+        work.did_step(Duration::from_secs_f64(seconds));
         self.pending = Some(Pending { step: self.trainee.step, samples: step.samples, seconds });
         let mut numbers = std::mem::take(&mut self.spare);
         numbers.clear();
@@ -230,7 +240,8 @@ impl<'a> Rank<'a> {
     /// Waits for the numbers of the last step. After it nothing is pending.
     pub(crate) fn settle(&mut self) -> Result<Option<Done>, Failure> {
         let Some(Pending { step, samples, seconds }) = self.pending.take() else { return Ok(None) };
-        let Completed { memory, .. } = self.communicator.wait().map_err(|failed| lost(&failed.error))?;
+        let sum = self.work().during(Activity::Waiting, || self.communicator.wait());
+        let Completed { memory, .. } = sum.map_err(|failed| lost(&failed.error))?;
         let Slice::Numbers(numbers) = memory else {
             unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
         };
@@ -266,10 +277,12 @@ impl<'a> Rank<'a> {
 
     /// Waits for the gradients of this step and gives them back to the replica.
     fn gather(&mut self) -> Result<(), Failure> {
-        for completed in self.communicator.wait_all() {
-            drop(completed.map_err(|failed| lost(&failed.error))?);
-        }
-        Ok(())
+        self.work().during(Activity::Waiting, || {
+            for completed in self.communicator.wait_all() {
+                drop(completed.map_err(|failed| lost(&failed.error))?);
+            }
+            Ok(())
+        })
     }
 
     /// Loss and accuracy on the held-out samples, each rank on its share. `None` when none are held out.
@@ -279,7 +292,7 @@ impl<'a> Rank<'a> {
         for part in self.seat.parts(self.held_out.len() as u64) {
             let (mut loss, mut correct, mut count) = (0.0, 0, 0);
             let mut loader = EvaluationLoader::new(&self.held_out, part, self.trainee.recipe.micro_batch);
-            while let Some(batch) = loader.next_batch() {
+            while let Some(batch) = self.work().during(Activity::Storing, || loader.next_batch()) {
                 let result = self.trainee.replica.evaluate(&batch.images, &batch.labels);
                 loss += result.loss_sum;
                 correct += result.correct;

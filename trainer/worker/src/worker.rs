@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use lockstep_collective::Communicator;
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
-use lockstep_elastic::{Digest, Group, Sampler, State};
+use lockstep_elastic::{Activity, Digest, Group, Sampler, State};
 use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
 };
@@ -25,7 +25,7 @@ use crate::{
     signals::Stop,
     storage::Storage,
     trainee::Trainee,
-    training::{Rank, Recipe},
+    training::{Rank, Recipe, Slice},
 };
 
 /// Does a worker's whole life, or repeats a part of another one's.
@@ -168,6 +168,21 @@ impl Run<'_> {
         let agreed = self.agree(trainee, &mut ranks)?;
         let mut communicator = Communicator::over(ranks).map_err(Failure::retry)?;
         communicator.follow(&agreed.plan);
+        self.member
+            .membership
+            .work()
+            .during(Activity::Computing, || self.bound(trainee, saver, group, communicator, &agreed))
+    }
+
+    /// The rest of it, as one of ranks that are bound to each other.
+    fn bound(
+        &self,
+        trainee: &mut Trainee,
+        saver: &mut Saver<'_>,
+        group: &Group,
+        communicator: Communicator<Slice>,
+        agreed: &Agreed,
+    ) -> Result<Option<Ending>, Failure> {
         let mut rank = Rank::new(
             trainee,
             self.member,
@@ -180,19 +195,23 @@ impl Run<'_> {
         )?;
         self.check_shared(&mut rank, group)?;
         let mut reporter = if group.reports() {
-            self.keep_plan(group, &agreed)?;
             let Member { membership, metrics, .. } = self.member;
-            Some(Reporter::open(membership, group, self.storage.path(), metrics, rank.trainee, &agreed)?)
+            Some(membership.work().during(Activity::Storing, || {
+                self.keep_plan(group, agreed)?;
+                Reporter::open(membership, group, self.storage.path(), metrics, rank.trainee, agreed)
+            })?)
         } else {
             self.member.metrics.leave_reporting();
             None
         };
         self.make_up_evaluation(&mut rank, reporter.as_mut())?;
-        match self.steps(&mut rank, saver, reporter.as_mut())? {
+        let halt = self.steps(&mut rank, saver, reporter.as_mut())?;
+        // A large state takes its time on slow storage.
+        self.member.membership.work().during(Activity::Waiting, || match halt {
             Some(Halt::Change) => Ok(None),
             Some(Halt::Drain) => self.drain(&mut rank, saver, reporter),
             None => self.finish(&mut rank, saver, reporter),
-        }
+        })
     }
 
     fn agree(&self, trainee: &mut Trainee, ranks: &mut lockstep_collective::Group) -> Result<Agreed, Failure> {
@@ -272,7 +291,7 @@ impl Run<'_> {
         saver: &mut Saver<'_>,
         mut reporter: Option<&mut Reporter<'_>>,
     ) -> Result<Option<Halt>, Failure> {
-        let recipe = rank.recipe().clone();
+        let (recipe, work) = (rank.recipe().clone(), self.member.membership.work());
         rank.rest();
         // Every rank learns of a halt or a checkpoint during the step after the one that carried it: all stop or copy after that step.
         let (mut halt, mut copied) = (None, None);
@@ -290,11 +309,14 @@ impl Run<'_> {
                 if settled.told.asks {
                     copied = Some(step + 1);
                 }
-                if let Some(reporter) = &mut reporter {
-                    reporter.take_checkpoint(saver.newest());
-                    reporter.step(rank, &settled.line)?;
-                }
-                saver.hear(step, settled.told, reporter.as_deref_mut());
+                work.during(Activity::Storing, || {
+                    if let Some(reporter) = &mut reporter {
+                        reporter.take_checkpoint(saver.newest());
+                        reporter.step(rank, &settled.line)?;
+                    }
+                    saver.hear(step, settled.told, reporter.as_deref_mut());
+                    Ok(())
+                })?;
             }
             if ends_epoch {
                 self.evaluate(rank, reporter.as_deref_mut())?;
@@ -304,11 +326,12 @@ impl Run<'_> {
                 saver.copy(rank);
             }
         }
-        if let (Some(settled), Some(reporter)) = (rank.settle()?, reporter.as_deref_mut()) {
-            reporter.step(rank, &settled.line)?;
-        }
+        let settled = rank.settle()?;
         if let Some(reporter) = reporter {
-            reporter.report(true)?;
+            work.during(Activity::Storing, || {
+                settled.map_or(Ok(()), |settled| reporter.step(rank, &settled.line))?;
+                reporter.report(true)
+            })?;
         }
         Ok(halt.filter(|_| rank.step() < recipe.total_steps))
     }
@@ -317,7 +340,8 @@ impl Run<'_> {
         let Some(found) = rank.evaluate()? else { return Ok(()) };
         self.member.metrics.evaluated(found.loss);
         let Some(reporter) = reporter else { return Ok(()) };
-        reporter.evaluated(rank.step(), rank.step() / rank.recipe().steps_per_epoch, found)
+        let epoch = rank.step() / rank.recipe().steps_per_epoch;
+        self.member.membership.work().during(Activity::Storing, || reporter.evaluated(rank.step(), epoch, found))
     }
 
     /// Saves the state before everybody goes.
@@ -325,13 +349,9 @@ impl Run<'_> {
         &self,
         rank: &mut Rank<'_>,
         saver: &mut Saver<'_>,
-        mut reporter: Option<Reporter<'_>>,
+        reporter: Option<Reporter<'_>>,
     ) -> Result<Option<Ending>, Failure> {
-        saver.save(rank, reporter.as_mut())?;
-        if let Some(mut reporter) = reporter {
-            reporter.take_checkpoint(saver.newest());
-            reporter.report(true)?;
-        }
+        save_at_the_end(rank, saver, reporter)?;
         self.member.drained(rank.step()).map_or(Ok(None), Err)
     }
 
@@ -339,13 +359,10 @@ impl Run<'_> {
         &self,
         rank: &mut Rank<'_>,
         saver: &mut Saver<'_>,
-        mut reporter: Option<Reporter<'_>>,
+        reporter: Option<Reporter<'_>>,
     ) -> Result<Option<Ending>, Failure> {
-        saver.save(rank, reporter.as_mut())?;
         let mut ending = Ending::default();
-        if let Some(mut reporter) = reporter {
-            reporter.take_checkpoint(saver.newest());
-            reporter.report(true)?;
+        if let Some(reporter) = save_at_the_end(rank, saver, reporter)? {
             let facts = BTreeMap::from([
                 ("job".to_owned(), self.member.launch.job.name.clone()),
                 ("steps".to_owned(), rank.step().to_string()),
@@ -357,4 +374,18 @@ impl Run<'_> {
         let digest = Digest::from_bytes(rank.trainee.replica.digest());
         self.member.finished(rank.step(), digest, ending)
     }
+}
+
+/// Saves the state after the last step, and tells of it.
+fn save_at_the_end<'a>(
+    rank: &mut Rank<'_>,
+    saver: &mut Saver<'_>,
+    mut reporter: Option<Reporter<'a>>,
+) -> Result<Option<Reporter<'a>>, Failure> {
+    saver.save(rank, reporter.as_mut())?;
+    if let Some(reporter) = &mut reporter {
+        reporter.take_checkpoint(saver.newest());
+        reporter.report(true)?;
+    }
+    Ok(reporter)
 }

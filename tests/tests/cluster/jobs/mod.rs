@@ -9,4 +9,5 @@ mod installed;
 mod job;
 mod main_path;
 mod metrics;
+mod outages;
 mod rights;

@@ -48,7 +48,7 @@ impl Coordinator {
         }
         let Hello { member, committed_generation, stands, .. } = hello.clone();
         // Another coordinator recorded a generation that this one does not know of.
-        if committed_generation > Some(self.record.alloc_generation) {
+        if committed_generation > self.active().map(|active| active.generation) {
             self.end(Outcome::Superseded);
             return;
         }

@@ -9,10 +9,13 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::membership::{End, Shared};
+use super::{
+    membership,
+    shared::{End, Shared},
+};
 use crate::{
-    Hello, Member, State,
-    member::{Command, Event},
+    Hello, Member, State, Stuck, Watchdog,
+    member::{Command, Event, HEARTBEAT_EVERY},
     message::{Decoder, FrameError},
 };
 
@@ -32,7 +35,9 @@ pub(super) fn keep(coordinator: &str, hello: Hello, held: State, shared: &Shared
         Err(error) => return shared.disconnected(&error),
     };
     let member = Member::new(hello, held);
-    runtime.block_on(Line { member, started: Instant::now(), wake: Instant::now(), shared }.run(coordinator));
+    let watchdog = Watchdog::default();
+    let line = Line { member, started: Instant::now(), wake: Instant::now(), watchdog, shared };
+    runtime.block_on(line.run(coordinator));
     // A name that is still being looked up holds nobody up.
     runtime.shutdown_background();
 }
@@ -41,6 +46,7 @@ struct Line<'a> {
     member: Member,
     started: Instant,
     wake: Instant,
+    watchdog: Watchdog,
     shared: &'a Shared,
 }
 
@@ -56,6 +62,7 @@ impl Line<'_> {
     async fn run(mut self, coordinator: &str) {
         let mut backoff = BACKOFF;
         loop {
+            self.rest_while_stuck().await;
             let connected = tokio::select! {
                 connected = timeout(CONNECT_LIMIT, TcpStream::connect(coordinator)) => connected,
                 () = self.stopped() => return,
@@ -95,6 +102,21 @@ impl Line<'_> {
         }
     }
 
+    /// Completes once the training thread does something, or did all the time.
+    async fn rest_while_stuck(&mut self) {
+        let mut hung = false;
+        while let Some(stuck) = self.stuck().filter(|_| !self.shared.stopped()) {
+            if stuck.is_hung && !std::mem::replace(&mut hung, true) {
+                self.shared.tell(membership::Event::Hung { reason: stuck.to_string() });
+            }
+            sleep(HEARTBEAT_EVERY).await;
+        }
+    }
+
+    fn stuck(&mut self) -> Option<Stuck> {
+        self.watchdog.look(self.shared.work.glimpse(), self.started.elapsed())
+    }
+
     async fn talk(&mut self, mut stream: TcpStream) -> io::Result<Next> {
         stream.set_nodelay(true)?;
         let mut answered = false;
@@ -114,6 +136,12 @@ impl Line<'_> {
             }
             if self.shared.stopped() {
                 next = Next::Over;
+                break;
+            }
+            if let Some(stuck) = self.stuck() {
+                let reason = stuck.to_string();
+                self.shared.tell(membership::Event::Stuck { reason: reason.clone() });
+                next = self.happened(Event::Stuck { reason }, &mut stream).await?;
                 break;
             }
             tokio::select! {

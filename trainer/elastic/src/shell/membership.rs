@@ -2,25 +2,16 @@
 
 use std::{
     fmt,
-    io::{self, ErrorKind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use tokio::sync::Notify;
-
-use super::line;
-use crate::{
-    CheckpointMark, Digest, Group, Hello, State as Held,
-    member::{self, LastWord},
-    message::MAX_PAYLOAD_BYTES,
+use super::{
+    line,
+    shared::{End, Shared},
 };
-
-/// How long a worker that has to go looks for a coordinator that would let it.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the thread that waits for an answer sleeps before it looks at the time again.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+use crate::{CheckpointMark, Digest, Group, Hello, State as Held, Work, member::LastWord, message::MAX_PAYLOAD_BYTES};
 
 /// A worker's place in its group, from joining to the last word. Dropping it closes the connection: without a last word
 /// the coordinator counts the worker as lost.
@@ -53,6 +44,16 @@ pub enum Event {
     CoordinatorLost,
     /// There is a coordinator again.
     CoordinatorFound,
+    /// The training thread does nothing, so this worker left its group, which goes on without it. It joins again once it moves.
+    Stuck {
+        /// For how long, and what it was about to do.
+        reason: String,
+    },
+    /// It still does nothing: only a new process can help.
+    Hung {
+        /// For how long, and what it was about to do.
+        reason: String,
+    },
 }
 
 /// Why a worker is in no group.
@@ -169,6 +170,12 @@ impl Membership {
         })
     }
 
+    /// Where the training thread tells that it works: while it computes and does nothing for long, this worker is no member.
+    #[must_use]
+    pub fn work(&self) -> &Work {
+        &self.shared.work
+    }
+
     /// Whether a new generation is being formed, and if so whether it is planned: ask between two steps.
     #[must_use]
     pub fn sealing(&self) -> Option<bool> {
@@ -178,8 +185,7 @@ impl Membership {
     /// Whether this worker has to go and there is no coordinator that would let it: all have to stop without one.
     #[must_use]
     pub fn is_stranded(&self) -> bool {
-        let state = self.shared.state();
-        state.leaving && state.alone.is_some_and(|since| since.elapsed() >= LEAVE_PATIENCE)
+        self.shared.state().is_stranded()
     }
 
     /// Calls `callback` from the membership's thread for everything that happens, beginning with what happened already.
@@ -289,203 +295,4 @@ fn assert_fits(payload: &[u8]) {
         "a report of {} bytes, the limit is {MAX_PAYLOAD_BYTES}",
         payload.len()
     );
-}
-
-/// What the training thread and the membership's thread share.
-pub(super) struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-    outbox: Mutex<Outbox>,
-    filled: Notify,
-    listener: Mutex<Listener>,
-}
-
-#[derive(Debug)]
-struct State {
-    /// The newest group, until the worker stands still again.
-    group: Option<Group>,
-    /// Whether a newer one is being formed, and whether that is planned.
-    sealing: Option<bool>,
-    end: Option<End>,
-    draining: Option<String>,
-    leaving: bool,
-    /// Since when there is no coordinator.
-    alone: Option<Instant>,
-    /// What the last attempt to connect met.
-    problem: String,
-}
-
-#[derive(Debug)]
-pub(super) enum End {
-    Refused(String),
-    Aborted(String),
-    Released,
-}
-
-/// What waits to be told: one place for each kind, where the newest counts.
-#[derive(Debug, Default)]
-pub(super) struct Outbox {
-    entered: bool,
-    reloaded: bool,
-    stand: Option<(Option<Held>, Option<String>)>,
-    progress: Option<(u64, Vec<u8>)>,
-    checkpoint: Option<CheckpointMark>,
-    leave: Option<String>,
-    last_word: Option<LastWord>,
-    stop: bool,
-}
-
-type Callback = Box<dyn FnMut(&Event) + Send>;
-
-#[derive(Default)]
-struct Listener {
-    callback: Option<Callback>,
-    /// Until somebody listens. Coordinators that come and go are not kept.
-    past: Vec<Event>,
-}
-
-impl Shared {
-    fn new() -> Self {
-        let alone = Some(Instant::now());
-        let problem = "not tried yet".to_owned();
-        let state = State { group: None, sealing: None, end: None, draining: None, leaving: false, alone, problem };
-        Self {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            outbox: Mutex::default(),
-            filled: Notify::new(),
-            listener: Mutex::default(),
-        }
-    }
-
-    /// The first answer of `look`, or the time that was spent without coordinator once it exceeds `patience`.
-    fn wait<T>(&self, patience: Duration, look: impl Fn(&State) -> Option<T>) -> Result<T, Duration> {
-        let begun = Instant::now();
-        let mut state = self.state();
-        loop {
-            if let Some(answer) = look(&state) {
-                return Ok(answer);
-            }
-            // A coordinator that left long before this wait began has the whole patience, too.
-            let patience = if state.leaving { patience.min(LEAVE_PATIENCE) } else { patience };
-            if let Some(waited) =
-                state.alone.map(|since| since.max(begun).elapsed()).filter(|waited| *waited > patience)
-            {
-                return Err(waited);
-            }
-            state = self.changed.wait_timeout(state, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    fn put(&self, fill: impl FnOnce(&mut Outbox)) {
-        fill(&mut lock(&self.outbox));
-        self.filled.notify_one();
-    }
-
-    fn listen(&self, mut callback: Callback) {
-        let mut listener = lock(&self.listener);
-        for event in std::mem::take(&mut listener.past) {
-            callback(&event);
-        }
-        listener.callback = Some(callback);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state());
-        self.changed.notify_all();
-    }
-
-    fn tell(&self, event: Event) {
-        let mut listener = lock(&self.listener);
-        match &mut listener.callback {
-            Some(callback) => callback(&event),
-            None => match event {
-                Event::Abort { .. } | Event::Drain { .. } => listener.past.push(event),
-                // Whoever begins in a group asks whether it is changing.
-                Event::Seal { .. } | Event::CoordinatorLost | Event::CoordinatorFound => {}
-            },
-        }
-    }
-
-    /// Completes once the training thread has something to say.
-    pub(super) async fn filled(&self) {
-        self.filled.notified().await;
-    }
-
-    pub(super) fn stopped(&self) -> bool {
-        lock(&self.outbox).stop
-    }
-
-    /// What the training thread has to say, the last word last.
-    pub(super) fn said(&self) -> Vec<member::Event> {
-        let mut outbox = lock(&self.outbox);
-        let entered = std::mem::take(&mut outbox.entered).then_some(member::Event::Entered);
-        let reloaded = std::mem::take(&mut outbox.reloaded).then_some(member::Event::Reloaded);
-        let stand = outbox.stand.take().map(|(held, broken)| member::Event::Stand { held, broken });
-        let progress = outbox.progress.take().map(|(step, payload)| member::Event::Progress { step, payload });
-        let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
-        let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
-        let last_word = outbox.last_word.take().map(member::Event::LastWord);
-        [entered, reloaded, progress, checkpoint, leave, stand, last_word].into_iter().flatten().collect()
-    }
-
-    pub(super) fn connected(&self) {
-        let in_group = self.state().group.is_some();
-        self.change(|state| state.alone = None);
-        if in_group {
-            self.tell(Event::CoordinatorFound);
-        }
-    }
-
-    pub(super) fn disconnected(&self, problem: &io::Error) {
-        let (was_connected, in_group) = {
-            let state = self.state();
-            (state.alone.is_none(), state.group.is_some() && state.end.is_none())
-        };
-        self.change(|state| {
-            state.problem = match problem.kind() {
-                ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
-                _ => problem.to_string(),
-            };
-            state.alone.get_or_insert_with(Instant::now);
-        });
-        if was_connected && in_group {
-            self.tell(Event::CoordinatorLost);
-        }
-    }
-
-    pub(super) fn committed(&self, group: Group) {
-        self.change(|state| (state.group, state.sealing, state.draining) = (Some(group), None, None));
-    }
-
-    pub(super) fn drain(&self, reason: String) {
-        self.change(|state| state.draining = Some(reason.clone()));
-        self.tell(Event::Drain { reason });
-    }
-
-    /// A new generation is being formed. One that is no longer planned cannot be planned again.
-    pub(super) fn asked_to_seal(&self, planned: bool) {
-        self.change(|state| state.sealing = Some(planned && state.sealing != Some(false)));
-        self.tell(Event::Seal { planned });
-    }
-
-    pub(super) fn ended(&self, end: End) {
-        let event = match &end {
-            End::Refused(reason) | End::Aborted(reason) => Some(Event::Abort { reason: reason.clone() }),
-            End::Released => None,
-        };
-        self.change(|state| state.end = Some(end));
-        if let Some(event) = event {
-            self.tell(event);
-        }
-    }
-}
-
-/// A panic elsewhere leaves plain values behind, never half a change.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -276,6 +276,17 @@ fn it_returns_to_a_new_coordinator_with_its_generation_checkpoint_and_last_word(
 }
 
 #[test]
+fn a_stuck_one_says_so_and_hangs_up_and_once_it_moves_it_returns_as_what_it_was() {
+    let mut member = running();
+    let reason = "its training thread has not moved for 5.0 s".to_owned();
+    let stuck = Event::Stuck { reason: reason.clone() };
+    assert_eq!(handle(&mut member, stuck, 3), [Command::Send(Message::Stuck { reason }), Command::Reconnect]);
+    handle(&mut member, Event::Disconnected, 4);
+    let training = Hello { committed_generation: Some(1), stands: false, ..hello(0, 1) };
+    assert_eq!(handle(&mut member, Event::Connected, 9), [Command::Send(Message::Hello(training))]);
+}
+
+#[test]
 fn it_returns_with_what_the_coordinator_before_did_not_answer() {
     let standing = Command::Send(Message::Hello(Hello { committed_generation: Some(1), ..hello(0, 1) }));
     let training = Hello { committed_generation: Some(1), stands: false, ..hello(0, 1) };

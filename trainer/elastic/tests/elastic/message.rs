@@ -36,6 +36,7 @@ fn one_of_each() -> Vec<Message> {
         Message::Progress { step: 9, payload: vec![1, 2, 3] },
         Message::Checkpoint(CheckpointMark { step: 9, manifest_digest: Digest::of(b"manifest") }),
         Message::Leave { reason: text() },
+        Message::Stuck { reason: text() },
         Message::Drain { reason: text() },
         Message::Abort { reason: text() },
         Message::Fatal { message: text() },
@@ -101,6 +102,7 @@ fn a_long_text_is_cut_at_a_character() {
         (Message::Fatal { message: long() }, Message::Fatal { message: cut() }),
         (Message::Broken { generation: 3, reason: long() }, Message::Broken { generation: 3, reason: cut() }),
         (Message::Leave { reason: long() }, Message::Leave { reason: cut() }),
+        (Message::Stuck { reason: long() }, Message::Stuck { reason: cut() }),
     ] {
         assert_eq!(decode(&said.to_frame()), Ok(Some(heard)));
     }

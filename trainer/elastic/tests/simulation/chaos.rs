@@ -74,6 +74,7 @@ impl World {
         let able = match fault {
             Fault::Kill | Fault::KillAll => true,
             Fault::Freeze => !process.frozen,
+            Fault::Stick => !process.frozen && process.stuck_until <= self.now,
             Fault::Cut => process.line.is_some() && !process.frozen,
             Fault::Partition => process.deaf_until.max(process.mute_until) <= self.now,
             Fault::Leave => !process.leaving && !process.frozen,
@@ -184,7 +185,7 @@ impl World {
                 self.store.deaf_until = self.now + lasts;
                 self.trouble(lasts);
             }
-            Fault::Cut | Fault::Partition | Fault::Leave | Fault::Join | Fault::KillAll => {}
+            Fault::Stick | Fault::Cut | Fault::Partition | Fault::Leave | Fault::Join | Fault::KillAll => {}
         }
     }
 
@@ -199,6 +200,12 @@ impl World {
                 };
                 self.trouble(lasts);
                 self.freeze(pod, lasts);
+            }
+            Fault::Stick => {
+                let lasts =
+                    if self.dice.percent(30) { self.dice.millis(5, 1000) } else { self.dice.millis(1000, 4500) };
+                self.trouble(lasts);
+                self.stick(pod, lasts);
             }
             Fault::Cut => self.cut(pod),
             Fault::Partition => {

@@ -5,6 +5,7 @@
 pub(crate) enum Fault {
     Kill,
     Freeze,
+    Stick,
     Cut,
     Partition,
     Leave,
@@ -41,9 +42,10 @@ pub(crate) enum Victim {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Kill,
         Self::Freeze,
+        Self::Stick,
         Self::Cut,
         Self::Partition,
         Self::Leave,
@@ -58,6 +60,7 @@ impl Fault {
         match self {
             Self::Kill => "kill -9",
             Self::Freeze => "stopped and continued",
+            Self::Stick => "training thread stuck",
             Self::Cut => "connection reset",
             Self::Partition => "partition",
             Self::Leave => "planned leave",
@@ -118,6 +121,8 @@ impl Victim {
 pub(crate) const fn impossible(fault: Fault, victim: Victim) -> Option<&'static str> {
     match (fault, victim) {
         (Fault::Kill | Fault::Freeze, _) => None,
+        (Fault::Stick, Victim::Coordinator) => Some("it does not train"),
+        (Fault::Stick, _) => None,
         (Fault::Cut | Fault::Partition, Victim::Coordinator) => {
             Some("a connection has a member at its other end, and counts there")
         }

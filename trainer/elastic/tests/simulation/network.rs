@@ -47,6 +47,7 @@ pub(crate) fn kind(message: &Message) -> u64 {
         Message::Finished { .. } => 13,
         Message::Drained { .. } => 14,
         Message::Release => 15,
+        Message::Stuck { .. } => 16,
     }
 }
 
@@ -181,7 +182,8 @@ impl World {
         }
         let Process { deaf_until, mute_until, .. } = self.processes[pod];
         let listening: Vec<usize> = (0..self.chairs.len()).filter(|chair| self.chairs[*chair].listens()).collect();
-        let newest = listening.last().copied().filter(|_| deaf_until.max(mute_until) <= self.now);
+        let may_talk = deaf_until.max(mute_until) <= self.now && !self.is_stuck(pod);
+        let newest = listening.last().copied().filter(|_| may_talk);
         let Some(newest) = newest else {
             let delay = self.dice.millis(100, 500);
             self.after(delay, Delivery::Connect { pod, incarnation });

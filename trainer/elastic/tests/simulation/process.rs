@@ -13,6 +13,9 @@ use crate::{
     world::{Bug, Delivery, World},
 };
 
+/// A training thread that does nothing for so long is stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+
 /// The process of one pod, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct Process {
@@ -36,6 +39,8 @@ pub(crate) struct Process {
     /// A partition: nothing arrives here, nothing that it says arrives.
     pub(crate) deaf_until: Duration,
     pub(crate) mute_until: Duration,
+    /// Its training thread does nothing; the others of the process go on.
+    pub(crate) stuck_until: Duration,
     wanted: Duration,
     alarm: Option<Duration>,
 }
@@ -132,6 +137,27 @@ impl World {
         self.processes[pod].frozen = true;
         let incarnation = self.processes[pod].incarnation;
         self.after(lasts, Delivery::Thaw { pod, incarnation });
+    }
+
+    /// What its training thread was to do it does afterwards. If it computes it is found out before that.
+    pub(crate) fn stick(&mut self, pod: usize, lasts: Duration) {
+        self.processes[pod].stuck_until = self.now + lasts;
+        let incarnation = self.processes[pod].incarnation;
+        if self.is_stuck(pod) && lasts > STUCK_AFTER {
+            self.after(STUCK_AFTER, Delivery::Stuck { pod, incarnation });
+        }
+    }
+
+    /// Whether it does not compute what it should.
+    pub(crate) fn is_stuck(&self, pod: usize) -> bool {
+        let process = &self.processes[pod];
+        process.stuck_until > self.now && process.worker.doing == Doing::Computing
+    }
+
+    pub(crate) fn found_stuck(&mut self, pod: usize, incarnation: u128) {
+        if self.is_alive(pod, incarnation) && self.is_stuck(pod) && self.processes[pod].line.is_some() {
+            self.act(pod, Event::Stuck { reason: "it does nothing".into() });
+        }
     }
 
     /// What waited for it arrives at once, its threads all at the same time.

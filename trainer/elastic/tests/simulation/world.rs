@@ -124,6 +124,11 @@ pub(crate) enum Delivery {
         pod: usize,
         incarnation: u128,
     },
+    /// A training thread did nothing for a while.
+    Stuck {
+        pod: usize,
+        incarnation: u128,
+    },
     Kill {
         pod: usize,
         incarnation: u128,
@@ -307,6 +312,7 @@ impl World {
             | Delivery::LookAgain { .. }
             | Delivery::Start { .. }
             | Delivery::Thaw { .. }
+            | Delivery::Stuck { .. }
             | Delivery::Kill { .. }
             | Delivery::StartCoordinator
             | Delivery::KillCoordinator(_)
@@ -337,7 +343,12 @@ impl World {
             }
             Delivery::Work { pod, incarnation, work } => {
                 if self.is_alive(pod, incarnation) {
-                    self.work(pod, work);
+                    let later = self.processes[pod].stuck_until.saturating_sub(self.now);
+                    if later.is_zero() {
+                        self.work(pod, work);
+                    } else {
+                        self.after(later, Delivery::Work { pod, incarnation, work });
+                    }
                 }
             }
             Delivery::Apply { chair, request } => self.apply(chair, request),
@@ -345,6 +356,7 @@ impl World {
             Delivery::LookAgain { chair, request } => self.look_again(chair, request),
             Delivery::Start { pod } => self.start(pod),
             Delivery::Thaw { pod, incarnation } => self.thaw(pod, incarnation),
+            Delivery::Stuck { pod, incarnation } => self.found_stuck(pod, incarnation),
             Delivery::Kill { pod, incarnation } => {
                 if self.is_alive(pod, incarnation) {
                     self.kill(pod);
@@ -363,6 +375,7 @@ impl World {
             Delivery::Connect { pod, .. }
             | Delivery::WakeMember { pod, .. }
             | Delivery::Flush { pod, .. }
+            | Delivery::Stuck { pod, .. }
             | Delivery::Work { pod, .. } => Some(*pod),
             _ => None,
         };

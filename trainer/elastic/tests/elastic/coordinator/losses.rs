@@ -108,6 +108,18 @@ fn a_silent_member_is_suspected_and_later_lost() {
 }
 
 #[test]
+fn a_member_that_says_that_it_is_stuck_is_lost_at_once_with_its_words_and_may_return() {
+    let mut table = Table::running(3, 2);
+    let reason = "its training thread has not moved for 5.0 s".to_owned();
+    let commands = table.says(1, Message::Stuck { reason: reason.clone() });
+    assert_eq!(asked(&commands), [(0, 2, false), (2, 2, false)]);
+    table.reports(0, Some(1), state(5));
+    assert_eq!(change(&table.reports(2, Some(1), state(5))).lost, [(pod(1), reason)]);
+    table.greets(7, returning(1, 1, false));
+    assert_eq!(asked(&table.wait(ms(600), &[0, 2, 7])), [(0, 3, true), (2, 3, true), (7, 3, false)]);
+}
+
+#[test]
 fn a_member_that_was_only_slow_joins_again_and_holds_what_it_held() {
     let mut table = Table::running(2, 1);
     table.wait(DEAD_AFTER + ms(500), &[0]);

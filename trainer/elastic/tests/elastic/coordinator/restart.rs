@@ -230,3 +230,11 @@ fn what_was_told_before_is_not_told_again_as_joined() {
     let commands = table.reports(0, Some(1), state(5));
     assert_eq!((change(&commands).joined, change(&commands).lost), (vec![], vec![(pod(1), CLOSED.into())]));
 }
+
+#[test]
+fn a_coordinator_that_allocated_and_hears_of_a_group_under_that_number_knows_that_another_one_formed_it() {
+    let mut table = Table::running(2, 1);
+    table.closes(1);
+    assert_eq!(table.record().alloc_generation, 2);
+    assert_eq!(end(&table.greets(7, returning(1, 2, false))), Some(&Outcome::Superseded));
+}

@@ -1,9 +1,9 @@
 //! Groups that change, over real sockets.
 
-use std::{borrow::Borrow, sync::mpsc, thread};
+use std::{borrow::Borrow, sync::mpsc, thread, time::Duration};
 
 use lockstep_elastic::{
-    Digest, Event, Farewell, Group, JoinError, Membership, Outcome, Sampler, State, coordinator::Config,
+    Activity, Digest, Event, Farewell, Group, JoinError, Membership, Outcome, Sampler, State, coordinator::Config,
 };
 
 use super::{PATIENCE, finish, folder, heard, join, join_all, start, start_at};
@@ -62,6 +62,41 @@ fn when_a_worker_dies_the_others_seal_at_once_and_go_on_without_it() {
         assert_eq!(membership.sealing(), None);
     }
     coordinator.until(r#"[] [] [("x-worker-2", "closed its connection")]"#);
+    finish(members, b"model");
+    assert!(matches!(coordinator.outcome(), Outcome::Finished { .. }));
+}
+
+#[test]
+fn a_worker_whose_training_thread_is_stuck_leaves_and_once_it_moves_joins_again() {
+    let (_folder, record) = folder();
+    let coordinator = start(elastic(3), &record);
+    let mut members = join_all(coordinator.address, 3);
+    let events = listen(&members);
+    let (stuck, _) = members.remove(1);
+    let (moves, moved) = mpsc::channel::<()>();
+    stuck.work().did_step(Duration::from_millis(1));
+    let stuck = thread::spawn(move || {
+        let moved = stuck.work().during(Activity::Computing, || moved.recv_timeout(PATIENCE));
+        let broken = Some("a peer hung up".to_owned());
+        (moved, stuck.regroup(Some(state(5)), broken, PATIENCE).map(|group| (stuck, group)))
+    });
+    all_hear(&[&events[0], &events[2]], &Event::Seal { planned: false });
+    let members = regroup_all(members, state(5));
+    coordinator.until("its training thread, computing, has not moved for 5");
+    assert!(members.iter().all(|(_, group)| group.pods == [pod(0), pod(2)]), "{members:?}");
+    let told = events[1].recv_timeout(PATIENCE).expect("it hears what it said");
+    assert!(matches!(&told, Event::Stuck { reason } if reason.contains("has not moved for 5")), "{told:?}");
+
+    moves.send(()).expect("it waits for that");
+    all_hear(&[&events[0], &events[2]], &Event::Seal { planned: true });
+    let mut members = regroup_all(members, state(6));
+    let (moved, back) = stuck.join().expect("no panic");
+    assert_eq!(moved, Ok(()));
+    members.insert(1, back.expect("it joined again"));
+    for (membership, group) in &members {
+        assert_eq!((group.world, group.base, &group.sources), (3, state(6), &vec![0, 2]));
+        membership.entered();
+    }
     finish(members, b"model");
     assert!(matches!(coordinator.outcome(), Outcome::Finished { .. }));
 }

@@ -1,0 +1,144 @@
+//! Nodes, images and the control plane fail while a job trains: it goes on, or goes on once they are back, and loses no step.
+
+use lockstep_tests::{
+    cluster::{Cluster, wait_for},
+    images,
+};
+use serde_json::{Value, json};
+
+use crate::{pods::restricted, shared::PATIENCE};
+
+use super::{
+    history::assert_nothing_was_lost,
+    installed::{cluster, cluster_alone},
+    job::{Job, glyphs},
+};
+
+/// More than the outages take on most machines: 145,000 steps.
+const LONG: u32 = 5000;
+/// Steps that show that training goes on.
+const MORE: u64 = 200;
+
+/// Two workers on nodes of their own, one of which is enough.
+fn apart() -> Value {
+    let mut manifest = glyphs("lenet", LONG);
+    manifest["spec"]["elastic"] = json!({"minReplicas": 1, "maxReplicas": 3});
+    manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},
+    }]);
+    manifest
+}
+
+fn world(status: &Value) -> Option<u64> {
+    status["membership"]["worldSize"].as_u64()
+}
+
+/// Nothing failed or began anew, and the journal has every step once.
+fn assert_unharmed(cluster: &Cluster, namespace: &str, job: &Job<'_>) {
+    let status = job.status();
+    assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
+    let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
+    assert_nothing_was_lost(&folder, &job.group());
+}
+
+/// The node of a worker beside which there are others.
+fn node_of(job: &Job<'_>, worker: usize) -> u32 {
+    let nodes = job.nodes_of_workers();
+    nodes.get(worker).and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node")
+}
+
+#[test]
+fn training_goes_on_while_the_control_plane_is_restarted() {
+    let Some(cluster) = cluster_alone("training_goes_on_while_the_control_plane_is_restarted") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "plane");
+    let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
+    job.wait("both", |status| status["phase"] == "Running");
+    let before = job.reported_step();
+    cluster.restart_etcd().expect("etcd is back");
+    cluster.restart_api_server().expect("the API server is back");
+    job.wait_for_step(before + MORE);
+    let status = job.wait("news of it", |status| status["progress"]["step"].as_u64() >= Some(before + MORE));
+    assert_eq!((&status["replacements"], world(&status)), (&json!(0), Some(2)), "nobody was replaced: {status:#}");
+    assert_unharmed(&cluster, namespace.name(), &job);
+}
+
+#[test]
+fn a_worker_goes_on_while_its_nodes_kubelet_is_stopped() {
+    let Some(cluster) = cluster_alone("a_worker_goes_on_while_its_nodes_kubelet_is_stopped") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "kubelet");
+    let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
+    job.wait("both", |status| status["phase"] == "Running");
+    let node = node_of(&job, 1);
+    cluster.stop_kubelet(node).expect("stopped");
+    wait_for("the node to be lost", PATIENCE, || !cluster.is_ready(node)).expect("lost");
+    let before = job.reported_step();
+    job.wait_for_step(before + MORE);
+    let status = job.status();
+    assert_eq!((&status["replacements"], world(&status)), (&json!(0), Some(2)), "it trains: {status:#}");
+    cluster.start_kubelet(node).expect("started");
+    cluster.wait_for_node(node).expect("back");
+    job.wait_for_step(before + 2 * MORE);
+    assert_unharmed(&cluster, namespace.name(), &job);
+}
+
+#[test]
+fn training_goes_on_without_a_node_that_is_cut_off_and_with_it_once_it_is_back() {
+    let test = "training_goes_on_without_a_node_that_is_cut_off_and_with_it_once_it_is_back";
+    let Some(cluster) = cluster_alone(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "cable");
+    let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
+    job.wait("both", |status| status["phase"] == "Running");
+    let coordinator = job.kubectl(&["get", "pod", "lenet-coordinator", "-o", "jsonpath={.spec.nodeName}"]);
+    let worker = job.nodes_of_workers().iter().position(|node| *node != coordinator).expect("another node");
+    let node = node_of(&job, worker);
+    cluster.isolate(node).expect("unplugged");
+    job.wait("one that trains", |status| world(status) == Some(1));
+    job.wait("a replacement", |status| status["replacements"] == 1);
+    cluster.heal(node).expect("plugged");
+    cluster.wait_for_node(node).expect("back");
+    job.wait("both again", |status| status["replacing"].is_null() && world(status) == Some(2));
+    let before = job.reported_step();
+    job.wait_for_step(before + MORE);
+    assert_unharmed(&cluster, namespace.name(), &job);
+}
+
+#[test]
+fn a_new_worker_without_an_image_is_waited_for_while_the_others_train() {
+    let Some(cluster) = cluster_alone("a_new_worker_without_an_image_is_waited_for_while_the_others_train") else {
+        return;
+    };
+    let client = cluster.client();
+    let namespace = restricted(client, "image");
+    let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
+    job.wait("both", |status| status["phase"] == "Running");
+    let image = job.kubectl(&["get", "pod", "lenet-worker-0", "-o", "jsonpath={.spec.containers[0].image}"]);
+    cluster.remove_image(&image).expect("removed");
+    job.kubectl(&["scale", "tj", "lenet", "--replicas=3"]);
+    let said = |status: &Value| status["conditions"].to_string().contains(&image);
+    job.wait("what is missing", said);
+    let before = job.reported_step();
+    job.wait_for_step(before + MORE);
+    for archive in images() {
+        cluster.load_image(archive).expect("the nodes take the image");
+    }
+    job.wait("all three", |status| world(status) == Some(3));
+    assert_unharmed(&cluster, namespace.name(), &job);
+}
+
+#[test]
+fn a_worker_that_needs_more_memory_than_it_may_have_is_said_to() {
+    let Some(cluster) = cluster("a_worker_that_needs_more_memory_than_it_may_have_is_said_to") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "memory");
+    let mut manifest = glyphs("lenet", 1);
+    manifest["spec"]["dataset"]["samples"] = 60_000.into();
+    manifest["spec"]["failurePolicy"] = json!({"backoffLimit": 0});
+    manifest["spec"]["template"]["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "64Mi"}});
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    let status = job.wait_for_phase("Failed");
+    assert_eq!(status["lastFailure"]["reason"], "OOMKilled", "{status:#}");
+}
