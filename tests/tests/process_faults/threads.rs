@@ -27,6 +27,8 @@ const HELD: &str = "LOCKSTEP_TEST_HELD_THREAD";
 /// A worker that computes leaves after five seconds; one that waits for others, or adds up what they sent, does not.
 const LEAVES_WITHIN: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 5;
+const BUSY_LOOKS: u32 = 4;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(250);
 
 /// Holds a process's first thread, which trains. It goes on when this is dropped.
 struct Debugger(Child);
@@ -56,20 +58,21 @@ fn a_debugger_that_holds_a_thread() {
     let Ok(thread) = env::var(HELD) else { return };
     let thread = Pid::from_raw(thread.parse().expect("a thread's number"));
     ptrace::seize(thread, Options::empty()).expect("it may be traced");
+    let mut busy = 0;
     loop {
         ptrace::interrupt(thread).expect("it is alive");
         waitpid(thread, None).expect("it stops");
+        // In no system call, for longer than it looks for messages before it sleeps: it computes.
         let call = fs::read_to_string(format!("/proc/{thread}/syscall")).expect("it is there");
-        // In no system call: it computes.
-        if call.starts_with("-1 ") {
+        busy = if call.starts_with("-1 ") { busy + 1 } else { 0 };
+        if busy == BUSY_LOOKS {
             break;
         }
         ptrace::cont(thread, None).expect("it goes on");
-        thread::park_timeout(Duration::from_millis(1));
+        thread::park_timeout(BETWEEN_LOOKS);
     }
-    loop {
-        thread::park();
-    }
+    // Its parent learns of its end only after its tracer.
+    waitpid(thread, None).expect("it ends");
 }
 
 /// Holds a worker's training thread while it computes, which shows by the others' going on without it.
@@ -113,9 +116,12 @@ fn a_process_whose_training_thread_stays_stuck_ends_and_is_replaced() {
     job.wait_for_steps(30);
     let held = job.pid(Host::Worker(0));
     let _debugger = hold_while_it_computes(&mut job, Host::Worker(0));
+    // The others are not to be done before.
+    job.network.shape(Host::Worker(2), 4.0);
     let known = job.changes().len();
     job.wait_for("another process in its place", |job| job.pid(Host::Worker(0)) != held);
     job.wait_for_workers(3, known);
+    job.network.shape(Host::Worker(2), 100.0);
     let ended = job.finished();
     assert_eq!(ended.lost(), [worker(0)]);
     assert!(ended.logs.contains("has not moved for 50"), "{}", ended.logs);
