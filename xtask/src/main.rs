@@ -3,6 +3,7 @@
 mod bench;
 mod cargo;
 mod cluster;
+mod faults;
 mod image;
 mod simulate;
 mod test;
@@ -35,6 +36,8 @@ enum Command {
     Test,
     /// Simulate the membership under faults for any range of seeds, such as a million through the night.
     Simulate(simulate::Arguments),
+    /// Let jobs on a real cluster meet every fault, many times in a row.
+    Faults(faults::Arguments),
     /// A real Kubernetes on this machine with Lockstep installed from its chart.
     Cluster(cluster::Arguments),
     /// Measure against the peers; without a name, list the benchmarks.
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::Check => test::check(),
         Command::Test => test::test(),
         Command::Simulate(arguments) => simulate::run(&arguments),
+        Command::Faults(arguments) => faults::run(&arguments),
         Command::Cluster(arguments) => cluster::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Image(arguments) => image::run(&arguments).map(|()| ExitCode::SUCCESS),

@@ -28,7 +28,7 @@ pub(crate) fn carry_on(
     pulse: Pulse,
     now: Timestamp,
 ) {
-    resize(job, status, present, &mut plan.events);
+    resize(job, status, (seen, present), &mut plan.events);
     // Those that are to stay copy the state from those that are to go.
     let may_go = joined(job, present) > 0 || !present.iter().any(|pod| pod.ready && pod.role != Role::Coordinator);
     let unwanted = present.iter().filter(|pod| matches!(pod.role, Role::Worker(index) if index >= job.replicas.get()));
@@ -75,11 +75,18 @@ pub(crate) fn carry_on(
 }
 
 /// Follows `spec.replicas`.
-fn resize(job: &ValidJob, status: &mut TrainingJobStatus, present: &[&PodSeen], events: &mut Vec<Note>) {
+fn resize(
+    job: &ValidJob,
+    status: &mut TrainingJobStatus,
+    (seen, present): (&Observed, &[&PodSeen]),
+    events: &mut Vec<Note>,
+) {
     let replicas = job.replicas.get();
     let exists = |index: u32| present.iter().any(|pod| pod.role == Role::Worker(index));
     let target = status.target_replicas;
-    if replicas < target || (0 < target && target < replicas && !(target..replicas).any(exists)) {
+    // Until the new pods are seen.
+    let is_news = seen.status.observed_generation != seen.generation;
+    if replicas < target || (is_news && 0 < target && target < replicas && !(target..replicas).any(exists)) {
         events.push(Note::resizing(target, replicas));
     }
     let stays = |index: u32| present.iter().any(|pod| pod.role == Role::Worker(index) && pod.stuck_at.is_none());
@@ -139,7 +146,8 @@ fn progress_of(
         return (Phase::Running, at_work, format!("{all} workers {work}"));
     }
     if joined >= least {
-        return (Phase::Running, at_work, format!("{joined} of {all} workers {work}"));
+        let awaited = hindrance(present).map(|(_, message)| format!("; {message}")).unwrap_or_default();
+        return (Phase::Running, at_work, format!("{joined} of {all} workers {work}{awaited}"));
     }
     let is_lost = |uid: &String| status.replacing.iter().any(|entry| entry.uid.as_ref() == Some(uid));
     let up = wanted(job, present)

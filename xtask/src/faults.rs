@@ -1,0 +1,85 @@
+//! `cargo xtask faults`: what goes wrong on a real cluster, again and again.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead as _, BufReader},
+    process::{ExitCode, Stdio},
+};
+
+use anyhow::Context as _;
+
+use crate::cargo;
+
+/// Tests of jobs to which something happens.
+const FAULTS: [&str; 3] = ["jobs::faults", "jobs::elastic", "jobs::outages"];
+
+/// Kills, evicts, hangs, scales and suspends workers, and fails nodes, images and the control plane, while jobs train on a real cluster.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// How often in a row; a quarter of an hour each on two cores.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    times: u32,
+    /// Only those whose name contains this.
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
+}
+
+/// Ends well if nothing failed in any turn; says what failed how often.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut passed: BTreeMap<String, u32> = BTreeMap::new();
+    for turn in 1..=arguments.times {
+        println!("== turn {turn} of {}", arguments.times);
+        for (name, well) in faults(&arguments.filters)? {
+            *passed.entry(name).or_default() += u32::from(well);
+        }
+    }
+    println!();
+    for (name, passed) in &passed {
+        println!("{passed:>4} of {}  {name}", arguments.times);
+    }
+    let all = !passed.is_empty() && passed.values().all(|passed| *passed == arguments.times);
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// One turn: each test and whether it passed.
+fn faults(filters: &[String]) -> anyhow::Result<Vec<(String, bool)>> {
+    let mut command = cargo::everything("test");
+    command.args(["--quiet", "--test", "cluster", "--", "--format=pretty"]);
+    match filters {
+        [] => command.args(FAULTS),
+        filters => command.args(filters),
+    };
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
+    let output = child.stdout.take().context("it was piped")?;
+    let mut ended = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        println!("{line}");
+        ended.extend(outcome(&line).map(|(name, well)| (name.to_owned(), well)));
+    }
+    child.wait()?;
+    Ok(ended)
+}
+
+/// The test that a line of the runner is about, and whether it passed.
+fn outcome(line: &str) -> Option<(&str, bool)> {
+    let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    match outcome {
+        "ok" => Some((name, true)),
+        "FAILED" => Some((name, false)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runners_lines_say_what_passed() {
+        assert_eq!(outcome("test jobs::faults::kill ... ok"), Some(("jobs::faults::kill", true)));
+        assert_eq!(outcome("test jobs::faults::kill ... FAILED"), Some(("jobs::faults::kill", false)));
+        assert_eq!(outcome("test owner::waits ... ignored, is started by another"), None);
+        assert_eq!(outcome("test result: ok. 1 passed; 0 failed"), None);
+    }
+}
