@@ -122,6 +122,7 @@ fn state(progress: &Progress) -> String {
         progress.samples_per_second.map(|rate| format!("{} samples/s", rounded(rate))),
         progress.scaling_efficiency.map(|share| format!("efficiency {}", percent(share))),
         progress.estimated_remaining_seconds.map(|seconds| format!("ETA {}", duration(seconds))),
+        (!progress.stragglers.is_empty()).then(|| format!("waits for {}", progress.stragglers.join(", "))),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }

@@ -151,6 +151,7 @@ fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
         accuracy: progress.accuracy,
         samples_per_second: progress.samples_per_second,
         scaling_efficiency: progress.scaling_efficiency,
+        stragglers: progress.stragglers.clone(),
         communication: progress.communication,
         estimated_remaining_seconds: progress
             .estimated_remaining_seconds

@@ -17,13 +17,16 @@ const PROGRESS_SECONDS: i64 = 5;
 /// At most one event about checkpoints in this many seconds.
 const CHECKPOINT_EVENT_SECONDS: i64 = 60;
 
+/// Names of slow workers that a status holds.
+const MAX_STRAGGLERS: usize = 16;
+
 /// An event: a fixed reason and the number that explains it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// Whether somebody should look.
     pub warning: bool,
     /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized, RolledBack,
-    /// CheckpointSaved, Suspended, Resumed, Complete, Failed.
+    /// CheckpointSaved, Straggler, Suspended, Resumed, Complete, Failed.
     pub reason: &'static str,
     /// For people.
     pub text: String,
@@ -61,6 +64,10 @@ impl Note {
     pub(crate) fn regrouped(text: &str, change: &Change) -> Self {
         let text = format!("{text}; it took {:.2} s", change.seconds);
         if change.rollback { Self::warning("RolledBack", text) } else { Self::normal("Resized", text) }
+    }
+
+    fn straggler(pod: &str) -> Self {
+        Self::warning("Straggler", format!("{pod} takes over 1.3 times as long for a step as most, 20 times in a row"))
     }
 
     pub(crate) fn suspended(message: &str) -> Self {
@@ -125,6 +132,9 @@ pub(crate) fn take_progress(
         return Some(due);
     }
     events.extend(checkpoint_note(status.last_checkpoint.as_ref(), &next));
+    let slow = |status: &TrainingJobStatus| status.progress.as_ref().map_or(Vec::new(), |told| told.stragglers.clone());
+    let known = slow(status);
+    events.extend(slow(&next).iter().filter(|pod| !known.contains(pod)).map(|pod| Note::straggler(pod)));
     *status = next;
     None
 }
@@ -191,6 +201,7 @@ impl Report for TrainingJobStatus {
             accuracy: finite(reported.accuracy).or(last.accuracy),
             samples_per_second: finite(reported.samples_per_second).or(last.samples_per_second),
             scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
+            stragglers: reported.stragglers.iter().take(MAX_STRAGGLERS).map(|pod| clip(pod)).collect(),
             communication: reported.communication.or(last.communication),
             last_update_time: Some(Time(now)),
         });

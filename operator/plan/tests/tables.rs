@@ -286,3 +286,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_straggler_is_told_of_when_it_becomes_one() {
+    let (job, mut seen) = situations::read("Running; all ready");
+    let mut told = |stragglers: &[&str]| {
+        let stragglers = stragglers.iter().map(|pod| (*pod).to_owned()).collect();
+        let progress = Some(Progress { step: 100, total_steps: 200, stragglers, ..Progress::default() });
+        seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
+        let next = plan(&job, &seen, &settings(), now());
+        seen.status = next.status.unwrap_or_else(|| seen.status.clone());
+        // Otherwise the next report would be too soon.
+        seen.status.progress.as_mut().expect("progress").last_update_time = None;
+        let slow = next.events.into_iter().filter(|note| note.reason == "Straggler");
+        (slow.map(|note| note.text).collect::<Vec<_>>(), seen.status.progress.clone().expect("progress").stragglers)
+    };
+    let text = "w-1 takes over 1.3 times as long for a step as most, 20 times in a row".to_owned();
+    assert_eq!(told(&["w-1"]), (vec![text.clone()], vec!["w-1".to_owned()]));
+    assert_eq!(told(&["w-1"]), (vec![], vec!["w-1".to_owned()]), "once");
+    assert_eq!(told(&[]), (vec![], vec![]), "it is none any more");
+    assert_eq!(told(&["w-1"]).0, [text], "again");
+}

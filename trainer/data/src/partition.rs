@@ -40,6 +40,15 @@ impl Seat {
         Self { aligned: true, ..Self::new(rank, world, shards) }
     }
 
+    /// The seat of another rank of the same group.
+    ///
+    /// # Panics
+    /// As [`Seat::new`].
+    #[must_use]
+    pub fn of(self, rank: u32) -> Self {
+        Self { aligned: self.aligned, ..Self::new(rank, self.world, self.shards) }
+    }
+
     /// Whether all ranks hold subtrees of the shards.
     #[must_use]
     pub fn is_aligned(self) -> bool {

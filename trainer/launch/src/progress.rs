@@ -40,6 +40,9 @@ pub struct Progress {
     /// Greatest useful time of a rank divided by the step time, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_efficiency: Option<f64>,
+    /// Pods that the others wait for: in each of the newest 20 steps their useful time was over 1.3 times the median.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stragglers: Vec<String>,
     /// How the workers sum gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<CommunicationReport>,

@@ -12,6 +12,9 @@ use std::collections::VecDeque;
 
 /// Steps that the reported figures are averaged over.
 const WINDOW: usize = 50;
+/// A rank that is slower than so many times the median, in so many steps in a row, is a straggler.
+const SLOWER: f64 = 1.3;
+const IN_A_ROW: usize = 20;
 
 /// One step as the whole group saw it.
 #[derive(Clone, Debug)]
@@ -40,15 +43,16 @@ pub(crate) struct Efficiency {
 /// Collects steps.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    world: usize,
+    /// Each rank's part of a step's samples; they add up to 1.
+    shares: Vec<f64>,
     /// Samples per second of one rank without communication.
     baseline: Option<f64>,
     steps: VecDeque<Step>,
 }
 
 impl Meter {
-    pub(crate) fn new(world: usize, baseline: Option<f64>) -> Self {
-        Self { world, baseline, steps: VecDeque::with_capacity(WINDOW) }
+    pub(crate) fn new(shares: Vec<f64>, baseline: Option<f64>) -> Self {
+        Self { shares, baseline, steps: VecDeque::with_capacity(WINDOW) }
     }
 
     /// Takes one more step into the window.
@@ -76,9 +80,32 @@ impl Meter {
             samples_per_second,
             load_balance: if greatest > 0.0 { mean / greatest } else { 1.0 },
             communication: (greatest / wall).min(1.0),
-            scaling: self.baseline.map(|one| samples_per_second / (self.world as f64 * one)),
+            scaling: self.baseline.map(|one| samples_per_second / (self.shares.len() as f64 * one)),
         })
     }
+
+    /// Ranks that the others wait for step after step, although they have no more to do: both their useful time and that by sample
+    /// exceed the median of all.
+    pub(crate) fn stragglers(&self) -> Vec<usize> {
+        let Some(first) = self.steps.len().checked_sub(IN_A_ROW) else { return Vec::new() };
+        let mut slow = vec![true; self.shares.len()];
+        for Step { useful, .. } in self.steps.range(first..) {
+            let useful: Vec<f64> = useful.iter().copied().map(f64::from).collect();
+            let by_sample: Vec<f64> = useful.iter().zip(&self.shares).map(|(useful, share)| useful / share).collect();
+            for times in [&useful, &by_sample] {
+                let limit = SLOWER * median(times);
+                slow.iter_mut().zip(times).for_each(|(slow, time)| *slow &= *time > limit);
+            }
+        }
+        (0..slow.len()).filter(|rank| slow[*rank]).collect()
+    }
+}
+
+/// Of two in the middle the lower one: of two ranks the slower may be the straggler.
+fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -92,7 +119,7 @@ mod tests {
     #[test]
     fn load_balance_and_communication_multiply_to_parallel_efficiency() {
         // Ranks useful for 1, 2, 3 and 4 s of a step of 5 s: 2.5/4 × 4/5 = 2.5/5.
-        let mut meter = Meter::new(4, None);
+        let mut meter = Meter::new(vec![0.25; 4], None);
         meter.record(Step { samples: 100, wall: 5.0, useful: vec![1.0, 2.0, 3.0, 4.0] });
         let efficiency = meter.efficiency().expect("one step");
         assert!(close(efficiency.load_balance, 0.625), "{efficiency:?}");
@@ -102,14 +129,14 @@ mod tests {
 
     #[test]
     fn scaling_efficiency_compares_with_so_many_lone_ranks() {
-        let mut meter = Meter::new(2, Some(60.0));
+        let mut meter = Meter::new(vec![0.5; 2], Some(60.0));
         meter.record(Step { samples: 108, wall: 1.0, useful: vec![0.9, 0.9] });
         assert!(close(meter.efficiency().expect("one step").scaling.expect("a baseline"), 0.9));
     }
 
     #[test]
     fn only_the_newest_steps_count() {
-        let mut meter = Meter::new(1, None);
+        let mut meter = Meter::new(vec![1.0], None);
         for second in 0..2 * WINDOW {
             let wall = if second < WINDOW { 10.0 } else { 1.0 };
             meter.record(Step { samples: 7, wall, useful: vec![1.0] });
@@ -118,7 +145,27 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_all_wait_for_step_after_step_is_a_straggler() {
+        let found = |shares: &[f64], useful: &[&[f32]]| {
+            let mut meter = Meter::new(shares.to_vec(), None);
+            for useful in useful {
+                meter.record(Step { samples: 64, wall: 1.0, useful: useful.to_vec() });
+            }
+            meter.stragglers()
+        };
+        let (third, steady, slow): (_, &[f32], &[f32]) = ([1.0 / 3.0; 3], &[1.0, 1.0, 1.1], &[1.0, 1.0, 1.4]);
+        assert_eq!(found(&third, &[slow; IN_A_ROW]), [2]);
+        assert!(found(&third, &[steady; IN_A_ROW]).is_empty());
+        assert!(found(&third, &[slow; IN_A_ROW - 1]).is_empty(), "not long enough");
+        let interrupted = [&[slow; IN_A_ROW - 1][..], &[steady], &[slow; IN_A_ROW - 1]].concat();
+        assert!(found(&third, &interrupted).is_empty(), "not in a row");
+        let (two, unequal): (&[f32], &[f32]) = (&[1.0, 1.4], &[1.0, 1.0, 2.0]);
+        assert_eq!(found(&[0.5, 0.5], &[two; IN_A_ROW]), [1], "of two the slower");
+        assert!(found(&[0.25, 0.25, 0.5], &[unequal; IN_A_ROW]).is_empty(), "it has twice as much to do");
+    }
+
+    #[test]
     fn there_are_no_figures_before_the_first_step() {
-        assert_eq!(Meter::new(3, Some(1.0)).efficiency(), None);
+        assert_eq!(Meter::new(vec![1.0 / 3.0; 3], Some(1.0)).efficiency(), None);
     }
 }

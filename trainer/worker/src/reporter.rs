@@ -105,6 +105,7 @@ impl<'a> Reporter<'a> {
             last_checkpoint: self.progress.last_checkpoint.take(),
             communication: self.progress.communication,
             generation: self.group.generation,
+            stragglers: rank.stragglers().into_iter().filter_map(|rank| self.group.pods.get(rank).cloned()).collect(),
             ..rank.progress(line)
         };
         self.write(line)?;

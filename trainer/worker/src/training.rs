@@ -133,6 +133,7 @@ impl<'a> Rank<'a> {
             steps: recipe.total_steps.saturating_sub(trainee.step),
         };
         let (rank, world) = (communicator.rank(), communicator.world());
+        let meter = Meter::new(shares(recipe.global_batch, seat, world), baseline);
         if let Some(rate) = baseline {
             member.metrics.baseline.set(rate);
         }
@@ -149,7 +150,7 @@ impl<'a> Rank<'a> {
             pending: None,
             spare: Vec::new(),
             last_end: Instant::now(),
-            meter: Meter::new(world, baseline),
+            meter,
             counted: Statistics::default(),
         })
     }
@@ -314,6 +315,11 @@ impl<'a> Rank<'a> {
         self.counted.exposed = self.communicator.statistics().exposed;
     }
 
+    /// Ranks that the others wait for step after step.
+    pub(crate) fn stragglers(&self) -> Vec<usize> {
+        self.meter.stragglers()
+    }
+
     /// The figures of the newest steps as a report.
     pub(crate) fn progress(&self, line: &StepLine) -> Progress {
         let efficiency = self.meter.efficiency();
@@ -352,6 +358,15 @@ impl<'a> Rank<'a> {
         metrics.collective_bytes.inc_by(statistics.bytes_sent - self.counted.bytes_sent);
         self.counted = statistics;
     }
+}
+
+/// Each rank's part of a step's samples, seated as `seat` is.
+fn shares(samples: u64, seat: Seat, world: usize) -> Vec<f64> {
+    let part = |rank: u32| {
+        let share = seat.of(rank).share(samples);
+        (share.end - share.start) as f64 / samples as f64
+    };
+    (0..world as u32).map(part).collect()
 }
 
 /// The sum of 2ᵏ parts as a binary tree over them forms it.
