@@ -1,7 +1,7 @@
 //! The rules of a job that a schema cannot state, as CEL: the API server refuses what breaks one. `Task::check` and
 //! `ValidJob` state those that do not compare with an older object again, for manifests that never see an API server.
 
-use lockstep_launch::MIN_SHARDS;
+use lockstep_launch::{MIN_SHARDS, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN};
 
 /// A CEL rule over `spec`.
 pub(crate) struct Rule {
@@ -70,8 +70,13 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
             field: Some(".dataset.uri"),
         },
         Rule {
-            rule: format!("!has(self.checkpoint) || {}", is_file("self.checkpoint.uri")),
-            message: "spec.checkpoint.uri: file:///FOLDER, an absolute path without `..`".to_owned(),
+            rule: format!(
+                "!has(self.checkpoint) || {} || self.checkpoint.uri.matches('{OBJECT_URI_PATTERN}')",
+                is_file("self.checkpoint.uri")
+            ),
+            message: format!(
+                "spec.checkpoint.uri: file:///FOLDER, an absolute path without `..`, or {OBJECT_URI_ACCEPTED}"
+            ),
             field: Some(".checkpoint.uri"),
         },
         Rule {

@@ -66,11 +66,23 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Replaying> {
         bail!("{shown}: it was begun by another manifest, {}; a replay follows one", earlier.display());
     }
     let model = run.join(MODEL);
+    if let (Task::Train(workload), false) = (&other.job.task, model.exists())
+        && workload.checkpoint.objects().is_some()
+    {
+        bail!(
+            "{shown}: its {MODEL} went to {}: copy it here first, a replay compares with it",
+            workload.checkpoint.uri
+        );
+    }
     ensure!(model.exists(), "{shown}: {MODEL} is missing: let the run come to its end, `lockstep run` continues it");
     let original = Weights::read(&model)?;
     let parts = parts(other.plans()?, &other.history()?).with_context(|| shown.to_string())?;
     let folder = TempDir::with_prefix("lockstep-replay-").context("create a folder for the replay")?;
-    let Other { job, value: manifest, .. } = other;
+    let Other { mut job, value: manifest, .. } = other;
+    if let Task::Train(workload) = &mut job.task {
+        // The run's own may be in an object store, where a replay has no business.
+        workload.checkpoint.uri = "file:///checkpoints".to_owned();
+    }
     Ok(Replaying { job, manifest, parts, original, trainer: trainer.clone(), folder })
 }
 

@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf};
 
 use k8s_openapi::{
     api::core::v1::{
-        Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, ObjectFieldSelector, Pod,
-        PodSecurityContext, PodSpec, Probe, SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+        Capabilities, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, EnvVarSource, HTTPGetAction,
+        ObjectFieldSelector, Pod, PodSecurityContext, PodSpec, Probe, SeccompProfile, SecretVolumeSource,
+        SecurityContext, Volume, VolumeMount,
     },
     apimachinery::pkg::{
         api::resource::Quantity,
@@ -15,7 +16,7 @@ use k8s_openapi::{
 };
 use kube::Resource;
 use lockstep_api::{TRAINER_CONTAINER, TrainingJob, ValidJob, label};
-use lockstep_launch::{Address, Encryption, Job, Launch, Ports, Store, Task, Variable};
+use lockstep_launch::{Address, Encryption, Job, Launch, ObjectUri, Ports, Store, Task, Variable, names};
 
 use crate::{Role, pod_name};
 
@@ -31,6 +32,10 @@ const TERMINATION_LOG: &str = "/dev/termination-log";
 const CREDENTIALS: &str = "/run/lockstep/credentials";
 /// The volume there.
 const CREDENTIALS_VOLUME: &str = "lockstep-credentials";
+/// Where workers keep their metrics when checkpoints go to an object store.
+const RUN: &str = "/run/lockstep/run";
+/// The volume there.
+const RUN_VOLUME: &str = "lockstep-run";
 /// Owner and group may read it, nobody else; the group is the pod's.
 const CREDENTIALS_MODE: i32 = 0o440;
 /// Seconds between two questions whether a worker has joined.
@@ -72,6 +77,9 @@ pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32)
     }
     if encrypts(job) && role != Role::Coordinator {
         mount_credentials(&mut spec, &mut trainer, job);
+    }
+    if objects(job).is_some() && role != Role::Coordinator {
+        mount_run(&mut spec, &mut trainer);
     }
     spec.automount_service_account_token = Some(role == Role::Coordinator);
     spec.containers.insert(0, trainer);
@@ -141,8 +149,7 @@ pub(crate) fn credentials_name(job: &ValidJob) -> String {
 
 /// The job's name with the beginning of its uid.
 fn unique_name(job: &ValidJob) -> String {
-    let short: String = job.uid.iter().flat_map(|uid| uid.chars()).take(8).collect();
-    format!("{}-{short}", job.name)
+    names::unique(&job.name, job.uid.as_deref().unwrap_or_default())
 }
 
 fn mount_credentials(spec: &mut PodSpec, trainer: &mut Container, job: &ValidJob) {
@@ -165,6 +172,16 @@ fn mount_credentials(spec: &mut PodSpec, trainer: &mut Container, job: &ValidJob
         read_only: Some(true),
         ..VolumeMount::default()
     });
+}
+
+fn mount_run(spec: &mut PodSpec, trainer: &mut Container) {
+    let volumes = spec.volumes.get_or_insert_default();
+    volumes.retain(|volume| volume.name != RUN_VOLUME);
+    let empty_dir = Some(EmptyDirVolumeSource::default());
+    volumes.push(Volume { name: RUN_VOLUME.to_owned(), empty_dir, ..Volume::default() });
+    let mounts = trainer.volume_mounts.get_or_insert_default();
+    mounts.retain(|mount| mount.name != RUN_VOLUME && mount.mount_path != RUN);
+    mounts.push(VolumeMount { name: RUN_VOLUME.to_owned(), mount_path: RUN.to_owned(), ..VolumeMount::default() });
 }
 
 fn take_trainer(spec: &mut PodSpec) -> Container {
@@ -228,6 +245,7 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
         ports: Ports::POD,
         inherits_listener: false,
         output: output(job),
+        objects: objects(job),
         store: Store::Kubernetes,
         credentials: encrypts(job).then(|| CREDENTIALS.into()),
         ending: TERMINATION_LOG.into(),
@@ -235,12 +253,25 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
     }
 }
 
-/// The job's folder below `checkpoint.uri`; a job that is made anew under the same name gets another one. A benchmark, which keeps
-/// nothing, has none.
+/// The job's folder below `checkpoint.uri`; a job that is made anew under the same name gets another one. Where that is an object store,
+/// each worker has one of its own. A benchmark, which keeps nothing, has none.
 fn output(job: &ValidJob) -> PathBuf {
-    let Task::Train(workload) = &job.task else { return PathBuf::new() };
-    let root = workload.checkpoint.uri.trim_start_matches("file://");
-    PathBuf::from(root).join(unique_name(job))
+    match (&job.task, objects(job)) {
+        (Task::Benchmark { .. }, _) => PathBuf::new(),
+        (Task::Train(_), Some(_)) => PathBuf::from(RUN),
+        (Task::Train(workload), None) => {
+            let root = workload.checkpoint.uri.trim_start_matches("file://");
+            PathBuf::from(root).join(unique_name(job))
+        }
+    }
+}
+
+/// The job's place below `checkpoint.uri` where that is an object store.
+fn objects(job: &ValidJob) -> Option<ObjectUri> {
+    match &job.task {
+        Task::Train(workload) => Some(workload.checkpoint.objects()?.join(&unique_name(job))),
+        Task::Benchmark { .. } => None,
+    }
 }
 
 fn from_field(variable: Variable, path: &str) -> EnvVar {

@@ -54,6 +54,29 @@ fn a_pod_is_told_everything_that_the_trainer_reads() {
 }
 
 #[test]
+fn a_job_whose_checkpoints_go_to_an_object_store_needs_no_volume_and_keeps_its_secrets_where_they_are() {
+    let mut job = with_template(json!({"spec": {"containers": [
+        {"name": "trainer", "envFrom": [{"secretRef": {"name": "object-store"}}]}
+    ]}}));
+    if let Task::Train(workload) = &mut job.task {
+        workload.checkpoint.uri = "s3://models/team".into();
+    }
+    let pods: Vec<Value> = pods(&job).iter().map(value).collect();
+    for worker in &pods[1..] {
+        let trainer = &worker["spec"]["containers"][0];
+        assert_eq!(trainer["envFrom"], json!([{"secretRef": {"name": "object-store"}}]));
+        let variables = trainer["env"].as_array().expect("variables");
+        let launch = variables.iter().find(|variable| variable["name"] == "LOCKSTEP_LAUNCH").expect("its orders");
+        let launch: Value = serde_json::from_str(launch["value"].as_str().expect("a value")).expect("JSON");
+        assert_eq!(launch["objects"], "s3://models/team/lenet-0a1b2c3d");
+        assert_eq!(launch["output"], "/run/lockstep/run");
+        assert_eq!(worker["spec"]["volumes"], json!([{"name": "lockstep-run", "emptyDir": {}}]));
+        assert_eq!(trainer["volumeMounts"], json!([{"name": "lockstep-run", "mountPath": "/run/lockstep/run"}]));
+    }
+    assert_eq!(pods[0]["spec"]["volumes"], json!(null), "the coordinator keeps nothing");
+}
+
+#[test]
 fn workers_of_a_job_that_encrypts_find_credentials_that_only_they_may_read() {
     let mut job = job();
     if let Task::Train(workload) = &mut job.task {

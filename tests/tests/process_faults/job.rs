@@ -140,6 +140,7 @@ impl Job {
             ports: Ports { data: DATA, ..Ports::POD },
             inherits_listener: false,
             output: self.run_folder(),
+            objects: None,
             store: Store::File(self.folder.path().join("record.json")),
             credentials: None,
             ending: self.folder.path().join(format!("{member}.ending")),

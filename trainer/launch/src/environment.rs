@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Elastic, Task};
+use crate::{Elastic, ObjectUri, Task};
 
 /// Everything that a coordinator or worker process is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,9 @@ pub struct Launch {
     pub inherits_listener: bool,
     /// Folder for checkpoints, model and metrics; every member sees the same one. A benchmark keeps nothing in it.
     pub output: PathBuf,
+    /// The job's own place in an object store, for checkpoints and model. There the folder, for metrics, may be each member's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub objects: Option<ObjectUri>,
     /// Where the coordinator keeps the durable record.
     pub store: Store,
     /// Folder of this worker's [`crate::CredentialFile`]s; none where the job does not encrypt.
@@ -228,6 +231,7 @@ mod tests {
             ports: Ports::POD,
             inherits_listener: false,
             output: "/checkpoints/lenet".into(),
+            objects: Some("s3://models/team/lenet".parse().expect("a place")),
             store: Store::File("/tmp/record.json".into()),
             credentials: Some("/run/lockstep".into()),
             ending: "/dev/termination-log".into(),

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ByteSize, Network};
+use crate::{ByteSize, Network, OBJECT_URI_ACCEPTED, ObjectUri};
 
 /// Virtual shards of a job with fewer workers; one with more has a shard for each. A global batch is cut into so many parts, whatever
 /// the number of ranks is at the time.
@@ -345,8 +345,9 @@ impl fmt::Display for WireFormat {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Checkpoint {
-    /// A folder that every worker sees, as a file:// URI such as file:///checkpoints; each job has a folder of its own in
-    /// it. Required.
+    /// A folder that every worker sees, as a file:// URI such as file:///checkpoints, or a place in an object store: s3://BUCKET/PREFIX,
+    /// gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, whose credentials are in the environment of the trainer's container, as from a Secret
+    /// by envFrom; each job has a folder of its own in it. Required.
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
     pub uri: String,
     /// Seconds between two checkpoints. One more is saved at the end and whenever the job is stopped. Default: 60.
@@ -360,6 +361,12 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// The place in an object store, if it is one; the URI has been [checked](Workload::check).
+    #[must_use]
+    pub fn objects(&self) -> Option<ObjectUri> {
+        self.uri.parse().ok()
+    }
+
     fn default_interval_seconds() -> u32 {
         60
     }
@@ -414,7 +421,15 @@ impl Workload {
             (DatasetFormat::Glyphs, _) => {}
         }
         communication.check()?;
-        check_file_uri("spec.checkpoint.uri", &checkpoint.uri)
+        match &checkpoint.uri {
+            uri if ObjectUri::begins(uri) => match uri.parse::<ObjectUri>() {
+                Ok(_) => Ok(()),
+                Err(accepted) => Err(InvalidField::new("spec.checkpoint.uri", uri, accepted)),
+            },
+            uri => check_file_uri("spec.checkpoint.uri", uri).map_err(|InvalidField { field, value, accepted }| {
+                InvalidField { field, value, accepted: format!("{accepted}, or {OBJECT_URI_ACCEPTED}") }
+            }),
+        }
     }
 }
 
@@ -458,11 +473,12 @@ mod tests {
     #[test]
     fn rules_between_fields_name_the_field_that_breaks_them() {
         type Breaking = (&'static str, fn(&mut Workload));
-        let cases: [Breaking; 7] = [
+        let cases: [Breaking; 8] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
             ("spec.dataset.uri", |job| job.dataset.uri = None),
             ("spec.dataset.uri", |job| job.dataset.uri = Some("s3://bucket".into())),
             ("spec.checkpoint.uri", |job| job.checkpoint.uri = "file:///a/../b".into()),
+            ("spec.checkpoint.uri", |job| job.checkpoint.uri = "s3:///lenet".into()),
             ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = Some(ByteSize::bytes(10))),
             ("spec.communication.bucketBytes", |job| job.communication.bucket_bytes = Some(ByteSize::mebibytes(2048))),
             ("spec.communication.wire", |job| {

@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::{ValidJob, manifest::set as set_field};
-use lockstep_launch::{Ending, Progress, Replay, Task, Workload, names};
+use lockstep_launch::{Ending, ObjectUri, Progress, Replay, Task, Workload, names};
 use serde_json::Value;
 
 use self::{
@@ -68,6 +68,8 @@ pub(crate) struct Arguments {
 pub(crate) struct Session {
     job: ValidJob,
     folder: Folder,
+    /// Where checkpoints and the model go, if not to the folder.
+    objects: Option<ObjectUri>,
     trainer: PathBuf,
     control: ControlPort,
     /// The command line that continues this run; a benchmark and a replay begin anew.
@@ -138,10 +140,17 @@ impl Session {
         if encrypts(&job.task) {
             folder.make_credentials(SystemTime::now())?;
         }
-        if let Task::Train(workload) = &mut job.task {
-            workload.checkpoint.uri = paths::folder_uri(&folder.path().join("checkpoints"))?;
-        }
-        Ok(Self { job, folder, trainer, control, again: None, replay: None, chaos: None })
+        let objects = match &mut job.task {
+            Task::Train(workload) => match workload.checkpoint.objects() {
+                Some(uri) => Some(uri.join(&names::unique(&job.name, &folder.uid))),
+                None => {
+                    workload.checkpoint.uri = paths::folder_uri(&folder.path().join("checkpoints"))?;
+                    None
+                }
+            },
+            Task::Benchmark { .. } => None,
+        };
+        Ok(Self { job, folder, objects, trainer, control, again: None, replay: None, chaos: None })
     }
 
     /// Runs the job to its end, with whatever has to be replaced on the way, and prints what came of it.
@@ -153,6 +162,7 @@ impl Session {
         let verb = if self.folder.continued { "continues" } else { "runs" };
         let Session { job, folder, .. } = &self;
         display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
+        self.objects.iter().for_each(|uri| display.note(&format!("checkpoints and the model go to {uri}")));
         self.chaos.iter().for_each(|chaos| display.note(&chaos.announcement()));
         let finish = self.supervise(&mut display, &mut signals, &mut heard).await?;
         drop(display);

@@ -128,7 +128,7 @@ impl Session {
 
     /// A process of this job among `workers` of them.
     fn process(&self, role: Role, workers: u32) -> anyhow::Result<Process> {
-        let Self { job, folder, trainer: _, control, again: _, replay, chaos: _ } = self;
+        let Self { job, folder, objects, trainer: _, control, again: _, replay, chaos: _ } = self;
         let port = control.number()?;
         let member = self.member(role);
         let ending = folder.ending(&member);
@@ -145,6 +145,7 @@ impl Session {
             ports: Ports { control: port, ..Ports::ANY },
             inherits_listener: true,
             output: folder.path().to_owned(),
+            objects: objects.clone(),
             store: Store::File(folder.record()),
             credentials: encrypts(&job.task).then(|| folder.credentials()),
             ending,

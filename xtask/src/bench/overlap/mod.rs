@@ -154,6 +154,7 @@ impl Programs {
                 ports: Ports::POD,
                 inherits_listener: false,
                 output: output.clone(),
+                objects: None,
                 store: Store::File(output.join("record.json")),
                 credentials: None,
                 ending: output.join("ending"),
