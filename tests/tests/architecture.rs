@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 /// `user ──► used`, the whole list.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("lockstep-launch", &[]),
     ("lockstep-api", &["lockstep-launch"]),
     ("lockstep-plan", &["lockstep-api", "lockstep-launch"]),
@@ -14,6 +14,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("lockstep-collective", &[]),
     ("lockstep-elastic", &["lockstep-collective"]),
     ("lockstep-checkpoint", &[]),
+    ("lockstep-objects", &["lockstep-checkpoint", "lockstep-launch"]),
     (
         "lockstep-worker",
         &[
@@ -23,12 +24,13 @@ const ARROWS: [(&str, &[&str]); 11] = [
             "lockstep-elastic",
             "lockstep-launch",
             "lockstep-nn",
+            "lockstep-objects",
         ],
     ),
 ];
 
 /// Crates that a part of the product must never link, directly or through others.
-const ABSENCES: [(&str, &[&str]); 8] = [
+const ABSENCES: [(&str, &[&str]); 9] = [
     ("lockstep-api", &["tokio", "kube-client"]),
     ("lockstep-plan", &["tokio", "kube-client"]),
     ("lockstep-controller", &["lockstep-nn", "lockstep-collective", "lockstep-elastic"]),
@@ -36,7 +38,8 @@ const ABSENCES: [(&str, &[&str]); 8] = [
     ("lockstep-nn", &["lockstep-collective", "lockstep-elastic", "tokio", "kube"]),
     ("lockstep-collective", &["lockstep-nn", "tokio", "kube"]),
     ("lockstep-elastic", &["kube"]),
-    ("lockstep-checkpoint", &["tokio", "kube"]),
+    ("lockstep-checkpoint", &["tokio", "kube", "object_store"]),
+    ("lockstep-worker", &["openssl-sys", "aws-lc-rs"]),
 ];
 
 fn root() -> &'static Path {

@@ -55,6 +55,11 @@ impl Chunk {
         format!("{}{SUFFIX}", self.digest)
     }
 
+    /// Whether the file of a chunk has such a name.
+    pub(crate) fn is_file(name: &str) -> bool {
+        name.ends_with(SUFFIX)
+    }
+
     /// What is wrong with a file of `length` bytes that should be this chunk.
     pub(crate) fn accept(&self, length: u64) -> Result<(), String> {
         match length == self.bytes {

@@ -1,15 +1,14 @@
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
 };
 
 use crate::{
     Checkpoint, CheckpointError, Folder, Identity, Layout, Position, ShardReceipt,
     chunk::Chunk,
-    folder::{Leftover, Staged},
-    manifest::{FORMAT_VERSION, MANIFEST, Manifest, Stored, files, tile},
-    operation::{Contents, Operation},
+    load::name_of,
+    manifest::{FORMAT_VERSION, Manifest, Stored, files, tile},
+    medium::{Published, Replacing},
 };
 
 /// What a checkpoint says besides its tensors.
@@ -32,7 +31,7 @@ pub struct Facts {
 pub struct Saved {
     /// Its step.
     pub step: u64,
-    /// Its folder.
+    /// Its folder; in a bucket, its URI.
     pub path: PathBuf,
     /// Bytes of all its files.
     pub bytes: u64,
@@ -58,43 +57,38 @@ impl Folder {
     ///
     /// # Errors
     /// [`CheckpointError::Shards`] where a part is missing, [`CheckpointError::Foreign`] and [`CheckpointError::NewerFormat`] where
-    /// another job's checkpoint has the place, and any error of the storage; the checkpoints before are untouched then.
+    /// another job's checkpoint has the place, [`CheckpointError::Conflict`] where another member was faster with another state, and any
+    /// error of the storage; the checkpoints before are untouched then.
     pub fn commit(&self, facts: &Facts, layout: &Layout, receipts: &[ShardReceipt]) -> Result<Saved, CheckpointError> {
-        let Position { step, generation, .. } = facts.position;
-        let staging = self.staging(step, generation);
-        let place = self.place(facts)?;
-        if let Place::Kept(saved) = place {
-            self.clear_away(facts.position)?;
-            return Ok(saved);
-        }
+        let staging = self.medium.staging(facts.position);
+        let replacing = match self.found(facts)? {
+            Place::Free => Replacing::Nothing,
+            Place::Replaced => Replacing::Another,
+            Place::Kept(saved) => {
+                self.medium.abandon(facts.position)?;
+                return Ok(saved);
+            }
+        };
         let refused = |problem| CheckpointError::Shards { path: staging.clone(), problem };
         let chunks = gather(facts.position, layout, receipts).map_err(refused)?;
         let files = files(&chunks);
         for (file, bytes) in &files {
-            present(&staging.join(file), *bytes).map_err(refused)?;
+            self.see(&staging.join(file), *bytes)?.map_err(refused)?;
         }
         self.clear_strangers(&staging, &files)?;
 
         let manifest = manifest(facts, layout, chunks);
         let bytes = manifest.stored_bytes();
         let manifest = manifest.to_bytes().map_err(refused)?;
-        self.store(&staging.join(MANIFEST), Contents::Bytes(&manifest))?;
-        self.perform(&Operation::Sync(staging.clone()))?;
-        if matches!(place, Place::Replaced) {
-            let aside = self.temporary(&format!("replaced-{step}"));
-            self.perform(&Operation::Rename(self.step(step), aside))?;
-        }
-        // A folder replaces no folder that has anything in it: of two that commit, the second is told.
-        if let Err(error) = self.perform(&Operation::Rename(staging.clone(), self.step(step))) {
-            return match self.place(facts) {
-                Ok(Place::Kept(saved)) => self.clear_away(facts.position).map(|()| saved),
+        if let Published::Taken(error) = self.medium.publish(facts.position, &manifest, replacing)? {
+            return match self.found(facts) {
+                Ok(Place::Kept(saved)) => self.medium.abandon(facts.position).map(|()| saved),
                 _ => Err(error),
             };
         }
-        self.perform(&Operation::Sync(self.checkpoints()))?;
         Ok(Saved {
-            step,
-            path: self.step(step),
+            step: facts.position.step,
+            path: self.place(self.medium.slot(facts.position)),
             bytes: bytes + manifest.len() as u64,
             manifest_digest: *blake3::hash(&manifest).as_bytes(),
         })
@@ -105,46 +99,46 @@ impl Folder {
     /// # Errors
     /// Any error of the storage.
     pub fn abandon(&self, position: Position) -> Result<(), CheckpointError> {
-        self.clear_away(position)
+        self.medium.abandon(position)
     }
 
     /// The checkpoint that already has the place and keeps it.
     pub(crate) fn kept(&self, facts: &Facts) -> Result<Option<Saved>, CheckpointError> {
-        match self.place(facts)? {
+        match self.found(facts)? {
             Place::Kept(saved) => Ok(Some(saved)),
             Place::Free | Place::Replaced => Ok(None),
         }
     }
 
-    fn place(&self, facts: &Facts) -> Result<Place, CheckpointError> {
-        let Position { step, generation, .. } = facts.position;
-        if !self.step(step).exists() {
+    fn found(&self, facts: &Facts) -> Result<Place, CheckpointError> {
+        let slot = self.medium.slot(facts.position);
+        if !self.medium.has(slot)? {
             return Ok(Place::Free);
         }
-        Ok(match self.load(step, &facts.identity)? {
-            Ok(whole) if whole.state_digest == facts.state_digest || whole.position.generation >= generation => {
-                Place::Kept(whole.saved())
-            }
+        Ok(match self.load(slot, &facts.identity)? {
+            Ok(whole) if whole.state_digest == facts.state_digest => Place::Kept(whole.saved()),
+            // Where each generation has a place of its own, nobody but a member of this very one can have saved another state there.
+            Ok(whole) if slot.generation.is_some() => return Err(CheckpointError::Conflict { path: whole.path }),
+            Ok(whole) if whole.position.generation >= facts.position.generation => Place::Kept(whole.saved()),
             Ok(_) | Err(_) => Place::Replaced,
         })
     }
 
-    fn clear_away(&self, position: Position) -> Result<(), CheckpointError> {
-        let Position { step, generation, .. } = position;
-        let path = self.staging(step, generation);
-        match path.exists() {
-            true => self.discard(Leftover { path, staged: Some(Staged { step, generation }) }),
-            false => Ok(()),
+    /// Whether a part has the bytes that its writer wrote.
+    fn see(&self, path: &Path, bytes: u64) -> Result<Result<(), String>, CheckpointError> {
+        let file = name_of(path);
+        match self.medium.length(path).map_err(|unusable| unusable.at(path.to_owned()))? {
+            Some(found) if found == bytes => Ok(Ok(())),
+            Some(found) => Ok(Err(format!("{file} has {found} bytes, its writer wrote {bytes}"))),
+            None => Ok(Err(format!("{file} is not here, although its writer wrote it"))),
         }
     }
 
     /// What an earlier, torn save of the same step and generation has left and the manifest will not name.
     fn clear_strangers(&self, staging: &Path, files: &BTreeMap<String, u64>) -> Result<(), CheckpointError> {
-        let listed = fs::read_dir(staging).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        let listed = listed.map_err(|source| CheckpointError::of("listing", staging.to_owned(), source))?;
-        let named = |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|name| files.contains_key(name));
-        let mut strangers = listed.iter().filter(|entry| !named(entry));
-        strangers.try_for_each(|entry| self.perform(&Operation::Remove(entry.path())))
+        let names = self.medium.names(staging)?;
+        let mut strangers = names.iter().filter(|name| !files.contains_key(*name) && self.medium.is_left_over(name));
+        strangers.try_for_each(|name| self.medium.remove(&staging.join(name)))
     }
 }
 
@@ -194,15 +188,6 @@ fn gather(position: Position, layout: &Layout, receipts: &[ShardReceipt]) -> Res
     }
     let chunks: Vec<_> = receipts.iter().flat_map(|receipt| receipt.chunks.iter().copied()).collect();
     tile(&chunks, layout.bytes()).map(|()| chunks)
-}
-
-fn present(path: &Path, bytes: u64) -> Result<(), String> {
-    let file = path.file_name().unwrap_or_default().display();
-    match path.metadata() {
-        Ok(found) if found.is_file() && found.len() == bytes => Ok(()),
-        Ok(found) => Err(format!("{file} has {} bytes, its writer wrote {bytes}", found.len())),
-        Err(error) => Err(format!("{file} is not here, although its writer wrote it: {error}")),
-    }
 }
 
 fn manifest(facts: &Facts, layout: &Layout, chunks: Vec<Chunk>) -> Manifest {

@@ -1,5 +1,7 @@
 use std::{io, path::PathBuf};
 
+use crate::ObjectsError;
+
 /// Why state cannot be stored or found.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -38,6 +40,15 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// An object store refused, or gave no answer.
+    #[error("{0}; the checkpoints before are untouched")]
+    Objects(#[from] ObjectsError),
+    /// Of two that commit, the other one was faster, with another state or to give the checkpoint up.
+    #[error("{} was created by another worker of the same generation, or by one that cleared it away; nothing was overwritten, the next checkpoint will be another", path.display())]
+    Conflict {
+        /// The manifest.
+        path: PathBuf,
     },
     /// A checkpoint of another job.
     #[error("{} belongs to another job: its {field} is `{found}`, this job's is `{expected}`; nothing was overwritten, set spec.checkpoint.uri to another folder or move this one away", path.display())]

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use crate::{
     Checkpoint, CheckpointError, Folder, Identity, Position,
     manifest::{Stored, Unusable},
+    slot::Slot,
 };
 
 /// A checkpoint as its manifest describes it; its files were not read.
@@ -10,10 +11,11 @@ use crate::{
 pub struct Listed {
     /// Its step.
     pub step: u64,
-    /// Its folder.
+    /// Its folder; in a bucket, its URI.
     pub path: PathBuf,
     /// What its manifest says, or what is wrong with that.
     pub described: Result<Description, String>,
+    slot: Slot,
 }
 
 /// What a manifest says.
@@ -43,12 +45,12 @@ impl Folder {
     /// # Errors
     /// Any error of the storage.
     pub fn list(&self) -> Result<Vec<Listed>, CheckpointError> {
-        self.steps()?.into_iter().map(|step| self.describe(step)).collect()
+        self.medium.slots()?.into_iter().map(|slot| self.describe(slot)).collect()
     }
 
-    fn describe(&self, step: u64) -> Result<Listed, CheckpointError> {
-        let path = self.step(step);
-        let described = match self.manifest_of(step) {
+    fn describe(&self, slot: Slot) -> Result<Listed, CheckpointError> {
+        let path = self.place(slot);
+        let described = match self.manifest_of(slot) {
             Ok((manifest, _, length)) => Ok(Description {
                 bytes: length + manifest.stored_bytes(),
                 files: match &manifest.stored {
@@ -68,14 +70,14 @@ impl Folder {
             }
             Err(unread @ Unusable::Unread(_)) => return Err(unread.at(path)),
         };
-        Ok(Listed { step, path, described })
+        Ok(Listed { step: slot.step, path, described, slot })
     }
 
-    /// Reads and verifies the checkpoint of `step`, whosever it is; tells what is wrong with it.
+    /// Reads and verifies a checkpoint, whosever it is; tells what is wrong with it.
     ///
     /// # Errors
     /// [`CheckpointError::NewerFormat`] and any error of the storage.
-    pub fn verify(&self, step: u64) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.read(step, |_, _| Ok(()))
+    pub fn verify(&self, listed: &Listed) -> Result<Result<Checkpoint, String>, CheckpointError> {
+        self.read(listed.slot, |_, _| Ok(()))
     }
 }

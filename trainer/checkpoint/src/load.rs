@@ -1,6 +1,5 @@
 use std::{
-    fs::File,
-    io::{self, Read},
+    io,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -10,6 +9,8 @@ use crate::{
     chunk::Chunk,
     layout::VALUE_BYTES,
     manifest::{FORMAT_VERSION, MANIFEST, MAX_MANIFEST_BYTES, Manifest, Role, Stored, Unusable},
+    medium::Medium,
+    slot::Slot,
     version_1::read_objects,
 };
 
@@ -69,16 +70,16 @@ impl Folder {
     /// checkpoint would throw work away.
     pub fn newest(&self, expected: &Identity) -> Result<Newest, CheckpointError> {
         let mut skipped = Vec::new();
-        for step in self.steps()? {
-            match self.load(step, expected)? {
+        for slot in self.medium.slots()? {
+            match self.load(slot, expected)? {
                 Ok(checkpoint) => return Ok(Newest { checkpoint: Some(checkpoint), skipped }),
-                Err(reason) => skipped.push(Skipped { step, path: self.step(step), reason }),
+                Err(reason) => skipped.push(Skipped { step: slot.step, path: self.place(slot), reason }),
             }
         }
         Ok(Newest { checkpoint: None, skipped })
     }
 
-    /// The values that the bytes of `range` are in the checkpoint of `step`, or what is wrong with it. Only the chunks that have some of
+    /// The values that the bytes of `range` are in the newest checkpoint of `step`, or what is wrong with it. Only the chunks that have some of
     /// them are read and verified: a member that needs a part need not read all.
     ///
     /// # Errors
@@ -92,8 +93,11 @@ impl Folder {
         expected: &Identity,
         range: Range<u64>,
     ) -> Result<Result<Vec<f32>, String>, CheckpointError> {
-        let path = self.step(step);
-        let read = self.manifest_of(step).and_then(|(manifest, ..)| {
+        let Some(slot) = self.medium.slots()?.into_iter().find(|slot| slot.step == step) else {
+            return Ok(Err(format!("there is no checkpoint of step {step}")));
+        };
+        let path = self.place(slot);
+        let read = self.manifest_of(slot).and_then(|(manifest, ..)| {
             let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
             Ok((manifest, layout))
         });
@@ -104,7 +108,7 @@ impl Folder {
         };
         refuse_foreign(&path, &manifest.identity, expected)?;
         let wanted = layout.values_of(&range);
-        match read_range(&path, &manifest, &layout, range) {
+        match read_range(&*self.medium, &path, &manifest, &layout, range) {
             Ok(values) => {
                 assert_eq!(values.len(), wanted.len(), "values {wanted:?} of {}", path.display());
                 Ok(Ok(values))
@@ -114,26 +118,26 @@ impl Folder {
         }
     }
 
-    /// The checkpoint of `step`, or what is wrong with it.
-    pub(crate) fn load(&self, step: u64, expected: &Identity) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.read(step, |path, found| refuse_foreign(path, found, expected))
+    /// A checkpoint, or what is wrong with it.
+    pub(crate) fn load(&self, slot: Slot, expected: &Identity) -> Result<Result<Checkpoint, String>, CheckpointError> {
+        self.read(slot, |path, found| refuse_foreign(path, found, expected))
     }
 
-    /// The checkpoint of `step` whose identity `accept`s, or what is wrong with it.
+    /// A checkpoint whose identity `accept`s, or what is wrong with it.
     pub(crate) fn read(
         &self,
-        step: u64,
+        slot: Slot,
         accept: impl FnOnce(&Path, &Identity) -> Result<(), CheckpointError>,
     ) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        let path = self.step(step);
-        let (manifest, manifest_digest, manifest_bytes) = match self.manifest_of(step) {
+        let path = self.place(slot);
+        let (manifest, manifest_digest, manifest_bytes) = match self.manifest_of(slot) {
             Ok(read) => read,
             Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
         };
         accept(&path, &manifest.identity)?;
         let bytes = manifest_bytes + manifest.stored_bytes();
-        let (weights, slots) = match read_state(&path, &manifest) {
+        let (weights, slots) = match read_state(&*self.medium, &path, &manifest) {
             Ok(read) => read,
             Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
@@ -157,12 +161,12 @@ impl Folder {
     /// Where training stands in the newest checkpoint that is whole. All of it is read and verified, and none of it kept: memory for
     /// one chunk is enough.
     pub(crate) fn newest_position(&self, expected: &Identity) -> Result<Option<Position>, CheckpointError> {
-        for step in self.steps()? {
-            let path = self.step(step);
-            let verified = match self.manifest_of(step) {
+        for slot in self.medium.slots()? {
+            let path = self.place(slot);
+            let verified = match self.manifest_of(slot) {
                 Ok((manifest, ..)) => {
                     refuse_foreign(&path, &manifest.identity, expected)?;
-                    verify_state(&path, &manifest).map(|()| manifest.position)
+                    verify_state(&*self.medium, &path, &manifest).map(|()| manifest.position)
                 }
                 Err(unusable) => Err(unusable),
             };
@@ -175,18 +179,21 @@ impl Folder {
         Ok(None)
     }
 
-    /// The manifest of `step` with its digest and length.
-    pub(crate) fn manifest_of(&self, step: u64) -> Result<(Manifest, [u8; 32], u64), Unusable> {
-        let read = read_manifest(&self.step(step))?;
-        match read.0.position.step {
-            found if found == step => Ok(read),
-            found => Err(Unusable::Damaged(format!("{MANIFEST} is of step {found}"))),
+    /// A manifest with its digest and length.
+    pub(crate) fn manifest_of(&self, slot: Slot) -> Result<(Manifest, [u8; 32], u64), Unusable> {
+        let read = read_manifest(&*self.medium, &self.place(slot))?;
+        match self.medium.slot(read.0.position) {
+            found if found == slot => Ok(read),
+            _ => {
+                let Position { step, generation, .. } = read.0.position;
+                Err(Unusable::Damaged(format!("{MANIFEST} is of step {step} and generation {generation}")))
+            }
         }
     }
 
-    /// Whether the manifest of `step` is whole and says that another job wrote it, or may say so.
-    pub(crate) fn is_foreign(&self, step: u64, expected: &Identity) -> bool {
-        match self.manifest_of(step) {
+    /// Whether a manifest is whole and says that another job wrote it, or may say so.
+    pub(crate) fn is_foreign(&self, slot: Slot, expected: &Identity) -> bool {
+        match self.manifest_of(slot) {
             Ok((manifest, ..)) => manifest.identity != *expected,
             Err(Unusable::Damaged(_)) => false,
             Err(Unusable::Newer(_) | Unusable::Unread(_)) => true,
@@ -210,8 +217,8 @@ fn refuse_foreign(path: &Path, found: &Identity, expected: &Identity) -> Result<
     }
 }
 
-fn read_manifest(folder: &Path) -> Result<(Manifest, [u8; 32], u64), Unusable> {
-    let bytes = read_file(&folder.join(MANIFEST), |length| {
+fn read_manifest(medium: &dyn Medium, folder: &Path) -> Result<(Manifest, [u8; 32], u64), Unusable> {
+    let bytes = read_file(medium, &folder.join(MANIFEST), |length| {
         if length <= MAX_MANIFEST_BYTES {
             return Ok(());
         }
@@ -222,31 +229,41 @@ fn read_manifest(folder: &Path) -> Result<(Manifest, [u8; 32], u64), Unusable> {
     Ok((manifest, *blake3::hash(&bytes).as_bytes(), bytes.len() as u64))
 }
 
-fn read_state(folder: &Path, manifest: &Manifest) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
+fn read_state(
+    medium: &dyn Medium,
+    folder: &Path,
+    manifest: &Manifest,
+) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
     match &manifest.stored {
-        Stored::Objects(objects) => read_objects(folder, objects, &manifest.tensors),
+        Stored::Objects(objects) => read_objects(medium, folder, objects, &manifest.tensors),
         Stored::Chunks(chunks) => {
             let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
-            read_chunks(folder, chunks, &layout)
+            read_chunks(medium, folder, chunks, &layout)
         }
     }
 }
 
-fn verify_state(folder: &Path, manifest: &Manifest) -> Result<(), Unusable> {
+fn verify_state(medium: &dyn Medium, folder: &Path, manifest: &Manifest) -> Result<(), Unusable> {
     match &manifest.stored {
-        Stored::Objects(_) => read_state(folder, manifest).map(drop),
+        Stored::Objects(_) => read_state(medium, folder, manifest).map(drop),
         Stored::Chunks(chunks) => {
             let mut bytes = Vec::new();
-            chunks.iter().try_for_each(|chunk| read_chunk(folder, chunk, &mut bytes))
+            chunks.iter().try_for_each(|chunk| read_chunk(medium, folder, chunk, &mut bytes))
         }
     }
 }
 
-fn read_range(folder: &Path, manifest: &Manifest, layout: &Layout, range: Range<u64>) -> Result<Vec<f32>, Unusable> {
+fn read_range(
+    medium: &dyn Medium,
+    folder: &Path,
+    manifest: &Manifest,
+    layout: &Layout,
+    range: Range<u64>,
+) -> Result<Vec<f32>, Unusable> {
     let mut values = Vec::new();
     match &manifest.stored {
         Stored::Objects(objects) => {
-            let (weights, slots) = read_objects(folder, objects, &manifest.tensors)?;
+            let (weights, slots) = read_objects(medium, folder, objects, &manifest.tensors)?;
             let tensors: Vec<_> = weights.iter().chain(&slots).collect();
             for Piece { tensor, values: within, .. } in layout.pieces(range) {
                 values.extend_from_slice(&tensors[tensor].values[within]);
@@ -256,7 +273,7 @@ fn read_range(folder: &Path, manifest: &Manifest, layout: &Layout, range: Range<
             let mut bytes = Vec::new();
             let overlapping = |chunk: &&Chunk| chunk.start < range.end && range.start < chunk.range().end;
             for chunk in chunks.iter().filter(overlapping) {
-                read_chunk(folder, chunk, &mut bytes)?;
+                read_chunk(medium, folder, chunk, &mut bytes)?;
                 let within = |at: u64| (at.clamp(chunk.start, chunk.range().end) - chunk.start) as usize;
                 extend(&mut values, bytes[within(range.start)..within(range.end)].as_chunks().0);
             }
@@ -271,13 +288,14 @@ fn extend(values: &mut Vec<f32>, bytes: &[[u8; VALUE_BYTES as usize]]) {
 
 /// The weights and slots that `layout` names, from chunks that are known to tile it.
 fn read_chunks(
+    medium: &dyn Medium,
     folder: &Path,
     chunks: &[Chunk],
     layout: &Layout,
 ) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
     // Before memory is reserved for what a manifest says.
     for chunk in chunks {
-        look_at(&folder.join(chunk.file()), |length| chunk.accept(length))?;
+        look_at(medium, &folder.join(chunk.file()), |length| chunk.accept(length))?;
     }
     let mut tensors = Vec::with_capacity(layout.entries().len());
     for entry in layout.entries() {
@@ -288,7 +306,7 @@ fn read_chunks(
     }
     let mut bytes = Vec::new();
     for chunk in chunks {
-        read_chunk(folder, chunk, &mut bytes)?;
+        read_chunk(medium, folder, chunk, &mut bytes)?;
         let mut rest = bytes.as_chunks().0;
         // Chunks come in order, and so do the values of each tensor.
         for piece in layout.pieces(chunk.range()) {
@@ -303,58 +321,56 @@ fn read_chunks(
 }
 
 /// The bytes of a chunk, verified.
-pub(crate) fn read_chunk(folder: &Path, chunk: &Chunk, bytes: &mut Vec<u8>) -> Result<(), Unusable> {
+pub(crate) fn read_chunk(
+    medium: &dyn Medium,
+    folder: &Path,
+    chunk: &Chunk,
+    bytes: &mut Vec<u8>,
+) -> Result<(), Unusable> {
     let file = chunk.file();
-    read_file_into(&folder.join(&file), |length| chunk.accept(length), bytes)?;
+    read_file_into(medium, &folder.join(&file), |length| chunk.accept(length), bytes)?;
     chunk.check(bytes).map_err(|problem| Unusable::Damaged(format!("{file} {problem}")))
 }
 
 /// Reads a regular file whose length `accept`s.
-pub(crate) fn read_file(path: &Path, accept: impl FnOnce(u64) -> Result<(), String>) -> Result<Vec<u8>, Unusable> {
+pub(crate) fn read_file(
+    medium: &dyn Medium,
+    path: &Path,
+    accept: impl FnOnce(u64) -> Result<(), String>,
+) -> Result<Vec<u8>, Unusable> {
     let mut bytes = Vec::new();
-    read_file_into(path, accept, &mut bytes)?;
+    read_file_into(medium, path, accept, &mut bytes)?;
     Ok(bytes)
 }
 
 /// As [`read_file`], in place of what `bytes` held. Reserves no more than the file's length, and fails where memory cannot hold it.
 fn read_file_into(
+    medium: &dyn Medium,
     path: &Path,
     accept: impl FnOnce(u64) -> Result<(), String>,
     bytes: &mut Vec<u8>,
 ) -> Result<(), Unusable> {
-    let length = look_at(path, accept)?;
+    let length = look_at(medium, path, accept)?;
     let name = name_of(path);
     bytes.clear();
     let reserved = bytes.try_reserve_exact(length as usize);
     reserved.map_err(|error| Unusable::Damaged(format!("{name} cannot be read: {error}")))?;
-    let read = File::open(path).and_then(|file| file.take(length).read_to_end(bytes));
-    read.map_err(|error| unread(path, error))?;
+    medium.read(path, length, bytes)?;
     if bytes.len() as u64 != length {
         return Err(Unusable::Damaged(format!("{name} shrank while it was read")));
     }
     Ok(())
 }
 
-/// The length of a regular file, which `accept`s it. A pipe would hold up the reader, hence the look before opening.
-fn look_at(path: &Path, accept: impl FnOnce(u64) -> Result<(), String>) -> Result<u64, Unusable> {
-    let metadata = path.metadata().map_err(|error| unread(path, error))?;
-    if !metadata.is_file() {
-        return Err(Unusable::Damaged(format!("{} is no regular file", name_of(path))));
-    }
-    accept(metadata.len()).map_err(Unusable::Damaged)?;
-    Ok(metadata.len())
+/// The length of a regular file, which `accept`s it.
+fn look_at(medium: &dyn Medium, path: &Path, accept: impl FnOnce(u64) -> Result<(), String>) -> Result<u64, Unusable> {
+    let missing = || Unusable::Damaged(format!("{} cannot be read: it is missing", name_of(path)));
+    let length = medium.length(path)?.ok_or_else(missing)?;
+    accept(length).map_err(Unusable::Damaged)?;
+    Ok(length)
 }
 
-fn unread(path: &Path, error: io::Error) -> Unusable {
-    match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            Unusable::Damaged(format!("{} cannot be read: {error}", name_of(path)))
-        }
-        _ => Unusable::Unread(error),
-    }
-}
-
-fn name_of(path: &Path) -> String {
+pub(crate) fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().display().to_string()
 }
 
@@ -363,7 +379,7 @@ impl Unusable {
     pub(crate) fn at(self, path: PathBuf) -> CheckpointError {
         match self {
             Self::Newer(found) => CheckpointError::NewerFormat { path, found, supported: FORMAT_VERSION },
-            Self::Unread(source) => CheckpointError::Storage { attempt: "reading", path, source },
+            Self::Unread(error) => *error,
             Self::Damaged(reason) => {
                 CheckpointError::Storage { attempt: "reading", path, source: io::Error::other(reason) }
             }

@@ -1,11 +1,13 @@
 //! The manifest of a checkpoint: JSON whose last field is the blake3 digest of all bytes before that field, so that it
 //! vouches for itself as it does for the other files.
 
-use std::{collections::BTreeMap, io};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Identity, Layout, MAX_CHUNK_BYTES, Position, chunk::Chunk, layout::VALUE_BYTES, version_1::Object};
+use crate::{
+    CheckpointError, Identity, Layout, MAX_CHUNK_BYTES, Position, chunk::Chunk, layout::VALUE_BYTES, version_1::Object,
+};
 
 /// Version of the format that this program writes, and the newest that it reads. Every version ends in the digest.
 pub const FORMAT_VERSION: u64 = 2;
@@ -81,7 +83,7 @@ pub(crate) enum Unusable {
     /// Whole, but of this newer version.
     Newer(u64),
     /// The storage does not give it; what it is remains unknown.
-    Unread(io::Error),
+    Unread(Box<CheckpointError>),
 }
 
 impl Entry {

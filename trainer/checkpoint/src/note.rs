@@ -3,7 +3,7 @@
 
 use std::{
     num::NonZeroU32,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -12,10 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointError, Folder, Part, Position, ShardReceipt,
-    load::read_file,
-    manifest::Unusable,
-    operation::{Contents, Operation},
+    CheckpointError, Folder, Part, Position, ShardReceipt, load::read_file, manifest::Unusable, operation::Contents,
 };
 
 /// The greatest note that is read.
@@ -36,8 +33,7 @@ impl Folder {
         let path = self.note(part.position, part.writer, part.writers);
         let bytes = serde_json::to_vec(note)
             .map_err(|error| CheckpointError::Shards { path: path.clone(), problem: error.to_string() })?;
-        self.store(&path, Contents::Bytes(&bytes))?;
-        self.perform(&Operation::Sync(self.staging(part.position.step, part.position.generation)))
+        self.medium.store(&path, Contents::Bytes(&bytes))
     }
 
     /// The notes of all writers, in order. Each has said that it left one.
@@ -50,32 +46,36 @@ impl Folder {
         let begun = Instant::now();
         let note = |writer| {
             let path = self.note(position, writer, writers);
-            while !path.exists() && begun.elapsed() < VISIBLE_WITHIN {
+            let is_there = |path: &Path| match self.medium.length(path) {
+                Ok(length) => Ok(length.is_some()),
+                Err(unusable) => Err(unusable.at(path.to_owned())),
+            };
+            while !is_there(&path)? && begun.elapsed() < VISIBLE_WITHIN {
                 if cancelled.load(Ordering::Relaxed) {
                     return Err(CheckpointError::Cancelled { path });
                 }
                 thread::sleep(LOOK_AGAIN);
             }
-            read_note(path)
+            self.read_note(path)
         };
         (0..writers.get()).map(note).collect()
     }
 
     fn note(&self, position: Position, writer: u32, writers: NonZeroU32) -> PathBuf {
-        self.staging(position.step, position.generation).join(format!("part-{writer}-of-{writers}.json"))
+        self.medium.staging(position).join(format!("part-{writer}-of-{writers}.json"))
     }
-}
 
-fn read_note(path: PathBuf) -> Result<Note, CheckpointError> {
-    let accept = |length| match length <= MAX_NOTE_BYTES {
-        true => Ok(()),
-        false => Err(format!("it has {length} bytes, at most {MAX_NOTE_BYTES} are read")),
-    };
-    let note = read_file(&path, accept).and_then(|bytes| {
-        serde_json::from_slice(&bytes).map_err(|error| Unusable::Damaged(format!("it cannot be read: {error}")))
-    });
-    note.map_err(|unusable| match unusable {
-        Unusable::Damaged(problem) => CheckpointError::Shards { path, problem },
-        other => other.at(path),
-    })
+    fn read_note(&self, path: PathBuf) -> Result<Note, CheckpointError> {
+        let accept = |length| match length <= MAX_NOTE_BYTES {
+            true => Ok(()),
+            false => Err(format!("it has {length} bytes, at most {MAX_NOTE_BYTES} are read")),
+        };
+        let note = read_file(&*self.medium, &path, accept).and_then(|bytes| {
+            serde_json::from_slice(&bytes).map_err(|error| Unusable::Damaged(format!("it cannot be read: {error}")))
+        });
+        note.map_err(|unusable| match unusable {
+            Unusable::Damaged(problem) => CheckpointError::Shards { path, problem },
+            other => other.at(path),
+        })
+    }
 }

@@ -40,6 +40,17 @@ pub(crate) enum Contents<'a> {
 }
 
 impl Contents<'_> {
+    /// All the bytes.
+    pub(crate) fn to_vec(self) -> Vec<u8> {
+        let mut all = Vec::new();
+        let read: io::Result<()> = self.each_block(|block| {
+            all.extend_from_slice(block);
+            Ok(())
+        });
+        debug_assert!(read.is_ok(), "memory does not fail");
+        all
+    }
+
     /// All the bytes, in blocks.
     pub(crate) fn each_block(&self, mut act: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         match self {

@@ -1,10 +1,6 @@
-use std::{fs, io, path::PathBuf};
+use std::path::PathBuf;
 
-use crate::{
-    CheckpointError, Folder,
-    manifest::is_plain_name,
-    operation::{Contents, Operation},
-};
+use crate::{CheckpointError, Folder, manifest::is_plain_name, operation::Contents};
 
 /// The longest token of a probe.
 pub const MAX_TOKEN_BYTES: usize = 128;
@@ -18,8 +14,7 @@ impl Folder {
     /// [`CheckpointError::Token`], or any error of the storage.
     pub fn probe_write(&self, token: &str) -> Result<(), CheckpointError> {
         let path = self.probe(token)?;
-        self.store(&path, Contents::Bytes(token.as_bytes()))?;
-        self.perform(&Operation::Sync(self.probes()))
+        self.medium.store(&path, Contents::Bytes(token.as_bytes()))
     }
 
     /// Whether `token`, which another member left, is here. A network file system may take seconds to show it: ask again.
@@ -28,10 +23,9 @@ impl Folder {
     /// [`CheckpointError::Token`], or any error of the storage but absence.
     pub fn probe_seen(&self, token: &str) -> Result<bool, CheckpointError> {
         let path = self.probe(token)?;
-        match fs::metadata(&path) {
-            Ok(found) => Ok(found.is_file() && found.len() == token.len() as u64),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(source) => Err(CheckpointError::of("reading", path, source)),
+        match self.medium.length(&path) {
+            Ok(length) => Ok(length == Some(token.len() as u64)),
+            Err(unusable) => Err(unusable.at(path)),
         }
     }
 
@@ -40,19 +34,13 @@ impl Folder {
     /// # Errors
     /// [`CheckpointError::Token`], or any error of the storage but absence.
     pub fn probe_clear(&self, token: &str) -> Result<(), CheckpointError> {
-        let path = self.probe(token)?;
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(CheckpointError::of("deleting", path, source))
-            }
-            _ => Ok(()),
-        }
+        self.medium.remove(&self.probe(token)?)
     }
 
     fn probe(&self, token: &str) -> Result<PathBuf, CheckpointError> {
         if token.len() > MAX_TOKEN_BYTES || !is_plain_name(token) {
             return Err(CheckpointError::Token { token: token.chars().take(MAX_TOKEN_BYTES).collect() });
         }
-        Ok(self.probes().join(token))
+        Ok(self.path().join("probes").join(token))
     }
 }

@@ -2,8 +2,7 @@ use std::num::NonZeroU32;
 
 use crate::{
     CheckpointError, Folder, Identity, Position,
-    folder::{Leftover, Staged},
-    operation::Operation,
+    slot::{Leftover, Staged},
 };
 
 /// What was deleted.
@@ -25,25 +24,18 @@ impl Folder {
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
         let mut pruned = Pruned::default();
         let newest = self.newest_position(expected)?;
-        let stale: Vec<_> = self.leftovers()?.into_iter().filter(|leftover| is_stale(leftover, newest)).collect();
+        let leftovers = self.medium.leftovers()?.into_iter();
+        let stale: Vec<_> = leftovers.filter(|leftover| is_stale(leftover, newest)).collect();
         pruned.leftovers = stale.len();
-        stale.into_iter().try_for_each(|leftover| self.discard(leftover))?;
-        if let Some(newest) = newest {
-            let older = self.steps()?.into_iter().filter(|step| *step < newest.step);
-            for step in older.skip(keep_last.get() as usize - 1).filter(|step| !self.is_foreign(*step, expected)) {
-                self.delete(step)?;
-                pruned.steps.push(step);
+        stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
+        if let Some(newest) = newest.map(|newest| self.medium.slot(newest)) {
+            let older = self.medium.slots()?.into_iter().filter(|slot| *slot < newest);
+            for slot in older.skip(keep_last.get() as usize - 1).filter(|slot| !self.is_foreign(*slot, expected)) {
+                self.medium.delete(slot)?;
+                pruned.steps.push(slot.step);
             }
         }
         Ok(pruned)
-    }
-
-    /// Renames a checkpoint first: half of one must not look like a whole one.
-    fn delete(&self, step: u64) -> Result<(), CheckpointError> {
-        let aside = self.temporary(&format!("deleted-{step}"));
-        self.perform(&Operation::Rename(self.step(step), aside.clone()))?;
-        self.perform(&Operation::Sync(self.checkpoints()))?;
-        self.perform(&Operation::Remove(aside))
     }
 }
 

@@ -2,7 +2,6 @@ use std::{
     num::NonZeroU32,
     ops::Range,
     panic::resume_unwind,
-    path::Path,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
@@ -12,9 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CheckpointError, Folder, Layout, Position,
     chunk::{Chunk, cut},
-    folder::temporary_in,
-    load::read_chunk,
-    operation::{Contents, Operation},
+    medium::Written,
+    operation::Contents,
 };
 
 /// Chunks that one writer works on at once.
@@ -78,8 +76,8 @@ impl Folder {
         if writer == 0 {
             self.clear_generations_before(position.generation)?;
         }
-        let staging = self.staging(position.step, position.generation);
-        self.perform(&Operation::Create(staging.clone()))?;
+        let staging = self.medium.staging(position);
+        self.medium.make_staging(position)?;
         let mut receipt = ShardReceipt {
             step: position.step,
             generation: position.generation,
@@ -87,7 +85,7 @@ impl Folder {
             chunks: Vec::new(),
             unchanged_bytes: 0,
         };
-        let before = self.steps()?.first().map(|step| self.step(*step));
+        let before = self.medium.slots()?.first().map(|slot| self.place(*slot));
         let parts: Vec<_> = cut(range.clone(), self.chunk_bytes).collect();
         let next = AtomicUsize::new(0);
         let written = || {
@@ -98,21 +96,15 @@ impl Folder {
                 }
                 let within = layout.values_of(&(part.start - range.start..part.end - range.start));
                 let values = slice(values, within);
-                let chunk = Chunk::of(part.start, &Contents::Values(&values));
-                let mut file = None;
-                if !self.refer(&staging, before.as_deref(), &chunk) {
-                    let temporary = temporary_in(&staging, "chunk");
-                    self.perform(&Operation::Write(temporary.clone(), Contents::Values(&values)))?;
-                    file = Some(temporary);
-                }
-                written.push((chunk, file));
+                let contents = Contents::Values(&values);
+                let chunk = Chunk::of(part.start, &contents);
+                written.push((chunk, self.medium.write_chunk(&staging, before.as_deref(), &chunk, contents)?));
             }
             // Once all are written: meanwhile the storage has been at work, and these waits are short.
-            let mut files = written.iter().filter_map(|(_, file)| file.as_ref());
-            files.try_for_each(|file| self.perform(&Operation::Sync(file.clone())))?;
+            self.medium.sync_chunks(&written)?;
             Ok(written)
         };
-        let mut written = thread::scope(|scope| {
+        let mut written = thread::scope(|scope| -> Result<_, CheckpointError> {
             let threads: Vec<_> = (1..AT_ONCE.min(parts.len())).map(|_| scope.spawn(written)).collect();
             let mut all = written()?;
             for thread in threads {
@@ -122,34 +114,12 @@ impl Folder {
         })?;
         written.sort_by_key(|(chunk, _)| chunk.start);
         // After all are written: the storage is slower when it is to finish one before it gets the next.
-        for (chunk, file) in written {
-            match file {
-                None => receipt.unchanged_bytes += chunk.bytes,
-                Some(temporary) => {
-                    self.perform(&Operation::Rename(temporary, staging.join(chunk.file())))?;
-                }
-            }
-            receipt.chunks.push(chunk);
-        }
-        self.perform(&Operation::Sync(staging))?;
+        self.medium.name_chunks(&staging, &written)?;
+        let unchanged = written.iter().filter(|(_, written)| *written == Written::Unchanged);
+        receipt.unchanged_bytes = unchanged.map(|(chunk, _)| chunk.bytes).sum();
+        receipt.chunks = written.into_iter().map(|(chunk, _)| chunk).collect();
         Ok(receipt)
     }
-
-    /// Whether a chunk need not be written: a torn save of the same step has left it, another part of the state is equal, or so is
-    /// the checkpoint before, from which it gets its second name.
-    fn refer(&self, staging: &Path, before: Option<&Path>, chunk: &Chunk) -> bool {
-        let name = |folder: &Path| folder.join(chunk.file());
-        // Some file systems have no second names, and another member may be deleting the first: then it is written.
-        let linked = |before: &Path| {
-            is_whole(before, chunk) && self.perform(&Operation::Link(name(before), name(staging))).is_ok()
-        };
-        is_whole(staging, chunk) || before.is_some_and(linked)
-    }
-}
-
-/// Whether a folder has the file of `chunk`, and in it what its name says: what is damaged is not referred to again.
-fn is_whole(folder: &Path, chunk: &Chunk) -> bool {
-    read_chunk(folder, chunk, &mut Vec::new()).is_ok()
 }
 
 /// The values `within` parts that follow one another.

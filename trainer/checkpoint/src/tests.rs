@@ -1,3 +1,4 @@
+mod bucket;
 mod crash;
 mod damage;
 mod kill;
@@ -7,18 +8,53 @@ mod snapshotter;
 mod state;
 mod unchanged;
 
-use std::{collections::BTreeMap, fs, num::NonZeroU32, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use self::state::State;
-use crate::{CheckpointError, Folder, Saved, ShardReceipt, Tensor, export_model};
+use crate::{
+    CheckpointError, Folder, Position, Saved, ShardReceipt, Tensor, export_model,
+    files::{Files, temporary_in},
+    operation::{FileSystem, Perform},
+    slot::{Leftover, Slot},
+};
 
 /// Bytes of a chunk in most of these tests, so that a small state has many.
 const CHUNK_BYTES: u64 = 16;
 
 fn open(path: &Path) -> Folder {
-    let mut folder = Folder::open(path).expect("opens");
+    open_performed_by(Arc::new(FileSystem), path)
+}
+
+fn open_performed_by(performer: Arc<dyn Perform>, path: &Path) -> Folder {
+    Folder::open(path).expect("opens");
+    let mut folder = Folder::on(Arc::new(Files::performed_by(performer, path.to_owned())));
     folder.chunk_bytes = CHUNK_BYTES;
     folder
+}
+
+/// The folder of a step's checkpoint.
+fn place(folder: &Folder, step: u64) -> PathBuf {
+    folder.place(Slot { step, generation: None })
+}
+
+/// Where the parts of a checkpoint lie until it is whole.
+fn staging(folder: &Folder, step: u64, generation: u64) -> PathBuf {
+    folder.medium.staging(Position { step, generation, ..Position::default() })
+}
+
+/// The steps that have a checkpoint, whole or not.
+fn steps(folder: &Folder) -> Vec<u64> {
+    folder.medium.slots().expect("listed").into_iter().map(|slot| slot.step).collect()
+}
+
+fn leftovers(folder: &Folder) -> Vec<Leftover> {
+    folder.medium.leftovers().expect("listed")
 }
 
 fn number(of: u32) -> NonZeroU32 {
@@ -37,7 +73,7 @@ fn save_in_parts(folder: &Folder, step: u64, writers: u32) -> Result<Saved, Chec
         let sent = serde_json::to_vec(&receipt).expect("JSON");
         Ok(serde_json::from_slice::<ShardReceipt>(&sent).expect("JSON"))
     });
-    let receipts = receipts.collect::<Result<Vec<_>, _>>()?;
+    let receipts = receipts.collect::<Result<Vec<_>, CheckpointError>>()?;
     folder.commit(&state.facts(), &state.layout(), &receipts)
 }
 
@@ -84,7 +120,7 @@ fn a_step_that_is_saved_twice_is_kept() {
     let state = State::at(3);
     let [first, second] = [(); 2].map(|()| state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved"));
     assert_eq!(first, second);
-    assert_eq!(folder.leftovers().expect("listed").len(), 0);
+    assert_eq!(leftovers(&folder).len(), 0);
 }
 
 #[test]
@@ -92,15 +128,17 @@ fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=5).for_each(|step| save(&folder, step));
-    for torn in [folder.temporary("step-6"), folder.staging(4, 1), folder.staging(6, 0)] {
+    for torn in
+        [temporary_in(&root.path().join("checkpoints"), "step-6"), staging(&folder, 4, 1), staging(&folder, 6, 0)]
+    {
         fs::create_dir_all(torn.join("inner")).expect("a torn save");
     }
-    let under_way = folder.staging(6, 1);
+    let under_way = staging(&folder, 6, 1);
     fs::create_dir(&under_way).expect("a save under way");
     let pruned = folder.prune(number(2), &State::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, pruned.leftovers), (vec![3, 2, 1], 3));
-    assert_eq!(folder.steps().expect("listed"), [5, 4]);
-    let left: Vec<_> = folder.leftovers().expect("listed").into_iter().map(|leftover| leftover.path).collect();
+    assert_eq!(steps(&folder), [5, 4]);
+    let left: Vec<_> = leftovers(&folder).into_iter().map(|leftover| leftover.path).collect();
     assert_eq!(left, [under_way]);
 }
 
@@ -108,11 +146,11 @@ fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
 fn the_first_writer_clears_what_earlier_generations_have_left() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
-    for torn in [folder.staging(4, 0), folder.staging(9, 0)] {
+    for torn in [staging(&folder, 4, 0), staging(&folder, 9, 0)] {
         fs::create_dir_all(torn.join("inner")).expect("a torn save");
     }
     save(&folder, 5);
-    assert_eq!(folder.leftovers().expect("listed").len(), 0);
+    assert_eq!(leftovers(&folder).len(), 0);
 }
 
 #[test]
@@ -121,7 +159,7 @@ fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
     let folder = open(root.path());
     (1..=3).for_each(|step| save(&folder, step));
     for step in [2, 3] {
-        fs::write(folder.step(step).join("manifest.json"), "damaged").expect("written");
+        fs::write(place(&folder, step).join("manifest.json"), "damaged").expect("written");
     }
     let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
     assert_eq!(pruned.steps, Vec::<u64>::new());
@@ -166,10 +204,10 @@ fn what_version_1_has_saved_is_read_and_goes_on_in_this_version() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/version-1/checkpoints/step-00000120");
-    fs::create_dir(folder.step(120)).expect("made");
+    fs::create_dir(place(&folder, 120)).expect("made");
     for file in fs::read_dir(recorded).expect("recorded") {
         let file = file.expect("readable");
-        fs::copy(file.path(), folder.step(120).join(file.file_name())).expect("copied");
+        fs::copy(file.path(), place(&folder, 120).join(file.file_name())).expect("copied");
     }
     assert_eq!(newest(&folder), (Some(120), vec![]));
     let version = |folder: &Folder| {
@@ -178,10 +216,10 @@ fn what_version_1_has_saved_is_read_and_goes_on_in_this_version() {
     assert_eq!(version(&folder), 1);
     save(&folder, 121);
     assert_eq!((newest(&folder), version(&folder)), ((Some(121), vec![]), 2));
-    let file = folder.step(120).join("optimizer.safetensors");
+    let file = place(&folder, 120).join("optimizer.safetensors");
     let mut bytes = fs::read(&file).expect("readable");
     *bytes.last_mut().expect("not empty") ^= 1;
     fs::write(&file, bytes).expect("written");
-    fs::remove_dir_all(folder.step(121)).expect("removed");
+    fs::remove_dir_all(place(&folder, 121)).expect("removed");
     assert_eq!(newest(&folder), (None, vec![120]));
 }

@@ -9,6 +9,7 @@ use crate::{
     OwnedTensor,
     load::read_file,
     manifest::{Entry, MANIFEST, Role, Unusable, is_plain_name},
+    medium::Medium,
     tensors,
 };
 
@@ -47,6 +48,7 @@ impl Object {
 
 /// The weights and slots that `entries` name.
 pub(crate) fn read_objects(
+    medium: &dyn Medium,
     folder: &Path,
     objects: &[Object],
     entries: &[Entry],
@@ -54,7 +56,7 @@ pub(crate) fn read_objects(
     let damaged = |reason: String| Err(Unusable::Damaged(reason));
     let mut found = BTreeMap::new();
     for object in objects {
-        for (name, tensor) in read_object(folder, object)? {
+        for (name, tensor) in read_object(medium, folder, object)? {
             if found.insert(name.clone(), tensor).is_some() {
                 return damaged(format!("tensor {name} is stored twice"));
             }
@@ -78,10 +80,10 @@ pub(crate) fn read_objects(
     }
 }
 
-fn read_object(folder: &Path, object: &Object) -> Result<BTreeMap<String, OwnedTensor>, Unusable> {
+fn read_object(medium: &dyn Medium, folder: &Path, object: &Object) -> Result<BTreeMap<String, OwnedTensor>, Unusable> {
     let damaged = |reason: String| Err(Unusable::Damaged(reason));
     let Object { file, bytes: expected, blake3, parts } = object;
-    let bytes = read_file(&folder.join(file), |length| {
+    let bytes = read_file(medium, &folder.join(file), |length| {
         if length == *expected {
             return Ok(());
         }

@@ -12,7 +12,10 @@ use clap::{Args, Subcommand};
 use lockstep_checkpoint::{
     Checkpoint, CheckpointError, Description, Folder, Listed, OwnedTensor, Tensor, export_model,
 };
+use lockstep_launch::ObjectUri;
 use serde_json::{Value, json};
+
+use crate::storage::open_objects;
 
 /// What to do with the checkpoints of a job's folder.
 #[derive(Subcommand)]
@@ -50,7 +53,7 @@ pub(crate) enum Action {
 
 #[derive(Args)]
 pub(crate) struct Place {
-    /// The job's folder, which has a folder `checkpoints`.
+    /// The job's folder, which has a folder `checkpoints`; s3://BUCKET/PREFIX/JOB, or gs:// or az://, in an object store.
     folder: PathBuf,
     /// Print JSON.
     #[arg(long)]
@@ -73,10 +76,9 @@ pub(crate) fn act(action: &Action) -> ExitCode {
         Err(Problem::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("error: {problem}");
-            ExitCode::from(if matches!(problem, Problem::Checkpoints(CheckpointError::NoCheckpoints { .. })) {
-                2
-            } else {
-                1
+            ExitCode::from(match problem {
+                Problem::NoPlace { .. } | Problem::Checkpoints(CheckpointError::NoCheckpoints { .. }) => 2,
+                _ => 1,
             })
         }
     }
@@ -86,6 +88,8 @@ pub(crate) fn act(action: &Action) -> ExitCode {
 enum Problem {
     #[error(transparent)]
     Checkpoints(#[from] CheckpointError),
+    #[error("{uri}: {accepted}")]
+    NoPlace { uri: String, accepted: &'static str },
     #[error("{path} has no checkpoint of step {step}; `checkpoints list` tells which there are")]
     NoSuchStep { path: String, step: u64 },
     #[error("{path} has no checkpoint that is whole")]
@@ -107,7 +111,11 @@ fn perform(action: &Action, out: &mut impl Write) -> Result<Outcome, Problem> {
 
 impl Place {
     fn open(&self) -> Result<Folder, Problem> {
-        Ok(Folder::open_existing(&self.folder)?)
+        let Some(uri) = self.folder.to_str().filter(|text| ObjectUri::begins(text)) else {
+            return Ok(Folder::open_existing(&self.folder)?);
+        };
+        let place = uri.parse().map_err(|accepted| Problem::NoPlace { uri: uri.to_owned(), accepted })?;
+        Ok(Folder::open_existing_bucket(open_objects(&place)?)?)
     }
 }
 
@@ -127,7 +135,7 @@ fn list(folder: &Folder, json: bool, out: &mut impl Write) -> Result<Outcome, Pr
         "{:>10} {:>7} {:>4} {:>10} {:>6} {:>7}  {:<30} STATE",
         "STEP", "EPOCH", "GEN", "BYTES", "FILES", "FORMAT", "SAVED"
     )?;
-    for Listed { step, path: _, described } in &listed {
+    for Listed { step, described, .. } in &listed {
         match described {
             Ok(Description { position, time, format_version, files, bytes, identity: _, writer: _, tensors: _ }) => {
                 writeln!(
@@ -151,17 +159,18 @@ fn list(folder: &Folder, json: bool, out: &mut impl Write) -> Result<Outcome, Pr
 }
 
 fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) -> Result<Outcome, Problem> {
-    let mut steps: Vec<_> = folder.list()?.into_iter().map(|listed| listed.step).collect();
+    let mut all = folder.list()?;
     if let Some(wanted) = step {
-        steps.retain(|step| *step == wanted);
-        if steps.is_empty() {
+        all.retain(|listed| listed.step == wanted);
+        if all.is_empty() {
             return Err(Problem::NoSuchStep { path: folder.path().display().to_string(), step: wanted });
         }
     }
     let mut lines = Vec::new();
     let mut damaged = 0;
-    for step in &steps {
-        let found = folder.verify(*step).unwrap_or_else(|error| Err(error.to_string()));
+    for listed in &all {
+        let step = listed.step;
+        let found = folder.verify(listed).unwrap_or_else(|error| Err(error.to_string()));
         damaged += usize::from(found.is_err());
         if json {
             lines.push(match &found {
@@ -180,7 +189,7 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
     if json {
         writeln!(out, "{:#}", json!(lines))?;
     } else {
-        writeln!(out, "{} of {} whole", steps.len() - damaged, steps.len())?;
+        writeln!(out, "{} of {} whole", all.len() - damaged, all.len())?;
     }
     Ok(if damaged == 0 { Outcome::Done } else { Outcome::Damaged })
 }
@@ -215,13 +224,12 @@ fn export(
     let path = || folder.path().display().to_string();
     let checkpoint = match step {
         None => newest_whole(folder)?,
-        Some(step) if folder.list()?.iter().all(|listed| listed.step != step) => {
-            return Err(Problem::NoSuchStep { path: path(), step });
+        Some(step) => {
+            let listed = folder.list()?.into_iter().find(|listed| listed.step == step);
+            let listed = listed.ok_or_else(|| Problem::NoSuchStep { path: path(), step })?;
+            let damaged = |reason| Problem::Damaged { path: listed.path.display().to_string(), reason };
+            folder.verify(&listed)?.map_err(damaged)?
         }
-        Some(step) => folder.verify(step)?.map_err(|reason| Problem::Damaged {
-            path: format!("the checkpoint of step {step} in {}", path()),
-            reason,
-        })?,
     };
     let Checkpoint { position, weights, identity, .. } = &checkpoint;
     let metadata = BTreeMap::from(
@@ -239,10 +247,10 @@ fn export(
 
 /// The newest that is whole, whosever it is; newer ones that are not are named on standard error.
 fn newest_whole(folder: &Folder) -> Result<Checkpoint, Problem> {
-    for Listed { step, .. } in folder.list()? {
-        match folder.verify(step)? {
+    for listed in folder.list()? {
+        match folder.verify(&listed)? {
             Ok(whole) => return Ok(whole),
-            Err(reason) => eprintln!("step {step} is passed over: {reason}"),
+            Err(reason) => eprintln!("step {} is passed over: {reason}", listed.step),
         }
     }
     Err(Problem::NoneWhole { path: folder.path().display().to_string() })
@@ -253,7 +261,7 @@ fn borrowed(tensors: &[OwnedTensor]) -> Vec<Tensor<'_>> {
 }
 
 fn described(listed: &Listed) -> Value {
-    let Listed { step, path, described } = listed;
+    let Listed { step, path, described, .. } = listed;
     match described {
         Err(reason) => json!({ "step": step, "path": path, "unusable": reason }),
         Ok(Description { identity, position, time, format_version, writer, tensors, files, bytes }) => json!({

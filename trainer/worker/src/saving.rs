@@ -240,7 +240,7 @@ impl<'a> Saver<'a> {
             time: time.clone(),
             communication: Some(reporter.communication_record().to_owned()),
         };
-        let (digest, path) = (self.digest.clone(), self.storage.path().to_owned());
+        let (digest, path) = (self.digest.clone(), self.storage.output().to_owned());
         self.snapshotter.commit(position, &self.layout, self.world, move |parts| {
             journal.sync_data().map_err(|source| CheckpointError::Storage {
                 attempt: "syncing the journal in",

@@ -1,18 +1,18 @@
-//! The job's folder: which state to start from, whether every member sees it, saving and exporting.
+//! The job's folder, or its place in an object store: which state to start from, whether every member sees it, saving and exporting.
 
 use std::{
     collections::BTreeMap,
+    fs,
     num::NonZeroU32,
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Folder, Identity, Layout, Saved, Snapshotter, Tensor, export_model,
-};
+use lockstep_checkpoint::{Checkpoint, CheckpointError, Folder, Identity, Layout, Objects, Saved, Snapshotter, Tensor};
 use lockstep_elastic::Digest;
-use lockstep_launch::{CheckpointMark, Workload};
+use lockstep_launch::{CheckpointMark, Launch, ObjectUri, Workload};
 use lockstep_nn::{Cpu, Replica};
 use tracing::warn;
 
@@ -25,21 +25,32 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 const MODEL_FILE: &str = "model.safetensors";
 const SPELLING: &str = "blocks-";
 
-/// The job's folder and whose state it holds.
+/// Where the job's state is kept, and whose it is.
 pub(crate) struct Storage {
     folder: Folder,
+    /// For metrics.
+    output: PathBuf,
     identity: Identity,
     keep_last: NonZeroU32,
     uri: String,
 }
 
 impl Storage {
-    /// Opens the folder that every member shares. `data` is the digest of the samples.
-    pub(crate) fn open(folder: &Path, workload: &Workload, data: Digest) -> Result<Self, Failure> {
+    /// Opens the storage that every member shares. `data` is the digest of the samples.
+    pub(crate) fn open(launch: &Launch, workload: &Workload, data: Digest) -> Result<Self, Failure> {
         let uri = workload.checkpoint.uri.clone();
-        let folder = Folder::open(folder).map_err(|error| refused(&uri, &error))?;
+        let output = launch.output.clone();
+        let folder = match &launch.objects {
+            None => Folder::open(&output),
+            Some(place) => {
+                fs::create_dir_all(&output)
+                    .map_err(|error| Failure::retry(format!("making {}: {error}", output.display())))?;
+                open_objects(place).and_then(Folder::open_bucket)
+            }
+        };
+        let folder = folder.map_err(|error| refused(&uri, &error))?;
         let keep_last = NonZeroU32::new(workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
-        Ok(Self { folder, identity: identity(workload, data), keep_last, uri })
+        Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri })
     }
 
     /// The newest state that is whole.
@@ -81,7 +92,7 @@ impl Storage {
     pub(crate) fn not_shared(&self, blind: &[String]) -> Failure {
         Failure::fatal(format!(
             "spec.checkpoint.uri: {}: {} cannot see what another worker wrote there: name a folder on storage that every worker \
-             mounts, such as a ReadWriteMany volume",
+             mounts, such as a ReadWriteMany volume, or one object store for all",
             self.uri,
             blind.join(", ")
         ))
@@ -120,14 +131,14 @@ impl Storage {
         replica: &mut Replica<Cpu>,
         facts: &BTreeMap<String, String>,
     ) -> Result<String, Failure> {
-        let path = self.folder.path().join(MODEL_FILE);
         let weights = replica.weights();
-        export_model(&path, &borrowed(&weights), facts).map_err(|error| self.refused(&error))?;
-        Ok(uri_of(&path))
+        let path = self.folder.export_model(MODEL_FILE, &borrowed(&weights), facts);
+        path.map(|path| uri_of(&path)).map_err(|error| self.refused(&error))
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        self.folder.path()
+    /// The folder for metrics.
+    pub(crate) fn output(&self) -> &Path {
+        &self.output
     }
 }
 
@@ -157,7 +168,9 @@ fn borrowed(tensors: &[lockstep_nn::StateTensor]) -> Vec<Tensor<'_>> {
 fn refused(uri: &str, error: &CheckpointError) -> Failure {
     let message = format!("spec.checkpoint.uri: {uri}: {error}");
     match error {
+        CheckpointError::Objects(error) if error.is_passing() => Failure::retry(message),
         CheckpointError::Storage { .. }
+        | CheckpointError::Conflict { .. }
         | CheckpointError::Full { .. }
         | CheckpointError::Shards { .. }
         | CheckpointError::Cancelled { .. } => Failure::retry(message),
@@ -165,7 +178,15 @@ fn refused(uri: &str, error: &CheckpointError) -> Failure {
     }
 }
 
+/// The place in an object store.
+pub(crate) fn open_objects(place: &ObjectUri) -> Result<Arc<dyn Objects>, CheckpointError> {
+    Ok(lockstep_objects::open(place)?)
+}
+
 fn uri_of(path: &Path) -> String {
+    if let Some(uri) = path.to_str().filter(|text| ObjectUri::begins(text)) {
+        return uri.to_owned();
+    }
     let absolute: PathBuf = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     format!("file://{}", absolute.display())
 }

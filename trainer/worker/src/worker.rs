@@ -47,7 +47,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
             let dataset = model::dataset(workload)?;
             let network = model::network(&workload.model, &dataset)?;
             let data = Digest::from_bytes(dataset.fingerprint());
-            let storage = Storage::open(&launch.output, workload, data)?;
+            let storage = Storage::open(launch, workload, data)?;
             let newest = storage.newest()?;
             let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
             // What a rank does by itself depends on its share of a step, which is the first group's.
@@ -198,7 +198,7 @@ impl Run<'_> {
             let Member { membership, metrics, .. } = self.member;
             Some(membership.work().during(Activity::Storing, || {
                 self.keep_plan(group, agreed)?;
-                Reporter::open(membership, group, self.storage.path(), metrics, rank.trainee, agreed)
+                Reporter::open(membership, group, self.storage.output(), metrics, rank.trainee, agreed)
             })?)
         } else {
             self.member.metrics.leave_reporting();
@@ -234,8 +234,8 @@ impl Run<'_> {
         let Group { generation, world, base, .. } = group;
         let plan = agreed.record.clone();
         let planned = Planned { generation: *generation, workers: *world, step: base.step, plan };
-        plans::keep(self.storage.path(), &planned)
-            .map_err(|error| Failure::retry(format!("{}: {error}", self.storage.path().display())))
+        plans::keep(self.storage.output(), &planned)
+            .map_err(|error| Failure::retry(format!("{}: {error}", self.storage.output().display())))
     }
 
     /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.

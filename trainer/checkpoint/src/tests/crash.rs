@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use super::{newest, number, open, save, save_in_parts, state::State};
+use super::{newest, number, open, open_performed_by, place, save, save_in_parts, staging, state::State};
 use crate::{
     CheckpointError, Folder,
     operation::{FileSystem, Operation, Perform},
@@ -71,9 +71,7 @@ impl Perform for Crashing {
 /// What `act` does with a process that ends after so many operations; how many it would perform.
 fn crash_after(after: usize, root: &Path, act: impl FnOnce(&Folder)) -> usize {
     let crashing = Arc::new(Crashing { after, begun: AtomicUsize::new(0), unsynced: Mutex::default() });
-    let mut folder = open(root);
-    folder.performer = crashing.clone();
-    act(&folder);
+    act(&open_performed_by(crashing.clone(), root));
     crashing.begun.load(Ordering::Relaxed)
 }
 
@@ -89,7 +87,7 @@ fn reached(before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u64> {
         save_in_parts(&folder, 2, 3).expect("saved again");
         assert_eq!(newest(&folder), (Some(2), vec![]), "saved again after a crash at operation {after}");
         folder.prune(number(1), &State::at(0).identity).expect("pruned");
-        let left: Vec<_> = fs::read_dir(folder.checkpoints()).expect("a folder").collect();
+        let left: Vec<_> = fs::read_dir(folder.path().join("checkpoints")).expect("a folder").collect();
         assert_eq!(left.len(), 1, "after a crash at operation {after} something is left: {left:?}");
         if begun <= after {
             break;
@@ -109,7 +107,7 @@ fn a_crash_at_any_operation_leaves_the_previous_checkpoint_or_the_new_one() {
         for file in fs::read_dir(next).expect("a folder").skip(1).step_by(2) {
             let file = file.expect("readable");
             if file.file_name() != "manifest.json" {
-                fs::copy(file.path(), folder.step(1).join(file.file_name())).expect("copied");
+                fs::copy(file.path(), place(folder, 1).join(file.file_name())).expect("copied");
             }
         }
     };
@@ -130,7 +128,7 @@ fn a_crash_while_a_damaged_checkpoint_is_replaced_leaves_the_one_before() {
     let before = |folder: &Folder| {
         save(folder, 1);
         save(folder, 2);
-        fs::write(folder.step(2).join("manifest.json"), "{}").expect("damaged");
+        fs::write(place(folder, 2).join("manifest.json"), "{}").expect("damaged");
     };
     let found = reached(before, |folder| drop(save_in_parts(folder, 2, 2)));
     assert_eq!(found, [vec![1; found.len() - 2], vec![2; 2]].concat());
@@ -140,7 +138,7 @@ fn a_crash_while_a_damaged_checkpoint_is_replaced_leaves_the_one_before() {
 fn a_crash_while_old_checkpoints_are_deleted_leaves_the_newest() {
     let before = |folder: &Folder| {
         (0..=2).for_each(|step| save(folder, step));
-        fs::create_dir_all(folder.staging(1, 1).join("inner")).expect("a torn save");
+        fs::create_dir_all(staging(folder, 1, 1).join("inner")).expect("a torn save");
     };
     let found = reached(before, |folder| drop(folder.prune(number(1), &State::at(0).identity)));
     assert_eq!(found, vec![2; found.len()]);

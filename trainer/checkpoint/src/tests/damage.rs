@@ -6,7 +6,7 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::{CHUNK_BYTES, newest, open, save, state::State};
+use super::{CHUNK_BYTES, newest, open, place, save, state::State};
 use crate::{
     Chunk, Folder,
     manifest::{Manifest, Stored},
@@ -37,12 +37,12 @@ impl Pair {
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.folder.step(2).join(name)
+        place(&self.folder, 2).join(name)
     }
 
     /// The files of step 2.
     fn files(&self) -> Vec<String> {
-        let listed = fs::read_dir(self.folder.step(2)).expect("a folder");
+        let listed = fs::read_dir(place(&self.folder, 2)).expect("a folder");
         let mut files: Vec<_> =
             listed.map(|file| file.expect("readable").file_name().into_string().expect("UTF-8")).collect();
         files.sort();

@@ -1,6 +1,6 @@
 use std::fs;
 
-use super::{newest, number, open, save, save_in_parts, state::State};
+use super::{leftovers, newest, number, open, place, save, save_in_parts, staging, state::State, steps};
 use crate::{CheckpointError, Folder, Identity, ShardReceipt, Tensor, export_model, manifest::Manifest};
 
 fn error_of<T>(result: Result<T, CheckpointError>) -> String {
@@ -48,7 +48,7 @@ fn another_jobs_older_checkpoint_survives_pruning() {
     save(&folder, 2);
     save(&folder, 3);
     let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
-    assert_eq!((pruned.steps, folder.steps().expect("listed")), (vec![2], vec![3, 1]));
+    assert_eq!((pruned.steps, steps(&folder)), (vec![2], vec![3, 1]));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_newer_format_is_refused_with_both_versions() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
-    let path = folder.step(1).join("manifest.json");
+    let path = place(&folder, 1).join("manifest.json");
     let mut manifest = Manifest::from_bytes(&fs::read(&path).expect("there")).expect("whole");
     (manifest.format_version, manifest.readable_from) = (3, Some(3));
     let bytes = manifest.to_bytes().expect("serialises");
@@ -75,7 +75,7 @@ fn a_newer_format_that_says_so_is_read() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
-    let path = folder.step(1).join("manifest.json");
+    let path = place(&folder, 1).join("manifest.json");
     let mut manifest = Manifest::from_bytes(&fs::read(&path).expect("there")).expect("whole");
     (manifest.format_version, manifest.readable_from) = (3, Some(2));
     fs::write(&path, manifest.to_bytes().expect("serialises")).expect("written");
@@ -135,7 +135,7 @@ fn tensors_of_one_name_are_refused() {
         folder.save(&crate::Snapshot { slots, ..*snapshot })
     }));
     assert!(text.contains("a weight and a slot are named conv1.weight"), "{text}");
-    assert_eq!(folder.leftovers().expect("listed").len(), 0);
+    assert_eq!(leftovers(&folder).len(), 0);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn parts_that_are_no_whole_state_are_named_and_refused() {
         let text = changed(change);
         assert!(text.contains(expected), "{text} has not {expected}");
     }
-    let file = folder.staging(2, 1).join(receipts[3].chunks[0].file());
+    let file = staging(&folder, 2, 1).join(receipts[3].chunks[0].file());
     fs::write(&file, "short").expect("written");
     let text = commit(&receipts);
     assert!(text.contains("has 5 bytes, its writer wrote"), "{text}");
@@ -213,7 +213,7 @@ fn an_older_generations_other_state_gives_way_and_a_newer_ones_stays() {
         other.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
         let found = folder.newest(&other.identity).expect("ours").checkpoint.expect("whole").state_digest;
         assert_eq!(found, expected, "after generation {generation}");
-        assert_eq!(folder.leftovers().expect("listed").iter().filter(|left| left.staged.is_some()).count(), 0);
+        assert_eq!(leftovers(&folder).iter().filter(|left| left.staged.is_some()).count(), 0);
     }
 }
 

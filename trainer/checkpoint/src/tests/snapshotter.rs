@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Condvar, Mutex},
 };
 
-use super::{newest, number, open, state::State};
+use super::{leftovers, newest, number, open, open_performed_by, place, state::State, steps};
 use crate::{
     CheckpointError, Committed, Ended, Folder, Part, Snapshotter, Taken,
     operation::{FileSystem, Operation, Perform},
@@ -37,9 +37,7 @@ impl Perform for Gate {
 
 fn gated(root: &Path) -> (Folder, Arc<Gate>) {
     let gate = Arc::new(Gate::default());
-    let mut folder = open(root);
-    folder.performer = gate.clone();
-    (folder, gate)
+    (open_performed_by(gate.clone(), root), gate)
 }
 
 fn start(folder: &Folder) -> Snapshotter {
@@ -84,7 +82,7 @@ fn what_was_copied_is_saved_and_the_oldest_are_deleted() {
         saved.extend(saved_steps(snapshotter.finish()));
     }
     assert_eq!(saved, [1, 2, 3, 4, 5]);
-    assert_eq!((newest(&folder), folder.steps().expect("listed")), ((Some(5), vec![]), vec![5, 4]));
+    assert_eq!((newest(&folder), steps(&folder)), ((Some(5), vec![]), vec![5, 4]));
 }
 
 #[test]
@@ -102,9 +100,9 @@ fn several_ranks_write_their_parts_and_one_commits() {
         assert_eq!(saved_steps(ranks[1].finish()), [step]);
         assert_eq!(newest(&folder), (Some(step), vec![]));
         let files = folder.list().expect("listed")[0].described.clone().expect("whole").files;
-        assert_eq!(std::fs::read_dir(folder.step(step)).expect("a folder").count(), files + 1, "notes are gone");
+        assert_eq!(std::fs::read_dir(place(&folder, step)).expect("a folder").count(), files + 1, "notes are gone");
     }
-    assert_eq!(folder.steps().expect("listed"), [4, 3]);
+    assert_eq!(steps(&folder), [4, 3]);
 }
 
 #[test]
@@ -118,7 +116,7 @@ fn a_checkpoint_of_which_a_part_is_missing_is_not_committed_and_its_parts_are_re
     assert_eq!(saved_steps(rank.finish()), Vec::<u64>::new());
     rank.abandon(state.position);
     assert_eq!(saved_steps(rank.finish()), Vec::<u64>::new());
-    assert_eq!((newest(&folder), folder.leftovers().expect("listed").len()), ((Some(1), vec![]), 0));
+    assert_eq!((newest(&folder), leftovers(&folder).len()), ((Some(1), vec![]), 0));
 }
 
 #[test]
@@ -134,7 +132,7 @@ fn facts_that_cannot_be_had_make_no_checkpoint() {
         [Ended::Part { result: Ok(()), .. }, Ended::Commit { result: Err(CheckpointError::Full { .. }), .. }] => {}
         other => panic!("{other:?}"),
     }
-    assert_eq!((newest(&folder), folder.leftovers().expect("listed").len()), ((None, vec![]), 0));
+    assert_eq!((newest(&folder), leftovers(&folder).len()), ((None, vec![]), 0));
 }
 
 #[test]
@@ -169,8 +167,7 @@ impl Perform for Failing {
 #[test]
 fn each_failure_says_which_part_and_what_follows_is_saved() {
     let root = tempfile::tempdir().expect("a folder");
-    let mut folder = open(root.path());
-    folder.performer = Arc::new(Failing([1, 2, 4].into()));
+    let folder = open_performed_by(Arc::new(Failing([1, 2, 4].into())), root.path());
     let mut snapshotter = start(&folder);
     let mut failures = Vec::new();
     for step in 1..=5 {
@@ -206,7 +203,7 @@ fn what_is_given_up_is_not_stored_and_what_follows_is() {
     let given_up = |ended: &Ended| matches!(ended, Ended::Part { result: Err(CheckpointError::Cancelled { .. }), .. });
     assert!(ended.len() == 2 && ended.iter().all(given_up), "{ended:?}");
     assert_eq!(save(&mut snapshotter, 3), Taken::Begun);
-    assert_eq!((saved_steps(snapshotter.finish()), folder.leftovers().expect("listed").len()), (vec![3], 0));
+    assert_eq!((saved_steps(snapshotter.finish()), leftovers(&folder).len()), (vec![3], 0));
 }
 
 #[test]
@@ -227,7 +224,7 @@ fn dropping_gives_up_what_is_not_written_and_leaves_nothing_that_is_taken_for_a_
     gate.set(false);
     dropping.join().expect("dropped");
     assert_eq!(newest(&folder), (Some(1), vec![]));
-    assert_eq!(folder.leftovers().expect("listed").len(), 0);
+    assert_eq!(leftovers(&folder).len(), 0);
 }
 
 #[test]

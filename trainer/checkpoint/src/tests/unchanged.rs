@@ -1,6 +1,6 @@
 use std::{fs, os::unix::fs::MetadataExt};
 
-use super::{newest, number, open, state::State};
+use super::{newest, number, open, place, state::State};
 use crate::{Folder, Saved, operation::Operation};
 
 /// Saves the weights of step 1 as those of `step`, with `slot` as one of the slots' values: all else is as it was.
@@ -18,7 +18,7 @@ fn save_with_slot(folder: &Folder, step: u64, slot: f32) -> (Saved, u64) {
 
 /// How many names each chunk of `step` has.
 fn names(folder: &Folder, step: u64) -> Vec<u64> {
-    let files = fs::read_dir(folder.step(step)).expect("a folder").map(|file| file.expect("readable"));
+    let files = fs::read_dir(place(folder, step)).expect("a folder").map(|file| file.expect("readable"));
     let chunks = files.filter(|file| file.file_name().to_string_lossy().ends_with(".chunk"));
     let mut names: Vec<_> = chunks.map(|file| file.metadata().expect("readable").nlink()).collect();
     names.sort_unstable();
@@ -58,7 +58,7 @@ fn a_damaged_chunk_is_written_again_and_not_referred_to() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save_with_slot(&folder, 1, 0.5);
-    let chunk = fs::read_dir(folder.step(1)).expect("a folder").map(|file| file.expect("readable").path());
+    let chunk = fs::read_dir(place(&folder, 1)).expect("a folder").map(|file| file.expect("readable").path());
     let chunk = chunk.into_iter().find(|path| path.extension().is_some_and(|end| end == "chunk")).expect("a chunk");
     let mut bytes = fs::read(&chunk).expect("readable");
     bytes[0] ^= 1;
@@ -76,7 +76,7 @@ fn damage_to_what_two_checkpoints_share_is_found_in_both() {
     super::save(&folder, 0);
     save_with_slot(&folder, 1, 0.5);
     save_with_slot(&folder, 2, 0.5);
-    let shared = fs::read_dir(folder.step(2)).expect("a folder").map(|file| file.expect("readable").path());
+    let shared = fs::read_dir(place(&folder, 2)).expect("a folder").map(|file| file.expect("readable").path());
     let shared = shared.into_iter().find(|path| path.extension().is_some_and(|end| end == "chunk")).expect("a chunk");
     let mut bytes = fs::read(&shared).expect("readable");
     bytes[1] ^= 0x40;
@@ -100,8 +100,7 @@ fn where_files_have_one_name_only_an_unchanged_chunk_is_written() {
         }
     }
     let root = tempfile::tempdir().expect("a folder");
-    let mut folder = open(root.path());
-    folder.performer = std::sync::Arc::new(WithoutLinks);
+    let folder = super::open_performed_by(std::sync::Arc::new(WithoutLinks), root.path());
     save_with_slot(&folder, 1, 0.5);
     assert_eq!(save_with_slot(&folder, 2, 0.5).1, 0);
     assert!(names(&folder, 2).iter().all(|names| *names == 1));

@@ -1,0 +1,310 @@
+//! Checkpoints in a file system: parts are gathered in a `.tmp-…` folder, every file synced, and that is renamed.
+
+use std::{
+    fs::{self, File},
+    hash::{BuildHasher, Hasher, RandomState},
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{
+    CheckpointError, Position,
+    chunk::Chunk,
+    load::{name_of, read_chunk},
+    manifest::{MANIFEST, Unusable},
+    medium::{Medium, Published, Replacing, Written},
+    operation::{Contents, FileSystem, Operation, Perform, sync},
+    slot::{Leftover, Slot, Staged},
+};
+
+/// What a save in progress is called, so that no reader takes it for a checkpoint.
+pub(crate) const TEMPORARY: &str = ".tmp-";
+
+/// A job's folder in a file system.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    root: PathBuf,
+    performer: Arc<dyn Perform>,
+}
+
+impl Files {
+    pub(crate) fn at(root: PathBuf) -> Self {
+        Self::performed_by(Arc::new(FileSystem), root)
+    }
+
+    pub(crate) fn performed_by(performer: Arc<dyn Perform>, root: PathBuf) -> Self {
+        Self { root, performer }
+    }
+
+    /// Makes the folder where it is missing, and sees that it can be written.
+    pub(crate) fn make(&self) -> Result<(), CheckpointError> {
+        let probes = self.root.join("probes");
+        for needed in [&self.checkpoints(), &probes] {
+            make(needed).map_err(|source| self.unwritable(source))?;
+        }
+        // Not among the checkpoints, where another member may be pruning leftovers.
+        let trial = temporary_in(&probes, "trial");
+        File::create_new(&trial).and_then(|_| fs::remove_file(&trial)).map_err(|source| self.unwritable(source))
+    }
+
+    /// Sees that there is a folder of checkpoints.
+    pub(crate) fn find(&self) -> Result<(), CheckpointError> {
+        match self.checkpoints().metadata() {
+            Ok(found) if found.is_dir() => Ok(()),
+            Err(source) if !matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Err(CheckpointError::of("reading", self.checkpoints(), source))
+            }
+            _ => Err(CheckpointError::NoCheckpoints { path: self.root.clone() }),
+        }
+    }
+
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        self.performer.perform(operation)
+    }
+
+    fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+
+    fn place(&self, slot: Slot) -> PathBuf {
+        self.checkpoints().join(slot.to_string())
+    }
+
+    /// A path beside the checkpoints that no other save uses.
+    fn temporary(&self, purpose: &str) -> PathBuf {
+        temporary_in(&self.checkpoints(), purpose)
+    }
+
+    /// Whether a chunk need not be written: a torn save of the same step has left it, another part of the state is equal, or so is
+    /// the checkpoint before, from which it gets its second name.
+    fn refer(&self, staging: &Path, before: Option<&Path>, chunk: &Chunk) -> bool {
+        let name = |folder: &Path| folder.join(chunk.file());
+        // What is damaged is not referred to again.
+        let is_whole = |folder: &Path| read_chunk(self, folder, chunk, &mut Vec::new()).is_ok();
+        // Some file systems have no second names, and another member may be deleting the first: then it is written.
+        let linked =
+            |before: &Path| is_whole(before) && self.perform(&Operation::Link(name(before), name(staging))).is_ok();
+        is_whole(staging) || before.is_some_and(linked)
+    }
+
+    fn unwritable(&self, source: io::Error) -> CheckpointError {
+        let path = self.root.clone();
+        match source.kind() {
+            // `create_dir_all` says this where a file stands in the way.
+            io::ErrorKind::AlreadyExists => CheckpointError::NotAFolder { path },
+            _ => match CheckpointError::of("writing", path, source) {
+                CheckpointError::Storage { path, source, .. } => CheckpointError::Unwritable { path, source },
+                clear => clear,
+            },
+        }
+    }
+}
+
+impl Medium for Files {
+    fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn slot(&self, position: Position) -> Slot {
+        Slot { step: position.step, generation: None }
+    }
+
+    fn slots(&self) -> Result<Vec<Slot>, CheckpointError> {
+        let mut slots: Vec<Slot> =
+            self.names(&self.checkpoints())?.iter().filter_map(|name| Slot::of_name(name)).collect();
+        slots.retain(|slot| slot.generation.is_none() && self.place(*slot).is_dir());
+        slots.sort_unstable_by(|a, b| b.cmp(a));
+        slots.dedup();
+        Ok(slots)
+    }
+
+    fn has(&self, slot: Slot) -> Result<bool, CheckpointError> {
+        Ok(self.place(slot).exists())
+    }
+
+    fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
+        let leftover = |name: String| {
+            let staged = Staged::of_name(name.strip_prefix(TEMPORARY)?);
+            Some(Leftover { staged, path: self.checkpoints().join(name) })
+        };
+        Ok(self.names(&self.checkpoints())?.into_iter().filter_map(leftover).collect())
+    }
+
+    fn discard(&self, leftover: Leftover) -> Result<(), CheckpointError> {
+        let Leftover { path, staged } = leftover;
+        let Some(Staged { step, .. }) = staged else { return self.perform(&Operation::Remove(path)) };
+        // Its committer's rename must find all of it or nothing.
+        let aside = self.temporary(&format!("discarded-{step}"));
+        match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
+            Err(_) if !path.exists() => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => self.perform(&Operation::Remove(aside)),
+        }
+    }
+
+    fn delete(&self, slot: Slot) -> Result<(), CheckpointError> {
+        let aside = self.temporary(&format!("deleted-{}", slot.step));
+        self.perform(&Operation::Rename(self.place(slot), aside.clone()))?;
+        self.perform(&Operation::Sync(self.checkpoints()))?;
+        self.perform(&Operation::Remove(aside))
+    }
+
+    /// A pipe would hold up the reader, hence the look before opening.
+    fn length(&self, path: &Path) -> Result<Option<u64>, Unusable> {
+        match path.metadata() {
+            Ok(found) if found.is_file() => Ok(Some(found.len())),
+            Ok(_) => Err(Unusable::Damaged(format!("{} is no regular file", name_of(path)))),
+            Err(error) if is_absence(&error) => Ok(None),
+            Err(error) => Err(unread(path, error)),
+        }
+    }
+
+    fn read(&self, path: &Path, length: u64, bytes: &mut Vec<u8>) -> Result<(), Unusable> {
+        let read = File::open(path).and_then(|file| file.take(length).read_to_end(bytes));
+        match read {
+            Ok(_) => Ok(()),
+            Err(error) if is_absence(&error) => {
+                Err(Unusable::Damaged(format!("{} cannot be read: {error}", name_of(path))))
+            }
+            Err(error) => Err(unread(path, error)),
+        }
+    }
+
+    fn names(&self, folder: &Path) -> Result<Vec<String>, CheckpointError> {
+        let listed = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        match listed {
+            Ok(entries) => Ok(entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok()).collect()),
+            Err(source) => Err(CheckpointError::of("listing", folder.to_owned(), source)),
+        }
+    }
+
+    fn store(&self, path: &Path, contents: Contents<'_>) -> Result<(), CheckpointError> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let temporary = temporary_in(folder, "file");
+        let stored = [
+            Operation::Write(temporary.clone(), contents),
+            Operation::Sync(temporary.clone()),
+            Operation::Rename(temporary.clone(), path.to_owned()),
+        ];
+        let stored = stored.iter().try_for_each(|operation| self.perform(operation));
+        if stored.is_err() {
+            // The space may be what the next save lacks; the error that matters is the one at hand.
+            let _ = self.perform(&Operation::Remove(temporary));
+        }
+        stored?;
+        self.perform(&Operation::Sync(folder.to_owned()))
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), CheckpointError> {
+        self.perform(&Operation::Remove(path.to_owned()))
+    }
+
+    fn staging(&self, position: Position) -> PathBuf {
+        let Position { step, generation, .. } = position;
+        self.checkpoints().join(format!("{TEMPORARY}{}", Slot { step, generation: Some(generation) }))
+    }
+
+    fn make_staging(&self, position: Position) -> Result<(), CheckpointError> {
+        self.perform(&Operation::Create(self.staging(position)))
+    }
+
+    fn write_chunk(
+        &self,
+        staging: &Path,
+        before: Option<&Path>,
+        chunk: &Chunk,
+        contents: Contents<'_>,
+    ) -> Result<Written, CheckpointError> {
+        if self.refer(staging, before, chunk) {
+            return Ok(Written::Unchanged);
+        }
+        let temporary = temporary_in(staging, "chunk");
+        self.perform(&Operation::Write(temporary.clone(), contents))?;
+        Ok(Written::Unnamed(temporary))
+    }
+
+    fn sync_chunks(&self, written: &[(Chunk, Written)]) -> Result<(), CheckpointError> {
+        unnamed(written).try_for_each(|(_, file)| self.perform(&Operation::Sync(file.clone())))
+    }
+
+    fn name_chunks(&self, staging: &Path, written: &[(Chunk, Written)]) -> Result<(), CheckpointError> {
+        for (chunk, file) in unnamed(written) {
+            self.perform(&Operation::Rename(file.clone(), staging.join(chunk.file())))?;
+        }
+        self.perform(&Operation::Sync(staging.to_owned()))
+    }
+
+    fn is_left_over(&self, _: &str) -> bool {
+        true
+    }
+
+    fn publish(&self, position: Position, manifest: &[u8], replacing: Replacing) -> Result<Published, CheckpointError> {
+        let (staging, place) = (self.staging(position), self.place(self.slot(position)));
+        self.store(&staging.join(MANIFEST), Contents::Bytes(manifest))?;
+        match replacing {
+            Replacing::Nothing => {}
+            Replacing::Another => {
+                let aside = self.temporary(&format!("replaced-{}", position.step));
+                self.perform(&Operation::Rename(place.clone(), aside))?;
+            }
+        }
+        // A folder replaces no folder that has anything in it: of two that commit, the second is told.
+        if let Err(error) = self.perform(&Operation::Rename(staging, place)) {
+            return Ok(Published::Taken(error));
+        }
+        self.perform(&Operation::Sync(self.checkpoints()))?;
+        Ok(Published::Done)
+    }
+
+    fn abandon(&self, position: Position) -> Result<(), CheckpointError> {
+        let Position { step, generation, .. } = position;
+        let path = self.staging(position);
+        match path.exists() {
+            true => self.discard(Leftover { path, staged: Some(Staged { step, generation }) }),
+            false => Ok(()),
+        }
+    }
+}
+
+fn unnamed(written: &[(Chunk, Written)]) -> impl Iterator<Item = (&Chunk, &PathBuf)> {
+    written.iter().filter_map(|(chunk, written)| match written {
+        Written::Unnamed(file) => Some((chunk, file)),
+        Written::Unchanged | Written::Named => None,
+    })
+}
+
+fn is_absence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+fn unread(path: &Path, source: io::Error) -> Unusable {
+    Unusable::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
+}
+
+/// A path in `folder` that nobody else uses. It is drawn at random: members in containers share process ids.
+pub(crate) fn temporary_in(folder: &Path, purpose: &str) -> PathBuf {
+    folder.join(format!("{TEMPORARY}{purpose}-{}", drawn()))
+}
+
+/// A word that nobody else draws.
+pub(crate) fn drawn() -> String {
+    format!("{:016x}", RandomState::new().build_hasher().finish())
+}
+
+/// Makes a folder with its parents and stores their names.
+fn make(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent {
+        make(parent)?;
+    }
+    match fs::create_dir(path) {
+        // Another member was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => sync(parent.unwrap_or(Path::new("."))),
+    }
+}

@@ -1,0 +1,241 @@
+//! What a failed request means: whether another may go well, and what a person can do.
+
+use std::{error::Error as _, fmt, time::Duration};
+
+use lockstep_checkpoint::ObjectsError;
+use lockstep_launch::{ObjectService, ObjectUri};
+use object_store::Error;
+
+/// Where a machine of a cloud asks for credentials when the environment has none.
+const METADATA_SERVICE: &str = "169.254.169.254";
+/// Characters of an answer that are passed on.
+const MOST_SAID: usize = 300;
+
+/// What was tried.
+pub(crate) struct Attempt<'a> {
+    pub(crate) uri: &'a ObjectUri,
+    pub(crate) verb: &'static str,
+    pub(crate) key: &'a str,
+    pub(crate) tries: u32,
+    pub(crate) lasted: Duration,
+}
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    NoBucket(String),
+    NoCredentials(String),
+    Denied(String),
+    /// The store understands the request, and will not do it however often it is asked.
+    Refused(String),
+    /// Nobody was reached.
+    Unreachable(String),
+    /// No answer within this time.
+    Slow(Duration),
+    /// The store, or the way to it, failed.
+    Failed(String),
+}
+
+impl Cause {
+    pub(crate) fn of(error: Error) -> Self {
+        let text = chain(&error);
+        let said = said(&text);
+        if text.contains(METADATA_SERVICE) || text.contains("metadata.google.internal") {
+            return Self::NoCredentials(said);
+        }
+        match (&error, status(&text)) {
+            // Of an object that is missing the callers know what to do; some stores say it of an unknown user.
+            (Error::NotFound { .. }, _) | (_, Some(404)) if code(&text).is_none_or(is_of_bucket) => {
+                Self::NoBucket(said)
+            }
+            (Error::NotFound { .. }, _) | (_, Some(404)) => Self::Denied(said),
+            (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, _) | (_, Some(401 | 403)) => {
+                Self::Denied(said)
+            }
+            (Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::InvalidPath { .. }, _) => {
+                Self::Refused(said)
+            }
+            (_, Some(408 | 409 | 429)) => Self::Failed(said),
+            (_, Some(501)) => Self::Refused(said),
+            (_, Some(300..=499)) => Self::Refused(said),
+            _ if ["redirect without LOCATION", "builder error"].iter().any(|word| text.contains(word)) => {
+                Self::Refused(said)
+            }
+            _ if text.contains("(Connect)") => Self::Unreachable(said),
+            _ => Self::Failed(said),
+        }
+    }
+
+    /// Whether the same may go well later.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::NoBucket(_) | Self::NoCredentials(_) | Self::Denied(_) | Self::Refused(_) => false,
+            Self::Unreachable(_) | Self::Slow(_) | Self::Failed(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoBucket(said) => write!(f, "the bucket does not exist ({said})"),
+            Self::NoCredentials(said) => write!(f, "there are no credentials ({said})"),
+            Self::Denied(said) => write!(f, "access denied ({said})"),
+            Self::Refused(said) => write!(f, "refused ({said})"),
+            Self::Unreachable(said) => write!(f, "the store cannot be reached ({said})"),
+            Self::Slow(waited) => write!(f, "no answer within {} s", waited.as_secs_f64()),
+            Self::Failed(said) => write!(f, "failed ({said})"),
+        }
+    }
+}
+
+impl Attempt<'_> {
+    /// What to say in the end.
+    pub(crate) fn ended(&self, cause: &Cause) -> ObjectsError {
+        let Self { uri, verb, key, tries, lasted } = self;
+        let variables = variables(uri.service());
+        let advice = match cause {
+            Cause::NoBucket(_) => "make it, or set spec.checkpoint.uri to one that exists".to_owned(),
+            Cause::NoCredentials(_) => {
+                format!("set {}, in a cluster by envFrom from a Secret", variables.credentials)
+            }
+            Cause::Denied(_) => format!(
+                "see that {} are right and may read, write, list and delete objects there",
+                variables.credentials
+            ),
+            Cause::Refused(_) => format!("check spec.checkpoint.uri and {}", variables.endpoint),
+            Cause::Unreachable(_) => format!("check {} and the network", variables.endpoint),
+            Cause::Slow(_) | Cause::Failed(_) => "check the object store and the network".to_owned(),
+        };
+        let tried = match tries {
+            1 => String::new(),
+            tries => format!(", tried {tries} times in {:.0} s", lasted.as_secs_f64()),
+        };
+        let problem = format!("{verb} {uri}/{key}: {cause}{tried}; {advice}");
+        if cause.is_passing() { ObjectsError::passing(problem) } else { ObjectsError::lasting(problem) }
+    }
+}
+
+/// The absence of an object, unless something else is missing.
+pub(crate) fn absence(error: Error) -> Result<(), Error> {
+    match code(&chain(&error)) {
+        None | Some("NoSuchKey" | "BlobNotFound") => Ok(()),
+        Some(_) => Err(error),
+    }
+}
+
+fn is_of_bucket(code: &str) -> bool {
+    matches!(code, "NoSuchBucket" | "ContainerNotFound")
+}
+
+/// The word by which a store names what is wrong.
+fn code(text: &str) -> Option<&str> {
+    between(text, "Code")
+}
+
+fn between<'a>(text: &'a str, tag: &str) -> Option<&'a str> {
+    let (_, after) = text.split_once(&format!("<{tag}>"))?;
+    after.split_once("</").map(|(inner, _)| inner)
+}
+
+/// What to say of variables from which no store can be made.
+pub(crate) fn of_setting(uri: &ObjectUri, error: &Error) -> String {
+    let Variables { credentials, endpoint } = variables(uri.service());
+    format!("{uri}: {}; check {credentials} and {endpoint}", said(&chain(error)))
+}
+
+/// The variables that people set.
+struct Variables {
+    credentials: &'static str,
+    endpoint: &'static str,
+}
+
+fn variables(service: ObjectService) -> Variables {
+    match service {
+        ObjectService::S3 => Variables {
+            credentials: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            endpoint: "AWS_REGION, AWS_ENDPOINT_URL and, for http, AWS_ALLOW_HTTP=true",
+        },
+        ObjectService::GoogleCloud => Variables { credentials: "GOOGLE_SERVICE_ACCOUNT", endpoint: "GOOGLE_BASE_URL" },
+        ObjectService::Azure => Variables {
+            credentials: "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+            endpoint: "AZURE_STORAGE_ENDPOINT",
+        },
+    }
+}
+
+/// An error with all that caused it, each said once.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(deeper) = cause {
+        let said = deeper.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = deeper.source();
+    }
+    text
+}
+
+/// The status of the answer that an error tells of.
+fn status(text: &str) -> Option<u16> {
+    let (_, after) = text.split_once("status code: ")?;
+    after.get(..3)?.parse().ok()
+}
+
+/// What the store said, without what it repeats of the request: its code and message, or else the last cause.
+fn said(text: &str) -> String {
+    let told = match (code(text), between(text, "Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        (Some(code), None) => code.to_owned(),
+        (None, _) => match text.split_once("status code: ") {
+            Some((_, after)) => after.split(": ").next().unwrap_or(after).to_owned(),
+            None => text.rsplit(" - ").next().unwrap_or(text).to_owned(),
+        },
+    };
+    let plain: String = told.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_SAID).collect();
+    plain.trim().trim_end_matches([':', '.']).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(text: &str) -> Error {
+        Error::Generic { store: "S3", source: text.to_owned().into() }
+    }
+
+    #[test]
+    fn what_may_pass_is_told_from_what_lasts() {
+        let answer = |code: u16| {
+            failed(&format!(
+                "Error performing PUT http://h/b/k in 1ms - Server returned non-2xx status code: {code} X: "
+            ))
+        };
+        for (code, passing) in
+            [(503, true), (500, true), (429, true), (408, true), (409, true), (400, false), (405, false), (501, false)]
+        {
+            assert_eq!(Cause::of(answer(code)).is_passing(), passing, "{code}");
+        }
+        assert!(Cause::of(failed("connection closed before message completed")).is_passing());
+        let bare = "Received redirect without LOCATION, this normally indicates an incorrectly configured region";
+        assert!(!Cause::of(failed(bare)).is_passing());
+        assert!(
+            matches!(Cause::of(answer(404)), Cause::NoBucket(_)) && matches!(Cause::of(answer(403)), Cause::Denied(_))
+        );
+        let longer = Error::NotSupported { source: "it has 9 bytes, at most 8 are read".into() };
+        assert!(!Cause::of(longer).is_passing(), "it will not be shorter the next time");
+    }
+
+    #[test]
+    fn of_an_answer_only_code_and_message_are_passed_on() {
+        let body = "Server returned non-2xx status code: 403 Forbidden: <?xml?><Error><Code>SignatureDoesNotMatch</Code>\
+                    <Message>The signature does not match.</Message><StringToSign>AWS4 secret</StringToSign></Error>";
+        assert_eq!(said(body), "SignatureDoesNotMatch: The signature does not match");
+        assert_eq!(
+            said("Error performing PUT http://h/b/k in 1ms - Server returned non-2xx status code: 503 Busy: "),
+            "503 Busy"
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! The store that a URI and the environment name.
+
+use std::{str::FromStr, sync::Arc, time::Duration};
+
+use lockstep_launch::{ObjectService, ObjectUri};
+use object_store::{
+    ClientOptions, ObjectStore, Result, RetryConfig,
+    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    azure::{AzureConfigKey, MicrosoftAzureBuilder},
+    gcp::{GoogleCloudStorageBuilder, GoogleConfigKey},
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Nothing looks after a connection while nobody waits for an answer, so that it may have been closed on the way.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The store, with what these variables say of it.
+pub(crate) fn connect(uri: &ObjectUri, variables: &[(String, String)]) -> Result<Arc<dyn ObjectStore>> {
+    // Another library may have been faster, with the same one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Ok(match uri.service() {
+        ObjectService::S3 => {
+            let builder = AmazonS3Builder::new().with_client_options(client()).with_retry(once());
+            let builder = settings("AWS_", variables)
+                .fold(builder, |builder, (key, value): (AmazonS3ConfigKey, _)| builder.with_config(key, value));
+            Arc::new(builder.with_bucket_name(uri.bucket()).build()?)
+        }
+        ObjectService::GoogleCloud => {
+            let builder = GoogleCloudStorageBuilder::new().with_client_options(client()).with_retry(once());
+            let builder = settings("GOOGLE_", variables)
+                .fold(builder, |builder, (key, value): (GoogleConfigKey, _)| builder.with_config(key, value));
+            Arc::new(builder.with_bucket_name(uri.bucket()).build()?)
+        }
+        ObjectService::Azure => {
+            let builder = MicrosoftAzureBuilder::new().with_client_options(client()).with_retry(once());
+            let builder = settings("AZURE_", variables)
+                .fold(builder, |builder, (key, value): (AzureConfigKey, _)| builder.with_config(key, value));
+            Arc::new(builder.with_container_name(uri.bucket()).build()?)
+        }
+    })
+}
+
+fn settings<K: FromStr>(prefix: &'static str, variables: &[(String, String)]) -> impl Iterator<Item = (K, String)> {
+    variables
+        .iter()
+        .filter(move |(name, value)| name.starts_with(prefix) && !value.is_empty())
+        .filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.clone())))
+}
+
+fn client() -> ClientOptions {
+    // How long a request may take depends on its bytes: whoever sends it watches the clock.
+    ClientOptions::new()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_timeout_disabled()
+        .with_pool_idle_timeout(IDLE_TIMEOUT)
+}
+
+/// What is tried again, and how often, is decided in one place for all requests.
+fn once() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connected(uri: &str, variables: &[(&str, &str)]) -> Result<Arc<dyn ObjectStore>> {
+        let variables: Vec<_> =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        connect(&uri.parse().expect("a place"), &variables)
+    }
+
+    #[test]
+    fn each_service_is_found_with_what_its_own_variables_say() {
+        let keys = [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "hidden"), ("AWS_REGION", "eu-central-1")];
+        let shown = connected("s3://models/team", &keys).expect("connected").to_string();
+        assert!(shown.contains("models"), "{shown}");
+        let account = [("AZURE_STORAGE_ACCOUNT_NAME", "team"), ("AZURE_STORAGE_ACCOUNT_KEY", "aGlkZGVu")];
+        let shown = connected("az://models/team", &account).expect("connected").to_string();
+        assert!(shown.contains("team") && shown.contains("models"), "{shown}");
+        let shown = connected("gs://models", &[("GOOGLE_SKIP_SIGNATURE", "true")]).expect("connected").to_string();
+        assert!(shown.contains("models"), "{shown}");
+    }
+
+    #[test]
+    fn a_variable_that_is_missing_or_wrong_is_told() {
+        assert!(connected("az://models", &[]).is_err(), "an account is needed");
+        assert!(connected("s3://models", &[("AWS_ALLOW_HTTP", "perhaps")]).is_err());
+    }
+}
