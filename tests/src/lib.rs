@@ -1,9 +1,11 @@
-//! What the tests, `cargo xtask cluster` and the benchmarks share: a real local Kubernetes, network namespaces, and container images.
+//! What the tests, `cargo xtask cluster` and the benchmarks share: a real local Kubernetes, a real S3 server, network namespaces, and container
+//! images.
 
 pub mod chart;
 pub mod cluster;
 pub mod image;
 pub mod namespaces;
+pub mod object_store;
 
 use std::{
     io::{self, Write as _},

@@ -25,6 +25,7 @@ pub use any::{AnyCluster, TEST_KUBECONFIG};
 pub use client::{Client, Namespace};
 pub use fake_nodes::FAKE_NODE_LABEL;
 pub use images::SHELL_IMAGE;
+pub(crate) use tools::ensure_object_store;
 pub use tools::{available, ensure_packages, install_packages};
 pub use wait::wait_for;
 

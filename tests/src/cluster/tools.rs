@@ -48,6 +48,9 @@ const MODULES: [Module; 5] = [
     Module { name: "kwok", binary: None, takes: "1 min" },
 ];
 
+/// Built apart from the cluster's programs: a change of one is no reason to build the others.
+const OBJECT_STORE: [Module; 1] = [Module { name: "versitygw", binary: Some("versitygw"), takes: "1 min" }];
+
 /// Go builds an API server that works with this minor version; a later Go fetches it.
 const GO_MINOR: u32 = 26;
 const GO_TOOLCHAIN: &str = "go1.26.8";
@@ -74,7 +77,7 @@ pub fn available() -> Result<(), String> {
     if !missing.is_empty() && program("apt-get").is_none() {
         return Err(format!("the local cluster needs what Debian calls {}: install them", missing.join(", ")));
     }
-    if programs_folder().is_ok_and(|folder| folder.is_dir()) {
+    if folder_of(&MODULES).is_ok_and(|folder| folder.is_dir()) {
         return Ok(());
     }
     go_toolchain().map(|_| ()).map_err(|error| format!("{error:#}"))
@@ -144,20 +147,33 @@ impl Programs {
 /// # Errors
 /// Go is missing or fails.
 pub(crate) fn ensure_programs() -> anyhow::Result<Programs> {
-    let folder = programs_folder()?;
+    built(&MODULES).map(Programs::in_folder)
+}
+
+/// The S3 server, built where it is not yet.
+///
+/// # Errors
+/// Go is missing or fails.
+pub(crate) fn ensure_object_store() -> anyhow::Result<PathBuf> {
+    Ok(built(&OBJECT_STORE)?.join("versitygw"))
+}
+
+/// The folder with the programs of these modules.
+fn built(modules: &[Module]) -> anyhow::Result<PathBuf> {
+    let folder = folder_of(modules)?;
     let building = folder.with_extension("building");
     fs::create_dir_all(folder.parent().context("programs lie in a folder")?)?;
     let lock = File::create(folder.with_extension("lock"))?;
-    lock.lock().context("waiting for another build of the cluster's programs")?;
+    lock.lock().context("waiting for another build of the same programs")?;
     if !folder.is_dir() {
         let toolchain = go_toolchain()?;
         fs::create_dir_all(&building)?;
-        for module in &MODULES {
+        for module in modules {
             build(module, toolchain, &building)?;
         }
         fs::rename(&building, &folder)?;
     }
-    Ok(Programs { folder })
+    Ok(folder)
 }
 
 /// Where a program lies, if anywhere.
@@ -172,9 +188,9 @@ fn missing_packages() -> Vec<&'static str> {
 }
 
 /// `bin-KEY`, where the key stands for every go.mod and go.sum.
-fn programs_folder() -> anyhow::Result<PathBuf> {
+fn folder_of(modules: &[Module]) -> anyhow::Result<PathBuf> {
     let mut hash = Sha256::new();
-    for module in &MODULES {
+    for module in modules {
         for file in ["go.mod", "go.sum"].map(|file| source(module).join(file)) {
             hash.update(fs::read(&file).with_context(|| format!("reading {}", file.display()))?);
         }
@@ -189,7 +205,9 @@ fn source(module: &Module) -> PathBuf {
 
 /// What GOTOOLCHAIN has to be.
 fn go_toolchain() -> anyhow::Result<&'static str> {
-    let advice = format!("install Go 1.{GO_MINOR} (https://go.dev/dl): the local cluster's programs are built with it");
+    let advice = format!(
+        "install Go 1.{GO_MINOR} (https://go.dev/dl): the local cluster's programs and the object store are built with it"
+    );
     let output = Command::new("go").arg("version").env("GOTOOLCHAIN", "local").current_dir("/").output();
     let output = output.with_context(|| format!("go was not found: {advice}"))?;
     let text = String::from_utf8_lossy(&output.stdout);

@@ -6,6 +6,7 @@ mod checkpoints;
 mod elastic;
 mod faults;
 mod metrics;
+mod object_store;
 mod replay;
 mod run;
 mod same_losses;

@@ -59,6 +59,8 @@ pub(crate) struct Run {
     _scratch: tempfile::TempDir,
     folder: PathBuf,
     output: PathBuf,
+    /// What its environment has besides that of the tests.
+    variables: Vec<(String, String)>,
     child: Child,
     pub(crate) code: Option<i32>,
 }
@@ -117,20 +119,37 @@ impl StepLine {
 impl Run {
     /// Starts a run in a folder of its own.
     pub(crate) fn of(name: &str, manifest: &Manifest, arguments: &[&str]) -> Self {
+        Self::with_variables(name, manifest, arguments, Vec::new())
+    }
+
+    /// As [`Self::of`], with these variables in its environment.
+    pub(crate) fn with_variables(
+        name: &str,
+        manifest: &Manifest,
+        arguments: &[&str],
+        variables: Vec<(String, String)>,
+    ) -> Self {
         let scratch =
             tempfile::Builder::new().prefix(&format!("lockstep-{name}-")).tempdir().expect("a scratch folder");
         let folder = scratch.path().join("run");
-        Self::start(scratch, folder, manifest, arguments)
+        Self::start(scratch, folder, manifest, arguments, variables)
     }
 
     /// The same folder again.
     pub(crate) fn again(mut self, manifest: &Manifest, arguments: &[&str]) -> Self {
         self.stop_now();
         let scratch = std::mem::replace(&mut self._scratch, tempfile::tempdir().expect("a scratch folder"));
-        Self::start(scratch, self.folder.clone(), manifest, arguments)
+        let variables = std::mem::take(&mut self.variables);
+        Self::start(scratch, self.folder.clone(), manifest, arguments, variables)
     }
 
-    fn start(scratch: tempfile::TempDir, folder: PathBuf, Manifest(yaml): &Manifest, arguments: &[&str]) -> Self {
+    fn start(
+        scratch: tempfile::TempDir,
+        folder: PathBuf,
+        Manifest(yaml): &Manifest,
+        arguments: &[&str],
+        variables: Vec<(String, String)>,
+    ) -> Self {
         let manifest = scratch.path().join("job.yaml");
         fs::write(&manifest, yaml).expect("the manifest is written");
         let output = scratch.path().join("said.txt");
@@ -141,12 +160,13 @@ impl Run {
             .arg("--output")
             .arg(&folder)
             .args(arguments)
+            .envs(variables.iter().cloned())
             .stdin(Stdio::null())
             .stdout(said.try_clone().expect("a second handle"))
             .stderr(said)
             .spawn()
             .expect("lockstep starts");
-        Self { _scratch: scratch, folder, output, child, code: None }
+        Self { _scratch: scratch, folder, output, variables, child, code: None }
     }
 
     /// Waits for the end.

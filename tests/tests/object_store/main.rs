@@ -1,0 +1,316 @@
+//! Checkpoints in a real S3 server, with 503s, slow and cut connections between.
+
+mod proxy;
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    num::NonZeroU32,
+    sync::{Arc, Barrier},
+    thread,
+    time::Duration,
+};
+
+use lockstep_checkpoint::{
+    CheckpointError, Created, Facts, Folder, Identity, Layout, Objects, Position, Saved, Shard, ShardReceipt, Tensor,
+};
+use lockstep_objects::{Bucket, Limits};
+use lockstep_tests::{object_store::ObjectStore, skip};
+use proxy::{Fate, Proxy};
+
+/// Five blocks of a state, so that two writers have parts of it.
+const VALUES: usize = 70_000;
+const LIMITS: Limits = Limits { request: Duration::from_secs(1), tries: Duration::from_secs(20) };
+
+/// A server with an empty bucket `models`.
+struct Server {
+    store: ObjectStore,
+    _folder: tempfile::TempDir,
+}
+
+impl Server {
+    /// Says loudly where it cannot run.
+    fn start(test: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        match ObjectStore::start(folder.path()) {
+            Ok(store) => {
+                store.bucket("models");
+                Some(Self { store, _folder: folder })
+            }
+            Err(why) => {
+                skip(test, &why);
+                None
+            }
+        }
+    }
+}
+
+/// A job's place at the server, or what stands between, at `address`.
+fn place(address: SocketAddr, bucket: &str) -> Arc<dyn Objects> {
+    place_with(&ObjectStore::variables(address), bucket, LIMITS)
+}
+
+fn place_with(variables: &[(String, String)], bucket: &str, limits: Limits) -> Arc<dyn Objects> {
+    let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a place");
+    Arc::new(Bucket::open(&uri, variables, limits).expect("its variables are right"))
+}
+
+/// State whose every value follows from the step.
+struct State {
+    step: u64,
+    values: Vec<f32>,
+}
+
+impl State {
+    fn at(step: u64) -> Self {
+        Self { step, values: (0..VALUES).map(|at| (at as u64 * 31 + step) as f32).collect() }
+    }
+
+    fn layout() -> Layout {
+        Layout::new([("fc.weight", &[VALUES][..])], []).expect("fits")
+    }
+
+    fn identity() -> Identity {
+        Identity { model: "mlp".into(), workload_digest: "ab12".into() }
+    }
+
+    fn position(&self) -> Position {
+        Position { step: self.step, generation: 1, ..Position::default() }
+    }
+
+    fn write(&self, folder: &Folder, writer: u32, writers: u32) -> Result<ShardReceipt, CheckpointError> {
+        let (layout, writers) = (Self::layout(), NonZeroU32::new(writers).expect("not zero"));
+        let range = layout.shard(writer, writers);
+        let part = &self.values[range.start as usize / 4..range.end as usize / 4];
+        folder.write_shard(&Shard { position: self.position(), layout: &layout, writer, writers, values: &[part] })
+    }
+
+    fn commit(&self, folder: &Folder, digest: &str, receipts: &[ShardReceipt]) -> Result<Saved, CheckpointError> {
+        let facts = Facts {
+            identity: Self::identity(),
+            position: self.position(),
+            state_digest: digest.to_owned(),
+            time: "2026-11-22T12:00:00Z".to_owned(),
+            communication: None,
+        };
+        folder.commit(&facts, &Self::layout(), receipts)
+    }
+
+    fn save(&self, folder: &Folder) -> Saved {
+        let receipts: Vec<_> = (0..2).map(|writer| self.write(folder, writer, 2).expect("written")).collect();
+        self.commit(folder, "digest", &receipts).expect("saved")
+    }
+
+    fn is_newest(&self, folder: &Folder) {
+        let newest = folder.newest(&Self::identity()).expect("ours");
+        let checkpoint = newest.checkpoint.expect("whole");
+        assert_eq!((checkpoint.position, newest.skipped.len()), (self.position(), 0));
+        assert!(checkpoint.weights[0].values == self.values, "other values came back");
+    }
+}
+
+#[test]
+fn checkpoints_are_saved_loaded_pruned_and_listed_through_503s_slow_and_cut_connections() {
+    let Some(server) = Server::start("checkpoints through a line with faults") else { return };
+    let mut number = 0;
+    // Two that pass follow each that does not: what is sent again has a chance.
+    let decide = move |_: &str| {
+        number += 1;
+        if number % 3 == 0 { Fate::ALL[number / 3 % Fate::ALL.len()] } else { Fate::Passes }
+    };
+    let proxy = Proxy::start(server.store.address(), decide);
+    let folder = Folder::open_bucket(place(proxy.address, "models")).expect("opens");
+    for step in 1..=4 {
+        let state = State::at(step);
+        state.save(&folder);
+        state.is_newest(&folder);
+        folder.prune(NonZeroU32::MIN.saturating_add(1), &State::identity()).expect("pruned");
+    }
+    let listed = folder.list().expect("listed");
+    assert_eq!(listed.iter().map(|listed| listed.step).collect::<Vec<_>>(), [4, 3]);
+    for listed in &listed {
+        folder.verify(listed).expect("read").expect("whole");
+    }
+    let tensor = Tensor { name: "fc.weight", shape: &[VALUES], values: &State::at(4).values };
+    let model = folder.export_model("model.safetensors", &[tensor], &Default::default()).expect("exported");
+    assert_eq!(model.to_str(), Some("s3://models/team/lenet-0a1b/model.safetensors"));
+    let seen = proxy.seen();
+    let fates: BTreeSet<Fate> = seen.iter().map(|(_, fate)| *fate).collect();
+    assert_eq!(fates, Fate::ALL.into(), "each fate was met");
+    let faults = seen.iter().filter(|(_, fate)| !matches!(fate, Fate::Passes | Fate::Slow)).count();
+    println!("{} requests, {faults} of them failed on the way", seen.len());
+
+    // Somebody else, by a line without faults, sees the same.
+    let direct = Folder::open_existing_bucket(place(server.store.address(), "models")).expect("opens");
+    State::at(4).is_newest(&direct);
+    let bucket = server.store.bucket("models").join("team/lenet-0a1b");
+    let kept: BTreeSet<_> = std::fs::read_dir(bucket.join("checkpoints"))
+        .expect("a folder")
+        .flatten()
+        .collect::<Vec<_>>()
+        .iter()
+        .map(|entry| entry.file_name().into_string().expect("UTF-8"))
+        .collect();
+    assert_eq!(kept, ["step-00000003.g1", "step-00000004.g1"].map(str::to_owned).into());
+    assert!(std::fs::metadata(bucket.join("model.safetensors")).expect("there").len() > VALUES as u64 * 4);
+}
+
+#[test]
+fn of_those_that_create_one_object_at_once_exactly_one_does() {
+    let Some(server) = Server::start("objects created at once") else { return };
+    let address = server.store.address();
+    for round in 0..10 {
+        let (key, start) = (format!("created-{round}"), Barrier::new(4));
+        let created: Vec<(u8, Created)> = thread::scope(|scope| {
+            let create = |member: u8| {
+                let (key, start) = (&key, &start);
+                scope.spawn(move || {
+                    let place = place(address, "models");
+                    start.wait();
+                    (member, place.create(key, vec![member; 1000]).expect("answered"))
+                })
+            };
+            let members = [0, 1, 2, 3].map(create);
+            members.map(|member| member.join().expect("ended")).into()
+        });
+        let winners: Vec<u8> =
+            created.iter().filter(|(_, created)| *created == Created::Now).map(|(member, _)| *member).collect();
+        let stored = place(address, "models").get(&key, 1000).expect("answered").expect("there");
+        assert_eq!(winners, [stored[0]], "round {round}: {created:?}");
+    }
+}
+
+#[test]
+fn threads_that_share_one_place_each_get_their_own_answers() {
+    let Some(server) = Server::start("threads that share one place") else { return };
+    let mut number = 0;
+    let decide = move |_: &str| {
+        number += 1;
+        if number % 5 == 0 { Fate::Slow } else { Fate::Passes }
+    };
+    let proxy = Proxy::start(server.store.address(), decide);
+    let place = place(proxy.address, "models");
+    thread::scope(|scope| {
+        for member in 0..4_u8 {
+            let place = &place;
+            scope.spawn(move || {
+                for round in 0..10 {
+                    let (key, bytes) = (format!("of-{member}/{round}"), vec![member; 100_000 + round]);
+                    place.put(&key, bytes.clone()).expect("stored");
+                    assert!(place.get(&key, 1 << 20).expect("answered") == Some(bytes), "{key}");
+                    assert_eq!(place.length(&key), Ok(Some(100_000 + round as u64)));
+                }
+                assert_eq!(place.list(&format!("of-{member}/")).expect("answered").len(), 10);
+            });
+        }
+    });
+}
+
+#[test]
+fn of_two_that_commit_different_states_at_once_one_wins_and_the_other_is_told() {
+    let Some(server) = Server::start("two that commit at once") else { return };
+    let address = server.store.address();
+    let folder = Folder::open_bucket(place(address, "models")).expect("opens");
+    for step in 1..=10 {
+        let state = State::at(step);
+        let receipts = [state.write(&folder, 0, 2).expect("written"), state.write(&folder, 1, 2).expect("written")];
+        let start = Barrier::new(2);
+        let ended: Vec<_> = thread::scope(|scope| {
+            let commit = |digest: &'static str| {
+                let (state, receipts, start) = (&state, &receipts, &start);
+                let folder = Folder::open_bucket(place(address, "models")).expect("opens");
+                scope.spawn(move || {
+                    start.wait();
+                    (digest, state.commit(&folder, digest, receipts))
+                })
+            };
+            let committers = ["one", "another"].map(commit);
+            committers.map(|committer| committer.join().expect("ended")).into()
+        });
+        let won: Vec<_> = ended.iter().filter(|(_, result)| result.is_ok()).map(|(digest, _)| *digest).collect();
+        let newest = folder.newest(&State::identity()).expect("ours").checkpoint.expect("whole");
+        assert_eq!(won, [newest.state_digest.as_str()], "{ended:?}");
+        let told = ended.iter().find_map(|(_, result)| result.as_ref().err()).expect("one was told");
+        assert!(matches!(told, CheckpointError::Conflict { .. }), "{told}");
+        state.is_newest(&folder);
+    }
+}
+
+#[test]
+fn a_manifest_of_which_the_answer_is_lost_is_found_to_be_the_own_one() {
+    let Some(server) = Server::start("a lost answer") else { return };
+    let mut lost = false;
+    let decide = move |request: &str| {
+        let is_it = request.starts_with("PUT ") && request.ends_with("manifest.json");
+        if is_it && !std::mem::replace(&mut lost, true) { Fate::AnswerLost } else { Fate::Passes }
+    };
+    let proxy = Proxy::start(server.store.address(), decide);
+    let folder = Folder::open_bucket(place(proxy.address, "models")).expect("opens");
+    State::at(1).save(&folder);
+    State::at(1).is_newest(&folder);
+    let tries = proxy
+        .seen()
+        .iter()
+        .filter(|(request, _)| request.starts_with("PUT ") && request.ends_with("manifest.json"))
+        .count();
+    assert_eq!(tries, 2, "{:?}", proxy.seen());
+}
+
+/// What is said by whoever opens a bucket with a variable changed.
+fn refusal(server: &Server, bucket: &str, name: &str, value: &str, limits: Limits) -> (String, bool) {
+    let mut variables = ObjectStore::variables(server.store.address());
+    variables.iter_mut().filter(|(known, _)| known == name).for_each(|(_, given)| *given = value.to_owned());
+    match Folder::open_bucket(place_with(&variables, bucket, limits)) {
+        Err(CheckpointError::Objects(error)) => {
+            let text = error.to_string();
+            let secret = &variables.iter().find(|(name, _)| name == "AWS_SECRET_ACCESS_KEY").expect("a secret").1;
+            assert!(!text.contains(secret.as_str()), "{text}");
+            (text, error.is_passing())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_a_person_can_do_is_said_where_a_key_is_wrong_or_a_bucket_missing_or_nobody_there() {
+    let Some(server) = Server::start("what is said of a wrong key") else { return };
+    let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port").local_addr().expect("an address");
+    let endpoint = format!("http://{unused}");
+    let limits = Limits { tries: Duration::from_secs(1), ..LIMITS };
+    let cases: [(&str, &str, &str, bool, &[&str]); 5] = [
+        ("models", "AWS_ACCESS_KEY_ID", "somebody", false, &["access denied", "AWS_ACCESS_KEY_ID"]),
+        (
+            "models",
+            "AWS_SECRET_ACCESS_KEY",
+            "guessed-wrong",
+            false,
+            &["SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"],
+        ),
+        ("missing", "", "", false, &["the bucket does not exist", "NoSuchBucket", "spec.checkpoint.uri"]),
+        ("models", "AWS_ENDPOINT_URL", &endpoint, true, &["cannot be reached", "AWS_ENDPOINT_URL", "tried"]),
+        ("models", "AWS_ALLOW_HTTP", "false", false, &["AWS_ALLOW_HTTP"]),
+    ];
+    for (bucket, name, value, passing, words) in cases {
+        let (text, may_pass) = refusal(&server, bucket, name, value, limits);
+        println!("{text}");
+        let expected = [&[bucket, "s3://", "creating"], words].concat();
+        assert!(expected.iter().all(|word| text.contains(word)), "{name}: {text}");
+        assert_eq!(may_pass, passing, "{name}: {text}");
+    }
+    // Who only reads is told the same.
+    let text = Folder::open_existing_bucket(place(server.store.address(), "missing")).expect_err("missing").to_string();
+    assert!(text.contains("listing s3://missing") && text.contains("the bucket does not exist"), "{text}");
+}
+
+#[test]
+fn a_store_that_is_always_busy_is_given_up_within_the_limit() {
+    let Some(server) = Server::start("a store that is always busy") else { return };
+    let proxy = Proxy::start(server.store.address(), |_| Fate::Busy);
+    let limits = Limits { tries: Duration::from_secs(1), ..LIMITS };
+    let place = place_with(&ObjectStore::variables(proxy.address), "models", limits);
+    let begun = std::time::Instant::now();
+    let error = place.put("key", vec![1]).expect_err("busy");
+    assert!(error.is_passing() && error.to_string().contains("503") && error.to_string().contains("tried"), "{error}");
+    assert!((3..=6).contains(&proxy.seen().len()), "with pauses between: {:?}", proxy.seen());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
