@@ -241,8 +241,8 @@ impl<'a> Rank<'a> {
     /// Waits for the numbers of the last step. After it nothing is pending.
     pub(crate) fn settle(&mut self) -> Result<Option<Done>, Failure> {
         let Some(Pending { step, samples, seconds }) = self.pending.take() else { return Ok(None) };
-        let sum = self.work().during(Activity::Waiting, || self.communicator.wait());
-        let Completed { memory, .. } = sum.map_err(|failed| lost(&failed.error))?;
+        let sum = || self.communicator.wait().map_err(|failed| lost(&failed.error));
+        let Completed { memory, .. } = self.member.membership.work().during(Activity::Waiting, sum)?;
         let Slice::Numbers(numbers) = memory else {
             unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
         };

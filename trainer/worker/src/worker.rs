@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use lockstep_collective::Communicator;
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
-use lockstep_elastic::{Activity, Digest, Group, Sampler, State};
+use lockstep_elastic::{Activity, Digest, Group, Sampler, State, Work};
 use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
 };
@@ -128,6 +128,10 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    fn work(&self) -> &Work {
+        self.member.membership.work()
+    }
+
     /// From group to group until the last step is done.
     fn train(&self, trainee: &mut Trainee, saver: &mut Saver<'_>, mut group: Group) -> Result<Ending, Failure> {
         loop {
@@ -168,10 +172,7 @@ impl Run<'_> {
         let agreed = self.agree(trainee, &mut ranks)?;
         let mut communicator = Communicator::over(ranks).map_err(Failure::retry)?;
         communicator.follow(&agreed.plan);
-        self.member
-            .membership
-            .work()
-            .during(Activity::Computing, || self.bound(trainee, saver, group, communicator, &agreed))
+        self.work().during(Activity::Computing, || self.bound(trainee, saver, group, communicator, &agreed))
     }
 
     /// The rest of it, as one of ranks that are bound to each other.
@@ -193,10 +194,10 @@ impl Run<'_> {
             communicator,
             agreed.baseline,
         )?;
-        self.check_shared(&mut rank, group)?;
+        self.work().during(Activity::Storing, || self.check_shared(&mut rank, group))?;
         let mut reporter = if group.reports() {
             let Member { membership, metrics, .. } = self.member;
-            Some(membership.work().during(Activity::Storing, || {
+            Some(self.work().during(Activity::Storing, || {
                 self.keep_plan(group, agreed)?;
                 Reporter::open(membership, group, self.storage.output(), metrics, rank.trainee, agreed)
             })?)
@@ -207,7 +208,7 @@ impl Run<'_> {
         self.make_up_evaluation(&mut rank, reporter.as_mut())?;
         let halt = self.steps(&mut rank, saver, reporter.as_mut())?;
         // A large state takes its time on slow storage.
-        self.member.membership.work().during(Activity::Waiting, || match halt {
+        self.work().during(Activity::Waiting, || match halt {
             Some(Halt::Change) => Ok(None),
             Some(Halt::Drain) => self.drain(&mut rank, saver, reporter),
             None => self.finish(&mut rank, saver, reporter),
@@ -291,7 +292,7 @@ impl Run<'_> {
         saver: &mut Saver<'_>,
         mut reporter: Option<&mut Reporter<'_>>,
     ) -> Result<Option<Halt>, Failure> {
-        let (recipe, work) = (rank.recipe().clone(), self.member.membership.work());
+        let (recipe, work) = (rank.recipe().clone(), self.work());
         rank.rest();
         // Every rank learns of a halt or a checkpoint during the step after the one that carried it: all stop or copy after that step.
         let (mut halt, mut copied) = (None, None);
@@ -341,7 +342,7 @@ impl Run<'_> {
         self.member.metrics.evaluated(found.loss);
         let Some(reporter) = reporter else { return Ok(()) };
         let epoch = rank.step() / rank.recipe().steps_per_epoch;
-        self.member.membership.work().during(Activity::Storing, || reporter.evaluated(rank.step(), epoch, found))
+        self.work().during(Activity::Storing, || reporter.evaluated(rank.step(), epoch, found))
     }
 
     /// Saves the state before everybody goes.
