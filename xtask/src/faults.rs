@@ -6,7 +6,7 @@ use std::{
     process::{ExitCode, Stdio},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use crate::cargo;
 
@@ -49,6 +49,8 @@ fn faults(filters: &[String]) -> anyhow::Result<Vec<(String, bool)>> {
         [] => command.args(FAULTS),
         filters => command.args(filters),
     };
+    // What cannot run here is no success.
+    command.env("CI", "true");
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
     let output = child.stdout.take().context("it was piped")?;
     let mut ended = Vec::new();
@@ -57,7 +59,8 @@ fn faults(filters: &[String]) -> anyhow::Result<Vec<(String, bool)>> {
         println!("{line}");
         ended.extend(outcome(&line).map(|(name, well)| (name.to_owned(), well)));
     }
-    child.wait()?;
+    let status = child.wait()?;
+    ensure!(status.success() || ended.iter().any(|(_, well)| !well), "the tests ended with {status}");
     Ok(ended)
 }
 

@@ -124,5 +124,5 @@ fn a_process_whose_training_thread_stays_stuck_ends_and_is_replaced() {
     job.network.shape(Host::Worker(2), 100.0);
     let ended = job.finished();
     assert_eq!(ended.lost(), [worker(0)]);
-    assert!(ended.logs.contains("has not moved for 50"), "{}", ended.logs);
+    assert!(ended.logs.contains(r#""exit":"retry""#), "{}", ended.logs);
 }

@@ -12,7 +12,10 @@ use std::{
     env, fmt,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     io,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -43,6 +46,8 @@ impl Default for Limits {
     }
 }
 
+/// Whoever has no credentials hears of it in so much shorter a time.
+const CREDENTIALS_SOONER: u32 = 3;
 /// A line that is slower than this counts as cut.
 const LEAST_BYTES_PER_SECOND: u64 = 256 << 10;
 /// Between the first two tries; twice as long between the next two, each time a random part of it more.
@@ -57,6 +62,8 @@ pub struct Bucket {
     store: Arc<dyn ObjectStore>,
     runtime: Runtime,
     limits: Limits,
+    /// Whether any request went well.
+    worked: AtomicBool,
 }
 
 /// Opens a place with endpoint and credentials from this process's environment. Nothing is sent yet.
@@ -82,7 +89,8 @@ impl Bucket {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime =
             runtime.map_err(|error| ObjectsError::passing(format!("{uri}: starting the runtime: {error}")))?;
-        Ok(Self { uri: uri.clone(), shown: uri.to_string(), store, runtime, limits })
+        let worked = AtomicBool::new(false);
+        Ok(Self { uri: uri.clone(), shown: uri.to_string(), store, runtime, limits, worked })
     }
 
     fn path(&self, key: &str) -> Path {
@@ -101,17 +109,24 @@ impl Bucket {
         act: impl AsyncFn() -> Result<T, Error>,
     ) -> Result<T, ObjectsError> {
         let patience = self.limits.request + Duration::from_secs(bytes / LEAST_BYTES_PER_SECOND);
-        let attempt = |tries, begun: Instant| Attempt { uri: &self.uri, verb, key, tries, lasted: begun.elapsed() };
+        let attempt = |tries, begun: Instant| {
+            let worked = self.worked.load(Ordering::Relaxed);
+            Attempt { uri: &self.uri, verb, key, tries, lasted: begun.elapsed(), worked }
+        };
         self.runtime.block_on(async {
             let begun = Instant::now();
             let mut pause = FIRST_PAUSE;
             for tries in 1.. {
                 let cause = match timeout(patience, act()).await {
-                    Ok(Ok(done)) => return Ok(done),
+                    Ok(Ok(done)) => {
+                        self.worked.store(true, Ordering::Relaxed);
+                        return Ok(done);
+                    }
                     Ok(Err(error)) => Cause::of(error),
                     Err(_) => Cause::Slow(patience),
                 };
-                if !cause.is_passing() || tries > 1 && begun.elapsed() > self.limits.tries {
+                let limit = self.limits.tries / if cause.is_passing() { 1 } else { CREDENTIALS_SOONER };
+                if !cause.may_pass_soon() || tries > 1 && begun.elapsed() > limit {
                     return Err(attempt(tries, begun).ended(&cause));
                 }
                 info!(verb, key, tries, %cause, "the object store is asked again");

@@ -18,6 +18,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) key: &'a str,
     pub(crate) tries: u32,
     pub(crate) lasted: Duration,
+    /// Whether any request to this place went well.
+    pub(crate) worked: bool,
 }
 
 /// Why a request failed.
@@ -43,6 +45,12 @@ impl Cause {
         if text.contains(METADATA_SERVICE) || text.contains("metadata.google.internal") {
             return Self::NoCredentials(said);
         }
+        match code(&text) {
+            // S3 says so with 400.
+            Some("RequestTimeout" | "IncompleteBody" | "Throttling" | "SlowDown") => return Self::Failed(said),
+            Some("ExpiredToken" | "InvalidToken") => return Self::Denied(said),
+            _ => {}
+        }
         match (&error, status(&text)) {
             // Of an object that is missing the callers know what to do; some stores say it of an unknown user.
             (Error::NotFound { .. }, _) | (_, Some(404)) if code(&text).is_none_or(is_of_bucket) => {
@@ -55,7 +63,7 @@ impl Cause {
             (Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::InvalidPath { .. }, _) => {
                 Self::Refused(said)
             }
-            (_, Some(408 | 409 | 429)) => Self::Failed(said),
+            (_, Some(408 | 409 | 412 | 429)) => Self::Failed(said),
             (_, Some(501)) => Self::Refused(said),
             (_, Some(300..=499)) => Self::Refused(said),
             _ if ["redirect without LOCATION", "builder error"].iter().any(|word| text.contains(word)) => {
@@ -72,6 +80,11 @@ impl Cause {
             Self::NoBucket(_) | Self::NoCredentials(_) | Self::Denied(_) | Self::Refused(_) => false,
             Self::Unreachable(_) | Self::Slow(_) | Self::Failed(_) => true,
         }
+    }
+
+    /// Whether it is worth to try the same again at once. A machine that has just started may know its credentials a little later.
+    pub(crate) fn may_pass_soon(&self) -> bool {
+        self.is_passing() || matches!(self, Self::NoCredentials(_))
     }
 }
 
@@ -92,7 +105,7 @@ impl fmt::Display for Cause {
 impl Attempt<'_> {
     /// What to say in the end.
     pub(crate) fn ended(&self, cause: &Cause) -> ObjectsError {
-        let Self { uri, verb, key, tries, lasted } = self;
+        let Self { uri, verb, key, tries, lasted, worked } = self;
         let variables = variables(uri.service());
         let advice = match cause {
             Cause::NoBucket(_) => "make it, or set spec.checkpoint.uri to one that exists".to_owned(),
@@ -112,7 +125,8 @@ impl Attempt<'_> {
             tries => format!(", tried {tries} times in {:.0} s", lasted.as_secs_f64()),
         };
         let problem = format!("{verb} {uri}/{key}: {cause}{tried}; {advice}");
-        if cause.is_passing() { ObjectsError::passing(problem) } else { ObjectsError::lasting(problem) }
+        // What worked before was changed meanwhile, as credentials are: another process finds out.
+        if *worked || cause.is_passing() { ObjectsError::passing(problem) } else { ObjectsError::lasting(problem) }
     }
 }
 
@@ -214,10 +228,16 @@ mod tests {
             ))
         };
         for (code, passing) in
-            [(503, true), (500, true), (429, true), (408, true), (409, true), (400, false), (405, false), (501, false)]
+            [(503, true), (500, true), (429, true), (408, true), (412, true), (400, false), (405, false), (501, false)]
         {
             assert_eq!(Cause::of(answer(code)).is_passing(), passing, "{code}");
         }
+        let coded = |code: &str| {
+            let body = format!("<Error><Code>{code}</Code><Message>m</Message></Error>");
+            Cause::of(failed(&format!("Server returned non-2xx status code: 400 Bad Request: {body}")))
+        };
+        assert!(coded("RequestTimeout").is_passing() && coded("IncompleteBody").is_passing());
+        assert!(matches!(coded("ExpiredToken"), Cause::Denied(_)) && matches!(coded("X"), Cause::Refused(_)));
         assert!(Cause::of(failed("connection closed before message completed")).is_passing());
         let bare = "Received redirect without LOCATION, this normally indicates an incorrectly configured region";
         assert!(!Cause::of(failed(bare)).is_passing());

@@ -4,7 +4,8 @@ use std::{
     path::Path,
     process,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use lockstep_collective::{Abort, JobId, Limits, Listener, Seat, Waiting};
@@ -31,6 +32,8 @@ const LIMITS: Limits = Limits {
 };
 /// How long there may be no coordinator while the group forms and when it ends.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
+/// How long the ending of a process that hangs may take to be written.
+const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a last word may take when the job failed anyway.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -196,7 +199,13 @@ fn outside(error: JoinError, held: State) -> Failure {
 fn end_hung_process(ending: &Path, reason: &str) {
     let failure = Failure::retry(reason);
     error!(exit = %failure.exit(), "{failure}");
-    leave(ending, &failure.ending());
+    let (path, ending) = (ending.to_owned(), failure.ending());
+    let writing = thread::spawn(move || leave(&path, &ending));
+    // It may be the storage of that file that hangs.
+    let begun = Instant::now();
+    while !writing.is_finished() && begun.elapsed() < ENDING_PATIENCE {
+        thread::sleep(Duration::from_millis(10));
+    }
     process::exit(failure.exit().code().into());
 }
 

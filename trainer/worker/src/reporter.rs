@@ -2,7 +2,6 @@
 
 use std::{
     fs::File,
-    path::Path,
     time::{Duration, Instant},
 };
 
@@ -15,6 +14,7 @@ use crate::{
     failure::Failure,
     journal::{Evaluation, EvaluationLine, Journal, Kept, StepLine},
     metrics::Metrics,
+    storage::Storage,
     trainee::Trainee,
     training::{Rank, Recipe},
 };
@@ -35,16 +35,17 @@ pub(crate) struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// Goes on where the group begins, in the journal of `folder`.
+    /// Goes on where the group begins, in the journal of `storage`.
     pub(crate) fn open(
         membership: &'a Membership,
         group: &'a Group,
-        folder: &Path,
+        storage: &Storage,
         metrics: &'a Metrics,
         trainee: &Trainee,
         communication: &'a Agreed,
     ) -> Result<Self, Failure> {
-        let (journal, kept) = Journal::continue_after(folder, group.base.step)
+        let folder = storage.output();
+        let (journal, mut kept) = Journal::continue_after(folder, group.base.step)
             .map_err(|error| Failure::retry(format!("{}: {error}", folder.display())))?;
         let Recipe { total_steps, steps_per_epoch, .. } = trainee.recipe;
         let progress = Progress {
@@ -58,6 +59,10 @@ impl<'a> Reporter<'a> {
             communication: communication.report,
             ..Progress::default()
         };
+        // The journal of the one before ended with its pod.
+        if kept.step == 0 && !storage.keeps_journals() {
+            kept.step = trainee.remembered_after(0).next().map_or(group.base.step, |line| line.step - 1);
+        }
         let reported = None;
         let mut reporter = Self { membership, group, metrics, journal, progress, reported, communication };
         reporter.make_up(trainee, kept)?;

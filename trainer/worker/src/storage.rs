@@ -33,6 +33,7 @@ pub(crate) struct Storage {
     identity: Identity,
     keep_last: NonZeroU32,
     uri: String,
+    keeps_journals: bool,
 }
 
 impl Storage {
@@ -50,7 +51,8 @@ impl Storage {
         };
         let folder = folder.map_err(|error| refused(&uri, &error))?;
         let keep_last = NonZeroU32::new(workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
-        Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri })
+        let keeps_journals = launch.objects.is_none();
+        Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri, keeps_journals })
     }
 
     /// The newest state that is whole.
@@ -134,6 +136,11 @@ impl Storage {
         let weights = replica.weights();
         let path = self.folder.export_model(MODEL_FILE, &borrowed(&weights), facts);
         path.map(|path| uri_of(&path)).map_err(|error| self.refused(&error))
+    }
+
+    /// Whether the folder for metrics outlives this worker's pod and is every worker's.
+    pub(crate) fn keeps_journals(&self) -> bool {
+        self.keeps_journals
     }
 
     /// The folder for metrics.

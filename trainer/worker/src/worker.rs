@@ -10,7 +10,7 @@ use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
 };
 use lockstep_nn::Sgd;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     benchmark,
@@ -194,12 +194,13 @@ impl Run<'_> {
             communicator,
             agreed.baseline,
         )?;
-        self.work().during(Activity::Storing, || self.check_shared(&mut rank, group))?;
+        // A large journal takes its time on slow storage, as a large state does.
+        self.work().during(Activity::Waiting, || self.check_shared(&mut rank, group))?;
         let mut reporter = if group.reports() {
             let Member { membership, metrics, .. } = self.member;
-            Some(self.work().during(Activity::Storing, || {
+            Some(self.work().during(Activity::Waiting, || {
                 self.keep_plan(group, agreed)?;
-                Reporter::open(membership, group, self.storage.output(), metrics, rank.trainee, agreed)
+                Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed)
             })?)
         } else {
             self.member.metrics.leave_reporting();
@@ -207,7 +208,6 @@ impl Run<'_> {
         };
         self.make_up_evaluation(&mut rank, reporter.as_mut())?;
         let halt = self.steps(&mut rank, saver, reporter.as_mut())?;
-        // A large state takes its time on slow storage.
         self.work().during(Activity::Waiting, || match halt {
             Some(Halt::Change) => Ok(None),
             Some(Halt::Drain) => self.drain(&mut rank, saver, reporter),
@@ -248,14 +248,15 @@ impl Run<'_> {
         }
         let token = format!("{}-{}", self.member.launch.job.uid, group.generation);
         let first = group.rank == 0;
-        if first {
-            self.storage.leave_token(&token)?;
-        }
-        let blind = self.blind_ranks(rank, group, &token);
+        let left = if first { self.storage.leave_token(&token) } else { Ok(()) };
+        let blind = self.blind_ranks(rank, group, &token, left);
         if first {
             self.storage.clear_token(&token);
         }
-        let blind = blind?;
+        let Some(blind) = blind? else {
+            info!("whether all workers see the same storage is asked in the next group");
+            return Ok(());
+        };
         let blind: Vec<String> =
             blind.iter().zip(&group.pods).filter(|(blind, _)| **blind > 0.0).map(|(_, pod)| pod.clone()).collect();
         if !blind.is_empty() {
@@ -265,13 +266,31 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// 1 in the place of each rank that does not see the token.
-    fn blind_ranks(&self, rank: &mut Rank<'_>, group: &Group, token: &str) -> Result<Vec<f32>, Failure> {
-        rank.sum(&mut [0.0])?;
-        let mut blind = vec![0.0; group.world as usize];
-        blind[group.rank as usize] = f32::from(u8::from(!self.storage.sees_token(token)?));
-        rank.sum(&mut blind)?;
-        Ok(blind)
+    /// 1 in the place of each rank that does not see the token; `None` where one could not look.
+    fn blind_ranks(
+        &self,
+        rank: &mut Rank<'_>,
+        group: &Group,
+        token: &str,
+        left: Result<(), Failure>,
+    ) -> Result<Option<Vec<f32>>, Failure> {
+        let mut away = [f32::from(u8::from(is_away(&left)))];
+        if away == [0.0] {
+            left?;
+        }
+        rank.sum(&mut away)?;
+        if away != [0.0] {
+            return Ok(None);
+        }
+        let sees = self.storage.sees_token(token);
+        let mut found = vec![0.0; group.world as usize + 1];
+        if is_away(&sees) {
+            found[group.world as usize] = 1.0;
+        } else {
+            found[group.rank as usize] = f32::from(u8::from(!sees?));
+        }
+        rank.sum(&mut found)?;
+        Ok(found.pop_if(|away| *away == 0.0).map(|_| found))
     }
 
     /// A group that broke while it evaluated has done the step before it already.
@@ -375,6 +394,13 @@ impl Run<'_> {
         let digest = Digest::from_bytes(rank.trainee.replica.digest());
         self.member.finished(rank.step(), digest, ending)
     }
+}
+
+/// Whether storage failed in a way that passes, which is logged.
+fn is_away<T>(asked: &Result<T, Failure>) -> bool {
+    let Err(Failure::Retry(error)) = asked else { return false };
+    warn!(error, "the storage is away for a moment");
+    true
 }
 
 /// Saves the state after the last step, and tells of it.

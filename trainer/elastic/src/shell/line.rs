@@ -55,6 +55,8 @@ struct Line<'a> {
 enum Next {
     Talk,
     Reconnect,
+    /// This worker left its group.
+    Left,
     Over,
 }
 
@@ -77,6 +79,11 @@ impl Line<'_> {
                     }
                     match ended {
                         Ok(Next::Over) => return,
+                        Ok(Next::Left) => {
+                            self.member.handle(Event::Disconnected, self.started.elapsed());
+                            self.shared.left();
+                            continue;
+                        }
                         Ok(Next::Talk | Next::Reconnect) => io::Error::new(io::ErrorKind::TimedOut, "it fell silent"),
                         Err(error) => error,
                     }
@@ -141,8 +148,8 @@ impl Line<'_> {
             if let Some(stuck) = self.stuck() {
                 let reason = stuck.to_string();
                 self.shared.tell(membership::Event::Stuck { reason: reason.clone() });
-                next = self.happened(Event::Stuck { reason }, &mut stream).await?;
-                break;
+                self.happened(Event::Stuck { reason }, &mut stream).await?;
+                return Ok(Next::Left);
             }
             tokio::select! {
                 count = stream.read(&mut bytes) => {

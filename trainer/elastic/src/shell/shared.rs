@@ -180,6 +180,13 @@ impl Shared {
         }
     }
 
+    /// This worker hung up.
+    pub(super) fn left(&self) {
+        self.change(|state| {
+            state.alone.get_or_insert_with(Instant::now);
+        });
+    }
+
     pub(super) fn disconnected(&self, problem: &io::Error) {
         let (was_connected, in_group) = {
             let state = self.state();
