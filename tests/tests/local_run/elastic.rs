@@ -1,6 +1,8 @@
 //! Workers that come and go while the others train. Gradients are added as a canonical tree, so that whatever happened the model must be
 //! that of a run to which nothing did, to the last bit.
 
+use std::sync::OnceLock;
+
 use rustix::process::{Signal, kill_process};
 
 use crate::{
@@ -19,7 +21,7 @@ fn manifest() -> Manifest {
 }
 
 /// What must hold of every run, whatever happened to it.
-fn assert_nothing_was_lost(run: &Run, undisturbed: &Run) {
+fn assert_nothing_was_lost(run: &Run) {
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(run, STEPS);
     let (steps, history) = (run.steps(), run.history());
@@ -31,13 +33,18 @@ fn assert_nothing_was_lost(run: &Run, undisturbed: &Run) {
         let first = first.map(|line| line.step);
         assert!(first.is_none_or(|step| step == change.step + 1), "{change:?} was followed by step {first:?}");
     }
-    assert!(run.model() == undisturbed.model(), "the weights differ from those of a run to which nothing happened");
+    assert!(run.model() == undisturbed(), "the weights differ from those of a run to which nothing happened");
+}
+
+/// The model of a run to which nothing happened; called while no other run is under way.
+fn undisturbed() -> &'static [u8] {
+    static MODEL: OnceLock<Vec<u8>> = OnceLock::new();
+    MODEL.get_or_init(|| Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished().model())
 }
 
 #[test]
 fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     let _alone = alone();
-    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
     let run = Run::of("churn", &manifest(), &[]);
     run.wait_for_step(50);
     // The first rank, which reports and saves.
@@ -46,12 +53,7 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     kill(run.trainers("coordinator", "")[0]);
     let step = run.steps().last().map_or(0, |line| line.step);
     run.wait_for_step(step + 100);
-    let scale = |workers: &str| {
-        let mut command = std::process::Command::new(crate::run::lockstep());
-        let scaled = command.arg("scale").arg(run.folder()).arg(workers).status().expect("lockstep starts");
-        assert!(scaled.success(), "{scaled}");
-    };
-    scale("4");
+    run.scale(4);
     wait_for("four workers", || run.steps().last().is_some_and(|line| line.world_size == 4));
     // All but one.
     for worker in ["worker-0", "worker-2", "worker-3"] {
@@ -59,10 +61,10 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     }
     wait_for("one worker", || run.history().last().is_some_and(|change| change.workers == 1));
     wait_for("four workers again", || run.history().last().is_some_and(|change| change.workers == 4));
-    scale("1");
+    run.scale(1);
     wait_for("one worker by intent", || run.steps().last().is_some_and(|line| line.world_size == 1));
     let run = run.finished();
-    assert_nothing_was_lost(&run, &undisturbed);
+    assert_nothing_was_lost(&run);
     let history = run.history();
     let planned = history.iter().find(|change| !change.left.is_empty()).expect("three left");
     assert!(planned.left.len() == 3 && planned.lost.is_empty(), "{planned:?}");
@@ -88,7 +90,6 @@ fn chaos_is_told_and_is_no_failure_of_the_job() {
 #[test]
 fn a_stopped_worker_is_left_behind_and_joins_again_when_it_wakes() {
     let _alone = alone();
-    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
     let run = Run::of("frozen", &manifest(), &["--workers", "2"]);
     run.wait_for_step(50);
     let frozen = run.trainers("worker", "worker-1")[0];
@@ -98,22 +99,37 @@ fn a_stopped_worker_is_left_behind_and_joins_again_when_it_wakes() {
     wait_for("both", || run.steps().last().is_some_and(|line| line.world_size == 2));
     assert_eq!(run.trainers("worker", "worker-1"), [frozen], "the same process");
     let run = run.finished();
-    assert_nothing_was_lost(&run, &undisturbed);
+    assert_nothing_was_lost(&run);
     let lost = run.history().into_iter().flat_map(|change| change.lost).map(|gone| gone.reason).collect::<Vec<_>>();
     assert_eq!(lost, ["sent nothing for 2.5 s"]);
 }
 
 #[test]
+fn newcomers_take_the_state_over_while_the_others_train_and_have_nothing_to_copy_when_they_are_let_in() {
+    let _alone = alone();
+    let run = Run::of("followed", &manifest(), &["--workers", "2"]);
+    run.wait_for_step(50);
+    run.scale(4);
+    wait_for("four workers", || run.steps().last().is_some_and(|line| line.world_size == 4));
+    let run = run.finished();
+    assert_nothing_was_lost(&run);
+    for newcomer in ["worker-2", "worker-3"] {
+        let log = run.log(newcomer);
+        assert!(log.contains("state taken over; following the group"), "{log}");
+        assert!(!log.contains("state copied"), "{log}");
+    }
+}
+
+#[test]
 fn a_worker_that_is_asked_to_stop_leaves_after_a_step_and_is_replaced() {
     let _alone = alone();
-    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
     let run = Run::of("asked", &manifest(), &["--workers", "2"]);
     run.wait_for_step(50);
     kill_process(run.trainers("worker", "worker-0")[0], Signal::TERM).expect("it is alive");
     wait_for("the other one alone", || run.history().iter().any(|change| !change.left.is_empty()));
     wait_for("both again", || run.steps().last().is_some_and(|line| line.generation > 2 && line.world_size == 2));
     let run = run.finished();
-    assert_nothing_was_lost(&run, &undisturbed);
+    assert_nothing_was_lost(&run);
     assert!(run.steps().iter().all(|line| line.loss.is_some()), "every step was seen by all");
     assert!(run.history().iter().all(|change| change.lost.is_empty()), "{:?}", run.history());
 }
@@ -121,20 +137,18 @@ fn a_worker_that_is_asked_to_stop_leaves_after_a_step_and_is_replaced() {
 #[test]
 fn who_has_to_go_while_nobody_else_holds_the_state_saves_it_first() {
     let _alone = alone();
-    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
     let run = Run::of("deserted", &manifest(), &["--workers", "1"]);
     run.wait_for_step(50);
     kill_process(run.trainers("worker", "worker-0")[0], Signal::TERM).expect("it is alive");
     run.wait_for_generation(2);
     let run = run.finished();
-    assert_nothing_was_lost(&run, &undisturbed);
+    assert_nothing_was_lost(&run);
     assert!(run.history()[1].step > 50, "{:?}", run.history());
 }
 
 #[test]
 fn when_all_are_lost_the_newest_checkpoint_is_taken_and_that_is_told() {
     let _alone = alone();
-    let undisturbed = Run::of("undisturbed", &manifest(), &["--workers", "1"]).finished();
     let run = Run::of("all", &manifest(), &["--workers", "2"]);
     run.wait_for_checkpoint();
     run.trainers("worker", "").into_iter().for_each(kill);
@@ -143,7 +157,7 @@ fn when_all_are_lost_the_newest_checkpoint_is_taken_and_that_is_told() {
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(&run, STEPS);
     assert!(run.history()[1].rollback && run.history()[1].step > 0, "{:?}", run.history());
-    assert!(run.model() == undisturbed.model(), "the weights differ");
+    assert!(run.model() == undisturbed(), "the weights differ");
 }
 
 fn slowest(run: &Run) -> f64 {

@@ -257,6 +257,17 @@ impl Run {
             .collect()
     }
 
+    /// Asks for so many workers, as a user does.
+    pub(crate) fn scale(&self, workers: u32) {
+        let scaled = Command::new(lockstep()).arg("scale").arg(&self.folder).arg(workers.to_string()).status();
+        assert!(scaled.as_ref().is_ok_and(std::process::ExitStatus::success), "{scaled:?}");
+    }
+
+    /// What the process of this member logged.
+    pub(crate) fn log(&self, member: &str) -> String {
+        fs::read_to_string(self.folder.join("logs").join(format!("{member}.log"))).unwrap_or_default()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("the run is alive");
     }

@@ -109,20 +109,37 @@ impl Default for Limits {
     }
 }
 
-/// Connects `seat` with all other ranks of `peers` (the address of every rank); the connections by rank, none to itself.
+/// Which ranks are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Each with each.
+    Mesh,
+    /// The last with each of the others.
+    Star,
+}
+
+/// Connects `seat` with the other ranks of `peers` (the address of every rank); the connections by rank, none to itself.
 pub(crate) fn form(
     listener: &Listener,
     seat: Seat,
     peers: &[SocketAddr],
+    shape: Shape,
     limits: Limits,
     abort: &Abort,
 ) -> Result<Vec<Option<Connection>>, CollectiveError> {
+    let hub = peers.len() - 1;
+    let (dialled, called) = match shape {
+        Shape::Mesh => (seat.rank + 1..peers.len(), 0..seat.rank),
+        Shape::Star if seat.rank == hub => (0..0, 0..hub),
+        Shape::Star => (hub..peers.len(), 0..0),
+    };
     let mut forming = Forming {
         seat,
         silence: limits.silence,
-        dials: (seat.rank + 1..peers.len()).map(|rank| Dial::new(rank, peers[rank])).collect(),
+        dials: dialled.map(|rank| Dial::new(rank, peers[rank])).collect(),
         callers: Vec::new(),
-        accepted: (0..seat.rank).map(|_| None).collect(),
+        accepted: called.map(|_| None).collect(),
+        listens: shape == Shape::Mesh || seat.rank == hub,
         last_refused: None,
     };
     let started = Instant::now();
@@ -132,7 +149,7 @@ pub(crate) fn form(
         forming.accept(listener)?;
         forming.hear_callers()?;
         if forming.is_joined() {
-            return Ok(forming.into_connections());
+            return Ok(forming.into_connections(peers.len()));
         }
         if started.elapsed() >= limits.forming {
             return Err(CollectiveError::NotFormed {
@@ -153,6 +170,8 @@ struct Forming {
     callers: Vec<Caller>,
     /// From the ranks before this one, in their order.
     accepted: Vec<Option<Connection>>,
+    /// Whether connections that come are for this group.
+    listens: bool,
     last_refused: Option<String>,
 }
 
@@ -260,6 +279,9 @@ impl Forming {
     }
 
     fn accept(&mut self, listener: &Listener) -> Result<(), CollectiveError> {
+        if !self.listens {
+            return Ok(());
+        }
         let most = self.accepted.len() + MAX_STRANGERS;
         if self.callers.len() == most {
             self.callers.remove(0);
@@ -328,12 +350,15 @@ impl Forming {
     }
 
     /// The connections by rank, those that are there.
-    fn into_connections(self) -> Vec<Option<Connection>> {
-        let called = self.dials.into_iter().map(|dial| match dial.state {
-            Dialling::Joined(connection) => Some(connection),
-            _ => None,
-        });
-        self.accepted.into_iter().chain([None]).chain(called).collect()
+    fn into_connections(self, world: usize) -> Vec<Option<Connection>> {
+        let mut connections: Vec<_> = self.accepted;
+        connections.resize_with(world, || None);
+        for Dial { rank, state, .. } in self.dials {
+            if let Dialling::Joined(connection) = state {
+                connections[rank] = Some(connection);
+            }
+        }
+        connections
     }
 
     fn missing(&self) -> Missing {
@@ -352,7 +377,10 @@ impl Forming {
 
     fn wait(&self, listener: &Listener, left: Duration) -> Result<(), CollectiveError> {
         let mut limit = left.min(ABORT_TICK);
-        let mut watched = vec![PollFd::new(&listener.socket, PollFlags::IN)];
+        let mut watched = Vec::new();
+        if self.listens {
+            watched.push(PollFd::new(&listener.socket, PollFlags::IN));
+        }
         for dial in &self.dials {
             match &dial.state {
                 Dialling::Resting { until } => limit = limit.min(until.saturating_duration_since(Instant::now())),

@@ -9,7 +9,7 @@ use crate::algorithm::{Algorithm, Schedule};
 use crate::call::Operation;
 use crate::element::Reduction;
 use crate::engine::{Counts, Scratch};
-use crate::forming::{JobId, Limits, Seat, Waiting, form};
+use crate::forming::{JobId, Limits, Seat, Shape, Waiting, form};
 use crate::link::Listener;
 use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, staging_size};
 use crate::mesh::Mesh;
@@ -81,12 +81,44 @@ impl Group {
         limits: Limits,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
+        let mut group = Self::connect(listener, seat, peers, Shape::Mesh, limits, abort)?;
+        if limits.shares_memory && peers.len() > 1 && peers.iter().all(|peer| peer.ip() == peers[0].ip()) {
+            let segment = group.share(staging_size(peers.len()))?;
+            group.memory = segment.map(|segment| SharedMemory::on(segment, seat.rank, peers.len()));
+        }
+        Ok(group)
+    }
+
+    /// Forms a star: the last rank of `peers` is connected with each of the others, and those with nobody else. [`Group::send`] and
+    /// [`Group::receive`] between the two are all that can be done in it. Only the last rank needs `listener` for connections that come:
+    /// the others may form another group through theirs meanwhile.
+    ///
+    /// # Errors
+    /// As [`Group::form`].
+    pub fn form_star(
+        listener: &Listener,
+        seat: Seat,
+        peers: &[SocketAddr],
+        limits: Limits,
+        abort: &Abort,
+    ) -> Result<Self, CollectiveError> {
+        Self::connect(listener, seat, peers, Shape::Star, limits, abort)
+    }
+
+    fn connect(
+        listener: &Listener,
+        seat: Seat,
+        peers: &[SocketAddr],
+        shape: Shape,
+        limits: Limits,
+        abort: &Abort,
+    ) -> Result<Self, CollectiveError> {
         if seat.rank >= peers.len() {
             return Err(CollectiveError::NotInGroup { rank: seat.rank, world: peers.len() });
         }
-        let streams = form(listener, seat, peers, limits, abort)?;
+        let streams = form(listener, seat, peers, shape, limits, abort)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut group = Self {
+        Ok(Self {
             mesh: Mesh::over(streams, limits.silence, abort)?,
             seat,
             addresses: peers.into(),
@@ -98,12 +130,7 @@ impl Group {
             counts: vec![Counts::default(); peers.len()].into(),
             memory: None,
             schedules: HashMap::new(),
-        };
-        if limits.shares_memory && peers.len() > 1 && peers.iter().all(|peer| peer.ip() == peers[0].ip()) {
-            let segment = group.share(staging_size(peers.len()))?;
-            group.memory = segment.map(|segment| SharedMemory::on(segment, seat.rank, peers.len()));
-        }
-        Ok(group)
+        })
     }
 
     /// The group of the ranks that name the same `colour`, in the order of their `key`, those with the same in the order of their ranks

@@ -11,7 +11,9 @@
 //! Steps need the members only: while this process is away they go on, and changes wait.
 
 mod base;
+mod following;
 mod forming;
+mod peers;
 mod running;
 mod status;
 
@@ -20,8 +22,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{Active, CheckpointMark, Digest, Hello, MemberId, Message, Record, Seat, message::FrameError, rank_order};
+use crate::{Active, CheckpointMark, Digest, MemberId, Message, Record, Seat, message::FrameError, rank_order};
 use forming::{Gathering, Preparing};
+use peers::Peer;
 use running::Running;
 pub use status::{Stage, Status};
 
@@ -130,7 +133,7 @@ pub struct Change {
     pub lost: Vec<(String, String)>,
     /// What failed although nobody was lost.
     pub broken: Option<String>,
-    /// From the moment when the need for a change was seen to the recorded membership.
+    /// From the moment when a loss was seen, or a planned change began, to the recorded membership.
     pub took: Duration,
 }
 
@@ -200,13 +203,6 @@ pub struct Coordinator {
     handled: Duration,
     stop_by: Option<Duration>,
     commands: Vec<Command>,
-}
-
-#[derive(Clone, Debug)]
-struct Peer {
-    hello: Hello,
-    connection: Connection,
-    heard: Duration,
 }
 
 /// What a swap of the record is for.
@@ -338,6 +334,7 @@ impl Coordinator {
             Message::Heartbeat => self.send(connection, Message::Heartbeat),
             Message::Report(report) => self.reported(&member, connection, report, now),
             Message::Broken { generation, reason } => self.broken(&member, generation, reason, now),
+            Message::CaughtUp => self.caught_up(&member),
             Message::Fatal { message } => self.fatal(member, message),
             Message::Progress { step, payload } => self.progressed(member, step, payload),
             Message::Checkpoint(mark) => self.checkpointed(mark),
@@ -355,48 +352,11 @@ impl Coordinator {
             | Message::Refuse { .. }
             | Message::Prepare { .. }
             | Message::Commit { .. }
+            | Message::Follow(_)
+            | Message::Feed(_)
             | Message::Drain { .. }
             | Message::Abort { .. }
             | Message::Release => {}
-        }
-    }
-
-    fn garbled(&mut self, connection: Connection, error: &FrameError, now: Duration) {
-        if let FrameError::Version { .. } = error {
-            self.send(connection, Message::Refuse { reason: error.to_string() });
-        }
-        self.commands.push(Command::Close(connection));
-        if let Some(pod) = self.pods.get(&connection).cloned() {
-            self.gone(&pod, &error.to_string(), now);
-        }
-    }
-
-    /// The one place where a connected member disappears.
-    fn gone(&mut self, pod: &str, reason: &str, now: Duration) {
-        let Some(peer) = self.peers.remove(pod) else { return };
-        self.pods.remove(&peer.connection);
-        self.leaving.remove(pod);
-        self.missed(&peer.hello.member, reason, now);
-    }
-
-    fn drop_the_silent(&mut self, now: Duration) {
-        let silent = |peer: &Peer| now.saturating_sub(peer.heard) > DEAD_AFTER;
-        let dead: Vec<_> =
-            self.peers.iter().filter(|(_, p)| silent(p)).map(|(pod, p)| (pod.clone(), p.connection)).collect();
-        for (pod, connection) in dead {
-            self.commands.push(Command::Close(connection));
-            self.gone(&pod, &format!("sent nothing for {} s", DEAD_AFTER.as_secs_f64()), now);
-        }
-    }
-
-    /// Heartbeats that came while this process did not run lie unread in its sockets: they are no silence.
-    fn forgive_own_sleep(&mut self, now: Duration) {
-        let slept = now.saturating_sub(self.handled);
-        self.handled = now;
-        if slept > NAP_LIMIT {
-            for peer in self.peers.values_mut() {
-                peer.heard += slept;
-            }
         }
     }
 
@@ -472,11 +432,6 @@ impl Coordinator {
         self.record.active.as_ref()
     }
 
-    /// Whether this very process is connected.
-    fn is_here(&self, member: &MemberId) -> bool {
-        self.peers.get(&member.pod).is_some_and(|peer| peer.hello.member == *member)
-    }
-
     /// Connected pods that the next group may keep.
     fn stayers(&self) -> impl Iterator<Item = &str> {
         let all = self.draining.is_some();
@@ -495,10 +450,5 @@ impl Coordinator {
         if known.max(waiting) < Some(mark.step) {
             self.mark = Some(mark);
         }
-    }
-
-    fn silent_pods(&self, now: Duration) -> BTreeSet<&str> {
-        let silent = |peer: &Peer| now.saturating_sub(peer.heard) > SUSPECT_AFTER;
-        self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(pod, _)| pod.as_str()).collect()
     }
 }

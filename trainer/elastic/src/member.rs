@@ -3,8 +3,11 @@
 //! ```text
 //!            Commit                        Prepare                      the worker stopped
 //! standing ─────────► training or copying ─────────► asked to seal ─────────────────────► standing, reports
-//!     ▲                      │ a collective failed
-//!     └──────────────────────┘ Broken
+//!     ▲    │                 │ a collective failed
+//!     ├────┼─────────────────┘ Broken
+//!     │    │ Follow
+//!     │    └──────► following ─── the group changes, or feeds it no more
+//!     └────────────────────────── ready to be let in
 //! ```
 //!
 //! A member promises never to complete a collective of an older generation before it reports what it holds (it *seals*: the worker
@@ -12,7 +15,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use crate::{Active, CheckpointMark, Digest, Hello, Message, Report, State};
+use crate::{Active, CheckpointMark, Digest, Follower, Hello, Lead, Message, Report, State};
 
 /// Time between two heartbeats.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(100);
@@ -36,8 +39,10 @@ pub struct Group {
     pub pods: Vec<String>,
     /// The state that all start from.
     pub base: State,
-    /// Ranks that hold that state already, in rising order; the others copy it from them.
+    /// Ranks that hold that state, and know how it came about, in rising order.
     pub sources: Vec<u32>,
+    /// Ranks that copy it from them.
+    pub copiers: Vec<u32>,
     /// Virtual shards of a global step.
     pub shards: u32,
 }
@@ -63,6 +68,8 @@ pub enum Event {
     Entered,
     /// The worker gave the state of its generation up for one that it read from a checkpoint.
     Reloaded,
+    /// The worker holds what the group holds that it follows, and goes on to follow it.
+    CaughtUp,
     /// The worker stands still: it completes no collective until the next [`Command::Enter`].
     Stand {
         /// What it holds; `None` in the middle of a copy.
@@ -135,6 +142,10 @@ pub enum Command {
     },
     /// Train in this group.
     Enter(Group),
+    /// Take over what this group holds while it trains, and stand when it changes or hands over nothing more.
+    Follow(Lead),
+    /// Hand what the group holds to this newcomer.
+    Feed(Follower),
     /// Stop after a step that all agree on, and save it.
     Drain {
         /// Who asks, and why.
@@ -164,6 +175,7 @@ pub struct Member {
     entered: Option<u64>,
     promised: u64,
     standing: Option<Standing>,
+    following: Option<Following>,
     over: bool,
     connected: bool,
     heard: Duration,
@@ -182,6 +194,14 @@ struct Standing {
     broken: Option<String>,
 }
 
+/// A group that it was told to follow.
+#[derive(Clone, Copy, Debug)]
+struct Following {
+    generation: u64,
+    /// It holds what the group holds, or follows it no more.
+    caught_up: bool,
+}
+
 impl Member {
     /// A process that wants to join, holding a state.
     #[must_use]
@@ -191,6 +211,7 @@ impl Member {
             entered: None,
             promised: 0,
             standing: Some(Standing { held: Some(held), broken: None }),
+            following: None,
             over: false,
             connected: false,
             heard: Duration::ZERO,
@@ -218,6 +239,7 @@ impl Member {
             }
             Event::Entered => self.entered = self.hello.committed_generation,
             Event::Reloaded => self.entered = None,
+            Event::CaughtUp => self.caught_up(),
             Event::Stand { held, broken } => {
                 // Half a copy replaced it: what this process holds from now on comes from elsewhere.
                 if held.is_none() {
@@ -225,6 +247,7 @@ impl Member {
                 }
                 self.standing = Some(Standing { held, broken });
                 self.last_word = None;
+                self.following.iter_mut().for_each(|following| following.caught_up = true);
                 self.repeat(now);
             }
             Event::Progress { step, payload } => self.say(Message::Progress { step, payload }),
@@ -265,6 +288,8 @@ impl Member {
         match message {
             Message::Prepare { generation, planned } => self.prepare(generation, planned, now),
             Message::Commit { rank, active } => self.enter(rank, active),
+            Message::Follow(lead) => self.follow(lead),
+            Message::Feed(follower) => self.commands.push(Command::Feed(follower)),
             Message::Refuse { reason } => self.over(Command::Refused { reason }),
             Message::Abort { reason } => self.over(Command::Abort { reason }),
             Message::Release => self.over(Command::Released),
@@ -278,6 +303,7 @@ impl Member {
             | Message::Hello(_)
             | Message::Report(_)
             | Message::Broken { .. }
+            | Message::CaughtUp
             | Message::Progress { .. }
             | Message::Checkpoint(_)
             | Message::Leave { .. }
@@ -302,6 +328,35 @@ impl Member {
         }
     }
 
+    /// Whoever is in the middle of what came before stands still first, and whoever has told what it holds is let in as it is.
+    fn follow(&mut self, lead: Lead) {
+        let generation = lead.generation;
+        let news = self.following.is_none_or(|following| following.generation != generation);
+        if news && self.standing.is_none() {
+            self.following = None;
+            self.commands.push(Command::Seal { generation, planned: false });
+        } else if news {
+            let told = self.is_asked() || self.is_past(generation);
+            self.following = Some(Following { generation, caught_up: told });
+            if !told {
+                self.standing = None;
+                self.commands.push(Command::Follow(lead));
+            }
+        }
+        self.ask_to_be_let_in();
+    }
+
+    fn caught_up(&mut self) {
+        self.following.iter_mut().for_each(|following| following.caught_up = true);
+        self.ask_to_be_let_in();
+    }
+
+    fn ask_to_be_let_in(&mut self) {
+        if self.following.is_some_and(|following| following.caught_up) {
+            self.say(Message::CaughtUp);
+        }
+    }
+
     fn enter(&mut self, rank: u32, active: Active) {
         let generation = active.generation;
         let mine = active.seat(&self.hello.member).is_some_and(|seat| seat.rank == rank);
@@ -311,6 +366,7 @@ impl Member {
         // Who is committed has reported, and stands still since.
         let Some(Standing { held, .. }) = self.standing.take() else { return };
         self.promised = generation;
+        self.following = None;
         // Who drains is told so again in its new group.
         self.draining = false;
         self.hello.committed_generation = Some(generation);
@@ -341,7 +397,8 @@ impl Member {
             self.commands.push(Command::Reconnect);
         }
         if self.connected && now.saturating_sub(self.said) >= REPEAT_AFTER {
-            if self.hello.committed_generation.is_none() && !self.is_asked() {
+            let waits = self.hello.committed_generation.is_none() || self.standing.is_some();
+            if waits && !self.is_asked() {
                 self.say_hello();
             }
             self.repeat(now);
@@ -361,6 +418,7 @@ impl Member {
             self.say(Message::Leave { reason });
         }
         self.report();
+        self.ask_to_be_let_in();
         self.say_last_word();
     }
 
@@ -402,10 +460,9 @@ impl Member {
 }
 
 fn group(rank: u32, active: Active) -> Group {
-    let Active { generation, attempt: _, members, base_step, base_digest, shards, sampler, sources, rollback: _ } =
-        active;
+    let Active { generation, members, base_step, base_digest, shards, sampler, sources, copiers, .. } = active;
     let world = members.iter().map(|seat| seat.rank + 1).max().unwrap_or(0);
     let (addresses, pods) = members.into_iter().map(|seat| (seat.address, seat.pod)).unzip();
     let base = State { step: base_step, digest: base_digest, sampler };
-    Group { generation, rank, world, addresses, pods, base, sources, shards }
+    Group { generation, rank, world, addresses, pods, base, sources, copiers, shards }
 }

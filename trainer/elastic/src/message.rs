@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -53,6 +53,12 @@ pub enum Message {
         /// The membership.
         active: Active,
     },
+    /// Coordinator: a group trains without you; follow it until you hold what it holds.
+    Follow(Lead),
+    /// Coordinator: a newcomer follows your group; hand it your part of the state, and of every summed gradient from then on.
+    Feed(Follower),
+    /// Member: I hold what the group holds, or cannot follow it. Let me in.
+    CaughtUp,
     /// Either side: I am alive.
     Heartbeat,
     /// Member: how far the training is.
@@ -126,6 +132,26 @@ pub struct Hello {
     pub committed_generation: Option<u64>,
     /// Whether it stands still: it completes no collective before it is committed to a newer generation.
     pub stands: bool,
+}
+
+/// A group that a newcomer follows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lead {
+    /// Its number.
+    pub generation: u64,
+    /// Where each rank listens for gradients, in rank order.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// A newcomer that follows a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Follower {
+    /// The group's number.
+    pub generation: u64,
+    /// Who.
+    pub member: MemberId,
+    /// Where it listens for what the members hand it.
+    pub address: SocketAddr,
 }
 
 /// A training state, by its name.
@@ -208,6 +234,9 @@ impl Message {
             | Self::Prepare { .. }
             | Self::Report(_)
             | Self::Commit { .. }
+            | Self::Follow(_)
+            | Self::Feed(_)
+            | Self::CaughtUp
             | Self::Heartbeat
             | Self::Progress { .. }
             | Self::Checkpoint(_)

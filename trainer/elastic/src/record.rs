@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Digest, Incarnation, MemberId};
 
 /// The newest form of the record that this build reads, and the one that it writes.
-const FORMAT_VERSION: u32 = 2;
+const FORMAT_VERSION: u32 = 3;
 
 /// The one truth about a job's memberships. Written on a membership change or a checkpoint, never per step.
 ///
@@ -50,8 +50,11 @@ pub struct Active {
     pub shards: u32,
     /// Where the sample sequence stands at `base_step`.
     pub sampler: Sampler,
-    /// Ranks that hold the state of `base_step`.
+    /// Ranks that hold the state of `base_step`, and know how it came about.
     pub sources: Vec<u32>,
+    /// Ranks that hold another state, and copy it from the sources. All others hold it, too.
+    #[serde(default)]
+    pub copiers: Vec<u32>,
     /// The state is a checkpoint that an earlier generation may have been ahead of: those steps are done again.
     pub rollback: bool,
 }
@@ -221,6 +224,7 @@ mod tests {
             shards: 64,
             sampler: Sampler { seed: u64::MAX, epoch: 0, cursor: 0 },
             sources: vec![0],
+            copiers: Vec::new(),
             rollback: false,
         }
     }

@@ -6,4 +6,4 @@ mod membership;
 mod shared;
 
 pub use coordinate::{Notice, coordinate};
-pub use membership::{Event, Farewell, FarewellError, JoinError, Membership};
+pub use membership::{Event, Farewell, FarewellError, JoinError, Membership, Place};

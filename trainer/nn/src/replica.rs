@@ -235,6 +235,30 @@ impl<D: Device> Replica<D> {
         self.progress = Progress::Announced;
     }
 
+    /// A step that others computed, in place of [`begin_step`](Replica::begin_step) and all micro-batches: its gradients as a group has
+    /// summed them.
+    ///
+    /// # Panics
+    /// In mid-step, and when these are the gradients of another network.
+    pub fn take_gradients(&mut self, gradients: &[f32]) {
+        let elements = self.table.elements();
+        assert_eq!(gradients.len(), elements, "the gradients of another network");
+        self.begin_step();
+        self.device.write(self.plan.gradients.region(0..elements), gradients);
+        self.progress = Progress::Announced;
+    }
+
+    /// Copies some gradients of the announced step as they now are; waits.
+    ///
+    /// # Panics
+    /// Before the step's gradients were announced, while a [`Gradient`] is out, and when there are no such gradients.
+    pub fn copy_gradients(&mut self, elements: Range<usize>, into: &mut [f32]) {
+        assert_eq!(self.progress, Progress::Announced, "gradients are copied after the step's last micro-batch");
+        assert_eq!(self.outstanding.load(Ordering::Acquire), 0, "copying gradients needs every bucket back");
+        self.device.ready().wait();
+        self.device.read(self.plan.gradients.region(elements), into);
+    }
+
     /// Ends a part of the step, which may have had no micro-batch: its gradients and its loss are added to those of the parts before as
     /// in a binary tree of which the parts are the leaves. So the sum over 2ᵏ parts has the same bits whether one rank forms it or
     /// several form subtrees of it. Waits. With the `last` part `on_bucket` is called for every bucket.

@@ -165,6 +165,26 @@ impl<D: Device> Replica<D> {
         state
     }
 
+    /// How many values [`read_state`](Replica::read_state) gives.
+    pub fn state_elements(&self) -> usize {
+        2 * self.table.elements()
+    }
+
+    /// Copies some values of what [`read_state`](Replica::read_state) gives; waits.
+    ///
+    /// # Panics
+    /// In mid-step, and when there are no such values.
+    pub fn copy_state(&mut self, values: Range<usize>, into: &mut [f32]) {
+        self.assert_between_steps("reading the state");
+        self.device.ready().wait();
+        let elements = self.table.elements();
+        let weights = values.start.min(elements)..values.end.min(elements);
+        let velocity = values.start.max(elements) - elements..values.end.max(elements) - elements;
+        let (from_weights, from_velocity) = into.split_at_mut(weights.len());
+        self.device.read(self.plan.weights.region(weights), from_weights);
+        self.device.read(self.plan.velocity.region(velocity), from_velocity);
+    }
+
     /// Takes over what [`read_state`](Replica::read_state) gave.
     ///
     /// # Panics

@@ -257,6 +257,40 @@ fn a_loaded_state_goes_on_as_the_saved_one() {
 }
 
 #[test]
+fn a_step_is_repeated_from_its_gradients_to_the_last_bit() {
+    let batch = digits(20, 11);
+    let mut first = replica(Cpu::new(), models::lenet5(), 20);
+    train(&mut first, &batch, 3);
+    let mut second = replica(Cpu::new(), models::lenet5(), 1);
+    let elements = first.table().elements();
+    // Cut within the weights, and within the momentum.
+    for part in [0..7, 7..elements + 3, elements + 3..first.state_elements()] {
+        let mut values = vec![0.0; part.len()];
+        first.copy_state(part.clone(), &mut values);
+        assert_eq!(values, first.read_state()[part]);
+    }
+    second.write_state(&first.read_state());
+
+    let mut gradients = vec![0.0; elements];
+    first.begin_step();
+    first.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut |_, _| {});
+    let (left, right) = gradients.split_at_mut(100);
+    first.copy_gradients(0..100, left);
+    first.copy_gradients(100..elements, right);
+    second.take_gradients(&gradients);
+    for replica in [&mut first, &mut second] {
+        replica.update(&OPTIMIZER, 0.05);
+        replica.finish_step();
+    }
+    assert_eq!(first.digest(), second.digest());
+    assert_eq!(train(&mut first, &batch, 1), {
+        let mut whole = replica(Cpu::new(), models::lenet5(), 20);
+        whole.write_state(&second.read_state());
+        train(&mut whole, &batch, 1)
+    });
+}
+
+#[test]
 fn a_digest_is_the_same_when_each_block_is_digested_elsewhere() {
     let mut whole = replica(Cpu::new(), models::lenet5(), 20);
     train(&mut whole, &digits(20, 11), 3);

@@ -9,6 +9,8 @@ mod coordinator;
 mod credentials;
 mod efficiency;
 mod failure;
+mod feeds;
+mod follow;
 mod gradients;
 mod journal;
 mod kubernetes_store;

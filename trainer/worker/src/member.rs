@@ -1,21 +1,28 @@
 //! A worker's part in its group: it joins, binds itself to the others of each generation, and leaves with a last word.
 
 use std::{
+    net::SocketAddr,
     path::Path,
     process,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{Abort, JobId, Limits, Listener, Seat, Waiting};
-use lockstep_elastic::{Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, MemberId, Membership, State};
+use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, Waiting};
+use lockstep_elastic::{
+    Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership, Place, State,
+};
 use lockstep_launch::{CommunicationBackend, Ending, Launch};
 use tracing::{error, info, warn};
 
 use crate::{
     credentials::identity,
     failure::{Failure, leave},
+    feeds::Newcomers,
     metrics::Metrics,
     networks::data_address,
     serve::Ready,
@@ -30,6 +37,10 @@ const LIMITS: Limits = Limits {
     waiting: Waiting::Adaptive,
     shares_memory: true,
 };
+/// A newcomer that does not hear from all members by then is let in without it. Nothing is waited for by spinning: it has time.
+const FEED_LIMITS: Limits =
+    Limits { forming: Duration::from_secs(10), waiting: Waiting::Block, shares_memory: false, ..LIMITS };
+const CHANGES: &str = "a new generation is being formed";
 /// How long there may be no coordinator while the group forms and when it ends.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
 /// How long the ending of a process that hangs may take to be written.
@@ -42,9 +53,13 @@ pub(crate) struct Member<'a> {
     pub launch: &'a Launch,
     pub metrics: &'a Arc<Metrics>,
     pub membership: Arc<Membership>,
-    listener: Listener,
-    /// Ends the collectives of the present generation.
+    ready: &'a Ready,
+    listener: Arc<Listener>,
+    /// Ends the collectives of the present generation, or what is handed over by the group that is followed.
     abort: Arc<Mutex<Abort>>,
+    /// Whether a group that is followed has yet to hand anything over.
+    awaits_feed: Arc<AtomicBool>,
+    pub newcomers: Newcomers,
 }
 
 /// Why all ranks are to stop after a step.
@@ -62,10 +77,10 @@ impl<'a> Member<'a> {
         launch: &'a Launch,
         metrics: &'a Arc<Metrics>,
         stop: &'a Stop,
-        ready: &Ready,
+        ready: &'a Ready,
         data: Digest,
         held: State,
-    ) -> Result<(Self, Group), Failure> {
+    ) -> Result<(Self, Place), Failure> {
         let listener = Listener::bind(data_address(launch)?, launch.ports.data).map_err(Failure::fatal)?;
         let listener = match identity(launch)? {
             Some(identity) => listener.with_identity(identity),
@@ -73,18 +88,22 @@ impl<'a> Member<'a> {
         };
         let hello = hello(launch, data, &listener)?;
         let coordinator = launch.coordinator.to_string();
-        let (membership, group) =
+        let (membership, place) =
             Membership::join(&coordinator, hello, held, COORDINATOR_PATIENCE).map_err(|error| outside(error, held))?;
-        tell(&group);
-        ready.store(true, Ordering::Relaxed);
-
         let membership = Arc::new(membership);
         let abort = Arc::new(Mutex::new(Abort::new()));
+        let (awaits_feed, newcomers) = (Arc::new(AtomicBool::new(false)), Newcomers::default());
         membership.on_event({
             let (abort, ending) = (Arc::clone(&abort), launch.ending.clone());
+            let (awaits_feed, newcomers) = (Arc::clone(&awaits_feed), Arc::clone(&newcomers));
             move |event| match event {
+                // Nobody begins to hand anything over any more.
+                Event::Seal { planned: true } if awaits_feed.load(Ordering::SeqCst) => end(&abort, CHANGES),
                 Event::Seal { planned: true } => info!("the group is about to change"),
-                Event::Seal { planned: false } => end(&abort, "a new generation is being formed"),
+                Event::Feed(follower) => {
+                    newcomers.lock().unwrap_or_else(PoisonError::into_inner).push_back(follower.clone());
+                }
+                Event::Seal { planned: false } => end(&abort, CHANGES),
                 Event::Abort { reason } => end(&abort, reason),
                 Event::Drain { reason } => info!(reason, "asked to drain"),
                 Event::CoordinatorLost => warn!("coordinator out of reach; the work goes on"),
@@ -101,7 +120,10 @@ impl<'a> Member<'a> {
                 }
             }
         });
-        Ok((Self { launch, metrics, membership, listener, abort }, group))
+        let listener = Arc::new(listener);
+        let member = Self { launch, metrics, membership, ready, listener, abort, awaits_feed, newcomers };
+        member.take(&place);
+        Ok((member, place))
     }
 
     /// Does the work of this process. When it cannot succeed the others learn why.
@@ -120,29 +142,66 @@ impl<'a> Member<'a> {
     }
 
     /// Binds the members of a generation to each other.
-    pub(crate) fn form(&self, group: &Group) -> Result<lockstep_collective::Group, Failure> {
-        let abort = Abort::new();
-        self.abort.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&abort);
-        // It may have been asked before there was anything to abort.
-        if self.membership.sealing() == Some(false) {
-            abort.abort("a new generation is being formed");
-        }
-        let seat = Seat { job: job_id(&self.launch.job.uid), generation: group.generation, rank: group.rank as usize };
+    pub(crate) fn form(&self, group: &Group) -> Result<Ranks, Failure> {
+        let abort = self.fresh_abort(|sealing| sealing == Some(false));
         let shares_memory = self.launch.task.communication().backend == CommunicationBackend::Auto;
         let limits = Limits { shares_memory, ..LIMITS };
-        lockstep_collective::Group::form(&self.listener, seat, &group.addresses, limits, &abort)
-            .map_err(Failure::broken)
+        let seat = self.seat(group.generation, group.rank);
+        Ranks::form(&self.listener, seat, &group.addresses, limits, &abort).map_err(Failure::broken)
     }
 
-    /// Stands still, holding `held`, until this worker is committed to the next generation. `broken` tells what failed, if anything.
-    pub(crate) fn regroup(&self, held: State, broken: Option<String>) -> Result<Group, Failure> {
+    /// Binds this worker to the members of a group that it follows, as the rank after theirs.
+    pub(crate) fn follow(&self, lead: &Lead) -> Result<Ranks, Failure> {
+        self.awaits_feed.store(true, Ordering::SeqCst);
+        let abort = self.fresh_abort(|sealing| sealing.is_some());
+        let seat = self.seat(lead.generation, lead.addresses.len() as u32);
+        let peers: Vec<SocketAddr> = lead.addresses.iter().copied().chain([self.listener.address()]).collect();
+        let star = Ranks::form_star(&self.listener, seat, &peers, FEED_LIMITS, &abort).map_err(Failure::broken);
+        self.awaits_feed.store(false, Ordering::SeqCst);
+        star
+    }
+
+    /// Binds a member of a generation to a newcomer, the last of `peers`, on whatever thread.
+    pub(crate) fn form_star(
+        &self,
+        generation: u64,
+        rank: u32,
+        peers: Vec<SocketAddr>,
+    ) -> impl FnOnce() -> Result<Ranks, Failure> + Send + 'static {
+        let (listener, seat) = (Arc::clone(&self.listener), self.seat(generation, rank));
+        move || Ranks::form_star(&listener, seat, &peers, FEED_LIMITS, &Abort::new()).map_err(Failure::broken)
+    }
+
+    fn seat(&self, generation: u64, rank: u32) -> Seat {
+        Seat { job: job_id(&self.launch.job.uid), generation, rank: rank as usize }
+    }
+
+    /// Ends what is formed next, which may have been asked for before there was anything to end.
+    fn fresh_abort(&self, is_over: impl FnOnce(Option<bool>) -> bool) -> Abort {
+        let abort = Abort::new();
+        self.abort.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&abort);
+        if is_over(self.membership.sealing()) {
+            abort.abort(CHANGES);
+        }
+        abort
+    }
+
+    /// Stands still, holding `held`, until this worker is to do something else. `broken` tells what failed, if anything.
+    pub(crate) fn regroup(&self, held: State, broken: Option<String>) -> Result<Place, Failure> {
         if let Some(reason) = &broken {
             warn!(reason, "the group broke");
         }
-        let group =
+        let place =
             self.membership.regroup(Some(held), broken, COORDINATOR_PATIENCE).map_err(|error| outside(error, held))?;
-        tell(&group);
-        Ok(group)
+        self.take(&place);
+        Ok(place)
+    }
+
+    fn take(&self, place: &Place) {
+        let Place::Member(group) = place else { return };
+        let Group { generation, rank, world, base, .. } = group;
+        info!(generation, rank, world, base_step = base.step, "group formed");
+        self.ready.store(true, Ordering::Relaxed);
     }
 
     /// Why all are to stop after a step, as far as this worker knows.
@@ -174,16 +233,6 @@ impl<'a> Member<'a> {
             Farewell::Changed => Ok(None),
         }
     }
-}
-
-fn tell(group: &Group) {
-    info!(
-        generation = group.generation,
-        rank = group.rank,
-        world = group.world,
-        base_step = group.base.step,
-        "group formed"
-    );
 }
 
 /// What it means for this process to be in no group any more.

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
-    ops::Range,
     path::Path,
 };
 
@@ -11,12 +10,13 @@ use lockstep_checkpoint::Checkpoint;
 use lockstep_collective::{CollectiveError, Costs, Group as Ranks, SharedArena, Tag};
 use lockstep_data::{Samples, Seat};
 use lockstep_elastic::{Digest, Group, Sampler, State};
-use lockstep_nn::{Cpu, Network, Replica, StateTensor};
+use lockstep_nn::{Cpu, Network, Replica, StateTensor, StepResult};
 use tracing::info;
 
 use crate::{
     baseline::Baseline,
     failure::Failure,
+    follow::parts,
     journal::StepLine,
     storage::{is_of_blocks, spelled},
     training::Recipe,
@@ -131,27 +131,27 @@ impl Trainee {
         self.shares_gradients = shared;
     }
 
-    /// Those that lack the group's base copy it, a part from each of those that hold it.
+    /// Those that lack the group's base copy it, a part from each of those that had it before.
     pub(crate) fn catch_up(&mut self, group: &Group, ranks: &mut Ranks) -> Result<(), Failure> {
-        if group.sources.len() == group.world as usize {
-            return Ok(());
-        }
-        let place = group.sources.iter().position(|source| *source == group.rank);
-        let mut state = self.replica.read_state();
-        let parts = parts(state.len(), group.sources.len());
-        if let Some(place) = place {
-            let part = &mut state[parts[place].clone()];
-            for copier in (0..group.world).filter(|rank| !group.sources.contains(rank)) {
-                ranks.send(copier as usize, COPY, part).map_err(broken)?;
+        let parts = parts(self.replica.state_elements(), group.sources.len());
+        if !group.copiers.contains(&group.rank) {
+            let place = group.sources.iter().position(|source| *source == group.rank);
+            let Some(part) = place.map(|place| parts[place].clone()).filter(|_| !group.copiers.is_empty()) else {
+                return Ok(());
+            };
+            let mut values = vec![0.0; part.len()];
+            self.replica.copy_state(part, &mut values);
+            for copier in &group.copiers {
+                ranks.send(*copier as usize, COPY, &mut values).map_err(broken)?;
             }
             return Ok(());
         }
-        self.is_whole = false;
+        let mut state = vec![0.0; self.replica.state_elements()];
         for (source, part) in group.sources.iter().zip(parts) {
             ranks.receive(*source as usize, COPY, &mut state[part]).map_err(broken)?;
         }
-        self.replica.write_state(&state);
-        self.step = group.base.step;
+        self.is_whole = false;
+        self.take_over(group.base.step, &state);
         let found = self.held();
         if found != group.base {
             let (found, expected) = (found.digest, group.base.digest);
@@ -161,10 +161,30 @@ impl Trainee {
             )));
         }
         self.is_whole = true;
-        // Lines of steps that this worker did before may not be those of the state that it has now.
-        self.remembered.clear();
         info!(step = self.step, bytes = state.len() * size_of::<f32>(), "state copied");
         Ok(())
+    }
+
+    /// Takes over the state that a group holds after `step`.
+    pub(crate) fn take_over(&mut self, step: u64, state: &[f32]) {
+        self.replica.write_state(state);
+        self.step = step;
+        // Lines of steps that this worker did before may not be those of the state that it has now.
+        self.remembered.clear();
+    }
+
+    /// Does the next step as a group has done it that summed these gradients.
+    pub(crate) fn repeat_step(&mut self, gradients: &[f32]) {
+        self.replica.take_gradients(gradients);
+        self.apply();
+    }
+
+    /// Applies the summed gradients of the next step, which is then done.
+    pub(crate) fn apply(&mut self) -> StepResult {
+        self.replica.update(&self.recipe.optimiser, self.recipe.rate);
+        let result = self.replica.finish_step();
+        self.step += 1;
+        result
     }
 
     /// Keeps the line of a step that all ranks have done.
@@ -183,11 +203,6 @@ impl Trainee {
 
 fn broken(error: CollectiveError) -> Failure {
     Failure::broken(error)
-}
-
-/// `0..elements` in so many parts.
-fn parts(elements: usize, parts: usize) -> Vec<Range<usize>> {
-    (0..parts).map(|part| part * elements / parts..(part + 1) * elements / parts).collect()
 }
 
 /// The state of a checkpoint; gives its step, and how the group summed that made it.

@@ -14,13 +14,14 @@ use std::{
 
 use lockstep_collective::{CollectiveError, Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare};
-use lockstep_elastic::{Activity, Work};
+use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
 use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 
 use crate::{
     efficiency::{Meter, Step},
     failure::Failure,
+    feeds::Feeds,
     gradients,
     journal::{Evaluation, StepLine},
     member::{Halt, Member},
@@ -32,12 +33,13 @@ use crate::{
 /// Bucket number of the numbers that are summed beside the gradients; no gradient bucket reaches it.
 const NUMBERS: u32 = u32::MAX - 1;
 
-/// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, what they tell of
-/// checkpoints, then each rank's useful seconds.
+/// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
+/// what they tell of checkpoints, then each rank's useful seconds.
 const LOSS: usize = 0;
 const CHANGE: usize = 1;
 const DRAIN: usize = 2;
-const SAVING: Range<usize> = 3..3 + Word::SLOTS;
+const NEWCOMER: usize = 3;
+const SAVING: Range<usize> = 4..4 + Word::SLOTS;
 const USEFUL: usize = SAVING.end;
 
 /// A slice of the gradient arena, leased.
@@ -91,6 +93,7 @@ pub(crate) struct Rank<'a> {
     held_out: Arc<Samples>,
     communicator: Communicator<Slice>,
     loader: Loader,
+    feeds: Feeds<'a>,
     /// A step whose numbers are still being summed.
     pending: Option<Pending>,
     /// Buffer for the numbers of the next step.
@@ -117,7 +120,7 @@ impl<'a> Rank<'a> {
         trainee: &'a mut Trainee,
         member: &'a Member<'a>,
         seat: Seat,
-        generation: u64,
+        group: &Group,
         train: Arc<Samples>,
         held_out: Arc<Samples>,
         communicator: Communicator<Slice>,
@@ -144,9 +147,10 @@ impl<'a> Rank<'a> {
             seat,
             rank,
             world,
-            generation,
+            generation: group.generation,
             held_out,
             communicator,
+            feeds: Feeds::new(member, group),
             pending: None,
             spare: Vec::new(),
             last_end: Instant::now(),
@@ -204,11 +208,9 @@ impl<'a> Rank<'a> {
 
         let done = self.settle()?;
         self.gather()?;
+        self.feeds.put(self.trainee.step + 1, self.trainee);
         let updating = Instant::now();
-        let Trainee { replica, recipe, step: done_steps, .. } = &mut *self.trainee;
-        replica.update(&recipe.optimiser, recipe.rate);
-        let result = replica.finish_step();
-        *done_steps += 1;
+        let result = self.trainee.apply();
         let update = updating.elapsed();
 
         let useful = (gradients + update).as_secs_f64();
@@ -225,6 +227,7 @@ impl<'a> Rank<'a> {
             Some(Halt::Drain) => numbers[DRAIN] = 1.0,
             None => {}
         }
+        numbers[NEWCOMER] = f32::from(u8::from(self.feeds.knows_another()));
         word.put(&mut numbers[SAVING]);
         numbers[USEFUL + self.rank] = useful as f32;
         let numbers = Slice::Numbers(numbers);
@@ -266,6 +269,7 @@ impl<'a> Rank<'a> {
         self.trainee.remember(line.clone());
         self.meter.record(Step { samples, wall: seconds, useful: numbers[USEFUL..].to_vec() });
         let told = Word::of_sum(&numbers[SAVING]);
+        self.feeds.hear(step, numbers[NEWCOMER] == self.world as f32);
         self.spare = numbers;
         if !loss.is_finite() {
             return Err(Failure::fatal(format!(
@@ -274,6 +278,14 @@ impl<'a> Rank<'a> {
             )));
         }
         Ok(Some(Done { line, halt, told }))
+    }
+
+    /// Begins to hand the state to a newcomer, where all agreed to do so after the step that was done last.
+    pub(crate) fn feed_newcomer(&mut self) {
+        if self.feeds.begins_after(self.trainee.step) {
+            self.feeds.begin(self.trainee);
+            self.rest();
+        }
     }
 
     /// Waits for the gradients of this step and gives them back to the replica.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use lockstep_collective::Communicator;
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
-use lockstep_elastic::{Activity, Digest, Group, Sampler, State, Work};
+use lockstep_elastic::{Activity, Digest, Group, Place, Sampler, State, Work};
 use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
 };
@@ -16,6 +16,7 @@ use crate::{
     benchmark,
     communication::{self, Agreed},
     failure::Failure,
+    follow::until_let_in,
     member::{Halt, Member},
     metrics::Metrics,
     model, plans,
@@ -55,7 +56,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
             let recipe = recipe(workload, &dataset, replay.and_then(|replay| replay.last_step));
             let mut trainee = Trainee::new(network, recipe, newest, &dataset.train, seat)?;
             let held = trainee.held();
-            let (member, group) = Member::join(launch, &metrics, &stop, &ready, data, held)?;
+            let (member, place) = Member::join(launch, &metrics, &stop, &ready, data, held)?;
             let Dataset { train, evaluation } = dataset;
             let run = Run {
                 member: &member,
@@ -66,6 +67,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
                 held_out: Arc::new(evaluation),
             };
             member.work(|| {
+                let group = until_let_in(&member, &mut trainee, place)?;
                 let interval = Duration::from_secs(workload.checkpoint.interval_seconds.into());
                 let mut saver = Saver::start(&storage, &member, &trainee.replica, &group, interval)?;
                 run.train(&mut trainee, &mut saver, group)
@@ -74,9 +76,14 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
         Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication } => {
             let no_data = Digest::of(b"");
             let nothing = State { step: 0, digest: Digest::NONE, sampler: Sampler { seed: 0, epoch: 0, cursor: 0 } };
-            let (member, mut group) = Member::join(launch, &metrics, &stop, &ready, no_data, nothing)?;
+            let (member, mut place) = Member::join(launch, &metrics, &stop, &ready, no_data, nothing)?;
             member.work(|| {
                 loop {
+                    let Place::Member(group) = place else {
+                        // There is nothing to take over.
+                        place = member.regroup(nothing, None)?;
+                        continue;
+                    };
                     let broken = match benchmark::measure(&member, &group, collectives, communication) {
                         Ok(Some(ending)) => return Ok(ending),
                         Ok(None) => None,
@@ -85,7 +92,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
                         Err(failure) => return Err(failure),
                     };
                     // Another group begins its table anew.
-                    group = member.regroup(nothing, broken)?;
+                    place = member.regroup(nothing, broken)?;
                 }
             })
         }
@@ -150,7 +157,8 @@ impl Run<'_> {
                 trainee.begin(self.storage.newest()?)?;
                 self.member.membership.reloaded();
             }
-            group = self.member.regroup(trainee.held(), broken)?;
+            let place = self.member.regroup(trainee.held(), broken)?;
+            group = until_let_in(self.member, trainee, place)?;
         }
     }
 
@@ -188,7 +196,7 @@ impl Run<'_> {
             trainee,
             self.member,
             seat(self.workload, group.rank, group.world, group.shards),
-            group.generation,
+            group,
             Arc::clone(&self.train),
             Arc::clone(&self.held_out),
             communicator,
@@ -344,6 +352,9 @@ impl Run<'_> {
             // After the last one is saved anyway.
             if copied == Some(rank.step()) && rank.step() < last {
                 saver.copy(rank);
+            }
+            if rank.step() < last {
+                rank.feed_newcomer();
             }
         }
         let settled = rank.settle()?;

@@ -191,3 +191,37 @@ fn a_rank_outside_the_group_is_refused() {
     let error = form(&listener(), seat(2), &[listener().address(), listener().address()]).unwrap_err();
     assert!(matches!(error, CollectiveError::NotInGroup { rank: 2, world: 2 }), "{error}");
 }
+
+#[test]
+fn a_star_hands_parts_to_its_last_rank_while_the_others_form_a_group_at_the_same_ports() {
+    const TAG: Tag = Tag { step: 1, bucket: 0 };
+    ends(|| {
+        let listeners = [listener(), listener(), listener(), listener()];
+        let peers = listeners.each_ref().map(Listener::address);
+        let star =
+            |rank: usize| Group::form_star(&listeners[rank], seat(rank), &peers, PATIENT, &Abort::new()).unwrap();
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                let (star, listener, peers) = (&star, &listeners[rank], &peers[..3]);
+                scope.spawn(move || {
+                    let sending = scope.spawn(move || star(rank).send(3, TAG, &mut [rank as f32; 100_000]).unwrap());
+                    for generation in 8..20 {
+                        let mut values = vec![1.0; 1000];
+                        sum(&mut form(listener, Seat { generation, ..seat(rank) }, peers).unwrap(), &mut values)
+                            .unwrap();
+                        assert_eq!(values, [3.0; 1000]);
+                    }
+                    sending.join().unwrap();
+                });
+            }
+            let mut hub = star(3);
+            for rank in 0..3 {
+                let mut part = vec![9.0; 100_000];
+                hub.receive(rank, TAG, &mut part).unwrap();
+                assert!(part.iter().all(|value| *value == rank as f32));
+            }
+            let closed = hub.receive(0, TAG, &mut [0.0]).unwrap_err();
+            assert!(matches!(closed, CollectiveError::PeerClosed { rank: 0 }), "{closed}");
+        });
+    });
+}

@@ -112,6 +112,7 @@ mod tests {
             shards: 64,
             sampler,
             sources: vec![0, 1, 2],
+            copiers: Vec::new(),
             rollback: false,
         }
     }

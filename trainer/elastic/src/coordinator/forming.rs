@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Change, Command, Connection, Coordinator, Outcome, Peer, Phase, Purpose, RETURN_LIMIT, Reasons, START_LIMIT,
+    Change, Command, Connection, Coordinator, Phase, Purpose, RETURN_LIMIT, Reasons, START_LIMIT,
     base::{self, Base, NoBase},
     running::Running,
 };
@@ -38,97 +38,6 @@ pub(super) struct Preparing {
 }
 
 impl Coordinator {
-    /// A process says who it is: a newcomer, a member that returns, or one that does not belong here.
-    pub(super) fn greeted(&mut self, connection: Connection, hello: Hello, now: Duration) {
-        if let Err(reason) = self.admits(&hello) {
-            tracing::warn!(member = %hello.member, reason, "member refused");
-            self.send(connection, Message::Refuse { reason });
-            self.commands.push(Command::Close(connection));
-            return;
-        }
-        let Hello { member, committed_generation, stands, .. } = hello.clone();
-        // Another coordinator recorded a generation that this one does not know of.
-        if committed_generation > self.active().map(|active| active.generation) {
-            self.end(Outcome::Superseded);
-            return;
-        }
-        self.seat_connection(connection, hello, now);
-        let newest = self.active().filter(|active| active.attempt == self.config.attempt).cloned();
-        let seated = newest.as_ref().and_then(|active| active.seat(&member)).is_some();
-        let takes_part = seated && committed_generation == newest.as_ref().map(|active| active.generation);
-        if takes_part && !stands && self.record.rested.is_some() {
-            // It said its last word, as all did, and missed the answer.
-            self.peers.remove(&member.pod);
-            self.pods.remove(&connection);
-            self.send(connection, Message::Release);
-            self.commands.push(Command::Close(connection));
-            return;
-        }
-        if takes_part && !stands && self.phase_is_start() && self.swapping.is_none() {
-            self.resume(now);
-        }
-        match &mut self.phase {
-            Phase::Running(_) if takes_part && stands => {
-                self.break_up(format!("{} stands still", member.pod), now);
-            }
-            Phase::Running(running) if seated => {
-                running.returned(&member);
-                self.welcome_back(&member, connection);
-            }
-            Phase::Running(_) => self.reasons.begin(now),
-            Phase::Preparing(preparing) => {
-                preparing.expected.insert(member.pod.clone());
-                let generation = preparing.generation;
-                if !preparing.reports.contains_key(&member.pod) {
-                    let planned = preparing.planned && takes_part && !stands;
-                    self.send(connection, Message::Prepare { generation, planned });
-                }
-            }
-            Phase::Gathering(_) | Phase::Ended => {}
-        }
-    }
-
-    fn phase_is_start(&self) -> bool {
-        matches!(self.phase, Phase::Gathering(Gathering::Start))
-    }
-
-    fn admits(&self, hello: &Hello) -> Result<(), String> {
-        let Hello { job, attempt, member, address: _, workload, data, committed_generation: _, stands: _ } = hello;
-        let config = &self.config;
-        differ("the job", job, &config.job)?;
-        differ("the attempt", attempt, &config.attempt)?;
-        if !config.members.contains(&member.pod) {
-            return Err(format!("{} is none of this job's workers: {}", member.pod, config.members.join(", ")));
-        }
-        for other in self.peers.values().map(|peer| &peer.hello).filter(|other| other.member.pod != member.pod) {
-            agree_on("workload (model, training, version of lockstep)", (member, workload), (other, &other.workload))?;
-            agree_on("data set", (member, data), (other, &other.data))?;
-        }
-        Ok(())
-    }
-
-    /// Notes who is on this connection. Another process of the same pod takes the place of the one before.
-    fn seat_connection(&mut self, connection: Connection, hello: Hello, now: Duration) {
-        let pod = hello.member.pod.clone();
-        let before = self.peers.get(&pod).map(|peer| (peer.hello.member.clone(), peer.connection));
-        if let Some((member, old)) = before {
-            if member != hello.member {
-                let reason = format!("{member} was replaced by a new process of {pod}");
-                self.send(old, Message::Abort { reason: reason.clone() });
-                self.gone(&pod, &reason, now);
-            }
-            if old != connection {
-                self.commands.push(Command::Close(old));
-                self.pods.remove(&old);
-            }
-        }
-        if let Some(former) = self.pods.get(&connection).cloned().filter(|former| *former != pod) {
-            self.gone(&former, &format!("its connection now speaks for {pod}"), now);
-        }
-        self.pods.insert(connection, pod.clone());
-        self.peers.insert(pod, Peer { hello, connection, heard: now });
-    }
-
     /// Once enough are here, a new generation is allocated.
     pub(super) fn gather(&mut self, now: Duration) {
         let Phase::Gathering(gathering) = self.phase else { return };
@@ -159,12 +68,14 @@ impl Coordinator {
 
     /// The generation is allocated: everybody who is here is asked what it holds.
     pub(super) fn prepare(&mut self, planned: bool, now: Duration) {
-        self.reasons.begin(now);
         let generation = self.record.alloc_generation;
         let planned = match &self.phase {
             Phase::Running(running) => planned && !running.is_broken(),
             Phase::Gathering(_) | Phase::Preparing(_) | Phase::Ended => false,
         };
+        // While others may still come, the members train.
+        self.reasons.since.take_if(|_| planned);
+        self.reasons.begin(now);
         let expected = self.peers.keys().cloned().collect();
         let (reports, disturbed) = (BTreeMap::new(), false);
         self.phase =
@@ -172,18 +83,29 @@ impl Coordinator {
         self.ask();
     }
 
-    /// Calls for the reports that are not here. Members that train seal after a step if the change is planned.
+    /// Calls for the reports that are not here. Members that train, and those that follow them, seal after a step if the change is
+    /// planned.
     fn ask(&mut self) {
         let Phase::Preparing(preparing) = &self.phase else { return };
         let generation = preparing.generation;
         let silent = self.peers.iter().filter(|(pod, _)| !preparing.reports.contains_key(*pod));
         let asked: Vec<_> = silent
             .map(|(_, peer)| {
-                let trains = self.active().is_some_and(|active| active.seat(&peer.hello.member).is_some());
-                (peer.connection, preparing.planned && trains)
+                let goes_on = |active: &Active| active.seat(&peer.hello.member).is_some() || peer.follows(active);
+                (peer.connection, preparing.planned && self.active().is_some_and(goes_on))
             })
             .collect();
         for (connection, planned) in asked {
+            self.send(connection, Message::Prepare { generation, planned });
+        }
+    }
+
+    /// Calls for the report of a process that came meanwhile, which may train in the group that was to change as planned.
+    pub(super) fn ask_one_more(&mut self, pod: &str, connection: Connection, trains: bool) {
+        let Phase::Preparing(preparing) = &mut self.phase else { return };
+        preparing.expected.insert(pod.to_owned());
+        if !preparing.reports.contains_key(pod) {
+            let (generation, planned) = (preparing.generation, preparing.planned && trains);
             self.send(connection, Message::Prepare { generation, planned });
         }
     }
@@ -209,7 +131,8 @@ impl Coordinator {
                     self.welcome_back(member, connection);
                 }
             }
-            Phase::Running(_) | Phase::Gathering(_) | Phase::Ended => {}
+            Phase::Running(_) => self.peers.get_mut(&member.pod).into_iter().for_each(|peer| peer.following = None),
+            Phase::Gathering(_) | Phase::Ended => {}
         }
     }
 
@@ -312,6 +235,10 @@ impl Coordinator {
             rank,
         };
         let holds = |(rank, hello): (u32, &&Hello)| holders.contains(&hello.member).then_some(rank);
+        let lacks = |(rank, hello): (u32, &&Hello)| {
+            let held = preparing.reports.get(&hello.member.pod).and_then(|report| report.state);
+            (held != Some(state)).then_some(rank)
+        };
         Ok(Active {
             generation: preparing.generation,
             attempt: self.config.attempt,
@@ -321,6 +248,7 @@ impl Coordinator {
             shards: self.config.shards,
             sampler: state.sampler,
             sources: (0..).zip(&hellos).filter_map(holds).collect(),
+            copiers: (0..).zip(&hellos).filter_map(lacks).collect(),
             rollback,
         })
     }
@@ -382,18 +310,6 @@ impl Coordinator {
         let took = now.saturating_sub(since.unwrap_or(now));
         self.commands.push(Command::Changed(Change { active, joined, left, lost, broken, took }));
     }
-}
-
-fn differ<T: PartialEq + fmt::Display>(what: &str, theirs: &T, ours: &T) -> Result<(), String> {
-    if theirs == ours { Ok(()) } else { Err(format!("{what} is {theirs} there and {ours} at this coordinator")) }
-}
-
-fn agree_on(what: &str, a: (&MemberId, &Digest), b: (&Hello, &Digest)) -> Result<(), String> {
-    if a.1 == b.1 {
-        return Ok(());
-    }
-    let (pod, other) = (&a.0.pod, &b.0.member.pod);
-    Err(format!("the {what} of {pod} has digest {:.12}, that of {other} {:.12}: give all workers the same", a.1, b.1))
 }
 
 struct Held(State);

@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    Command, Connection, Coordinator, JOIN_WINDOW, Outcome, Peer, Phase, Purpose, RETURN_LIMIT, forming::Gathering,
+    Command, Connection, Coordinator, JOIN_WINDOW, Outcome, Phase, Purpose, RETURN_LIMIT, forming::Gathering,
+    peers::Peer,
 };
 use crate::{Active, Digest, MemberId, Message, Seat};
 
@@ -54,6 +55,11 @@ impl Running {
 
     pub(super) fn active(&self) -> &Active {
         &self.active
+    }
+
+    /// Whether all its members train, as far as is known.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.broken.is_none() && self.words.is_empty()
     }
 
     pub(super) fn is_broken(&self) -> bool {
@@ -211,6 +217,7 @@ impl Coordinator {
         self.count_the_absent(now);
         self.dismiss_strangers();
         self.drain_if_deserted(now);
+        self.have_newcomers_follow();
         let wishes = self.somebody_waits();
         let Phase::Running(running) = &self.phase else { return };
         if running.broken.is_none() {
@@ -285,8 +292,9 @@ impl Coordinator {
     fn somebody_waits(&self) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
         let belongs = |pod: &str| running.active.members.iter().any(|seat| seat.pod == pod);
-        let newcomers = self.peers.keys().any(|pod| !belongs(pod) && !self.leaving.contains_key(pod));
-        newcomers || self.leaving.keys().any(|pod| belongs(pod))
+        let mut newcomers = self.newcomers().peekable();
+        let all_caught_up = newcomers.peek().is_some() && newcomers.all(|peer| !peer.catches_up_with(&running.active));
+        all_caught_up || self.leaving.keys().any(|pod| belongs(pod))
     }
 
     /// Somebody waits, others may have come meanwhile, and all members can go on to a step on which they agree.

@@ -202,6 +202,8 @@ impl Line<'_> {
                 Command::Reconnect => next = Next::Reconnect,
                 Command::Seal { generation: _, planned } => self.shared.asked_to_seal(planned),
                 Command::Enter(group) => self.shared.committed(group),
+                Command::Follow(lead) => self.shared.told_to_follow(lead),
+                Command::Feed(follower) => self.shared.tell(membership::Event::Feed(follower)),
                 Command::Drain { reason } => self.shared.drain(reason),
                 Command::Abort { reason } => next = self.over(End::Aborted(reason)),
                 Command::Refused { reason } => next = self.over(End::Refused(reason)),

@@ -11,7 +11,10 @@ use super::{
     line,
     shared::{End, Shared},
 };
-use crate::{CheckpointMark, Digest, Group, Hello, State as Held, Work, member::LastWord, message::MAX_PAYLOAD_BYTES};
+use crate::{
+    CheckpointMark, Digest, Follower, Group, Hello, Lead, State as Held, Work, member::LastWord,
+    message::MAX_PAYLOAD_BYTES,
+};
 
 /// A worker's place in its group, from joining to the last word. Dropping it closes the connection: without a last word
 /// the coordinator counts the worker as lost.
@@ -19,6 +22,16 @@ pub struct Membership {
     shared: Arc<Shared>,
     coordinator: String,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What a process that stands still is to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It belongs to this group.
+    Member(Group),
+    /// This group trains without it: it is to take over what that holds, to say [`Membership::caught_up`] once it has, and to stand, with
+    /// [`Membership::regroup`], when the group changes or hands over nothing more.
+    Newcomer(Lead),
 }
 
 /// What a training thread has to know while it trains.
@@ -40,6 +53,9 @@ pub enum Event {
         /// Who asks, and why.
         reason: String,
     },
+    /// A newcomer follows the group: hand it this member's part of the state after a step that all agree on, and of each summed gradient
+    /// from then on, until the group changes.
+    Feed(Follower),
     /// The coordinator is out of reach and looked for; training goes on.
     CoordinatorLost,
     /// There is a coordinator again.
@@ -114,7 +130,7 @@ pub enum FarewellError {
 
 impl Membership {
     /// Joins the group of the coordinator at `coordinator`, host and port, holding a state, and blocks until it is committed to a
-    /// group. The name is looked up anew for each attempt. `patience` bounds the time without any coordinator; how long
+    /// group, or told to follow one. The name is looked up anew for each attempt. `patience` bounds the time without any coordinator; how long
     /// to wait for other members is the coordinator's decision.
     ///
     /// # Errors
@@ -122,7 +138,7 @@ impl Membership {
     ///
     /// # Panics
     /// When the system starts no thread.
-    pub fn join(coordinator: &str, hello: Hello, held: Held, patience: Duration) -> Result<(Self, Group), JoinError> {
+    pub fn join(coordinator: &str, hello: Hello, held: Held, patience: Duration) -> Result<(Self, Place), JoinError> {
         let shared = Arc::new(Shared::new());
         let thread = {
             let (shared, coordinator) = (Arc::clone(&shared), coordinator.to_owned());
@@ -132,8 +148,8 @@ impl Membership {
                 .unwrap_or_else(|error| panic!("no thread for the membership of this worker: {error}"))
         };
         let membership = Self { shared, coordinator: coordinator.to_owned(), thread: Some(thread) };
-        let group = membership.group(patience)?;
-        Ok((membership, group))
+        let place = membership.place(patience)?;
+        Ok((membership, place))
     }
 
     /// This worker holds the state that its group starts from.
@@ -146,25 +162,33 @@ impl Membership {
         self.shared.put(|outbox| outbox.reloaded = true);
     }
 
+    /// This worker, which follows a group, holds what that holds: it may be let in, and follows until then.
+    pub fn caught_up(&self) {
+        self.shared.put(|outbox| outbox.caught_up = true);
+    }
+
     /// This worker stands still: from here on it completes no collective of its generation. Blocks until it is committed to the next
-    /// one. `held` is `None` in the middle of a copy, `broken` tells what failed if it was not asked to stand.
+    /// one, or told to follow one. `held` is `None` in the middle of a copy, `broken` tells what failed if it was not asked to stand.
     ///
     /// # Errors
     /// See [`JoinError`].
-    pub fn regroup(&self, held: Option<Held>, broken: Option<String>, patience: Duration) -> Result<Group, JoinError> {
-        self.shared.change(|state| (state.group, state.sealing) = (None, None));
+    pub fn regroup(&self, held: Option<Held>, broken: Option<String>, patience: Duration) -> Result<Place, JoinError> {
+        self.shared.change(|state| (state.group, state.lead, state.sealing) = (None, None, None));
         self.shared.put(|outbox| (outbox.stand, outbox.last_word) = (Some((held, broken)), None));
-        self.group(patience)
+        self.place(patience)
     }
 
-    fn group(&self, patience: Duration) -> Result<Group, JoinError> {
-        let group = self.shared.wait(patience, |state| match &state.end {
+    fn place(&self, patience: Duration) -> Result<Place, JoinError> {
+        let place = self.shared.wait(patience, |state| match &state.end {
             Some(End::Refused(reason)) => Some(Err(JoinError::Refused { reason: reason.clone() })),
             Some(End::Aborted(reason)) => Some(Err(JoinError::Aborted { reason: reason.clone() })),
             Some(End::Released) => Some(Err(JoinError::Released)),
-            None => state.group.clone().map(Ok),
+            None => {
+                let member = state.group.clone().map(Place::Member);
+                member.or_else(|| state.lead.clone().map(Place::Newcomer)).map(Ok)
+            }
         });
-        group.unwrap_or_else(|waited| {
+        place.unwrap_or_else(|waited| {
             let cause = self.shared.state().problem.clone();
             Err(JoinError::Unreachable { coordinator: self.coordinator.clone(), waited, cause })
         })
@@ -191,6 +215,12 @@ impl Membership {
     /// Calls `callback` from the membership's thread for everything that happens, beginning with what happened already.
     pub fn on_event(&self, callback: impl FnMut(&Event) + Send + 'static) {
         self.shared.listen(Box::new(callback));
+    }
+
+    /// Whether this worker belongs to no group any more, and will not to another.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.shared.state().end.is_some()
     }
 
     /// Why the group is over, if it is: ask between two steps.

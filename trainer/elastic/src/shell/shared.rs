@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::membership::Event;
 use crate::{
-    CheckpointMark, Group, State as Held, Work,
+    CheckpointMark, Group, Lead, State as Held, Work,
     member::{self, LastWord},
 };
 
@@ -33,6 +33,8 @@ pub(super) struct Shared {
 pub(super) struct State {
     /// The newest group, until the worker stands still again.
     pub(super) group: Option<Group>,
+    /// The group that it is to follow, until it stands still again.
+    pub(super) lead: Option<Lead>,
     /// Whether a newer one is being formed, and whether that is planned.
     pub(super) sealing: Option<bool>,
     pub(super) end: Option<End>,
@@ -63,6 +65,7 @@ pub(super) enum End {
 pub(super) struct Outbox {
     pub(super) entered: bool,
     pub(super) reloaded: bool,
+    pub(super) caught_up: bool,
     pub(super) stand: Option<(Option<Held>, Option<String>)>,
     pub(super) progress: Option<(u64, Vec<u8>)>,
     pub(super) checkpoint: Option<CheckpointMark>,
@@ -84,7 +87,8 @@ impl Shared {
     pub(super) fn new() -> Self {
         let alone = Some(Instant::now());
         let problem = "not tried yet".to_owned();
-        let state = State { group: None, sealing: None, end: None, draining: None, leaving: false, alone, problem };
+        let state =
+            State { group: None, lead: None, sealing: None, end: None, draining: None, leaving: false, alone, problem };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -141,7 +145,7 @@ impl Shared {
         match &mut listener.callback {
             Some(callback) => callback(&event),
             None => match event {
-                Event::Abort { .. } | Event::Drain { .. } => listener.past.push(event),
+                Event::Abort { .. } | Event::Drain { .. } | Event::Feed(_) => listener.past.push(event),
                 // Whoever begins in a group asks whether it is changing.
                 Event::Seal { .. } | Event::CoordinatorLost | Event::CoordinatorFound => {}
                 // It computes for a group only after it listens.
@@ -164,12 +168,13 @@ impl Shared {
         let mut outbox = lock(&self.outbox);
         let entered = std::mem::take(&mut outbox.entered).then_some(member::Event::Entered);
         let reloaded = std::mem::take(&mut outbox.reloaded).then_some(member::Event::Reloaded);
+        let caught_up = std::mem::take(&mut outbox.caught_up).then_some(member::Event::CaughtUp);
         let stand = outbox.stand.take().map(|(held, broken)| member::Event::Stand { held, broken });
         let progress = outbox.progress.take().map(|(step, payload)| member::Event::Progress { step, payload });
         let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
         let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
         let last_word = outbox.last_word.take().map(member::Event::LastWord);
-        [entered, reloaded, progress, checkpoint, leave, stand, last_word].into_iter().flatten().collect()
+        [entered, reloaded, caught_up, progress, checkpoint, leave, stand, last_word].into_iter().flatten().collect()
     }
 
     pub(super) fn connected(&self) {
@@ -205,7 +210,11 @@ impl Shared {
     }
 
     pub(super) fn committed(&self, group: Group) {
-        self.change(|state| (state.group, state.sealing, state.draining) = (Some(group), None, None));
+        self.change(|state| (state.group, state.lead, state.sealing, state.draining) = (Some(group), None, None, None));
+    }
+
+    pub(super) fn told_to_follow(&self, lead: Lead) {
+        self.change(|state| state.lead = Some(lead));
     }
 
     pub(super) fn drain(&self, reason: String) {

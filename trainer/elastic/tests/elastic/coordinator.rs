@@ -96,6 +96,13 @@ impl Table {
         self.says(connection, Message::Hello(hello))
     }
 
+    /// A newcomer comes, and has soon taken over what the group holds.
+    fn joins(&mut self, connection: u64, hello: Hello) -> Vec<Command> {
+        let mut commands = self.greets(connection, hello);
+        commands.extend(self.says(connection, Message::CaughtUp));
+        commands
+    }
+
     /// Answers the newest call, as a process that took part in generation `entered`.
     fn reports(&mut self, connection: u64, entered: Option<u64>, state: State) -> Vec<Command> {
         let generation = self.record().alloc_generation;

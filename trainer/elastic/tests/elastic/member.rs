@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, CheckpointMark, Digest, Group, Hello, Member, Message, Report, Seat, State,
+    Active, CheckpointMark, Digest, Follower, Group, Hello, Lead, Member, Message, Report, Seat, State,
     member::{COORDINATOR_DEAD_AFTER, Command, Event, HEARTBEAT_EVERY, LastWord, REPEAT_AFTER},
 };
 
@@ -23,6 +23,7 @@ fn active(generation: u64, hello: &Hello, base: State) -> Active {
         shards: 64,
         sampler,
         sources: vec![0],
+        copiers: Vec::new(),
         rollback: false,
     }
 }
@@ -175,7 +176,8 @@ fn what_broke_is_said_again_until_it_is_asked_what_it_holds() {
     let mut member = running();
     let says = Command::Send(Message::Broken { generation: 1, reason: "rank 2 hung up".into() });
     assert_eq!(handle(&mut member, broken(), 3), std::slice::from_ref(&says));
-    assert_eq!(later(&mut member, 3 + REPEAT_MS), std::slice::from_ref(&says));
+    let hello = Hello { committed_generation: Some(1), ..hello(0, 1) };
+    assert_eq!(later(&mut member, 3 + REPEAT_MS), [Command::Send(Message::Hello(hello)), says]);
     let reported = [report(2, Some(1), state(5))];
     assert_eq!(handle(&mut member, prepare(2), 4 + REPEAT_MS), reported);
     assert_eq!(later(&mut member, 4 + 2 * REPEAT_MS), reported);
@@ -229,6 +231,7 @@ fn the_group_is_told_with_the_state_that_it_starts_from() {
         pods: vec![me.member.pod],
         base: state(7),
         sources: vec![0],
+        copiers: Vec::new(),
         shards: 64,
     };
     assert_eq!(entered, [Command::Enter(group)]);
@@ -390,4 +393,62 @@ fn it_beats_ten_times_a_second_and_looks_for_a_coordinator_that_is_silent() {
         assert!(!commands.contains(&Command::Reconnect), "after {at} ms");
     }
     assert_eq!(beats as u128, COORDINATOR_DEAD_AFTER.as_millis() / HEARTBEAT_EVERY.as_millis());
+}
+
+fn follow(generation: u64) -> Event {
+    Event::Received(Message::Follow(lead(generation)))
+}
+
+fn lead(generation: u64) -> Lead {
+    Lead { generation, addresses: vec![hello(1, 2).address] }
+}
+
+const CAUGHT_UP: Command = Command::Send(Message::CaughtUp);
+
+#[test]
+fn a_newcomer_follows_and_is_let_in_with_what_it_took_over() {
+    let mut member = connected();
+    assert_eq!(handle(&mut member, follow(3), 1), [Command::Follow(lead(3))]);
+    assert_eq!(handle(&mut member, follow(3), 2), [], "it does so already");
+    assert_eq!(handle(&mut member, Event::CaughtUp, 3), [CAUGHT_UP]);
+    assert_eq!(handle(&mut member, planned(4), 4), [Command::Seal { generation: 4, planned: true }]);
+    let commands = handle(&mut member, stand(9), 5);
+    assert_eq!(commands, [report(4, None, state(9)), CAUGHT_UP]);
+    assert!(entered(&handle(&mut member, commit_at(4, state(9)), 6)));
+    assert_eq!(later(&mut member, 6 + REPEAT_MS), [], "it is in");
+}
+
+#[test]
+fn a_newcomer_that_could_not_follow_asks_to_be_let_in_until_it_is() {
+    let mut member = connected();
+    handle(&mut member, follow(3), 1);
+    assert_eq!(handle(&mut member, stand(0), 2), [CAUGHT_UP]);
+    assert_eq!(handle(&mut member, follow(3), 3), [CAUGHT_UP], "it tried");
+    let commands = later(&mut member, 3 + REPEAT_MS);
+    assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1))), CAUGHT_UP]);
+    assert_eq!(handle(&mut member, follow(4), 4 + REPEAT_MS), [Command::Follow(lead(4))], "of the next one it may");
+}
+
+#[test]
+fn whoever_told_what_it_holds_is_let_in_as_it_is() {
+    let mut member = connected();
+    handle(&mut member, prepare(3), 1);
+    assert_eq!(handle(&mut member, follow(4), 2), [CAUGHT_UP]);
+}
+
+#[test]
+fn whoever_trains_in_a_group_that_is_over_stands_before_it_follows_another() {
+    let mut member = running();
+    assert_eq!(handle(&mut member, follow(3), 3), [Command::Seal { generation: 3, planned: false }]);
+    assert_eq!(handle(&mut member, stand(5), 4), []);
+    assert_eq!(handle(&mut member, follow(3), 5), [Command::Follow(lead(3))]);
+}
+
+#[test]
+fn a_member_is_told_to_feed_a_newcomer() {
+    let mut member = running();
+    let Hello { member: newcomer, address, .. } = hello(1, 2);
+    let follower = Follower { generation: 1, member: newcomer, address };
+    let commands = handle(&mut member, Event::Received(Message::Feed(follower.clone())), 3);
+    assert_eq!(commands, [Command::Feed(follower)]);
 }

@@ -20,6 +20,7 @@ fn one_of_each() -> Vec<Message> {
         shards: 64,
         sampler: SAMPLER,
         sources: vec![0, 1],
+        copiers: Vec::new(),
         rollback: true,
     };
     let state = State { step: 9, digest: Digest::of(b"state"), sampler: SAMPLER };

@@ -13,7 +13,7 @@ use std::{
 
 use lockstep_elastic::{
     Change, CheckpointMark, Digest, Event, Farewell, FileStore, GenerationStore, Group, Hello, JoinError, Membership,
-    Message, Notice, Outcome, Record, StoreError, coordinate, coordinator::Config, message::Decoder,
+    Message, Notice, Outcome, Place, Record, State, StoreError, coordinate, coordinator::Config, message::Decoder,
 };
 use tokio::sync::oneshot;
 
@@ -95,8 +95,26 @@ impl Running {
     }
 }
 
+/// Joins as a member.
 fn join(address: SocketAddr, hello: Hello) -> JoinHandle<Result<(Membership, Group), JoinError>> {
-    thread::spawn(move || Membership::join(&address.to_string(), hello, NOTHING, PATIENCE))
+    thread::spawn(move || {
+        let (membership, place) = Membership::join(&address.to_string(), hello, NOTHING, PATIENCE)?;
+        let group = let_in(&membership, place, NOTHING)?;
+        Ok((membership, group))
+    })
+}
+
+fn regroup(membership: &Membership, held: State, broken: Option<&str>) -> Result<Group, JoinError> {
+    let place = membership.regroup(Some(held), broken.map(str::to_owned), PATIENCE)?;
+    let_in(membership, place, held)
+}
+
+/// Whoever is told to follow a group takes nothing over, and is let in as it is.
+fn let_in(membership: &Membership, place: Place, held: State) -> Result<Group, JoinError> {
+    match place {
+        Place::Member(group) => Ok(group),
+        Place::Newcomer(_) => regroup(membership, held, None),
+    }
 }
 
 fn join_all(address: SocketAddr, members: usize) -> Vec<(Membership, Group)> {
@@ -296,9 +314,9 @@ fn a_worker_finds_a_coordinator_that_comes_up_later() {
 #[test]
 fn a_record_of_a_newer_version_is_left_alone() {
     let (_folder, record) = folder();
-    std::fs::write(&record, r#"{"version":3}"#).expect("written");
+    std::fs::write(&record, r#"{"version":4}"#).expect("written");
     let coordinator = start(config(1), &record);
     let error = coordinator.thread.join().expect("no panic").expect("not killed").expect_err("newer");
-    assert!(error.to_string().contains("format version 3"), "{error}");
-    assert_eq!(std::fs::read_to_string(&record).expect("still there"), r#"{"version":3}"#);
+    assert!(error.to_string().contains("format version 4"), "{error}");
+    assert_eq!(std::fs::read_to_string(&record).expect("still there"), r#"{"version":4}"#);
 }

@@ -53,7 +53,9 @@ impl Job {
                     }
                 }
                 member::Command::Enter(group) => self.enter(worker, group.generation),
-                member::Command::Reconnect
+                member::Command::Follow(lead) => self.process(worker).worker.trail = Some(lead.generation),
+                member::Command::Feed(_)
+                | member::Command::Reconnect
                 | member::Command::Drain { .. }
                 | member::Command::Abort { .. }
                 | member::Command::Refused { .. }

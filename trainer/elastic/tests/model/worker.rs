@@ -21,6 +21,8 @@ pub(crate) struct Worker {
     pub(crate) stable: bool,
     /// It is to stand still.
     pub(crate) sealing: bool,
+    /// The generation that it follows.
+    pub(crate) trail: Option<u64>,
 }
 
 /// What a worker may do.
@@ -32,6 +34,8 @@ pub(crate) enum Deed {
     Stand,
     Break,
     Copy,
+    /// What this worker holds of the generation that it follows.
+    TakeOver(usize),
 }
 
 /// The state that a lineage ends in.
@@ -49,6 +53,12 @@ impl Job {
     pub(crate) fn deeds(&self, worker: usize) -> Vec<Deed> {
         let process = &self.processes[worker];
         let mut deeds = Vec::new();
+        if let Some(generation) = process.worker.trail {
+            let held = process.worker.held.as_ref().map_or(0, Vec::len);
+            let ahead = |of: &usize| self.holds_of(*of, generation).is_some_and(|theirs| theirs.len() > held);
+            deeds.extend((0..self.bounds.workers).filter(ahead).map(Deed::TakeOver));
+            deeds.push(Deed::Stand);
+        }
         let Some(group) = process.worker.group.as_ref() else { return deeds };
         let Worker { held, copying, contributed, stable, sealing, .. } = &process.worker;
         let generation = group.generation;
@@ -80,6 +90,13 @@ impl Job {
         deeds
     }
 
+    /// What a worker holds as a member of this generation.
+    fn holds_of(&self, worker: usize, generation: u64) -> Option<&Vec<u64>> {
+        let Worker { held, group, copying, .. } = &self.processes[worker].worker;
+        let trains = group.as_ref().is_some_and(|group| group.generation == generation) && !copying;
+        held.as_ref().filter(|_| trains)
+    }
+
     fn seated(&self, seat: &lockstep_elastic::Seat) -> Option<&crate::job::Process> {
         self.processes
             .iter()
@@ -104,6 +121,9 @@ impl Job {
     }
 
     pub(crate) fn work(&mut self, index: usize, deed: Deed) {
+        if let Some(generation) = self.processes[index].worker.trail {
+            return self.follow(index, generation, deed);
+        }
         let process = self.process(index);
         let Some(group) = process.worker.group.clone() else { return };
         let bit = 1 << index;
@@ -141,8 +161,26 @@ impl Job {
                 (worker.held, worker.copying) = (Some(lineage), false);
                 self.act(index, Event::Entered);
             }
+            Deed::TakeOver(_) => {}
         }
         self.check_divergence(generation);
+    }
+
+    fn follow(&mut self, index: usize, generation: u64, deed: Deed) {
+        let worker = &self.processes[index].worker;
+        match deed {
+            Deed::TakeOver(source) => {
+                let held = self.holds_of(source, generation).cloned();
+                self.process(index).worker.held = held;
+                self.act(index, Event::CaughtUp);
+            }
+            Deed::Stand => {
+                let held = worker.held.clone();
+                self.process(index).worker = Worker { held: held.clone(), ..Worker::default() };
+                self.act(index, Event::Stand { held: held.as_deref().map(state), broken: None });
+            }
+            Deed::Contribute | Deed::Complete | Deed::LearnStable | Deed::Break | Deed::Copy => {}
+        }
     }
 
     /// Inside a generation two members differ by one step at most, and in nothing that both did.

@@ -91,7 +91,7 @@ impl World {
             Victim::RankZero => rank == Some(0),
             Victim::OtherRank => rank.is_some_and(|rank| rank > 0),
             Victim::Source => newest.is_some_and(|newest| {
-                let hands_over = newest.sources.len() < newest.members.len();
+                let hands_over = !newest.copiers.is_empty();
                 hands_over && rank.is_some_and(|rank| newest.sources.contains(&rank))
             }),
             Victim::Newcomer => process.newcomer,
@@ -128,6 +128,7 @@ impl World {
                         && newest.seat(&process.id()).is_some()
                 })
             }),
+            Moment::Following => any(&|doing| doing == Doing::Following),
             Moment::Copying => any(&|doing| matches!(doing, Doing::Copying(_))),
             Moment::Stepping => any(&|doing| matches!(doing, Doing::Computing | Doing::Reducing | Doing::Summing)),
             Moment::Done => self.processes.iter().any(|process| {

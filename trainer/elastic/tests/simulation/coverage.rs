@@ -23,6 +23,7 @@ pub(crate) enum Moment {
     Preparing,
     Activating,
     Committed,
+    Following,
     Copying,
     Stepping,
     Done,
@@ -74,11 +75,12 @@ impl Fault {
 }
 
 impl Moment {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Gathering,
         Self::Preparing,
         Self::Activating,
         Self::Committed,
+        Self::Following,
         Self::Copying,
         Self::Stepping,
         Self::Done,
@@ -92,6 +94,7 @@ impl Moment {
             Self::Preparing => "preparing",
             Self::Activating => "activating",
             Self::Committed => "committed, not entered",
+            Self::Following => "a newcomer follows",
             Self::Copying => "copying",
             Self::Stepping => "stepping",
             Self::Done => "done, not stable",

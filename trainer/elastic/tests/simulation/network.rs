@@ -48,6 +48,9 @@ pub(crate) fn kind(message: &Message) -> u64 {
         Message::Drained { .. } => 14,
         Message::Release => 15,
         Message::Stuck { .. } => 16,
+        Message::Follow(_) => 17,
+        Message::Feed(_) => 18,
+        Message::CaughtUp => 19,
     }
 }
 

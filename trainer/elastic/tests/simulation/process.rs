@@ -243,6 +243,10 @@ impl World {
                     }
                 }
                 Command::Enter(group) => self.committed(pod, group),
+                Command::Follow(lead) => self.told_to_follow(pod, &lead),
+                Command::Feed(follower) => {
+                    self.processes[pod].worker.fed.insert((follower.generation, follower.member));
+                }
                 Command::Seal { generation: _, planned } => self.asked_to_seal(pod, planned),
                 Command::Drain { .. } => self.processes[pod].worker.draining = true,
                 Command::Abort { .. } => self.kill(pod),

@@ -4,21 +4,27 @@
 //! everybody's knows that the step before is STABLE, and stops with all others one step later. After the last step of a group one more
 //! exchange, without a gradient, tells that it is stable.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use lockstep_elastic::{
-    CheckpointMark, Group, State,
+    CheckpointMark, Group, Lead, MemberId, State,
     member::{Event, LastWord},
 };
 
 use crate::{
     given::index_of,
     history::{Batch, SAMPLES, batch},
+    process::Process,
     world::{Bug, World},
 };
 
 /// A checkpoint is taken after so many steps.
 const CHECKPOINT_EVERY: u64 = 8;
+/// How long a newcomer waits for those that are to hand their state over.
+const FEED_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a worker is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +32,8 @@ pub(crate) enum Doing {
     /// Stands still until it is committed.
     #[default]
     Standing,
+    /// Takes over what a group holds that trains without it.
+    Following,
     /// Copies the state of its group from this rank.
     Copying(u32),
     /// Computes its share of a step.
@@ -58,6 +66,10 @@ pub(crate) struct Worker {
     pub(crate) group: Option<Group>,
     /// Committed, and not begun.
     pub(crate) next: Option<Group>,
+    /// The group that it follows.
+    pub(crate) trail: Option<Trail>,
+    /// Newcomers that it hands its state to, and the generation for which it was asked to.
+    pub(crate) fed: BTreeSet<(u64, MemberId)>,
     /// A change is due, and whether it is planned.
     pub(crate) sealing: Option<bool>,
     pub(crate) draining: bool,
@@ -69,10 +81,19 @@ pub(crate) struct Worker {
     pub(crate) turn: u64,
 }
 
+/// How far a newcomer follows a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trail {
+    pub(crate) generation: u64,
+    since: Duration,
+    caught_up: bool,
+}
+
 /// What a worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Begin(u64),
+    Follow(u64),
     Copied(u64),
     Contribute(u64),
     Heard(u64),
@@ -136,6 +157,7 @@ impl World {
         let (turn, doing) = (worker.turn, worker.doing);
         match work {
             Work::Begin(of) if of == turn => self.begin(pod),
+            Work::Follow(of) if of == turn => self.follow(pod),
             Work::Copied(of) if of == turn => self.copied(pod),
             Work::Contribute(of) if of == turn => self.contribute(pod),
             Work::Heard(of) if of == turn => self.heard(pod),
@@ -159,6 +181,7 @@ impl World {
                 }
             }
             Work::Begin(_)
+            | Work::Follow(_)
             | Work::Copied(_)
             | Work::Contribute(_)
             | Work::Heard(_)
@@ -167,11 +190,55 @@ impl World {
         }
     }
 
+    pub(crate) fn told_to_follow(&mut self, pod: usize, lead: &Lead) {
+        let (generation, since) = (lead.generation, self.now);
+        let worker = &mut self.processes[pod].worker;
+        worker.trail = Some(Trail { generation, since, caught_up: false });
+        (worker.doing, worker.sealing) = (Doing::Following, None);
+        self.next_turn(pod, (1000, 20_000), Work::Follow);
+    }
+
+    /// All members hand over what they hold after the same step, and every sum from then on, until the group changes.
+    fn follow(&mut self, pod: usize) {
+        let worker = &self.processes[pod].worker;
+        let (Some(trail), held, sealing) = (worker.trail, worker.held, worker.sealing) else { return };
+        let generation = trail.generation;
+        let offered = self.offered(generation, &self.processes[pod].id());
+        let over = self.deserted.contains(&generation) || !self.processes.iter().any(|other| trains(other, generation));
+        if trail.caught_up {
+            let sum = held.and_then(|held| self.exchanges.get(&(generation, held.step + 1))?.sum);
+            if sum.is_none() && over {
+                return self.stand(pod, None);
+            }
+            self.processes[pod].worker.held = sum.or(held);
+        } else if over || sealing.is_some() || self.now > trail.since + FEED_PATIENCE {
+            return self.stand(pod, None);
+        } else if let Some(states) = offered {
+            let taken = self.dice.one_of(&states);
+            let worker = &mut self.processes[pod].worker;
+            (worker.held, worker.trail) = (Some(taken), Some(Trail { caught_up: true, ..trail }));
+            self.say(pod, Event::CaughtUp);
+        }
+        self.next_turn(pod, (300, 6000), Work::Follow);
+    }
+
+    /// What the members of a generation hold, once all of them train and were asked to hand it to this newcomer.
+    fn offered(&self, generation: u64, newcomer: &MemberId) -> Option<Vec<State>> {
+        let asked = (generation, newcomer.clone());
+        let members = self.processes.iter().filter(|process| trains(process, generation));
+        let states: Vec<State> = members
+            .filter(|member| member.worker.fed.contains(&asked))
+            .filter_map(|member| member.worker.held)
+            .collect();
+        (states.len() == self.history.agreed.get(&generation)?.members.len()).then_some(states)
+    }
+
     fn begin(&mut self, pod: usize) {
         let worker = &mut self.processes[pod].worker;
         let Some(group) = worker.next.take() else { return };
         (worker.generation, worker.stop, worker.stable) = (Some(group.generation), None, 0);
         let (generation, base, sources) = (group.generation, group.base, group.sources.clone());
+        let copies = group.copiers.contains(&group.rank);
         worker.group = Some(group);
         if worker.sealing == Some(false) {
             self.notice_later(pod);
@@ -182,6 +249,8 @@ impl World {
         }
         if self.processes[pod].worker.held == Some(base) {
             self.entered(pod, base);
+        } else if !copies {
+            self.fail(format!("worker {pod} is to hold {base:?} in generation {generation}"));
         } else if sources.is_empty() {
             self.fail(format!("generation {generation} starts from {base:?}, which nobody holds"));
         } else {
@@ -362,7 +431,9 @@ impl World {
         let worker = &self.processes[pod].worker;
         let due = match worker.doing {
             Doing::Done => worker.sealing.is_some(),
-            Doing::Copying(_) | Doing::Computing | Doing::Reducing | Doing::Summing => worker.sealing == Some(false),
+            Doing::Following | Doing::Copying(_) | Doing::Computing | Doing::Reducing | Doing::Summing => {
+                worker.sealing == Some(false)
+            }
             Doing::Standing | Doing::Gone => false,
         };
         let hasty = self.script.bug == Some(Bug::ReportsBeforeItStops);
@@ -392,6 +463,7 @@ impl World {
         // The others have heard everything that this one had to say.
         let settled = worker.doing == Doing::Done;
         (worker.doing, worker.group, worker.sealing, worker.stop) = (Doing::Standing, None, None, None);
+        worker.trail = None;
         worker.turn += 1;
         if let Some(generation) = generation.filter(|_| !settled) {
             self.desert(pod, generation);
@@ -417,6 +489,10 @@ impl World {
         let mark = CheckpointMark { step: state.step, manifest_digest: state.digest };
         self.say(pod, Event::Checkpoint(mark));
     }
+}
+
+fn trains(process: &Process, generation: u64) -> bool {
+    process.alive && process.worker.generation == Some(generation) && process.worker.entered == Some(generation)
 }
 
 /// A rank's samples of the next step: those of its virtual shards.

@@ -115,8 +115,8 @@ fn a_member_that_says_that_it_is_stuck_is_lost_at_once_with_its_words_and_may_re
     assert_eq!(asked(&commands), [(0, 2, false), (2, 2, false)]);
     table.reports(0, Some(1), state(5));
     assert_eq!(change(&table.reports(2, Some(1), state(5))).lost, [(pod(1), reason)]);
-    table.greets(7, returning(1, 1, false));
-    assert_eq!(asked(&table.wait(ms(600), &[0, 2, 7])), [(0, 3, true), (2, 3, true), (7, 3, false)]);
+    table.joins(7, returning(1, 1, false));
+    assert_eq!(asked(&table.wait(ms(600), &[0, 2, 7])), [(0, 3, true), (2, 3, true), (7, 3, true)]);
 }
 
 #[test]
@@ -124,8 +124,8 @@ fn a_member_that_was_only_slow_joins_again_and_holds_what_it_held() {
     let mut table = Table::running(2, 1);
     table.wait(DEAD_AFTER + ms(500), &[0]);
     table.reports(0, Some(1), state(5));
-    table.greets(7, returning(1, 1, true));
-    assert_eq!(asked(&table.wait(ms(600), &[0, 7])), [(0, 3, true), (7, 3, false)]);
+    table.joins(7, returning(1, 1, true));
+    assert_eq!(asked(&table.wait(ms(600), &[0, 7])), [(0, 3, true), (7, 3, true)]);
     table.reports(7, Some(1), state(5));
     let (connections, active) = committed(&table.reports(0, Some(2), state(5)));
     assert_eq!((connections, active.sources), (vec![0, 7], vec![0]), "what it did before its loss is not trusted");

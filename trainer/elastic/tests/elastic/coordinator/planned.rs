@@ -1,13 +1,13 @@
 //! Changes without a loss: who joins, who leaves, and what may come in between.
 
 use lockstep_elastic::{
-    Message, Outcome,
+    Digest, Follower, Hello, Lead, Message, Outcome, State,
     coordinator::{Command, Config, Connection, JOIN_WINDOW, Stage},
 };
 
 use super::{
     CLOSED, Store, Table, asked, broken, change, committed, end, finished, hellos, is_committed, leave, original, pods,
-    replacement, sent, state,
+    replacement, returning, sent, state,
 };
 use crate::given::{NOTHING, config, ms, pod};
 
@@ -23,38 +23,99 @@ fn elastic(members: usize, least: usize) -> Table {
 /// Two members at step 5, asked to let a third one in.
 fn letting_in() -> Table {
     let mut table = elastic(2, 2);
-    table.greets(2, original(2));
-    assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, false)]);
+    table.joins(2, original(2));
+    assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, true)]);
     table.reports(2, None, NOTHING);
     table
 }
 
+/// What a newcomer to generation 1 is told when it comes, and the members with it.
+fn told(members: usize, newcomer: usize) -> Vec<Command> {
+    let generation = 1;
+    let Hello { member, address, .. } = original(newcomer);
+    let lead = Lead { generation, addresses: (0..members).map(|index| original(index).address).collect() };
+    let feed = Message::Feed(Follower { generation, member, address });
+    let to_all = (0..members as u64).map(|member| Command::Send(Connection(member), feed.clone()));
+    [Command::Send(Connection(newcomer as u64), Message::Follow(lead))].into_iter().chain(to_all).collect()
+}
+
 #[test]
-fn a_newcomer_is_let_in_by_one_planned_change_after_the_window() {
+fn a_newcomer_follows_the_group_and_is_let_in_by_one_planned_change_after_the_window() {
     let mut table = elastic(2, 2);
-    assert_eq!(table.greets(2, original(2)), []);
+    assert_eq!(table.greets(2, original(2)), told(2, 2));
+    assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "it takes over what they hold");
+    assert_eq!(table.says(2, Message::CaughtUp), []);
     assert_eq!(table.wait(JOIN_WINDOW - ms(100), &[0, 1, 2]), [], "others may come");
-    assert_eq!(asked(&table.wait(ms(200), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, false)]);
-    table.reports(2, None, NOTHING);
+    assert_eq!(asked(&table.wait(ms(200), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, true)]);
+    table.reports(2, None, state(5));
     table.reports(0, Some(1), state(5));
     let commands = table.reports(1, Some(1), state(5));
     let (connections, active) = committed(&commands);
-    assert_eq!((connections, active.base_step, active.sources), (vec![0, 1, 2], 5, vec![0, 1]));
+    assert_eq!((connections, active.base_step), (vec![0, 1, 2], 5));
+    assert_eq!((active.sources, active.copiers), (vec![0, 1], vec![]));
     let change = change(&commands);
     assert_eq!((change.joined, change.lost, change.left), (vec![pod(2)], vec![], vec![]));
+    assert!(change.took < ms(200), "they trained until then: {:?}", change.took);
     assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "nothing is left to do");
+}
+
+#[test]
+fn a_newcomer_that_holds_another_state_in_the_end_copies_it() {
+    for held in [NOTHING, state(4), State { digest: Digest::of(b"another"), ..state(5) }] {
+        let mut table = letting_in();
+        table.reports(2, None, held);
+        table.reports(0, Some(1), state(5));
+        let (_, active) = committed(&table.reports(1, Some(1), state(5)));
+        assert_eq!((active.sources, active.copiers), (vec![0, 1], vec![2]), "{held:?}");
+    }
+}
+
+#[test]
+fn nobody_follows_a_group_of_which_a_member_cannot_be_told() {
+    let mut table = Table::with(Config { replicas: 2, least: 2, ..config(3) }, Some(Table::running(2, 2).record()));
+    table.greets(0, returning(0, 1, false));
+    assert_eq!(table.greets(2, original(2)), []);
+    assert_eq!(table.greets(1, returning(1, 1, false)).last(), told(2, 2).last());
+}
+
+#[test]
+fn a_newcomer_that_stands_again_is_told_again() {
+    let mut table = elastic(2, 2);
+    let first = table.greets(2, original(2));
+    assert_eq!(table.greets(2, Hello { stands: false, ..original(2) }), [], "it follows");
+    assert_eq!(table.greets(2, original(2)), first);
+}
+
+#[test]
+fn one_newcomer_waits_for_another_that_still_takes_over_what_the_group_holds() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    table.joins(3, original(3));
+    let everybody = [0, 1, 2, 3];
+    assert_eq!(table.wait(JOIN_WINDOW * 3, &everybody), []);
+    table.says(2, Message::CaughtUp);
+    assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &everybody)).len(), 4);
+}
+
+#[test]
+fn whoever_has_to_go_waits_for_no_newcomer() {
+    let mut table = elastic(2, 1);
+    table.greets(2, original(2));
+    table.says(1, leave());
+    let commands = table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
+    assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true)]);
 }
 
 #[test]
 fn several_wishes_become_one_change() {
     let mut table = elastic(3, 2);
-    table.greets(4, original(4));
+    table.joins(4, original(4));
     table.wait(JOIN_WINDOW / 3, &[0, 1, 2, 4]);
-    table.greets(3, original(3));
+    table.joins(3, original(3));
     table.says(1, leave());
     let everybody = [0, 1, 2, 3, 4];
     let commands = table.wait(JOIN_WINDOW, &everybody);
-    assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true), (3, 2, false), (4, 2, false)]);
+    assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true), (3, 2, true), (4, 2, true)]);
     let mut commands = Vec::new();
     for member in everybody {
         commands = table.reports(member, (member < 3).then_some(1), if member < 3 { state(5) } else { NOTHING });
@@ -69,7 +130,7 @@ fn a_newcomer_that_says_hello_again_and_again_delays_nothing() {
     let mut table = elastic(2, 2);
     let mut commands = Vec::new();
     for _ in 0..6 {
-        commands.extend(table.greets(2, original(2)));
+        commands.extend(table.joins(2, original(2)));
         commands.extend(table.wait(ms(100), &[0, 1]));
     }
     assert!(asked(&commands).contains(&(0, 2, true)), "{commands:?}");
@@ -78,7 +139,7 @@ fn a_newcomer_that_says_hello_again_and_again_delays_nothing() {
 #[test]
 fn a_newcomer_that_went_before_it_was_let_in_changes_nothing() {
     let mut table = elastic(2, 2);
-    table.greets(2, original(2));
+    table.joins(2, original(2));
     table.closes(2);
     assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1]), []);
 }
@@ -260,7 +321,7 @@ fn after_the_loss_of_an_unsealed_member_the_rest_is_committed_to_the_newer_gener
 #[test]
 fn a_newcomer_that_comes_while_others_report_is_let_in_with_them() {
     let mut table = elastic(3, 2);
-    table.greets(3, original(3));
+    table.joins(3, original(3));
     table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2, 3]);
     assert_eq!(asked(&table.greets(4, original(4))), [(4, 2, false)]);
     for member in 0..3 {
@@ -278,14 +339,15 @@ fn a_newcomer_that_comes_while_the_membership_is_stored_is_let_in_by_the_next() 
     table.reports(1, Some(1), state(5));
     table.greets(3, original(3));
     assert_eq!(committed(&table.store_answers()).0, [0, 1, 2]);
+    table.says(3, Message::CaughtUp);
     let commands = table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2, 3]);
-    assert_eq!(asked(&commands), [(0, 3, true), (1, 3, true), (2, 3, true), (3, 3, false)]);
+    assert_eq!(asked(&commands), [(0, 3, true), (1, 3, true), (2, 3, true), (3, 3, true)]);
 }
 
 #[test]
 fn a_loss_before_the_planned_generation_is_allocated_makes_it_unplanned() {
     let mut table = elastic(2, 2);
-    table.greets(2, original(2));
+    table.joins(2, original(2));
     table.store = Store::IsSlow;
     table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
     table.closes(1);
@@ -306,11 +368,11 @@ fn nobody_is_let_in_once_a_member_is_done() {
 #[test]
 fn a_member_that_finished_while_the_change_was_allocated_has_to_stand_and_say_it_again() {
     let mut table = elastic(2, 2);
-    table.greets(2, original(2));
+    table.joins(2, original(2));
     table.store = Store::IsSlow;
     table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
     table.says(0, finished(b"model"));
-    assert_eq!(asked(&table.store_answers()), [(0, 2, true), (1, 2, true), (2, 2, false)]);
+    assert_eq!(asked(&table.store_answers()), [(0, 2, true), (1, 2, true), (2, 2, true)]);
     table.reports(0, Some(1), state(90));
     table.reports(1, Some(1), state(90));
     assert!(is_committed(&table.reports(2, None, NOTHING)));

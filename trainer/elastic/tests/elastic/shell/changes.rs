@@ -3,11 +3,12 @@
 use std::{borrow::Borrow, sync::mpsc, thread, time::Duration};
 
 use lockstep_elastic::{
-    Activity, Digest, Event, Farewell, Group, JoinError, Membership, Outcome, Sampler, State, coordinator::Config,
+    Activity, Digest, Event, Farewell, Group, JoinError, Lead, Membership, Outcome, Place, Sampler, State,
+    coordinator::Config,
 };
 
-use super::{PATIENCE, finish, folder, heard, join, join_all, start, start_at};
-use crate::given::{config, hello, pod};
+use super::{PATIENCE, finish, folder, heard, join, join_all, regroup, start, start_at};
+use crate::given::{NOTHING, config, hello, pod};
 
 /// As many members as `most`, of which two are enough.
 fn elastic(most: usize) -> Config {
@@ -30,13 +31,21 @@ fn all_hear(members: &[impl Borrow<mpsc::Receiver<Event>>], expected: &Event) {
     }
 }
 
+/// The next thing that each of them hears is that this pod's newcomer follows them.
+fn all_are_asked_to_feed(members: &[impl Borrow<mpsc::Receiver<Event>>], pod: &str) {
+    for events in members {
+        let event = events.borrow().recv_timeout(PATIENCE);
+        assert!(matches!(&event, Ok(Event::Feed(follower)) if follower.member.pod == pod), "{event:?}");
+    }
+}
+
 /// All members stand still with this state, and train in the next group.
 fn regroup_all(members: Vec<(Membership, Group)>, held: State) -> Vec<(Membership, Group)> {
     let regrouping: Vec<_> = members
         .into_iter()
         .map(|(membership, _)| {
             thread::spawn(move || {
-                let group = membership.regroup(Some(held), None, PATIENCE);
+                let group = regroup(&membership, held, None);
                 (membership, group.expect("regrouped"))
             })
         })
@@ -77,8 +86,7 @@ fn a_worker_whose_training_thread_is_stuck_leaves_and_once_it_moves_joins_again(
     stuck.work().did_step(Duration::from_millis(1));
     let stuck = thread::spawn(move || {
         let moved = stuck.work().during(Activity::Computing, || moved.recv_timeout(PATIENCE));
-        let broken = Some("a peer hung up".to_owned());
-        (moved, stuck.regroup(Some(state(5)), broken, PATIENCE).map(|group| (stuck, group)))
+        (moved, regroup(&stuck, state(5), Some("a peer hung up")).map(|group| (stuck, group)))
     });
     all_hear(&[&events[0], &events[2]], &Event::Seal { planned: false });
     let members = regroup_all(members, state(5));
@@ -88,6 +96,7 @@ fn a_worker_whose_training_thread_is_stuck_leaves_and_once_it_moves_joins_again(
     assert!(matches!(&told, Event::Stuck { reason } if reason.contains("has not moved for 5")), "{told:?}");
 
     moves.send(()).expect("it waits for that");
+    all_are_asked_to_feed(&[&events[0], &events[2]], &pod(1));
     all_hear(&[&events[0], &events[2]], &Event::Seal { planned: true });
     let mut members = regroup_all(members, state(6));
     let (moved, back) = stuck.join().expect("no panic");
@@ -111,6 +120,7 @@ fn a_replacement_is_let_in_as_planned_and_copies_the_state() {
     all_hear(&[&events[0], &events[2]], &Event::Seal { planned: false });
     let members = regroup_all(members, state(5));
     let joining = join(coordinator.address, hello(1, 9));
+    all_are_asked_to_feed(&[&events[0], &events[2]], &pod(1));
     all_hear(&[&events[0], &events[2]], &Event::Seal { planned: true });
     let mut members = regroup_all(members, state(6));
     let newcomer = joining.join().expect("no panic").expect("joined");
@@ -118,9 +128,38 @@ fn a_replacement_is_let_in_as_planned_and_copies_the_state() {
     members.insert(1, newcomer);
     for (membership, group) in &members {
         assert_eq!((group.generation, group.world, group.base), (3, 3, state(6)));
-        assert_eq!((&group.sources, membership.sealing()), (&vec![0, 2], None));
+        assert_eq!((&group.sources, &group.copiers, membership.sealing()), (&vec![0, 2], &vec![1], None));
     }
     coordinator.until(r#"["x-worker-1"] [] []"#);
+    finish(members, b"model");
+    assert!(matches!(coordinator.outcome(), Outcome::Finished { .. }));
+}
+
+#[test]
+fn a_newcomer_follows_the_group_until_it_holds_the_same_and_is_let_in_without_a_copy() {
+    let (_folder, record) = folder();
+    let coordinator = start(Config { replicas: 2, ..elastic(3) }, &record);
+    let members = join_all(coordinator.address, 2);
+    let events = listen(&members);
+    let address = coordinator.address.to_string();
+    let (following, place) = Membership::join(&address, hello(2, 9), NOTHING, PATIENCE).expect("it is told what to do");
+    assert_eq!(place, Place::Newcomer(Lead { generation: 1, addresses: members[0].1.addresses.clone() }));
+    all_are_asked_to_feed(&events, &pod(2));
+    assert!(events[0].recv_timeout(Duration::from_secs(1)).is_err(), "it takes its time, and they train");
+    following.caught_up();
+    all_hear(&events, &Event::Seal { planned: true });
+    while following.sealing().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(following.sealing(), Some(true), "it goes on to the step after which all stop");
+    let following = thread::spawn(move || (regroup(&following, state(6), None), following));
+    let mut members = regroup_all(members, state(6));
+    let (group, following) = following.join().expect("no panic");
+    members.push((following, group.expect("let in")));
+    for (membership, group) in &members {
+        assert_eq!((group.world, &group.sources, &group.copiers), (3, &vec![0, 1], &vec![]));
+        membership.entered();
+    }
     finish(members, b"model");
     assert!(matches!(coordinator.outcome(), Outcome::Finished { .. }));
 }
@@ -134,7 +173,7 @@ fn a_worker_that_has_to_go_is_released_once_the_others_go_on() {
     members[1].0.leave("SIGTERM");
     all_hear(&events, &Event::Seal { planned: true });
     let (leaver, _) = members.remove(1);
-    let leaving = thread::spawn(move || leaver.regroup(Some(state(5)), None, PATIENCE));
+    let leaving = thread::spawn(move || regroup(&leaver, state(5), None));
     let members = regroup_all(members, state(5));
     assert_eq!(leaving.join().expect("no panic"), Err(JoinError::Released));
     assert_eq!((members[1].1.rank, &members[1].1.pods), (1, &vec![pod(0), pod(2)]));
@@ -151,7 +190,7 @@ fn a_collective_that_failed_on_one_worker_makes_all_of_them_form_a_new_group() {
     let events = listen(&members);
     let (first, _) = members.remove(0);
     let broken = thread::spawn(move || {
-        let group = first.regroup(Some(state(5)), Some("rank 1 hung up".into()), PATIENCE);
+        let group = regroup(&first, state(5), Some("rank 1 hung up"));
         (first, group.expect("regrouped"))
     });
     all_hear(&events[1..], &Event::Seal { planned: false });
@@ -173,7 +212,7 @@ fn a_worker_that_finished_goes_once_more_when_the_first_rank_is_lost_before_its_
     let finishing = thread::spawn(move || {
         let farewell = second.finished(9, Digest::of(b"model"), vec![1], PATIENCE);
         assert_eq!(farewell, Ok(Farewell::Changed));
-        let group = second.regroup(Some(state(9)), None, PATIENCE).expect("regrouped");
+        let group = regroup(&second, state(9), None).expect("regrouped");
         assert_eq!((group.generation, group.world), (2, 1));
         second.finished(9, Digest::of(b"model"), vec![1], PATIENCE)
     });
@@ -198,7 +237,7 @@ fn a_change_whose_coordinator_is_killed_is_carried_out_by_the_next() {
     // One stands still and waits, the other was asked and trains on.
     let (standing, _) = members.remove(0);
     let standing = thread::spawn(move || {
-        let group = standing.regroup(Some(state(5)), None, PATIENCE);
+        let group = regroup(&standing, state(5), None);
         (standing, group.expect("regrouped"))
     });
     first.kill();
@@ -227,7 +266,7 @@ fn workers_that_all_stand_when_their_coordinator_is_killed_go_on_with_the_next()
         .into_iter()
         .map(|(membership, _)| {
             thread::spawn(move || {
-                let group = membership.regroup(Some(state(5)), Some("rank 2 hung up".into()), PATIENCE);
+                let group = regroup(&membership, state(5), Some("rank 2 hung up"));
                 (membership, group.expect("regrouped"))
             })
         })
@@ -269,7 +308,7 @@ fn a_worker_that_has_to_go_does_not_wait_long_for_a_coordinator_that_would_let_i
     coordinator.kill();
     assert!(!membership.is_stranded());
     membership.leave("SIGTERM");
-    let error = membership.regroup(Some(state(5)), None, PATIENCE).expect_err("nobody answers");
+    let error = regroup(&membership, state(5), None).expect_err("nobody answers");
     assert!(matches!(error, JoinError::Unreachable { waited, .. } if waited < PATIENCE / 2), "{error}");
     assert!(membership.is_stranded());
 }

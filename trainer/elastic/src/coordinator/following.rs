@@ -1,0 +1,68 @@
+//! Newcomers take over the state of a group while it trains, and are let in once they have it: the group stands still no longer than
+//! any other change takes.
+
+use super::{Coordinator, Phase, peers::Peer};
+use crate::{Active, Follower, Lead, MemberId, Message};
+
+/// A newcomer's way into a group that trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Following {
+    generation: u64,
+    pub(super) caught_up: bool,
+}
+
+impl Peer {
+    /// Whether it was told to follow this group.
+    pub(super) fn follows(&self, active: &Active) -> bool {
+        self.following.is_some_and(|following| following.generation == active.generation)
+    }
+
+    /// Whether it follows this group and has yet to take over what that holds.
+    pub(super) fn catches_up_with(&self, active: &Active) -> bool {
+        self.follows(active) && self.following.is_some_and(|following| !following.caught_up)
+    }
+}
+
+impl Coordinator {
+    /// Those that are here, may stay, and do not belong to the group that trains.
+    pub(super) fn newcomers(&self) -> impl Iterator<Item = &Peer> {
+        let belongs = |pod: &str| self.active().is_some_and(|active| active.members.iter().any(|seat| seat.pod == pod));
+        let comes = move |pod: &str| !belongs(pod) && !self.leaving.contains_key(pod);
+        self.peers.iter().filter(move |(pod, _)| comes(pod)).map(|(_, peer)| peer)
+    }
+
+    /// Has every newcomer follow the group, and all members hand over what they hold, where all of them can be told.
+    pub(super) fn have_newcomers_follow(&mut self) {
+        let Phase::Running(running) = &self.phase else { return };
+        let active = running.active();
+        let all_here = active.members.iter().all(|seat| self.is_here(&seat.id()));
+        if !all_here || !running.is_at_work() || self.draining.is_some() {
+            return;
+        }
+        let generation = active.generation;
+        let lead = Lead { generation, addresses: active.members.iter().map(|seat| seat.address).collect() };
+        let members: Vec<_> = active.members.iter().map(|seat| self.peers[&seat.pod].connection).collect();
+        let newcomers: Vec<_> = self
+            .newcomers()
+            .filter(|peer| !peer.follows(active))
+            .map(|peer| (peer.connection, peer.hello.member.clone(), peer.hello.address))
+            .collect();
+        for (connection, member, address) in newcomers {
+            if let Some(peer) = self.peers.get_mut(&member.pod) {
+                peer.following = Some(Following { generation, caught_up: false });
+            }
+            self.send(connection, Message::Follow(lead.clone()));
+            let follower = Follower { generation, member, address };
+            for member in &members {
+                self.send(*member, Message::Feed(follower.clone()));
+            }
+        }
+    }
+
+    /// A newcomer holds what the group holds, or cannot follow it.
+    pub(super) fn caught_up(&mut self, member: &MemberId) {
+        if let Some(peer) = self.peers.get_mut(&member.pod) {
+            peer.following.iter_mut().for_each(|following| following.caught_up = true);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Who is connected: processes that say who they are, fall silent, and go.
+
+use std::{collections::BTreeSet, fmt, time::Duration};
+
+use super::{
+    Command, Connection, Coordinator, DEAD_AFTER, Gathering, NAP_LIMIT, Outcome, Phase, SUSPECT_AFTER,
+    following::Following,
+};
+use crate::{Digest, Hello, MemberId, Message, message::FrameError};
+
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    pub(super) hello: Hello,
+    pub(super) connection: Connection,
+    pub(super) heard: Duration,
+    pub(super) following: Option<Following>,
+}
+
+impl Coordinator {
+    /// A process says who it is: a newcomer, a member that returns, or one that does not belong here.
+    pub(super) fn greeted(&mut self, connection: Connection, hello: Hello, now: Duration) {
+        if let Err(reason) = self.admits(&hello) {
+            tracing::warn!(member = %hello.member, reason, "member refused");
+            self.send(connection, Message::Refuse { reason });
+            self.commands.push(Command::Close(connection));
+            return;
+        }
+        let Hello { member, committed_generation, stands, .. } = hello.clone();
+        // Another coordinator recorded a generation that this one does not know of.
+        if committed_generation > self.active().map(|active| active.generation) {
+            self.end(Outcome::Superseded);
+            return;
+        }
+        self.seat_connection(connection, hello, now);
+        let newest = self.active().filter(|active| active.attempt == self.config.attempt).cloned();
+        let seated = newest.as_ref().and_then(|active| active.seat(&member)).is_some();
+        let takes_part = seated && committed_generation == newest.as_ref().map(|active| active.generation);
+        if takes_part && !stands && self.record.rested.is_some() {
+            // It said its last word, as all did, and missed the answer.
+            self.peers.remove(&member.pod);
+            self.pods.remove(&connection);
+            self.send(connection, Message::Release);
+            self.commands.push(Command::Close(connection));
+            return;
+        }
+        if takes_part && !stands && self.phase_is_start() && self.swapping.is_none() {
+            self.resume(now);
+        }
+        match &mut self.phase {
+            Phase::Running(_) if takes_part && stands => {
+                self.break_up(format!("{} stands still", member.pod), now);
+            }
+            Phase::Running(running) if seated => {
+                running.returned(&member);
+                self.welcome_back(&member, connection);
+            }
+            Phase::Preparing(_) => self.ask_one_more(&member.pod, connection, takes_part && !stands),
+            Phase::Running(_) | Phase::Gathering(_) | Phase::Ended => {}
+        }
+    }
+
+    fn phase_is_start(&self) -> bool {
+        matches!(self.phase, Phase::Gathering(Gathering::Start))
+    }
+
+    fn admits(&self, hello: &Hello) -> Result<(), String> {
+        let Hello { job, attempt, member, address: _, workload, data, committed_generation: _, stands: _ } = hello;
+        let config = &self.config;
+        differ("the job", job, &config.job)?;
+        differ("the attempt", attempt, &config.attempt)?;
+        if !config.members.contains(&member.pod) {
+            return Err(format!("{} is none of this job's workers: {}", member.pod, config.members.join(", ")));
+        }
+        for other in self.peers.values().map(|peer| &peer.hello).filter(|other| other.member.pod != member.pod) {
+            agree_on("workload (model, training, version of lockstep)", (member, workload), (other, &other.workload))?;
+            agree_on("data set", (member, data), (other, &other.data))?;
+        }
+        Ok(())
+    }
+
+    /// Notes who is on this connection. Another process of the same pod takes the place of the one before.
+    fn seat_connection(&mut self, connection: Connection, hello: Hello, now: Duration) {
+        let pod = hello.member.pod.clone();
+        let before = self.peers.get(&pod).map(|peer| (peer.hello.member.clone(), peer.connection));
+        let same = self.peers.get(&pod).filter(|peer| peer.connection == connection);
+        // Whoever stands, and has not caught up, does not know that it is to follow.
+        let following = same.and_then(|peer| peer.following).filter(|following| !hello.stands || following.caught_up);
+        if let Some((member, old)) = before {
+            if member != hello.member {
+                let reason = format!("{member} was replaced by a new process of {pod}");
+                self.send(old, Message::Abort { reason: reason.clone() });
+                self.gone(&pod, &reason, now);
+            }
+            if old != connection {
+                self.commands.push(Command::Close(old));
+                self.pods.remove(&old);
+            }
+        }
+        if let Some(former) = self.pods.get(&connection).cloned().filter(|former| *former != pod) {
+            self.gone(&former, &format!("its connection now speaks for {pod}"), now);
+        }
+        self.pods.insert(connection, pod.clone());
+        self.peers.insert(pod, Peer { hello, connection, heard: now, following });
+    }
+
+    pub(super) fn garbled(&mut self, connection: Connection, error: &FrameError, now: Duration) {
+        if let FrameError::Version { .. } = error {
+            self.send(connection, Message::Refuse { reason: error.to_string() });
+        }
+        self.commands.push(Command::Close(connection));
+        if let Some(pod) = self.pods.get(&connection).cloned() {
+            self.gone(&pod, &error.to_string(), now);
+        }
+    }
+
+    /// The one place where a connected member disappears.
+    pub(super) fn gone(&mut self, pod: &str, reason: &str, now: Duration) {
+        let Some(peer) = self.peers.remove(pod) else { return };
+        self.pods.remove(&peer.connection);
+        self.leaving.remove(pod);
+        self.missed(&peer.hello.member, reason, now);
+    }
+
+    pub(super) fn drop_the_silent(&mut self, now: Duration) {
+        let silent = |peer: &Peer| now.saturating_sub(peer.heard) > DEAD_AFTER;
+        let dead: Vec<_> =
+            self.peers.iter().filter(|(_, p)| silent(p)).map(|(pod, p)| (pod.clone(), p.connection)).collect();
+        for (pod, connection) in dead {
+            self.commands.push(Command::Close(connection));
+            self.gone(&pod, &format!("sent nothing for {} s", DEAD_AFTER.as_secs_f64()), now);
+        }
+    }
+
+    /// Heartbeats that came while this process did not run lie unread in its sockets: they are no silence.
+    pub(super) fn forgive_own_sleep(&mut self, now: Duration) {
+        let slept = now.saturating_sub(self.handled);
+        self.handled = now;
+        if slept > NAP_LIMIT {
+            for peer in self.peers.values_mut() {
+                peer.heard += slept;
+            }
+        }
+    }
+
+    /// Whether this very process is connected.
+    pub(super) fn is_here(&self, member: &MemberId) -> bool {
+        self.peers.get(&member.pod).is_some_and(|peer| peer.hello.member == *member)
+    }
+
+    pub(super) fn silent_pods(&self, now: Duration) -> BTreeSet<&str> {
+        let silent = |peer: &Peer| now.saturating_sub(peer.heard) > SUSPECT_AFTER;
+        self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(pod, _)| pod.as_str()).collect()
+    }
+}
+
+fn differ<T: PartialEq + fmt::Display>(what: &str, theirs: &T, ours: &T) -> Result<(), String> {
+    if theirs == ours { Ok(()) } else { Err(format!("{what} is {theirs} there and {ours} at this coordinator")) }
+}
+
+fn agree_on(what: &str, a: (&MemberId, &Digest), b: (&Hello, &Digest)) -> Result<(), String> {
+    if a.1 == b.1 {
+        return Ok(());
+    }
+    let (pod, other) = (&a.0.pod, &b.0.member.pod);
+    Err(format!("the {what} of {pod} has digest {:.12}, that of {other} {:.12}: give all workers the same", a.1, b.1))
+}

@@ -1,0 +1,168 @@
+//! Hands what a group holds to newcomers while it trains: after a step that all ranks agree on each copies its part of the state, and from
+//! then on its part of every step's summed gradients, and sends them from a thread of its own.
+//!
+//! ```text
+//! step s       every rank says in its numbers whether it knows of a newcomer that nobody feeds yet
+//! step s + 1   all read that all do; after it each copies its part of the state and begins to send
+//! later steps  each copies its part of the gradients, before they are applied, and sends them after what came before
+//! ```
+//!
+//! A newcomer that cannot keep up is given up: it copies the state when it is let in. Should ranks be told of newcomers in another order,
+//! no newcomer hears from all of them, or what it hears makes no state with the group's digest: it copies the state, too.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+use lockstep_collective::Group as Star;
+use lockstep_elastic::{Follower, Group, MemberId};
+use tracing::{info, warn};
+
+use crate::{
+    failure::Failure,
+    follow::{Parcel, parts},
+    member::Member,
+    trainee::Trainee,
+};
+
+/// Gradients that may wait to be sent to a newcomer. The memory that they take is this rank's part of so many.
+const MAX_BEHIND: usize = 8;
+
+/// Newcomers that this member was told of, in the order in which it was.
+pub(crate) type Newcomers = Arc<Mutex<VecDeque<Follower>>>;
+
+/// What one rank hands to the newcomers of its generation.
+pub(crate) struct Feeds<'a> {
+    member: &'a Member<'a>,
+    generation: u64,
+    rank: u32,
+    addresses: Vec<SocketAddr>,
+    /// Newcomers that were begun with.
+    begun: Vec<MemberId>,
+    feeds: Vec<Feed>,
+    /// The step after which all begin with the next newcomer.
+    begins_after: Option<u64>,
+    /// What was told in the numbers of steps until then was told before that was known.
+    deaf_until: u64,
+}
+
+/// One newcomer.
+struct Feed {
+    newcomer: MemberId,
+    parcels: mpsc::Sender<Parcel>,
+    behind: Arc<AtomicUsize>,
+}
+
+impl<'a> Feeds<'a> {
+    /// As a member of this generation.
+    pub(crate) fn new(member: &'a Member<'a>, group: &Group) -> Self {
+        Self {
+            member,
+            generation: group.generation,
+            rank: group.rank,
+            addresses: group.addresses.clone(),
+            begun: Vec::new(),
+            feeds: Vec::new(),
+            begins_after: None,
+            deaf_until: 0,
+        }
+    }
+
+    /// Whether this rank knows of a newcomer with which nobody has begun.
+    pub(crate) fn knows_another(&self) -> bool {
+        self.newcomers(|newcomers| !newcomers.is_empty())
+    }
+
+    /// Takes down whether all ranks said so in the numbers of `step`.
+    pub(crate) fn hear(&mut self, step: u64, all_do: bool) {
+        if all_do && step > self.deaf_until {
+            (self.begins_after, self.deaf_until) = (Some(step + 1), step + 1);
+        }
+    }
+
+    /// Whether the next newcomer takes over the state after `step`.
+    pub(crate) fn begins_after(&self, step: u64) -> bool {
+        self.begins_after == Some(step)
+    }
+
+    /// Copies this rank's part of the state for the next newcomer, and begins to send it.
+    pub(crate) fn begin(&mut self, trainee: &mut Trainee) {
+        let Some(Follower { member: newcomer, address, .. }) = self.newcomers(VecDeque::pop_front) else { return };
+        info!(%newcomer, step = trainee.step, "a newcomer takes over the state while the group trains");
+        let part = self.part(trainee.replica.state_elements());
+        let mut state = vec![0.0; part.len()];
+        trainee.replica.copy_state(part, &mut state);
+        let (parcels, to_send) = mpsc::channel();
+        let mut feed = Feed { newcomer: newcomer.clone(), parcels, behind: Arc::default() };
+        feed.put(trainee.step, state);
+
+        let behind = Arc::clone(&feed.behind);
+        let peers: Vec<SocketAddr> = self.addresses.iter().copied().chain([address]).collect();
+        let form = self.member.form_star(self.generation, self.rank, peers.clone());
+        let sending = thread::Builder::new().name("feed".to_owned()).spawn(move || {
+            let sent = form().and_then(|star| send(star, peers.len() - 1, to_send, &behind));
+            if let Err(error) = sent {
+                info!(%newcomer, %error, "a newcomer takes over nothing more");
+            }
+        });
+        self.begun.push(feed.newcomer.clone());
+        match sending {
+            Ok(_) => self.feeds.push(feed),
+            Err(error) => warn!(%error, "no thread that feeds a newcomer"),
+        }
+    }
+
+    /// Hands this rank's part of the gradients that make `step` to those that took the state over.
+    pub(crate) fn put(&mut self, step: u64, trainee: &mut Trainee) {
+        if self.feeds.is_empty() {
+            return;
+        }
+        let part = self.part(trainee.replica.table().elements());
+        let mut gradients = vec![0.0; part.len()];
+        trainee.replica.copy_gradients(part, &mut gradients);
+        self.feeds.retain_mut(|feed| feed.put(step, gradients.clone()));
+    }
+
+    /// This rank's part of so many elements.
+    fn part(&self, elements: usize) -> Range<usize> {
+        parts(elements, self.addresses.len()).swap_remove(self.rank as usize)
+    }
+
+    fn newcomers<T>(&self, of: impl FnOnce(&mut VecDeque<Follower>) -> T) -> T {
+        let mut newcomers = self.member.newcomers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new =
+            |newcomer: &Follower| newcomer.generation == self.generation && !self.begun.contains(&newcomer.member);
+        newcomers.retain(|newcomer| newcomer.generation > self.generation || is_new(newcomer));
+        of(&mut newcomers)
+    }
+}
+
+impl Feed {
+    /// Whether more is to come.
+    fn put(&mut self, step: u64, values: Vec<f32>) -> bool {
+        if self.behind.load(Ordering::Relaxed) > MAX_BEHIND {
+            info!(newcomer = %self.newcomer, step, "a newcomer cannot keep up, and copies the state when it is let in");
+            return false;
+        }
+        self.behind.fetch_add(1, Ordering::Relaxed);
+        // Whoever took them may have ended.
+        self.parcels.send(Parcel { step, behind: 0, values }).is_ok()
+    }
+}
+
+/// Sends until nothing more is to come.
+fn send(mut star: Star, to: usize, parcels: mpsc::Receiver<Parcel>, behind: &AtomicUsize) -> Result<(), Failure> {
+    for parcel in parcels {
+        let behind = behind.fetch_sub(1, Ordering::Relaxed) as u64 - 1;
+        Parcel { behind, ..parcel }.send(&mut star, to)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! A newcomer's way into a group that trains: it takes over the state that the members hold after some step, a part from each, applies the
+//! gradients of every step since as they summed them, and so holds what they hold, bit for bit, when they let it in.
+
+use std::ops::Range;
+
+use lockstep_collective::{Group as Star, Tag};
+use lockstep_elastic::{Activity, Group, Lead, Place};
+use tracing::info;
+
+use crate::{failure::Failure, member::Member, trainee::Trainee};
+
+/// Parcels are sent in frames of a step that no gradient has.
+const HEADER: Tag = Tag { step: u64::MAX, bucket: 3 };
+const VALUES: Tag = Tag { step: u64::MAX, bucket: 4 };
+
+/// A rank's part of a state, which comes first, or of a step's summed gradients.
+pub(crate) struct Parcel {
+    /// The step that the state holds, or that the gradients make.
+    pub step: u64,
+    /// Parcels that wait behind this one.
+    pub behind: u64,
+    pub values: Vec<f32>,
+}
+
+impl Parcel {
+    pub(crate) fn send(mut self, star: &mut Star, to: usize) -> Result<(), Failure> {
+        star.send(to, HEADER, &mut [self.step, self.behind].map(|number| number as i64)).map_err(Failure::broken)?;
+        star.send(to, VALUES, &mut self.values).map_err(Failure::broken)?;
+        Ok(())
+    }
+}
+
+/// From place to place until this worker belongs to a group.
+pub(crate) fn until_let_in(member: &Member<'_>, trainee: &mut Trainee, mut place: Place) -> Result<Group, Failure> {
+    loop {
+        match place {
+            Place::Member(group) => return Ok(group),
+            Place::Newcomer(lead) => {
+                let ended = follow(member, trainee, &lead);
+                let why = match ended {
+                    Err(error) if member.membership.sealing().is_none() => error.to_string(),
+                    _ => "it changes".to_owned(),
+                };
+                info!(generation = lead.generation, step = trainee.step, why, "the group is followed no more");
+                place = member.regroup(trainee.held(), None)?;
+            }
+        }
+    }
+}
+
+/// Follows a group until it changes, or hands over nothing more; its state is whole at every moment.
+fn follow(member: &Member<'_>, trainee: &mut Trainee, lead: &Lead) -> Result<(), Failure> {
+    let sources = lead.addresses.len();
+    let mut star = member.follow(lead)?;
+    trainee.put_gradients(None);
+    let mut state = vec![0.0; trainee.replica.state_elements()];
+    let (step, mut behind) = receive(&mut star, sources, &mut state)?;
+    trainee.take_over(step, &state);
+    drop(state);
+    info!(generation = lead.generation, step, behind, "state taken over; following the group");
+    let mut gradients = vec![0.0; trainee.replica.table().elements()];
+    let mut caught_up = false;
+    while !member.membership.is_over() {
+        if behind <= 1 && !caught_up {
+            member.membership.caught_up();
+            caught_up = true;
+        }
+        let step;
+        (step, behind) = receive(&mut star, sources, &mut gradients)?;
+        if step != trainee.step + 1 {
+            return Err(Failure::broken(format!("gradients of step {step} follow step {}", trainee.step)));
+        }
+        member.membership.work().during(Activity::Computing, || trainee.repeat_step(&gradients));
+    }
+    Ok(())
+}
+
+/// Fills `values` with the parts of all ranks; gives their step, and how many more the slowest of them has to send.
+fn receive(star: &mut Star, sources: usize, values: &mut [f32]) -> Result<(u64, u64), Failure> {
+    let (mut first, mut most) = (None, 0);
+    for (source, part) in parts(values.len(), sources).into_iter().enumerate() {
+        let mut header = [0_i64; 2];
+        star.receive(source, HEADER, &mut header).map_err(Failure::broken)?;
+        let [step, behind] = header.map(|number| number as u64);
+        if *first.get_or_insert(step) != step {
+            return Err(Failure::broken(format!("rank {source} sends step {step}, rank 0 {first:?}")));
+        }
+        most = most.max(behind);
+        star.receive(source, VALUES, &mut values[part]).map_err(Failure::broken)?;
+    }
+    Ok((first.unwrap_or_default(), most))
+}
+
+/// `0..elements` in so many parts.
+pub(crate) fn parts(elements: usize, parts: usize) -> Vec<Range<usize>> {
+    (0..parts).map(|part| part * elements / parts..(part + 1) * elements / parts).collect()
+}
