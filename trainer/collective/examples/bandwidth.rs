@@ -1,11 +1,11 @@
 //! Times all-reduces between processes over loopback TCP, by algorithm and size.
 //!
-//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…|memory] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
+//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…|memory|send] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
 //!
 //! Prints a line of JSON with the fitted costs, which auto chooses by: `{"alpha", "beta", "gamma"}` in seconds a message, a byte and a
 //! reduced byte; then one for each algorithm and size: `{"bytes", "algorithm", "chosen", "seconds", "busbw"}`; seconds are the median over the
 //! repetitions of rank 0, busbw = bytes / seconds · 2(n−1)/n in bytes a second, as nccl-tests define it: comparable with the line's own
-//! bandwidth for any n.
+//! bandwidth for any n. With `send` rank 0 sends the bytes to rank 1, which says that it has them; busbw = bytes / seconds.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -19,8 +19,8 @@ use lockstep_collective::{
 };
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
-const NAMES: [&str; 8] =
-    ["memory", "auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus", "direct"];
+const NAMES: [&str; 9] =
+    ["memory", "send", "auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus", "direct"];
 /// Tells a child its rank, and the addresses of all.
 const RANK: &str = "BANDWIDTH_RANK";
 /// Names a folder with ca.crt, tls.crt and tls.key, as the launcher of a job makes them; then all goes inside TLS.
@@ -87,7 +87,9 @@ fn measure(
     let (mut copied, mut shared) = (vec![0.0_f32; longest], group.shared_arena(longest)?);
     let data = shared.as_mut().filter(|_| named == "memory").map_or(&mut copied[..], SharedArena::as_mut);
     for &bytes in sizes {
-        for name in NAMES.into_iter().filter(|name| *name == named || (named == "all" && *name != "memory")) {
+        for name in
+            NAMES.into_iter().filter(|name| *name == named || (named == "all" && !matches!(*name, "memory" | "send")))
+        {
             let algorithm = choice(name, world, costs).algorithm(world, bytes);
             let data = &mut data[..bytes / 4];
             let mut seconds = Vec::new();
@@ -95,18 +97,19 @@ fn measure(
                 data.fill(0.5);
                 let started = Instant::now();
                 let tag = Tag { step, bucket: 0 };
-                if name == "memory" {
-                    group.all_reduce_in_memory(tag, data, Reduction::Sum)?;
-                } else {
-                    group.all_reduce(algorithm, tag, data, Reduction::Sum)?;
-                }
+                match (name, rank) {
+                    ("memory", _) => group.all_reduce_in_memory(tag, data, Reduction::Sum)?,
+                    ("send", 0) => group.send(1, tag, data).and_then(|_| group.receive(1, tag, &mut [0_u8]))?,
+                    ("send", _) => group.receive(0, tag, data).and_then(|_| group.send(0, tag, &mut [0_u8]))?,
+                    _ => group.all_reduce(algorithm, tag, data, Reduction::Sum)?,
+                };
                 if step >= 3 {
                     seconds.push(started.elapsed().as_secs_f64());
                 }
             }
             seconds.sort_by(f64::total_cmp);
             let median = seconds[seconds.len() / 2];
-            let share = 2.0 * (world - 1) as f64 / world as f64;
+            let share = if name == "send" { 1.0 } else { 2.0 * (world - 1) as f64 / world as f64 };
             if rank == 0 {
                 let busbw = bytes as f64 * share / median;
                 println!(

@@ -30,6 +30,10 @@ const LINES: [(f64, bool); 2] = [(1.0, false), (5.0, true)];
 const SIZES: [usize; 2] = [16 << 20, 64 << 20];
 /// Of iperf3's rate.
 const GOAL: f64 = 0.97;
+/// Of iperf3's rate in one direction, for a state that a peer hands over.
+const STATE_GOAL: f64 = 0.85;
+const STATE_BYTES: usize = 100 << 20;
+const STATE_LINE: f64 = 5.0;
 /// Of the rate without TLS.
 const TLS_GOAL: f64 = 0.8;
 /// MiB that are summed a size.
@@ -53,26 +57,21 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Quick => 1,
         Effort::Full => 5,
     };
-    if Command::new(IPERF).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        install_packages(&[IPERF])?;
-    }
-    let folder = cargo::target().join("bench/link");
-    fs::create_dir_all(&folder)?;
+    let (folder, ours) = prepare()?;
     for (file, text) in lockstep_launch::make_credentials(SystemTime::now())? {
         fs::write(file.path(&folder), text)?;
     }
-    let ours = cargo::build()?.join("examples/bandwidth");
     for (gigabits, with_tls) in LINES {
         let programs = Programs { ours: ours.clone(), folder: folder.clone(), line: Line::of(gigabits)? };
         let (mut rates, mut disturbed) = (BTreeMap::<Side, Vec<f64>>::new(), false);
         for _ in 0..rounds {
             let (watch, before) = (Watch::start(), load::children());
-            rates.entry(Side::Iperf).or_default().push(programs.iperf()?);
+            rates.entry(Side::Iperf).or_default().push(programs.iperf(Directions::Both)?);
             for (is_tls, side) in [(false, Side::Plain as fn(usize) -> Side), (true, Side::Tls)] {
                 if is_tls && !with_tls {
                     continue;
                 }
-                for (bytes, rate) in programs.sums(is_tls)? {
+                for (bytes, rate) in programs.rates("auto", &SIZES, is_tls)? {
                     rates.entry(side(bytes)).or_default().push(rate);
                 }
             }
@@ -100,6 +99,50 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// How fast a peer hands a state over, as those that hold it do when a member has to copy it.
+pub(crate) fn state_transfer(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
+    let rounds = match effort {
+        Effort::Quick => 1,
+        Effort::Full => 5,
+    };
+    let (folder, ours) = prepare()?;
+    let programs = Programs { ours, folder, line: Line::of(STATE_LINE)? };
+    let (mut peer, mut ours, mut disturbed) = (Vec::new(), Vec::new(), false);
+    for _ in 0..rounds {
+        let (watch, before) = (Watch::start(), load::children());
+        peer.push(programs.iperf(Directions::One)?);
+        ours.extend(programs.rates("send", &[STATE_BYTES], false)?.into_iter().map(|(_, rate)| rate));
+        disturbed |= watch.disturbed(load::children().saturating_sub(before));
+    }
+    let seconds = |rates: &mut Vec<f64>| STATE_BYTES as f64 / median(rates);
+    book.write(&Figure {
+        case: &format!("{} MiB of state from a peer over {STATE_LINE} Gb/s", STATE_BYTES >> 20),
+        unit: "s",
+        ours: seconds(&mut ours),
+        peer: Some((IPERF, seconds(&mut peer))),
+        goal: STATE_GOAL,
+        better: Better::Less,
+        disturbed,
+    })
+}
+
+/// A folder for what is needed, and our own program.
+fn prepare() -> anyhow::Result<(PathBuf, PathBuf)> {
+    if Command::new(IPERF).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        install_packages(&[IPERF])?;
+    }
+    let folder = cargo::target().join("bench/link");
+    fs::create_dir_all(&folder)?;
+    Ok((folder, cargo::build()?.join("examples/bandwidth")))
+}
+
+/// Of a line that are used at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Directions {
+    One,
+    Both,
+}
+
 struct Programs {
     ours: PathBuf,
     folder: PathBuf,
@@ -107,18 +150,20 @@ struct Programs {
 }
 
 impl Programs {
-    /// Bytes a second that iperf3 carries in each direction while it sends in both, as sums do; their mean.
-    fn iperf(&self) -> anyhow::Result<f64> {
+    /// Bytes a second that iperf3 carries in a direction; where it sends in both, as sums do, their mean.
+    fn iperf(&self, directions: Directions) -> anyhow::Result<f64> {
         let [seconds, omitted] = IPERF_SECONDS;
         let mut server = self.line.command(1, Path::new(IPERF));
         let _server = Running(server.arg("-s").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
         let deadline = Instant::now() + LISTENS;
         loop {
             let mut client = self.line.command(0, Path::new(IPERF));
-            client.args(["--client", line::ENDS[1], "--bidir", "--time", seconds, "--omit", omitted, "--json"]);
+            client.args(["--client", line::ENDS[1], "--time", seconds, "--omit", omitted, "--json"]);
+            client.args((directions == Directions::Both).then_some("--bidir"));
             let told: Value = serde_json::from_slice(&client.output()?.stdout).context("iperf3 prints JSON")?;
             let bits = |sum: &str| told["end"][sum]["bits_per_second"].as_f64();
-            match bits("sum_received").zip(bits("sum_received_bidir_reverse")) {
+            let back = if directions == Directions::Both { "sum_received_bidir_reverse" } else { "sum_received" };
+            match bits("sum_received").zip(bits(back)) {
                 Some((there, back)) => return Ok((there + back) / 2.0 / 8.0),
                 None => ensure!(Instant::now() < deadline, "iperf3: {}", told["error"]),
             }
@@ -126,13 +171,13 @@ impl Programs {
         }
     }
 
-    /// Bytes a second that sums of each size carry.
-    fn sums(&self, is_tls: bool) -> anyhow::Result<Vec<(usize, f64)>> {
-        let sizes = SIZES.map(|size| size.to_string()).join(",");
+    /// Bytes a second that our own operations of each size carry.
+    fn rates(&self, operation: &str, sizes: &[usize], is_tls: bool) -> anyhow::Result<Vec<(usize, f64)>> {
+        let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
         let peers = line::ENDS.map(|end| format!("{end}:7071")).join(" ");
         let ranks = [0, 1].map(|rank| {
             let mut command = self.line.command(rank, &self.ours);
-            command.args(["2", "auto", &sizes, BUDGET]).env("BANDWIDTH_RANK", format!("{rank} {peers}"));
+            command.args(["2", operation, &sizes.join(","), BUDGET]).env("BANDWIDTH_RANK", format!("{rank} {peers}"));
             if is_tls {
                 command.env("BANDWIDTH_CREDENTIALS", &self.folder);
             }
@@ -148,7 +193,7 @@ impl Programs {
             Some((usize::try_from(bytes).ok()?, bytes as f64 / line["seconds"].as_f64()?))
         };
         let rates: Vec<_> = told.lines().filter_map(figure).collect();
-        ensure!(rates.len() == SIZES.len(), "rank 0 tells of {} sizes", rates.len());
+        ensure!(rates.len() == sizes.len(), "rank 0 tells of {} sizes", rates.len());
         Ok(rates)
     }
 }

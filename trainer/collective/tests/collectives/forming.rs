@@ -201,8 +201,8 @@ fn a_star_hands_parts_to_its_last_rank_while_the_others_form_a_group_at_the_same
         let star =
             |rank: usize| Group::form_star(&listeners[rank], seat(rank), &peers, PATIENT, &Abort::new()).unwrap();
         std::thread::scope(|scope| {
-            for rank in 0..3 {
-                let (star, listener, peers) = (&star, &listeners[rank], &peers[..3]);
+            for (rank, listener) in listeners[..3].iter().enumerate() {
+                let (star, peers) = (&star, &peers[..3]);
                 scope.spawn(move || {
                     let sending = scope.spawn(move || star(rank).send(3, TAG, &mut [rank as f32; 100_000]).unwrap());
                     for generation in 8..20 {

@@ -12,7 +12,7 @@ use self::{
     torchrun::Torchrun,
 };
 use super::{
-    Effort, Options, median,
+    Effort, Options, link, median,
     record::{Better, Book, Figure},
     torch,
 };
@@ -28,6 +28,8 @@ const LOOK: Duration = Duration::from_millis(10);
 const MARGIN: f64 = 1.5;
 /// Steps between two disturbances.
 const QUIET_STEPS: u64 = 20;
+/// How long a group is looked at that nothing disturbs.
+const OBSERVED: Duration = Duration::from_secs(10);
 /// As the elastic example saves.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(10);
 /// So many times sooner than the peer a group is to go on.
@@ -81,6 +83,8 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         }
     }
     let run = Run::start("recovery", WORKERS, 100_000)?;
+    run.settle()?;
+    let overhead = run.membership_share(OBSERVED)?;
     let mut noticed = Vec::new();
     for _ in 0..freezes {
         run.settle()?;
@@ -90,12 +94,15 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         noticed.push(run.resumed_after(stopped)?);
         signal(victim, "CONT")?;
     }
-    let mut stalls = Vec::new();
+    let (mut leave_stalls, mut join_stalls) = (Vec::new(), Vec::new());
     for _ in 0..leaves {
         run.settle()?;
         let asked = now();
         signal(run.worker(dice.below(WORKERS))?, "TERM")?;
-        stalls.push(run.stall_after(asked)?);
+        let left = run.change_after(asked)?;
+        leave_stalls.push(run.stall_at(left)?);
+        let joined = run.change_after(left)?;
+        join_stalls.push(run.stall_at(joined)?);
     }
     drop(run);
     let killed = "kill -9 of one of 8 workers to the next step, that step's own time left out, p50";
@@ -129,7 +136,18 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     write(killed, ours, 0.5)?;
     write("the same, the slowest", slowest(&resumed), 2.0)?;
     write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0)?;
-    write("planned leave of one of 8 workers: training stands still, median", median(&mut stalls), 0.1)
+    write("planned leave of one of 8 workers: training stands still, median", median(&mut leave_stalls), 0.1)?;
+    write("another one joins: training stands still, median", median(&mut join_stalls), 0.1)?;
+    book.write(&Figure {
+        case: "processor time of a worker's membership thread, of the time that it trains",
+        unit: "",
+        ours: overhead,
+        peer: None,
+        goal: 0.005,
+        better: Better::Less,
+        disturbed: false,
+    })?;
+    link::state_transfer(book, effort)
 }
 
 /// Kills processes of a group, the coordinator included, at random moments until it is done.

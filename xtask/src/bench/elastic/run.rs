@@ -111,9 +111,8 @@ impl Run {
         Ok((first.time - first.seconds - moment).max(0.0))
     }
 
-    /// The longest time between two steps after `moment` that neither of them took.
-    pub(super) fn stall_after(&self, moment: f64) -> anyhow::Result<f64> {
-        let change = self.change_after(moment)?;
+    /// The time between the steps before and after a change that neither of them took.
+    pub(super) fn stall_at(&self, change: f64) -> anyhow::Result<f64> {
         self.wait_for("two more steps", |run| {
             let steps = run.steps();
             let after = steps.iter().position(|step| step.time > change)?;
@@ -124,10 +123,21 @@ impl Run {
     }
 
     /// When the membership that followed `moment` was recorded.
-    fn change_after(&self, moment: f64) -> anyhow::Result<f64> {
+    pub(super) fn change_after(&self, moment: f64) -> anyhow::Result<f64> {
         self.wait_for("a change", |run| {
             run.lines("history.jsonl").iter().filter_map(|change| seconds(&change["time"])).find(|time| *time > moment)
         })
+    }
+
+    /// What the membership's threads of all workers take of the time, a worker.
+    pub(super) fn membership_share(&self, observed: Duration) -> anyhow::Result<f64> {
+        let spent = || -> anyhow::Result<f64> {
+            let workers = (0..self.workers).map(|index| self.worker(index)).collect::<anyhow::Result<Vec<_>>>()?;
+            Ok(workers.into_iter().map(|pid| processor_seconds(pid, "membership")).sum())
+        };
+        let (begun, before) = (Instant::now(), spent()?);
+        thread::sleep(observed);
+        Ok((spent()? - before) / begun.elapsed().as_secs_f64() / self.workers as f64)
     }
 
     pub(super) fn check_wedge(&self) -> anyhow::Result<()> {
@@ -216,6 +226,18 @@ pub(super) fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
     let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).stderr(Stdio::null()).status()?;
     ensure!(status.success(), "process {pid} is gone");
     Ok(())
+}
+
+/// Seconds that threads of this name have run in a process.
+fn processor_seconds(pid: u32, name: &str) -> f64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let seconds = |task: fs::DirEntry| {
+        let is_it = fs::read_to_string(task.path().join("comm")).ok()?.trim_end() == name;
+        // Nanoseconds on a processor, then what it waited for one.
+        let statistics = fs::read_to_string(task.path().join("schedstat")).ok().filter(|_| is_it)?;
+        Some(statistics.split_whitespace().next()?.parse::<f64>().ok()? * 1e-9)
+    };
+    tasks.filter_map(seconds).sum()
 }
 
 pub(super) fn now() -> f64 {
