@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockstep_elastic::Digest;
 use lockstep_launch::{
     Address, Change, Elastic, Exit, Job as JobId, Launch, PLANS_FILE, Planned, Ports, Store, Task, Workload, names,
 };
@@ -274,17 +275,21 @@ impl Job {
     /// What coordinators told, what the workers stored before they trained, and the durable record are of one history.
     fn check_chain(&self, changes: &[Change]) {
         let planned: Vec<Planned> = lines(&self.run_folder().join(PLANS_FILE));
-        for Planned { generation, workers, step, .. } in planned {
-            let told = changes.iter().find(|change| change.generation == generation);
+        for Planned { generation, workers, step, .. } in &planned {
+            let told = changes.iter().find(|change| change.generation == *generation);
             let told = told.map(|change| (change.workers, change.step));
             // A coordinator that is killed may tell of no change.
-            assert!(told.is_none_or(|told| told == (workers, step)), "generation {generation}: {told:?}");
+            assert!(told.is_none_or(|told| told == (*workers, *step)), "generation {generation}: {told:?}");
         }
         let record = fs::read_to_string(self.folder.path().join("record.json")).expect("a record");
         let record: Value = serde_json::from_str(&record).expect("JSON");
         let last = changes.last().expect("a group");
         assert_eq!(record["active"]["generation"], last.generation, "{record}");
-        assert_eq!(record["history"], last.history, "{record}");
+        let plan = planned.iter().rfind(|planned| planned.generation == last.generation).expect("it summed by a plan");
+        let history: Digest = last.history.parse().expect("a digest");
+        let plan = Digest::of(plan.plan.as_bytes());
+        let history = Digest::of(&[history.as_bytes().as_slice(), plan.as_bytes()].concat());
+        assert_eq!(record["history"], history.to_string(), "{record}");
     }
 }
 

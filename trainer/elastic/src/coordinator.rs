@@ -196,6 +196,8 @@ pub struct Coordinator {
     finishing: bool,
     /// The newest checkpoint that the record does not have yet.
     mark: Option<CheckpointMark>,
+    /// How the newest group sums, once a member told.
+    plan: Option<Digest>,
     store_again: Duration,
     /// How many generations in a row broke without a step.
     fruitless: u32,
@@ -268,6 +270,7 @@ impl Coordinator {
             draining: None,
             finishing: false,
             mark: None,
+            plan: None,
             store_again: Duration::ZERO,
             fruitless: 0,
             started: now,
@@ -335,6 +338,7 @@ impl Coordinator {
             Message::Report(report) => self.reported(&member, connection, report, now),
             Message::Broken { generation, reason } => self.broken(&member, generation, reason, now),
             Message::CaughtUp => self.caught_up(&member),
+            Message::Agreed { generation, plan } => self.agreed(member, generation, plan),
             Message::Fatal { message } => self.fatal(member, message),
             Message::Progress { step, payload } => self.progressed(member, step, payload),
             Message::Checkpoint(mark) => self.checkpointed(mark),

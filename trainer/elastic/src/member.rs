@@ -68,6 +68,8 @@ pub enum Event {
     Entered,
     /// The worker gave the state of its generation up for one that it read from a checkpoint.
     Reloaded,
+    /// Its group sums by the plan of this digest; told to every coordinator.
+    Agreed(Digest),
     /// The worker holds what the group holds that it follows, and goes on to follow it.
     CaughtUp,
     /// The worker stands still: it completes no collective until the next [`Command::Enter`].
@@ -182,6 +184,7 @@ pub struct Member {
     beaten: Duration,
     said: Duration,
     mark: Option<CheckpointMark>,
+    plan: Option<(u64, Digest)>,
     leaving: Option<String>,
     draining: bool,
     last_word: Option<LastWord>,
@@ -218,6 +221,7 @@ impl Member {
             beaten: Duration::ZERO,
             said: Duration::ZERO,
             mark: None,
+            plan: None,
             leaving: None,
             draining: false,
             last_word: None,
@@ -239,6 +243,10 @@ impl Member {
             }
             Event::Entered => self.entered = self.hello.committed_generation,
             Event::Reloaded => self.entered = None,
+            Event::Agreed(plan) => {
+                self.plan = self.hello.committed_generation.map(|generation| (generation, plan));
+                self.say_plan();
+            }
             Event::CaughtUp => self.caught_up(),
             Event::Stand { held, broken } => {
                 // Half a copy replaced it: what this process holds from now on comes from elsewhere.
@@ -281,6 +289,7 @@ impl Member {
         if let Some(mark) = self.mark {
             self.say(Message::Checkpoint(mark));
         }
+        self.say_plan();
         self.repeat(now);
     }
 
@@ -304,6 +313,7 @@ impl Member {
             | Message::Report(_)
             | Message::Broken { .. }
             | Message::CaughtUp
+            | Message::Agreed { .. }
             | Message::Progress { .. }
             | Message::Checkpoint(_)
             | Message::Leave { .. }
@@ -434,6 +444,12 @@ impl Member {
             self.say(Message::Report(report));
         } else if let (Some(generation), Some(reason)) = (self.hello.committed_generation, broken) {
             self.say(Message::Broken { generation, reason: reason.clone() });
+        }
+    }
+
+    fn say_plan(&mut self) {
+        if let Some((generation, plan)) = self.plan {
+            self.say(Message::Agreed { generation, plan });
         }
     }
 

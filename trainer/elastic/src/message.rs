@@ -59,6 +59,13 @@ pub enum Message {
     Feed(Follower),
     /// Member: I hold what the group holds, or cannot follow it. Let me in.
     CaughtUp,
+    /// Member: how my group sums.
+    Agreed {
+        /// The group's number.
+        generation: u64,
+        /// Digest of the plan that its members agreed on.
+        plan: Digest,
+    },
     /// Either side: I am alive.
     Heartbeat,
     /// Member: how far the training is.
@@ -237,6 +244,7 @@ impl Message {
             | Self::Follow(_)
             | Self::Feed(_)
             | Self::CaughtUp
+            | Self::Agreed { .. }
             | Self::Heartbeat
             | Self::Progress { .. }
             | Self::Checkpoint(_)

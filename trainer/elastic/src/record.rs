@@ -27,7 +27,8 @@ pub struct Record {
     pub rested: Option<u64>,
     /// The newest checkpoint that is whole.
     pub last_durable_checkpoint: Option<CheckpointMark>,
-    /// `h₀ = 0`, `hₙ = blake3(hₙ₋₁ ‖ activeₙ)`: equal digests mean equal histories of memberships.
+    /// `h₀ = 0`; each membership adds itself, and once it is over the plan by which it summed: `hₙ = blake3(hₙ₋₁ ‖ link)`. Equal digests
+    /// mean that the same members summed in the same order.
     pub history: Digest,
 }
 
@@ -136,9 +137,17 @@ impl Record {
     /// This record after `active` was agreed.
     #[must_use]
     pub fn activate(&self, active: Active) -> Self {
-        let mut link = self.history.as_bytes().to_vec();
-        link.extend(json(&active).as_bytes());
-        Self { history: Digest::of(&link), active: Some(active), rested: None, ..self.clone() }
+        Self { history: self.linked(json(&active).as_bytes()), active: Some(active), rested: None, ..self.clone() }
+    }
+
+    /// This record after its newest membership has summed by the plan of this digest.
+    #[must_use]
+    pub fn summed_by(&self, plan: &Digest) -> Self {
+        Self { history: self.linked(plan.as_bytes()), ..self.clone() }
+    }
+
+    fn linked(&self, link: &[u8]) -> Digest {
+        Digest::of(&[self.history.as_bytes().as_slice(), link].concat())
     }
 
     /// This record after all members had stopped with the state of `step` in a checkpoint.
@@ -258,5 +267,7 @@ mod tests {
         assert_ne!(once.history, twice.history);
         assert_ne!(twice.history, Record::empty().activate(active(2)).history, "the past counts");
         assert_eq!(once.history, once.allocate("c-1").history, "an allocation is no membership");
+        let plans = [b"ring", b"tree"].map(|plan| once.summed_by(&Digest::of(plan)).activate(active(2)).history);
+        assert!(plans[0] != plans[1] && !plans.contains(&twice.history), "so does how its members summed");
     }
 }

@@ -235,6 +235,7 @@ impl Run<'_> {
         trainee.replica.set_buckets(agreed.plan.buckets().to_vec()).map_err(Failure::fatal)?;
         trainee.costs = agreed.costs.or(trainee.costs);
         trainee.communication = Some(agreed.record.clone());
+        self.member.membership.agreed(Digest::of(agreed.record.as_bytes()));
         Ok(agreed)
     }
 

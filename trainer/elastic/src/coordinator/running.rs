@@ -9,7 +9,7 @@ use super::{
     Command, Connection, Coordinator, JOIN_WINDOW, Outcome, Phase, Purpose, RETURN_LIMIT, forming::Gathering,
     peers::Peer,
 };
-use crate::{Active, Digest, MemberId, Message, Seat};
+use crate::{Active, Digest, MemberId, Message, Record, Seat};
 
 /// Pause before a group that broke without a step, and without a loss, is formed again; every further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -154,6 +154,23 @@ impl Coordinator {
         }
     }
 
+    /// A member tells how its group sums. Members that summed in different ways would have different models.
+    pub(super) fn agreed(&mut self, member: MemberId, generation: u64, plan: Digest) {
+        if !self.active().is_some_and(|active| active.generation == generation && active.seat(&member).is_some()) {
+            return;
+        }
+        let known = *self.plan.get_or_insert(plan);
+        if known != plan {
+            let message = format!("it sums by the plan {plan:.12}, others of generation {generation} by {known:.12}");
+            self.fatal(member, message);
+        }
+    }
+
+    /// The record, with how its newest membership summed.
+    pub(super) fn with_plan(&self) -> Record {
+        self.plan.as_ref().map_or_else(|| self.record.clone(), |plan| self.record.summed_by(plan))
+    }
+
     pub(super) fn progressed(&mut self, member: MemberId, step: u64, payload: Vec<u8>) {
         let Phase::Running(running) = &mut self.phase else { return };
         if running.active.seat(&member).is_some() && running.published <= Some(step) {
@@ -229,7 +246,8 @@ impl Coordinator {
         if running.is_over() {
             // Only the record's last writer may say how the group ended: another one may have formed the next by now.
             let outcome = verdict(&running.active, &running.words);
-            let record = self.mark.take().map_or_else(|| self.record.clone(), |mark| self.record.mark(mark));
+            let record = self.with_plan();
+            let record = self.mark.take().map_or_else(|| record.clone(), |mark| record.mark(mark));
             let saved = record.last_durable_checkpoint.map(|mark| mark.step);
             let record = match outcome {
                 Ok(Outcome::Drained { step }) if saved >= Some(step) => record.rest(step),

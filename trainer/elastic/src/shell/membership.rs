@@ -162,6 +162,11 @@ impl Membership {
         self.shared.put(|outbox| outbox.reloaded = true);
     }
 
+    /// The group sums by the plan of this digest, which becomes a part of the job's history.
+    pub fn agreed(&self, plan: Digest) {
+        self.shared.put(|outbox| outbox.plan = Some(plan));
+    }
+
     /// This worker, which follows a group, holds what that holds: it may be let in, and follows until then.
     pub fn caught_up(&self) {
         self.shared.put(|outbox| outbox.caught_up = true);

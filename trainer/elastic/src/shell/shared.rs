@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::membership::Event;
 use crate::{
-    CheckpointMark, Group, Lead, State as Held, Work,
+    CheckpointMark, Digest, Group, Lead, State as Held, Work,
     member::{self, LastWord},
 };
 
@@ -66,6 +66,7 @@ pub(super) struct Outbox {
     pub(super) entered: bool,
     pub(super) reloaded: bool,
     pub(super) caught_up: bool,
+    pub(super) plan: Option<Digest>,
     pub(super) stand: Option<(Option<Held>, Option<String>)>,
     pub(super) progress: Option<(u64, Vec<u8>)>,
     pub(super) checkpoint: Option<CheckpointMark>,
@@ -169,12 +170,16 @@ impl Shared {
         let entered = std::mem::take(&mut outbox.entered).then_some(member::Event::Entered);
         let reloaded = std::mem::take(&mut outbox.reloaded).then_some(member::Event::Reloaded);
         let caught_up = std::mem::take(&mut outbox.caught_up).then_some(member::Event::CaughtUp);
+        let plan = outbox.plan.take().map(member::Event::Agreed);
         let stand = outbox.stand.take().map(|(held, broken)| member::Event::Stand { held, broken });
         let progress = outbox.progress.take().map(|(step, payload)| member::Event::Progress { step, payload });
         let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
         let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
         let last_word = outbox.last_word.take().map(member::Event::LastWord);
-        [entered, reloaded, caught_up, progress, checkpoint, leave, stand, last_word].into_iter().flatten().collect()
+        [entered, reloaded, caught_up, plan, progress, checkpoint, leave, stand, last_word]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     pub(super) fn connected(&self) {

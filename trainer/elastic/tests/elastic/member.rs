@@ -452,3 +452,12 @@ fn a_member_is_told_to_feed_a_newcomer() {
     let commands = handle(&mut member, Event::Received(Message::Feed(follower.clone())), 3);
     assert_eq!(commands, [Command::Feed(follower)]);
 }
+
+#[test]
+fn every_coordinator_is_told_how_the_group_sums() {
+    let mut member = running();
+    let agreed = Command::Send(Message::Agreed { generation: 1, plan: Digest::of(b"ring") });
+    assert_eq!(handle(&mut member, Event::Agreed(Digest::of(b"ring")), 3), std::slice::from_ref(&agreed));
+    handle(&mut member, Event::Disconnected, 4);
+    assert!(handle(&mut member, Event::Connected, 5).contains(&agreed));
+}

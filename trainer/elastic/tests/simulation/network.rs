@@ -51,6 +51,7 @@ pub(crate) fn kind(message: &Message) -> u64 {
         Message::Follow(_) => 17,
         Message::Feed(_) => 18,
         Message::CaughtUp => 19,
+        Message::Agreed { .. } => 20,
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lockstep_elastic::{
-    CheckpointMark, Group, Lead, MemberId, State,
+    CheckpointMark, Digest, Group, Lead, MemberId, State,
     member::{Event, LastWord},
 };
 
@@ -298,6 +298,9 @@ impl World {
             self.fail(format!("worker {pod} enters with {held:?}, the base is {base:?}"));
         }
         self.say(pod, Event::Entered);
+        if let Some(generation) = self.processes[pod].worker.generation {
+            self.say(pod, Event::Agreed(Digest::of(&generation.to_le_bytes())));
+        }
         self.next_step(pod);
     }
 

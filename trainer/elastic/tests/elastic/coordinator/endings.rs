@@ -237,3 +237,33 @@ fn a_group_that_drained_holds_nothing_that_is_not_in_its_checkpoint() {
     table.says(1, Message::Drained { step: 9 });
     assert_eq!(table.record().rested, Some(9), "the next group need not wait for these members");
 }
+
+fn agreed(plan: &[u8]) -> Message {
+    Message::Agreed { generation: 1, plan: Digest::of(plan) }
+}
+
+#[test]
+fn how_a_group_summed_is_part_of_its_history() {
+    let histories = [None, Some(b"ring"), Some(b"tree")].map(|plan| {
+        let mut table = Table::running(2, 2);
+        for member in 0..2 {
+            plan.map(|plan| table.says(member, agreed(plan)));
+        }
+        table.says(0, Message::Agreed { generation: 7, plan: Digest::of(b"another generation's") });
+        table.says(0, finished(b"model"));
+        table.says(1, finished(b"model"));
+        table.record().history
+    });
+    let without = Table::running(2, 2).record();
+    let with = [b"ring", b"tree"].map(|plan| without.summed_by(&Digest::of(plan)).history);
+    assert_eq!(histories, [without.history, with[0], with[1]]);
+}
+
+#[test]
+fn members_that_would_sum_in_different_ways_are_stopped() {
+    let mut table = Table::running(2, 2);
+    assert_eq!(table.says(0, agreed(b"ring")), []);
+    let commands = table.says(1, agreed(b"tree"));
+    let Some(Outcome::Fatal { member, message }) = end(&commands) else { panic!("{commands:?}") };
+    assert!(member.pod == pod(1) && message.contains("others of generation 1"), "{message}");
+}
