@@ -24,6 +24,9 @@ pub const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// A coordinator that is silent this long is looked for anew.
 pub const COORDINATOR_DEAD_AFTER: Duration = Duration::from_secs(10);
 
+/// A member that was not scheduled for so long, or whose machine slept, blames no coordinator for the silence.
+const NAP_LIMIT: Duration = Duration::from_secs(1);
+
 /// A membership that a member is committed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
@@ -181,6 +184,7 @@ pub struct Member {
     over: bool,
     connected: bool,
     heard: Duration,
+    handled: Duration,
     beaten: Duration,
     said: Duration,
     mark: Option<CheckpointMark>,
@@ -218,6 +222,7 @@ impl Member {
             over: false,
             connected: false,
             heard: Duration::ZERO,
+            handled: Duration::ZERO,
             beaten: Duration::ZERO,
             said: Duration::ZERO,
             mark: None,
@@ -233,6 +238,11 @@ impl Member {
     pub fn handle(&mut self, event: Event, now: Duration) -> Vec<Command> {
         if self.over {
             return Vec::new();
+        }
+        let slept = now.saturating_sub(self.handled);
+        self.handled = now;
+        if slept > NAP_LIMIT {
+            self.heard += slept;
         }
         match event {
             Event::Connected => self.connected(now),

@@ -395,6 +395,13 @@ fn it_beats_ten_times_a_second_and_looks_for_a_coordinator_that_is_silent() {
     assert_eq!(beats as u128, COORDINATOR_DEAD_AFTER.as_millis() / HEARTBEAT_EVERY.as_millis());
 }
 
+#[test]
+fn a_member_that_slept_does_not_blame_its_coordinator() {
+    let mut member = running();
+    let woken = handle(&mut member, Event::Tick, 60_000);
+    assert!(!woken.contains(&Command::Reconnect), "{woken:?}");
+}
+
 fn follow(generation: u64) -> Event {
     Event::Received(Message::Follow(lead(generation)))
 }
