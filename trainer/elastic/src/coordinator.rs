@@ -42,6 +42,8 @@ pub const RETURN_LIMIT: Duration = Duration::from_secs(30);
 pub const START_LIMIT: Duration = Duration::from_secs(30);
 /// How long planned changes are gathered, so that several become one.
 pub const JOIN_WINDOW: Duration = Duration::from_millis(500);
+/// How long newcomers that could be let in wait for others that still take the state over.
+pub const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a coordinator that was asked to stop waits for its group to drain.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// Time between two looks at the clock.
@@ -337,7 +339,7 @@ impl Coordinator {
             Message::Heartbeat => self.send(connection, Message::Heartbeat),
             Message::Report(report) => self.reported(&member, connection, report, now),
             Message::Broken { generation, reason } => self.broken(&member, generation, reason, now),
-            Message::CaughtUp => self.caught_up(&member),
+            Message::CaughtUp { generation } => self.caught_up(&member, generation),
             Message::Agreed { generation, plan } => self.agreed(member, generation, plan),
             Message::Fatal { message } => self.fatal(member, message),
             Message::Progress { step, payload } => self.progressed(member, step, payload),
@@ -356,6 +358,7 @@ impl Coordinator {
             | Message::Refuse { .. }
             | Message::Prepare { .. }
             | Message::Commit { .. }
+            | Message::Stand { .. }
             | Message::Follow(_)
             | Message::Feed(_)
             | Message::Drain { .. }
@@ -442,10 +445,19 @@ impl Coordinator {
         self.peers.keys().map(String::as_str).filter(move |pod| all || !self.leaving.contains_key(*pod))
     }
 
-    /// Whether the members that are here make a group. Whoever drains, or only has to tell its result, needs no company.
+    /// Whether the members that are here make a group.
     fn suffice(&self) -> bool {
-        let least = if self.draining.is_some() || self.finishing { 1 } else { self.config.least };
-        self.stayers().count() >= least
+        self.stayers().count() >= self.least()
+    }
+
+    /// Whether these pods do.
+    fn are_enough(&self, pods: &BTreeSet<String>) -> bool {
+        self.stayers().filter(|pod| pods.contains(*pod)).count() >= self.least()
+    }
+
+    /// Whoever drains, or only has to tell its result, needs no company.
+    fn least(&self) -> usize {
+        if self.draining.is_some() || self.finishing { 1 } else { self.config.least }
     }
 
     fn checkpointed(&mut self, mark: CheckpointMark) {

@@ -73,6 +73,8 @@ pub enum Event {
     Reloaded,
     /// Its group sums by the plan of this digest; told to every coordinator.
     Agreed(Digest),
+    /// The worker holds a state of the group that it follows, and none that it held before.
+    TookOver,
     /// The worker holds what the group holds that it follows, and goes on to follow it.
     CaughtUp,
     /// The worker stands still: it completes no collective until the next [`Command::Enter`].
@@ -176,11 +178,15 @@ pub enum Command {
 #[derive(Clone, Debug)]
 pub struct Member {
     hello: Hello,
-    /// The newest generation that it was committed to and holds the state of.
+    /// The newest generation of which it holds the state.
     entered: Option<u64>,
+    /// It followed that one.
+    followed: bool,
     promised: u64,
     standing: Option<Standing>,
     following: Option<Following>,
+    /// A coordinator waits for its standing.
+    told_to_stand: bool,
     over: bool,
     connected: bool,
     heard: Duration,
@@ -216,9 +222,11 @@ impl Member {
         Self {
             hello,
             entered: None,
+            followed: false,
             promised: 0,
             standing: Some(Standing { held: Some(held), broken: None }),
             following: None,
+            told_to_stand: false,
             over: false,
             connected: false,
             heard: Duration::ZERO,
@@ -251,22 +259,28 @@ impl Member {
                 self.heard = now;
                 self.received(message, now);
             }
-            Event::Entered => self.entered = self.hello.committed_generation,
-            Event::Reloaded => self.entered = None,
+            Event::Entered => (self.entered, self.followed) = (self.hello.committed_generation, false),
+            Event::Reloaded => (self.entered, self.followed) = (None, false),
             Event::Agreed(plan) => {
                 self.plan = self.hello.committed_generation.map(|generation| (generation, plan));
                 self.say_plan();
+            }
+            Event::TookOver => {
+                (self.entered, self.followed) = (self.following.map(|following| following.generation), true);
             }
             Event::CaughtUp => self.caught_up(),
             Event::Stand { held, broken } => {
                 // Half a copy replaced it: what this process holds from now on comes from elsewhere.
                 if held.is_none() {
-                    self.entered = None;
+                    (self.entered, self.followed) = (None, false);
                 }
                 self.standing = Some(Standing { held, broken });
                 self.last_word = None;
                 self.following.iter_mut().for_each(|following| following.caught_up = true);
                 self.repeat(now);
+                if std::mem::take(&mut self.told_to_stand) {
+                    self.say_hello();
+                }
             }
             Event::Progress { step, payload } => self.say(Message::Progress { step, payload }),
             Event::Checkpoint(mark) => {
@@ -307,6 +321,7 @@ impl Member {
         match message {
             Message::Prepare { generation, planned } => self.prepare(generation, planned, now),
             Message::Commit { rank, active } => self.enter(rank, active),
+            Message::Stand { generation } => self.stand(generation),
             Message::Follow(lead) => self.follow(lead),
             Message::Feed(follower) => self.commands.push(Command::Feed(follower)),
             Message::Refuse { reason } => self.over(Command::Refused { reason }),
@@ -322,7 +337,7 @@ impl Member {
             | Message::Hello(_)
             | Message::Report(_)
             | Message::Broken { .. }
-            | Message::CaughtUp
+            | Message::CaughtUp { .. }
             | Message::Agreed { .. }
             | Message::Progress { .. }
             | Message::Checkpoint(_)
@@ -348,14 +363,24 @@ impl Member {
         }
     }
 
-    /// Whoever is in the middle of what came before stands still first, and whoever has told what it holds is let in as it is.
+    /// Another group trains than the one that it belongs to or follows.
+    fn stand(&mut self, generation: u64) {
+        if self.standing.is_some() {
+            self.say_hello();
+        } else if !self.follows(generation) && !self.is_past(generation) {
+            self.told_to_stand = true;
+            self.commands.push(Command::Seal { generation, planned: false });
+        }
+    }
+
+    fn follows(&self, generation: u64) -> bool {
+        self.following.is_some_and(|following| following.generation == generation)
+    }
+
+    /// Whoever has told what it holds is let in as it is.
     fn follow(&mut self, lead: Lead) {
         let generation = lead.generation;
-        let news = self.following.is_none_or(|following| following.generation != generation);
-        if news && self.standing.is_none() {
-            self.following = None;
-            self.commands.push(Command::Seal { generation, planned: false });
-        } else if news {
+        if self.standing.is_some() && !self.follows(generation) {
             let told = self.is_asked() || self.is_past(generation);
             self.following = Some(Following { generation, caught_up: told });
             if !told {
@@ -372,8 +397,8 @@ impl Member {
     }
 
     fn ask_to_be_let_in(&mut self) {
-        if self.following.is_some_and(|following| following.caught_up) {
-            self.say(Message::CaughtUp);
+        if let Some(Following { generation, caught_up: true }) = self.following {
+            self.say(Message::CaughtUp { generation });
         }
     }
 
@@ -392,7 +417,7 @@ impl Member {
         self.hello.committed_generation = Some(generation);
         let group = group(rank, active);
         if held == Some(group.base) {
-            self.entered = Some(generation);
+            (self.entered, self.followed) = (Some(generation), false);
         }
         self.commands.push(Command::Enter(group));
     }
@@ -450,7 +475,12 @@ impl Member {
     fn report(&mut self) {
         let Some(Standing { held, broken }) = &self.standing else { return };
         if self.is_asked() {
-            let report = Report { generation: self.promised, entered_generation: self.entered, state: *held };
+            let report = Report {
+                generation: self.promised,
+                entered_generation: self.entered,
+                followed: self.followed,
+                state: *held,
+            };
             self.say(Message::Report(report));
         } else if let (Some(generation), Some(reason)) = (self.hello.committed_generation, broken) {
             self.say(Message::Broken { generation, reason: reason.clone() });
@@ -486,7 +516,18 @@ impl Member {
 }
 
 fn group(rank: u32, active: Active) -> Group {
-    let Active { generation, members, base_step, base_digest, shards, sampler, sources, copiers, .. } = active;
+    let Active {
+        generation,
+        attempt: _,
+        members,
+        base_step,
+        base_digest,
+        shards,
+        sampler,
+        sources,
+        copiers,
+        rollback: _,
+    } = active;
     let world = members.iter().map(|seat| seat.rank + 1).max().unwrap_or(0);
     let (addresses, pods) = members.into_iter().map(|seat| (seat.address, seat.pod)).unzip();
     let base = State { step: base_step, digest: base_digest, sampler };

@@ -53,12 +53,20 @@ pub enum Message {
         /// The membership.
         active: Active,
     },
+    /// Coordinator: another group trains than the one that you may belong to; stand still, and say so, unless you follow it.
+    Stand {
+        /// The other group's number.
+        generation: u64,
+    },
     /// Coordinator: a group trains without you; follow it until you hold what it holds.
     Follow(Lead),
     /// Coordinator: a newcomer follows your group; hand it your part of the state, and of every summed gradient from then on.
     Feed(Follower),
     /// Member: I hold what the group holds, or cannot follow it. Let me in.
-    CaughtUp,
+    CaughtUp {
+        /// The group's number.
+        generation: u64,
+    },
     /// Member: how my group sums.
     Agreed {
         /// The group's number.
@@ -177,8 +185,10 @@ pub struct State {
 pub struct Report {
     /// The generation that is being prepared.
     pub generation: u64,
-    /// The last one that it took part in, holding its state.
+    /// The last one of which it holds the state.
     pub entered_generation: Option<u64>,
+    /// It followed that one, and may lack the last steps.
+    pub followed: bool,
     /// What it holds; `None` while a state was being copied.
     pub state: Option<State>,
 }
@@ -241,9 +251,10 @@ impl Message {
             | Self::Prepare { .. }
             | Self::Report(_)
             | Self::Commit { .. }
+            | Self::Stand { .. }
             | Self::Follow(_)
             | Self::Feed(_)
-            | Self::CaughtUp
+            | Self::CaughtUp { .. }
             | Self::Agreed { .. }
             | Self::Heartbeat
             | Self::Progress { .. }

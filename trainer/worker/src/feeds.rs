@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A newcomer that cannot keep up is given up: it copies the state when it is let in. Should ranks be told of newcomers in another order,
-//! no newcomer hears from all of them, or what it hears makes no state with the group's digest: it copies the state, too.
+//! a newcomer does not hear from all of them, or not of the same step from all: it copies the state, too.
 
 use std::{
     collections::VecDeque,
@@ -16,13 +16,13 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
         mpsc,
     },
     thread,
 };
 
-use lockstep_collective::Group as Star;
+use lockstep_collective::{Abort, Group as Star};
 use lockstep_elastic::{Follower, Group, MemberId};
 use tracing::{info, warn};
 
@@ -33,8 +33,8 @@ use crate::{
     trainee::Trainee,
 };
 
-/// Gradients that may wait to be sent to a newcomer. The memory that they take is this rank's part of so many.
-const MAX_BEHIND: usize = 8;
+/// What may wait to be sent to a newcomer. The memory that it takes is this rank's part of so many gradients.
+pub(crate) const MAX_BEHIND: u64 = 8;
 
 /// Newcomers that this member was told of, in the order in which it was.
 pub(crate) type Newcomers = Arc<Mutex<VecDeque<Follower>>>;
@@ -58,7 +58,8 @@ pub(crate) struct Feeds<'a> {
 struct Feed {
     newcomer: MemberId,
     parcels: mpsc::Sender<Parcel>,
-    behind: Arc<AtomicUsize>,
+    behind: Arc<AtomicU64>,
+    abort: Abort,
 }
 
 impl<'a> Feeds<'a> {
@@ -101,12 +102,13 @@ impl<'a> Feeds<'a> {
         let mut state = vec![0.0; part.len()];
         trainee.replica.copy_state(part, &mut state);
         let (parcels, to_send) = mpsc::channel();
-        let mut feed = Feed { newcomer: newcomer.clone(), parcels, behind: Arc::default() };
+        let abort = Abort::new();
+        let mut feed = Feed { newcomer: newcomer.clone(), parcels, behind: Arc::default(), abort: abort.clone() };
         feed.put(trainee.step, state);
 
         let behind = Arc::clone(&feed.behind);
         let peers: Vec<SocketAddr> = self.addresses.iter().copied().chain([address]).collect();
-        let form = self.member.form_star(self.generation, self.rank, peers.clone());
+        let form = self.member.form_star(self.generation, self.rank, peers.clone(), abort);
         let sending = thread::Builder::new().name("feed".to_owned()).spawn(move || {
             let sent = form().and_then(|star| send(star, peers.len() - 1, to_send, &behind));
             if let Err(error) = sent {
@@ -148,21 +150,30 @@ impl<'a> Feeds<'a> {
 impl Feed {
     /// Whether more is to come.
     fn put(&mut self, step: u64, values: Vec<f32>) -> bool {
-        if self.behind.load(Ordering::Relaxed) > MAX_BEHIND {
-            info!(newcomer = %self.newcomer, step, "a newcomer cannot keep up, and copies the state when it is let in");
+        if self.behind.load(Ordering::Relaxed) >= MAX_BEHIND {
+            self.abort.abort("it cannot keep up, and copies the state when it is let in");
             return false;
         }
         self.behind.fetch_add(1, Ordering::Relaxed);
         // Whoever took them may have ended.
-        self.parcels.send(Parcel { step, behind: 0, values }).is_ok()
+        self.parcels.send(Parcel { step, values }).is_ok()
+    }
+}
+
+impl Drop for Feeds<'_> {
+    /// Before a planned change newcomers take over what is on its way, up to the last step. Otherwise they are let in as they are.
+    fn drop(&mut self) {
+        if self.member.membership.sealing() != Some(true) {
+            self.feeds.iter().for_each(|feed| feed.abort.abort("the group is over"));
+        }
     }
 }
 
 /// Sends until nothing more is to come.
-fn send(mut star: Star, to: usize, parcels: mpsc::Receiver<Parcel>, behind: &AtomicUsize) -> Result<(), Failure> {
+fn send(mut star: Star, to: usize, parcels: mpsc::Receiver<Parcel>, behind: &AtomicU64) -> Result<(), Failure> {
     for parcel in parcels {
-        let behind = behind.fetch_sub(1, Ordering::Relaxed) as u64 - 1;
-        Parcel { behind, ..parcel }.send(&mut star, to)?;
+        let behind = behind.fetch_sub(1, Ordering::Relaxed) - 1;
+        parcel.send(&mut star, to, behind)?;
     }
     Ok(())
 }

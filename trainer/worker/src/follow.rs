@@ -7,7 +7,7 @@ use lockstep_collective::{Group as Star, Tag};
 use lockstep_elastic::{Activity, Group, Lead, Place};
 use tracing::info;
 
-use crate::{failure::Failure, member::Member, trainee::Trainee};
+use crate::{failure::Failure, feeds::MAX_BEHIND, member::Member, trainee::Trainee};
 
 /// Parcels are sent in frames of a step that no gradient has.
 const HEADER: Tag = Tag { step: u64::MAX, bucket: 3 };
@@ -17,14 +17,13 @@ const VALUES: Tag = Tag { step: u64::MAX, bucket: 4 };
 pub(crate) struct Parcel {
     /// The step that the state holds, or that the gradients make.
     pub step: u64,
-    /// Parcels that wait behind this one.
-    pub behind: u64,
     pub values: Vec<f32>,
 }
 
 impl Parcel {
-    pub(crate) fn send(mut self, star: &mut Star, to: usize) -> Result<(), Failure> {
-        star.send(to, HEADER, &mut [self.step, self.behind].map(|number| number as i64)).map_err(Failure::broken)?;
+    /// Sends it, and that so many more wait behind it.
+    pub(crate) fn send(mut self, star: &mut Star, to: usize, behind: u64) -> Result<(), Failure> {
+        star.send(to, HEADER, &mut [self.step, behind].map(|number| number as i64)).map_err(Failure::broken)?;
         star.send(to, VALUES, &mut self.values).map_err(Failure::broken)?;
         Ok(())
     }
@@ -56,12 +55,15 @@ fn follow(member: &Member<'_>, trainee: &mut Trainee, lead: &Lead) -> Result<(),
     let mut state = vec![0.0; trainee.replica.state_elements()];
     let (step, mut behind) = receive(&mut star, sources, &mut state)?;
     trainee.take_over(step, &state);
+    member.membership.took_over();
     drop(state);
     info!(generation = lead.generation, step, behind, "state taken over; following the group");
     let mut gradients = vec![0.0; trainee.replica.table().elements()];
     let mut caught_up = false;
-    while !member.membership.is_over() {
-        if behind <= 1 && !caught_up {
+    let begun = step;
+    while !member.membership.is_over() && !member.membership.is_stranded() {
+        // Whoever has kept pace for so long falls no further behind.
+        if !caught_up && (behind <= 1 || trainee.step - begun >= 2 * MAX_BEHIND) {
             member.membership.caught_up();
             caught_up = true;
         }

@@ -37,9 +37,13 @@ const LIMITS: Limits = Limits {
     waiting: Waiting::Adaptive,
     shares_memory: true,
 };
-/// A newcomer that does not hear from all members by then is let in without it. Nothing is waited for by spinning: it has time.
-const FEED_LIMITS: Limits =
-    Limits { forming: Duration::from_secs(10), waiting: Waiting::Block, shares_memory: false, ..LIMITS };
+/// A newcomer that does not hear from all members for so long is let in as it is. Nothing is waited for by spinning: it has time.
+const FEED_LIMITS: Limits = Limits {
+    forming: Duration::from_secs(60),
+    silence: Duration::from_secs(60),
+    waiting: Waiting::Block,
+    shares_memory: false,
+};
 const CHANGES: &str = "a new generation is being formed";
 /// How long there may be no coordinator while the group forms and when it ends.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
@@ -105,6 +109,7 @@ impl<'a> Member<'a> {
                 }
                 Event::Seal { planned: false } => end(&abort, CHANGES),
                 Event::Abort { reason } => end(&abort, reason),
+                Event::Released => end(&abort, "this worker is needed no more"),
                 Event::Drain { reason } => info!(reason, "asked to drain"),
                 Event::CoordinatorLost => warn!("coordinator out of reach; the work goes on"),
                 Event::CoordinatorFound => info!("coordinator found again"),
@@ -167,9 +172,10 @@ impl<'a> Member<'a> {
         generation: u64,
         rank: u32,
         peers: Vec<SocketAddr>,
+        abort: Abort,
     ) -> impl FnOnce() -> Result<Ranks, Failure> + Send + 'static {
         let (listener, seat) = (Arc::clone(&self.listener), self.seat(generation, rank));
-        move || Ranks::form_star(&listener, seat, &peers, FEED_LIMITS, &Abort::new()).map_err(Failure::broken)
+        move || Ranks::form_star(&listener, seat, &peers, FEED_LIMITS, &abort).map_err(Failure::broken)
     }
 
     fn seat(&self, generation: u64, rank: u32) -> Seat {

@@ -31,12 +31,13 @@ pub(super) fn choose(
     may_roll_back: bool,
 ) -> Result<Base, NoBase> {
     let held = reports.iter().filter_map(|(member, report)| {
-        let Report { generation: _, entered_generation, state } = report;
-        Some(Claim { member, state: (*state)?, entered: *entered_generation })
+        let Report { generation: _, entered_generation, followed, state } = report;
+        Some(Claim { member, state: (*state)?, entered: *entered_generation, followed: *followed })
     });
     let (qualified, others): (Vec<_>, Vec<_>) = held.partition(|claim| {
         let read = claim.entered.is_none() && rested == Some(claim.state.step);
-        last.is_none_or(|last| read || qualifies(last, claim.member, &claim.state, claim.entered))
+        let took_part = claim.entered.filter(|_| !claim.followed);
+        last.is_none_or(|last| read || qualifies(last, claim.member, &claim.state, took_part))
     });
     if !qualified.is_empty() {
         return most_advanced(&qualified, false);
@@ -56,6 +57,7 @@ struct Claim<'a> {
     member: &'a MemberId,
     state: State,
     entered: Option<u64>,
+    followed: bool,
 }
 
 impl Claim<'_> {
@@ -118,7 +120,7 @@ mod tests {
     }
 
     fn report(entered: u64, state: State) -> Report {
-        Report { generation: 6, entered_generation: Some(entered), state: Some(state) }
+        Report { generation: 6, entered_generation: Some(entered), followed: false, state: Some(state) }
     }
 
     fn chosen(reports: &[(u32, Report)], may_roll_back: bool) -> Result<(u64, usize, bool), NoBase> {
@@ -154,15 +156,27 @@ mod tests {
     }
 
     #[test]
+    fn whoever_followed_the_last_generation_may_lack_its_last_steps() {
+        let follower = Report { followed: true, ..report(5, state(11, b"eleven")) };
+        assert_eq!(chosen(&[(7, follower.clone())], false), Err(NoBase::Unqualified));
+        assert_eq!(chosen(&[(7, follower)], true), Ok((11, 1, true)));
+        let followed = Report { followed: true, ..report(5, state(8, b"given up")) };
+        let read = Report { generation: 6, entered_generation: None, followed: false, state: Some(state(8, b"eight")) };
+        assert_eq!(chosen(&[(7, followed), (8, read)], true), Ok((8, 1, true)), "it is no checkpoint");
+    }
+
+    #[test]
     fn an_older_state_is_taken_only_where_that_is_allowed_and_says_so() {
-        let checkpoint = Report { generation: 6, entered_generation: None, state: Some(state(8, b"eight")) };
+        let checkpoint =
+            Report { generation: 6, entered_generation: None, followed: false, state: Some(state(8, b"eight")) };
         assert_eq!(chosen(&[(7, checkpoint.clone())], false), Err(NoBase::Unqualified));
         assert_eq!(chosen(&[(7, checkpoint)], true), Ok((8, 1, true)));
     }
 
     #[test]
     fn of_two_older_states_that_are_as_far_the_one_of_a_checkpoint_is_taken() {
-        let checkpoint = Report { generation: 6, entered_generation: None, state: Some(state(8, b"eight")) };
+        let checkpoint =
+            Report { generation: 6, entered_generation: None, followed: false, state: Some(state(8, b"eight")) };
         let alone = report(4, state(8, b"alone"));
         assert_eq!(chosen(&[(7, alone), (8, checkpoint)], true), Ok((8, 1, true)));
     }
@@ -172,7 +186,12 @@ mod tests {
         let chosen = |reports: &[(&MemberId, &Report)]| {
             choose(Some(&last()), Some(12), reports, false).map(|base| (base.state.step, base.rollback))
         };
-        let read = |step| Report { generation: 6, entered_generation: None, state: Some(state(step, b"read")) };
+        let read = |step| Report {
+            generation: 6,
+            entered_generation: None,
+            followed: false,
+            state: Some(state(step, b"read")),
+        };
         let ahead = report(4, state(99, b"fork"));
         assert_eq!(chosen(&[(&member(7), &ahead), (&member(8), &read(12))]), Ok((12, false)));
         assert_eq!(chosen(&[(&member(7), &ahead)]), Err(NoBase::Unqualified));
@@ -181,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_half_copied_state_is_none() {
-        let copying = Report { generation: 6, entered_generation: Some(5), state: None };
+        let copying = Report { generation: 6, entered_generation: Some(5), followed: false, state: None };
         assert_eq!(chosen(&[(0, copying)], true), Err(NoBase::Unqualified));
     }
 

@@ -2,13 +2,20 @@
 //! any other change takes.
 
 use super::{Coordinator, Phase, peers::Peer};
-use crate::{Active, Follower, Lead, MemberId, Message};
+use crate::{Active, Follower, Hello, Lead, MemberId, Message};
 
 /// A newcomer's way into a group that trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Following {
     generation: u64,
     pub(super) caught_up: bool,
+}
+
+impl Following {
+    /// Of one that is to be let in with what it holds.
+    pub(super) fn as_it_is(active: &Active) -> Self {
+        Self { generation: active.generation, caught_up: true }
+    }
 }
 
 impl Peer {
@@ -42,14 +49,18 @@ impl Coordinator {
         let generation = active.generation;
         let lead = Lead { generation, addresses: active.members.iter().map(|seat| seat.address).collect() };
         let members: Vec<_> = active.members.iter().map(|seat| self.peers[&seat.pod].connection).collect();
-        let newcomers: Vec<_> = self
+        let told: Vec<_> = self
             .newcomers()
             .filter(|peer| !peer.follows(active))
-            .map(|peer| (peer.connection, peer.hello.member.clone(), peer.hello.address))
+            .map(|peer| (peer.connection, peer.hello.clone()))
             .collect();
-        for (connection, member, address) in newcomers {
+        for (connection, Hello { member, address, stands, .. }) in told {
             if let Some(peer) = self.peers.get_mut(&member.pod) {
                 peer.following = Some(Following { generation, caught_up: false });
+            }
+            if !stands {
+                self.send(connection, Message::Stand { generation });
+                continue;
             }
             self.send(connection, Message::Follow(lead.clone()));
             let follower = Follower { generation, member, address };
@@ -59,10 +70,10 @@ impl Coordinator {
         }
     }
 
-    /// A newcomer holds what the group holds, or cannot follow it.
-    pub(super) fn caught_up(&mut self, member: &MemberId) {
-        if let Some(peer) = self.peers.get_mut(&member.pod) {
-            peer.following.iter_mut().for_each(|following| following.caught_up = true);
+    /// A newcomer holds what this generation holds, or cannot follow it.
+    pub(super) fn caught_up(&mut self, member: &MemberId, generation: u64) {
+        if let Some(Peer { following: Some(following), .. }) = self.peers.get_mut(&member.pod) {
+            following.caught_up |= following.generation == generation;
         }
     }
 }

@@ -9,9 +9,14 @@ use std::{
 use super::{
     Change, Command, Connection, Coordinator, Phase, Purpose, RETURN_LIMIT, Reasons, START_LIMIT,
     base::{self, Base, NoBase},
+    following::Following,
+    peers::Peer,
     running::Running,
 };
 use crate::{Active, Digest, Hello, MemberId, Message, Report, Seat, State, member::REPEAT_AFTER, rank_order};
+
+/// How long newcomers that have caught up may take for the last steps before a planned change, while the members stand still.
+const LAST_STEPS_LIMIT: Duration = Duration::from_secs(2);
 
 /// What is waited for before a group can be formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +40,8 @@ pub(super) struct Preparing {
     since: Duration,
     /// When they were asked last.
     asked: Duration,
+    /// Since when only newcomers are waited for, which take over the last steps.
+    sealed: Option<Duration>,
 }
 
 impl Coordinator {
@@ -76,11 +83,18 @@ impl Coordinator {
         // While others may still come, the members train.
         self.reasons.since.take_if(|_| planned);
         self.reasons.begin(now);
-        let expected = self.peers.keys().cloned().collect();
-        let (reports, disturbed) = (BTreeMap::new(), false);
+        let expected = if planned { self.ready() } else { self.peers.keys().cloned().collect() };
+        let (reports, disturbed, sealed) = (BTreeMap::new(), false, None);
+        let (since, asked) = (now, now);
         self.phase =
-            Phase::Preparing(Preparing { generation, planned, expected, reports, disturbed, since: now, asked: now });
+            Phase::Preparing(Preparing { generation, planned, expected, reports, disturbed, since, asked, sealed });
         self.ask();
+    }
+
+    /// Whom a planned change asks: newcomers that have yet to take the state over are left to it.
+    fn ready(&self) -> BTreeSet<String> {
+        let late = |peer: &Peer| self.active().is_some_and(|active| peer.catches_up_with(active));
+        self.peers.iter().filter(|(_, peer)| !late(peer)).map(|(pod, _)| pod.clone()).collect()
     }
 
     /// Calls for the reports that are not here. Members that train, and those that follow them, seal after a step if the change is
@@ -88,7 +102,8 @@ impl Coordinator {
     fn ask(&mut self) {
         let Phase::Preparing(preparing) = &self.phase else { return };
         let generation = preparing.generation;
-        let silent = self.peers.iter().filter(|(pod, _)| !preparing.reports.contains_key(*pod));
+        let is_silent = |pod: &str| preparing.expected.contains(pod) && !preparing.reports.contains_key(pod);
+        let silent = self.peers.iter().filter(|(pod, _)| is_silent(pod));
         let asked: Vec<_> = silent
             .map(|(_, peer)| {
                 let goes_on = |active: &Active| active.seat(&peer.hello.member).is_some() || peer.follows(active);
@@ -100,11 +115,16 @@ impl Coordinator {
         }
     }
 
-    /// Calls for the report of a process that came meanwhile, which may train in the group that was to change as planned.
-    pub(super) fn ask_one_more(&mut self, pod: &str, connection: Connection, trains: bool) {
+    /// Calls for the report of a process that came meanwhile, which may train in the group that was to change as planned. To such a
+    /// change a newcomer comes too late: it has a group to follow once that is formed.
+    pub(super) fn ask_one_more(&mut self, member: &MemberId, connection: Connection, trains: bool) {
+        let belongs = self.active().is_some_and(|active| active.seat(member).is_some());
         let Phase::Preparing(preparing) = &mut self.phase else { return };
-        preparing.expected.insert(pod.to_owned());
-        if !preparing.reports.contains_key(pod) {
+        if preparing.planned && !belongs && !preparing.expected.contains(&member.pod) {
+            return;
+        }
+        preparing.expected.insert(member.pod.clone());
+        if !preparing.reports.contains_key(&member.pod) {
             let (generation, planned) = (preparing.generation, preparing.planned && trains);
             self.send(connection, Message::Prepare { generation, planned });
         }
@@ -131,7 +151,11 @@ impl Coordinator {
                     self.welcome_back(member, connection);
                 }
             }
-            Phase::Running(_) => self.peers.get_mut(&member.pod).into_iter().for_each(|peer| peer.following = None),
+            // It was asked for a generation that came about without it, and stands since.
+            Phase::Running(running) => {
+                let following = Following::as_it_is(running.active());
+                self.peers.get_mut(&member.pod).into_iter().for_each(|peer| peer.following = Some(following));
+            }
             Phase::Gathering(_) | Phase::Ended => {}
         }
     }
@@ -146,11 +170,16 @@ impl Coordinator {
 
     /// A member went on the way to a planned change. Whoever had sealed had done all that the others wait for.
     pub(super) fn missed_while_preparing(&mut self, member: &MemberId) {
-        let trained = self.active().is_some_and(|active| active.seat(member).is_some());
+        let last = self.record.active.as_ref();
+        let belongs = |pod: &String| last.is_some_and(|last| last.members.iter().any(|seat| seat.pod == *pod));
+        let trained = last.is_some_and(|last| last.seat(member).is_some());
         if let Phase::Preparing(preparing) = &mut self.phase {
             preparing.expected.remove(&member.pod);
             let sealed = preparing.reports.remove(&member.pod).is_some();
-            preparing.disturbed |= preparing.planned && trained && !sealed;
+            // Newcomers may lack what it was to hand over.
+            let reports = &preparing.reports;
+            let lacks = preparing.expected.iter().any(|pod| !belongs(pod) && !reports.contains_key(pod));
+            preparing.disturbed |= preparing.planned && trained && (!sealed || lacks);
         }
     }
 
@@ -172,18 +201,28 @@ impl Coordinator {
             self.allocate(false);
             return;
         }
-        if preparing.expected.iter().any(|pod| !preparing.reports.contains_key(pod)) {
+        let last = self.record.active.as_ref();
+        let belongs = |pod: &String| last.is_some_and(|last| last.members.iter().any(|seat| seat.pod == *pod));
+        let mut missing = preparing.expected.iter().filter(|pod| !preparing.reports.contains_key(*pod)).peekable();
+        if missing.peek().is_some() {
+            if preparing.planned && missing.all(|pod| !belongs(pod)) {
+                let sealed = *preparing.sealed.get_or_insert(now);
+                preparing.disturbed = now.saturating_sub(sealed) > LAST_STEPS_LIMIT;
+            }
             if now.saturating_sub(preparing.asked) >= REPEAT_AFTER {
                 preparing.asked = now;
                 self.ask();
             }
             return;
         }
-        if !self.suffice() {
-            self.phase = Phase::Gathering(Gathering::Paused);
+        let Phase::Preparing(preparing) = &self.phase else { return };
+        if !self.are_enough(&preparing.expected) {
+            match self.suffice() {
+                true => self.allocate(false),
+                false => self.phase = Phase::Gathering(Gathering::Paused),
+            }
             return;
         }
-        let Phase::Preparing(preparing) = &self.phase else { return };
         match self.membership(preparing, now) {
             Ok(active) => {
                 let record = self.with_plan().activate(active);

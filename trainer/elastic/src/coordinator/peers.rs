@@ -54,7 +54,7 @@ impl Coordinator {
                 running.returned(&member);
                 self.welcome_back(&member, connection);
             }
-            Phase::Preparing(_) => self.ask_one_more(&member.pod, connection, takes_part && !stands),
+            Phase::Preparing(_) => self.ask_one_more(&member, connection, takes_part && !stands),
             Phase::Running(_) | Phase::Gathering(_) | Phase::Ended => {}
         }
     }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    Command, Connection, Coordinator, JOIN_WINDOW, Outcome, Phase, Purpose, RETURN_LIMIT, forming::Gathering,
-    peers::Peer,
+    Command, Connection, Coordinator, JOIN_PATIENCE, JOIN_WINDOW, Outcome, Phase, Purpose, RETURN_LIMIT,
+    forming::Gathering, peers::Peer,
 };
 use crate::{Active, Digest, MemberId, Message, Record, Seat};
 
@@ -309,16 +309,20 @@ impl Coordinator {
     /// Whether a process is to be let into the group, or out of it.
     fn somebody_waits(&self) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
-        let belongs = |pod: &str| running.active.members.iter().any(|seat| seat.pod == pod);
-        let mut newcomers = self.newcomers().peekable();
-        let all_caught_up = newcomers.peek().is_some() && newcomers.all(|peer| !peer.catches_up_with(&running.active));
-        all_caught_up || self.leaving.keys().any(|pod| belongs(pod))
+        self.somebody_leaves() || self.newcomers().any(|peer| !peer.catches_up_with(&running.active))
+    }
+
+    fn somebody_leaves(&self) -> bool {
+        let belongs = |pod: &str| self.active().is_some_and(|active| active.members.iter().any(|seat| seat.pod == pod));
+        self.leaving.keys().any(|pod| belongs(pod))
     }
 
     /// Somebody waits, others may have come meanwhile, and all members can go on to a step on which they agree.
     fn change_is_due(&self, now: Duration) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
-        let gathered = self.reasons.since.is_some_and(|since| now.saturating_sub(since) >= JOIN_WINDOW);
+        let others_come = self.newcomers().any(|peer| peer.catches_up_with(&running.active));
+        let window = if others_come && !self.somebody_leaves() { JOIN_PATIENCE } else { JOIN_WINDOW };
+        let gathered = self.reasons.since.is_some_and(|since| now.saturating_sub(since) >= window);
         let all_here = running.active.members.iter().all(|seat| self.is_here(&seat.id()));
         let undisturbed = self.draining.is_none() && running.words.is_empty() && all_here;
         self.somebody_waits() && gathered && undisturbed && self.suffice()

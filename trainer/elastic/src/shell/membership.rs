@@ -53,6 +53,8 @@ pub enum Event {
         /// Who asks, and why.
         reason: String,
     },
+    /// The group needs this worker no more; what it follows is to be aborted.
+    Released,
     /// A newcomer follows the group: hand it this member's part of the state after a step that all agree on, and of each summed gradient
     /// from then on, until the group changes.
     Feed(Follower),
@@ -165,6 +167,11 @@ impl Membership {
     /// The group sums by the plan of this digest, which becomes a part of the job's history.
     pub fn agreed(&self, plan: Digest) {
         self.shared.put(|outbox| outbox.plan = Some(plan));
+    }
+
+    /// This worker, which follows a group, holds a state of it, and none that it held before.
+    pub fn took_over(&self) {
+        self.shared.put(|outbox| outbox.took_over = true);
     }
 
     /// This worker, which follows a group, holds what that holds: it may be let in, and follows until then.

@@ -65,6 +65,7 @@ pub(super) enum End {
 pub(super) struct Outbox {
     pub(super) entered: bool,
     pub(super) reloaded: bool,
+    pub(super) took_over: bool,
     pub(super) caught_up: bool,
     pub(super) plan: Option<Digest>,
     pub(super) stand: Option<(Option<Held>, Option<String>)>,
@@ -149,8 +150,8 @@ impl Shared {
                 Event::Abort { .. } | Event::Drain { .. } | Event::Feed(_) => listener.past.push(event),
                 // Whoever begins in a group asks whether it is changing.
                 Event::Seal { .. } | Event::CoordinatorLost | Event::CoordinatorFound => {}
-                // It computes for a group only after it listens.
-                Event::Stuck { .. } | Event::Hung { .. } => {}
+                // It computes for a group only after it listens, and follows one, too.
+                Event::Stuck { .. } | Event::Hung { .. } | Event::Released => {}
             },
         }
     }
@@ -169,6 +170,7 @@ impl Shared {
         let mut outbox = lock(&self.outbox);
         let entered = std::mem::take(&mut outbox.entered).then_some(member::Event::Entered);
         let reloaded = std::mem::take(&mut outbox.reloaded).then_some(member::Event::Reloaded);
+        let took_over = std::mem::take(&mut outbox.took_over).then_some(member::Event::TookOver);
         let caught_up = std::mem::take(&mut outbox.caught_up).then_some(member::Event::CaughtUp);
         let plan = outbox.plan.take().map(member::Event::Agreed);
         let stand = outbox.stand.take().map(|(held, broken)| member::Event::Stand { held, broken });
@@ -176,7 +178,7 @@ impl Shared {
         let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
         let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
         let last_word = outbox.last_word.take().map(member::Event::LastWord);
-        [entered, reloaded, caught_up, plan, progress, checkpoint, leave, stand, last_word]
+        [entered, reloaded, took_over, caught_up, plan, progress, checkpoint, leave, stand, last_word]
             .into_iter()
             .flatten()
             .collect()
@@ -236,7 +238,7 @@ impl Shared {
     pub(super) fn ended(&self, end: End) {
         let event = match &end {
             End::Refused(reason) | End::Aborted(reason) => Some(Event::Abort { reason: reason.clone() }),
-            End::Released => None,
+            End::Released => Some(Event::Released),
         };
         self.change(|state| state.end = Some(end));
         if let Some(event) = event {

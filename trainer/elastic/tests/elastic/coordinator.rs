@@ -99,14 +99,18 @@ impl Table {
     /// A newcomer comes, and has soon taken over what the group holds.
     fn joins(&mut self, connection: u64, hello: Hello) -> Vec<Command> {
         let mut commands = self.greets(connection, hello);
-        commands.extend(self.says(connection, Message::CaughtUp));
+        let generation = self.coordinator.status(self.now).generation.unwrap_or_default();
+        commands.extend(self.says(connection, Message::CaughtUp { generation }));
         commands
     }
 
     /// Answers the newest call, as a process that took part in generation `entered`.
     fn reports(&mut self, connection: u64, entered: Option<u64>, state: State) -> Vec<Command> {
         let generation = self.record().alloc_generation;
-        self.says(connection, Message::Report(Report { generation, entered_generation: entered, state: Some(state) }))
+        self.says(
+            connection,
+            Message::Report(Report { generation, entered_generation: entered, followed: false, state: Some(state) }),
+        )
     }
 
     fn closes(&mut self, connection: u64) -> Vec<Command> {

@@ -57,7 +57,7 @@ fn broken() -> Event {
 }
 
 fn report(generation: u64, entered_generation: Option<u64>, held: State) -> Command {
-    Command::Send(Message::Report(Report { generation, entered_generation, state: Some(held) }))
+    Command::Send(Message::Report(Report { generation, entered_generation, followed: false, state: Some(held) }))
 }
 
 fn handle(member: &mut Member, event: Event, at: u64) -> Vec<Command> {
@@ -155,7 +155,7 @@ fn it_counts_as_entered_only_once_it_holds_the_state_of_its_generation() {
 fn in_the_middle_of_a_copy_it_holds_nothing() {
     let mut member = running();
     handle(&mut member, prepare(2), 3);
-    let nothing = Report { generation: 2, entered_generation: None, state: None };
+    let nothing = Report { generation: 2, entered_generation: None, followed: false, state: None };
     let commands = handle(&mut member, Event::Stand { held: None, broken: None }, 4);
     assert_eq!(commands, [Command::Send(Message::Report(nothing))]);
 }
@@ -167,7 +167,7 @@ fn what_it_read_from_a_checkpoint_is_of_no_generation() {
     handle(&mut member, Event::Reloaded, 4);
     let held = Some(state(5));
     let commands = handle(&mut member, Event::Stand { held, broken: None }, 5);
-    let read = Report { generation: 2, entered_generation: None, state: held };
+    let read = Report { generation: 2, entered_generation: None, followed: false, state: held };
     assert_eq!(commands, [Command::Send(Message::Report(read))]);
 }
 
@@ -410,17 +410,19 @@ fn lead(generation: u64) -> Lead {
     Lead { generation, addresses: vec![hello(1, 2).address] }
 }
 
-const CAUGHT_UP: Command = Command::Send(Message::CaughtUp);
+fn caught_up(generation: u64) -> Command {
+    Command::Send(Message::CaughtUp { generation })
+}
 
 #[test]
 fn a_newcomer_follows_and_is_let_in_with_what_it_took_over() {
     let mut member = connected();
     assert_eq!(handle(&mut member, follow(3), 1), [Command::Follow(lead(3))]);
     assert_eq!(handle(&mut member, follow(3), 2), [], "it does so already");
-    assert_eq!(handle(&mut member, Event::CaughtUp, 3), [CAUGHT_UP]);
+    assert_eq!(handle(&mut member, Event::CaughtUp, 3), [caught_up(3)]);
     assert_eq!(handle(&mut member, planned(4), 4), [Command::Seal { generation: 4, planned: true }]);
     let commands = handle(&mut member, stand(9), 5);
-    assert_eq!(commands, [report(4, None, state(9)), CAUGHT_UP]);
+    assert_eq!(commands, [report(4, None, state(9)), caught_up(3)]);
     assert!(entered(&handle(&mut member, commit_at(4, state(9)), 6)));
     assert_eq!(later(&mut member, 6 + REPEAT_MS), [], "it is in");
 }
@@ -429,10 +431,10 @@ fn a_newcomer_follows_and_is_let_in_with_what_it_took_over() {
 fn a_newcomer_that_could_not_follow_asks_to_be_let_in_until_it_is() {
     let mut member = connected();
     handle(&mut member, follow(3), 1);
-    assert_eq!(handle(&mut member, stand(0), 2), [CAUGHT_UP]);
-    assert_eq!(handle(&mut member, follow(3), 3), [CAUGHT_UP], "it tried");
+    assert_eq!(handle(&mut member, stand(0), 2), [caught_up(3)]);
+    assert_eq!(handle(&mut member, follow(3), 3), [caught_up(3)], "it tried");
     let commands = later(&mut member, 3 + REPEAT_MS);
-    assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1))), CAUGHT_UP]);
+    assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1))), caught_up(3)]);
     assert_eq!(handle(&mut member, follow(4), 4 + REPEAT_MS), [Command::Follow(lead(4))], "of the next one it may");
 }
 
@@ -440,15 +442,32 @@ fn a_newcomer_that_could_not_follow_asks_to_be_let_in_until_it_is() {
 fn whoever_told_what_it_holds_is_let_in_as_it_is() {
     let mut member = connected();
     handle(&mut member, prepare(3), 1);
-    assert_eq!(handle(&mut member, follow(4), 2), [CAUGHT_UP]);
+    assert_eq!(handle(&mut member, follow(4), 2), [caught_up(4)]);
 }
 
 #[test]
 fn whoever_trains_in_a_group_that_is_over_stands_before_it_follows_another() {
+    let told = |generation| Event::Received(Message::Stand { generation });
     let mut member = running();
-    assert_eq!(handle(&mut member, follow(3), 3), [Command::Seal { generation: 3, planned: false }]);
-    assert_eq!(handle(&mut member, stand(5), 4), []);
-    assert_eq!(handle(&mut member, follow(3), 5), [Command::Follow(lead(3))]);
+    assert_eq!(handle(&mut member, told(1), 3), [], "that one it trains in");
+    assert_eq!(handle(&mut member, told(3), 3), [Command::Seal { generation: 3, planned: false }]);
+    let hello = Command::Send(Message::Hello(Hello { committed_generation: Some(1), ..hello(0, 1) }));
+    assert_eq!(handle(&mut member, stand(5), 4), std::slice::from_ref(&hello), "at once");
+    assert_eq!(handle(&mut member, told(3), 5), [hello]);
+    assert_eq!(handle(&mut member, follow(3), 6), [Command::Follow(lead(3))]);
+    assert_eq!(handle(&mut member, told(3), 7), []);
+}
+
+#[test]
+fn what_it_took_over_is_of_the_generation_that_it_followed() {
+    let mut member = running();
+    handle(&mut member, stand(5), 3);
+    handle(&mut member, follow(3), 4);
+    handle(&mut member, Event::TookOver, 5);
+    handle(&mut member, planned(4), 6);
+    let held = Some(state(9));
+    let report = Report { generation: 4, entered_generation: Some(3), followed: true, state: held };
+    assert_eq!(handle(&mut member, stand(9), 7), [Command::Send(Message::Report(report)), caught_up(3)]);
 }
 
 #[test]

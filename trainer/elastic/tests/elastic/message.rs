@@ -24,7 +24,7 @@ fn one_of_each() -> Vec<Message> {
         rollback: true,
     };
     let state = State { step: 9, digest: Digest::of(b"state"), sampler: SAMPLER };
-    let report = Report { generation: 3, entered_generation: Some(2), state: Some(state) };
+    let report = Report { generation: 3, entered_generation: Some(2), followed: false, state: Some(state) };
     let text = || "because".to_owned();
     vec![
         Message::Hello(hello(1, 2)),

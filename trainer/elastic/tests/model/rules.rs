@@ -67,13 +67,13 @@ impl Job {
         let last = self.chairs[chair].as_ref().and_then(|chair| chair.record.active.as_ref());
         match (message, last, self.mutant) {
             (Message::Report(mut report), Some(last), Some(Mutant::CountsEverybody)) => {
-                report.entered_generation = Some(last.generation);
+                (report.entered_generation, report.followed) = (Some(last.generation), false);
                 Message::Report(report)
             }
             (Message::Report(mut report), Some(last), Some(Mutant::BaseInForeignHands))
                 if report.state == Some(base(last)) =>
             {
-                report.entered_generation = Some(last.generation);
+                (report.entered_generation, report.followed) = (Some(last.generation), false);
                 Message::Report(report)
             }
             (message, _, _) => message,

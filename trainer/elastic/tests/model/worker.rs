@@ -172,6 +172,7 @@ impl Job {
             Deed::TakeOver(source) => {
                 let held = self.holds_of(source, generation).cloned();
                 self.process(index).worker.held = held;
+                self.act(index, Event::TookOver);
                 self.act(index, Event::CaughtUp);
             }
             Deed::Stand => {

@@ -50,8 +50,9 @@ pub(crate) fn kind(message: &Message) -> u64 {
         Message::Stuck { .. } => 16,
         Message::Follow(_) => 17,
         Message::Feed(_) => 18,
-        Message::CaughtUp => 19,
+        Message::CaughtUp { .. } => 19,
         Message::Agreed { .. } => 20,
+        Message::Stand { .. } => 21,
     }
 }
 

@@ -160,7 +160,8 @@ fn a_report_for_an_older_generation_counts_nothing_and_is_asked_for_again() {
     table.reports(0, None, NOTHING);
     table.greets(11, replacement(1));
     table.reports(11, None, NOTHING);
-    let old = lockstep_elastic::Report { generation: 1, entered_generation: None, state: Some(NOTHING) };
+    let old =
+        lockstep_elastic::Report { generation: 1, entered_generation: None, followed: false, state: Some(NOTHING) };
     let commands = table.says(0, Message::Report(old));
     assert_eq!((asked(&commands), is_committed(&commands)), (vec![(0, 2, false)], false));
 }

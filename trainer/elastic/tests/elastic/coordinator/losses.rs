@@ -217,7 +217,7 @@ fn a_group_that_breaks_again_and_again_without_a_step_is_formed_after_growing_pa
 fn a_state_that_was_being_copied_is_no_source() {
     let mut table = Table::running(3, 2);
     table.closes(2);
-    let copying = Report { generation: 2, entered_generation: Some(1), state: None };
+    let copying = Report { generation: 2, entered_generation: Some(1), followed: false, state: None };
     table.says(0, Message::Report(copying));
     let (_, active) = committed(&table.reports(1, Some(1), state(5)));
     assert_eq!((active.base_step, active.sources), (5, vec![1]));

@@ -1,8 +1,10 @@
 //! Changes without a loss: who joins, who leaves, and what may come in between.
 
+use std::time::Duration;
+
 use lockstep_elastic::{
-    Digest, Follower, Hello, Lead, Message, Outcome, State,
-    coordinator::{Command, Config, Connection, JOIN_WINDOW, Stage},
+    Digest, Follower, Hello, Lead, Message, Outcome, Report, State,
+    coordinator::{Command, Config, Connection, JOIN_PATIENCE, JOIN_WINDOW, Stage},
 };
 
 use super::{
@@ -20,12 +22,18 @@ fn elastic(members: usize, least: usize) -> Table {
     table
 }
 
-/// Two members at step 5, asked to let a third one in.
+/// Two members at step 5, asked to let a third one in, which stands.
 fn letting_in() -> Table {
+    let mut table = letting_in_unreported();
+    table.reports(2, None, NOTHING);
+    table
+}
+
+/// The same before anybody stands.
+fn letting_in_unreported() -> Table {
     let mut table = elastic(2, 2);
     table.joins(2, original(2));
     assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, true)]);
-    table.reports(2, None, NOTHING);
     table
 }
 
@@ -44,7 +52,7 @@ fn a_newcomer_follows_the_group_and_is_let_in_by_one_planned_change_after_the_wi
     let mut table = elastic(2, 2);
     assert_eq!(table.greets(2, original(2)), told(2, 2));
     assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "it takes over what they hold");
-    assert_eq!(table.says(2, Message::CaughtUp), []);
+    assert_eq!(table.says(2, Message::CaughtUp { generation: 1 }), []);
     assert_eq!(table.wait(JOIN_WINDOW - ms(100), &[0, 1, 2]), [], "others may come");
     assert_eq!(asked(&table.wait(ms(200), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, true)]);
     table.reports(2, None, state(5));
@@ -79,6 +87,18 @@ fn nobody_follows_a_group_of_which_a_member_cannot_be_told() {
 }
 
 #[test]
+fn whoever_trains_in_a_group_that_is_over_is_told_to_stand_and_then_to_follow() {
+    let mut table = Table::running(2, 1);
+    table.closes(1);
+    table.reports(0, Some(1), state(5));
+    let commands = table.greets(7, returning(1, 1, false));
+    assert_eq!(commands, [Command::Send(Connection(7), Message::Stand { generation: 2 })]);
+    let commands = table.greets(7, returning(1, 1, true));
+    assert!(matches!(sent(&commands, 7).as_slice(), [Message::Follow(_)]), "{commands:?}");
+    assert!(matches!(sent(&commands, 0).as_slice(), [Message::Feed(_)]), "{commands:?}");
+}
+
+#[test]
 fn a_newcomer_that_stands_again_is_told_again() {
     let mut table = elastic(2, 2);
     let first = table.greets(2, original(2));
@@ -93,17 +113,8 @@ fn one_newcomer_waits_for_another_that_still_takes_over_what_the_group_holds() {
     table.joins(3, original(3));
     let everybody = [0, 1, 2, 3];
     assert_eq!(table.wait(JOIN_WINDOW * 3, &everybody), []);
-    table.says(2, Message::CaughtUp);
+    table.says(2, Message::CaughtUp { generation: 1 });
     assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &everybody)).len(), 4);
-}
-
-#[test]
-fn whoever_has_to_go_waits_for_no_newcomer() {
-    let mut table = elastic(2, 1);
-    table.greets(2, original(2));
-    table.says(1, leave());
-    let commands = table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
-    assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true)]);
 }
 
 #[test]
@@ -210,7 +221,7 @@ fn a_loss_while_all_drain_leaves_the_survivors_to_drain_however_few() {
 #[test]
 fn a_newcomer_may_take_the_place_of_whoever_has_to_go() {
     let mut table = elastic(2, 2);
-    table.greets(2, original(2));
+    table.joins(2, original(2));
     assert_eq!(table.says(1, leave()), [], "enough can stay");
     table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
     table.reports(2, None, NOTHING);
@@ -319,16 +330,77 @@ fn after_the_loss_of_an_unsealed_member_the_rest_is_committed_to_the_newer_gener
 }
 
 #[test]
-fn a_newcomer_that_comes_while_others_report_is_let_in_with_them() {
+fn a_newcomer_that_comes_while_others_report_follows_the_group_that_they_form() {
     let mut table = elastic(3, 2);
     table.joins(3, original(3));
     table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2, 3]);
-    assert_eq!(asked(&table.greets(4, original(4))), [(4, 2, false)]);
+    assert_eq!(table.greets(4, original(4)), [], "they are enough without it");
     for member in 0..3 {
         table.reports(member, Some(1), state(5));
     }
-    table.reports(3, None, NOTHING);
-    assert_eq!(committed(&table.reports(4, None, NOTHING)).0, [0, 1, 2, 3, 4]);
+    let commands = table.reports(3, None, NOTHING);
+    assert_eq!(committed(&commands).0, [0, 1, 2, 3]);
+    assert!(matches!(sent(&commands, 4).as_slice(), [Message::Follow(lead)] if lead.generation == 2), "{commands:?}");
+}
+
+#[test]
+fn a_newcomer_that_still_takes_over_the_state_is_left_to_it_by_a_change_that_does_not_need_it() {
+    let mut table = elastic(3, 2);
+    table.greets(3, original(3));
+    table.says(1, leave());
+    let everybody = [0, 1, 2, 3];
+    let asked_to = asked(&table.wait(JOIN_WINDOW + ms(100), &everybody));
+    assert_eq!(asked_to, [(0, 2, true), (1, 2, true), (2, 2, true)]);
+    for member in 0..3 {
+        table.reports(member, Some(1), state(5));
+    }
+    let commands = table.wait(ms(100), &[0, 2, 3]);
+    assert_eq!(commands, [], "it was told to follow the next one");
+    assert_eq!(table.record().active.map(|active| active.members.len()), Some(2));
+}
+
+#[test]
+fn a_newcomer_that_still_takes_over_the_state_is_let_in_with_a_change_that_was_not_planned() {
+    let mut table = elastic(2, 1);
+    table.greets(2, original(2));
+    assert_eq!(asked(&table.closes(1)), [(0, 2, false), (2, 2, false)]);
+}
+
+#[test]
+fn a_newcomer_that_does_not_come_to_the_last_steps_is_let_in_as_it_is() {
+    let mut table = letting_in_unreported();
+    table.reports(0, Some(1), state(5));
+    table.reports(1, Some(1), state(5));
+    let commands = table.wait(Duration::from_secs(4), &[0, 1, 2]);
+    assert!(asked(&commands).contains(&(2, 3, false)), "{commands:?}");
+    // So it is where one of those that hand them over is lost.
+    let mut table = letting_in_unreported();
+    table.reports(1, Some(1), state(5));
+    assert!(asked(&table.closes(1)).contains(&(2, 3, false)));
+}
+
+#[test]
+fn newcomers_wait_for_no_other_one_for_ever() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    table.joins(3, original(3));
+    let everybody = [0, 1, 2, 3];
+    assert_eq!(asked(&table.wait(JOIN_PATIENCE - ms(100), &everybody)), []);
+    let commands = table.wait(ms(200), &everybody);
+    assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (3, 2, true)]);
+}
+
+#[test]
+fn a_newcomer_that_was_asked_for_a_generation_that_came_about_without_it_is_let_in_by_the_next() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    let mut commands = Vec::new();
+    for _ in 0..6 {
+        let report = Report { generation: 1, entered_generation: None, followed: false, state: Some(NOTHING) };
+        table.says(2, Message::Report(report));
+        commands.extend(table.wait(ms(100), &[0, 1]));
+    }
+    assert!(asked(&commands).contains(&(0, 2, true)), "{commands:?}");
 }
 
 #[test]
@@ -339,7 +411,7 @@ fn a_newcomer_that_comes_while_the_membership_is_stored_is_let_in_by_the_next() 
     table.reports(1, Some(1), state(5));
     table.greets(3, original(3));
     assert_eq!(committed(&table.store_answers()).0, [0, 1, 2]);
-    table.says(3, Message::CaughtUp);
+    table.says(3, Message::CaughtUp { generation: 2 });
     let commands = table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2, 3]);
     assert_eq!(asked(&commands), [(0, 3, true), (1, 3, true), (2, 3, true), (3, 3, true)]);
 }

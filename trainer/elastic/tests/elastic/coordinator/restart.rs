@@ -60,7 +60,7 @@ fn nobody_is_let_in_before_all_have_returned() {
     table.greets(2, original(2));
     assert_eq!(table.wait(JOIN_WINDOW * 4, &[0, 2]), []);
     table.greets(1, returning(1, 1, false));
-    table.says(2, Message::CaughtUp);
+    table.says(2, Message::CaughtUp { generation: 1 });
     let commands = table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
     assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true)]);
 }
@@ -173,7 +173,7 @@ fn a_membership_that_was_told_to_some_is_told_to_the_others() {
 
 #[test]
 fn a_member_that_missed_its_commit_gets_it_again() {
-    let report = Report { generation: 1, entered_generation: None, state: Some(NOTHING) };
+    let report = Report { generation: 1, entered_generation: None, followed: false, state: Some(NOTHING) };
     let never_committed = original(1);
     for (how, connection, message) in [
         ("by its report", 1, Message::Report(report)),
@@ -192,7 +192,7 @@ fn a_member_that_stands_for_a_generation_that_never_came_needs_a_new_one() {
     for member in 0..2 {
         table.greets(member, returning(member as usize, 1, false));
     }
-    let report = Report { generation: 2, entered_generation: Some(1), state: Some(state(5)) };
+    let report = Report { generation: 2, entered_generation: Some(1), followed: false, state: Some(state(5)) };
     assert_eq!(asked(&table.says(1, Message::Report(report))), [(0, 2, false), (1, 2, false)]);
 }
 
