@@ -12,11 +12,10 @@ use std::{
 use crate::{
     CheckpointError, Created, Objects, ObjectsError, Position,
     chunk::Chunk,
-    files::drawn,
     load::name_of,
     manifest::{MANIFEST, Unusable},
     medium::{Medium, Published, Replacing, Written},
-    operation::Contents,
+    operation::{Contents, drawn},
     slot::{Leftover, Slot, Staged},
 };
 

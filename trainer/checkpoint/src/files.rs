@@ -2,8 +2,7 @@
 
 use std::{
     fs::{self, File},
-    hash::{BuildHasher, Hasher, RandomState},
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -14,7 +13,7 @@ use crate::{
     load::{name_of, read_chunk},
     manifest::{MANIFEST, Unusable},
     medium::{Medium, Published, Replacing, Written},
-    operation::{Contents, FileSystem, Operation, Perform, sync},
+    operation::{Contents, FileSystem, Found, Operation, Perform, sync},
     slot::{Leftover, Slot, Staged},
 };
 
@@ -44,7 +43,7 @@ impl Files {
             make(needed).map_err(|source| self.unwritable(source))?;
         }
         // Not among the checkpoints, where another member may be pruning leftovers.
-        let trial = temporary_in(&probes, "trial");
+        let trial = self.temporary_in(&probes, "trial");
         File::create_new(&trial).and_then(|_| fs::remove_file(&trial)).map_err(|source| self.unwritable(source))
     }
 
@@ -73,7 +72,12 @@ impl Files {
 
     /// A path beside the checkpoints that no other save uses.
     fn temporary(&self, purpose: &str) -> PathBuf {
-        temporary_in(&self.checkpoints(), purpose)
+        self.temporary_in(&self.checkpoints(), purpose)
+    }
+
+    /// A path in `folder` that nobody else uses.
+    fn temporary_in(&self, folder: &Path, purpose: &str) -> PathBuf {
+        folder.join(format!("{TEMPORARY}{purpose}-{}", self.performer.draw()))
     }
 
     /// Whether a chunk need not be written: a torn save of the same step has left it, another part of the state is equal, or so is
@@ -86,6 +90,10 @@ impl Files {
         let linked =
             |before: &Path| is_whole(before) && self.perform(&Operation::Link(name(before), name(staging))).is_ok();
         is_whole(staging) || before.is_some_and(linked)
+    }
+
+    fn is_there(&self, path: &Path) -> bool {
+        self.performer.look(path).is_ok()
     }
 
     fn unwritable(&self, source: io::Error) -> CheckpointError {
@@ -113,14 +121,16 @@ impl Medium for Files {
     fn slots(&self) -> Result<Vec<Slot>, CheckpointError> {
         let mut slots: Vec<Slot> =
             self.names(&self.checkpoints())?.iter().filter_map(|name| Slot::of_name(name)).collect();
-        slots.retain(|slot| slot.generation.is_none() && self.place(*slot).is_dir());
+        slots.retain(|slot| {
+            slot.generation.is_none() && matches!(self.performer.look(&self.place(*slot)), Ok(Found::Folder))
+        });
         slots.sort_unstable_by(|a, b| b.cmp(a));
         slots.dedup();
         Ok(slots)
     }
 
     fn has(&self, slot: Slot) -> Result<bool, CheckpointError> {
-        Ok(self.place(slot).exists())
+        Ok(self.is_there(&self.place(slot)))
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
@@ -137,7 +147,7 @@ impl Medium for Files {
         // Its committer's rename must find all of it or nothing.
         let aside = self.temporary(&format!("discarded-{step}"));
         match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
-            Err(_) if !path.exists() => Ok(()),
+            Err(_) if !self.is_there(&path) => Ok(()),
             Err(error) => Err(error),
             Ok(()) => self.perform(&Operation::Remove(aside)),
         }
@@ -152,18 +162,17 @@ impl Medium for Files {
 
     /// A pipe would hold up the reader, hence the look before opening.
     fn length(&self, path: &Path) -> Result<Option<u64>, Unusable> {
-        match path.metadata() {
-            Ok(found) if found.is_file() => Ok(Some(found.len())),
-            Ok(_) => Err(Unusable::Damaged(format!("{} is no regular file", name_of(path)))),
+        match self.performer.look(path) {
+            Ok(Found::File { bytes }) => Ok(Some(bytes)),
+            Ok(Found::Folder | Found::Other) => Err(Unusable::Damaged(format!("{} is no regular file", name_of(path)))),
             Err(error) if is_absence(&error) => Ok(None),
             Err(error) => Err(unread(path, error)),
         }
     }
 
     fn read(&self, path: &Path, length: u64, bytes: &mut Vec<u8>) -> Result<(), Unusable> {
-        let read = File::open(path).and_then(|file| file.take(length).read_to_end(bytes));
-        match read {
-            Ok(_) => Ok(()),
+        match self.performer.read(path, length, bytes) {
+            Ok(()) => Ok(()),
             Err(error) if is_absence(&error) => {
                 Err(Unusable::Damaged(format!("{} cannot be read: {error}", name_of(path))))
             }
@@ -172,16 +181,12 @@ impl Medium for Files {
     }
 
     fn names(&self, folder: &Path) -> Result<Vec<String>, CheckpointError> {
-        let listed = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        match listed {
-            Ok(entries) => Ok(entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok()).collect()),
-            Err(source) => Err(CheckpointError::of("listing", folder.to_owned(), source)),
-        }
+        self.performer.names(folder).map_err(|source| CheckpointError::of("listing", folder.to_owned(), source))
     }
 
     fn store(&self, path: &Path, contents: Contents<'_>) -> Result<(), CheckpointError> {
         let folder = path.parent().unwrap_or(Path::new("."));
-        let temporary = temporary_in(folder, "file");
+        let temporary = self.temporary_in(folder, "file");
         let stored = [
             Operation::Write(temporary.clone(), contents),
             Operation::Sync(temporary.clone()),
@@ -219,7 +224,7 @@ impl Medium for Files {
         if self.refer(staging, before, chunk) {
             return Ok(Written::Unchanged);
         }
-        let temporary = temporary_in(staging, "chunk");
+        let temporary = self.temporary_in(staging, "chunk");
         self.perform(&Operation::Write(temporary.clone(), contents))?;
         Ok(Written::Unnamed(temporary))
     }
@@ -260,7 +265,7 @@ impl Medium for Files {
     fn abandon(&self, position: Position) -> Result<(), CheckpointError> {
         let Position { step, generation, .. } = position;
         let path = self.staging(position);
-        match path.exists() {
+        match self.is_there(&path) {
             true => self.discard(Leftover { path, staged: Some(Staged { step, generation }) }),
             false => Ok(()),
         }
@@ -280,16 +285,6 @@ fn is_absence(error: &io::Error) -> bool {
 
 fn unread(path: &Path, source: io::Error) -> Unusable {
     Unusable::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
-}
-
-/// A path in `folder` that nobody else uses. It is drawn at random: members in containers share process ids.
-pub(crate) fn temporary_in(folder: &Path, purpose: &str) -> PathBuf {
-    folder.join(format!("{TEMPORARY}{purpose}-{}", drawn()))
-}
-
-/// A word that nobody else draws.
-pub(crate) fn drawn() -> String {
-    format!("{:016x}", RandomState::new().build_hasher().finish())
 }
 
 /// Makes a folder with its parents and stores their names.

@@ -3,7 +3,10 @@ use std::{
     sync::Arc,
 };
 
-use crate::{CheckpointError, Objects, bucket::Bucket, chunk::CHUNK_BYTES, files::Files, medium::Medium, slot::Slot};
+use crate::{
+    CheckpointError, Objects, bucket::Bucket, chunk::CHUNK_BYTES, files::Files, medium::Medium, shard::AT_ONCE,
+    slot::Slot,
+};
 
 /// A folder that keeps checkpoints, in a file system or in an object store. All members write their parts of one and any may read; one
 /// commits and prunes.
@@ -12,6 +15,8 @@ pub struct Folder {
     pub(crate) medium: Arc<dyn Medium>,
     /// Bytes of a chunk; smaller in tests.
     pub(crate) chunk_bytes: u64,
+    /// Chunks that one writer works on at once; one in the simulation, where a seed decides the order of everything.
+    pub(crate) at_once: usize,
 }
 
 impl Folder {
@@ -57,7 +62,7 @@ impl Folder {
     }
 
     pub(crate) fn on(medium: Arc<dyn Medium>) -> Self {
-        Self { medium, chunk_bytes: CHUNK_BYTES }
+        Self { medium, chunk_bytes: CHUNK_BYTES, at_once: AT_ONCE }
     }
 
     /// As it was given to [`Folder::open`]; of a bucket, the URI.

@@ -1,10 +1,11 @@
 //! What changes the file system, as values: their order is what makes a checkpoint whole or absent, so that a test can end a process
-//! before, in the middle of and after each of them.
+//! before, in the middle of and after each of them, or perform them on a disk of its own.
 
 use std::{
     fmt,
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    hash::{BuildHasher, Hasher, RandomState},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -29,6 +30,21 @@ pub(crate) enum Operation<'a> {
     Rename(PathBuf, PathBuf),
     /// Deletes a file, or a folder with all that is in it, unless somebody else was faster.
     Remove(PathBuf),
+}
+
+impl Operation<'_> {
+    /// What a caller is told where it fails.
+    pub(crate) fn failed(&self, source: io::Error) -> CheckpointError {
+        let (attempt, path) = match self {
+            Operation::Create(path) => ("creating", path),
+            Operation::Write(path, _) => ("writing", path),
+            Operation::Link(_, to) => ("linking", to),
+            Operation::Sync(path) => ("syncing", path),
+            Operation::Rename(_, to) => ("renaming to", to),
+            Operation::Remove(path) => ("deleting", path),
+        };
+        CheckpointError::of(attempt, path.clone(), source)
+    }
 }
 
 /// What a file gets.
@@ -69,9 +85,52 @@ impl Contents<'_> {
     }
 }
 
-/// Performs operations: the file system, or a test that ends in the middle.
+/// Performs operations and reads what they have made: the file system, or a test in which something goes wrong. A test that changes
+/// nothing of how the file system is read leaves that as it is.
 pub(crate) trait Perform: fmt::Debug + Send + Sync {
     fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError>;
+
+    /// What a path leads to.
+    fn look(&self, path: &Path) -> io::Result<Found> {
+        let found = path.metadata()?;
+        Ok(match (found.is_file(), found.is_dir()) {
+            (true, _) => Found::File { bytes: found.len() },
+            (_, true) => Found::Folder,
+            (false, false) => Found::Other,
+        })
+    }
+
+    /// Adds the first `most` bytes of a file, or all that it has.
+    fn read(&self, path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+        File::open(path).and_then(|file| file.take(most).read_to_end(bytes)).map(drop)
+    }
+
+    /// The names in a folder.
+    fn names(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>)?;
+        Ok(entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+    }
+
+    /// A word that nobody else draws.
+    fn draw(&self) -> String {
+        drawn()
+    }
+}
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    File {
+        bytes: u64,
+    },
+    Folder,
+    /// A pipe, a device.
+    Other,
+}
+
+/// A word that nobody else draws. It is random: members in containers share process ids.
+pub(crate) fn drawn() -> String {
+    format!("{:016x}", RandomState::new().build_hasher().finish())
 }
 
 /// The file system.
@@ -80,14 +139,15 @@ pub(crate) struct FileSystem;
 
 impl Perform for FileSystem {
     fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
-        match operation {
-            Operation::Create(path) => create(path).map_err(|error| of("creating", path, error)),
-            Operation::Write(path, contents) => write(path, contents).map_err(|error| of("writing", path, error)),
-            Operation::Link(from, to) => fs::hard_link(from, to).map_err(|error| of("linking", to, error)),
-            Operation::Sync(path) => sync(path).map_err(|error| of("syncing", path, error)),
-            Operation::Rename(from, to) => fs::rename(from, to).map_err(|error| of("renaming to", to, error)),
-            Operation::Remove(path) => remove(path).map_err(|error| of("deleting", path, error)),
-        }
+        let performed = match operation {
+            Operation::Create(path) => create(path),
+            Operation::Write(path, contents) => write(path, contents),
+            Operation::Link(from, to) => fs::hard_link(from, to),
+            Operation::Sync(path) => sync(path),
+            Operation::Rename(from, to) => fs::rename(from, to),
+            Operation::Remove(path) => remove(path),
+        };
+        performed.map_err(|error| operation.failed(error))
     }
 }
 
@@ -118,8 +178,4 @@ fn remove(path: &Path) -> io::Result<()> {
         false => fs::remove_file(path),
     });
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
-}
-
-fn of(attempt: &'static str, path: &Path, source: io::Error) -> CheckpointError {
-    CheckpointError::of(attempt, path.to_owned(), source)
 }

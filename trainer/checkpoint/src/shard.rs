@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Chunks that one writer works on at once.
-const AT_ONCE: usize = 3;
+pub(crate) const AT_ONCE: usize = 3;
 
 /// One writer's part of a state.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +105,7 @@ impl Folder {
             Ok(written)
         };
         let mut written = thread::scope(|scope| -> Result<_, CheckpointError> {
-            let threads: Vec<_> = (1..AT_ONCE.min(parts.len())).map(|_| scope.spawn(written)).collect();
+            let threads: Vec<_> = (1..self.at_once.min(parts.len())).map(|_| scope.spawn(written)).collect();
             let mut all = written()?;
             for thread in threads {
                 all.extend(thread.join().unwrap_or_else(|cause| resume_unwind(cause))?);

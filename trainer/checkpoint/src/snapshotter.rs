@@ -95,7 +95,7 @@ pub struct Committed {
 type MakeDigest = Box<dyn FnOnce(&[f32]) -> String + Send>;
 type MakeFacts = Box<dyn FnOnce(&[String]) -> Result<Facts, CheckpointError> + Send>;
 
-enum Work {
+pub(crate) enum Work {
     Write {
         part: Part,
         digest: MakeDigest,
@@ -114,8 +114,8 @@ enum Work {
     },
 }
 
-struct Answer {
-    ended: Ended,
+pub(crate) struct Answer {
+    pub(crate) ended: Ended,
     /// To be filled again.
     buffer: Option<Vec<f32>>,
 }
@@ -243,9 +243,9 @@ impl fmt::Debug for Snapshotter {
 }
 
 /// What the thread has.
-struct Writer {
-    folder: Folder,
-    keep_last: NonZeroU32,
+pub(crate) struct Writer {
+    pub(crate) folder: Folder,
+    pub(crate) keep_last: NonZeroU32,
 }
 
 impl Writer {
@@ -257,7 +257,7 @@ impl Writer {
         }
     }
 
-    fn perform(&self, work: Work) -> Answer {
+    pub(crate) fn perform(&self, work: Work) -> Answer {
         match work {
             Work::Write { part, digest, values, cancelled } => {
                 let result = self.write(&part, digest, &values, &cancelled);

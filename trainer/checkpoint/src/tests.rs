@@ -19,7 +19,7 @@ use std::{
 use self::state::State;
 use crate::{
     CheckpointError, Folder, Position, Saved, ShardReceipt, Tensor, export_model,
-    files::{Files, temporary_in},
+    files::Files,
     operation::{FileSystem, Perform},
     slot::{Leftover, Slot},
 };
@@ -128,9 +128,8 @@ fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=5).for_each(|step| save(&folder, step));
-    for torn in
-        [temporary_in(&root.path().join("checkpoints"), "step-6"), staging(&folder, 4, 1), staging(&folder, 6, 0)]
-    {
+    let unknown = root.path().join("checkpoints/.tmp-step-6-0123456789abcdef");
+    for torn in [unknown, staging(&folder, 4, 1), staging(&folder, 6, 0)] {
         fs::create_dir_all(torn.join("inner")).expect("a torn save");
     }
     let under_way = staging(&folder, 6, 1);
