@@ -92,8 +92,13 @@ impl Files {
         is_whole(staging) || before.is_some_and(linked)
     }
 
-    fn is_there(&self, path: &Path) -> bool {
-        self.performer.look(path).is_ok()
+    /// What a path leads to, or nothing. Where the storage does not say, that is an error: what is there must not pass for absent.
+    fn look(&self, path: &Path) -> Result<Option<Found>, CheckpointError> {
+        match self.performer.look(path) {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if is_absence(&error) => Ok(None),
+            Err(source) => Err(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }),
+        }
     }
 
     fn unwritable(&self, source: io::Error) -> CheckpointError {
@@ -119,18 +124,19 @@ impl Medium for Files {
     }
 
     fn slots(&self) -> Result<Vec<Slot>, CheckpointError> {
-        let mut slots: Vec<Slot> =
-            self.names(&self.checkpoints())?.iter().filter_map(|name| Slot::of_name(name)).collect();
-        slots.retain(|slot| {
-            slot.generation.is_none() && matches!(self.performer.look(&self.place(*slot)), Ok(Found::Folder))
-        });
+        let mut slots = Vec::new();
+        for slot in self.names(&self.checkpoints())?.iter().filter_map(|name| Slot::of_name(name)) {
+            if slot.generation.is_none() && self.look(&self.place(slot))? == Some(Found::Folder) {
+                slots.push(slot);
+            }
+        }
         slots.sort_unstable_by(|a, b| b.cmp(a));
         slots.dedup();
         Ok(slots)
     }
 
     fn has(&self, slot: Slot) -> Result<bool, CheckpointError> {
-        Ok(self.is_there(&self.place(slot)))
+        Ok(self.look(&self.place(slot))?.is_some())
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
@@ -147,7 +153,7 @@ impl Medium for Files {
         // Its committer's rename must find all of it or nothing.
         let aside = self.temporary(&format!("discarded-{step}"));
         match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
-            Err(_) if !self.is_there(&path) => Ok(()),
+            Err(_) if matches!(self.look(&path), Ok(None)) => Ok(()),
             Err(error) => Err(error),
             Ok(()) => self.perform(&Operation::Remove(aside)),
         }
@@ -162,11 +168,12 @@ impl Medium for Files {
 
     /// A pipe would hold up the reader, hence the look before opening.
     fn length(&self, path: &Path) -> Result<Option<u64>, Unusable> {
-        match self.performer.look(path) {
-            Ok(Found::File { bytes }) => Ok(Some(bytes)),
-            Ok(Found::Folder | Found::Other) => Err(Unusable::Damaged(format!("{} is no regular file", name_of(path)))),
-            Err(error) if is_absence(&error) => Ok(None),
-            Err(error) => Err(unread(path, error)),
+        match self.look(path).map_err(|error| Unusable::Unread(Box::new(error)))? {
+            None => Ok(None),
+            Some(Found::File { bytes }) => Ok(Some(bytes)),
+            Some(Found::Folder | Found::Other) => {
+                Err(Unusable::Damaged(format!("{} is no regular file", name_of(path))))
+            }
         }
     }
 
@@ -265,9 +272,9 @@ impl Medium for Files {
     fn abandon(&self, position: Position) -> Result<(), CheckpointError> {
         let Position { step, generation, .. } = position;
         let path = self.staging(position);
-        match self.is_there(&path) {
-            true => self.discard(Leftover { path, staged: Some(Staged { step, generation }) }),
-            false => Ok(()),
+        match self.look(&path)? {
+            Some(_) => self.discard(Leftover { path, staged: Some(Staged { step, generation }) }),
+            None => Ok(()),
         }
     }
 }

@@ -1,7 +1,17 @@
-use std::fs;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use super::{leftovers, newest, number, open, place, save, save_in_parts, staging, state::State, steps};
-use crate::{CheckpointError, Folder, Identity, ShardReceipt, Tensor, export_model, manifest::Manifest};
+use super::{
+    leftovers, newest, number, open, open_performed_by, place, save, save_in_parts, staging, state::State, steps,
+};
+use crate::{
+    CheckpointError, Folder, Identity, ShardReceipt, Tensor, export_model,
+    manifest::Manifest,
+    operation::{FileSystem, Found, Operation, Perform},
+};
 
 fn error_of<T>(result: Result<T, CheckpointError>) -> String {
     result.err().expect("refused").to_string()
@@ -49,6 +59,44 @@ fn another_jobs_older_checkpoint_survives_pruning() {
     save(&folder, 3);
     let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, steps(&folder)), (vec![2], vec![3, 1]));
+}
+
+/// A file system that does not say what this path leads to.
+#[derive(Debug)]
+struct Blind(PathBuf);
+
+impl Perform for Blind {
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        FileSystem.perform(operation)
+    }
+
+    fn look(&self, path: &Path) -> io::Result<Found> {
+        match path == self.0 {
+            true => Err(io::Error::other("input/output error")),
+            false => FileSystem.look(path),
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_that_the_storage_does_not_show_passes_neither_for_absent_nor_for_damaged() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    save(&folder, 1);
+    save(&folder, 2);
+    let unseen = place(&folder, 2);
+    let blind = open_performed_by(Arc::new(Blind(unseen.clone())), root.path());
+    let state = State::at(2);
+    let refusals = [
+        error_of(blind.newest(&state.identity)),
+        error_of(blind.list()),
+        error_of(blind.prune(number(1), &state.identity)),
+        error_of(state.with_snapshot(|snapshot| blind.save(snapshot))),
+    ];
+    for text in refusals {
+        assert!(text.starts_with(&format!("reading {}: input/output error", unseen.display())), "{text}");
+    }
+    assert_eq!((newest(&folder), steps(&folder)), ((Some(2), vec![]), vec![2, 1]));
 }
 
 #[test]
