@@ -145,8 +145,10 @@ impl Medium for Bucket {
         Ok(found.iter().filter(|found| found.is_checkpoint()).map(|found| found.slot).collect())
     }
 
-    fn has(&self, slot: Slot) -> Result<bool, CheckpointError> {
-        Ok(self.objects.length(&Self::manifest(slot))?.is_some_and(|bytes| bytes > 0))
+    fn rivals(&self, position: Position) -> Result<Vec<Slot>, CheckpointError> {
+        let slot = self.slot(position);
+        let is_there = self.objects.length(&Self::manifest(slot))?.is_some_and(|bytes| bytes > 0);
+        Ok(is_there.then_some(slot).into_iter().collect())
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
@@ -234,20 +236,22 @@ impl Medium for Bucket {
     }
 
     fn publish(&self, position: Position, manifest: &[u8], replacing: Replacing) -> Result<Published, CheckpointError> {
-        let key = Self::manifest(self.slot(position));
+        let slot = self.slot(position);
+        let key = Self::manifest(slot);
         match replacing {
             Replacing::Nothing => {}
-            Replacing::Another => self.objects.delete(&key)?,
+            // It is damaged: those of older groups have places of their own.
+            Replacing::Others => self.objects.delete(&key)?,
         }
         let created = self.objects.create(&key, manifest.to_vec());
         match created {
-            Ok(Created::Now) => return Ok(Published::Done),
+            Ok(Created::Now) => return Ok(Published::Done(slot)),
             // The answer may have been lost on the way, and this be our own.
             Ok(Created::Before) | Err(_) => {}
         }
         let ours = |found: Option<Vec<u8>>| found.is_some_and(|found| found == manifest);
         match (self.objects.get(&key, manifest.len() as u64).map(ours), created) {
-            (Ok(true), _) => Ok(Published::Done),
+            (Ok(true), _) => Ok(Published::Done(slot)),
             (_, Err(error)) => Err(error.into()),
             (_, Ok(_)) => Ok(Published::Taken(CheckpointError::Conflict { path: self.root.join(key) })),
         }

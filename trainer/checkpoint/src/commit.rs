@@ -44,8 +44,8 @@ enum Place {
     Free,
     /// A whole one of the same state, or of a group that is not older: it is kept.
     Kept(Saved),
-    /// A damaged one, or another state that an older group has left.
-    Replaced,
+    /// Damaged ones, or another state that an older group has left.
+    Others,
 }
 
 impl Folder {
@@ -53,7 +53,7 @@ impl Folder {
     /// failure. Of all members one commits.
     ///
     /// A whole checkpoint of the same job and step is kept as it is and returned, unless an older generation has left another state
-    /// there; that one and a damaged one are replaced.
+    /// there. The new one then lies beside it, as it does beside a damaged one, and is the newer of the two.
     ///
     /// # Errors
     /// [`CheckpointError::Shards`] where a part is missing, [`CheckpointError::Foreign`] and [`CheckpointError::NewerFormat`] where
@@ -63,7 +63,7 @@ impl Folder {
         let staging = self.medium.staging(facts.position);
         let replacing = match self.found(facts)? {
             Place::Free => Replacing::Nothing,
-            Place::Replaced => Replacing::Another,
+            Place::Others => Replacing::Others,
             Place::Kept(saved) => {
                 self.medium.abandon(facts.position)?;
                 return Ok(saved);
@@ -80,15 +80,18 @@ impl Folder {
         let manifest = manifest(facts, layout, chunks);
         let bytes = manifest.stored_bytes();
         let manifest = manifest.to_bytes().map_err(refused)?;
-        if let Published::Taken(error) = self.medium.publish(facts.position, &manifest, replacing)? {
-            return match self.found(facts) {
-                Ok(Place::Kept(saved)) => self.medium.abandon(facts.position).map(|()| saved),
-                _ => Err(error),
-            };
-        }
+        let slot = match self.medium.publish(facts.position, &manifest, replacing)? {
+            Published::Done(slot) => slot,
+            Published::Taken(error) => {
+                return match self.found(facts) {
+                    Ok(Place::Kept(saved)) => self.medium.abandon(facts.position).map(|()| saved),
+                    _ => Err(error),
+                };
+            }
+        };
         Ok(Saved {
             step: facts.position.step,
-            path: self.place(self.medium.slot(facts.position)),
+            path: self.place(slot),
             bytes: bytes + manifest.len() as u64,
             manifest_digest: *blake3::hash(&manifest).as_bytes(),
         })
@@ -106,22 +109,26 @@ impl Folder {
     pub(crate) fn kept(&self, facts: &Facts) -> Result<Option<Saved>, CheckpointError> {
         match self.found(facts)? {
             Place::Kept(saved) => Ok(Some(saved)),
-            Place::Free | Place::Replaced => Ok(None),
+            Place::Free | Place::Others => Ok(None),
         }
     }
 
     fn found(&self, facts: &Facts) -> Result<Place, CheckpointError> {
-        let slot = self.medium.slot(facts.position);
-        if !self.medium.has(slot)? {
-            return Ok(Place::Free);
+        let own = self.medium.slot(facts.position);
+        let rivals = self.medium.rivals(facts.position)?;
+        for slot in &rivals {
+            match self.load(*slot, &facts.identity)? {
+                Ok(whole) if whole.state_digest == facts.state_digest => return Ok(Place::Kept(whole.saved())),
+                // Where each generation has a place of its own, nobody but a member of this very one can have saved another state there.
+                Ok(whole) if own.generation.is_some() => return Err(CheckpointError::Conflict { path: whole.path }),
+                Ok(whole) if whole.position.generation >= facts.position.generation => {
+                    return Ok(Place::Kept(whole.saved()));
+                }
+                Ok(_) => return Ok(Place::Others),
+                Err(_) => {}
+            }
         }
-        Ok(match self.load(slot, &facts.identity)? {
-            Ok(whole) if whole.state_digest == facts.state_digest => Place::Kept(whole.saved()),
-            // Where each generation has a place of its own, nobody but a member of this very one can have saved another state there.
-            Ok(whole) if slot.generation.is_some() => return Err(CheckpointError::Conflict { path: whole.path }),
-            Ok(whole) if whole.position.generation >= facts.position.generation => Place::Kept(whole.saved()),
-            Ok(_) | Err(_) => Place::Replaced,
-        })
+        Ok(if rivals.is_empty() { Place::Free } else { Place::Others })
     }
 
     /// Whether a part has the bytes that its writer wrote.

@@ -126,7 +126,7 @@ impl Medium for Files {
     fn slots(&self) -> Result<Vec<Slot>, CheckpointError> {
         let mut slots = Vec::new();
         for slot in self.names(&self.checkpoints())?.iter().filter_map(|name| Slot::of_name(name)) {
-            if slot.generation.is_none() && self.look(&self.place(slot))? == Some(Found::Folder) {
+            if self.look(&self.place(slot))? == Some(Found::Folder) {
                 slots.push(slot);
             }
         }
@@ -135,8 +135,8 @@ impl Medium for Files {
         Ok(slots)
     }
 
-    fn has(&self, slot: Slot) -> Result<bool, CheckpointError> {
-        Ok(self.look(&self.place(slot))?.is_some())
+    fn rivals(&self, position: Position) -> Result<Vec<Slot>, CheckpointError> {
+        Ok(self.slots()?.into_iter().filter(|slot| slot.step == position.step).collect())
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
@@ -252,21 +252,19 @@ impl Medium for Files {
     }
 
     fn publish(&self, position: Position, manifest: &[u8], replacing: Replacing) -> Result<Published, CheckpointError> {
-        let (staging, place) = (self.staging(position), self.place(self.slot(position)));
+        let (staging, mut slot) = (self.staging(position), self.slot(position));
         self.store(&staging.join(MANIFEST), Contents::Bytes(manifest))?;
         match replacing {
             Replacing::Nothing => {}
-            Replacing::Another => {
-                let aside = self.temporary(&format!("replaced-{}", position.step));
-                self.perform(&Operation::Rename(place.clone(), aside))?;
-            }
+            // Beside them: if they had to give way first, a crash could leave neither them nor this one.
+            Replacing::Others => slot.generation = Some(position.generation),
         }
         // A folder replaces no folder that has anything in it: of two that commit, the second is told.
-        if let Err(error) = self.perform(&Operation::Rename(staging, place)) {
+        if let Err(error) = self.perform(&Operation::Rename(staging, self.place(slot))) {
             return Ok(Published::Taken(error));
         }
         self.perform(&Operation::Sync(self.checkpoints()))?;
-        Ok(Published::Done)
+        Ok(Published::Done(slot))
     }
 
     fn abandon(&self, position: Position) -> Result<(), CheckpointError> {

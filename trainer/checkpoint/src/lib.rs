@@ -3,6 +3,7 @@
 //! ```text
 //! FOLDER/checkpoints/step-00000120/1f6c….chunk      a part of the state, named after its digest
 //!                                  manifest.json    written last: tensors, which bytes are in which chunk, digests, its own too
+//! FOLDER/checkpoints/step-00000120.g4/…             that step by generation 4, where another one has the name above
 //! FOLDER/checkpoints/.tmp-step-00000130.g4          a save in progress by generation 4, or what a crash left of one
 //! FOLDER/probes/…                                   see [`Folder::probe_write`]
 //!

@@ -158,9 +158,9 @@ impl Folder {
         }))
     }
 
-    /// Where training stands in the newest checkpoint that is whole. All of it is read and verified, and none of it kept: memory for
+    /// The newest checkpoint that is whole, and where training stands in it. All of it is read and verified, and none of it kept: memory for
     /// one chunk is enough.
-    pub(crate) fn newest_position(&self, expected: &Identity) -> Result<Option<Position>, CheckpointError> {
+    pub(crate) fn newest_verified(&self, expected: &Identity) -> Result<Option<(Slot, Position)>, CheckpointError> {
         for slot in self.medium.slots()? {
             let path = self.place(slot);
             let verified = match self.manifest_of(slot) {
@@ -171,7 +171,7 @@ impl Folder {
                 Err(unusable) => Err(unusable),
             };
             match verified {
-                Ok(position) => return Ok(Some(position)),
+                Ok(position) => return Ok(Some((slot, position))),
                 Err(Unusable::Damaged(_)) => {}
                 Err(other) => return Err(other.at(path)),
             }
@@ -182,9 +182,9 @@ impl Folder {
     /// A manifest with its digest and length.
     pub(crate) fn manifest_of(&self, slot: Slot) -> Result<(Manifest, [u8; 32], u64), Unusable> {
         let read = read_manifest(&*self.medium, &self.place(slot))?;
-        match self.medium.slot(read.0.position) {
-            found if found == slot => Ok(read),
-            _ => {
+        match slot.is_of(read.0.position) {
+            true => Ok(read),
+            false => {
                 let Position { step, generation, .. } = read.0.position;
                 Err(Unusable::Damaged(format!("{MANIFEST} is of step {step} and generation {generation}")))
             }

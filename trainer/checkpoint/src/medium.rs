@@ -19,14 +19,14 @@ pub(crate) trait Medium: fmt::Debug + Send + Sync {
     /// The job's folder.
     fn root(&self) -> &Path;
 
-    /// The checkpoint that a position is saved as.
+    /// The checkpoint that a position is saved as where its place is free.
     fn slot(&self, position: Position) -> Slot;
 
     /// Checkpoints, whole or not, newest first.
     fn slots(&self) -> Result<Vec<Slot>, CheckpointError>;
 
-    /// Whether there is a checkpoint, whole or not.
-    fn has(&self, slot: Slot) -> Result<bool, CheckpointError>;
+    /// Checkpoints, whole or not, that have the place of a position, newest first.
+    fn rivals(&self, position: Position) -> Result<Vec<Slot>, CheckpointError>;
 
     /// Saves under way, and what such that never ended have left.
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError>;
@@ -94,18 +94,19 @@ pub(crate) enum Written {
     Named,
 }
 
-/// Whether there is a checkpoint that gives way.
+/// Whether others have the place of a checkpoint that is to be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replacing {
     Nothing,
-    /// A damaged one, or one of an older group.
-    Another,
+    /// Damaged ones, or those of older groups.
+    Others,
 }
 
 /// How publishing ended.
 #[derive(Debug)]
 pub(crate) enum Published {
-    Done,
+    /// It is this one.
+    Done(Slot),
     /// Somebody else was faster; this is to be said unless theirs does as well.
     Taken(CheckpointError),
 }

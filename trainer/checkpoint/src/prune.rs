@@ -8,29 +8,34 @@ use crate::{
 /// What was deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
-    /// Steps of the checkpoints, newest first.
+    /// Steps of the checkpoints, newest first; the newest one's own step where another one of it was deleted.
     pub steps: Vec<u64>,
     /// Number of leftovers of saves that never ended.
     pub leftovers: usize,
 }
 
 impl Folder {
-    /// Keeps the newest `keep_last` checkpoints of this job and removes the older ones and what torn saves left. Reads and
-    /// verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged ones that are newer than
+    /// Keeps the newest `keep_last` checkpoints of this job and removes the older ones, all others of the newest one's step among them,
+    /// and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged ones that are newer than
     /// it, other jobs' ones, and saves of later steps that may be under way stay. To be called by the one member that commits.
     ///
     /// # Errors
     /// As of [`Folder::newest`]; [`CheckpointError::Storage`] where something cannot be deleted.
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
         let mut pruned = Pruned::default();
-        let newest = self.newest_position(expected)?;
+        let newest = self.newest_verified(expected)?;
         let leftovers = self.medium.leftovers()?.into_iter();
-        let stale: Vec<_> = leftovers.filter(|leftover| is_stale(leftover, newest)).collect();
+        let stale: Vec<_> =
+            leftovers.filter(|leftover| is_stale(leftover, newest.map(|(_, position)| position))).collect();
         pruned.leftovers = stale.len();
         stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
-        if let Some(newest) = newest.map(|newest| self.medium.slot(newest)) {
-            let older = self.medium.slots()?.into_iter().filter(|slot| *slot < newest);
-            for slot in older.skip(keep_last.get() as usize - 1).filter(|slot| !self.is_foreign(*slot, expected)) {
+        if let Some((newest, _)) = newest {
+            let slots = self.medium.slots()?.into_iter();
+            let (same, older): (Vec<_>, Vec<_>) =
+                slots.filter(|slot| *slot < newest).partition(|slot| slot.step == newest.step);
+            // Others of its step are damaged, or what older groups have left.
+            let old = same.into_iter().chain(older.into_iter().skip(keep_last.get() as usize - 1));
+            for slot in old.filter(|slot| !self.is_foreign(*slot, expected)) {
                 self.medium.delete(slot)?;
                 pruned.steps.push(slot.step);
             }

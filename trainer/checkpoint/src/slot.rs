@@ -1,7 +1,9 @@
-//! The names of checkpoints: `step-00000120` in a folder, where the one that is renamed to it last has it; `step-00000120.g4` in a bucket,
-//! where nothing can be renamed and each generation has names of its own.
+//! The names of checkpoints: `step-00000120` in a folder, and `step-00000120.g4` where a damaged one, or another state that an older group
+//! has left, has that name; always `step-00000120.g4` in a bucket, where nothing can be renamed and each generation has names of its own.
 
 use std::{fmt, path::PathBuf};
+
+use crate::Position;
 
 const STEP: &str = "step-";
 const GENERATION: &str = ".g";
@@ -12,7 +14,7 @@ const STEP_DIGITS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
     pub(crate) step: u64,
-    /// `None` where a step has one checkpoint, whoever saved it.
+    /// `None` where any generation may have saved it; it is older than those that say which.
     pub(crate) generation: Option<u64>,
 }
 
@@ -25,6 +27,11 @@ impl Slot {
             Some((step, generation)) => (step, Some(generation.parse().ok()?)),
         };
         Some(Self { step: step.parse().ok()?, generation })
+    }
+
+    /// Whether a checkpoint of this name can be where training stood there.
+    pub(crate) fn is_of(self, position: Position) -> bool {
+        self.step == position.step && self.generation.is_none_or(|generation| generation == position.generation)
     }
 }
 

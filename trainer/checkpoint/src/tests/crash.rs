@@ -143,3 +143,30 @@ fn a_crash_while_old_checkpoints_are_deleted_leaves_the_newest() {
     let found = reached(before, |folder| drop(folder.prune(number(1), &State::at(0).identity)));
     assert_eq!(found, vec![2; found.len()]);
 }
+
+#[test]
+fn a_crash_while_a_state_is_saved_beside_that_of_an_older_group_leaves_one_of_the_two() {
+    let mut newer = State::at(2);
+    (newer.position.generation, newer.digest) = (2, "another".into());
+    newer.tensors[3].values = vec![0.25];
+    let mut found = Vec::new();
+    for after in 0.. {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = open(root.path());
+        save(&folder, 2);
+        let begun =
+            crash_after(after, root.path(), |folder| drop(newer.with_snapshot(|snapshot| folder.save(snapshot))));
+        let newest = || folder.newest(&newer.identity).expect("ours").checkpoint.expect("one is whole");
+        let left = newest();
+        assert!(State::at(2).is(&left) || newer.is(&left), "after a crash at operation {after}: {left:?}");
+        found.push(left.position.generation);
+        let saved = newer.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved again");
+        folder.prune(number(1), &newer.identity).expect("pruned");
+        assert!(newer.is(&newest()) && saved == newest().saved(), "{:?}", newest());
+        assert_eq!(fs::read_dir(folder.path().join("checkpoints")).expect("a folder").count(), 1);
+        if begun <= after {
+            break;
+        }
+    }
+    assert_eq!(found, [vec![1; found.len() - 2], vec![2; 2]].concat());
+}
