@@ -151,6 +151,11 @@ impl Medium for Bucket {
         Ok(is_there.then_some(slot).into_iter().collect())
     }
 
+    /// What is listed is stored.
+    fn sync_slots(&self) -> Result<(), CheckpointError> {
+        Ok(())
+    }
+
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
         let found = self.found(CHECKPOINTS)?;
         let leftover = |found: Found| {

@@ -118,17 +118,23 @@ impl Folder {
         let rivals = self.medium.rivals(facts.position)?;
         for slot in &rivals {
             match self.load(*slot, &facts.identity)? {
-                Ok(whole) if whole.state_digest == facts.state_digest => return Ok(Place::Kept(whole.saved())),
+                Ok(whole) if whole.state_digest == facts.state_digest => return self.keep(&whole),
                 // Where each generation has a place of its own, nobody but a member of this very one can have saved another state there.
                 Ok(whole) if own.generation.is_some() => return Err(CheckpointError::Conflict { path: whole.path }),
                 Ok(whole) if whole.position.generation >= facts.position.generation => {
-                    return Ok(Place::Kept(whole.saved()));
+                    return self.keep(&whole);
                 }
                 Ok(_) => return Ok(Place::Others),
                 Err(_) => {}
             }
         }
         Ok(if rivals.is_empty() { Place::Free } else { Place::Others })
+    }
+
+    /// Whoever saved it may have ended before it could survive a power failure, which is promised now.
+    fn keep(&self, whole: &Checkpoint) -> Result<Place, CheckpointError> {
+        self.medium.sync_slots()?;
+        Ok(Place::Kept(whole.saved()))
     }
 
     /// Whether a part has the bytes that its writer wrote.

@@ -139,6 +139,10 @@ impl Medium for Files {
         Ok(self.slots()?.into_iter().filter(|slot| slot.step == position.step).collect())
     }
 
+    fn sync_slots(&self) -> Result<(), CheckpointError> {
+        self.perform(&Operation::Sync(self.checkpoints()))
+    }
+
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
         let leftover = |name: String| {
             let staged = Staged::of_name(name.strip_prefix(TEMPORARY)?);
@@ -162,7 +166,7 @@ impl Medium for Files {
     fn delete(&self, slot: Slot) -> Result<(), CheckpointError> {
         let aside = self.temporary(&format!("deleted-{}", slot.step));
         self.perform(&Operation::Rename(self.place(slot), aside.clone()))?;
-        self.perform(&Operation::Sync(self.checkpoints()))?;
+        self.sync_slots()?;
         self.perform(&Operation::Remove(aside))
     }
 
@@ -263,7 +267,7 @@ impl Medium for Files {
         if let Err(error) = self.perform(&Operation::Rename(staging, self.place(slot))) {
             return Ok(Published::Taken(error));
         }
-        self.perform(&Operation::Sync(self.checkpoints()))?;
+        self.sync_slots()?;
         Ok(Published::Done(slot))
     }
 

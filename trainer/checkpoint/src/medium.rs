@@ -28,6 +28,9 @@ pub(crate) trait Medium: fmt::Debug + Send + Sync {
     /// Checkpoints, whole or not, that have the place of a position, newest first.
     fn rivals(&self, position: Position) -> Result<Vec<Slot>, CheckpointError>;
 
+    /// Waits until the names of all checkpoints are stored: who gave one may have ended before that.
+    fn sync_slots(&self) -> Result<(), CheckpointError>;
+
     /// Saves under way, and what such that never ended have left.
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError>;
 

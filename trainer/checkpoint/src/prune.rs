@@ -24,6 +24,10 @@ impl Folder {
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
         let mut pruned = Pruned::default();
         let newest = self.newest_verified(expected)?;
+        if newest.is_some() {
+            // It was read, but a power failure could yet take its name, and what is deleted would be all there was.
+            self.medium.sync_slots()?;
+        }
         let leftovers = self.medium.leftovers()?.into_iter();
         let stale: Vec<_> =
             leftovers.filter(|leftover| is_stale(leftover, newest.map(|(_, position)| position))).collect();

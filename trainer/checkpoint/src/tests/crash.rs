@@ -170,3 +170,35 @@ fn a_crash_while_a_state_is_saved_beside_that_of_an_older_group_leaves_one_of_th
     }
     assert_eq!(found, [vec![1; found.len() - 2], vec![2; 2]].concat());
 }
+
+/// What is synced, and what is deleted, in order.
+#[derive(Debug, Default)]
+struct Noting(Mutex<Vec<String>>);
+
+impl Perform for Noting {
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        match operation {
+            Operation::Sync(path) => self.0.lock().expect("not poisoned").push(format!("sync {}", path.display())),
+            Operation::Remove(_) => self.0.lock().expect("not poisoned").push("remove".to_owned()),
+            Operation::Create(_) | Operation::Write(..) | Operation::Link(..) | Operation::Rename(..) => {}
+        }
+        FileSystem.perform(operation)
+    }
+}
+
+#[test]
+fn a_checkpoint_that_somebody_else_has_named_is_synced_before_it_is_promised_or_others_are_deleted() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    (1..=2).for_each(|step| save(&folder, step));
+    let synced = format!("sync {}", root.path().join("checkpoints").display());
+    let noting = Arc::new(Noting::default());
+    save(&open_performed_by(noting.clone(), root.path()), 2);
+    assert_eq!(*noting.0.lock().expect("not poisoned"), [&*synced]);
+
+    let noting = Arc::new(Noting::default());
+    let pruning = open_performed_by(noting.clone(), root.path());
+    fs::create_dir(root.path().join("checkpoints/.tmp-deleted-0")).expect("a leftover");
+    pruning.prune(number(1), &State::at(0).identity).expect("pruned");
+    assert_eq!(*noting.0.lock().expect("not poisoned"), [&synced, "remove", &synced, "remove"]);
+}
