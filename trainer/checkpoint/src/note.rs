@@ -1,5 +1,5 @@
-//! What a writer leaves beside its part for whoever commits: the receipt, and what the group wants to know of the values. The manifest
-//! does not name it, so it is gone once the checkpoint is whole.
+//! What a writer leaves beside its part for whoever commits: the receipt, and what the group wants to know of the values, as JSON that its
+//! blake3 digest follows. The manifest does not name it, so it is gone once the checkpoint is whole.
 
 use std::{
     num::NonZeroU32,
@@ -20,6 +20,7 @@ pub const MAX_NOTE_BYTES: u64 = 64 << 20;
 /// A network file system may show a new file late, but not later than this.
 const VISIBLE_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const DIGEST_HEX: usize = 64;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Note {
@@ -31,8 +32,11 @@ pub(crate) struct Note {
 impl Folder {
     pub(crate) fn leave_note(&self, part: &Part, note: &Note) -> Result<(), CheckpointError> {
         let path = self.note(part.position, part.writer, part.writers);
-        let bytes = serde_json::to_vec(note)
+        let mut bytes = serde_json::to_vec(note)
             .map_err(|error| CheckpointError::Shards { path: path.clone(), problem: error.to_string() })?;
+        // What a flipped bit says of a chunk would become what the manifest says of it.
+        let digest = blake3::hash(&bytes).to_hex();
+        bytes.extend_from_slice(digest.as_bytes());
         self.medium.store(&path, Contents::Bytes(&bytes))
     }
 
@@ -71,7 +75,11 @@ impl Folder {
             false => Err(format!("it has {length} bytes, at most {MAX_NOTE_BYTES} are read")),
         };
         let note = read_file(&*self.medium, &path, accept).and_then(|bytes| {
-            serde_json::from_slice(&bytes).map_err(|error| Unusable::Damaged(format!("it cannot be read: {error}")))
+            let (note, digest) = bytes.split_last_chunk::<DIGEST_HEX>().unwrap_or((&[], &[0; DIGEST_HEX]));
+            if blake3::hash(note).to_hex().as_bytes() != digest {
+                return Err(Unusable::Damaged("it does not have the digest that it states".to_owned()));
+            }
+            serde_json::from_slice(note).map_err(|error| Unusable::Damaged(format!("it cannot be read: {error}")))
         });
         note.map_err(|unusable| match unusable {
             Unusable::Damaged(problem) => CheckpointError::Shards { path, problem },

@@ -2,14 +2,16 @@ use std::{
     fs::{self, OpenOptions},
     os::unix::fs::FileExt,
     path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use proptest::prelude::*;
 
-use super::{CHUNK_BYTES, newest, open, place, save, state::State};
+use super::{CHUNK_BYTES, newest, number, open, place, save, staging, state::State};
 use crate::{
-    Chunk, Folder,
+    Chunk, Folder, Part,
     manifest::{Manifest, Stored},
+    note::Note,
     version_1::Object,
 };
 
@@ -194,5 +196,26 @@ proptest! {
     #[test]
     fn arbitrary_bytes_are_no_manifest(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         prop_assert!(Manifest::from_bytes(&bytes).is_err());
+    }
+}
+
+#[test]
+fn a_flip_of_any_bit_of_what_a_writer_notes_is_detected() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    let state = State::at(1);
+    let receipt = state.write(&folder, 0, number(1)).expect("written");
+    let part = Part { position: state.position, layout: Arc::new(state.layout()), writer: 0, writers: number(1) };
+    folder.leave_note(&part, &Note { receipt: receipt.clone(), digest: "of its values".into() }).expect("stored");
+    let notes = || folder.notes(state.position, number(1), &AtomicBool::new(true));
+    assert_eq!(notes().expect("whole")[0].receipt, receipt);
+    let path = staging(&folder, 1, 1).join("part-0-of-1.json");
+    let whole = fs::read(&path).expect("readable");
+    let file = OpenOptions::new().write(true).open(&path).expect("opened");
+    for bit in 0..whole.len() * 8 {
+        file.write_all_at(&[whole[bit / 8] ^ 1 << (bit % 8)], bit as u64 / 8).expect("flipped");
+        let text = notes().expect_err("detected").to_string();
+        assert!(text.contains("part-0-of-1.json") && text.contains("does not have the digest"), "bit {bit}: {text}");
+        file.write_all_at(&whole[bit / 8..=bit / 8], bit as u64 / 8).expect("restored");
     }
 }
