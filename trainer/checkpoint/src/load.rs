@@ -14,6 +14,9 @@ use crate::{
     version_1::read_objects,
 };
 
+/// Loads of one call: another process may save and delete while this one reads.
+const MOST_LISTINGS: usize = 10;
+
 /// The newest state that is whole, and what was passed over on the way to it.
 #[derive(Debug)]
 pub struct Newest {
@@ -69,8 +72,23 @@ impl Folder {
     /// [`CheckpointError::Storage`] where the storage does not give the folder or a file: that is no damage, and an older
     /// checkpoint would throw work away.
     pub fn newest(&self, expected: &Identity) -> Result<Newest, CheckpointError> {
+        let mut slots = self.medium.slots()?;
+        let mut newest = self.newest_of(&slots, expected)?;
+        for _ in 1..MOST_LISTINGS {
+            let now = self.medium.slots()?;
+            if now == slots {
+                break;
+            }
+            // One that was listed may have been deleted for a newer one before it was read.
+            newest = self.newest_of(&now, expected)?;
+            slots = now;
+        }
+        Ok(newest)
+    }
+
+    fn newest_of(&self, slots: &[Slot], expected: &Identity) -> Result<Newest, CheckpointError> {
         let mut skipped = Vec::new();
-        for slot in self.medium.slots()? {
+        for slot in slots.iter().copied() {
             match self.load(slot, expected)? {
                 Ok(checkpoint) => return Ok(Newest { checkpoint: Some(checkpoint), skipped }),
                 Err(reason) => skipped.push(Skipped { step: slot.step, path: self.place(slot), reason }),

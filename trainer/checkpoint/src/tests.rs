@@ -10,17 +10,20 @@ mod unchanged;
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     num::NonZeroU32,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use self::state::State;
 use crate::{
     CheckpointError, Folder, Position, Saved, ShardReceipt, Tensor, export_model,
     files::Files,
-    operation::{FileSystem, Perform},
+    operation::{FileSystem, Operation, Perform},
     slot::{Leftover, Slot},
 };
 
@@ -163,6 +166,35 @@ fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
     let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
     assert_eq!(pruned.steps, Vec::<u64>::new());
     assert_eq!(newest(&folder), (Some(1), vec![3, 2]));
+}
+
+/// Somebody else saves step 2 and deletes what is older before the first file is read.
+#[derive(Debug)]
+struct Overtaken {
+    root: PathBuf,
+    begun: AtomicBool,
+}
+
+impl Perform for Overtaken {
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        FileSystem.perform(operation)
+    }
+
+    fn read(&self, path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+        if !self.begun.swap(true, Ordering::Relaxed) {
+            save(&open(&self.root), 2);
+            open(&self.root).prune(number(1), &State::at(0).identity).expect("pruned");
+        }
+        FileSystem.read(path, most, bytes)
+    }
+}
+
+#[test]
+fn a_load_during_which_its_checkpoint_gives_way_to_a_newer_one_finds_that() {
+    let root = tempfile::tempdir().expect("a folder");
+    save(&open(root.path()), 1);
+    let overtaken = Overtaken { root: root.path().to_owned(), begun: AtomicBool::new(false) };
+    assert_eq!(newest(&open_performed_by(Arc::new(overtaken), root.path())), (Some(2), vec![]));
 }
 
 #[test]
