@@ -4,6 +4,7 @@ mod damage;
 mod kill;
 mod refusal;
 mod reshard;
+mod simulation;
 mod snapshotter;
 mod state;
 mod unchanged;

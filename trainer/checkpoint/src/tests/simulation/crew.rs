@@ -1,0 +1,41 @@
+//! Threads that are kept, because a run needs many for a moment each.
+
+use std::{
+    cell::RefCell,
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+};
+
+type Work = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    static IDLE: RefCell<Vec<Sender<Work>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Work that a thread was given.
+pub(super) struct Given<R> {
+    thread: Sender<Work>,
+    result: Receiver<R>,
+}
+
+/// Has an idle thread work, or a new one. The work must not panic.
+pub(super) fn give<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Given<R> {
+    let thread = IDLE.with_borrow_mut(Vec::pop).unwrap_or_else(|| {
+        let (thread, orders) = channel::<Work>();
+        thread::spawn(move || orders.into_iter().for_each(|work| work()));
+        thread
+    });
+    let (answer, result) = channel();
+    let work = move || drop(answer.send(work()));
+    thread.send(Box::new(work)).expect("it waits for work");
+    Given { thread, result }
+}
+
+impl<R> Given<R> {
+    /// Waits for the end of it.
+    pub(super) fn result(self) -> R {
+        let result = self.result.recv().expect("it does not panic");
+        IDLE.with_borrow_mut(|idle| idle.push(self.thread));
+        result
+    }
+}

@@ -1,0 +1,438 @@
+//! A disk that keeps what is stored apart from what the system only remembers, as POSIX allows and the literature on crash consistency
+//! describes (Pillai et al., OSDI 2014; Rebello et al., ATC 2020).
+//!
+//! A file's bytes are stored once it is synced, a name once its folder is. When the power fails, of bytes that are not synced any part may
+//! be there, and of names that are not synced any that do not build on one that is lost: a rename happens or it does not. When a sync
+//! fails, the bytes may be gone, and the next sync says nothing of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, ErrorKind},
+    path::Path,
+};
+
+use super::dice::{Dice, mixed};
+use crate::{
+    manifest::MANIFEST,
+    operation::{Found, Operation},
+};
+
+pub(super) const ROOT: &str = "/disk";
+
+/// Bytes that are stored or lost together.
+const SECTOR_BYTES: usize = 16;
+
+pub(super) type Inode = u64;
+
+#[derive(Debug)]
+pub(super) struct Disk {
+    nodes: BTreeMap<Inode, Node>,
+    next: Inode,
+    /// Operations that were performed.
+    pub(super) clock: u64,
+}
+
+#[derive(Debug)]
+enum Node {
+    File(File),
+    Folder(Folder),
+}
+
+#[derive(Debug, Default)]
+struct File {
+    /// What a reader gets.
+    cached: Vec<u8>,
+    /// What is there after a power failure, once it is `clean`.
+    stored: Vec<u8>,
+    clean: bool,
+    /// When a bit of it was flipped, or a sync of it lied.
+    hit: Option<u64>,
+    /// Digest of what was written.
+    written: u64,
+}
+
+#[derive(Debug, Default)]
+struct Folder {
+    cached: BTreeMap<String, Inode>,
+    stored: BTreeMap<String, Inode>,
+    /// What is yet to be stored, in order.
+    changes: Vec<Change>,
+    /// A sync of it lied, and none has told the truth since.
+    betrayed: bool,
+    /// Names of it were lost that a sync had called stored.
+    hit: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Put(String, Inode),
+    Take(String),
+    Move(String, String, Inode),
+}
+
+/// How much of an operation is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    None,
+    Half,
+    All,
+}
+
+impl Disk {
+    /// With a folder of checkpoints.
+    pub(super) fn new() -> Self {
+        let checkpoints = BTreeMap::from([("checkpoints".to_owned(), 1)]);
+        let root = Folder { cached: checkpoints.clone(), stored: checkpoints, ..Folder::default() };
+        let nodes = [(0, Node::Folder(root)), (1, Node::Folder(Folder::default()))];
+        Self { nodes: nodes.into(), next: 2, clock: 0 }
+    }
+
+    pub(super) fn perform(&mut self, operation: &Operation<'_>) -> io::Result<()> {
+        self.clock += 1;
+        match operation {
+            Operation::Create(path) => self.create(path),
+            Operation::Write(path, contents) => self.write(path, &contents.to_vec()),
+            Operation::Link(from, to) => self.link(from, to),
+            Operation::Sync(path) => self.sync(path),
+            Operation::Rename(from, to) => self.rename(from, to),
+            Operation::Remove(path) => self.remove(path, usize::MAX),
+        }
+    }
+
+    /// As much of an operation as is done where its process ends or the space does.
+    pub(super) fn perform_partly(&mut self, operation: &Operation<'_>, extent: Extent) -> io::Result<()> {
+        match (extent, operation) {
+            (Extent::None, _) => Ok(()),
+            (Extent::All, _) => self.perform(operation),
+            (Extent::Half, Operation::Write(path, contents)) => {
+                let bytes = contents.to_vec();
+                self.write(path, &bytes[..bytes.len() / 2])
+            }
+            (Extent::Half, Operation::Remove(path)) => {
+                let files = self.folder_at(path).map_or(0, |folder| folder.cached.len());
+                self.remove(path, files / 2)
+            }
+            // These are done or not.
+            (Extent::Half, Operation::Create(_) | Operation::Link(..) | Operation::Sync(_) | Operation::Rename(..)) => {
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn look(&self, path: &Path) -> io::Result<Found> {
+        Ok(match self.node(self.find(path)?) {
+            Node::File(file) => Found::File { bytes: file.cached.len() as u64 },
+            Node::Folder(_) => Found::Folder,
+        })
+    }
+
+    pub(super) fn read(&self, path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+        match self.node(self.find(path)?) {
+            Node::File(file) => {
+                bytes.extend(file.cached.iter().take(most as usize));
+                Ok(())
+            }
+            Node::Folder(_) => Err(ErrorKind::IsADirectory.into()),
+        }
+    }
+
+    pub(super) fn names(&self, path: &Path) -> io::Result<Vec<String>> {
+        Ok(self.folder_at(path)?.cached.keys().cloned().collect())
+    }
+
+    /// The power fails and comes back: what is not stored is lost, wholly or in part.
+    pub(super) fn lose_power(&mut self, dice: &mut Dice) {
+        // One failure in four is the worst, one the mildest there is; the others lose this and keep that.
+        let (bytes_kept, names_kept) = dice.one_of(&[(0, 0), (100, 100), (0, 100), (100, 0), (50, 50), (80, 80)]);
+        for node in self.nodes.values_mut() {
+            match node {
+                Node::File(file) => {
+                    if !file.clean {
+                        file.stored = torn(&file.cached, bytes_kept, dice);
+                    }
+                    file.cached.clone_from(&file.stored);
+                    file.clean = true;
+                }
+                Node::Folder(folder) => {
+                    folder.store(|| dice.percent(names_kept));
+                    folder.cached.clone_from(&folder.stored);
+                    folder.hit |= std::mem::take(&mut folder.betrayed);
+                }
+            }
+        }
+        self.forget_unreachable();
+    }
+
+    /// The system needs its memory for something else: the next reader gets what is stored.
+    pub(super) fn drop_caches(&mut self) {
+        for node in self.nodes.values_mut() {
+            match node {
+                Node::File(file) if file.clean && file.cached != file.stored => {
+                    file.cached.clone_from(&file.stored);
+                    // What was read before was another thing.
+                    file.hit = file.hit.map(|_| self.clock);
+                }
+                Node::File(_) | Node::Folder(_) => {}
+            }
+        }
+    }
+
+    /// Flips a bit of a stored file, wherever it is; none where there is no file.
+    pub(super) fn flip(&mut self, dice: &mut Dice) -> Option<Inode> {
+        let stored = |(inode, node): (&Inode, &Node)| match node {
+            Node::File(file) => (file.clean && !file.stored.is_empty()).then_some(*inode),
+            Node::Folder(_) => None,
+        };
+        let files: Vec<Inode> = self.nodes.iter().filter_map(stored).collect();
+        let inode = (!files.is_empty()).then(|| dice.one_of(&files))?;
+        let Some(Node::File(file)) = self.nodes.get_mut(&inode) else { return None };
+        let at = dice.below(file.stored.len());
+        file.stored[at] ^= 1 << dice.below(8);
+        file.hit = Some(self.clock);
+        // Who reads meets it now, or once the cache is gone.
+        if dice.percent(70) {
+            file.cached.clone_from(&file.stored);
+        }
+        Some(inode)
+    }
+
+    /// A sync fails: bytes that were not stored are lost.
+    pub(super) fn fail_to_sync(&mut self, path: &Path, dice: &mut Dice) -> io::Result<()> {
+        let inode = self.find(path)?;
+        match self.nodes.get_mut(&inode) {
+            Some(Node::File(file)) if !file.clean => {
+                file.stored = torn(&file.cached, 50, dice);
+                file.clean = true;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A sync does nothing and says that all went well.
+    pub(super) fn lie_about_sync(&mut self, path: &Path) -> io::Result<()> {
+        let inode = self.find(path)?;
+        match self.nodes.get_mut(&inode) {
+            Some(Node::File(file)) if !file.clean => file.hit = Some(self.clock),
+            Some(Node::Folder(folder)) => folder.betrayed |= !folder.changes.is_empty(),
+            Some(Node::File(_)) | None => {}
+        }
+        Ok(())
+    }
+
+    /// Whether a sync of a folder lied, and none has told the truth since.
+    pub(super) fn is_betrayed(&self, path: &Path) -> bool {
+        self.folder_at(path).is_ok_and(|folder| folder.betrayed)
+    }
+
+    /// Whether a bit of what is in a folder was flipped, or a sync of it lied.
+    pub(super) fn is_hit(&self, path: &Path) -> bool {
+        let Ok(folder) = self.folder_at(path) else { return false };
+        let is_hit = |inode: &Inode| matches!(self.node(*inode), Node::File(File { hit: Some(_), .. }));
+        folder.betrayed || folder.hit || folder.cached.values().any(is_hit)
+    }
+
+    /// Whether all that is in a checkpoint's folder is as it was written, or was until then.
+    pub(super) fn is_intact_until(&self, path: &Path, then: u64) -> bool {
+        let Ok(folder) = self.folder_at(path) else { return false };
+        let is_intact = |inode: &Inode| match self.node(*inode) {
+            Node::File(file) => digest(&file.cached) == file.written || file.hit.is_some_and(|hit| hit >= then),
+            Node::Folder(_) => false,
+        };
+        folder.cached.contains_key(MANIFEST) && folder.cached.values().all(is_intact)
+    }
+
+    pub(super) fn inode(&self, path: &Path) -> Option<Inode> {
+        self.find(path).ok()
+    }
+
+    fn create(&mut self, path: &Path) -> io::Result<()> {
+        match self.find(path).map(|inode| self.node(inode)) {
+            Ok(Node::Folder(_)) => Ok(()),
+            Ok(Node::File(_)) => Err(ErrorKind::AlreadyExists.into()),
+            Err(_) => self.add(path, Node::Folder(Folder::default())),
+        }
+    }
+
+    fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        if self.find(path).is_ok() {
+            return Err(ErrorKind::AlreadyExists.into());
+        }
+        self.add(path, Node::File(File { cached: bytes.to_owned(), written: digest(bytes), ..File::default() }))
+    }
+
+    fn add(&mut self, path: &Path, node: Node) -> io::Result<()> {
+        let inode = self.next;
+        let (folder, name) = self.parent(path)?;
+        folder.change(Change::Put(name, inode));
+        self.nodes.insert(inode, node);
+        self.next += 1;
+        Ok(())
+    }
+
+    fn link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let inode = self.find(from)?;
+        if self.find(to).is_ok() {
+            return Err(ErrorKind::AlreadyExists.into());
+        }
+        let (folder, name) = self.parent(to)?;
+        folder.change(Change::Put(name, inode));
+        Ok(())
+    }
+
+    fn sync(&mut self, path: &Path) -> io::Result<()> {
+        let inode = self.find(path)?;
+        match self.nodes.get_mut(&inode) {
+            // Once the bytes are lost, a sync finds nothing to do.
+            Some(Node::File(file)) if !file.clean => {
+                file.stored.clone_from(&file.cached);
+                (file.clean, file.hit) = (true, None);
+            }
+            Some(Node::File(_)) | None => {}
+            Some(Node::Folder(folder)) => {
+                folder.store(|| true);
+                folder.betrayed = false;
+            }
+        }
+        Ok(())
+    }
+
+    /// Within one folder, which is all that is ever asked of it.
+    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        assert_eq!(from.parent(), to.parent(), "moved from one folder to another");
+        let moved = self.find(from)?;
+        if let Ok(there) = self.find(to) {
+            match (self.node(moved), self.node(there)) {
+                (Node::Folder(_), Node::Folder(there)) if there.cached.is_empty() => {}
+                (Node::Folder(_), Node::Folder(_)) => return Err(ErrorKind::DirectoryNotEmpty.into()),
+                (Node::File(_), Node::File(_)) => {}
+                (Node::Folder(_), Node::File(_)) => return Err(ErrorKind::NotADirectory.into()),
+                (Node::File(_), Node::Folder(_)) => return Err(ErrorKind::IsADirectory.into()),
+            }
+        }
+        let (_, before) = self.parent(from)?;
+        let (folder, after) = self.parent(to)?;
+        folder.change(Change::Move(before, after, moved));
+        Ok(())
+    }
+
+    /// Deletes a file, or of a folder so many files and then, if there were no more, itself.
+    fn remove(&mut self, path: &Path, most: usize) -> io::Result<()> {
+        let Ok(inode) = self.find(path) else { return Ok(()) };
+        if let Some(Node::Folder(folder)) = self.nodes.get_mut(&inode) {
+            let names: Vec<String> = folder.cached.keys().take(most).cloned().collect();
+            names.into_iter().for_each(|name| folder.change(Change::Take(name)));
+            if !folder.cached.is_empty() {
+                return Ok(());
+            }
+        }
+        let (folder, name) = self.parent(path)?;
+        folder.change(Change::Take(name));
+        Ok(())
+    }
+
+    fn find(&self, path: &Path) -> io::Result<Inode> {
+        let names = path.to_str().and_then(|path| path.strip_prefix(ROOT)).ok_or(ErrorKind::NotFound)?;
+        let mut inode = 0;
+        for name in names.split('/').filter(|name| !name.is_empty()) {
+            let Node::Folder(folder) = self.node(inode) else { return Err(ErrorKind::NotADirectory.into()) };
+            inode = *folder.cached.get(name).ok_or(ErrorKind::NotFound)?;
+        }
+        Ok(inode)
+    }
+
+    fn folder_at(&self, path: &Path) -> io::Result<&Folder> {
+        match self.node(self.find(path)?) {
+            Node::Folder(folder) => Ok(folder),
+            Node::File(_) => Err(ErrorKind::NotADirectory.into()),
+        }
+    }
+
+    fn parent(&mut self, path: &Path) -> io::Result<(&mut Folder, String)> {
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or(ErrorKind::InvalidInput)?.to_owned();
+        let inode = self.find(path.parent().ok_or(ErrorKind::NotFound)?)?;
+        match self.nodes.get_mut(&inode) {
+            Some(Node::Folder(folder)) => Ok((folder, name)),
+            Some(Node::File(_)) | None => Err(ErrorKind::NotADirectory.into()),
+        }
+    }
+
+    fn node(&self, inode: Inode) -> &Node {
+        &self.nodes[&inode]
+    }
+
+    fn forget_unreachable(&mut self) {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![0]);
+        while let Some(inode) = next.pop() {
+            reached.insert(inode);
+            if let Node::Folder(folder) = self.node(inode) {
+                next.extend(folder.cached.values().filter(|inode| !reached.contains(inode)));
+            }
+        }
+        self.nodes.retain(|inode, _| reached.contains(inode));
+    }
+}
+
+impl Folder {
+    fn change(&mut self, change: Change) {
+        change.apply(&mut self.cached);
+        self.changes.push(change);
+    }
+
+    /// Stores the changes that are `kept`, unless they build on one that is lost; none is left.
+    fn store(&mut self, mut kept: impl FnMut() -> bool) {
+        let mut lost = BTreeSet::new();
+        for change in std::mem::take(&mut self.changes) {
+            let names = change.names();
+            if names.iter().any(|name| lost.contains(*name)) || !kept() {
+                lost.extend(names.into_iter().map(str::to_owned));
+            } else {
+                change.apply(&mut self.stored);
+            }
+        }
+    }
+}
+
+impl Change {
+    fn apply(&self, names: &mut BTreeMap<String, Inode>) {
+        match self {
+            Self::Put(name, inode) => drop(names.insert(name.clone(), *inode)),
+            Self::Take(name) => drop(names.remove(name)),
+            Self::Move(from, to, inode) => {
+                names.remove(from);
+                names.insert(to.clone(), *inode);
+            }
+        }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Put(name, _) | Self::Take(name) => vec![name],
+            Self::Move(from, to, _) => vec![from, to],
+        }
+    }
+}
+
+/// What is stored of bytes that were not synced: nothing, all, or of each sector its bytes or zeros, up to some length.
+fn torn(bytes: &[u8], percent_kept: usize, dice: &mut Dice) -> Vec<u8> {
+    match percent_kept {
+        0 => return Vec::new(),
+        100 => return bytes.to_owned(),
+        _ => {}
+    }
+    let mut torn = bytes.to_owned();
+    for sector in torn.chunks_mut(SECTOR_BYTES) {
+        if !dice.percent(percent_kept) {
+            sector.fill(0);
+        }
+    }
+    if dice.percent(50) {
+        torn.truncate(dice.below(bytes.len() + 1));
+    }
+    torn
+}
+
+pub(super) fn digest(bytes: &[u8]) -> u64 {
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    bytes.chunks(8).fold(bytes.len() as u64, |digest, bytes| mixed(digest.rotate_left(7) ^ number(bytes)))
+}

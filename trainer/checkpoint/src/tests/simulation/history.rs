@@ -1,0 +1,189 @@
+//! What was asked of the checkpointer and what it promised, against which every restart is checked.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    disk::{Disk, Inode, ROOT},
+    machine::{Machine, place},
+    state::state,
+};
+use crate::{Checkpoint, Folder, Newest, Saved, Skipped, files::TEMPORARY, slot::Slot, tests::state::State};
+
+#[derive(Debug, Default)]
+pub(super) struct History {
+    /// What was to be committed: of which step and digest, which state, and by which generations.
+    tried: BTreeMap<(u64, String), (u64, BTreeSet<u64>)>,
+    /// What was promised to survive, or took the place of such, and which generation's state it was at least.
+    promised: BTreeMap<Slot, u64>,
+    /// What was deleted since it was there last.
+    deleted: BTreeSet<Slot>,
+    /// Folders of checkpoints that were being deleted.
+    condemned: BTreeSet<Inode>,
+    pub(super) violations: Vec<String>,
+}
+
+impl History {
+    pub(super) fn is_tried(&mut self, state: &State, number: u64) {
+        let tried = self.tried.entry((state.position.step, state.digest.clone()));
+        tried.or_insert((number, BTreeSet::new())).1.insert(state.position.generation);
+    }
+
+    /// A commitment returned; by then a newer one may have had this one deleted.
+    pub(super) fn is_promised(&mut self, disk: &Disk, saved: &Saved, generation: u64) {
+        let slot = slot_of(&saved.path);
+        if disk.inode(&saved.path).is_some() || !self.deleted.contains(&slot) {
+            self.deleted.remove(&slot);
+            self.promised.insert(slot, generation);
+        }
+    }
+
+    /// A checkpoint loses its name.
+    pub(super) fn is_moved(&mut self, disk: &Disk, from: &Path, to: &Path, since: u64) -> Result<(), String> {
+        let is_to_go = to.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEMPORARY));
+        self.condemned.extend(disk.inode(from).filter(|_| is_to_go));
+        self.is_deleted(disk, from, since)
+    }
+
+    /// What a checkpoint promised the newest one promises now, which was whole when whoever deletes it began to verify.
+    pub(super) fn is_deleted(&mut self, disk: &Disk, path: &Path, since: u64) -> Result<(), String> {
+        let slot = path.file_name().and_then(|name| Slot::of_name(name.to_str()?));
+        let Some(slot) = slot.filter(|_| disk.inode(path).is_some()) else { return Ok(()) };
+        let newer = slots(disk).into_iter().rfind(|newer| *newer > slot && disk.is_intact_until(&place(*newer), since));
+        let newer = newer.ok_or_else(|| format!("{slot} is deleted while no newer checkpoint is whole"))?;
+        self.deleted.insert(slot);
+        if self.promised.remove(&slot).is_some() {
+            self.promised.entry(newer).or_default();
+        }
+        Ok(())
+    }
+
+    /// No disk keeps what it never stored although it said so.
+    pub(super) fn lose_power(&mut self, disk: &Disk) {
+        let lied = disk.is_betrayed(&checkpoints());
+        self.promised.retain(|slot, _| !lied && !disk.is_hit(&place(*slot)));
+    }
+
+    /// No older one than this may be the newest.
+    pub(super) fn floor(&self, disk: &Disk) -> Option<Slot> {
+        self.promised.keys().rfind(|slot| !disk.is_hit(&place(**slot))).copied()
+    }
+
+    /// Which state a checkpoint holds; every bit of it is of that one.
+    pub(super) fn identify(&self, checkpoint: &Checkpoint) -> Result<u64, String> {
+        let Checkpoint { position, state_digest, .. } = checkpoint;
+        let tried = self.tried.get(&(position.step, state_digest.clone()));
+        let tried = tried.filter(|(_, generations)| generations.contains(&position.generation));
+        let (number, _) = tried.ok_or_else(|| format!("nobody committed {position:?} {state_digest}"))?;
+        if !state(*position, *number).is(checkpoint) {
+            return Err(format!("{position:?} {state_digest} has other values than were saved"));
+        }
+        Ok(*number)
+    }
+
+    /// Whether a checkpoint that is not whole may be there: a fault has hit it, or it was being deleted when the power failed.
+    fn is_excused(&self, disk: &Disk, path: &Path) -> bool {
+        disk.is_hit(path) || disk.inode(path).is_some_and(|inode| self.condemned.contains(&inode))
+    }
+
+    /// Whether what was found fits with what happened, at a moment at which nobody is at work.
+    fn check(&self, disk: &Disk, newest: &Newest) -> Result<(), String> {
+        let (found, floor) = (newest.checkpoint.as_ref(), self.floor(disk));
+        let slot = found.map(|found| slot_of(&found.path));
+        if slot < floor {
+            return Err(format!("{floor:?} was promised, the newest is {slot:?}; {:?}", newest.skipped));
+        }
+        let Some(found) = found else { return Ok(()) };
+        self.identify(found)?;
+        let promised = self.promised.get(&slot_of(&found.path)).filter(|_| !disk.is_hit(&found.path));
+        if promised.is_some_and(|generation| found.position.generation < *generation) {
+            return Err(format!("{:?} is there, generation {promised:?} was promised", found.position));
+        }
+        Ok(())
+    }
+}
+
+/// Looks at the folder while nobody is at work: loading, listing and reading in part have to agree with each other and with the history.
+pub(super) fn look(machine: &Arc<Machine>) -> Result<Option<Checkpoint>, String> {
+    let folder = machine.folder();
+    let identity = state(Default::default(), 0).identity;
+    let newest = folder.newest(&identity).map_err(|error| format!("nothing is loaded: {error}"))?;
+    {
+        let world = machine.world();
+        world.history.check(&world.disk, &newest)?;
+        if let Some(violation) = world.history.violations.first() {
+            return Err(violation.clone());
+        }
+    }
+    agree(machine, &folder, &newest)?;
+    let is_damaged = |step| newest.skipped.iter().any(|skipped| skipped.step == step);
+    if let Some(found) = newest.checkpoint.as_ref().filter(|found| !is_damaged(found.position.step)) {
+        let state = State { position: found.position, ..state(found.position, 0) };
+        let bytes = state.layout().bytes();
+        let (start, end) = (found.position.step % 7 * 8, bytes - found.position.step % 5 * 12);
+        let values = folder.load_range(found.position.step, &identity, start..end);
+        let values = values.map_err(|error| error.to_string())??;
+        let all = found.weights.iter().chain(&found.slots).flat_map(|tensor| &tensor.values);
+        let expected = all.skip(start as usize / 4).take((end - start) as usize / 4);
+        if !values.iter().map(|value| value.to_bits()).eq(expected.map(|value| value.to_bits())) {
+            return Err(format!("a part of step {} is not what the whole has there", found.position.step));
+        }
+    }
+    Ok(newest.checkpoint)
+}
+
+/// Whether the list has what loading met, in the same order, and calls whole and damaged the same. No checkpoint is torn.
+fn agree(machine: &Machine, folder: &Folder, newest: &Newest) -> Result<(), String> {
+    let listed = folder.list().map_err(|error| error.to_string())?;
+    let met: Vec<PathBuf> = newest.skipped.iter().map(|skipped| skipped.path.clone()).collect();
+    let met: Vec<_> = met.into_iter().chain(newest.checkpoint.as_ref().map(|found| found.path.clone())).collect();
+    let first: Vec<_> = listed.iter().take(met.len()).map(|listed| listed.path.clone()).collect();
+    if first != met || newest.checkpoint.is_none() && listed.len() > met.len() {
+        return Err(format!("loading met {met:?}, the list has {listed:?}"));
+    }
+    let mut skipped = newest.skipped.iter();
+    for listed in &listed {
+        if newest.checkpoint.as_ref().is_some_and(|found| found.path == listed.path) {
+            continue;
+        }
+        let verified = folder.verify(listed).map_err(|error| error.to_string())?;
+        let verified = verified.map(|found| found.saved());
+        if let Some(Skipped { reason, .. }) = skipped.next()
+            && verified.as_ref().err() != Some(reason)
+        {
+            return Err(format!("{} was passed over, {reason}, yet it is {verified:?}", listed.path.display()));
+        }
+        let world = machine.world();
+        if verified.is_err() && !world.history.is_excused(&world.disk, &listed.path) {
+            return Err(format!("{} is torn: {verified:?}", listed.path.display()));
+        }
+    }
+    match (listed.get(newest.skipped.len()), &newest.checkpoint) {
+        (Some(listed), Some(found)) => match &listed.described {
+            Ok(described) if (described.position, described.bytes) == (found.position, found.bytes) => Ok(()),
+            described => Err(format!("{:?} is loaded, the list says {described:?}", found.position)),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Checkpoints, whole or not, oldest first.
+pub(super) fn slots(disk: &Disk) -> Vec<Slot> {
+    let names = disk.names(&checkpoints()).unwrap_or_default();
+    let mut slots: Vec<_> = names.iter().filter_map(|name| Slot::of_name(name)).collect();
+    slots.sort_unstable();
+    slots
+}
+
+/// Which checkpoint lies there.
+pub(super) fn slot_of(path: &Path) -> Slot {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.and_then(Slot::of_name).unwrap_or_else(|| panic!("{} is no checkpoint", path.display()))
+}
+
+pub(super) fn checkpoints() -> PathBuf {
+    Path::new(ROOT).join("checkpoints")
+}

@@ -1,0 +1,444 @@
+//! A job of several members that saves step after step, loses members and comes back, until enough has happened.
+
+use std::{
+    num::NonZeroU32,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use super::{
+    coverage::{Coverage, Fault, Moment, impossible},
+    crew::{Given, give},
+    dice::{Dice, mixed},
+    history::{checkpoints, look, slot_of, slots},
+    machine::{Machine, Planned, Role, World},
+    plant::Bug,
+    process::Process,
+    state::state,
+};
+use crate::{
+    Checkpoint, CheckpointError, Committed, Ended, Folder, Newest, Part, Position, Pruned,
+    slot::Slot,
+    snapshotter::{Work, Writer},
+    tests::{number, state::State},
+};
+
+/// Pieces of work in a run, at least, and generations.
+const WORK: u64 = 52;
+const GENERATIONS: u64 = 4;
+const MOST_MEMBERS: usize = 4;
+const MOST_KEPT: usize = 3;
+/// Pieces of work in which a fault that was planned may find its moment.
+const PATIENCE: u64 = 8;
+/// Faults that are to come at a time.
+const FAULTS_PLANNED: usize = 2;
+/// Loads that fail, one after another; more are no accident.
+const MOST_LOADS: usize = 50;
+
+/// What happened in a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) work: u64,
+    pub(super) generations: u64,
+    pub(super) restarts: u64,
+    pub(super) saved: u64,
+    /// Parts and commitments that failed.
+    pub(super) refused: u64,
+    /// Commitments of a generation that was over.
+    pub(super) late: u64,
+    pub(super) pruned: u64,
+    /// Loads that passed a damaged one over, and such that found none.
+    pub(super) fallen_back: u64,
+    pub(super) reset: u64,
+    pub(super) coverage: Coverage,
+    /// Of every operation and what came of it.
+    pub(super) digest: u64,
+}
+
+pub(super) struct Job {
+    machine: Arc<Machine>,
+    keep_last: NonZeroU32,
+    generation: u64,
+    members: u32,
+    step: u64,
+    /// Which state the members have.
+    number: u64,
+    at_work: Vec<AtWork>,
+    run: Run,
+    /// When the fault that is to come was planned.
+    planned: u64,
+    /// There are no faults any more.
+    closing: bool,
+}
+
+struct AtWork {
+    task: usize,
+    generation: u64,
+    given: Given<Done>,
+}
+
+enum Done {
+    Ended(Ended),
+    Pruned(Result<Pruned, CheckpointError>),
+    Loaded(Result<Newest, CheckpointError>),
+    Panicked(String),
+}
+
+impl Job {
+    pub(super) fn new(seed: u64, bug: Option<Bug>) -> Self {
+        let machine = Machine::new(seed, bug, false);
+        let keep_last = number(1 + machine.world().dice.below(MOST_KEPT) as u32);
+        let at_work = Vec::new();
+        let run = Run::default();
+        Self {
+            machine,
+            keep_last,
+            generation: 0,
+            members: 1,
+            step: 0,
+            number: 0,
+            at_work,
+            run,
+            planned: 0,
+            closing: false,
+        }
+    }
+
+    /// Prints what happens.
+    pub(super) fn traced(self) -> Self {
+        self.machine.world().traced = true;
+        self
+    }
+
+    /// Ends with the first thing that must not be.
+    pub(super) fn run(mut self) -> Result<Run, String> {
+        self.form();
+        while self.run.work < WORK || self.run.generations < GENERATIONS {
+            self.plan();
+            self.thaw();
+            let lives = match self.dice(|dice| dice.below(100)) {
+                0..8 => {
+                    self.end_all();
+                    false
+                }
+                8..16 => {
+                    self.form();
+                    true
+                }
+                16..24 => self.prune()?,
+                _ => self.save()?,
+            };
+            let down = self.machine.world().down;
+            if down || !lives && self.dice(|dice| dice.percent(50)) {
+                self.restart()?;
+            } else if !lives {
+                // Those that are left have the state in their memory.
+                self.form();
+            }
+        }
+        self.close()?;
+        let world = self.machine.world();
+        (self.run.coverage, self.run.digest) = (world.coverage.clone(), world.digest);
+        Ok(self.run.clone())
+    }
+
+    fn dice<R>(&self, throw: impl FnOnce(&mut Dice) -> R) -> R {
+        throw(&mut self.machine.world().dice)
+    }
+
+    /// Plans faults, unless those that are to come may still find their moment.
+    fn plan(&mut self) {
+        let mut world = self.machine.world();
+        let World { dice, planned, .. } = &mut *world;
+        if self.run.work > self.planned + PATIENCE {
+            // The moment that is rare is waited for.
+            planned.retain(|planned| planned.moment == Moment::Replacing);
+        }
+        while planned.len() < FAULTS_PLANNED {
+            self.planned = self.run.work;
+            let (fault, moment) = match dice.percent(15) {
+                // A committer that is held up comes back to a step that a newer generation has reached as well.
+                true => (Fault::Freeze, dice.one_of(&[Moment::Gathering, Moment::Publishing])),
+                false => (dice.one_of(&Fault::ALL), dice.one_of(&Moment::ALL)),
+            };
+            let after = if moment == Moment::Replacing { dice.below(3) } else { dice.below(12) };
+            let is_new = planned.iter().all(|planned| planned.moment != moment);
+            if impossible(fault, moment).is_none() && moment != Moment::Loading && is_new {
+                planned.push(Planned { fault, moment, after });
+            }
+        }
+    }
+
+    /// Plans a fault for a load that is about to begin.
+    fn plan_for_loading(&self) {
+        let mut world = self.machine.world();
+        let World { dice, planned, .. } = &mut *world;
+        let (fault, moment, after) = (dice.one_of(&Fault::ALL), Moment::Loading, dice.below(12));
+        if impossible(fault, moment).is_none() && dice.percent(30) {
+            planned.push(Planned { fault, moment, after });
+        }
+    }
+
+    /// Some of those that are held up go on.
+    fn thaw(&self) {
+        let mut world = self.machine.world();
+        let World { dice, tasks, .. } = &mut *world;
+        tasks.iter_mut().for_each(|task| task.frozen &= !dice.percent(30));
+    }
+
+    /// A new generation of the members that are left, and perhaps others.
+    fn form(&mut self) {
+        self.generation += 1;
+        self.run.generations += 1;
+        self.members = 1 + self.dice(|dice| dice.below(MOST_MEMBERS)) as u32;
+    }
+
+    fn end_all(&self) {
+        let mut world = self.machine.world();
+        match world.dice.percent(50) {
+            true => world.kill_all(),
+            false => world.lose_power(),
+        }
+    }
+
+    /// Has the members write their parts and one of them commit. Whether the group lives on.
+    fn save(&mut self) -> Result<bool, String> {
+        // Sometimes what was saved is saved again, as the state after the last step is.
+        if self.step == 0 || self.closing || self.dice(|dice| dice.percent(85)) {
+            self.step += 1 + self.dice(|dice| dice.below(5)) as u64 / 4;
+            self.number = mixed(self.number ^ mixed(self.step << 8 | u64::from(self.members)));
+        }
+        let position = Position { step: self.step, generation: self.generation, ..Position::default() };
+        let (state, writers) = (state(position, self.number), number(self.members));
+        let layout = Arc::new(state.layout());
+        for writer in 0..self.members {
+            let values = state.values()[layout.values_of(&layout.shard(writer, writers))].to_vec();
+            let part = Part { position, layout: Arc::clone(&layout), writer, writers };
+            let name = format!("writer {writer} of {writers}, generation {}", self.generation);
+            self.begin(name, Role::Writer, move |worker| {
+                let cancelled = Arc::new(AtomicBool::new(false));
+                let digest = Box::new(|_: &[f32]| "of a part".to_owned());
+                Done::Ended(worker.perform(Work::Write { part, digest, values, cancelled }).ended)
+            });
+        }
+        let mut written = 0;
+        let lives =
+            self.play(|done| written += u32::from(matches!(done, Done::Ended(Ended::Part { result: Ok(()), .. }))))?;
+        if !lives {
+            return Ok(false);
+        }
+        let name = format!("committer of generation {}", self.generation);
+        if written < self.members {
+            self.begin(name, Role::Committer, move |worker| {
+                Done::Ended(worker.perform(Work::Abandon { position }).ended)
+            });
+            return self.play(|_| {});
+        }
+        self.machine.world().history.is_tried(&state, self.number);
+        let facts = state.facts();
+        self.begin(name, Role::Committer, move |worker| {
+            // All have said that they left their notes: it looks once.
+            let cancelled = Arc::new(AtomicBool::new(true));
+            let facts = Box::new(|_: &[String]| Ok(facts));
+            Done::Ended(worker.perform(Work::Commit { position, layout, writers, facts, cancelled }).ended)
+        });
+        self.play(|_| {})
+    }
+
+    /// Somebody prunes by hand.
+    fn prune(&mut self) -> Result<bool, String> {
+        let bug = self.machine.world().bug;
+        self.begin("prune".to_owned(), Role::Pruner, move |Writer { folder, keep_last }| {
+            let identity = State::at(0).identity;
+            Done::Pruned(match bug {
+                Some(Bug::PrunedUnread) => prune_unread(folder, *keep_last),
+                _ => folder.prune(*keep_last, &identity),
+            })
+        });
+        self.play(|_| {})?;
+        Ok(true)
+    }
+
+    /// Begins a new generation with the newest checkpoint.
+    fn restart(&mut self) -> Result<(), String> {
+        self.run.restarts += 1;
+        for _ in 0..MOST_LOADS {
+            self.machine.world().down = false;
+            if !self.closing {
+                self.plan_for_loading();
+                self.thaw();
+            }
+            let (alone, before, flips) = (self.at_work.is_empty(), self.promised(), self.flips());
+            self.begin("loader".to_owned(), Role::Loader, |Writer { folder, .. }| {
+                Done::Loaded(folder.newest(&State::at(0).identity))
+            });
+            let mut loaded = None;
+            self.play(|done| {
+                if let Done::Loaded(Ok(newest)) = done {
+                    loaded = Some(newest);
+                }
+            })?;
+            let (found, after) = (look(&self.machine)?, self.promised());
+            if self.machine.world().down {
+                continue;
+            }
+            let Some(Newest { checkpoint, skipped }) = loaded else { continue };
+            self.run.fallen_back += u64::from(!skipped.is_empty());
+            // What was hit while it was read may have been hit before or after that.
+            if flips == self.flips() {
+                let slot = |of: &Option<Checkpoint>| of.as_ref().map(|checkpoint| slot_of(&checkpoint.path));
+                if alone && slot(&checkpoint) != slot(&found) {
+                    return Err(format!("{:?} is loaded, then {:?}", slot(&checkpoint), slot(&found)));
+                }
+                if slot(&checkpoint) < before.min(after) {
+                    let loaded = slot(&checkpoint);
+                    return Err(format!("{before:?} was promised, {loaded:?} is loaded; {skipped:?}"));
+                }
+            }
+            self.go_on(checkpoint.as_ref())?;
+            if self.dice(|dice| dice.percent(60)) {
+                // Who was held up finishes what the newest generation knows nothing of.
+                self.machine.world().tasks.iter_mut().for_each(|task| task.frozen = false);
+                self.play(|_| {})?;
+            }
+            return Ok(());
+        }
+        Err(format!("{MOST_LOADS} loads failed"))
+    }
+
+    fn flips(&self) -> u64 {
+        self.machine.world().coverage.of(Fault::Flip)
+    }
+
+    /// No older one than this may be the newest.
+    fn promised(&self) -> Option<Slot> {
+        let world = self.machine.world();
+        world.history.floor(&world.disk)
+    }
+
+    fn go_on(&mut self, checkpoint: Option<&Checkpoint>) -> Result<(), String> {
+        (self.step, self.number) = match checkpoint {
+            None => (0, 0),
+            Some(checkpoint) => (checkpoint.position.step, self.machine.world().history.identify(checkpoint)?),
+        };
+        self.run.reset += u64::from(checkpoint.is_none());
+        self.form();
+        Ok(())
+    }
+
+    fn begin(&mut self, name: String, role: Role, act: impl FnOnce(&Writer) -> Done + Send + 'static) {
+        self.run.work += 1;
+        let process: Arc<Process> = Arc::new(self.machine.process(name, role));
+        let (task, keep_last) = (process.task, self.keep_last);
+        let given = give(move || {
+            process.begin();
+            let worker = Writer { folder: process.folder(), keep_last };
+            let done = catch_unwind(AssertUnwindSafe(|| act(&worker)));
+            process.end();
+            done.unwrap_or_else(|panic| Done::Panicked(text_of(&*panic)))
+        });
+        self.at_work.push(AtWork { task, generation: self.generation, given });
+    }
+
+    /// Lets all go on until each has ended or is held up, and takes down what came of it. Whether all members of this generation are left.
+    fn play(&mut self, mut see: impl FnMut(Done)) -> Result<bool, String> {
+        self.machine.play();
+        let mut lives = true;
+        for work in std::mem::take(&mut self.at_work) {
+            let (alive, frozen) = {
+                let task = &self.machine.world().tasks[work.task];
+                (task.alive, task.frozen)
+            };
+            let own = work.generation == self.generation;
+            lives &= !own || alive && !frozen;
+            if frozen && alive {
+                self.at_work.push(work);
+                continue;
+            }
+            let done = work.given.result();
+            self.note(&done, own, alive)?;
+            if own && alive {
+                see(done);
+            }
+        }
+        match self.machine.world().history.violations.first() {
+            Some(violation) => Err(violation.clone()),
+            None => Ok(lives),
+        }
+    }
+
+    fn note(&mut self, done: &Done, own: bool, alive: bool) -> Result<(), String> {
+        match done {
+            Done::Ended(Ended::Commit { result: Ok(Committed { saved, pruned }), .. }) => {
+                self.run.saved += 1;
+                self.run.late += u64::from(!own);
+                self.run.pruned += pruned.as_ref().map_or(0, |pruned| pruned.steps.len() as u64);
+                // It may be deleted again, or hit by a fault.
+                let generation = self
+                    .machine
+                    .folder()
+                    .manifest_of(slot_of(&saved.path))
+                    .map_or(0, |(found, ..)| found.position.generation);
+                let mut world = self.machine.world();
+                if alive {
+                    let World { history, disk, .. } = &mut *world;
+                    history.is_promised(disk, saved, generation);
+                }
+            }
+            Done::Ended(Ended::Commit { result: Err(_), .. } | Ended::Part { result: Err(_), .. }) => {
+                self.run.refused += 1
+            }
+            Done::Ended(Ended::Part { result: Ok(()), .. } | Ended::Abandonment { .. }) => {}
+            Done::Pruned(pruned) => self.run.pruned += pruned.as_ref().map_or(0, |pruned| pruned.steps.len() as u64),
+            Done::Loaded(_) => {}
+            Done::Panicked(text) => return Err(text.clone()),
+        }
+        Ok(())
+    }
+
+    /// Nothing goes wrong any more: a step is saved, and by then nothing else need be left.
+    fn close(&mut self) -> Result<(), String> {
+        self.closing = true;
+        {
+            let mut world = self.machine.world();
+            world.planned.clear();
+            world.without_space = 0;
+            world.tasks.iter_mut().for_each(|task| task.alive = false);
+        }
+        self.restart()?;
+        let newest = slots(&self.machine.world().disk).last().map_or(0, |slot| slot.step);
+        self.step = self.step.max(newest);
+        self.keep_last = NonZeroU32::MIN;
+        self.save()?;
+        let saved = look(&self.machine)?.map(|checkpoint| checkpoint.position.step);
+        if saved != Some(self.step) {
+            return Err(format!("step {} is not saved at last: {saved:?}", self.step));
+        }
+        let left = self.machine.world().disk.names(&checkpoints());
+        match left.map_err(|error| error.to_string())? {
+            left if left.len() == 1 => Ok(()),
+            left => Err(format!("something is left: {left:?}")),
+        }
+    }
+}
+
+impl Drop for Job {
+    /// After a violation somebody may still be held up.
+    fn drop(&mut self) {
+        if self.machine.end_all() {
+            self.machine.play();
+        }
+    }
+}
+
+/// As a careless hand would.
+fn prune_unread(folder: &Folder, keep_last: NonZeroU32) -> Result<Pruned, CheckpointError> {
+    let old = folder.medium.slots()?.into_iter().skip(keep_last.get() as usize);
+    old.for_each(|slot| drop(folder.medium.delete(slot)));
+    Ok(Pruned::default())
+}
+
+pub(super) fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}

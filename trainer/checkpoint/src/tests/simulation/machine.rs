@@ -1,0 +1,277 @@
+//! Processes on one disk, of which one is at work at a time: at any operation the seed may have another one go on, or something go wrong.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+};
+
+use super::{
+    coverage::{Coverage, Fault, Moment},
+    dice::{Dice, mixed},
+    disk::{Disk, Extent, ROOT, digest},
+    history::History,
+    plant::Bug,
+    process::Process,
+};
+use crate::{files::TEMPORARY, operation::Operation, slot::Slot};
+
+/// Operations that one process performs before another one may go on.
+const MOST_AT_A_TIME: usize = 80;
+/// Some of the time.
+const FEW_AT_A_TIME: usize = 6;
+
+#[derive(Debug)]
+pub(super) struct Machine {
+    world: Mutex<World>,
+    /// No process can go on by itself.
+    idle: Condvar,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) disk: Disk,
+    pub(super) dice: Dice,
+    pub(super) history: History,
+    pub(super) coverage: Coverage,
+    pub(super) planned: Vec<Planned>,
+    pub(super) tasks: Vec<Task>,
+    pub(super) bug: Option<Bug>,
+    pub(super) traced: bool,
+    /// All processes were killed, or the power failed, and nobody has looked yet.
+    pub(super) down: bool,
+    /// Of all that was done, to tell whether a seed repeats it.
+    pub(super) digest: u64,
+    /// Whose turn it is; nobody's but the job's if none.
+    pub(super) running: Option<usize>,
+    pub(super) burst: usize,
+    pub(super) without_space: usize,
+    pub(super) drawn: u64,
+}
+
+/// A fault that is to come, after so many operations that it could have hit.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) fault: Fault,
+    pub(super) moment: Moment,
+    pub(super) after: usize,
+}
+
+/// What a process is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Writer,
+    Committer,
+    Pruner,
+    Loader,
+}
+
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) name: String,
+    pub(super) role: Role,
+    pub(super) moment: Moment,
+    /// When it began to verify, by the disk's clock.
+    pub(super) verifies_since: u64,
+    pub(super) alive: bool,
+    pub(super) frozen: bool,
+    pub(super) finished: bool,
+    pub(super) turn: Arc<Condvar>,
+}
+
+impl Machine {
+    pub(super) fn new(seed: u64, bug: Option<Bug>, traced: bool) -> Arc<Self> {
+        let world = World {
+            disk: Disk::new(),
+            dice: Dice(seed),
+            history: History::default(),
+            coverage: Coverage::default(),
+            planned: Vec::new(),
+            tasks: Vec::new(),
+            bug,
+            traced,
+            down: false,
+            digest: seed,
+            running: None,
+            burst: 0,
+            without_space: 0,
+            drawn: 0,
+        };
+        Arc::new(Self { world: Mutex::new(world), idle: Condvar::new() })
+    }
+
+    pub(super) fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().expect("not poisoned")
+    }
+
+    /// Ends all processes, if that can still be done.
+    pub(super) fn end_all(&self) -> bool {
+        let world = self.world.lock();
+        world.is_ok_and(|mut world| {
+            world.tasks.iter_mut().for_each(|task| task.alive = false);
+            true
+        })
+    }
+
+    /// A process that waits for its turn.
+    pub(super) fn process(self: &Arc<Self>, name: String, role: Role) -> Process {
+        let (turn, mut world) = (Arc::new(Condvar::new()), self.world());
+        let moment = match role {
+            Role::Writer => Moment::Copying,
+            Role::Committer => Moment::Gathering,
+            Role::Pruner => Moment::Verifying,
+            Role::Loader => Moment::Loading,
+        };
+        let (task, verifies_since) = (world.tasks.len(), world.disk.clock);
+        world.tasks.push(Task {
+            name,
+            role,
+            moment,
+            verifies_since,
+            alive: true,
+            frozen: false,
+            finished: false,
+            turn: Arc::clone(&turn),
+        });
+        Process::new(Arc::clone(self), task, turn)
+    }
+
+    /// Lets the processes go on until each has ended or is held up.
+    pub(super) fn play(&self) {
+        let mut world = self.world();
+        world.pass(self);
+        drop(self.idle.wait_while(world, |world| world.running.is_some()).expect("not poisoned"));
+    }
+}
+
+impl World {
+    /// Gives the turn to any process that can go on.
+    pub(super) fn pass(&mut self, machine: &Machine) {
+        let able = |task: &Task| !task.finished && (!task.frozen || !task.alive);
+        let able: Vec<usize> = (0..self.tasks.len()).filter(|task| able(&self.tasks[*task])).collect();
+        self.running = (!able.is_empty()).then(|| self.dice.one_of(&able));
+        self.burst =
+            if self.dice.percent(30) { self.dice.below(FEW_AT_A_TIME) } else { self.dice.below(MOST_AT_A_TIME) };
+        match self.running {
+            Some(next) => self.tasks[next].turn.notify_one(),
+            None => machine.idle.notify_one(),
+        }
+    }
+
+    /// All processes end, but perhaps those that are held up: their node does not answer.
+    pub(super) fn kill_all(&mut self) {
+        for task in &mut self.tasks {
+            task.alive &= task.frozen && self.dice.percent(60);
+        }
+        if self.dice.percent(50) {
+            self.disk.drop_caches();
+        }
+        self.down = true;
+    }
+
+    pub(super) fn lose_power(&mut self) {
+        self.tasks.iter_mut().for_each(|task| task.alive = false);
+        self.history.lose_power(&self.disk);
+        self.disk.lose_power(&mut self.dice);
+        self.down = true;
+    }
+
+    /// What goes wrong with what a process is about to do, if anything does.
+    pub(super) fn strike(&mut self, task: usize, moment: Moment, operation: Option<&Operation<'_>>) -> Option<Fault> {
+        let fits = |planned: &Planned| planned.moment == moment && is_met_by(planned.fault, operation);
+        let which = self.planned.iter().position(fits)?;
+        if self.planned[which].after > 0 {
+            self.planned[which].after -= 1;
+            return None;
+        }
+        let fault = self.planned.swap_remove(which).fault;
+        self.coverage.hit(fault, moment);
+        self.tell(|world| format!("{}: {fault:?} while {moment:?}", world.tasks[task].name));
+        Some(fault)
+    }
+
+    /// Performs an operation, or half of it, and takes down what comes of it.
+    pub(super) fn perform(&mut self, operation: &Operation<'_>, extent: Extent, since: u64) -> io::Result<()> {
+        let newer = match operation {
+            Operation::Rename(from, to) if extent == Extent::All => self.history.is_moved(&self.disk, from, to, since),
+            Operation::Remove(path) if extent != Extent::None => self.history.is_deleted(&self.disk, path, since),
+            _ => Ok(()),
+        };
+        let performed = self.disk.perform_partly(operation, extent);
+        if let (Ok(()), Err(violation)) = (&performed, newer) {
+            self.history.violations.push(violation);
+        }
+        performed
+    }
+
+    pub(super) fn flip(&mut self) {
+        let Self { disk, dice, .. } = self;
+        disk.flip(dice);
+    }
+
+    pub(super) fn tell(&self, line: impl FnOnce(&Self) -> String) {
+        if self.traced {
+            println!("{}", line(self));
+        }
+    }
+
+    pub(super) fn note(&mut self, task: usize, path: &Path, went_well: bool) {
+        let number = task as u64 ^ digest(path.as_os_str().as_encoded_bytes()) ^ u64::from(went_well) << 63;
+        self.digest = mixed(self.digest ^ number);
+    }
+}
+
+impl Task {
+    pub(super) fn moment_of(&self, operation: &Operation<'_>) -> Moment {
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let purpose = |path: &Path| name(path).strip_prefix(TEMPORARY).unwrap_or_default().to_owned();
+        match operation {
+            Operation::Create(_) | Operation::Link(..) => Moment::Copying,
+            Operation::Write(path, _) if purpose(path).starts_with("chunk") => Moment::Copying,
+            Operation::Write(..) if self.role == Role::Writer => Moment::Noting,
+            Operation::Write(..) => Moment::Publishing,
+            Operation::Sync(path) if purpose(path).starts_with("chunk") => Moment::Syncing,
+            Operation::Sync(path) if self.moment == Moment::Gathering && is_checkpoints(path) => Moment::Publishing,
+            Operation::Sync(_) => self.moment,
+            Operation::Rename(_, to) if !purpose(to).is_empty() => Moment::Deleting,
+            Operation::Rename(_, to) if name(to).ends_with(".chunk") => Moment::Naming,
+            Operation::Rename(..) if self.role == Role::Writer => Moment::Noting,
+            Operation::Rename(_, to) if Slot::of_name(&name(to)).is_some_and(|slot| slot.generation.is_some()) => {
+                Moment::Replacing
+            }
+            Operation::Rename(..) => Moment::Publishing,
+            Operation::Remove(path) if path.parent().is_some_and(is_checkpoints) => Moment::Deleting,
+            Operation::Remove(_) => self.moment,
+        }
+    }
+
+    pub(super) fn moment_of_reading(&self) -> Moment {
+        match (self.role, self.moment) {
+            (Role::Writer, _) => Moment::Copying,
+            (Role::Loader, _) => Moment::Loading,
+            (Role::Committer, moment @ (Moment::Gathering | Moment::Publishing | Moment::Replacing)) => moment,
+            (Role::Committer | Role::Pruner, _) => Moment::Verifying,
+        }
+    }
+}
+
+pub(super) fn place(slot: Slot) -> PathBuf {
+    Path::new(ROOT).join("checkpoints").join(slot.to_string())
+}
+
+pub(super) fn is_checkpoints(path: &Path) -> bool {
+    path == Path::new(ROOT).join("checkpoints")
+}
+
+/// Whether a fault can happen to an operation; `None` reads.
+pub(super) fn is_met_by(fault: Fault, operation: Option<&Operation<'_>>) -> bool {
+    match fault {
+        Fault::Kill | Fault::KillAll | Fault::PowerOff | Fault::Freeze | Fault::Error | Fault::Flip => true,
+        Fault::LostAnswer => operation.is_some(),
+        Fault::Full => matches!(
+            operation,
+            Some(Operation::Create(_) | Operation::Write(..) | Operation::Link(..) | Operation::Rename(..))
+        ),
+        Fault::SyncFails | Fault::SyncLies => matches!(operation, Some(Operation::Sync(_))),
+    }
+}

@@ -1,0 +1,70 @@
+//! Bugs that the simulation has to find: each is an omission that the checkpointer could have.
+
+use std::{io, path::Path};
+
+use super::machine::is_checkpoints;
+use crate::{
+    files::TEMPORARY,
+    operation::{Found, Operation},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bug {
+    /// The names of parts are not stored before the checkpoint is.
+    NamesAreNotSynced,
+    /// The manifest is published before the chunks are stored.
+    ChunksAreNotSynced,
+    /// The checkpoint's own name is not stored.
+    PublishedIsNotSynced,
+    /// A sync that failed passes for one that went well.
+    FailedSyncPasses,
+    /// A checkpoint is deleted where it lies.
+    DeletedInPlace,
+    /// Old ones are deleted before the newest was read again.
+    PrunedUnread,
+    /// What cannot be looked at passes for absent.
+    ErrorsPassForAbsence,
+}
+
+impl Bug {
+    pub(super) const ALL: [Self; 7] = [
+        Self::NamesAreNotSynced,
+        Self::ChunksAreNotSynced,
+        Self::PublishedIsNotSynced,
+        Self::FailedSyncPasses,
+        Self::DeletedInPlace,
+        Self::PrunedUnread,
+        Self::ErrorsPassForAbsence,
+    ];
+
+    /// Performs an operation as a checkpointer with this bug would.
+    pub(super) fn perform(
+        self,
+        operation: &Operation<'_>,
+        perform: impl Fn(&Operation<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        match (self, operation) {
+            (Self::NamesAreNotSynced, Operation::Sync(path)) if is_of(path, "step-") => Ok(()),
+            (Self::ChunksAreNotSynced, Operation::Sync(path)) if is_of(path, "chunk-") => Ok(()),
+            (Self::PublishedIsNotSynced, Operation::Sync(path)) if is_checkpoints(path) => Ok(()),
+            (Self::FailedSyncPasses, Operation::Sync(_)) => perform(operation).or(Ok(())),
+            (Self::DeletedInPlace, Operation::Rename(from, to)) if is_of(to, "deleted-") => {
+                perform(&Operation::Remove(from.clone()))
+            }
+            _ => perform(operation),
+        }
+    }
+
+    /// Looks at a path as a checkpointer with this bug would.
+    pub(super) fn look(self, look: impl Fn() -> io::Result<Found>) -> io::Result<Found> {
+        match self {
+            Self::ErrorsPassForAbsence => look().map_err(|_| io::ErrorKind::NotFound.into()),
+            _ => look(),
+        }
+    }
+}
+
+fn is_of(path: &Path, purpose: &str) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.and_then(|name| name.strip_prefix(TEMPORARY)).is_some_and(|rest| rest.starts_with(purpose))
+}

@@ -1,0 +1,98 @@
+//! What the simulated disk has after a power failure: all that it may have, and nothing else.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    dice::Dice,
+    disk::{Disk, ROOT},
+};
+use crate::operation::{Contents, Operation};
+
+const POWER_FAILURES: u64 = 300;
+
+/// A name that is left, and whether its bytes are whole.
+type Name<'a> = (&'a str, bool);
+
+fn path(name: &str) -> PathBuf {
+    Path::new(ROOT).join("checkpoints").join(name)
+}
+
+fn write(name: &str) -> Operation<'static> {
+    Operation::Write(path(name), Contents::Bytes(&[7; 40]))
+}
+
+fn sync(name: &str) -> Operation<'static> {
+    Operation::Sync(path(name))
+}
+
+fn rename(from: &str, to: &str) -> Operation<'static> {
+    Operation::Rename(path(from), path(to))
+}
+
+/// The names that are left and whether the bytes of each are whole, after each of many power failures.
+fn left(operations: &[Operation<'_>]) -> BTreeSet<Vec<(String, bool)>> {
+    let after = |seed| {
+        let mut disk = Disk::new();
+        operations.iter().for_each(|operation| disk.perform(operation).expect("performed"));
+        disk.lose_power(&mut Dice(seed));
+        let is_whole = |name: &str| {
+            let mut bytes = Vec::new();
+            disk.read(&path(name), u64::MAX, &mut bytes).expect("there");
+            bytes == [7; 40]
+        };
+        let names = disk.names(&path("")).expect("there").into_iter();
+        names.map(|name| (name.clone(), is_whole(&name))).collect()
+    };
+    (0..POWER_FAILURES).map(after).collect()
+}
+
+fn sets(expected: &[&[Name<'_>]]) -> BTreeSet<Vec<(String, bool)>> {
+    let owned = |names: &&[Name<'_>]| names.iter().map(|(name, whole)| ((*name).to_owned(), *whole)).collect();
+    expected.iter().map(owned).collect()
+}
+
+#[test]
+fn bytes_survive_once_the_file_is_synced_and_a_name_once_its_folder_is() {
+    let cases: [(&[Operation<'_>], &[&[Name<'_>]]); 4] = [
+        (&[write("a")], &[&[], &[("a", false)], &[("a", true)]]),
+        (&[write("a"), sync("a")], &[&[], &[("a", true)]]),
+        (&[write("a"), sync("")], &[&[("a", false)], &[("a", true)]]),
+        (&[write("a"), sync("a"), sync("")], &[&[("a", true)]]),
+    ];
+    for (operations, expected) in cases {
+        assert_eq!(left(operations), sets(expected), "{operations:?}");
+    }
+}
+
+#[test]
+fn a_rename_happens_or_does_not_and_what_builds_on_a_lost_one_is_lost() {
+    let stored = [write("a"), sync("a"), write("b"), sync("b"), sync("")];
+    let renamed = [&stored[..], &[rename("a", "c"), rename("b", "a")]].concat();
+    let expected: [&[Name<'_>]; 3] =
+        [&[("a", true), ("b", true)], &[("b", true), ("c", true)], &[("a", true), ("c", true)]];
+    assert_eq!(left(&renamed), sets(&expected));
+    let apart = [&stored[..], &[rename("a", "c"), rename("b", "d")]].concat();
+    assert_eq!(left(&apart).len(), 4, "each of two renames that share no name happens by itself");
+}
+
+#[test]
+fn after_a_sync_that_failed_another_one_stores_nothing() {
+    let mut disk = Disk::new();
+    let mut dice = Dice(1);
+    for operation in [write("a"), sync("")] {
+        disk.perform(&operation).expect("performed");
+    }
+    disk.fail_to_sync(&path("a"), &mut dice).expect("there");
+    disk.perform(&sync("a")).expect("says nothing");
+    let read = |disk: &Disk| {
+        let mut bytes = Vec::new();
+        disk.read(&path("a"), u64::MAX, &mut bytes).expect("there");
+        bytes
+    };
+    assert_eq!(read(&disk), [7; 40]);
+    disk.lose_power(&mut dice);
+    assert_ne!(read(&disk), [7; 40]);
+}
