@@ -28,7 +28,7 @@ const HELD: &str = "LOCKSTEP_TEST_HELD_THREAD";
 const LEAVES_WITHIN: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 5;
 const BUSY_LOOKS: u32 = 4;
-const BETWEEN_LOOKS: Duration = Duration::from_micros(250);
+const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
 /// Holds a process's first thread, which trains. It goes on when this is dropped.
 struct Debugger(Child);

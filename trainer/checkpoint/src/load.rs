@@ -73,17 +73,19 @@ impl Folder {
     /// checkpoint would throw work away.
     pub fn newest(&self, expected: &Identity) -> Result<Newest, CheckpointError> {
         let mut slots = self.medium.slots()?;
-        let mut newest = self.newest_of(&slots, expected)?;
         for _ in 1..MOST_LISTINGS {
+            let newest = self.newest_of(&slots, expected)?;
+            if newest.skipped.is_empty() {
+                return Ok(newest);
+            }
+            // What was passed over may have been deleted for a newer one before it was read.
             let now = self.medium.slots()?;
             if now == slots {
-                break;
+                return Ok(newest);
             }
-            // One that was listed may have been deleted for a newer one before it was read.
-            newest = self.newest_of(&now, expected)?;
             slots = now;
         }
-        Ok(newest)
+        self.newest_of(&slots, expected)
     }
 
     fn newest_of(&self, slots: &[Slot], expected: &Identity) -> Result<Newest, CheckpointError> {

@@ -52,6 +52,8 @@ pub(crate) struct Feeds<'a> {
     begins_after: Option<u64>,
     /// What was told in the numbers of steps until then was told before that was known.
     deaf_until: u64,
+    /// All ranks stopped after the same step, up to which newcomers take over what is on its way.
+    ended_together: bool,
 }
 
 /// One newcomer.
@@ -74,7 +76,13 @@ impl<'a> Feeds<'a> {
             feeds: Vec::new(),
             begins_after: None,
             deaf_until: 0,
+            ended_together: false,
         }
+    }
+
+    /// All ranks have stopped after the step that was done last.
+    pub(crate) fn end(&mut self) {
+        self.ended_together = true;
     }
 
     /// Whether this rank knows of a newcomer with which nobody has begun.
@@ -161,9 +169,9 @@ impl Feed {
 }
 
 impl Drop for Feeds<'_> {
-    /// Before a planned change newcomers take over what is on its way, up to the last step. Otherwise they are let in as they are.
+    /// Where the group broke newcomers are let in as they are.
     fn drop(&mut self) {
-        if self.member.membership.sealing() != Some(true) {
+        if !self.ended_together {
             self.feeds.iter().for_each(|feed| feed.abort.abort("the group is over"));
         }
     }

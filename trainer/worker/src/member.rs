@@ -37,13 +37,10 @@ const LIMITS: Limits = Limits {
     waiting: Waiting::Adaptive,
     shares_memory: true,
 };
-/// A newcomer that does not hear from all members for so long is let in as it is. Nothing is waited for by spinning: it has time.
-const FEED_LIMITS: Limits = Limits {
-    forming: Duration::from_secs(60),
-    silence: Duration::from_secs(60),
-    waiting: Waiting::Block,
-    shares_memory: false,
-};
+/// Members may evaluate, or save, before they hand anything over, and a group that changes ends it anyway. Nothing is waited for by
+/// spinning: a newcomer has time.
+const FEED_LIMITS: Limits =
+    Limits { forming: LIMITS.silence, silence: LIMITS.silence, waiting: Waiting::Block, shares_memory: false };
 const CHANGES: &str = "a new generation is being formed";
 /// How long there may be no coordinator while the group forms and when it ends.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
@@ -186,7 +183,7 @@ impl<'a> Member<'a> {
     fn fresh_abort(&self, is_over: impl FnOnce(Option<bool>) -> bool) -> Abort {
         let abort = Abort::new();
         self.abort.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&abort);
-        if is_over(self.membership.sealing()) {
+        if is_over(self.membership.sealing()) || self.membership.is_over() {
             abort.abort(CHANGES);
         }
         abort

@@ -280,6 +280,11 @@ impl<'a> Rank<'a> {
         Ok(Some(Done { line, halt, told }))
     }
 
+    /// All ranks stop after the step that was done last, for a change.
+    pub(crate) fn end_feeds(&mut self) {
+        self.feeds.end();
+    }
+
     /// Begins to hand the state to a newcomer, where all agreed to do so after the step that was done last.
     pub(crate) fn feed_newcomer(&mut self) {
         if self.feeds.begins_after(self.trainee.step) {

@@ -217,7 +217,10 @@ impl Run<'_> {
         self.make_up_evaluation(&mut rank, reporter.as_mut())?;
         let halt = self.steps(&mut rank, saver, reporter.as_mut())?;
         self.work().during(Activity::Waiting, || match halt {
-            Some(Halt::Change) => Ok(None),
+            Some(Halt::Change) => {
+                rank.end_feeds();
+                Ok(None)
+            }
             Some(Halt::Drain) => self.drain(&mut rank, saver, reporter),
             None => self.finish(&mut rank, saver, reporter),
         })

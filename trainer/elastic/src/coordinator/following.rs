@@ -57,6 +57,7 @@ impl Coordinator {
         for (connection, Hello { member, address, stands, .. }) in told {
             if let Some(peer) = self.peers.get_mut(&member.pod) {
                 peer.following = Some(Following { generation, caught_up: false });
+                peer.hello.stands = false;
             }
             if !stands {
                 self.send(connection, Message::Stand { generation });

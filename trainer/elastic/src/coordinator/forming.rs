@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{Active, Digest, Hello, MemberId, Message, Report, Seat, State, member::REPEAT_AFTER, rank_order};
 
-/// How long newcomers that have caught up may take for the last steps before a planned change, while the members stand still.
-const LAST_STEPS_LIMIT: Duration = Duration::from_secs(2);
+/// How long newcomers that have caught up may take for the last steps before a planned change, while the members stand still: the copy
+/// that they would need instead takes longer.
+const LAST_STEPS_LIMIT: Duration = Duration::from_secs(10);
 
 /// What is waited for before a group can be formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +93,7 @@ impl Coordinator {
     }
 
     /// Whom a planned change asks: newcomers that have yet to take the state over are left to it.
-    fn ready(&self) -> BTreeSet<String> {
+    pub(super) fn ready(&self) -> BTreeSet<String> {
         let late = |peer: &Peer| self.active().is_some_and(|active| peer.catches_up_with(active));
         self.peers.iter().filter(|(_, peer)| !late(peer)).map(|(pod, _)| pod.clone()).collect()
     }

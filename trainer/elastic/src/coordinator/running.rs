@@ -322,10 +322,11 @@ impl Coordinator {
         let Phase::Running(running) = &self.phase else { return false };
         let others_come = self.newcomers().any(|peer| peer.catches_up_with(&running.active));
         let window = if others_come && !self.somebody_leaves() { JOIN_PATIENCE } else { JOIN_WINDOW };
-        let gathered = self.reasons.since.is_some_and(|since| now.saturating_sub(since) >= window);
+        let waited = self.reasons.since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let enough = self.are_enough(&self.ready()) || (waited >= JOIN_PATIENCE && self.suffice());
         let all_here = running.active.members.iter().all(|seat| self.is_here(&seat.id()));
         let undisturbed = self.draining.is_none() && running.words.is_empty() && all_here;
-        self.somebody_waits() && gathered && undisturbed && self.suffice()
+        self.somebody_waits() && waited >= window && undisturbed && enough
     }
 
     /// Everybody said its last word, and the record is as up to date as the store lets it be.

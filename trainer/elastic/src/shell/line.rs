@@ -131,13 +131,17 @@ impl Line<'_> {
         let mut bytes = vec![0; READ_BYTES];
         let mut next = self.happened(Event::Connected, &mut stream).await?;
         while next == Next::Talk {
-            // What was said while there was no connection comes first: its notice may be used up.
+            // What was said while there was no connection comes first: its notice may be used up. It is taken in even where it cannot be
+            // passed on any more: the next coordinator is told of it.
+            let mut broken = Ok(());
             for said in self.shared.said() {
-                let after = self.happened(said, &mut stream).await?;
-                if after != Next::Talk {
-                    next = after;
+                match self.happened(said, &mut stream).await {
+                    Ok(Next::Talk) => {}
+                    Ok(after) => next = after,
+                    Err(error) => broken = broken.and(Err(error)),
                 }
             }
+            broken?;
             if next != Next::Talk {
                 break;
             }

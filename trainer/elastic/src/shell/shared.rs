@@ -221,7 +221,8 @@ impl Shared {
     }
 
     pub(super) fn told_to_follow(&self, lead: Lead) {
-        self.change(|state| state.lead = Some(lead));
+        // What was asked for before it stood is done.
+        self.change(|state| (state.lead, state.sealing) = (Some(lead), None));
     }
 
     pub(super) fn drain(&self, reason: String) {

@@ -354,9 +354,20 @@ fn a_newcomer_that_still_takes_over_the_state_is_left_to_it_by_a_change_that_doe
     for member in 0..3 {
         table.reports(member, Some(1), state(5));
     }
-    let commands = table.wait(ms(100), &[0, 2, 3]);
-    assert_eq!(commands, [], "it was told to follow the next one");
+    assert_eq!(table.wait(ms(100), &[0, 2, 3]), [], "it was told to stand");
     assert_eq!(table.record().active.map(|active| active.members.len()), Some(2));
+    let commands = table.greets(3, original(3));
+    assert!(matches!(sent(&commands, 3).as_slice(), [Message::Follow(lead)] if lead.generation == 2), "{commands:?}");
+}
+
+#[test]
+fn a_change_waits_for_a_newcomer_without_whom_too_few_would_be_left() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    table.says(1, leave());
+    assert_eq!(asked(&table.wait(JOIN_WINDOW * 3, &[0, 1, 2])), []);
+    let commands = table.says(2, Message::CaughtUp { generation: 1 });
+    assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true)]);
 }
 
 #[test]
@@ -371,7 +382,7 @@ fn a_newcomer_that_does_not_come_to_the_last_steps_is_let_in_as_it_is() {
     let mut table = letting_in_unreported();
     table.reports(0, Some(1), state(5));
     table.reports(1, Some(1), state(5));
-    let commands = table.wait(Duration::from_secs(4), &[0, 1, 2]);
+    let commands = table.wait(Duration::from_secs(12), &[0, 1, 2]);
     assert!(asked(&commands).contains(&(2, 3, false)), "{commands:?}");
     // So it is where one of those that hand them over is lost.
     let mut table = letting_in_unreported();
