@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use lockstep_launch::Change;
 use rustix::process::Signal;
 
 use crate::{
@@ -23,8 +24,9 @@ fn the_coordinator_and_the_first_rank_killed_at_once_are_replaced_and_lose_no_st
     job.signal(Host::Worker(0), Signal::KILL);
     job.wait_for_workers(3, 1);
     let ended = job.finished();
-    // The next coordinator never met the one that is lost.
-    assert!(ended.changes.iter().skip(1).any(|change| change.joined == [worker(0)]), "{:?}", ended.changes);
+    // The next coordinator never met the one that is lost, and may have gone on before the third had found it.
+    let joined = |change: &Change| change.joined.contains(&worker(0));
+    assert!(ended.changes.iter().skip(1).any(joined), "{:?}", ended.changes);
 }
 
 #[test]
