@@ -75,12 +75,12 @@ impl Folder {
         let mut slots = self.medium.slots()?;
         for _ in 1..MOST_LISTINGS {
             let newest = self.newest_of(&slots, expected)?;
-            if newest.skipped.is_empty() {
-                return Ok(newest);
-            }
-            // What was passed over may have been deleted for a newer one before it was read.
+            // One may have been deleted for a newer one, before it was read or while they were listed.
             let now = self.medium.slots()?;
-            if now == slots {
+            let is_newest = now
+                .first()
+                .is_some_and(|&slot| newest.checkpoint.as_ref().is_some_and(|found| found.path == self.place(slot)));
+            if is_newest || now == slots {
                 return Ok(newest);
             }
             slots = now;
