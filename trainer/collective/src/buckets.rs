@@ -74,8 +74,8 @@ mod tests {
 
     #[test]
     fn an_empty_arena_has_no_bucket() {
-        assert_eq!(plan(&[], 100, 100), []);
-        assert_eq!(plan(&[3..3, 3..3], 100, 100), []);
+        assert!(plan(&[], 100, 100).is_empty());
+        assert!(plan(&[3..3, 3..3], 100, 100).is_empty());
     }
 
     #[test]

@@ -13,17 +13,17 @@
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
 mod arena;
+mod meeting;
+#[cfg(test)]
+mod model;
 mod segment;
 mod staging;
 
-use std::ops::Range;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::thread::futex;
-
-use crate::algorithm::part;
 use crate::call::Call;
 use crate::element::Reducer;
 use crate::forming::Waiting;
@@ -31,16 +31,13 @@ use crate::mesh::Mesh;
 use crate::{Abort, CollectiveError, Tag};
 pub use arena::SharedArena;
 pub(crate) use arena::{Arenas, size as arenas_size};
+use meeting::TICK;
 pub(crate) use segment::{Offer, Segment};
 pub(crate) use staging::size as staging_size;
-use staging::{AREAS, CHUNK, Staging};
+use staging::{Staged, Staging, bytes_of};
 
 /// Bytes that a rank reduces at once: they stay in the first-level cache until they are written to all arenas.
 const BLOCK: usize = 8 << 10;
-/// The system counts whom to wake in 31 bits.
-const EVERYBODY: u32 = i32::MAX.cast_unsigned();
-/// How often a rank that waits looks for an abort and for peers that have gone.
-const TICK: Duration = Duration::from_millis(2);
 
 /// The memory of one generation.
 #[derive(Debug)]
@@ -52,7 +49,7 @@ pub(crate) struct SharedMemory {
     rank: usize,
     world: usize,
     /// How often this rank has arrived.
-    arrivals: u32,
+    arrivals: Cell<u32>,
     /// Chunks that went through the staging areas.
     chunks: usize,
     /// Why an operation failed: its memory is in no defined state after that.
@@ -82,7 +79,7 @@ impl SharedMemory {
     pub(crate) fn on(segment: Segment, rank: usize, world: usize) -> Self {
         let staging = Staging::on(segment, world);
         let block = vec![0; BLOCK / size_of::<u64>()].into();
-        Self { staging, arenas: Vec::new(), block, rank, world, arrivals: 0, chunks: 0, broken: None }
+        Self { staging, arenas: Vec::new(), block, rank, world, arrivals: Cell::new(0), chunks: 0, broken: None }
     }
 
     /// Reduces slices of these arenas where they are from now on.
@@ -127,7 +124,7 @@ impl SharedMemory {
         let Work { data, element_bytes, reduce, .. } = work;
         self.meet(patience)?;
         self.require(agenda)?;
-        let own = self.part_of(self.rank, data.len(), element_bytes);
+        let own = bytes_of(self.rank, self.world, data.len(), element_bytes);
         for start in own.clone().step_by(BLOCK) {
             patience.abort.check()?;
             let range = start..own.end.min(start + BLOCK);
@@ -158,61 +155,22 @@ impl SharedMemory {
         patience: Patience<'_>,
     ) -> Result<(), CollectiveError> {
         let Work { data, element_bytes, reduce, .. } = work;
-        for (index, piece) in data.chunks_mut(CHUNK).enumerate() {
+        let staged = Staged { rank: self.rank, world: self.world, data, element_bytes, reduce, chunks: self.chunks };
+        let mut is_first = true;
+        self.chunks = staged.through(&self.staging, || {
             patience.abort.check()?;
-            let area = self.chunks % AREAS;
-            self.chunks += 1;
-            // SAFETY: until this rank arrives, nobody reads its area of this parity: all have arrived with the chunk after the one
-            // that was last there, hence are done with it.
-            unsafe { self.staging.write(self.rank, area, 0..piece.len()) }.copy_from_slice(piece);
             self.meet(patience)?;
-            if index == 0 {
-                self.require(agenda)?;
-            }
-            let own = self.part_of(self.rank, piece.len(), element_bytes);
-            for rank in 0..self.world {
-                // SAFETY: all have arrived, so all areas are written, and of another's area only its own rank writes, and only its
-                // own part, which is not this one.
-                let theirs = unsafe { self.staging.read(rank, area, own.clone()) };
-                if rank == 0 {
-                    piece[own.clone()].copy_from_slice(theirs)
-                } else {
-                    reduce(&mut piece[own.clone()], theirs)
-                }
-            }
-            // SAFETY: the others read of this area only their own parts until this rank arrives.
-            unsafe { self.staging.write(self.rank, area, own.clone()) }.copy_from_slice(&piece[own]);
-            self.meet(patience)?;
-            for rank in (0..self.world).filter(|rank| *rank != self.rank) {
-                let range = self.part_of(rank, piece.len(), element_bytes);
-                // SAFETY: all have arrived a second time: nobody writes to this area before this rank has arrived with the next chunk.
-                piece[range.clone()].copy_from_slice(unsafe { self.staging.read(rank, area, range.clone()) });
-            }
-        }
+            if std::mem::take(&mut is_first) { self.require(agenda) } else { Ok(()) }
+        })?;
         Ok(())
     }
 
-    /// The bytes that a rank reduces, of so many.
-    fn part_of(&self, rank: usize, bytes: usize, element_bytes: usize) -> Range<usize> {
-        let elements = part(&(0..bytes / element_bytes), self.world, rank);
-        elements.start * element_bytes..elements.end * element_bytes
-    }
-
     /// Returns once all ranks have come here as often as this one.
-    fn meet(&mut self, patience: Patience<'_>) -> Result<(), CollectiveError> {
-        self.arrive();
+    fn meet(&self, patience: Patience<'_>) -> Result<(), CollectiveError> {
+        self.arrivals.set(self.arrivals.get().wrapping_add(1));
+        self.staging.desk(self.rank).meeting.arrive(self.arrivals.get());
         let mut others = (0..self.world).filter(|rank| *rank != self.rank);
         others.try_for_each(|rank| self.await_rank(rank, patience))
-    }
-
-    fn arrive(&mut self) {
-        self.arrivals = self.arrivals.wrapping_add(1);
-        let desk = self.staging.desk(self.rank);
-        desk.arrivals.store(self.arrivals, Ordering::SeqCst);
-        if desk.sleepers.load(Ordering::SeqCst) > 0 {
-            // Should that fail, they look again after a tick.
-            let _ = futex::wake(&desk.arrivals, futex::Flags::empty(), EVERYBODY);
-        }
     }
 
     fn await_rank(&self, rank: usize, patience: Patience<'_>) -> Result<(), CollectiveError> {
@@ -220,7 +178,6 @@ impl SharedMemory {
             return Ok(());
         }
         patience.abort.check()?;
-        let desk = self.staging.desk(rank);
         let started = Instant::now();
         let mut looked = started;
         while let Some(arrivals) = self.lacks(rank) {
@@ -234,19 +191,14 @@ impl SharedMemory {
                 self.look_after_the_absent(rank, now.duration_since(started), patience.mesh)?;
                 looked = now;
             }
-            desk.sleepers.fetch_add(1, Ordering::SeqCst);
-            let tick = rustix::fs::Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
-            // Whatever ends the sleep, what is waited for is looked at again.
-            let _ = futex::wait(&desk.arrivals, futex::Flags::empty(), arrivals, Some(&tick));
-            desk.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.staging.desk(rank).meeting.sleep(arrivals);
         }
         Ok(())
     }
 
-    /// How often a rank has arrived, if less often than this one. It may be ahead, by one at most.
+    /// How often a rank has arrived, if less often than this one.
     fn lacks(&self, rank: usize) -> Option<u32> {
-        let arrivals = self.staging.desk(rank).arrivals.load(Ordering::SeqCst);
-        (arrivals.wrapping_sub(self.arrivals).cast_signed() < 0).then_some(arrivals)
+        self.staging.desk(rank).meeting.lacks(self.arrivals.get())
     }
 
     /// Fails when a rank that has yet to arrive has gone, or the one that was waited for has been silent for too long.

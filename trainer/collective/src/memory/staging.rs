@@ -3,7 +3,10 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use super::meeting::Meeting;
 use super::segment::Segment;
+use crate::algorithm::part;
+use crate::element::Reducer;
 
 /// Bytes of a staging area: a rank's two stay in the second-level cache.
 pub(super) const CHUNK: usize = 128 << 10;
@@ -13,9 +16,7 @@ pub(super) const AREAS: usize = 2;
 /// How a rank stands, on a cache line of its own.
 #[repr(C, align(128))]
 pub(super) struct Desk {
-    /// How often it has arrived, modulo 2³². Others sleep on it.
-    pub(super) arrivals: AtomicU32,
-    pub(super) sleepers: AtomicU32,
+    pub(super) meeting: Meeting<AtomicU32>,
     /// What it reduces: step, bucket, kind, length and place.
     pub(super) agenda: [AtomicU64; 5],
 }
@@ -45,25 +46,6 @@ impl Staging {
         unsafe { self.segment.at(&(at..at + size_of::<Desk>())).cast::<Desk>().as_ref() }
     }
 
-    /// Bytes of a rank's staging area.
-    ///
-    /// # Safety
-    /// Nobody may write to these bytes while the slice lives.
-    pub(super) unsafe fn read(&self, rank: usize, area: usize, range: Range<usize>) -> &[u8] {
-        // SAFETY: the caller's promise.
-        unsafe { self.segment.read(self.place(rank, area, range)) }
-    }
-
-    /// Bytes of a rank's staging area, to be changed.
-    ///
-    /// # Safety
-    /// Nobody else may read or write these bytes while the slice lives.
-    #[allow(clippy::mut_from_ref, reason = "the memory is shared; the caller sees to it that this slice is alone")]
-    pub(super) unsafe fn write(&self, rank: usize, area: usize, range: Range<usize>) -> &mut [u8] {
-        // SAFETY: the caller's promise.
-        unsafe { self.segment.write(self.place(rank, area, range)) }
-    }
-
     /// Where bytes of a staging area lie.
     fn place(&self, rank: usize, area: usize, range: Range<usize>) -> Range<usize> {
         assert!(rank < self.world && area < AREAS, "rank {rank} has area {area}");
@@ -71,4 +53,86 @@ impl Staging {
         let start = self.world * size_of::<Desk>() + (rank * AREAS + area) * CHUNK;
         start + range.start..start + range.end
     }
+}
+
+impl Areas for Staging {
+    const CHUNK: usize = CHUNK;
+
+    unsafe fn read(&self, rank: usize, area: usize, range: Range<usize>, take: impl FnOnce(&[u8])) {
+        // SAFETY: the caller's promise.
+        take(unsafe { self.segment.read(self.place(rank, area, range)) });
+    }
+
+    unsafe fn write(&self, rank: usize, area: usize, range: Range<usize>, fill: impl FnOnce(&mut [u8])) {
+        // SAFETY: the caller's promise.
+        fill(unsafe { self.segment.write(self.place(rank, area, range)) });
+    }
+}
+
+/// The areas of all ranks, in memory or in a model of it.
+pub(super) trait Areas {
+    /// Bytes of one.
+    const CHUNK: usize;
+
+    /// Takes bytes of an area of `rank`.
+    ///
+    /// # Safety
+    /// Nobody may write to these bytes meanwhile.
+    unsafe fn read(&self, rank: usize, area: usize, range: Range<usize>, take: impl FnOnce(&[u8]));
+
+    /// Fills bytes of an area of `rank`.
+    ///
+    /// # Safety
+    /// Nobody else may read or write these bytes meanwhile.
+    unsafe fn write(&self, rank: usize, area: usize, range: Range<usize>, fill: impl FnOnce(&mut [u8]));
+}
+
+/// What is reduced through staging areas, on one rank.
+pub(super) struct Staged<'a> {
+    pub(super) rank: usize,
+    pub(super) world: usize,
+    pub(super) data: &'a mut [u8],
+    pub(super) element_bytes: usize,
+    pub(super) reduce: Reducer,
+    /// Chunks that went through the areas before.
+    pub(super) chunks: usize,
+}
+
+impl Staged<'_> {
+    /// Reduces the data over all ranks; the chunks that have gone through the areas then. `meet` returns once all ranks have called it as
+    /// often, and each sees what the others did before.
+    pub(super) fn through<A: Areas, E>(self, areas: &A, mut meet: impl FnMut() -> Result<(), E>) -> Result<usize, E> {
+        let Self { rank: own, world, data, element_bytes, reduce, mut chunks } = self;
+        for piece in data.chunks_mut(A::CHUNK) {
+            let area = chunks % AREAS;
+            chunks += 1;
+            // SAFETY: until this rank meets the others, nobody reads its area of this parity: all have met with the chunk after the one
+            // that was last there, hence are done with it.
+            unsafe { areas.write(own, area, 0..piece.len(), |staged| staged.copy_from_slice(piece)) };
+            meet()?;
+            let length = piece.len();
+            let part_of = |rank| bytes_of(rank, world, length, element_bytes);
+            for rank in 0..world {
+                let sum = &mut piece[part_of(own)];
+                let take_in = |theirs: &[u8]| if rank == 0 { sum.copy_from_slice(theirs) } else { reduce(sum, theirs) };
+                // SAFETY: all have met, so all areas are written, and of another's area only its own rank writes, and only its own part,
+                // which is not this one.
+                unsafe { areas.read(rank, area, part_of(own), take_in) };
+            }
+            // SAFETY: the others read of this area only their own parts until they meet this rank.
+            unsafe { areas.write(own, area, part_of(own), |reduced| reduced.copy_from_slice(&piece[part_of(own)])) };
+            meet()?;
+            for rank in (0..world).filter(|rank| *rank != own) {
+                // SAFETY: all have met a second time: nobody writes to this area before this rank has met them with the next chunk.
+                unsafe { areas.read(rank, area, part_of(rank), |theirs| piece[part_of(rank)].copy_from_slice(theirs)) };
+            }
+        }
+        Ok(chunks)
+    }
+}
+
+/// The bytes that a rank reduces, of so many.
+pub(super) fn bytes_of(rank: usize, world: usize, bytes: usize, element_bytes: usize) -> Range<usize> {
+    let elements = part(&(0..bytes / element_bytes), world, rank);
+    elements.start * element_bytes..elements.end * element_bytes
 }

@@ -1,0 +1,153 @@
+//! What ranks do with the memory that they share, in every order in which the memory model lets them: loom tries them all, and fails where
+//! two touch a byte at a time, or where all sleep. Its sleepers are woken by nobody's tick.
+
+use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::atomic::{AtomicU32, fence};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+use super::meeting::{Meeting, Word};
+use super::staging::{AREAS, Areas, Staged};
+
+/// How often a thread may be interrupted where it need not wait: most faults take one or two.
+const INTERRUPTIONS: usize = 2;
+/// Bytes of an area, each an element.
+const CHUNK: usize = 2;
+
+/// A number, and the system's queue of those who sleep on it.
+struct Futex {
+    number: AtomicU32,
+    /// How often it was woken.
+    woken: Mutex<u32>,
+    wakes: Condvar,
+}
+
+impl Default for Futex {
+    fn default() -> Self {
+        Self { number: AtomicU32::new(0), woken: Mutex::new(0), wakes: Condvar::new() }
+    }
+}
+
+impl Word for Futex {
+    fn load(&self, order: Ordering) -> u32 {
+        self.number.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.number.store(value, order);
+    }
+
+    fn add(&self, value: u32) {
+        self.number.fetch_add(value, Ordering::Relaxed);
+    }
+
+    fn fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    fn sleep(&self, seen: u32) {
+        // The system looks at the number with its queue locked.
+        let mut woken = self.woken.lock().unwrap();
+        let before = *woken;
+        if self.number.load(Ordering::Relaxed) == seen {
+            while *woken == before {
+                woken = self.wakes.wait(woken).unwrap();
+            }
+        }
+    }
+
+    fn wake(&self) {
+        *self.woken.lock().unwrap() += 1;
+        self.wakes.notify_all();
+    }
+}
+
+/// The memory of a group of two.
+#[derive(Default)]
+struct Memory {
+    meetings: [Meeting<Futex>; 2],
+    areas: [[[UnsafeCell<u8>; CHUNK]; AREAS]; 2],
+}
+
+// SAFETY: who touches which byte when is what loom checks.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// As ranks meet, without a look for aborts and for those that have gone.
+    fn meet(&self, rank: usize, count: &mut u32) {
+        *count += 1;
+        self.meetings[rank].arrive(*count);
+        while let Some(seen) = self.meetings[1 - rank].lacks(*count) {
+            self.meetings[1 - rank].sleep(seen);
+        }
+    }
+}
+
+impl Areas for Memory {
+    const CHUNK: usize = CHUNK;
+
+    unsafe fn read(&self, rank: usize, area: usize, range: Range<usize>, take: impl FnOnce(&[u8])) {
+        // SAFETY: loom checks that nobody writes to it.
+        let bytes: Vec<u8> =
+            self.areas[rank][area][range].iter().map(|byte| byte.with(|byte| unsafe { *byte })).collect();
+        take(&bytes);
+    }
+
+    unsafe fn write(&self, rank: usize, area: usize, range: Range<usize>, fill: impl FnOnce(&mut [u8])) {
+        let cells = &self.areas[rank][area][range];
+        let mut bytes = vec![0; cells.len()];
+        fill(&mut bytes);
+        for (cell, value) in cells.iter().zip(bytes) {
+            // SAFETY: loom checks that nobody else touches it.
+            cell.with_mut(|byte| unsafe { *byte = value });
+        }
+    }
+}
+
+/// Has two ranks do the same in every order.
+fn both(act: impl Fn(&Memory, usize) + Send + Sync + Copy + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(INTERRUPTIONS);
+    builder.check(move || {
+        let memory = Arc::new(Memory::default());
+        let other = Arc::clone(&memory);
+        let thread = thread::spawn(move || act(&other, 1));
+        act(&memory, 0);
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn whoever_meets_another_sees_what_it_did_and_is_woken() {
+    both(|memory, rank| {
+        let mut count = 0;
+        for round in 1..=2 {
+            // SAFETY: a rank's own byte, between two meetings.
+            unsafe { memory.write(rank, 0, 0..1, |byte| byte[0] = round) };
+            memory.meet(rank, &mut count);
+            // SAFETY: the other one writes again after the next meeting.
+            unsafe { memory.read(1 - rank, 0, 0..1, |byte| assert_eq!(byte, [round])) };
+            memory.meet(rank, &mut count);
+        }
+    });
+}
+
+#[test]
+fn nobody_touches_what_another_is_at_in_the_staging_areas() {
+    both(|memory, rank| {
+        let mut count = 0;
+        let mut data = [[1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60]][rank];
+        let reduce = |sum: &mut [u8], terms: &[u8]| sum.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+        let staged = Staged { rank, world: 2, data: &mut data, element_bytes: 1, reduce, chunks: 0 };
+        let Ok(chunks) = staged.through(memory, || {
+            memory.meet(rank, &mut count);
+            Ok::<(), Infallible>(())
+        });
+        assert_eq!((chunks, data), (3, [11, 22, 33, 44, 55, 66]));
+    });
+}
