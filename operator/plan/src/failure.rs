@@ -130,8 +130,12 @@ pub(crate) fn verdict(
         let known = |worker: u32, uid: Option<&String>| {
             status.replacing.iter().any(|entry| entry.worker == worker && (uid.is_none() || entry.uid.as_ref() == uid))
         };
-        let ends: Vec<_> = ends.into_iter().filter(|(worker, pod, _)| !known(*worker, Some(&pod.uid))).collect();
         let missing: Vec<_> = missing.into_iter().filter(|worker| !known(*worker, None)).collect();
+        let mut ends: Vec<_> = ends.into_iter().filter(|(worker, pod, _)| !known(*worker, Some(&pod.uid))).collect();
+        if !status.replacing.is_empty() {
+            // They left with the one that is told of already.
+            ends.retain(|(_, pod, end)| *end != End::Drained || pod.stuck_at.is_some());
+        }
         return Verdict::AllGone(the_first(job, &ends, &missing, now));
     }
     // Whoever was to go and is wanted again goes first.

@@ -179,6 +179,18 @@ fn of_workers_that_drained_together_the_one_that_was_taken_away_is_named() {
 }
 
 #[test]
+fn who_drained_with_one_that_was_told_of_before_is_not_named() {
+    let (job, seen) = situations::read("Running; all ready; worker 1 terminating");
+    let known = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let (_, seen) = situations::read("Running; all ready; worker 0 exited 76; no worker 1");
+    let next = plan(&job, &Observed { status: known, ..seen }, &settings(), now());
+    let status = next.status.expect("a status");
+    assert_eq!(status.last_failure.and_then(|failure| failure.pod).as_deref(), Some("lenet-worker-1"));
+    assert_eq!((status.restarts, status.failures, status.replacements), (1, 0, 1));
+    assert!(next.events.iter().all(|note| note.reason != "WorkerLost"), "it was told: {:?}", next.events);
+}
+
+#[test]
 fn a_suspended_job_is_left_alone() {
     let (job, mut seen) = situations::read("Running; to be suspended");
     seen.status = plan(&job, &seen, &settings(), now()).status.expect("a status");
