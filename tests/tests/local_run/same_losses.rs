@@ -131,7 +131,7 @@ fn every_algorithm_and_both_links_learn_alike() {
     let _alone = alone();
     let manifest = an_epoch();
     let one = Run::of("links-1", &manifest, &["--workers", "1"]).finished();
-    let algorithms = ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus", "direct"];
+    let algorithms = ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus", "hierarchical", "direct"];
     let algorithms = algorithms.map(|algorithm| format!("algorithm={algorithm}"));
     for choice in algorithms.into_iter().chain(["backend=auto", "backend=tcp"].map(str::to_owned)) {
         let set = format!("spec.communication.{choice}");

@@ -19,10 +19,22 @@ use lockstep_collective::{
 };
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
-const NAMES: [&str; 9] =
-    ["memory", "send", "auto", "ring", "recursive-doubling", "halving-doubling", "double-tree", "torus", "direct"];
+const NAMES: [&str; 10] = [
+    "memory",
+    "send",
+    "auto",
+    "ring",
+    "recursive-doubling",
+    "halving-doubling",
+    "double-tree",
+    "torus",
+    "hierarchical",
+    "direct",
+];
 /// Tells a child its rank, and the addresses of all.
 const RANK: &str = "BANDWIDTH_RANK";
+/// A number for the host that a child says it is on.
+const HOST: &str = "BANDWIDTH_HOST";
 /// Names a folder with ca.crt, tls.crt and tls.key, as the launcher of a job makes them; then all goes inside TLS.
 const CREDENTIALS: &str = "BANDWIDTH_CREDENTIALS";
 
@@ -38,6 +50,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let peers = peers.split(' ').map(str::parse).collect::<Result<Vec<SocketAddr>, _>>()?;
         let rank: usize = rank.parse()?;
         let mut listener = Listener::bind(peers[rank].ip(), peers[rank].port())?;
+        if let Ok(host) = std::env::var(HOST) {
+            listener = listener.on_host(host.parse()?);
+        }
         if let Some(folder) = std::env::var_os(CREDENTIALS) {
             listener = listener.with_identity(identity(Path::new(&folder))?);
         }
@@ -90,7 +105,7 @@ fn measure(
         for name in
             NAMES.into_iter().filter(|name| *name == named || (named == "all" && !matches!(*name, "memory" | "send")))
         {
-            let algorithm = choice(name, world, costs).algorithm(world, bytes);
+            let algorithm = choice(name, world, costs).algorithm(group.hosts(), bytes);
             let data = &mut data[..bytes / 4];
             let mut seconds = Vec::new();
             for step in 0..3 + (budget / bytes).clamp(5, 500) as u64 {
@@ -128,6 +143,7 @@ fn choice(name: &str, world: usize, costs: Costs) -> Choice {
         "halving-doubling" => Choice::Always(Algorithm::HalvingDoubling),
         "double-tree" => Choice::Always(Algorithm::DoubleTree),
         "torus" => Choice::Always(Algorithm::torus(world)),
+        "hierarchical" => Choice::Always(Algorithm::Hierarchical),
         "direct" => Choice::Always(Algorithm::Direct),
         _ => Choice::Cheapest(costs),
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::Hosts;
 use crate::algorithm::{self, Algorithm, Schedule};
 use crate::element::{ElementType, Reduction};
 
@@ -46,10 +47,11 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// The part of `rank` among `world`, over an arena of `length` elements ([`Operation::AllToAll`]: of twice as many).
-    pub(crate) fn schedule(self, rank: usize, world: usize, length: usize) -> Schedule {
+    /// The part of `rank` among those of `hosts`, over an arena of `length` elements ([`Operation::AllToAll`]: of twice as many).
+    pub(crate) fn schedule(self, rank: usize, hosts: &Hosts, length: usize) -> Schedule {
+        let world = hosts.world();
         match self {
-            Self::AllReduce(algorithm) => algorithm::all_reduce(algorithm, rank, world, length),
+            Self::AllReduce(algorithm) => algorithm::all_reduce(algorithm, rank, hosts, length),
             Self::ReduceScatter => algorithm::reduce_scatter(rank, world, length),
             Self::AllGather => algorithm::all_gather(rank, world, length),
             Self::Broadcast { root } => algorithm::broadcast(rank, world, root, length),
@@ -80,6 +82,7 @@ impl Operation {
             Self::AllReduce(Algorithm::DoubleTree) => 4,
             Self::AllReduce(Algorithm::Torus { .. }) => 5,
             Self::AllReduce(Algorithm::Direct) => 15,
+            Self::AllReduce(Algorithm::Hierarchical) => 16,
             Self::ReduceScatter => 6,
             Self::AllGather => 7,
             Self::Broadcast { .. } => 8,
@@ -96,7 +99,7 @@ impl Operation {
 const IN_MEMORY: u8 = 14;
 
 /// The names of operations by their code.
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     "none",
     "ring all-reduce",
     "recursive doubling all-reduce",
@@ -113,6 +116,7 @@ const NAMES: [&str; 16] = [
     "send",
     "all-reduce in memory",
     "direct all-reduce",
+    "hierarchical all-reduce",
 ];
 
 /// An operation as a frame names it: its code; that of its elements, and in the upper half that of its reduction; and the lowest byte

@@ -1,5 +1,6 @@
 //! Which all-reduce is cheapest for a length, by the usual cost model: α a message, β a byte on the wire, γ a byte to reduce.
 
+use crate::Hosts;
 use crate::algorithm::Algorithm;
 
 /// What messages cost among the ranks of a group.
@@ -30,12 +31,12 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// The algorithm to reduce `bytes` over `world` ranks.
+    /// The algorithm to reduce `bytes` over the ranks of `hosts`.
     #[must_use]
-    pub fn algorithm(&self, world: usize, bytes: usize) -> Algorithm {
+    pub fn algorithm(&self, hosts: &Hosts, bytes: usize) -> Algorithm {
         match self {
             Self::Always(algorithm) => *algorithm,
-            Self::Cheapest(costs) => costs.cheapest(world, bytes),
+            Self::Cheapest(costs) => costs.cheapest(hosts, bytes),
         }
     }
 }
@@ -50,15 +51,21 @@ impl Default for Choice {
 const TREE_FRAMES: f64 = 8.0;
 
 impl Costs {
-    /// Seconds that `algorithm` takes to reduce `bytes` over `world` ranks, by the formulas of [`Algorithm`].
+    /// Seconds that `algorithm` takes to reduce `bytes` over the ranks of `hosts`, by the formulas of [`Algorithm`]. Where hosts are mixed, a
+    /// byte of one that takes no heed of them counts once for each rank of the fullest host: all of those send it over one line.
     #[must_use]
-    pub fn seconds(&self, algorithm: Algorithm, world: usize, bytes: usize) -> f64 {
+    pub fn seconds(&self, algorithm: Algorithm, hosts: &Hosts, bytes: usize) -> f64 {
+        let world = hosts.world();
         if world < 2 {
             return 0.0;
         }
-        let Self { message, wire_byte, reduced_byte } = *self;
+        let Self { message, mut wire_byte, reduced_byte } = *self;
         let (ranks, size) = (world as f64, bytes as f64);
         let levels = f64::from(world.ilog2());
+        let (fullest, emptiest) = (hosts.fullest() as f64, hosts.emptiest() as f64);
+        if hosts.are_mixed() && algorithm != Algorithm::Hierarchical {
+            wire_byte *= fullest;
+        }
         let whole = size * (wire_byte + reduced_byte);
         // Ranks beyond a power of two lend their elements before and get the result after.
         let folded = if world.is_power_of_two() { 0.0 } else { 2.0 * message + whole + size * wire_byte };
@@ -77,6 +84,12 @@ impl Costs {
                 let height = f64::from(usize::BITS - world.leading_zeros());
                 2.0 * (height + TREE_FRAMES - 1.0) * (message + whole / TREE_FRAMES)
             }
+            Algorithm::Hierarchical => {
+                let hosts = hosts.count() as f64;
+                let (within, between) = ((fullest - 1.0) / emptiest, (hosts - 1.0) / hosts / emptiest);
+                let messages = 2.0 * (fullest + hosts - 2.0);
+                messages * message + (within + between) * size * (2.0 * wire_byte + reduced_byte)
+            }
             Algorithm::Torus { columns } => {
                 let (across, down) = (columns as f64, ranks / columns as f64);
                 2.0 * (across + down - 2.0) * message + share * size * (2.0 * wire_byte + reduced_byte)
@@ -86,12 +99,14 @@ impl Costs {
 
     /// The cheapest algorithm; of equally cheap ones the simplest.
     #[must_use]
-    pub fn cheapest(&self, world: usize, bytes: usize) -> Algorithm {
-        let torus = Some(Algorithm::torus(world)).filter(|torus| *torus != Algorithm::Torus { columns: 1 });
+    pub fn cheapest(&self, hosts: &Hosts, bytes: usize) -> Algorithm {
+        let torus = Some(Algorithm::torus(hosts.world())).filter(|torus| *torus != Algorithm::Torus { columns: 1 });
+        let hierarchical = hosts.are_mixed().then_some(Algorithm::Hierarchical);
         [Algorithm::RecursiveDoubling, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::DoubleTree]
             .into_iter()
             .chain(torus)
-            .min_by(|one, other| self.seconds(*one, world, bytes).total_cmp(&self.seconds(*other, world, bytes)))
+            .chain(hierarchical)
+            .min_by(|one, other| self.seconds(*one, hosts, bytes).total_cmp(&self.seconds(*other, hosts, bytes)))
             .unwrap_or(Algorithm::Ring)
     }
 
@@ -134,24 +149,36 @@ mod tests {
 
     #[test]
     fn short_slices_take_few_messages_and_long_ones_few_bytes() {
-        assert_eq!(SLOW.cheapest(2, 1000), Algorithm::RecursiveDoubling);
-        assert_eq!(SLOW.cheapest(8, 1000), Algorithm::RecursiveDoubling);
-        assert_eq!(SLOW.cheapest(2, 100 << 20), Algorithm::Ring);
-        assert_eq!(SLOW.cheapest(7, 100 << 20), Algorithm::Ring);
+        let cheapest = |world, bytes| SLOW.cheapest(&Hosts::apart(world), bytes);
+        assert_eq!(cheapest(2, 1000), Algorithm::RecursiveDoubling);
+        assert_eq!(cheapest(8, 1000), Algorithm::RecursiveDoubling);
+        assert_eq!(cheapest(2, 100 << 20), Algorithm::Ring);
+        assert_eq!(cheapest(7, 100 << 20), Algorithm::Ring);
         // As few bytes as the ring, and fewer messages.
-        assert_eq!(SLOW.cheapest(8, 100 << 20), Algorithm::HalvingDoubling);
-        assert_eq!(SLOW.cheapest(15, 100 << 20), Algorithm::Torus { columns: 3 });
+        assert_eq!(cheapest(8, 100 << 20), Algorithm::HalvingDoubling);
+        assert_eq!(cheapest(15, 100 << 20), Algorithm::Torus { columns: 3 });
+    }
+
+    #[test]
+    fn long_slices_cross_between_mixed_hosts_once() {
+        for names in [&[1, 1, 2, 2][..], &[1, 2, 1, 2, 1, 2, 1, 2], &[1, 1, 1, 2, 2]] {
+            let hosts = Hosts::named(names);
+            assert_eq!(SLOW.cheapest(&hosts, 100 << 20), Algorithm::Hierarchical, "{names:?}");
+            assert_eq!(SLOW.cheapest(&hosts, 100), Algorithm::RecursiveDoubling, "{names:?}");
+        }
+        assert_ne!(SLOW.cheapest(&Hosts::named(&[1, 1, 1, 1]), 100 << 20), Algorithm::Hierarchical);
     }
 
     #[test]
     fn every_length_has_the_algorithm_that_the_formulas_say() {
         for world in 2..=33 {
             for bits in 2..30 {
-                let chosen = SLOW.seconds(SLOW.cheapest(world, 1 << bits), world, 1 << bits);
+                let hosts = Hosts::apart(world);
+                let chosen = SLOW.seconds(SLOW.cheapest(&hosts, 1 << bits), &hosts, 1 << bits);
                 for other in
                     [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree]
                 {
-                    assert!(chosen <= SLOW.seconds(other, world, 1 << bits), "{world} ranks, {} bytes", 1 << bits);
+                    assert!(chosen <= SLOW.seconds(other, &hosts, 1 << bits), "{world} ranks, {} bytes", 1 << bits);
                 }
             }
         }
@@ -162,7 +189,7 @@ mod tests {
         for world in [2, 3, 8] {
             let measured: Vec<(usize, f64)> = (0..6)
                 .map(|step| 1000 << (2 * step))
-                .map(|bytes| (bytes, SLOW.seconds(Algorithm::Ring, world, bytes)))
+                .map(|bytes| (bytes, SLOW.seconds(Algorithm::Ring, &Hosts::apart(world), bytes)))
                 .collect();
             let found = Costs::fit(world, &measured, SLOW.reduced_byte).expect("positive costs");
             assert!((found.message / SLOW.message - 1.0).abs() < 1e-6, "{found:?}");

@@ -34,7 +34,7 @@ impl Collective {
                 group.all_reduce_in_memory(tag, data, reduction)
             }
             Self::AllReduce(reduction) => {
-                let algorithm = choice.algorithm(group.world(), size_of_val(data));
+                let algorithm = choice.algorithm(group.hosts(), size_of_val(data));
                 group.all_reduce(algorithm, tag, data, reduction)
             }
             Self::ReduceScatter(reduction) => group.reduce_scatter(tag, data, reduction),

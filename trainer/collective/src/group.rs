@@ -10,6 +10,7 @@ use crate::call::Operation;
 use crate::element::Reduction;
 use crate::engine::{Counts, Scratch};
 use crate::forming::{JobId, Limits, Seat, Shape, Waiting, form};
+use crate::hosts::Hosts;
 use crate::link::Listener;
 use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, staging_size};
 use crate::mesh::Mesh;
@@ -31,6 +32,7 @@ pub struct Group {
     seat: Seat,
     /// Of all ranks.
     addresses: Box<[SocketAddr]>,
+    hosts: Hosts,
     limits: Limits,
     /// How often it was split.
     splits: u64,
@@ -82,6 +84,13 @@ impl Group {
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
         let mut group = Self::connect(listener, seat, peers, Shape::Mesh, limits, abort)?;
+        // Two ranks have nothing to choose.
+        if peers.len() > 2 {
+            let mut names = vec![0; peers.len()];
+            names[seat.rank] = listener.host.cast_signed();
+            group.all_gather(Tag { step: u64::MAX, bucket: 0 }, &mut names)?;
+            group.hosts = Hosts::named(bytemuck::cast_slice(&names));
+        }
         if limits.shares_memory && peers.len() > 1 && peers.iter().all(|peer| peer.ip() == peers[0].ip()) {
             let segment = group.share(staging_size(peers.len()))?;
             group.memory = segment.map(|segment| SharedMemory::on(segment, seat.rank, peers.len()));
@@ -122,6 +131,7 @@ impl Group {
             mesh: Mesh::over(streams, limits.silence, abort)?,
             seat,
             addresses: peers.into(),
+            hosts: Hosts::apart(peers.len()),
             limits,
             splits: 0,
             waiting: limits.waiting.resolved(peers[seat.rank].ip(), peers, cores),
@@ -216,6 +226,19 @@ impl Group {
     /// The number of ranks.
     pub fn world(&self) -> usize {
         self.mesh.world()
+    }
+
+    /// Which ranks share a host, as all ranks see it: those that said so, or as the plan has it that they agreed on.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Other hosts than before, on all ranks alike.
+    pub(crate) fn set_hosts(&mut self, hosts: Hosts) {
+        if self.hosts != hosts {
+            self.schedules.clear();
+            self.hosts = hosts;
+        }
     }
 
     /// The handle that ends this generation.

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use crate::hosts::this_host;
 use crate::{CollectiveError, Identity};
 
 /// Connections that may wait to be accepted, where the system grants it: the last rank is called by all others at once.
@@ -25,6 +26,8 @@ pub struct Listener {
     address: SocketAddr,
     /// What every connection through it is proved with, on both ends.
     pub(crate) identity: Option<Identity>,
+    /// The name of the host that it is on.
+    pub(crate) host: u64,
 }
 
 impl Listener {
@@ -42,7 +45,7 @@ impl Listener {
             socket.listen(BACKLOG)?;
             socket.set_nonblocking(true)?;
             let socket = TcpListener::from(socket);
-            Ok(Self { address: socket.local_addr()?, socket, identity: None })
+            Ok(Self { address: socket.local_addr()?, socket, identity: None, host: this_host() })
         };
         listen().map_err(|source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => CollectiveError::PortInUse { address },
@@ -55,6 +58,12 @@ impl Listener {
     #[must_use]
     pub fn with_identity(self, identity: Identity) -> Self {
         Self { identity: Some(identity), ..self }
+    }
+
+    /// Has ranks that give the same number, except 0, count as sharing a host; without this, those under the same running kernel do.
+    #[must_use]
+    pub fn on_host(self, host: u64) -> Self {
+        Self { host, ..self }
     }
 
     /// The address listened on, with the port that the system chose.

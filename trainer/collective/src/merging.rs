@@ -57,8 +57,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Costs;
     use crate::algorithm::Algorithm;
+    use crate::{Costs, Hosts};
 
     fn gradients(times_and_sizes: &[(f64, usize)]) -> Vec<Ready> {
         let mut seconds = 0.0;
@@ -117,8 +117,9 @@ mod tests {
             world in 2usize..33,
         ) {
             let costs = Costs { message, wire_byte, reduced_byte: 1e-10 };
-            let of_a_ring = |bytes| costs.seconds(Algorithm::Ring, world, bytes);
-            let of_the_cheapest = |bytes| costs.seconds(costs.cheapest(world, bytes), world, bytes);
+            let hosts = Hosts::apart(world);
+            let of_a_ring = |bytes| costs.seconds(Algorithm::Ring, &hosts, bytes);
+            let of_the_cheapest = |bytes| costs.seconds(costs.cheapest(&hosts, bytes), &hosts, bytes);
             for seconds in [&of_a_ring as &dyn Fn(usize) -> f64, &of_the_cheapest] {
                 let found = last_end(&gradients, &merge(&gradients, seconds), seconds);
                 let best = mergings(gradients.len()).map(|ranges| last_end(&gradients, &ranges, seconds));

@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use crate::algorithm::Algorithm;
 use crate::group::{Group, Tag};
-use crate::{Choice, CollectiveError, Costs, MAX_PENDING, Wire};
+use crate::{Choice, CollectiveError, Costs, Hosts, MAX_PENDING, Wire};
 
 /// The most buckets of a plan: all may be pending at once, beside a few sums of another kind.
 const MAX_BUCKETS: usize = MAX_PENDING - 24;
-/// Words before the ends of the buckets.
-const HEAD: usize = 4;
+/// Words before the hosts of the ranks and the ends of the buckets: of the choice, and the number of ranks.
+const HEAD: usize = 5;
 /// The first word holds the choice's kind, and above it the number of the wire's format.
 const WIRE_SHIFT: u32 = 8;
 
@@ -23,6 +23,8 @@ pub struct Plan {
     pub choice: Choice,
     /// What gradients look like between hosts; [`Algorithm::Direct`] carries them where `choice` names none and this is no `f32`.
     pub wire: Wire,
+    /// Which ranks share a host.
+    pub hosts: Hosts,
 }
 
 /// A plan that all ranks of a group have: only [`Group::agree`] makes one, from what rank 0 proposes.
@@ -60,12 +62,16 @@ impl Plan {
     /// The plan that [`AgreedPlan::to_words`] gave; `None` for anything else.
     #[must_use]
     pub fn from_words(words: &[u64]) -> Option<Self> {
-        let ([kind, parameters @ ..], ends) = words.split_first_chunk::<HEAD>()?;
+        let ([kind, parameters @ .., ranks], rest) = words.split_first_chunk::<HEAD>()?;
+        let (hosts, ends) = rest.split_at_checked(usize::try_from(*ranks).ok()?)?;
+        let hosts =
+            hosts.iter().map(|host| u32::try_from(*host).ok()).collect::<Option<_>>().and_then(Hosts::counted)?;
         let fixed = |algorithm| Some(Choice::Always(algorithm));
         let wire = usize::try_from(kind >> WIRE_SHIFT).ok().and_then(|number| Wire::ALL.get(number)).copied()?;
         let choice = match kind & ((1 << WIRE_SHIFT) - 1) {
             0 => {
-                let [message, wire_byte, reduced_byte] = parameters.map(f64::from_bits);
+                let [message, wire_byte, reduced_byte] =
+                    [parameters[0], parameters[1], parameters[2]].map(f64::from_bits);
                 let known = [message, wire_byte, reduced_byte].iter().all(|cost| cost.is_finite() && *cost >= 0.0);
                 known.then_some(Choice::Cheapest(Costs { message, wire_byte, reduced_byte }))
             }
@@ -74,6 +80,7 @@ impl Plan {
             3 => fixed(Algorithm::HalvingDoubling),
             4 => fixed(Algorithm::DoubleTree),
             6 => fixed(Algorithm::Direct),
+            7 => fixed(Algorithm::Hierarchical),
             5 => {
                 fixed(Algorithm::Torus { columns: usize::try_from(parameters[0]).ok().filter(|columns| *columns > 0)? })
             }
@@ -86,7 +93,7 @@ impl Plan {
             buckets.push(start..end);
             start = end;
         }
-        Some(Self { buckets, choice, wire })
+        Some(Self { buckets, choice, wire, hosts })
     }
 
     fn to_words(&self) -> Vec<u64> {
@@ -100,9 +107,12 @@ impl Plan {
             Choice::Always(Algorithm::DoubleTree) => [4, 0, 0, 0],
             Choice::Always(Algorithm::Torus { columns }) => [5, columns as u64, 0, 0],
             Choice::Always(Algorithm::Direct) => [6, 0, 0, 0],
+            Choice::Always(Algorithm::Hierarchical) => [7, 0, 0, 0],
         };
         head[0] |= (self.wire as u64) << WIRE_SHIFT;
-        head.into_iter().chain(self.buckets.iter().map(|bucket| bucket.end as u64)).collect()
+        let hosts = self.hosts.numbers().iter().map(|host| u64::from(*host));
+        let ends = self.buckets.iter().map(|bucket| bucket.end as u64);
+        head.into_iter().chain([self.hosts.world() as u64]).chain(hosts).chain(ends).collect()
     }
 }
 
@@ -113,11 +123,12 @@ impl Group {
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// On rank 0, when the buckets do not tile an arena from its beginning or are about as many as [`MAX_PENDING`], or a torus' columns
-    /// do not divide the number of ranks.
+    /// On rank 0, when the buckets do not tile an arena from its beginning or are about as many as [`MAX_PENDING`], a torus' columns
+    /// do not divide the number of ranks, or the hosts are those of another number of ranks.
     pub fn agree(&mut self, propose: impl FnOnce() -> Plan) -> Result<AgreedPlan, CollectiveError> {
         let (tag, world) = (Tag { step: u64::MAX, bucket: 0 }, self.world());
         let fits = |plan: &Plan| match plan.choice {
+            _ if plan.hosts.world() != world => false,
             Choice::Always(Algorithm::Torus { columns }) => world.is_multiple_of(columns),
             Choice::Always(_) | Choice::Cheapest(_) => true,
         };
@@ -136,13 +147,14 @@ impl Group {
             expected: format!("one that tiles the arena, for {world} ranks"),
             found,
         };
-        let words_at_most = (HEAD + MAX_BUCKETS) as u64;
+        let words_at_most = (HEAD + world + MAX_BUCKETS) as u64;
         let Some(length) = usize::try_from(length[0]).ok().filter(|_| length[0] <= words_at_most) else {
             return Err(self.refuse(refused(format!("{} words", length[0]))));
         };
         words.resize(length, 0);
         self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut words))?;
         let plan = read(&words).ok_or_else(|| self.refuse(refused("another".to_owned())))?;
+        self.set_hosts(plan.hosts.clone());
         Ok(AgreedPlan(plan))
     }
 }
@@ -161,11 +173,13 @@ mod tests {
             Algorithm::DoubleTree,
             Algorithm::Torus { columns: 4 },
             Algorithm::Direct,
+            Algorithm::Hierarchical,
         ];
+        let hosts = Hosts::named(&[4, 5, 4]);
         for choice in named.map(Choice::Always).into_iter().chain([Choice::Cheapest(costs)]) {
             for buckets in [vec![], vec![0..7, 7..8], vec![0..7, 7..8, 8..1000]] {
                 for wire in Wire::ALL {
-                    let plan = Plan { buckets: buckets.clone(), choice, wire };
+                    let plan = Plan { buckets: buckets.clone(), choice, wire, hosts: hosts.clone() };
                     assert_eq!(Plan::from_words(&plan.to_words()), Some(plan));
                 }
             }
@@ -177,15 +191,18 @@ mod tests {
         let nan = f64::NAN.to_bits();
         for words in [
             &[][..],
-            &[1, 0, 0],
-            &[7, 0, 0, 0],
-            &[0x301, 0, 0, 0],
-            &[0, nan, 0, 0],
-            &[0, (-1.0_f64).to_bits(), 0, 0],
-            &[5, 0, 0, 0],
-            &[1, 0, 0, 0, 0],
-            &[1, 0, 0, 0, 7, 7],
-            &[1, 0, 0, 0, 7, 5],
+            &[1, 0, 0, 0],
+            &[9, 0, 0, 0, 0],
+            &[0x301, 0, 0, 0, 0],
+            &[0, nan, 0, 0, 0],
+            &[0, (-1.0_f64).to_bits(), 0, 0, 0],
+            &[5, 0, 0, 0, 0],
+            &[1, 0, 0, 0, 0, 0],
+            &[1, 0, 0, 0, 0, 7, 7],
+            &[1, 0, 0, 0, 0, 7, 5],
+            &[1, 0, 0, 0, 2, 0],
+            &[1, 0, 0, 0, 2, 0, 2],
+            &[1, 0, 0, 0, u64::MAX, 0],
         ] {
             assert_eq!(Plan::from_words(words), None, "{words:?}");
         }

@@ -248,7 +248,7 @@ impl Driver {
             let wire = if (tag.bucket as usize) < buckets { wire } else { Wire::F32 };
             let algorithm = match (choice, wire) {
                 (Choice::Cheapest(_), Wire::Bf16 | Wire::F16) => Algorithm::Direct,
-                (choice, _) => choice.algorithm(group.world(), size_of_val(data)),
+                (choice, _) => choice.algorithm(group.hosts(), size_of_val(data)),
             };
             group.sum(wire, algorithm, tag, data)
         })

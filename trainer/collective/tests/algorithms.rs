@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
+use lockstep_collective::Hosts;
 use lockstep_collective::algorithm::{
     Algorithm, Arrival, MAX_FRAME, Schedule, all_gather, all_reduce, all_to_all, broadcast, gather, part, reduce,
     reduce_scatter, scatter,
@@ -93,7 +94,7 @@ fn check(
 
 fn check_all_reduce(algorithm: impl Fn(usize) -> Algorithm) {
     check(
-        |rank, world, length| all_reduce(algorithm(world), rank, world, length),
+        |rank, world, length| all_reduce(algorithm(world), rank, &Hosts::apart(world), length),
         |rank, _, length| given(rank, length),
         |_, world, length| (0..length, summed(world, length)),
     );
@@ -129,6 +130,28 @@ fn every_torus_sums() {
     for nth in 0..3 {
         check_all_reduce(|world| Algorithm::Torus { columns: divisor(world, nth) });
     }
+}
+
+#[test]
+fn hierarchies_of_hosts_sum() {
+    for seed in 0..4 {
+        check(
+            |rank, world, length| all_reduce(Algorithm::Hierarchical, rank, &hosts(world, seed), length),
+            |rank, _, length| given(rank, length),
+            |_, world, length| (0..length, summed(world, length)),
+        );
+    }
+}
+
+/// All ranks on one host, each on its own, in turns on two, and anyhow.
+fn hosts(world: usize, seed: usize) -> Hosts {
+    let mut next = 0;
+    let numbers = (0..world).map(|rank| {
+        let host = [0, rank, rank % 2, rank * rank % 7 % (next + 1)][seed].min(next);
+        next = next.max(host + 1);
+        host as u32
+    });
+    Hosts::counted(numbers.collect()).expect("counted in the order of first ranks")
 }
 
 /// The divisor that comes `nth` from the middle.
@@ -212,9 +235,11 @@ fn all_ranks_end_with_the_same_bits() {
             Algorithm::HalvingDoubling,
             Algorithm::DoubleTree,
             Algorithm::Direct,
+            Algorithm::Hierarchical,
             torus,
         ] {
-            let schedules: Vec<Schedule> = (0..world).map(|rank| all_reduce(algorithm, rank, world, 1000)).collect();
+            let hosts = hosts(world, 3);
+            let schedules: Vec<Schedule> = (0..world).map(|rank| all_reduce(algorithm, rank, &hosts, 1000)).collect();
             let uneven = |rank: usize| (0..1000).map(|index| 1.0 / (rank * 1000 + index + 3) as f64).collect();
             let run = |room, seed| carried_out(&schedules, (0..world).map(uneven).collect(), room, seed);
             let (first, second) = (run(1, 5), run(3, 77));
@@ -247,7 +272,8 @@ fn doubling_and_halving_add_as_one_binary_tree_over_the_ranks() {
     let whole = canonical((0..64).map(part).collect());
     for algorithm in [Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling] {
         for world in 1..=64 {
-            let schedules: Vec<Schedule> = (0..world).map(|rank| all_reduce(algorithm, rank, world, 77)).collect();
+            let hosts = Hosts::apart(world);
+            let schedules: Vec<Schedule> = (0..world).map(|rank| all_reduce(algorithm, rank, &hosts, 77)).collect();
             let held = (0..world).map(|rank| canonical(held_parts(rank, world).map(part).collect())).collect();
             let sums = carried_out(&schedules, held, 1, world as u64);
             assert!(sums.iter().all(|sum| *sum == whole), "{algorithm:?} of {world}: other bits");
@@ -270,15 +296,38 @@ fn no_rank_sends_more_than_its_algorithm_says() {
             (Algorithm::DoubleTree, 2.0),
             (Algorithm::Direct, share),
             (Algorithm::Torus { columns: divisor(world, 0) }, share),
+            (Algorithm::Hierarchical, share),
         ] {
+            let hosts = Hosts::apart(world);
             for rank in 0..world {
-                let sends = all_reduce(algorithm, rank, world, length).sends;
+                let sends = all_reduce(algorithm, rank, &hosts, length).sends;
                 let sent: usize = sends.iter().map(|send| send.elements.len()).sum();
                 assert!(
                     sent as f64 <= 1.01 * most * length as f64,
                     "{algorithm:?}: rank {rank} of {world} sends {sent}"
                 );
                 assert!(sends.iter().all(|send| send.elements.len() <= MAX_FRAME));
+            }
+        }
+    }
+}
+
+/// Whatever ranks a host has, each part of the elements crosses its line as often as in a ring of the hosts.
+#[test]
+fn a_hierarchy_sends_between_hosts_what_a_ring_of_them_would() {
+    let length = 1 << 20;
+    for world in 2..=MOST_RANKS {
+        for seed in 1..4 {
+            let hosts = hosts(world, seed);
+            let ranks = hosts.ranks();
+            let count = ranks.len() as f64;
+            for (host, row) in ranks.iter().enumerate() {
+                let sends =
+                    row.iter().flat_map(|rank| all_reduce(Algorithm::Hierarchical, *rank, &hosts, length).sends);
+                let leaving = sends.filter(|send| hosts.numbers()[send.to] as usize != host);
+                let sent: usize = leaving.map(|send| send.elements.len()).sum();
+                let most = 2.0 * (count - 1.0) / count * length as f64;
+                assert!((0.99 * most..=1.01 * most).contains(&(sent as f64)), "{sent} of {most}: {hosts:?}");
             }
         }
     }

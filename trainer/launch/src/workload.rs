@@ -222,9 +222,10 @@ pub struct Communication {
     /// Transport: auto (memory that workers share where all of them run on one host at one address, else tcp) or tcp. A named
     /// algorithm goes over tcp. Default: auto.
     pub backend: CommunicationBackend,
-    /// How gradients are summed: auto (what a cost model finds cheapest for the number of workers and the bytes), ring,
-    /// recursiveDoubling, halvingDoubling, doubleTree, torus, direct or canonicalTree. The last one gives the same bits for any number
-    /// of workers up to 64, for the price of passing each of a batch's 64 parts through the network by itself. Default: auto.
+    /// How gradients are summed: auto (what a cost model finds cheapest for the workers, the hosts that they share and the bytes), ring,
+    /// recursiveDoubling, halvingDoubling, doubleTree, torus, hierarchical (within hosts, then between them), direct or canonicalTree.
+    /// The last one gives the same bits for any number of workers up to 64, for the price of passing each of a batch's 64 parts through
+    /// the network by itself. Default: auto.
     pub algorithm: CommunicationAlgorithm,
     /// Number format of gradients between workers that share no memory: f32, bf16 or f16. The last two halve the bytes and round
     /// each gradient twice, as it is sent and as its sum is; sums are formed in f32. Not with a named algorithm but direct.
@@ -295,6 +296,7 @@ pub enum CommunicationAlgorithm {
     HalvingDoubling,
     DoubleTree,
     Torus,
+    Hierarchical,
     Direct,
     CanonicalTree,
 }

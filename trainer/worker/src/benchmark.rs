@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockstep_collective::algorithm::Algorithm;
-use lockstep_collective::{Choice, CollectiveError, Costs, Group, Reduction, SharedArena, Tag, Wire};
+use lockstep_collective::{Choice, CollectiveError, Costs, Group, Hosts, Reduction, SharedArena, Tag, Wire};
 use lockstep_elastic::Digest;
 use lockstep_launch::{
     BenchmarkReport, ChosenFrom, Collectives, CollectivesReport, Communication, CommunicationAlgorithm, Ending,
@@ -64,8 +64,9 @@ pub(crate) fn measure(
     let algorithm = by_messages(communication);
     let costs = group.measure_costs().map_err(Failure::broken)?;
     let choice = named(algorithm, world).unwrap_or_else(|| Choice::Cheapest(costs.unwrap_or_default()));
-    let candidates = candidates(algorithm, world, over_memory);
-    let chosen = |bytes: u64| chosen(&candidates, choice, world, bytes);
+    let hosts = group.hosts().clone();
+    let candidates = candidates(algorithm, &hosts, over_memory);
+    let chosen = |bytes: u64| chosen(&candidates, choice, &hosts, bytes);
     let sizes: Vec<u64> = collectives.sizes().collect();
     let mut report = CollectivesReport {
         workers: formed.world,
@@ -202,8 +203,8 @@ impl Ranks<'_> {
 }
 
 /// What is measured: the algorithm that the job names, else every one that differs from the others among so many ranks.
-fn candidates(wanted: CommunicationAlgorithm, world: usize, over_memory: bool) -> Vec<Candidate> {
-    let by_messages = |algorithm: CommunicationAlgorithm| match named(algorithm, world) {
+fn candidates(wanted: CommunicationAlgorithm, hosts: &Hosts, over_memory: bool) -> Vec<Candidate> {
+    let by_messages = |algorithm: CommunicationAlgorithm| match named(algorithm, hosts.world()) {
         Some(Choice::Always(means)) => Some(Candidate { name: algorithm.to_string(), means: Means::Messages(means) }),
         Some(Choice::Cheapest(_)) | None => None,
     };
@@ -212,8 +213,12 @@ fn candidates(wanted: CommunicationAlgorithm, world: usize, over_memory: bool) -
         return std::iter::once(only).chain(over_memory.then_some(memory)).collect();
     }
     let all = std::iter::successors(after(CommunicationAlgorithm::Auto), |algorithm| after(*algorithm));
-    // A torus of one column is a ring.
-    let differs = |candidate: &Candidate| candidate.means != Means::Messages(Algorithm::Torus { columns: 1 });
+    let differs = |candidate: &Candidate| match candidate.means {
+        // It is a ring.
+        Means::Messages(Algorithm::Torus { columns: 1 }) => false,
+        Means::Messages(Algorithm::Hierarchical) => hosts.are_mixed(),
+        Means::Messages(_) | Means::Memory => true,
+    };
     all.filter_map(by_messages).filter(differs).chain(over_memory.then_some(memory)).collect()
 }
 
@@ -225,15 +230,16 @@ fn after(algorithm: CommunicationAlgorithm) -> Option<CommunicationAlgorithm> {
         CommunicationAlgorithm::RecursiveDoubling => Some(CommunicationAlgorithm::HalvingDoubling),
         CommunicationAlgorithm::HalvingDoubling => Some(CommunicationAlgorithm::DoubleTree),
         CommunicationAlgorithm::DoubleTree => Some(CommunicationAlgorithm::Torus),
-        CommunicationAlgorithm::Torus => Some(CommunicationAlgorithm::Direct),
+        CommunicationAlgorithm::Torus => Some(CommunicationAlgorithm::Hierarchical),
+        CommunicationAlgorithm::Hierarchical => Some(CommunicationAlgorithm::Direct),
         // The tree is halving and doubling; what is its own is the order of the terms.
         CommunicationAlgorithm::Direct | CommunicationAlgorithm::CanonicalTree => None,
     }
 }
 
 /// What training does with so many bytes.
-fn chosen(candidates: &[Candidate], choice: Choice, world: usize, bytes: u64) -> Option<&Candidate> {
-    let by_messages = Means::Messages(choice.algorithm(world, usize::try_from(bytes).unwrap_or(usize::MAX)));
+fn chosen<'a>(candidates: &'a [Candidate], choice: Choice, hosts: &Hosts, bytes: u64) -> Option<&'a Candidate> {
+    let by_messages = Means::Messages(choice.algorithm(hosts, usize::try_from(bytes).unwrap_or(usize::MAX)));
     let with = |means: Means| candidates.iter().find(|candidate| candidate.means == means);
     with(Means::Memory).or_else(|| with(by_messages))
 }
@@ -267,7 +273,7 @@ mod tests {
     use super::*;
 
     fn names(wanted: CommunicationAlgorithm, world: usize, over_memory: bool) -> Vec<String> {
-        candidates(wanted, world, over_memory).into_iter().map(|candidate| candidate.name).collect()
+        candidates(wanted, &Hosts::apart(world), over_memory).into_iter().map(|candidate| candidate.name).collect()
     }
 
     #[test]
@@ -278,20 +284,30 @@ mod tests {
     }
 
     #[test]
+    fn hierarchies_are_measured_where_some_workers_share_a_host() {
+        let mixed = Hosts::counted(vec![0, 0, 1]).expect("counted");
+        for (hosts, measured) in [(Hosts::apart(3), false), (mixed, true)] {
+            let all = candidates(CommunicationAlgorithm::Auto, &hosts, false);
+            assert_eq!(all.iter().any(|candidate| candidate.name == "hierarchical"), measured, "{hosts:?}");
+        }
+    }
+
+    #[test]
     fn what_the_job_names_is_measured_alone() {
         assert_eq!(names(CommunicationAlgorithm::Torus, 3, false), ["torus"]);
     }
 
     #[test]
     fn memory_is_chosen_where_it_is_shared() {
-        let all = candidates(CommunicationAlgorithm::Auto, 4, true);
-        let found = chosen(&all, Choice::default(), 4, 1 << 20).map(|candidate| candidate.name.as_str());
+        let hosts = Hosts::apart(4);
+        let all = candidates(CommunicationAlgorithm::Auto, &hosts, true);
+        let found = chosen(&all, Choice::default(), &hosts, 1 << 20).map(|candidate| candidate.name.as_str());
         assert_eq!(found, Some("memory"));
     }
 
     #[test]
     fn choices_tell_where_one_algorithm_takes_over_from_another() {
-        let all = candidates(CommunicationAlgorithm::Auto, 4, false);
+        let all = candidates(CommunicationAlgorithm::Auto, &Hosts::apart(4), false);
         let (few_messages, few_bytes) = (&all[1], &all[0]);
         let found =
             choices(&Collectives::default(), |bytes| Some(if bytes < 10_000 { few_messages } else { few_bytes }));

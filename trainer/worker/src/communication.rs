@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    AgreedPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Plan, Ready, Reduction, Tag, Wire, last_end,
-    merge, plan_buckets,
+    AgreedPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Hosts, Plan, Ready, Reduction, Tag, Wire,
+    last_end, merge, plan_buckets,
 };
 use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport, Encryption, Link, WireFormat};
 use serde::{Deserialize, Serialize};
@@ -64,8 +64,9 @@ pub(crate) fn agree(
     group.broadcast(0, tag(1), &mut measures)?;
     let measured = if measures == [1] { group.measure_costs()? } else { None };
     let costs = measured.or(known.filter(|_| useful && !over_memory));
+    let hosts = group.hosts().clone();
     let plan = group
-        .agree(|| recorded.unwrap_or_else(|| proposed(settings, algorithm, world, ready_order, &means.ready, costs)))?;
+        .agree(|| recorded.unwrap_or_else(|| proposed(settings, algorithm, hosts, ready_order, &means.ready, costs)))?;
     let first_ready_ms = means.ready.first().copied().unwrap_or_default() * 1e3;
     let report = CommunicationReport {
         link: if over_memory { Link::Memory } else { Link::Tcp },
@@ -109,12 +110,12 @@ fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<P
 fn proposed(
     settings: &Communication,
     algorithm: CommunicationAlgorithm,
-    world: usize,
+    hosts: Hosts,
     ready_order: &[Range<usize>],
     ready: &[f64],
     costs: Option<Costs>,
 ) -> Plan {
-    let choice = named(algorithm, world).unwrap_or(Choice::Cheapest(costs.unwrap_or_default()));
+    let choice = named(algorithm, hosts.world()).unwrap_or(Choice::Cheapest(costs.unwrap_or_default()));
     let wire = wire(settings.wire);
     let fixed = |bytes: usize| plan_buckets(ready_order, bytes, FIRST_BUCKET_BYTES.min(bytes));
     let buckets = match (settings.bucket_bytes, costs) {
@@ -132,7 +133,7 @@ fn proposed(
                 .collect();
             let seconds = |bytes| {
                 let sent = bytes / size_of::<f32>() * wire.bytes();
-                costs.seconds(choice.algorithm(world, sent), world, sent)
+                costs.seconds(choice.algorithm(&hosts, sent), &hosts, sent)
             };
             let merged = merge(&gradients, seconds);
             let exposed = last_end(&gradients, &merged, seconds) - ready.last().copied().unwrap_or_default();
@@ -146,7 +147,7 @@ fn proposed(
             merged.iter().map(|range| ready_order[range.start].start..ready_order[range.end - 1].end).collect()
         }
     };
-    Plan { buckets, choice, wire }
+    Plan { buckets, choice, wire, hosts }
 }
 
 /// As the collectives call it.
@@ -175,6 +176,7 @@ pub(crate) fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<C
         CommunicationAlgorithm::HalvingDoubling => Algorithm::HalvingDoubling,
         CommunicationAlgorithm::DoubleTree => Algorithm::DoubleTree,
         CommunicationAlgorithm::Torus => Algorithm::torus(world),
+        CommunicationAlgorithm::Hierarchical => Algorithm::Hierarchical,
         CommunicationAlgorithm::Direct => Algorithm::Direct,
         CommunicationAlgorithm::CanonicalTree => Algorithm::HalvingDoubling,
     };
@@ -197,7 +199,7 @@ mod tests {
     const READY: [f64; 3] = [1e-3, 2e-3, 3e-3];
 
     fn buckets(settings: &Communication, costs: Option<Costs>) -> Vec<Range<usize>> {
-        proposed(settings, by_messages(settings), 4, &READY_ORDER, &READY, costs).buckets
+        proposed(settings, by_messages(settings), Hosts::apart(4), &READY_ORDER, &READY, costs).buckets
     }
 
     fn costs(message: f64, wire_byte: f64) -> Option<Costs> {
@@ -220,7 +222,7 @@ mod tests {
     fn a_named_size_and_a_named_algorithm_are_taken_as_they_are() {
         let algorithm = CommunicationAlgorithm::HalvingDoubling;
         let named = Communication { bucket_bytes: Some(ByteSize::mebibytes(8)), algorithm, ..Communication::default() };
-        let plan = proposed(&named, algorithm, 4, &READY_ORDER, &READY, costs(1e-6, 1e-8));
+        let plan = proposed(&named, algorithm, Hosts::apart(4), &READY_ORDER, &READY, costs(1e-6, 1e-8));
         assert_eq!(plan.choice, Choice::Always(Algorithm::HalvingDoubling));
         assert_eq!(plan.buckets, plan_buckets(&READY_ORDER, 8 << 20, FIRST_BUCKET_BYTES));
     }
@@ -228,24 +230,25 @@ mod tests {
     #[test]
     fn a_narrow_format_is_planned_for_the_one_algorithm_that_carries_it() {
         let narrow = Communication { wire: WireFormat::Bf16, ..Communication::default() };
-        let plan = proposed(&narrow, by_messages(&narrow), 8, &READY_ORDER, &READY, costs(1e-6, 1e-8));
+        let plan = proposed(&narrow, by_messages(&narrow), Hosts::apart(8), &READY_ORDER, &READY, costs(1e-6, 1e-8));
         assert_eq!((plan.choice, plan.wire), (Choice::Always(Algorithm::Direct), Wire::Bf16));
     }
 
     #[test]
     fn a_canonical_tree_is_summed_at_once() {
         let tree = Communication { algorithm: CommunicationAlgorithm::CanonicalTree, ..Communication::default() };
-        let plan = proposed(&tree, tree.algorithm, 4, &READY_ORDER, &READY, None);
+        let plan = proposed(&tree, tree.algorithm, Hosts::apart(4), &READY_ORDER, &READY, None);
         assert_eq!(plan.choice, Choice::Always(Algorithm::HalvingDoubling));
         assert!(matches!(&plan.buckets[..], [whole] if *whole == (0..301_000)), "{:?}", plan.buckets);
     }
 
     #[test]
     fn a_record_is_replayed_under_the_same_circumstances_only() {
-        let plan = Plan { buckets: vec![0..5, 5..10], choice: Choice::Always(Algorithm::Ring), wire: Wire::Bf16 };
+        let choice = Choice::Always(Algorithm::Ring);
+        let plan = Plan { buckets: vec![0..5, 5..10], choice, wire: Wire::Bf16, hosts: Hosts::apart(2) };
         let made =
             || Recorded { world: 4, over_memory: false, communication: Communication::default(), words: Vec::new() };
-        let words = vec![0x101, 0, 0, 0, 5, 10];
+        let words = vec![0x101, 0, 0, 0, 2, 0, 1, 5, 10];
         let record = serde_json::to_string(&Recorded { words, ..made() }).expect("serialises");
         assert_eq!(replayed(&record, &made(), 10), Some(plan));
         let fixed = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };

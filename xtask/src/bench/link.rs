@@ -1,7 +1,8 @@
 //! Sums over a line of so many Gb/s between two network namespaces: what of it they use, against iperf3 on the same line in the same
-//! turn, and what TLS costs.
+//! turn, what TLS costs, and what knowing who shares a host saves where several ranks do.
 //!
-//! Of two ranks each sends every byte of a sum once, so that a sum of S bytes in t seconds carries S/t in each direction.
+//! Of two ranks each sends every byte of a sum once, so that a sum of S bytes in t seconds carries S/t in each direction. iperf3 sends in one:
+//! where it sends in both, the acknowledgements of one queue behind the bytes of the other, and it reaches half.
 
 use std::{
     collections::BTreeMap,
@@ -30,14 +31,21 @@ const LINES: [(f64, bool); 2] = [(1.0, false), (5.0, true)];
 const SIZES: [usize; 2] = [16 << 20, 64 << 20];
 /// Of iperf3's rate.
 const GOAL: f64 = 0.97;
-/// Of iperf3's rate in one direction, for a state that a peer hands over.
+/// Of iperf3's rate, for a state that a peer hands over.
 const STATE_GOAL: f64 = 0.85;
 const STATE_BYTES: usize = 100 << 20;
 const STATE_LINE: f64 = 5.0;
 /// Of the rate without TLS.
 const TLS_GOAL: f64 = 0.8;
+/// The ends at which ranks are, as they happen to be numbered, and how many times sooner than without knowing it, over this line.
+const SHARED: [usize; 4] = [0, 1, 0, 1];
+const SHARED_LINE: f64 = 1.0;
+const SHARED_BYTES: usize = 16 << 20;
+const SHARED_GOAL: f64 = 1.5;
 /// MiB that are summed a size.
 const BUDGET: &str = "512";
+/// Of rank 0; each further rank has the next one.
+const FIRST_PORT: usize = 7071;
 const IPERF: &str = "iperf3";
 /// How long iperf3 may take to listen.
 const LISTENS: Duration = Duration::from_secs(10);
@@ -66,12 +74,12 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         let (mut rates, mut disturbed) = (BTreeMap::<Side, Vec<f64>>::new(), false);
         for _ in 0..rounds {
             let (watch, before) = (Watch::start(), load::children());
-            rates.entry(Side::Iperf).or_default().push(programs.iperf(Directions::Both)?);
+            rates.entry(Side::Iperf).or_default().push(programs.iperf()?);
             for (is_tls, side) in [(false, Side::Plain as fn(usize) -> Side), (true, Side::Tls)] {
                 if is_tls && !with_tls {
                     continue;
                 }
-                for (bytes, rate) in programs.rates("auto", &SIZES, is_tls)? {
+                for (bytes, rate) in programs.rates("auto", &SIZES, Ranks { is_tls, ..Ranks::PAIR })? {
                     rates.entry(side(bytes)).or_default().push(rate);
                 }
             }
@@ -96,7 +104,30 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             }
         }
     }
-    Ok(())
+    shared_hosts(book, rounds, Programs { ours, folder, line: Line::of(SHARED_LINE)? })
+}
+
+/// How much sooner ranks are done that know which of them share a host.
+fn shared_hosts(book: &mut Book, rounds: usize, programs: Programs) -> anyhow::Result<()> {
+    let (mut known, mut unknown, mut disturbed) = (Vec::new(), Vec::new(), false);
+    for _ in 0..rounds {
+        let (watch, before) = (Watch::start(), load::children());
+        for (knows_hosts, rates) in [(true, &mut known), (false, &mut unknown)] {
+            let ranks = Ranks { ends: &SHARED, knows_hosts, is_tls: false };
+            rates.extend(programs.rates("auto", &[SHARED_BYTES], ranks)?.into_iter().map(|(_, rate)| rate));
+        }
+        disturbed |= watch.disturbed(load::children().saturating_sub(before));
+    }
+    let seconds = |rates: &mut Vec<f64>| SHARED_BYTES as f64 / median(rates);
+    book.write(&Figure {
+        case: &format!("{} MiB over {SHARED_LINE} Gb/s, 4 ranks on 2 hosts", SHARED_BYTES >> 20),
+        unit: "s",
+        ours: seconds(&mut known),
+        peer: Some(("hosts unknown", seconds(&mut unknown))),
+        goal: SHARED_GOAL,
+        better: Better::Less,
+        disturbed,
+    })
 }
 
 /// How fast a peer hands a state over, as those that hold it do when a member has to copy it.
@@ -110,8 +141,8 @@ pub(crate) fn state_transfer(book: &mut Book, effort: Effort) -> anyhow::Result<
     let (mut peer, mut ours, mut disturbed) = (Vec::new(), Vec::new(), false);
     for _ in 0..rounds {
         let (watch, before) = (Watch::start(), load::children());
-        peer.push(programs.iperf(Directions::One)?);
-        ours.extend(programs.rates("send", &[STATE_BYTES], false)?.into_iter().map(|(_, rate)| rate));
+        peer.push(programs.iperf()?);
+        ours.extend(programs.rates("send", &[STATE_BYTES], Ranks::PAIR)?.into_iter().map(|(_, rate)| rate));
         disturbed |= watch.disturbed(load::children().saturating_sub(before));
     }
     let seconds = |rates: &mut Vec<f64>| STATE_BYTES as f64 / median(rates);
@@ -136,11 +167,18 @@ fn prepare() -> anyhow::Result<(PathBuf, PathBuf)> {
     Ok((folder, cargo::build()?.join("examples/bandwidth")))
 }
 
-/// Of a line that are used at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Directions {
-    One,
-    Both,
+/// A group over the line.
+#[derive(Clone, Copy)]
+struct Ranks {
+    /// The end at which each rank is.
+    ends: &'static [usize],
+    knows_hosts: bool,
+    is_tls: bool,
+}
+
+impl Ranks {
+    /// One at each end.
+    const PAIR: Self = Self { ends: &[0, 1], knows_hosts: true, is_tls: false };
 }
 
 struct Programs {
@@ -150,8 +188,8 @@ struct Programs {
 }
 
 impl Programs {
-    /// Bytes a second that iperf3 carries in a direction; where it sends in both, as sums do, their mean.
-    fn iperf(&self, directions: Directions) -> anyhow::Result<f64> {
+    /// Bytes a second that iperf3 carries in one direction.
+    fn iperf(&self) -> anyhow::Result<f64> {
         let [seconds, omitted] = IPERF_SECONDS;
         let mut server = self.line.command(1, Path::new(IPERF));
         let _server = Running(server.arg("-s").stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
@@ -159,12 +197,9 @@ impl Programs {
         loop {
             let mut client = self.line.command(0, Path::new(IPERF));
             client.args(["--client", line::ENDS[1], "--time", seconds, "--omit", omitted, "--json"]);
-            client.args((directions == Directions::Both).then_some("--bidir"));
             let told: Value = serde_json::from_slice(&client.output()?.stdout).context("iperf3 prints JSON")?;
-            let bits = |sum: &str| told["end"][sum]["bits_per_second"].as_f64();
-            let back = if directions == Directions::Both { "sum_received_bidir_reverse" } else { "sum_received" };
-            match bits("sum_received").zip(bits(back)) {
-                Some((there, back)) => return Ok((there + back) / 2.0 / 8.0),
+            match told["end"]["sum_received"]["bits_per_second"].as_f64() {
+                Some(bits) => return Ok(bits / 8.0),
                 None => ensure!(Instant::now() < deadline, "iperf3: {}", told["error"]),
             }
             thread::sleep(Duration::from_millis(100));
@@ -172,21 +207,25 @@ impl Programs {
     }
 
     /// Bytes a second that our own operations of each size carry.
-    fn rates(&self, operation: &str, sizes: &[usize], is_tls: bool) -> anyhow::Result<Vec<(usize, f64)>> {
+    fn rates(&self, operation: &str, sizes: &[usize], group: Ranks) -> anyhow::Result<Vec<(usize, f64)>> {
+        let Ranks { ends, knows_hosts, is_tls } = group;
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-        let peers = line::ENDS.map(|end| format!("{end}:7071")).join(" ");
-        let ranks = [0, 1].map(|rank| {
-            let mut command = self.line.command(rank, &self.ours);
-            command.args(["2", operation, &sizes.join(","), BUDGET]).env("BANDWIDTH_RANK", format!("{rank} {peers}"));
+        let address = |(rank, end): (usize, &usize)| format!("{}:{}", line::ENDS[*end], FIRST_PORT + rank);
+        let peers: Vec<String> = ends.iter().enumerate().map(address).collect();
+        let start = |(rank, end): (usize, &usize)| {
+            let mut command = self.line.command(*end, &self.ours);
+            command.args([&ends.len().to_string(), operation, &sizes.join(","), BUDGET]);
+            command.env("BANDWIDTH_RANK", format!("{rank} {}", peers.join(" ")));
+            // Both ends are under one kernel.
+            command.env("BANDWIDTH_HOST", (1 + if knows_hosts { *end } else { rank }).to_string());
             if is_tls {
                 command.env("BANDWIDTH_CREDENTIALS", &self.folder);
             }
             command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().map(Running)
-        });
-        let [first, second] = ranks;
-        let (mut first, second) = (first?, second?);
-        let told = first.output()?;
-        drop((first, second));
+        };
+        let mut ranks = ends.iter().enumerate().map(start).collect::<Result<Vec<Running>, _>>()?;
+        let told = ranks[0].output()?;
+        drop(ranks);
         let figure = |line: &str| {
             let line: Value = serde_json::from_str(line).ok()?;
             let bytes = line["bytes"].as_u64()?;

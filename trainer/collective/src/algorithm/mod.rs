@@ -8,6 +8,7 @@
 mod direct;
 mod doubling;
 mod halving;
+mod hierarchical;
 mod ring;
 mod rooted;
 mod torus;
@@ -16,6 +17,8 @@ mod tree;
 use std::ops::Range;
 
 use ring::Ring;
+
+use crate::Hosts;
 
 /// Elements of the longest frame: 256 KiB of f32, which stay in the second-level cache until they are forwarded.
 pub const MAX_FRAME: usize = 64 * 1024;
@@ -76,8 +79,10 @@ pub enum Algorithm {
     DoubleTree,
     /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, in two hops: every rank reduces one part of all others' elements by itself.
     Direct,
-    /// A ring in each row, then in each column, then in each row again; rows are hosts, or rows of a torus of `columns` ranks.
-    /// (Mikami et al., arXiv 1811.05233)
+    /// Within hosts, between them, and within them again: with H hosts of k ranks each 2(k+H−2)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, of which
+    /// only 2(H−1)/H·Sβ go over a host's line to the others. (Goyal et al., arXiv 1706.02677, §4)
+    Hierarchical,
+    /// A ring in each row, then in each column, then in each row again. (Mikami et al., arXiv 1811.05233)
     /// 2(X+Y−2)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for X columns and Y rows.
     Torus {
         /// Ranks of a row; a divisor of the number of ranks.
@@ -97,10 +102,11 @@ impl Algorithm {
 /// The sum, or another reduction, of `length` elements over all ranks, on all ranks.
 ///
 /// # Panics
-/// When `rank` is not below `world`, or a torus' columns do not divide `world`.
+/// When `rank` is not among those of `hosts`, or a torus' columns do not divide their number.
 #[must_use]
-pub fn all_reduce(algorithm: Algorithm, rank: usize, world: usize, length: usize) -> Schedule {
-    built(rank, world, |builder| match algorithm {
+pub fn all_reduce(algorithm: Algorithm, rank: usize, hosts: &Hosts, length: usize) -> Schedule {
+    built(rank, hosts.world(), |builder| match algorithm {
+        Algorithm::Hierarchical => hierarchical::all_reduce(builder, hosts, length),
         Algorithm::Ring => ring::all_reduce(builder, length),
         Algorithm::RecursiveDoubling => doubling::all_reduce(builder, length),
         Algorithm::HalvingDoubling => halving::all_reduce(builder, length),

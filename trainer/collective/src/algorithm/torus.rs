@@ -1,5 +1,5 @@
 //! Rings along the rows, along the columns, and along the rows again: 2(X−1) + 2(Y−1) hops instead of 2(XY−1), and only one column's
-//! share of the elements crosses between rows. With a row per host that is the hierarchical algorithm.
+//! share of the elements crosses between rows.
 
 use super::{Builder, part, ring::Ring};
 

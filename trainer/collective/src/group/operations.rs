@@ -254,12 +254,12 @@ impl Group {
         coding: Coding,
     ) -> Result<Transferred, CollectiveError> {
         self.abort.check()?;
-        let (Seat { job, generation, rank }, world) = (self.seat, self.world());
+        let Seat { job, generation, rank } = self.seat;
         if self.schedules.len() == MAX_SCHEDULES && !self.schedules.contains_key(&(operation, length)) {
             self.schedules.clear();
         }
         let schedule =
-            self.schedules.entry((operation, length)).or_insert_with(|| operation.schedule(rank, world, length));
+            self.schedules.entry((operation, length)).or_insert_with(|| operation.schedule(rank, &self.hosts, length));
         let Tag { step, bucket } = tag;
         let header = Header {
             kind: Kind::Segment,

@@ -3,7 +3,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    Abort, Call, CollectiveError, Communicator, Costs, HEADER_BYTES, Header, Kind, Limits, Listener,
+    Abort, Call, CollectiveError, Communicator, Costs, HEADER_BYTES, Header, Hosts, Kind, Limits, Listener,
 };
 
 use crate::group::{GENERATION, JOB, ends, listener, seat};
@@ -61,7 +61,7 @@ pub(crate) fn until_closed(stream: &mut TcpStream) {
 /// The frame that rank 1 expects first, with its payload of zeros.
 pub(crate) fn expected_frame() -> (Header, Vec<u8>) {
     let payload = vec![0; LENGTH * 4];
-    let algorithm = Costs::default().cheapest(2, payload.len());
+    let algorithm = Costs::default().cheapest(&Hosts::apart(2), payload.len());
     assert_eq!(algorithm, Algorithm::RecursiveDoubling);
     let header = Header {
         kind: Kind::Segment,

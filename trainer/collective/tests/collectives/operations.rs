@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 use lockstep_collective::algorithm::{Algorithm, part};
 use lockstep_collective::{
-    Choice, CollectiveError, Element, Group, Limits, Plan, Reduction, Tag, Transferred, Waiting, Wire,
+    Abort, Choice, CollectiveError, Element, Group, Hosts, Limits, Plan, Reduction, Tag, Transferred, Waiting, Wire,
 };
 
-use crate::group::{PATIENT, bare_group, ends};
+use crate::group::{PATIENT, bare_group, ends, listener, ranks_at, seat};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
 
@@ -18,6 +18,7 @@ fn algorithms(world: usize) -> Vec<Algorithm> {
         Algorithm::HalvingDoubling,
         Algorithm::DoubleTree,
         Algorithm::Direct,
+        Algorithm::Hierarchical,
     ]
     .into_iter()
     .chain(rows.map(|columns| Algorithm::Torus { columns }))
@@ -48,6 +49,31 @@ fn every_algorithm_sums_over_sockets() {
                     }
                 }
             })
+        });
+    }
+}
+
+#[test]
+fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
+    for names in [&[1, 2, 1][..], &[5, 5, 9, 9], &[1, 2, 2, 0, 0, 2]] {
+        let listeners = names.iter().map(|name| listener().on_host(*name)).collect();
+        ranks_at(listeners, |listener, rank, peers| {
+            let mut group = Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
+            assert!(group.hosts().are_mixed(), "{:?}", group.hosts());
+            for length in [0, 1, 7, 999] {
+                let mut data = given(rank, length);
+                group.all_reduce(Algorithm::Hierarchical, TAG, &mut data, Reduction::Sum).unwrap();
+                assert_eq!(data, sum(names.len(), length));
+            }
+            // As a replay has it, wherever it runs.
+            let hosts = Hosts::apart(names.len());
+            let plan =
+                || Plan { buckets: vec![0..7, 7..9], choice: Choice::default(), wire: Wire::F32, hosts: hosts.clone() };
+            group.agree(plan).unwrap();
+            assert_eq!(group.hosts(), &hosts);
+            let mut data = given(rank, 999);
+            group.all_reduce(Algorithm::Hierarchical, TAG, &mut data, Reduction::Sum).unwrap();
+            assert_eq!(data, sum(names.len(), 999));
         });
     }
 }
@@ -196,11 +222,11 @@ fn all_ranks_have_the_plan_that_rank_0_proposes() {
             let rank = group.seat().rank;
             let propose = || {
                 assert_eq!(rank, 0, "only rank 0 is asked");
-                Plan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16 }
+                Plan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16, hosts: Hosts::apart(3) }
             };
             group.agree(propose).unwrap()
         })
     });
-    let whole = Plan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16 };
+    let whole = Plan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16, hosts: Hosts::apart(3) };
     assert!(plans.iter().all(|plan| Plan::from_words(&plan.to_words()).as_ref() == Some(&whole)), "{plans:?}");
 }

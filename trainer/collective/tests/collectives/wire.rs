@@ -107,7 +107,8 @@ fn the_plans_buckets_travel_in_its_format_and_other_numbers_as_they_are() {
     ends(move || {
         bare_group(2, PATIENT, |mut group| {
             let choice = Choice::default();
-            let plan = group.agree(|| Plan { buckets: vec![0..10, 10..30], choice, wire: Wire::Bf16 }).unwrap();
+            let (buckets, hosts) = (vec![0..10, 10..30], group.hosts().clone());
+            let plan = group.agree(|| Plan { buckets, choice, wire: Wire::Bf16, hosts }).unwrap();
             let mut communicator = Communicator::over(group).unwrap();
             communicator.follow(&plan);
             for bucket in 0..3 {

@@ -1,0 +1,43 @@
+//! Within hosts, between them, and within them again: as many ranks of each host as the smallest one has own a part of the elements each.
+//! They sum it up over their host, go round a ring of the hosts with it, and hand it to the others of their host.
+
+use crate::Hosts;
+
+use super::{Arrival, Builder, MAX_FRAME, part};
+
+/// Hops of the whole between two hops of a segment: segments are on their way between hosts while others are summed up within them.
+const LAG: usize = 4;
+
+pub(super) fn all_reduce(builder: &mut Builder, hosts: &Hosts, length: usize) {
+    let rows = hosts.ranks();
+    let (count, owners) = (hosts.count(), hosts.emptiest());
+    let segments = length.div_ceil(owners * count).div_ceil(MAX_FRAME).max(1);
+    let lag = LAG.min(segments);
+    for index in 0..segments {
+        let segment = part(&(0..length), segments, index);
+        let hop = |hop: usize| index + lag * hop;
+        for owner in 0..owners {
+            let owned = part(&segment, owners, owner);
+            let mut within = |hop: usize, gathers: bool| {
+                for row in &rows {
+                    for rank in row.iter().filter(|rank| **rank != row[owner]) {
+                        match gathers {
+                            true => builder.transfer(hop, *rank, row[owner], &owned, Arrival::Reduce),
+                            false => builder.transfer(hop, row[owner], *rank, &owned, Arrival::Copy),
+                        }
+                    }
+                }
+            };
+            within(hop(0), true);
+            within(hop(2 * count - 1), false);
+            for step in 0..2 * (count - 1) {
+                // As in any ring: first each passes on the part to which its next one has yet to add, then what is complete.
+                let arrival = if step < count - 1 { Arrival::Reduce } else { Arrival::Copy };
+                for (host, row) in rows.iter().enumerate() {
+                    let passed = part(&owned, count, (host + 2 * count - step - 1) % count);
+                    builder.transfer(hop(1 + step), row[owner], rows[(host + 1) % count][owner], &passed, arrival);
+                }
+            }
+        }
+    }
+}
