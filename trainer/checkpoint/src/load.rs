@@ -72,20 +72,33 @@ impl Folder {
     /// [`CheckpointError::Storage`] where the storage does not give the folder or a file: that is no damage, and an older
     /// checkpoint would throw work away.
     pub fn newest(&self, expected: &Identity) -> Result<Newest, CheckpointError> {
-        let mut slots = self.medium.slots()?;
+        let mut slots = self.settled()?;
         for _ in 1..MOST_LISTINGS {
             let newest = self.newest_of(&slots, expected)?;
-            // One may have been deleted for a newer one, before it was read or while they were listed.
-            let now = self.medium.slots()?;
-            let is_newest = now
-                .first()
-                .is_some_and(|&slot| newest.checkpoint.as_ref().is_some_and(|found| found.path == self.place(slot)));
-            if is_newest || now == slots {
+            if newest.skipped.is_empty() {
+                return Ok(newest);
+            }
+            // What was passed over may have been deleted for a newer one before it was read.
+            let now = self.settled()?;
+            if now == slots {
                 return Ok(newest);
             }
             slots = now;
         }
         self.newest_of(&slots, expected)
+    }
+
+    /// The checkpoints as two listings in a row have them: one alone may miss what gave way to a newer one while it was listed, and that too.
+    fn settled(&self) -> Result<Vec<Slot>, CheckpointError> {
+        let mut slots = self.medium.slots()?;
+        for _ in 1..MOST_LISTINGS {
+            let now = self.medium.slots()?;
+            if now == slots {
+                break;
+            }
+            slots = now;
+        }
+        Ok(slots)
     }
 
     fn newest_of(&self, slots: &[Slot], expected: &Identity) -> Result<Newest, CheckpointError> {

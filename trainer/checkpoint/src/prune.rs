@@ -15,8 +15,8 @@ pub struct Pruned {
 }
 
 impl Folder {
-    /// Keeps the newest `keep_last` checkpoints of this job and removes the older ones, all others of the newest one's step among them,
-    /// and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged ones that are newer than
+    /// Keeps this job's checkpoints of the newest `keep_last` steps and removes the older ones, all others of the newest one's step among
+    /// them, and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged ones that are newer than
     /// it, other jobs' ones, and saves of later steps that may be under way stay. To be called by the one member that commits.
     ///
     /// # Errors
@@ -35,11 +35,12 @@ impl Folder {
         stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
         if let Some((newest, _)) = newest {
             let slots = self.medium.slots()?.into_iter();
-            let (same, older): (Vec<_>, Vec<_>) =
-                slots.filter(|slot| *slot < newest).partition(|slot| slot.step == newest.step);
+            let own: Vec<_> = slots.filter(|slot| *slot < newest && !self.is_foreign(*slot, expected)).collect();
+            let mut kept: Vec<_> = own.iter().map(|slot| slot.step).filter(|step| *step < newest.step).collect();
+            kept.dedup();
+            kept.truncate(keep_last.get() as usize - 1);
             // Others of its step are damaged, or what older groups have left.
-            let old = same.into_iter().chain(older.into_iter().skip(keep_last.get() as usize - 1));
-            for slot in old.filter(|slot| !self.is_foreign(*slot, expected)) {
+            for slot in own.into_iter().filter(|slot| !kept.contains(&slot.step)) {
                 self.medium.delete(slot)?;
                 pruned.steps.push(slot.step);
             }

@@ -169,6 +169,18 @@ fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
     assert_eq!(newest(&folder), (Some(1), vec![3, 2]));
 }
 
+#[test]
+fn two_checkpoints_of_a_step_are_kept_as_one() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    (1..=3).for_each(|step| save(&folder, step));
+    let twin = place(&folder, 2).with_extension("g7");
+    fs::create_dir(&twin).expect("made");
+    fs::copy(place(&folder, 2).join("manifest.json"), twin.join("manifest.json")).expect("copied");
+    assert_eq!(folder.prune(number(2), &State::at(0).identity).expect("pruned").steps, [1]);
+    assert_eq!(folder.prune(number(1), &State::at(0).identity).expect("pruned").steps, [2, 2]);
+}
+
 /// Somebody else saves step 2 and deletes what is older before the first file is read.
 #[derive(Debug)]
 struct Overtaken {
