@@ -8,6 +8,8 @@ use crate::{Ended, PodSeen, PodState, Role, pod_name};
 
 /// Seconds that the others have to end too when one worker drained or asked for a restart: then all start anew, from what they saved.
 const SETTLE_SECONDS: i64 = 5;
+/// How far apart the ends may be of one that is told of and of those that drained with it, which save their state first.
+const DRAIN_SECONDS: i64 = 60;
 /// Seconds that the other pods have to end once the training is done.
 const FINISH_SECONDS: i64 = 60;
 
@@ -132,10 +134,12 @@ pub(crate) fn verdict(
         };
         let missing: Vec<_> = missing.into_iter().filter(|worker| !known(*worker, None)).collect();
         let mut ends: Vec<_> = ends.into_iter().filter(|(worker, pod, _)| !known(*worker, Some(&pod.uid))).collect();
-        if !status.replacing.is_empty() {
-            // They left with the one that is told of already.
-            ends.retain(|(_, pod, end)| *end != End::Drained || pod.stuck_at.is_some());
-        }
+        let told = status.replacing.iter().map(|entry| entry.since.0).max();
+        let left_with_it = |pod: &PodSeen| {
+            let ended = ended_at(pod).unwrap_or(now);
+            told.is_some_and(|told| ended.duration_since(told).abs() < SignedDuration::from_secs(DRAIN_SECONDS))
+        };
+        ends.retain(|(_, pod, end)| *end != End::Drained || pod.stuck_at.is_some() || !left_with_it(pod));
         return Verdict::AllGone(the_first(job, &ends, &missing, now));
     }
     // Whoever was to go and is wanted again goes first.

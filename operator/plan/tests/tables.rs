@@ -4,6 +4,7 @@ mod situations;
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use jiff::SignedDuration;
 use lockstep_api::Phase;
 use lockstep_launch::{BenchmarkReport, Change, CollectivesReport, Ending, Progress};
 use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, plan};
@@ -188,6 +189,17 @@ fn who_drained_with_one_that_was_told_of_before_is_not_named() {
     assert_eq!(status.last_failure.and_then(|failure| failure.pod).as_deref(), Some("lenet-worker-1"));
     assert_eq!((status.restarts, status.failures, status.replacements), (1, 0, 1));
     assert!(next.events.iter().all(|note| note.reason != "WorkerLost"), "it was told: {:?}", next.events);
+}
+
+#[test]
+fn who_drained_long_after_another_was_lost_is_named() {
+    let (job, seen) = situations::read("Running; all ready; worker 1 terminating");
+    let mut known = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    known.replacing.iter_mut().for_each(|entry| entry.since.0 -= SignedDuration::from_hours(1));
+    let (_, seen) = situations::read("Running; all ready; worker 0 exited 76; no worker 1");
+    let status = plan(&job, &Observed { status: known, ..seen }, &settings(), now()).status.expect("a status");
+    assert_eq!(status.last_failure.and_then(|failure| failure.pod).as_deref(), Some("lenet-worker-0"));
+    assert_eq!(status.restarts, 1);
 }
 
 #[test]
