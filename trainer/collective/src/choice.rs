@@ -51,8 +51,11 @@ impl Default for Choice {
 const TREE_FRAMES: f64 = 8.0;
 
 impl Costs {
-    /// Seconds that `algorithm` takes to reduce `bytes` over the ranks of `hosts`, by the formulas of [`Algorithm`]. Where hosts are mixed, a
-    /// byte of one that takes no heed of them counts once for each rank of the fullest host: all of those send it over one line.
+    /// Seconds that `algorithm` takes to reduce `bytes` over the ranks of `hosts`, by the formulas of [`Algorithm`], where k ranks per host are
+    /// the fullest host's for what it gathers, and the emptiest one's for how many of a host share that.
+    ///
+    /// Where hosts are mixed, all ranks of one send over one line. β is that of a ring, which crosses the line [`Hosts::crossings`] times; a
+    /// hierarchy crosses it once, and what takes no heed of hosts as often as the fullest has ranks.
     #[must_use]
     pub fn seconds(&self, algorithm: Algorithm, hosts: &Hosts, bytes: usize) -> f64 {
         let world = hosts.world();
@@ -63,8 +66,13 @@ impl Costs {
         let (ranks, size) = (world as f64, bytes as f64);
         let levels = f64::from(world.ilog2());
         let (fullest, emptiest) = (hosts.fullest() as f64, hosts.emptiest() as f64);
-        if hosts.are_mixed() && algorithm != Algorithm::Hierarchical {
-            wire_byte *= fullest;
+        if hosts.are_mixed() {
+            let crossings = hosts.crossings() as f64;
+            wire_byte *= match algorithm {
+                Algorithm::Ring => 1.0,
+                Algorithm::Hierarchical => 1.0 / crossings,
+                _ => fullest / crossings,
+            };
         }
         let whole = size * (wire_byte + reduced_byte);
         // Ranks beyond a power of two lend their elements before and get the result after.
@@ -161,12 +169,14 @@ mod tests {
 
     #[test]
     fn long_slices_cross_between_mixed_hosts_once() {
-        for names in [&[1, 1, 2, 2][..], &[1, 2, 1, 2, 1, 2, 1, 2], &[1, 1, 1, 2, 2]] {
+        for names in [&[1, 1, 2, 2][..], &[1, 2, 1, 2, 1, 2, 1, 2], &[1, 2, 1, 1, 2]] {
             let hosts = Hosts::named(names);
             assert_eq!(SLOW.cheapest(&hosts, 100 << 20), Algorithm::Hierarchical, "{names:?}");
             assert_eq!(SLOW.cheapest(&hosts, 100), Algorithm::RecursiveDoubling, "{names:?}");
         }
         assert_ne!(SLOW.cheapest(&Hosts::named(&[1, 1, 1, 1]), 100 << 20), Algorithm::Hierarchical);
+        // What the two of the smaller host would gather for the larger one is more than a ring's bytes.
+        assert_eq!(SLOW.cheapest(&Hosts::named(&[1, 1, 1, 1, 2, 2]), 100 << 20), Algorithm::Ring);
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Group {
     /// [`CollectiveError::NotFormed`] when a rank is missing at the end of `limits.forming`,
     /// [`CollectiveError::Superseded`] when one is in a newer generation, [`CollectiveError::Aborted`] within
     /// milliseconds of `abort`, [`CollectiveError::NotInGroup`] when `peers` lacks this rank; those of an operation while the ranks
-    /// agree on shared memory.
+    /// tell each other which hosts they are on and agree on shared memory.
     pub fn form(
         listener: &Listener,
         seat: Seat,

@@ -11,6 +11,7 @@ pub struct Hosts {
     /// Of each rank.
     numbers: Box<[u32]>,
     count: usize,
+    crossings: usize,
     /// Ranks of the host with the most, and of that with the fewest.
     fullest: usize,
     emptiest: usize,
@@ -44,7 +45,9 @@ impl Hosts {
         let rows = rows(&numbers);
         let sizes = || rows.iter().map(Vec::len);
         let (fullest, emptiest) = (sizes().max().unwrap_or_default(), sizes().min().unwrap_or_default());
-        Self { count: rows.len(), fullest, emptiest, numbers }
+        let leaves = |rank: usize| numbers[rank] != numbers[(rank + 1) % numbers.len()];
+        let leaving = rows.iter().map(|row| row.iter().filter(|rank| leaves(**rank)).count());
+        Self { count: rows.len(), crossings: leaving.max().unwrap_or_default(), fullest, emptiest, numbers }
     }
 
     /// The hosts of all ranks, if they are counted as [`Hosts`] counts.
@@ -72,7 +75,7 @@ impl Hosts {
         self.numbers.len()
     }
 
-    /// Whether some ranks share a host and some do not.
+    /// Whether there are several hosts, and one of them has several ranks.
     #[must_use]
     pub fn are_mixed(&self) -> bool {
         1 < self.count && self.count < self.world()
@@ -82,6 +85,12 @@ impl Hosts {
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
+    }
+
+    /// How often a ring of the ranks leaves a host, at most: once where all ranks of each host follow one another.
+    #[must_use]
+    pub fn crossings(&self) -> usize {
+        self.crossings
     }
 
     /// Ranks of the host that has the most.
@@ -137,6 +146,15 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_leaves_each_host_as_often_as_its_ranks_are_apart() {
+        for (names, crossings) in
+            [(&[1, 1, 2, 2][..], 1), (&[1, 2, 1, 2], 2), (&[1, 1, 1], 0), (&[1, 2, 1, 1, 2], 2), (&[], 0)]
+        {
+            assert_eq!(Hosts::named(names).crossings(), crossings, "{names:?}");
+        }
+    }
+
+    #[test]
     fn hosts_are_mixed_where_some_ranks_share_one() {
         for (names, mixed) in
             [(&[1, 2, 3][..], false), (&[1, 1, 1], false), (&[1, 2, 1], true), (&[1], false), (&[], false)]
@@ -146,9 +164,13 @@ mod tests {
     }
 
     #[test]
-    fn a_start_has_a_name_and_what_is_none_is_unknown() {
+    fn a_start_is_named_by_its_digits_and_what_has_none_is_unknown() {
         assert_eq!(named("00000000-0000-0001-0000-000000000006\n"), 7);
         assert_eq!(named(""), UNKNOWN);
+    }
+
+    #[test]
+    fn this_system_names_its_start() {
         assert_ne!(this_host(), UNKNOWN);
     }
 }

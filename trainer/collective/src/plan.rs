@@ -23,7 +23,7 @@ pub struct Plan {
     pub choice: Choice,
     /// What gradients look like between hosts; [`Algorithm::Direct`] carries them where `choice` names none and this is no `f32`.
     pub wire: Wire,
-    /// Which ranks share a host.
+    /// Which ranks share a host, as sums take it: those of the run that is repeated, where one is.
     pub hosts: Hosts,
 }
 

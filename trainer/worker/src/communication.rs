@@ -57,7 +57,7 @@ pub(crate) fn agree(
     let means = means(group, own)?;
     let circumstances = Recorded { world, over_memory, communication: settings.clone(), words: Vec::new() };
     let elements = ready_order.iter().map(|range| range.end).max().unwrap_or_default();
-    let recorded = record.and_then(|record| replayed(record, &circumstances, elements));
+    let recorded = record.and_then(|record| replayed(record, &circumstances, group.hosts(), elements));
     let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
     let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
     let mut measures = [u8::from(world > 1 && !over_memory && useful && recorded.is_none() && known.is_none())];
@@ -99,11 +99,12 @@ fn means(group: &mut Group, own: &Baseline) -> Result<Baseline, CollectiveError>
     Ok(Baseline { samples_per_second, ready: sums[2..].iter().map(mean).collect() })
 }
 
-/// The plan of a record that was made under the same circumstances.
-fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<Plan> {
+/// The plan of a record that was made under the same circumstances, and for the same hosts where it matters which ranks share one.
+fn replayed(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) -> Option<Plan> {
     let found: Recorded = serde_json::from_str(record).ok()?;
     let plan = Plan::from_words(&found.words)?;
-    let fits = plan.buckets.last().map(|bucket| bucket.end) == Some(elements);
+    let matters = plan.hosts.are_mixed() || hosts.are_mixed() || plan.hosts.world() != hosts.world();
+    let fits = plan.buckets.last().map(|bucket| bucket.end) == Some(elements) && (!matters || plan.hosts == *hosts);
     (fits && Recorded { words: Vec::new(), ..found } == *circumstances).then_some(plan)
 }
 
@@ -245,14 +246,20 @@ mod tests {
     #[test]
     fn a_record_is_replayed_under_the_same_circumstances_only() {
         let choice = Choice::Always(Algorithm::Ring);
-        let plan = Plan { buckets: vec![0..5, 5..10], choice, wire: Wire::Bf16, hosts: Hosts::apart(2) };
+        let [apart, together, mixed] =
+            [vec![0, 1, 2], vec![0, 0, 0], vec![0, 1, 0]].map(Hosts::counted).map(Option::unwrap);
+        let plan = Plan { buckets: vec![0..5, 5..10], choice, wire: Wire::Bf16, hosts: apart.clone() };
         let made =
-            || Recorded { world: 4, over_memory: false, communication: Communication::default(), words: Vec::new() };
-        let words = vec![0x101, 0, 0, 0, 2, 0, 1, 5, 10];
+            || Recorded { world: 3, over_memory: false, communication: Communication::default(), words: Vec::new() };
+        let words = vec![0x101, 0, 0, 0, 3, 0, 1, 2, 5, 10];
         let record = serde_json::to_string(&Recorded { words, ..made() }).expect("serialises");
-        assert_eq!(replayed(&record, &made(), 10), Some(plan));
+        let replayed_on = |hosts: &Hosts| replayed(&record, &made(), hosts, 10);
+        assert_eq!([&apart, &together, &mixed].map(replayed_on), [Some(plan.clone()), Some(plan), None]);
+        assert_eq!(replayed_on(&Hosts::apart(2)), None);
+        let replayed =
+            |record: &str, circumstances: &Recorded, elements| replayed(record, circumstances, &apart, elements);
         let fixed = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };
-        assert_eq!(replayed(&record, &Recorded { world: 3, ..made() }, 10), None);
+        assert_eq!(replayed(&record, &Recorded { world: 4, ..made() }, 10), None);
         assert_eq!(replayed(&record, &Recorded { over_memory: true, ..made() }, 10), None);
         assert_eq!(replayed(&record, &Recorded { communication: fixed, ..made() }, 10), None);
         assert_eq!(replayed(&record, &made(), 11), None);

@@ -37,7 +37,7 @@ const STATE_BYTES: usize = 100 << 20;
 const STATE_LINE: f64 = 5.0;
 /// Of the rate without TLS.
 const TLS_GOAL: f64 = 0.8;
-/// The ends at which ranks are, as they happen to be numbered, and how many times sooner than without knowing it, over this line.
+/// The ends at which ranks are, in the numbering that is worst for who does not know them, and how many times sooner than him, over this line.
 const SHARED: [usize; 4] = [0, 1, 0, 1];
 const SHARED_LINE: f64 = 1.0;
 const SHARED_BYTES: usize = 16 << 20;
@@ -120,7 +120,7 @@ fn shared_hosts(book: &mut Book, rounds: usize, programs: Programs) -> anyhow::R
     }
     let seconds = |rates: &mut Vec<f64>| SHARED_BYTES as f64 / median(rates);
     book.write(&Figure {
-        case: &format!("{} MiB over {SHARED_LINE} Gb/s, 4 ranks on 2 hosts", SHARED_BYTES >> 20),
+        case: &format!("{} MiB over {SHARED_LINE} Gb/s, 4 ranks on 2 hosts by turns", SHARED_BYTES >> 20),
         unit: "s",
         ours: seconds(&mut known),
         peer: Some(("hosts unknown", seconds(&mut unknown))),

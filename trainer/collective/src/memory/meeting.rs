@@ -26,6 +26,7 @@ pub(super) trait Word {
 
 /// One rank's count, and how many others sleep on it.
 #[derive(Default)]
+#[repr(C)]
 pub(super) struct Meeting<W> {
     /// Modulo 2³².
     arrivals: W,

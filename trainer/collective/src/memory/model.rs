@@ -1,5 +1,5 @@
-//! What ranks do with the memory that they share, in every order in which the memory model lets them: loom tries them all, and fails where
-//! two touch a byte at a time, or where all sleep. Its sleepers are woken by nobody's tick.
+//! How two ranks meet in the memory that they share, and reduce through its staging areas, in every order that the memory model allows with
+//! few interruptions: loom tries them all, and fails where two touch a byte at a time, or where all sleep. Nobody's tick wakes its sleepers.
 
 use std::convert::Infallible;
 use std::ops::Range;

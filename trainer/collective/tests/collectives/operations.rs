@@ -57,9 +57,11 @@ fn every_algorithm_sums_over_sockets() {
 fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
     for names in [&[1, 2, 1][..], &[5, 5, 9, 9], &[1, 2, 2, 0, 0, 2]] {
         let listeners = names.iter().map(|name| listener().on_host(*name)).collect();
-        ranks_at(listeners, |listener, rank, peers| {
+        let sums = ranks_at(listeners, |listener, rank, peers| {
             let mut group = Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
             assert!(group.hosts().are_mixed(), "{:?}", group.hosts());
+            let mut narrow: Vec<f32> = (0..999).map(|index| 1.0 / (rank * 7 + index + 1) as f32).collect();
+            group.sum(Wire::Bf16, Algorithm::Hierarchical, TAG, &mut narrow).unwrap();
             for length in [0, 1, 7, 999] {
                 let mut data = given(rank, length);
                 group.all_reduce(Algorithm::Hierarchical, TAG, &mut data, Reduction::Sum).unwrap();
@@ -74,7 +76,9 @@ fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
             let mut data = given(rank, 999);
             group.all_reduce(Algorithm::Hierarchical, TAG, &mut data, Reduction::Sum).unwrap();
             assert_eq!(data, sum(names.len(), 999));
+            narrow
         });
+        assert!(sums.iter().all(|sum| *sum == sums[0]), "other bits on other ranks of {names:?}");
     }
 }
 

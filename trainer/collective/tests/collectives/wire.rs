@@ -53,8 +53,10 @@ fn a_direct_sum_is_added_in_f32_and_rounded_once_as_term_and_once_as_sum() {
 fn whatever_the_algorithm_all_ranks_hold_the_same_bits_near_the_sum() {
     let alike = [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree];
     for world in [2, 3, 5, 6] {
-        for (algorithm, (wire, _)) in
-            alike.into_iter().chain([Algorithm::torus(world)]).flat_map(|one| NARROW.map(|wire| (one, wire)))
+        for (algorithm, (wire, _)) in alike
+            .into_iter()
+            .chain([Algorithm::torus(world), Algorithm::Hierarchical])
+            .flat_map(|one| NARROW.map(|wire| (one, wire)))
         {
             let sums = ends(move || {
                 bare_group(world, PATIENT, |mut group| {
