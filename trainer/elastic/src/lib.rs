@@ -4,6 +4,7 @@
 //! gives them sockets, a clock and a thread. The durable [`Record`] is the one truth; it changes only by
 //! compare-and-swap through a [`GenerationStore`], so that of two coordinators one gives up.
 
+mod group;
 mod identity;
 mod record;
 mod store;
@@ -17,8 +18,9 @@ pub mod member;
 pub mod shell;
 
 pub use coordinator::{Change, Coordinator, Outcome, Status};
+pub use group::Group;
 pub use identity::{Digest, Incarnation, MemberId, rank_order};
-pub use member::{Group, Member};
+pub use member::Member;
 pub use message::{Follower, Hello, Lead, Message, Report, State};
 pub use record::{Active, CheckpointMark, Record, RecordError, Sampler, Seat};
 pub use shell::{Event, Farewell, FarewellError, JoinError, Membership, Notice, Place, coordinate};

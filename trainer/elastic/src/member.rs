@@ -13,9 +13,12 @@
 //! A member promises never to complete a collective of an older generation before it reports what it holds (it *seals*: the worker
 //! stands still), and enters a generation only if that is newer than all it promised or entered, and names this very process.
 
-use std::{net::SocketAddr, time::Duration};
+mod following;
 
-use crate::{Active, CheckpointMark, Digest, Follower, Hello, Lead, Message, Report, State};
+use std::time::Duration;
+
+use self::following::Following;
+use crate::{Active, CheckpointMark, Digest, Follower, Group, Hello, Lead, Message, Report, State};
 
 /// Time between two heartbeats.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(100);
@@ -26,37 +29,6 @@ pub const COORDINATOR_DEAD_AFTER: Duration = Duration::from_secs(10);
 
 /// A member that was not scheduled for so long, or whose machine slept, blames no coordinator for the silence.
 const NAP_LIMIT: Duration = Duration::from_secs(1);
-
-/// A membership that a member is committed to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group {
-    /// Its number.
-    pub generation: u64,
-    /// This member's rank.
-    pub rank: u32,
-    /// How many ranks train together.
-    pub world: u32,
-    /// Where each rank listens for gradients, in rank order.
-    pub addresses: Vec<SocketAddr>,
-    /// The pod of each rank.
-    pub pods: Vec<String>,
-    /// The state that all start from.
-    pub base: State,
-    /// Ranks that hold that state, and know how it came about, in rising order.
-    pub sources: Vec<u32>,
-    /// Ranks that copy it from them.
-    pub copiers: Vec<u32>,
-    /// Virtual shards of a global step.
-    pub shards: u32,
-}
-
-impl Group {
-    /// Whether this member reports, saves and tells the result: see [`Active::reporter`].
-    #[must_use]
-    pub fn reports(&self) -> bool {
-        self.sources.first() == Some(&self.rank)
-    }
-}
 
 /// What happens to a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,14 +179,6 @@ struct Standing {
     broken: Option<String>,
 }
 
-/// A group that it was told to follow.
-#[derive(Clone, Copy, Debug)]
-struct Following {
-    generation: u64,
-    /// It holds what the group holds, or follows it no more.
-    caught_up: bool,
-}
-
 impl Member {
     /// A process that wants to join, holding a state.
     #[must_use]
@@ -276,7 +240,7 @@ impl Member {
                 }
                 self.standing = Some(Standing { held, broken });
                 self.last_word = None;
-                self.following.iter_mut().for_each(|following| following.caught_up = true);
+                self.follows_no_more();
                 self.repeat(now);
                 if std::mem::take(&mut self.told_to_stand) {
                     self.say_hello();
@@ -363,45 +327,6 @@ impl Member {
         }
     }
 
-    /// Another group trains than the one that it belongs to or follows.
-    fn stand(&mut self, generation: u64) {
-        if self.standing.is_some() {
-            self.say_hello();
-        } else if !self.follows(generation) && !self.is_past(generation) {
-            self.told_to_stand = true;
-            self.commands.push(Command::Seal { generation, planned: false });
-        }
-    }
-
-    fn follows(&self, generation: u64) -> bool {
-        self.following.is_some_and(|following| following.generation == generation)
-    }
-
-    /// Whoever has told what it holds is let in as it is.
-    fn follow(&mut self, lead: Lead) {
-        let generation = lead.generation;
-        if self.standing.is_some() && !self.follows(generation) {
-            let told = self.is_asked() || self.is_past(generation);
-            self.following = Some(Following { generation, caught_up: told });
-            if !told {
-                self.standing = None;
-                self.commands.push(Command::Follow(lead));
-            }
-        }
-        self.ask_to_be_let_in();
-    }
-
-    fn caught_up(&mut self) {
-        self.following.iter_mut().for_each(|following| following.caught_up = true);
-        self.ask_to_be_let_in();
-    }
-
-    fn ask_to_be_let_in(&mut self) {
-        if let Some(Following { generation, caught_up: true }) = self.following {
-            self.say(Message::CaughtUp { generation });
-        }
-    }
-
     fn enter(&mut self, rank: u32, active: Active) {
         let generation = active.generation;
         let mine = active.seat(&self.hello.member).is_some_and(|seat| seat.rank == rank);
@@ -415,7 +340,7 @@ impl Member {
         // Who drains is told so again in its new group.
         self.draining = false;
         self.hello.committed_generation = Some(generation);
-        let group = group(rank, active);
+        let group = Group::of(rank, active);
         if held == Some(group.base) {
             (self.entered, self.followed) = (Some(generation), false);
         }
@@ -513,23 +438,4 @@ impl Member {
             self.commands.push(Command::Send(message));
         }
     }
-}
-
-fn group(rank: u32, active: Active) -> Group {
-    let Active {
-        generation,
-        attempt: _,
-        members,
-        base_step,
-        base_digest,
-        shards,
-        sampler,
-        sources,
-        copiers,
-        rollback: _,
-    } = active;
-    let world = members.iter().map(|seat| seat.rank + 1).max().unwrap_or(0);
-    let (addresses, pods) = members.into_iter().map(|seat| (seat.address, seat.pod)).unzip();
-    let base = State { step: base_step, digest: base_digest, sampler };
-    Group { generation, rank, world, addresses, pods, base, sources, copiers, shards }
 }

@@ -6,6 +6,7 @@ mod chair;
 mod chaos;
 mod coverage;
 mod dice;
+mod follow;
 mod given;
 mod history;
 mod network;

@@ -4,28 +4,22 @@
 //! everybody's knows that the step before is STABLE, and stops with all others one step later. After the last step of a group one more
 //! exchange, without a gradient, tells that it is stable.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use lockstep_elastic::{
-    CheckpointMark, Digest, Group, Lead, MemberId, State,
+    CheckpointMark, Digest, Group, MemberId, State,
     member::{Event, LastWord},
 };
 
 use crate::{
+    follow::Trail,
     given::index_of,
     history::{Batch, SAMPLES, batch},
-    process::Process,
     world::{Bug, World},
 };
 
 /// A checkpoint is taken after so many steps.
 const CHECKPOINT_EVERY: u64 = 8;
-/// How long a newcomer waits for those that are to hand their state over.
-const FEED_PATIENCE: Duration = Duration::from_secs(60);
-
 /// What a worker is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Doing {
@@ -81,16 +75,6 @@ pub(crate) struct Worker {
     pub(crate) turn: u64,
 }
 
-/// How far a newcomer follows a group.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Trail {
-    generation: u64,
-    since: Duration,
-    /// What it takes over, and when it has it.
-    taking: Option<(State, Duration)>,
-    caught_up: bool,
-}
-
 /// What a worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
@@ -118,7 +102,7 @@ pub(crate) struct Exchange {
     shares: BTreeMap<u32, Batch>,
     settles: bool,
     stop: Option<Stop>,
-    sum: Option<State>,
+    pub(crate) sum: Option<State>,
 }
 
 impl World {
@@ -137,7 +121,7 @@ impl World {
         self.next_turn(pod, (100, 3000), Work::Begin);
     }
 
-    fn next_turn(&mut self, pod: usize, (least, most): (u64, u64), work: impl Fn(u64) -> Work) {
+    pub(crate) fn next_turn(&mut self, pod: usize, (least, most): (u64, u64), work: impl Fn(u64) -> Work) {
         let worker = &mut self.processes[pod].worker;
         worker.turn += 1;
         let work = work(worker.turn);
@@ -190,69 +174,6 @@ impl World {
             | Work::Summed(_)
             | Work::Reload(_) => {}
         }
-    }
-
-    pub(crate) fn told_to_follow(&mut self, pod: usize, lead: &Lead) {
-        let (generation, since) = (lead.generation, self.now);
-        let worker = &mut self.processes[pod].worker;
-        worker.trail = Some(Trail { generation, since, taking: None, caught_up: false });
-        (worker.doing, worker.sealing) = (Doing::Following, None);
-        self.next_turn(pod, (1000, 20_000), Work::Follow);
-    }
-
-    /// All members hand over what they hold after the same step, and every sum from then on, until the group changes: what one of them
-    /// does not hand over is waited for.
-    fn follow(&mut self, pod: usize) {
-        let worker = &self.processes[pod].worker;
-        let (Some(trail), held, sealing) = (worker.trail, worker.held, worker.sealing) else { return };
-        let generation = trail.generation;
-        let broken = self.deserted.contains(&generation);
-        let over = broken || !self.processes.iter().any(|other| trains(other, generation));
-        let starves = !broken && self.somebody_is_frozen(generation);
-        match trail.taking {
-            _ if trail.caught_up => {
-                let sum = held.and_then(|held| self.exchanges.get(&(generation, held.step + 1))?.sum);
-                if sum.is_none() && over {
-                    return self.stand(pod, None);
-                }
-                self.processes[pod].worker.held = sum.filter(|_| !starves).or(held);
-            }
-            Some((taken, until)) if self.now >= until && !starves => {
-                let worker = &mut self.processes[pod].worker;
-                (worker.held, worker.trail) = (Some(taken), Some(Trail { caught_up: true, ..trail }));
-                self.say(pod, Event::TookOver);
-                self.say(pod, Event::CaughtUp);
-            }
-            Some(_) if broken => return self.stand(pod, None),
-            None if over || sealing.is_some() || self.now > trail.since + FEED_PATIENCE => {
-                return self.stand(pod, None);
-            }
-            Some(_) => {}
-            None => {
-                if let Some(states) = self.offered(generation, &self.processes[pod].id()) {
-                    let taken = (self.dice.one_of(&states), self.now + self.dice.millis(1, 400));
-                    self.processes[pod].worker.trail = Some(Trail { taking: Some(taken), ..trail });
-                }
-            }
-        }
-        self.next_turn(pod, (300, 6000), Work::Follow);
-    }
-
-    fn somebody_is_frozen(&self, generation: u64) -> bool {
-        let agreed = self.history.agreed.get(&generation);
-        let seats = agreed.into_iter().flat_map(|agreed| &agreed.members);
-        seats.map(|seat| &self.processes[index_of(&seat.pod)]).any(|process| process.alive && process.frozen)
-    }
-
-    /// What the members of a generation hold, once all of them train and were asked to hand it to this newcomer.
-    fn offered(&self, generation: u64, newcomer: &MemberId) -> Option<Vec<State>> {
-        let asked = (generation, newcomer.clone());
-        let members = self.processes.iter().filter(|process| trains(process, generation));
-        let states: Vec<State> = members
-            .filter(|member| member.worker.fed.contains(&asked))
-            .filter_map(|member| member.worker.held)
-            .collect();
-        (states.len() == self.history.agreed.get(&generation)?.members.len()).then_some(states)
     }
 
     fn begin(&mut self, pod: usize) {
@@ -514,10 +435,6 @@ impl World {
         let mark = CheckpointMark { step: state.step, manifest_digest: state.digest };
         self.say(pod, Event::Checkpoint(mark));
     }
-}
-
-fn trains(process: &Process, generation: u64) -> bool {
-    process.alive && process.worker.generation == Some(generation) && process.worker.entered == Some(generation)
 }
 
 /// A rank's samples of the next step: those of its virtual shards.
