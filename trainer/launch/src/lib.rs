@@ -7,6 +7,7 @@
 mod benchmark;
 mod change;
 mod collectives;
+mod communication;
 mod credentials;
 mod elastic;
 mod ending;
@@ -25,6 +26,7 @@ mod workload;
 pub use benchmark::{Benchmark, Collectives};
 pub use change::{Change, Gone};
 pub use collectives::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
+pub use communication::{Communication, CommunicationAlgorithm, CommunicationBackend, Encryption, WireFormat};
 #[cfg(feature = "credentials")]
 pub use credentials::make_credentials;
 pub use credentials::{CredentialFile, WORKER_NAME};
@@ -39,6 +41,6 @@ pub use replay::{PLANS_FILE, Planned, REPLAY, Replay};
 pub use size::{ByteSize, ByteSizeError};
 pub use task::Task;
 pub use workload::{
-    Checkpoint, Communication, CommunicationAlgorithm, CommunicationBackend, Dataset, DatasetFormat, Encryption,
-    InvalidField, MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule, Sgd, Training, WireFormat, Workload,
+    Checkpoint, Dataset, DatasetFormat, InvalidField, MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule,
+    Sgd, Training, Workload,
 };
