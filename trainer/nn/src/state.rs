@@ -149,28 +149,12 @@ impl<D: Device> Replica<D> {
         StateDigest::of(&self.tensor_shapes())
     }
 
-    /// Everything that [`tensors`](Replica::tensors) holds as one vector in the order of the arenas: weights, then momentum; waits.
-    /// What one replica reads another one of the same network may write.
-    ///
-    /// # Panics
-    /// In mid-step.
-    pub fn read_state(&mut self) -> Vec<f32> {
-        self.assert_between_steps("reading the state");
-        self.device.ready().wait();
-        let elements = self.table.elements();
-        let mut state = vec![0.0; 2 * elements];
-        let (weights, velocity) = state.split_at_mut(elements);
-        self.device.read(self.plan.weights.region(0..elements), weights);
-        self.device.read(self.plan.velocity.region(0..elements), velocity);
-        state
-    }
-
-    /// How many values [`read_state`](Replica::read_state) gives.
+    /// How many values everything that [`tensors`](Replica::tensors) holds has: the state, in the order of the arenas, weights before momentum.
     pub fn state_elements(&self) -> usize {
         2 * self.table.elements()
     }
 
-    /// Copies some values of what [`read_state`](Replica::read_state) gives; waits.
+    /// Copies some values of the state, which another replica of the same network may write; waits.
     ///
     /// # Panics
     /// In mid-step, and when there are no such values.
@@ -185,7 +169,7 @@ impl<D: Device> Replica<D> {
         self.device.read(self.plan.velocity.region(velocity), from_velocity);
     }
 
-    /// Takes over what [`read_state`](Replica::read_state) gave.
+    /// Takes over all values of a state.
     ///
     /// # Panics
     /// In mid-step, and when `state` is that of another network.

@@ -1,4 +1,17 @@
 //! The gradients of a rank's share of a step, handed over bucket by bucket. Each function says how long it waited for the loader.
+//!
+//! What the lines of Algorithm 1 of PyTorch DDP (Li et al., VLDB 2020) are here, in their order:
+//!
+//! - *broadcast rank 0's states*: all begin from one seed or one checkpoint, newcomers copy, and digests tell that they hold the same.
+//! - *init buckets in the reverse order of the parameters*: slices of the gradient arena in the order in which backward completes them, cut
+//!   as all ranks have agreed.
+//! - *register a hook for each parameter*: none; backward is a list of stages, and each stage announces the buckets that it completes.
+//! - *traverse the graph from the output and mark unused parameters as ready*: nothing to find out. Backward walks every stage, whatever the
+//!   loss depends on: the gradient of a parameter without a part in it is zero, and a rank without samples announces zeros (`no_samples`).
+//!   So every rank announces every bucket once a step, in one order, and no rank waits for a bucket that another leaves out.
+//! - *copy the gradient into its bucket*: the bucket is where the gradient was computed.
+//! - *launch all-reduce on ready buckets in order*: `submit`, in the order of the arena.
+//! - *block once all buckets are ready*: after backward, for the sums that it did not hide.
 
 use std::time::{Duration, Instant};
 
