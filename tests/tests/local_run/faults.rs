@@ -1,5 +1,7 @@
 //! Processes that are killed or asked to stop.
 
+use std::{thread, time::Duration};
+
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::run::{Manifest, Run, alone, wait_for};
@@ -49,6 +51,26 @@ fn workers_that_keep_crashing_fail_the_job_once_the_limit_is_reached() {
     let said = run.said();
     assert_eq!(run.code, Some(1), "{said}");
     assert!(said.contains("backoffLimit"), "{said}");
+}
+
+/// It stands still for most of each of its steps, but never for long.
+#[test]
+fn a_worker_that_takes_longer_than_the_other_is_named_for_as_long_as_it_does() {
+    let _alone = alone();
+    let manifest = Manifest::glyphs(20_000, 1000).replaced("globalBatchSize: 64", "globalBatchSize: 2048");
+    let run = Run::of("straggler", &manifest, &["--workers", "2"]);
+    run.wait_for_step(1);
+    let slow = run.trainers("worker", "worker-1")[0];
+    wait_for("the name of the slow one", || {
+        for (signal, milliseconds) in [(Signal::STOP, 40), (Signal::CONT, 15)] {
+            kill_process(slow, signal).expect("the process is alive");
+            thread::sleep(Duration::from_millis(milliseconds));
+        }
+        run.said().contains("waits for lenet-worker-1\n")
+    });
+    let before = run.said().lines().count();
+    let is_told_of_nobody = |line: &str| line.contains("samples/s") && !line.contains("waits for");
+    wait_for("nobody to be slow", || run.said().lines().skip(before).any(is_told_of_nobody));
 }
 
 #[test]
