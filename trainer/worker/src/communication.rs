@@ -26,6 +26,15 @@ struct Recorded {
     words: Vec<u64>,
 }
 
+/// How sums were formed before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Before<'a> {
+    /// By the group before, or that of the checkpoint.
+    Kept(&'a str),
+    /// By the run that is repeated, on whatever hosts.
+    Repeated(&'a str),
+}
+
 /// What the group agreed on before its first step.
 #[derive(Clone, Debug)]
 pub(crate) struct Agreed {
@@ -40,15 +49,14 @@ pub(crate) struct Agreed {
     pub costs: Option<Costs>,
 }
 
-/// Agrees with the other ranks. `ready_order` are the ranges of the gradient arena as `own` times them; `record` is that of the
-/// checkpoint that the group resumes from, or of the group before; `known` is what this rank measured in a group before. Those of rank
+/// Agrees with the other ranks. `ready_order` are the ranges of the gradient arena as `own` times them; `known` is what this rank measured in a group before. Those of rank
 /// 0 count.
 pub(crate) fn agree(
     group: &mut Group,
     settings: &Communication,
     ready_order: &[Range<usize>],
     own: &Baseline,
-    record: Option<&str>,
+    before: Option<Before<'_>>,
     known: Option<Costs>,
 ) -> Result<Agreed, CollectiveError> {
     let world = group.world();
@@ -57,7 +65,10 @@ pub(crate) fn agree(
     let means = means(group, own)?;
     let circumstances = Recorded { world, over_memory, communication: settings.clone(), words: Vec::new() };
     let elements = ready_order.iter().map(|range| range.end).max().unwrap_or_default();
-    let recorded = record.and_then(|record| replayed(record, &circumstances, group.hosts(), elements));
+    let recorded = before.and_then(|before| match before {
+        Before::Repeated(record) => replayed(record, &circumstances, elements),
+        Before::Kept(record) => kept(record, &circumstances, group.hosts(), elements),
+    });
     let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
     let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
     let mut measures = [u8::from(world > 1 && !over_memory && useful && recorded.is_none() && known.is_none())];
@@ -100,11 +111,18 @@ fn means(group: &mut Group, own: &Baseline) -> Result<Baseline, CollectiveError>
 }
 
 /// The plan of a record that was made under the same circumstances, and for the same hosts where it matters which ranks share one.
-fn replayed(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) -> Option<Plan> {
+fn kept(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) -> Option<Plan> {
+    let plan = replayed(record, circumstances, elements)?;
+    let matters = plan.hosts.are_mixed() || hosts.are_mixed();
+    (!matters || plan.hosts == *hosts).then_some(plan)
+}
+
+/// The plan of a record that was made under the same circumstances.
+fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<Plan> {
     let found: Recorded = serde_json::from_str(record).ok()?;
     let plan = Plan::from_words(&found.words)?;
-    let matters = plan.hosts.are_mixed() || hosts.are_mixed() || plan.hosts.world() != hosts.world();
-    let fits = plan.buckets.last().map(|bucket| bucket.end) == Some(elements) && (!matters || plan.hosts == *hosts);
+    let tiles = plan.buckets.last().map(|bucket| bucket.end) == Some(elements);
+    let fits = tiles && plan.hosts.world() == circumstances.world;
     (fits && Recorded { words: Vec::new(), ..found } == *circumstances).then_some(plan)
 }
 
@@ -253,11 +271,10 @@ mod tests {
             || Recorded { world: 3, over_memory: false, communication: Communication::default(), words: Vec::new() };
         let words = vec![0x101, 0, 0, 0, 3, 0, 1, 2, 5, 10];
         let record = serde_json::to_string(&Recorded { words, ..made() }).expect("serialises");
-        let replayed_on = |hosts: &Hosts| replayed(&record, &made(), hosts, 10);
-        assert_eq!([&apart, &together, &mixed].map(replayed_on), [Some(plan.clone()), Some(plan), None]);
-        assert_eq!(replayed_on(&Hosts::apart(2)), None);
-        let replayed =
-            |record: &str, circumstances: &Recorded, elements| replayed(record, circumstances, &apart, elements);
+        let kept_on = |hosts: &Hosts| kept(&record, &made(), hosts, 10);
+        assert_eq!([&apart, &together, &mixed].map(kept_on), [Some(plan.clone()), Some(plan.clone()), None]);
+        // A run is repeated wherever it ran.
+        assert_eq!(replayed(&record, &made(), 10), Some(plan));
         let fixed = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };
         assert_eq!(replayed(&record, &Recorded { world: 4, ..made() }, 10), None);
         assert_eq!(replayed(&record, &Recorded { over_memory: true, ..made() }, 10), None);

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::{
     benchmark,
-    communication::{self, Agreed},
+    communication::{self, Agreed, Before},
     failure::Failure,
     follow::until_let_in,
     member::{Halt, Member},
@@ -228,9 +228,10 @@ impl Run<'_> {
 
     fn agree(&self, trainee: &mut Trainee, ranks: &mut lockstep_collective::Group) -> Result<Agreed, Failure> {
         let ready_order = trainee.replica.table().ready_order();
-        let record = self.replay.map(|replay| replay.plan.as_str()).or(trainee.communication.as_deref());
+        let kept = trainee.communication.as_deref().map(Before::Kept);
+        let before = self.replay.map(|replay| Before::Repeated(&replay.plan)).or(kept);
         let Trainee { baseline, costs, .. } = &*trainee;
-        let agreed = communication::agree(ranks, &self.workload.communication, &ready_order, baseline, record, *costs)
+        let agreed = communication::agree(ranks, &self.workload.communication, &ready_order, baseline, before, *costs)
             .map_err(Failure::broken)?;
         if let Some(Replay { plan, .. }) = self.replay.filter(|replay| replay.plan != agreed.record) {
             return Err(Failure::fatal(format!("to be summed by {plan}, which is no plan here; by {}", agreed.record)));
