@@ -5,9 +5,14 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
+
+/// How long an interface that was idle may send as fast as it can.
+const BURST: Duration = Duration::from_millis(2);
+const MIN_BURST_BYTES: f64 = 32e3;
 
 /// Makes one, without any link to others.
 ///
@@ -62,14 +67,16 @@ pub fn ip(name: &str, lines: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets an interface of one send so many Mb/s and no more.
+/// Lets an interface of one send so many Mb/s and no more, but for the first 2 ms after it was idle.
 ///
 /// # Errors
 /// There is no such interface, or this user may not.
 pub fn shape(name: &str, interface: &str, megabits: f64) -> anyhow::Result<()> {
-    let rate = format!("{megabits}mbit");
-    let words = ["qdisc", "replace", "dev", interface, "root", "tbf", "rate", &rate];
-    run(inside(name, "tc").args(words).args(["burst", "32kb", "latency", "20ms"]))
+    // Segments of up to 64 KiB that do not fit are cut into packets by the processor, which then has no time for anything else.
+    let burst = (megabits * 1e6 / 8.0 * BURST.as_secs_f64()).max(MIN_BURST_BYTES);
+    let (rate, burst) = (format!("{megabits}mbit"), format!("{burst:.0}b"));
+    let words = ["qdisc", "replace", "dev", interface, "root", "tbf", "rate", &rate, "burst", &burst, "latency", "20ms"];
+    run(inside(name, "tc").args(words))
 }
 
 /// Runs a command to its end; a failure carries what it said.
