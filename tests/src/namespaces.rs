@@ -75,7 +75,8 @@ pub fn shape(name: &str, interface: &str, megabits: f64) -> anyhow::Result<()> {
     // Segments of up to 64 KiB that do not fit are cut into packets by the processor, which then has no time for anything else.
     let burst = (megabits * 1e6 / 8.0 * BURST.as_secs_f64()).max(MIN_BURST_BYTES);
     let (rate, burst) = (format!("{megabits}mbit"), format!("{burst:.0}b"));
-    let words = ["qdisc", "replace", "dev", interface, "root", "tbf", "rate", &rate, "burst", &burst, "latency", "20ms"];
+    let words =
+        ["qdisc", "replace", "dev", interface, "root", "tbf", "rate", &rate, "burst", &burst, "latency", "20ms"];
     run(inside(name, "tc").args(words))
 }
 

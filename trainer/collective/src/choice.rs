@@ -105,6 +105,18 @@ impl Costs {
         }
     }
 
+    /// These costs, but for the cost of a byte on the wire: that at which `sums`, each by an algorithm and of so many bytes, take `seconds`
+    /// altogether. `None` where messages and reductions alone would take as long.
+    #[must_use]
+    pub fn seen_in(&self, sums: &[(Algorithm, usize)], hosts: &Hosts, seconds: f64) -> Option<Self> {
+        let all =
+            |costs: Self| sums.iter().map(|(algorithm, bytes)| costs.seconds(*algorithm, hosts, *bytes)).sum::<f64>();
+        // Every formula is a constant and a multiple of β.
+        let without = all(Self { wire_byte: 0.0, ..*self });
+        let wire_byte = (seconds - without) / (all(Self { wire_byte: 1.0, ..*self }) - without);
+        (wire_byte.is_finite() && wire_byte > 0.0).then_some(Self { wire_byte, ..*self })
+    }
+
     /// The cheapest algorithm; of equally cheap ones the simplest.
     #[must_use]
     pub fn cheapest(&self, hosts: &Hosts, bytes: usize) -> Algorithm {
@@ -204,6 +216,20 @@ mod tests {
             let found = Costs::fit(world, &measured, SLOW.reduced_byte).expect("positive costs");
             assert!((found.message / SLOW.message - 1.0).abs() < 1e-6, "{found:?}");
             assert!((found.wire_byte / SLOW.wire_byte - 1.0).abs() < 1e-6, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn the_rate_of_the_line_is_found_in_sums_of_any_kind() {
+        for hosts in [Hosts::apart(2), Hosts::apart(7), Hosts::named(&[1, 1, 2, 2])] {
+            let sums =
+                [(Algorithm::Ring, 5 << 20), (Algorithm::RecursiveDoubling, 1000), (Algorithm::Hierarchical, 1 << 20)];
+            let seconds = sums.iter().map(|(algorithm, bytes)| SLOW.seconds(*algorithm, &hosts, *bytes)).sum();
+            let thought = Costs { wire_byte: SLOW.wire_byte / 8.0, ..SLOW };
+            let found = thought.seen_in(&sums, &hosts, seconds).expect("a rate");
+            assert!((found.wire_byte / SLOW.wire_byte - 1.0).abs() < 1e-9, "{found:?}");
+            assert_eq!(thought.seen_in(&sums, &hosts, 1e-6), None, "less than the messages alone");
+            assert_eq!(thought.seen_in(&[], &hosts, 1.0), None);
         }
     }
 

@@ -10,7 +10,7 @@ use crate::forming::{Limits, Seat};
 use crate::group::{Group, Tag, Transferred};
 use crate::link::Listener;
 use crate::queue::{Order, Panicked, Queue};
-use crate::{Abort, AgreedPlan, Collective, CollectiveError};
+use crate::{Abort, AgreedPlan, Collective, CollectiveError, Plan};
 
 /// Operations that may be submitted and not yet waited for.
 pub const MAX_PENDING: usize = 1024;
@@ -225,9 +225,25 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// A torus whose columns do not divide the number of ranks panics in the next operation.
     pub fn follow(&mut self, plan: &AgreedPlan) {
         if let Place::Group(group) = &mut self.place {
-            let (choice, wire, buckets) = (plan.choice(), plan.wire(), plan.buckets().len());
-            group.queue.put(Order::Follow { choice, wire, buckets }, false);
+            group.queue.put(Order::Follow(plan.clone()), false);
         }
+    }
+
+    /// The plan that rank 0 proposes, on all ranks, which call this at the same place and follow it from here on; on the caller's thread,
+    /// after what is pending. `propose` is called on rank 0 only.
+    ///
+    /// # Errors
+    /// As [`Group::agree`].
+    ///
+    /// # Panics
+    /// As [`Group::agree`].
+    pub fn agree(&mut self, propose: impl FnOnce() -> Plan) -> Result<AgreedPlan, CollectiveError> {
+        self.abort.check()?;
+        let Place::Group(group) = &mut self.place else { return Ok(AgreedPlan::alone(propose())) };
+        let started = Instant::now();
+        let agreed = group.queue.agree_now(propose).unwrap_or_else(|panicked| group.pass_on(panicked));
+        self.statistics.exposed += started.elapsed();
+        agreed
     }
 
     /// Changes how long the operations submitted from now on may go without a byte moving.

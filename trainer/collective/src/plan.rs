@@ -38,6 +38,17 @@ impl AgreedPlan {
         &self.0.buckets
     }
 
+    /// The plan of a group of one, who agrees with himself.
+    pub(crate) fn alone(plan: Plan) -> Self {
+        Self(plan)
+    }
+
+    /// What was proposed.
+    #[must_use]
+    pub fn proposed(&self) -> &Plan {
+        &self.0
+    }
+
     /// How the algorithm for each is found.
     #[must_use]
     pub fn choice(&self) -> Choice {

@@ -2,7 +2,6 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::CollectiveError;
 use crate::algorithm::Algorithm;
 use crate::choice::Choice;
 use crate::collective::Collective;
@@ -11,6 +10,7 @@ use crate::element::Reduction;
 use crate::forming::Waiting;
 use crate::group::{Group, Tag, Transferred};
 use crate::wire::Wire;
+use crate::{AgreedPlan, CollectiveError, Plan};
 
 /// What was handed over to a communicator, carried out in turn by its thread or by the caller while he waits.
 pub(crate) struct Queue<M> {
@@ -45,11 +45,7 @@ pub(crate) enum Order<M> {
         other: Option<Collective>,
     },
     Silence(Duration),
-    Follow {
-        choice: Choice,
-        wire: Wire,
-        buckets: usize,
-    },
+    Follow(AgreedPlan),
 }
 
 /// Somebody has panicked in an order, and the driver is gone with him.
@@ -139,6 +135,22 @@ impl<M: AsMut<[f32]>> Queue<M> {
         tag: Tag,
         values: &mut [f32],
     ) -> Result<Result<Transferred, CollectiveError>, Panicked> {
+        self.now(|driver| driver.sum(tag, values))
+    }
+
+    /// Agrees on a plan here, after all orders, and follows it.
+    pub(crate) fn agree_now(
+        &self,
+        propose: impl FnOnce() -> Plan,
+    ) -> Result<Result<AgreedPlan, CollectiveError>, Panicked> {
+        self.now(|driver| {
+            let plan = driver.unless_broken(|driver| driver.group.agree(propose))?;
+            driver.follow(&plan);
+            Ok(plan)
+        })
+    }
+
+    fn now<T>(&self, carry_out: impl FnOnce(&mut Driver) -> T) -> Result<T, Panicked> {
         let mut state = self.lock();
         loop {
             if let Some(mut driver) = state.driver.take() {
@@ -146,7 +158,7 @@ impl<M: AsMut<[f32]>> Queue<M> {
                 if state.orders.is_empty() {
                     drop(state);
                     let mut turn = Turn { queue: self, driver: Some(driver) };
-                    let outcome = turn.driver().sum(tag, values);
+                    let outcome = carry_out(turn.driver());
                     drop(turn.end());
                     return Ok(outcome);
                 }
@@ -232,11 +244,15 @@ impl Driver {
                 }
                 None
             }
-            Order::Follow { choice, wire, buckets } => {
-                (self.choice, self.wire, self.buckets) = (choice, wire, buckets);
+            Order::Follow(plan) => {
+                self.follow(&plan);
                 None
             }
         }
+    }
+
+    fn follow(&mut self, plan: &AgreedPlan) {
+        (self.choice, self.wire, self.buckets) = (plan.choice(), plan.wire(), plan.buckets().len());
     }
 
     fn sum(&mut self, tag: Tag, data: &mut [f32]) -> Result<Transferred, CollectiveError> {
@@ -254,10 +270,10 @@ impl Driver {
         })
     }
 
-    fn unless_broken(
+    fn unless_broken<T>(
         &mut self,
-        operation: impl FnOnce(&mut Self) -> Result<Transferred, CollectiveError>,
-    ) -> Result<Transferred, CollectiveError> {
+        operation: impl FnOnce(&mut Self) -> Result<T, CollectiveError>,
+    ) -> Result<T, CollectiveError> {
         match &self.broken {
             Some(cause) => Err(cause.clone()),
             None => operation(self).inspect_err(|error| self.broken = Some(error.clone())),

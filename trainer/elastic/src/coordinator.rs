@@ -46,6 +46,8 @@ pub const JOIN_WINDOW: Duration = Duration::from_millis(500);
 pub const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a coordinator that was asked to stop waits for its group to drain.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+/// How many plans one group may sum by, one after another.
+const MAX_PLANS: usize = 16;
 /// Time between two looks at the clock.
 pub const TICK: Duration = Duration::from_millis(250);
 /// A coordinator that was not scheduled this long blames no member for the silence.
@@ -198,8 +200,8 @@ pub struct Coordinator {
     finishing: bool,
     /// The newest checkpoint that the record does not have yet.
     mark: Option<CheckpointMark>,
-    /// How the newest group sums, once a member told.
-    plan: Option<Digest>,
+    /// How the newest group sums after which step, as far as members told.
+    plans: BTreeMap<u64, Digest>,
     store_again: Duration,
     /// How many generations in a row broke without a step.
     fruitless: u32,
@@ -272,7 +274,7 @@ impl Coordinator {
             draining: None,
             finishing: false,
             mark: None,
-            plan: None,
+            plans: BTreeMap::new(),
             store_again: Duration::ZERO,
             fruitless: 0,
             started: now,
@@ -340,7 +342,7 @@ impl Coordinator {
             Message::Report(report) => self.reported(&member, connection, report, now),
             Message::Broken { generation, reason } => self.broken(&member, generation, reason, now),
             Message::CaughtUp { generation } => self.caught_up(&member, generation),
-            Message::Agreed { generation, plan } => self.agreed(member, generation, plan),
+            Message::Agreed { generation, summing } => self.agreed(member, generation, summing),
             Message::Fatal { message } => self.fatal(member, message),
             Message::Progress { step, payload } => self.progressed(member, step, payload),
             Message::Checkpoint(mark) => self.checkpointed(mark),

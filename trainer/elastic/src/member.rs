@@ -18,7 +18,7 @@ mod following;
 use std::time::Duration;
 
 use self::following::Following;
-use crate::{Active, CheckpointMark, Digest, Follower, Group, Hello, Lead, Message, Report, State};
+use crate::{Active, CheckpointMark, Digest, Follower, Group, Hello, Lead, Message, Report, State, Summing};
 
 /// Time between two heartbeats.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(100);
@@ -44,7 +44,7 @@ pub enum Event {
     /// The worker gave the state of its generation up for one that it read from a checkpoint.
     Reloaded,
     /// Its group sums by the plan of this digest; told to every coordinator.
-    Agreed(Digest),
+    Agreed(Summing),
     /// The worker holds a state of the group that it follows, and none that it held before.
     TookOver,
     /// The worker holds what the group holds that it follows, and goes on to follow it.
@@ -166,7 +166,8 @@ pub struct Member {
     beaten: Duration,
     said: Duration,
     mark: Option<CheckpointMark>,
-    plan: Option<(u64, Digest)>,
+    /// How the newest group sums, from its first plan on.
+    plans: Vec<(u64, Summing)>,
     leaving: Option<String>,
     draining: bool,
     last_word: Option<LastWord>,
@@ -198,7 +199,7 @@ impl Member {
             beaten: Duration::ZERO,
             said: Duration::ZERO,
             mark: None,
-            plan: None,
+            plans: Vec::new(),
             leaving: None,
             draining: false,
             last_word: None,
@@ -225,9 +226,11 @@ impl Member {
             }
             Event::Entered => (self.entered, self.followed) = (self.hello.committed_generation, false),
             Event::Reloaded => (self.entered, self.followed) = (None, false),
-            Event::Agreed(plan) => {
-                self.plan = self.hello.committed_generation.map(|generation| (generation, plan));
-                self.say_plan();
+            Event::Agreed(summing) => {
+                let newest = self.hello.committed_generation.map(|generation| (generation, summing));
+                self.plans.retain(|(generation, _)| Some(*generation) == self.hello.committed_generation);
+                self.plans.extend(newest);
+                newest.into_iter().for_each(|newest| self.say_plan(newest));
             }
             Event::TookOver => {
                 (self.entered, self.followed) = (self.following.map(|following| following.generation), true);
@@ -277,7 +280,7 @@ impl Member {
         if let Some(mark) = self.mark {
             self.say(Message::Checkpoint(mark));
         }
-        self.say_plan();
+        self.plans.clone().into_iter().for_each(|plan| self.say_plan(plan));
         self.repeat(now);
     }
 
@@ -412,10 +415,8 @@ impl Member {
         }
     }
 
-    fn say_plan(&mut self) {
-        if let Some((generation, plan)) = self.plan {
-            self.say(Message::Agreed { generation, plan });
-        }
+    fn say_plan(&mut self, (generation, summing): (u64, Summing)) {
+        self.say(Message::Agreed { generation, summing });
     }
 
     fn say_hello(&mut self) {

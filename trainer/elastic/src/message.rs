@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -19,6 +19,15 @@ pub const MAX_PAYLOAD_BYTES: usize = 64 << 10;
 pub const MAX_REASON_BYTES: usize = 4 << 10;
 
 const HEADER_BYTES: usize = 10;
+
+/// How the members of a group sum from some step on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summing {
+    /// Steps that were done before.
+    pub after: u64,
+    /// Digest of the plan.
+    pub plan: Digest,
+}
 
 /// Everything that is said on a control connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +80,8 @@ pub enum Message {
     Agreed {
         /// The group's number.
         generation: u64,
-        /// Digest of the plan that its members agreed on.
-        plan: Digest,
+        /// What its members agreed on.
+        summing: Summing,
     },
     /// Either side: I am alive.
     Heartbeat,

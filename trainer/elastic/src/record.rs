@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Incarnation, MemberId};
+use crate::{Digest, Incarnation, MemberId, Summing};
 
 /// The newest form of the record that this build reads, and the one that it writes.
 const FORMAT_VERSION: u32 = 3;
@@ -140,10 +140,11 @@ impl Record {
         Self { history: self.linked(json(&active).as_bytes()), active: Some(active), rested: None, ..self.clone() }
     }
 
-    /// This record after its newest membership has summed by the plan of this digest.
+    /// This record after its newest membership has summed in this way.
     #[must_use]
-    pub fn summed_by(&self, plan: &Digest) -> Self {
-        Self { history: self.linked(plan.as_bytes()), ..self.clone() }
+    pub fn summed_by(&self, summing: &Summing) -> Self {
+        let Summing { after, plan } = summing;
+        Self { history: self.linked(&[&after.to_le_bytes(), &plan.as_bytes()[..]].concat()), ..self.clone() }
     }
 
     fn linked(&self, link: &[u8]) -> Digest {
@@ -268,7 +269,10 @@ mod tests {
         assert_ne!(once.history, twice.history);
         assert_ne!(twice.history, Record::empty().activate(active(2)).history, "the past counts");
         assert_eq!(once.history, once.allocate("c-1").history, "an allocation is no membership");
-        let plans = [b"ring", b"tree"].map(|plan| once.summed_by(&Digest::of(plan)).activate(active(2)).history);
-        assert!(plans[0] != plans[1] && !plans.contains(&twice.history), "so does how its members summed");
+        let summed =
+            |after, plan| once.summed_by(&Summing { after, plan: Digest::of(plan) }).activate(active(2)).history;
+        let plans = [summed(0, b"ring"), summed(0, b"tree"), summed(5, b"ring"), twice.history];
+        let distinct: std::collections::BTreeSet<_> = plans.iter().map(ToString::to_string).collect();
+        assert_eq!(distinct.len(), plans.len(), "so does how its members summed, and from when on");
     }
 }

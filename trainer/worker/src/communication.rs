@@ -1,5 +1,7 @@
 //! How the group sums its gradients: measured by all, decided by rank 0, kept with the checkpoints so that a resumed run repeats it.
 
+mod anew;
+
 use std::ops::Range;
 
 use lockstep_collective::algorithm::Algorithm;
@@ -11,6 +13,7 @@ use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
+pub(crate) use self::anew::{Seen, agree_anew};
 use crate::baseline::Baseline;
 
 /// Bytes of a bucket where measuring says nothing better.
@@ -47,6 +50,10 @@ pub(crate) struct Agreed {
     pub baseline: Option<f64>,
     /// What messages cost, where that was measured.
     pub costs: Option<Costs>,
+    /// When each range of the ready order was complete in a step of one rank by itself, in seconds; the mean of all ranks.
+    pub ready: Vec<f64>,
+    /// Whether all agree anew, by what the first steps took.
+    pub is_open: bool,
 }
 
 /// Agrees with the other ranks. `ready_order` are the ranges of the gradient arena as `own` times them; `known` is what this rank measured in a group before. Those of rank
@@ -65,6 +72,7 @@ pub(crate) fn agree(
     let means = means(group, own)?;
     let circumstances = Recorded { world, over_memory, communication: settings.clone(), words: Vec::new() };
     let elements = ready_order.iter().map(|range| range.end).max().unwrap_or_default();
+    let is_repeated = matches!(before, Some(Before::Repeated(_)));
     let recorded = before.and_then(|before| match before {
         Before::Repeated(record) => replayed(record, &circumstances, elements),
         Before::Kept(record) => kept(record, &circumstances, group.hosts(), elements),
@@ -95,7 +103,9 @@ pub(crate) fn agree(
     let record = serde_json::to_string(&Recorded { words, ..circumstances }).unwrap_or_default();
     // One worker sends nothing.
     let report = (world > 1).then_some(report);
-    Ok(Agreed { plan, record, report, baseline: means.samples_per_second, costs: measured })
+    let Baseline { samples_per_second: baseline, ready } = means;
+    let is_open = world > 1 && !over_memory && useful && settings.bucket_bytes.is_none() && !is_repeated;
+    Ok(Agreed { plan, record, report, baseline, costs: measured, ready, is_open })
 }
 
 /// The mean of all ranks that measured something.
@@ -135,8 +145,8 @@ fn proposed(
     costs: Option<Costs>,
 ) -> Plan {
     let choice = named(algorithm, hosts.world()).unwrap_or(Choice::Cheapest(costs.unwrap_or_default()));
-    let wire = wire(settings.wire);
     let fixed = |bytes: usize| plan_buckets(ready_order, bytes, FIRST_BUCKET_BYTES.min(bytes));
+    let open = Plan { buckets: Vec::new(), choice, wire: wire(settings.wire), hosts };
     let buckets = match (settings.bucket_bytes, costs) {
         (Some(bytes), _) => fixed(usize::try_from(bytes.get()).unwrap_or(usize::MAX)),
         // Nothing is ready before the last part of the tree.
@@ -145,28 +155,53 @@ fn proposed(
         }
         (None, None) => fixed(BUCKET_BYTES),
         (None, Some(costs)) => {
-            let gradients: Vec<Ready> = ready_order
-                .iter()
-                .zip(ready)
-                .map(|(range, seconds)| Ready { seconds: *seconds, bytes: range.len() * size_of::<f32>() })
-                .collect();
-            let seconds = |bytes| {
-                let sent = bytes / size_of::<f32>() * wire.bytes();
-                costs.seconds(choice.algorithm(&hosts, sent), &hosts, sent)
-            };
-            let merged = merge(&gradients, seconds);
-            let exposed = last_end(&gradients, &merged, seconds) - ready.last().copied().unwrap_or_default();
+            let merged = merged(open.clone(), ready_order, ready, &costs);
+            let exposed = ends(&merged, ready_order, ready, &costs) - ready.last().copied().unwrap_or_default();
             info!(
-                buckets = merged.len(),
+                buckets = merged.buckets.len(),
                 latency_us = costs.message * 1e6,
                 gigabytes_per_second = 1e-9 / costs.wire_byte,
                 exposed_ms = exposed * 1e3,
                 "communication planned"
             );
-            merged.iter().map(|range| ready_order[range.start].start..ready_order[range.end - 1].end).collect()
+            return merged;
         }
     };
-    Plan { buckets, choice, wire, hosts }
+    Plan { buckets, ..open }
+}
+
+/// `plan` with the buckets whose last sum ends first, where the ranges of `ready_order` are ready after so many seconds.
+fn merged(plan: Plan, ready_order: &[Range<usize>], ready: &[f64], costs: &Costs) -> Plan {
+    let gradients: Vec<Ready> = ready_order
+        .iter()
+        .zip(ready)
+        .map(|(range, seconds)| Ready { seconds: *seconds, bytes: range.len() * size_of::<f32>() })
+        .collect();
+    let ranges = merge(&gradients, |bytes| sum_seconds(&plan, costs, bytes));
+    let buckets = ranges.iter().map(|range| ready_order[range.start].start..ready_order[range.end - 1].end).collect();
+    Plan { buckets, ..plan }
+}
+
+/// After how many seconds of a step all sums of `plan` are formed.
+fn ends(plan: &Plan, ready_order: &[Range<usize>], ready: &[f64], costs: &Costs) -> f64 {
+    let complete = |bucket: &Range<usize>| {
+        let last = ready_order.iter().position(|range| range.end == bucket.end);
+        Ready { seconds: last.map_or(0.0, |last| ready[last]), bytes: bucket.len() * size_of::<f32>() }
+    };
+    let buckets: Vec<Ready> = plan.buckets.iter().map(complete).collect();
+    let each: Vec<Range<usize>> = (0..buckets.len()).map(|bucket| bucket..bucket + 1).collect();
+    last_end(&buckets, &each, |bytes| sum_seconds(plan, costs, bytes))
+}
+
+/// What a sum of so many bytes of gradients takes.
+fn sum_seconds(plan: &Plan, costs: &Costs, bytes: usize) -> f64 {
+    let sent = bytes_sent(plan, bytes);
+    costs.seconds(plan.choice.algorithm(&plan.hosts, sent), &plan.hosts, sent)
+}
+
+/// Of so many bytes of gradients.
+fn bytes_sent(plan: &Plan, bytes: usize) -> usize {
+    bytes / size_of::<f32>() * plan.wire.bytes()
 }
 
 /// As the collectives call it.

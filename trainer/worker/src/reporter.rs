@@ -30,8 +30,8 @@ pub(crate) struct Reporter<'a> {
     journal: Journal,
     progress: Progress,
     reported: Option<Instant>,
-    /// How the group sums.
-    communication: &'a Agreed,
+    /// How the group sums, as a checkpoint keeps it.
+    communication_record: String,
 }
 
 impl<'a> Reporter<'a> {
@@ -42,7 +42,7 @@ impl<'a> Reporter<'a> {
         storage: &Storage,
         metrics: &'a Metrics,
         trainee: &Trainee,
-        communication: &'a Agreed,
+        communication: &Agreed,
     ) -> Result<Self, Failure> {
         let folder = storage.output();
         let (journal, mut kept) = Journal::continue_after(folder, group.base.step)
@@ -64,7 +64,8 @@ impl<'a> Reporter<'a> {
             kept.step = trainee.remembered_after(0).next().map_or(group.base.step, |line| line.step - 1);
         }
         let reported = None;
-        let mut reporter = Self { membership, group, metrics, journal, progress, reported, communication };
+        let communication_record = communication.record.clone();
+        let mut reporter = Self { membership, group, metrics, journal, progress, reported, communication_record };
         reporter.make_up(trainee, kept)?;
         Ok(reporter)
     }
@@ -155,6 +156,12 @@ impl<'a> Reporter<'a> {
 
     /// How the group sums, as a checkpoint keeps it.
     pub(crate) fn communication_record(&self) -> &str {
-        &self.communication.record
+        &self.communication_record
+    }
+
+    /// The group sums in this way from the next step on.
+    pub(crate) fn sums_by(&mut self, agreed: &Agreed) {
+        self.progress.communication = agreed.report;
+        self.communication_record.clone_from(&agreed.record);
     }
 }

@@ -19,6 +19,7 @@ use lockstep_launch::Progress;
 use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 
 use crate::{
+    communication::{Agreed, Seen, agree_anew},
     efficiency::{Meter, Step},
     failure::Failure,
     feeds::Feeds,
@@ -101,6 +102,8 @@ pub(crate) struct Rank<'a> {
     last_end: Instant,
     meter: Meter,
     counted: Statistics,
+    /// What the first steps take, until all agree by it how to sum.
+    seen: Option<Seen>,
 }
 
 struct Pending {
@@ -110,8 +113,7 @@ struct Pending {
 }
 
 impl<'a> Rank<'a> {
-    /// Takes its seat; the trainee holds the state that all begin with. `baseline` is the speed of one rank by itself, in samples a
-    /// second.
+    /// Takes its seat; the trainee holds the state that all begin with.
     #[allow(
         clippy::too_many_arguments,
         reason = "each part is made by another module; a struct would only rename them"
@@ -124,7 +126,7 @@ impl<'a> Rank<'a> {
         train: Arc<Samples>,
         held_out: Arc<Samples>,
         communicator: Communicator<Slice>,
-        baseline: Option<f64>,
+        agreed: &Agreed,
     ) -> Result<Self, Failure> {
         let recipe = &trainee.recipe;
         let order = Order {
@@ -136,8 +138,8 @@ impl<'a> Rank<'a> {
             steps: recipe.total_steps.saturating_sub(trainee.step),
         };
         let (rank, world) = (communicator.rank(), communicator.world());
-        let meter = Meter::new(shares(recipe.global_batch, seat, world), baseline);
-        if let Some(rate) = baseline {
+        let meter = Meter::new(shares(recipe.global_batch, seat, world), agreed.baseline);
+        if let Some(rate) = agreed.baseline {
             member.metrics.baseline.set(rate);
         }
         Ok(Self {
@@ -156,6 +158,7 @@ impl<'a> Rank<'a> {
             last_end: Instant::now(),
             meter,
             counted: Statistics::default(),
+            seen: agreed.is_open.then(|| Seen::of(agreed.plan.buckets().len())),
         })
     }
 
@@ -186,10 +189,14 @@ impl<'a> Rank<'a> {
         let next = work.during(Activity::Storing, || self.loader.next_step());
         let Some(StepShare { step, samples: mine, .. }) = next else { return self.settle() };
         let data = waiting.elapsed();
-        let Self { trainee, communicator, loader, .. } = self;
+        let computing = Instant::now();
+        let Self { trainee, communicator, loader, seen, .. } = self;
         let replica = &mut trainee.replica;
         let only = replica.buckets().len() == 1;
         let submit = &mut |bucket: usize, gradient: Bucket| {
+            if let Some(seen) = seen {
+                seen.ready(bucket, computing.elapsed().as_secs_f64());
+            }
             let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
             // Nothing is left to compute beside it.
             if only {
@@ -198,7 +205,6 @@ impl<'a> Rank<'a> {
                 communicator.submit(step.index, bucket, gradient);
             }
         };
-        let computing = Instant::now();
         let loading = if self.seat.is_aligned() {
             gradients::of_parts(replica, loader, step, self.seat, work, submit)
         } else {
@@ -217,6 +223,9 @@ impl<'a> Rank<'a> {
         let seconds = self.last_end.elapsed().as_secs_f64();
         self.last_end = Instant::now();
         work.did_step(Duration::from_secs_f64(seconds));
+        if let Some(seen) = &mut self.seen {
+            seen.did_step();
+        }
         self.pending = Some(Pending { step: self.trainee.step, samples: step.samples, seconds });
         let mut numbers = std::mem::take(&mut self.spare);
         numbers.clear();
@@ -295,12 +304,32 @@ impl<'a> Rank<'a> {
 
     /// Waits for the gradients of this step and gives them back to the replica.
     fn gather(&mut self) -> Result<(), Failure> {
-        self.work().during(Activity::Waiting, || {
-            for completed in self.communicator.wait_all() {
-                drop(completed.map_err(|failed| lost(&failed.error))?);
+        let Self { communicator, seen, member, .. } = self;
+        member.membership.work().during(Activity::Waiting, || {
+            for completed in communicator.wait_all() {
+                let Completed { bucket, transferred, .. } = completed.map_err(|failed| lost(&failed.error))?;
+                if let Some(seen) = seen {
+                    seen.took(bucket as usize, transferred.took.as_secs_f64());
+                }
             }
             Ok(())
         })
+    }
+
+    /// Whether all ranks agree anew after the step that was done last, before the next.
+    pub(crate) fn has_seen_enough(&self) -> bool {
+        self.seen.as_ref().is_some_and(Seen::is_enough)
+    }
+
+    /// Agrees with the other ranks how to sum from the next step on, by what the first ones took; `None` where it stays.
+    pub(crate) fn agree_anew(&mut self, before: &Agreed) -> Result<Option<Agreed>, Failure> {
+        let Some(seen) = self.seen.take() else { return Ok(None) };
+        let Self { trainee, communicator, member, .. } = self;
+        let ready_order = trainee.replica.table().ready_order();
+        let agree = || agree_anew(communicator, trainee.step, seen, before, &ready_order, trainee.costs);
+        let anew = member.membership.work().during(Activity::Waiting, agree).map_err(|error| lost(&error))?;
+        self.rest();
+        Ok(anew)
     }
 
     /// Loss and accuracy on the held-out samples, each rank on its share. `None` when none are held out.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use lockstep_collective::Communicator;
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
-use lockstep_elastic::{Activity, Digest, Group, Place, Sampler, State, Work};
+use lockstep_elastic::{Activity, Digest, Group, Place, Sampler, State, Summing, Work};
 use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
 };
@@ -200,14 +200,14 @@ impl Run<'_> {
             Arc::clone(&self.train),
             Arc::clone(&self.held_out),
             communicator,
-            agreed.baseline,
+            agreed,
         )?;
         // A large journal takes its time on slow storage, as a large state does.
         self.work().during(Activity::Waiting, || self.check_shared(&mut rank, group))?;
         let mut reporter = if group.reports() {
             let Member { membership, metrics, .. } = self.member;
             Some(self.work().during(Activity::Waiting, || {
-                self.keep_plan(group, agreed)?;
+                self.keep_plan(group, group.base.step, agreed)?;
                 Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed)
             })?)
         } else {
@@ -215,7 +215,7 @@ impl Run<'_> {
             None
         };
         self.make_up_evaluation(&mut rank, reporter.as_mut())?;
-        let halt = self.steps(&mut rank, saver, reporter.as_mut())?;
+        let halt = self.steps(&mut rank, saver, reporter.as_mut(), group, agreed)?;
         self.work().during(Activity::Waiting, || match halt {
             Some(Halt::Change) => {
                 rank.end_feeds();
@@ -236,18 +236,40 @@ impl Run<'_> {
         if let Some(Replay { plan, .. }) = self.replay.filter(|replay| replay.plan != agreed.record) {
             return Err(Failure::fatal(format!("to be summed by {plan}, which is no plan here; by {}", agreed.record)));
         }
-        trainee.replica.set_buckets(agreed.plan.buckets().to_vec()).map_err(Failure::fatal)?;
-        trainee.costs = agreed.costs.or(trainee.costs);
-        trainee.communication = Some(agreed.record.clone());
-        self.member.membership.agreed(Digest::of(agreed.record.as_bytes()));
+        self.take_over(trainee, &agreed)?;
         Ok(agreed)
     }
 
-    /// Has it stored how this group sums, before there can be a step of it: each one needs this rank.
-    fn keep_plan(&self, group: &Group, agreed: &Agreed) -> Result<(), Failure> {
-        let Group { generation, world, base, .. } = group;
+    /// Sums as agreed from the next step on.
+    fn take_over(&self, trainee: &mut Trainee, agreed: &Agreed) -> Result<(), Failure> {
+        trainee.replica.set_buckets(agreed.plan.buckets().to_vec()).map_err(Failure::fatal)?;
+        trainee.costs = agreed.costs.or(trainee.costs);
+        trainee.communication = Some(agreed.record.clone());
+        let plan = Digest::of(agreed.record.as_bytes());
+        self.member.membership.agreed(Summing { after: trainee.step, plan });
+        Ok(())
+    }
+
+    /// Agrees anew how to sum, by what the group's first steps took.
+    fn agree_anew(
+        &self,
+        rank: &mut Rank<'_>,
+        reporter: Option<&mut Reporter<'_>>,
+        group: &Group,
+        before: &Agreed,
+    ) -> Result<(), Failure> {
+        let Some(agreed) = rank.agree_anew(before)? else { return Ok(()) };
+        self.take_over(rank.trainee, &agreed)?;
+        let Some(reporter) = reporter else { return Ok(()) };
+        reporter.sums_by(&agreed);
+        self.work().during(Activity::Storing, || self.keep_plan(group, rank.step(), &agreed))
+    }
+
+    /// Has it stored how this group sums after `step`, before there can be another: each one needs this rank.
+    fn keep_plan(&self, group: &Group, step: u64, agreed: &Agreed) -> Result<(), Failure> {
+        let Group { generation, world, .. } = group;
         let plan = agreed.record.clone();
-        let planned = Planned { generation: *generation, workers: *world, step: base.step, plan };
+        let planned = Planned { generation: *generation, workers: *world, step, plan };
         plans::keep(self.storage.output(), &planned)
             .map_err(|error| Failure::retry(format!("{}: {error}", self.storage.output().display())))
     }
@@ -323,6 +345,8 @@ impl Run<'_> {
         rank: &mut Rank<'_>,
         saver: &mut Saver<'_>,
         mut reporter: Option<&mut Reporter<'_>>,
+        group: &Group,
+        agreed: &Agreed,
     ) -> Result<Option<Halt>, Failure> {
         let (recipe, work) = (rank.recipe().clone(), self.work());
         rank.rest();
@@ -332,7 +356,8 @@ impl Run<'_> {
         while rank.step() < last {
             let done = rank.advance(saver.word(reporter.is_some()))?;
             let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
-            let newest = if ends_epoch { rank.settle()? } else { None };
+            let agrees_anew = rank.has_seen_enough();
+            let newest = if ends_epoch || agrees_anew { rank.settle()? } else { None };
             for settled in [done, newest].into_iter().flatten() {
                 let step = settled.line.step;
                 if let Some(reason) = settled.halt {
@@ -353,6 +378,9 @@ impl Run<'_> {
             }
             if ends_epoch {
                 self.evaluate(rank, reporter.as_deref_mut())?;
+            }
+            if agrees_anew && rank.step() < last {
+                self.agree_anew(rank, reporter.as_deref_mut(), group, agreed)?;
             }
             // After the last one is saved anyway.
             if copied == Some(rank.step()) && rank.step() < last {

@@ -21,7 +21,7 @@ pub(crate) struct Part {
 /// All of them in order, where what the workers stored agrees with what the coordinator told.
 pub(crate) fn parts(mut planned: Vec<Planned>, history: &[Change]) -> anyhow::Result<Vec<Part>> {
     // Whoever was stopped before it stored its line may have done so long after.
-    planned.sort_by_key(|planned| planned.generation);
+    planned.sort_by_key(|planned| (planned.generation, planned.step));
     compare(&planned, history)?;
     let mut last: Vec<Planned> = Vec::new();
     for planned in planned {
@@ -127,6 +127,18 @@ mod tests {
         let expected = ["generation 1: 3 workers, steps 1 to 50", "generation 3: 1 worker, steps 51 to the last"];
         assert_eq!(shown(&[(1, 3, 0), (2, 2, 50), (3, 1, 50)]), expected);
         assert_eq!(shown(&[(1, 3, 0), (3, 1, 50), (2, 2, 50)]), expected);
+    }
+
+    #[test]
+    fn a_generation_that_agreed_anew_is_two_parts() {
+        let expected = [
+            "generation 1: 3 workers, steps 1 to 12",
+            "generation 1: 3 workers, steps 13 to 50",
+            "generation 2: 2 workers, steps 51 to the last",
+        ];
+        assert_eq!(shown(&[(1, 3, 0), (1, 3, 12), (2, 2, 50)]), expected);
+        // What it agreed on before a rollback to its beginning is of no use.
+        assert_eq!(shown(&[(1, 3, 0), (1, 3, 12), (2, 2, 0)]), ["generation 2: 2 workers, steps 1 to the last"]);
     }
 
     #[test]

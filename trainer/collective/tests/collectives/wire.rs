@@ -104,7 +104,7 @@ fn ranks_that_disagree_on_the_format_are_told_so() {
 }
 
 #[test]
-fn the_plans_buckets_travel_in_its_format_and_other_numbers_as_they_are() {
+fn the_buckets_of_the_newest_plan_travel_in_its_format_and_other_numbers_as_they_are() {
     let third = 1.0_f32 / 3.0;
     ends(move || {
         bare_group(2, PATIENT, |mut group| {
@@ -122,6 +122,13 @@ fn the_plans_buckets_travel_in_its_format_and_other_numbers_as_they_are() {
             let mut now = [third];
             communicator.all_reduce_now(1, &mut now).unwrap();
             assert_eq!(now, [2.0 * third]);
+            let proposed = Plan { wire: Wire::F32, ..plan.proposed().clone() };
+            communicator.submit(2, 0, vec![third; 20]);
+            let anew = communicator.agree(|| proposed.clone()).unwrap();
+            assert_eq!(*anew.proposed(), proposed);
+            communicator.submit(2, 0, vec![third; 20]);
+            let sums: Vec<Vec<f32>> = communicator.wait_all().map(|sum| sum.unwrap().memory).collect();
+            assert_eq!(sums, [vec![rounded; 20], vec![2.0 * third; 20]], "what was pending was summed before");
         })
     });
 }

@@ -226,7 +226,7 @@ impl Coordinator {
         }
         match self.membership(preparing, now) {
             Ok(active) => {
-                let record = self.with_plan().activate(active);
+                let record = self.with_plans().activate(active);
                 self.swap(Purpose::Activate, record);
             }
             // Another one that may hold the last steps, or the time, decides.
@@ -305,7 +305,7 @@ impl Coordinator {
     pub(super) fn commit(&mut self, now: Duration) {
         let Some(active) = self.active().cloned() else { return };
         self.finishing &= !active.rollback;
-        self.plan = None;
+        self.plans.clear();
         // Whoever had to go may be lost before it went.
         self.draining.take_if(|_| self.leaving.is_empty());
         self.phase = Phase::Running(Box::new(Running::new(active.clone(), now)));

@@ -6,10 +6,10 @@ use std::{
 };
 
 use super::{
-    Command, Connection, Coordinator, JOIN_PATIENCE, JOIN_WINDOW, Outcome, Phase, Purpose, RETURN_LIMIT,
+    Command, Connection, Coordinator, JOIN_PATIENCE, JOIN_WINDOW, MAX_PLANS, Outcome, Phase, Purpose, RETURN_LIMIT,
     forming::Gathering, peers::Peer,
 };
-use crate::{Active, Digest, MemberId, Message, Record, Seat};
+use crate::{Active, Digest, MemberId, Message, Record, Seat, Summing};
 
 /// Pause before a group that broke without a step, and without a loss, is formed again; every further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -155,20 +155,27 @@ impl Coordinator {
     }
 
     /// A member tells how its group sums. Members that summed in different ways would have different models.
-    pub(super) fn agreed(&mut self, member: MemberId, generation: u64, plan: Digest) {
+    pub(super) fn agreed(&mut self, member: MemberId, generation: u64, summing: Summing) {
         if !self.active().is_some_and(|active| active.generation == generation && active.seat(&member).is_some()) {
             return;
         }
-        let known = *self.plan.get_or_insert(plan);
+        let Summing { after, plan } = summing;
+        let known = *self.plans.entry(after).or_insert(plan);
         if known != plan {
-            let message = format!("it sums by the plan {plan:.12}, others of generation {generation} by {known:.12}");
+            let message = format!(
+                "it sums by the plan {plan:.12} after step {after}, others of generation {generation} by {known:.12}"
+            );
             self.fatal(member, message);
+        } else if self.plans.len() > MAX_PLANS {
+            self.fatal(member, format!("generation {generation} sums by more than {MAX_PLANS} plans"));
         }
     }
 
     /// The record, with how its newest membership summed.
-    pub(super) fn with_plan(&self) -> Record {
-        self.plan.as_ref().map_or_else(|| self.record.clone(), |plan| self.record.summed_by(plan))
+    pub(super) fn with_plans(&self) -> Record {
+        let summed =
+            |record: Record, (after, plan): (&u64, &Digest)| record.summed_by(&Summing { after: *after, plan: *plan });
+        self.plans.iter().fold(self.record.clone(), summed)
     }
 
     pub(super) fn progressed(&mut self, member: MemberId, step: u64, payload: Vec<u8>) {
@@ -246,7 +253,7 @@ impl Coordinator {
         if running.is_over() {
             // Only the record's last writer may say how the group ended: another one may have formed the next by now.
             let outcome = verdict(&running.active, &running.words);
-            let record = self.with_plan();
+            let record = self.with_plans();
             let record = self.mark.take().map_or_else(|| record.clone(), |mark| record.mark(mark));
             let saved = record.last_durable_checkpoint.map(|mark| mark.step);
             let record = match outcome {

@@ -12,7 +12,7 @@ use super::{
     shared::{End, Shared},
 };
 use crate::{
-    CheckpointMark, Digest, Follower, Group, Hello, Lead, State as Held, Work, member::LastWord,
+    CheckpointMark, Digest, Follower, Group, Hello, Lead, State as Held, Summing, Work, member::LastWord,
     message::MAX_PAYLOAD_BYTES,
 };
 
@@ -164,9 +164,9 @@ impl Membership {
         self.shared.put(|outbox| outbox.reloaded = true);
     }
 
-    /// The group sums by the plan of this digest, which becomes a part of the job's history.
-    pub fn agreed(&self, plan: Digest) {
-        self.shared.put(|outbox| outbox.plan = Some(plan));
+    /// How the group sums from now on, which becomes a part of the job's history.
+    pub fn agreed(&self, summing: Summing) {
+        self.shared.put(|outbox| outbox.plans.push(summing));
     }
 
     /// This worker, which follows a group, holds a state of it, and none that it held before.

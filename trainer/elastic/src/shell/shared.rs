@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::membership::Event;
 use crate::{
-    CheckpointMark, Digest, Group, Lead, State as Held, Work,
+    CheckpointMark, Group, Lead, State as Held, Summing, Work,
     member::{self, LastWord},
 };
 
@@ -67,7 +67,7 @@ pub(super) struct Outbox {
     pub(super) reloaded: bool,
     pub(super) took_over: bool,
     pub(super) caught_up: bool,
-    pub(super) plan: Option<Digest>,
+    pub(super) plans: Vec<Summing>,
     pub(super) stand: Option<(Option<Held>, Option<String>)>,
     pub(super) progress: Option<(u64, Vec<u8>)>,
     pub(super) checkpoint: Option<CheckpointMark>,
@@ -172,16 +172,15 @@ impl Shared {
         let reloaded = std::mem::take(&mut outbox.reloaded).then_some(member::Event::Reloaded);
         let took_over = std::mem::take(&mut outbox.took_over).then_some(member::Event::TookOver);
         let caught_up = std::mem::take(&mut outbox.caught_up).then_some(member::Event::CaughtUp);
-        let plan = outbox.plan.take().map(member::Event::Agreed);
+        let plans = std::mem::take(&mut outbox.plans).into_iter().map(member::Event::Agreed);
         let stand = outbox.stand.take().map(|(held, broken)| member::Event::Stand { held, broken });
         let progress = outbox.progress.take().map(|(step, payload)| member::Event::Progress { step, payload });
         let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
         let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
         let last_word = outbox.last_word.take().map(member::Event::LastWord);
-        [entered, reloaded, took_over, caught_up, plan, progress, checkpoint, leave, stand, last_word]
-            .into_iter()
-            .flatten()
-            .collect()
+        let before = [entered, reloaded, took_over, caught_up].into_iter().flatten();
+        let after = [progress, checkpoint, leave, stand, last_word].into_iter().flatten();
+        before.chain(plans).chain(after).collect()
     }
 
     pub(super) fn connected(&self) {

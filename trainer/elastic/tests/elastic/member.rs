@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, CheckpointMark, Digest, Follower, Group, Hello, Lead, Member, Message, Report, Seat, State,
+    Active, CheckpointMark, Digest, Follower, Group, Hello, Lead, Member, Message, Report, Seat, State, Summing,
     member::{COORDINATOR_DEAD_AFTER, Command, Event, HEARTBEAT_EVERY, LastWord, REPEAT_AFTER},
 };
 
@@ -482,8 +482,14 @@ fn a_member_is_told_to_feed_a_newcomer() {
 #[test]
 fn every_coordinator_is_told_how_the_group_sums() {
     let mut member = running();
-    let agreed = Command::Send(Message::Agreed { generation: 1, plan: Digest::of(b"ring") });
-    assert_eq!(handle(&mut member, Event::Agreed(Digest::of(b"ring")), 3), std::slice::from_ref(&agreed));
+    let [first, second] = [(0, b"ring"), (20, b"tree")].map(|(after, plan)| {
+        let summing = Summing { after, plan: Digest::of(plan) };
+        let said = Command::Send(Message::Agreed { generation: 1, summing });
+        assert_eq!(handle(&mut member, Event::Agreed(summing), 3), std::slice::from_ref(&said));
+        said
+    });
     handle(&mut member, Event::Disconnected, 4);
-    assert!(handle(&mut member, Event::Connected, 5).contains(&agreed));
+    let said = handle(&mut member, Event::Connected, 5);
+    let again: Vec<_> = said.into_iter().filter(|command| [&first, &second].contains(&command)).collect();
+    assert_eq!(again, [first, second]);
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lockstep_elastic::{
-    CheckpointMark, Digest, Group, MemberId, State,
+    CheckpointMark, Digest, Group, MemberId, State, Summing,
     member::{Event, LastWord},
 };
 
@@ -242,7 +242,7 @@ impl World {
         }
         self.say(pod, Event::Entered);
         if let Some(generation) = self.processes[pod].worker.generation {
-            self.say(pod, Event::Agreed(Digest::of(&generation.to_le_bytes())));
+            self.say(pod, Event::Agreed(Summing { after: base.step, plan: Digest::of(&generation.to_le_bytes()) }));
         }
         self.next_step(pod);
     }

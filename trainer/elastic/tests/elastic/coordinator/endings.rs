@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    CheckpointMark, Digest, Message, Outcome,
+    CheckpointMark, Digest, Message, Outcome, Summing,
     coordinator::{Command, DRAIN_LIMIT, Event},
 };
 
@@ -238,32 +238,40 @@ fn a_group_that_drained_holds_nothing_that_is_not_in_its_checkpoint() {
     assert_eq!(table.record().rested, Some(9), "the next group need not wait for these members");
 }
 
-fn agreed(plan: &[u8]) -> Message {
-    Message::Agreed { generation: 1, plan: Digest::of(plan) }
+fn summing(after: u64, plan: &[u8]) -> Summing {
+    Summing { after, plan: Digest::of(plan) }
+}
+
+fn agreed(after: u64, plan: &[u8]) -> Message {
+    Message::Agreed { generation: 1, summing: summing(after, plan) }
 }
 
 #[test]
 fn how_a_group_summed_is_part_of_its_history() {
-    let histories = [None, Some(b"ring"), Some(b"tree")].map(|plan| {
+    let (ring, tree) = ((0, &b"ring"[..]), (20, &b"tree"[..]));
+    let histories = [vec![], vec![ring], vec![ring, tree]].map(|plans| {
         let mut table = Table::running(2, 2);
         for member in 0..2 {
-            plan.map(|plan| table.says(member, agreed(plan)));
+            // One of them is ahead of the other.
+            plans.iter().for_each(|(after, plan)| drop(table.says(member, agreed(*after, plan))));
         }
-        table.says(0, Message::Agreed { generation: 7, plan: Digest::of(b"another generation's") });
+        table.says(0, Message::Agreed { generation: 7, summing: summing(0, b"another generation's") });
         table.says(0, finished(b"model"));
         table.says(1, finished(b"model"));
         table.record().history
     });
     let without = Table::running(2, 2).record();
-    let with = [b"ring", b"tree"].map(|plan| without.summed_by(&Digest::of(plan)).history);
-    assert_eq!(histories, [without.history, with[0], with[1]]);
+    let with_one = without.summed_by(&summing(0, b"ring"));
+    let with_both = with_one.summed_by(&summing(20, b"tree"));
+    assert_eq!(histories, [without, with_one, with_both].map(|record| record.history));
 }
 
 #[test]
 fn members_that_would_sum_in_different_ways_are_stopped() {
     let mut table = Table::running(2, 2);
-    assert_eq!(table.says(0, agreed(b"ring")), []);
-    let commands = table.says(1, agreed(b"tree"));
+    assert_eq!(table.says(0, agreed(20, b"ring")), []);
+    assert_eq!(table.says(1, agreed(0, b"tree")), [], "what the other one did before is not known");
+    let commands = table.says(1, agreed(20, b"tree"));
     let Some(Outcome::Fatal { member, message }) = end(&commands) else { panic!("{commands:?}") };
     assert!(member.pod == pod(1) && message.contains("others of generation 1"), "{message}");
 }

@@ -1,0 +1,297 @@
+//! The plan that would have been better, by what a group's first steps took: the line may carry less in the long run than in the few
+//! messages that were measured before, and backward takes longer beside sums than by itself.
+
+use std::ops::Range;
+
+use lockstep_collective::{Choice, CollectiveError, Communicator, Costs, Plan};
+use tracing::info;
+
+use super::{Agreed, Recorded, bytes_sent, ends, merged};
+use crate::training::Slice;
+
+/// The first steps, in which connections and caches warm up, are not measured.
+const WARM_UP: u32 = 3;
+/// So many after them are.
+const MEASURED: u32 = 9;
+/// A plan stays where the best one would end sooner by less than this part.
+const LEAST_GAIN: f64 = 0.02;
+
+/// What the first steps of a group took on this rank.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    steps: u32,
+    /// By bucket: seconds from the beginning of a step until it was handed over, all measured steps together.
+    ready: Vec<f64>,
+    /// By bucket: seconds that its sum took, likewise.
+    took: Vec<f64>,
+}
+
+impl Seen {
+    pub(crate) fn of(buckets: usize) -> Self {
+        Self { steps: 0, ready: vec![0.0; buckets], took: vec![0.0; buckets] }
+    }
+
+    fn counts(&self) -> bool {
+        (WARM_UP..WARM_UP + MEASURED).contains(&self.steps)
+    }
+
+    /// A bucket was handed over so long after the beginning of the step.
+    pub(crate) fn ready(&mut self, bucket: usize, seconds: f64) {
+        if self.counts() {
+            self.ready[bucket] += seconds;
+        }
+    }
+
+    /// The sum of a bucket took so long.
+    pub(crate) fn took(&mut self, bucket: usize, seconds: f64) {
+        if self.counts() {
+            self.took[bucket] += seconds;
+        }
+    }
+
+    /// A step was done.
+    pub(crate) fn did_step(&mut self) {
+        self.steps += 1;
+    }
+
+    /// Whether the step that was done last is the last to be measured: the same one on all ranks.
+    pub(crate) fn is_enough(&self) -> bool {
+        self.steps == WARM_UP + MEASURED
+    }
+
+    /// The mean over steps and ranks of when buckets were ready, and what sums took for the rank that was waited for: the others' began
+    /// before they could.
+    fn together(
+        self,
+        communicator: &mut Communicator<Slice>,
+        step: u64,
+    ) -> Result<(Vec<f64>, Vec<f64>), CollectiveError> {
+        let (rank, world, buckets) = (communicator.rank(), communicator.world(), self.ready.len());
+        let mean = |seconds: &f64| *seconds as f32 / MEASURED as f32;
+        let mut values = vec![0.0; buckets * (1 + world)];
+        let (ready, took) = values.split_at_mut(buckets);
+        ready.iter_mut().zip(&self.ready).for_each(|(slot, seconds)| *slot = mean(seconds) / world as f32);
+        took.chunks_mut(buckets)
+            .nth(rank)
+            .into_iter()
+            .flatten()
+            .zip(&self.took)
+            .for_each(|(slot, seconds)| *slot = mean(seconds));
+        communicator.all_reduce_now(step, &mut values)?;
+        let (ready, took) = values.split_at(buckets);
+        let least = |bucket| took.iter().skip(bucket).step_by(buckets).copied().fold(f32::INFINITY, f32::min);
+        Ok((ready.iter().copied().map(f64::from).collect(), (0..buckets).map(least).map(f64::from).collect()))
+    }
+}
+
+/// Agrees with the other ranks on a plan for the steps after `step`, and follows it. `known` is what this rank knows of costs; that of rank 0
+/// counts. `None` where the plan stays.
+pub(crate) fn agree_anew(
+    communicator: &mut Communicator<Slice>,
+    step: u64,
+    seen: Seen,
+    before: &Agreed,
+    ready_order: &[Range<usize>],
+    known: Option<Costs>,
+) -> Result<Option<Agreed>, CollectiveError> {
+    let (ready, took) = seen.together(communicator, step)?;
+    let present = before.plan.proposed();
+    let plan = communicator.agree(|| better(present, ready_order, &before.ready, &ready, &took, known))?;
+    if plan == before.plan {
+        return Ok(None);
+    }
+    let buckets = u32::try_from(plan.buckets().len()).unwrap_or(u32::MAX);
+    let report = before.report.map(|report| lockstep_launch::CommunicationReport { buckets, ..report });
+    // A record that was made here reads back.
+    let mut recorded: Recorded = serde_json::from_str(&before.record).unwrap_or_else(|error| unreachable!("{error}"));
+    recorded.words = plan.to_words();
+    let record = serde_json::to_string(&recorded).unwrap_or_default();
+    let costs = match plan.choice() {
+        Choice::Cheapest(costs) => Some(costs),
+        Choice::Always(_) => before.costs,
+    };
+    info!(step, buckets, "communication agreed anew");
+    Ok(Some(Agreed { plan, record, report, costs, is_open: false, ..before.clone() }))
+}
+
+/// The plan that ends soonest by what was seen of `present`: when its buckets were ready, and how long their sums took. `alone` is when the
+/// ranges of `ready_order` were ready in a step of one rank by itself.
+fn better(
+    present: &Plan,
+    ready_order: &[Range<usize>],
+    alone: &[f64],
+    ready: &[f64],
+    took: &[f64],
+    known: Option<Costs>,
+) -> Plan {
+    let thought = match present.choice {
+        Choice::Cheapest(costs) => Some(costs),
+        Choice::Always(_) => known,
+    };
+    let sums: Vec<_> = present
+        .buckets
+        .iter()
+        .map(|bucket| bytes_sent(present, bucket.len() * size_of::<f32>()))
+        .map(|bytes| (present.choice.algorithm(&present.hosts, bytes), bytes))
+        .collect();
+    let Some(costs) = thought.and_then(|costs| costs.seen_in(&sums, &present.hosts, took.iter().sum())) else {
+        return present.clone();
+    };
+    let ready = as_seen(ready_order, alone, &present.buckets, ready);
+    let choice = match present.choice {
+        Choice::Cheapest(_) => Choice::Cheapest(costs),
+        named @ Choice::Always(_) => named,
+    };
+    let best = merged(Plan { choice, ..present.clone() }, ready_order, &ready, &costs);
+    let (now, then) = (ends(present, ready_order, &ready, &costs), ends(&best, ready_order, &ready, &costs));
+    info!(
+        gigabytes_per_second = 1e-9 / costs.wire_byte,
+        ends_ms = now * 1e3,
+        best_ends_ms = then * 1e3,
+        "communication seen"
+    );
+    if then < now * (1.0 - LEAST_GAIN) { best } else { present.clone() }
+}
+
+/// When the ranges are ready beside sums: as `alone`, but so much later and slower that the first and the last bucket are ready when they
+/// were seen to be.
+fn as_seen(ready_order: &[Range<usize>], alone: &[f64], buckets: &[Range<usize>], seen: &[f64]) -> Vec<f64> {
+    let alone_at = |bucket: &Range<usize>| {
+        ready_order.iter().position(|range| range.end == bucket.end).map_or(0.0, |last| alone[last])
+    };
+    let ([first, ..], [.., last]) = (buckets, buckets) else { return alone.to_vec() };
+    let (from, to) = (alone_at(first), alone_at(last));
+    let (seen_from, seen_to) = (seen[0], seen[seen.len() - 1]);
+    let slower = if to > from { ((seen_to - seen_from) / (to - from)).max(0.0) } else { 1.0 };
+    alone.iter().map(|seconds| (seen_to + (seconds - to) * slower).max(0.0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, thread};
+
+    use lockstep_collective::{Abort, Group, Hosts, JobId, Limits, Listener, Seat, Wire, algorithm::Algorithm};
+    use lockstep_launch::Communication;
+
+    use super::*;
+    use crate::{
+        baseline::Baseline,
+        communication::{agree, replayed},
+    };
+
+    const READY_ORDER: [Range<usize>; 3] = [0..1000, 1000..300_000, 300_000..301_000];
+    const WHOLE: Range<usize> = 0..301_000;
+    /// In milliseconds 1, 2 and 3 of backward.
+    const ALONE: [f64; 3] = [1e-3, 2e-3, 3e-3];
+    const COSTS: Costs = Costs { message: 8e-4, wire_byte: 1e-8, reduced_byte: 0.0 };
+
+    fn plan(buckets: &[Range<usize>], costs: Costs) -> Plan {
+        let choice = Choice::Cheapest(costs);
+        Plan { buckets: buckets.to_vec(), choice, wire: Wire::F32, hosts: Hosts::apart(4) }
+    }
+
+    /// What the sums of a plan take, by other costs than it was made for.
+    fn took(present: &Plan, truth: Costs) -> Vec<f64> {
+        let seconds = |bytes| truth.seconds(present.choice.algorithm(&present.hosts, bytes), &present.hosts, bytes);
+        present.buckets.iter().map(|bucket| seconds(bucket.len() * size_of::<f32>())).collect()
+    }
+
+    #[test]
+    fn a_plan_that_is_as_good_as_any_stays() {
+        let present = plan(&[0..1000, 1000..301_000], COSTS);
+        let ready = [ALONE[0], ALONE[2]];
+        assert_eq!(better(&present, &READY_ORDER, &ALONE, &ready, &took(&present, COSTS), None), present);
+    }
+
+    #[test]
+    fn a_line_that_carries_less_than_it_was_thought_to_has_its_sums_begin_sooner() {
+        // At a tenth of the price the large gradient is not worth a message of its own beside the last one.
+        let thought = Costs { wire_byte: 1e-11, ..COSTS };
+        let present = plan(&[WHOLE], thought);
+        let found = better(&present, &READY_ORDER, &ALONE, &[ALONE[2]], &took(&present, COSTS), None);
+        assert!(found.buckets.len() > 1, "{:?}", found.buckets);
+        let Choice::Cheapest(costs) = found.choice else { panic!("{:?}", found.choice) };
+        assert!((costs.wire_byte / COSTS.wire_byte - 1.0).abs() < 1e-6, "{costs:?}");
+    }
+
+    #[test]
+    fn a_named_algorithm_stays_named() {
+        let (algorithm, costs) = (Algorithm::Ring, Costs { message: 1e-5, ..COSTS });
+        let present = Plan { choice: Choice::Always(algorithm), ..plan(&[WHOLE], costs) };
+        let took = [costs.seconds(algorithm, &present.hosts, WHOLE.len() * size_of::<f32>())];
+        let found = |known| better(&present, &READY_ORDER, &ALONE, &[ALONE[2]], &took, known);
+        let with_costs = found(Some(costs));
+        assert!(with_costs.choice == present.choice && with_costs.buckets.len() > 1, "{with_costs:?}");
+        assert_eq!(found(None), present, "of unknown costs");
+    }
+
+    #[test]
+    fn all_ranks_agree_on_what_rank_0_proposes_by_what_all_saw() {
+        const WORLD: usize = 3;
+        let listeners: Vec<_> =
+            (0..WORLD).map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).expect("a listener")).collect();
+        let peers: Vec<_> = listeners.iter().map(Listener::address).collect();
+        let rank = |(rank, listener): (usize, Listener)| {
+            let peers = peers.clone();
+            thread::spawn(move || {
+                let seat = Seat { job: JobId([7; 16]), generation: 1, rank };
+                let limits = Limits { shares_memory: false, ..Limits::default() };
+                let mut group = Group::form(&listener, seat, &peers, limits, &Abort::new()).expect("a group");
+                let settings = Communication::default();
+                let own = Baseline { samples_per_second: Some(1.0), ready: ALONE.to_vec() };
+                let thought = Costs { message: 1e-4, wire_byte: 0.0, ..COSTS };
+                let before = agree(&mut group, &settings, &READY_ORDER, &own, None, Some(thought)).expect("a plan");
+                let mut communicator = Communicator::<Slice>::over(group).expect("a thread");
+                let mut seen = Seen::of(before.plan.buckets().len());
+                while !seen.is_enough() {
+                    for bucket in 0..before.plan.buckets().len() {
+                        seen.ready(bucket, ALONE[2]);
+                        // The others wait for rank 1.
+                        seen.took(bucket, if rank == 1 { 4e-3 } else { 3.0 });
+                    }
+                    seen.did_step();
+                }
+                let known = (rank == 0).then_some(thought);
+                let anew = agree_anew(&mut communicator, 12, seen, &before, &READY_ORDER, known).expect("agreed");
+                (before, anew.expect("another plan"))
+            })
+        };
+        let ranks: Vec<_> = listeners.into_iter().enumerate().map(rank).collect();
+        let agreed: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
+        for (before, anew) in &agreed {
+            assert!(anew.plan.buckets().len() > before.plan.buckets().len(), "{:?}, {:?}", before.plan, anew.plan);
+            assert_eq!((&anew.plan, &anew.record), (&agreed[0].1.plan, &agreed[0].1.record));
+            let circumstances =
+                Recorded { words: Vec::new(), ..serde_json::from_str(&anew.record).expect("reads back") };
+            let replayed = replayed(&anew.record, &circumstances, 301_000);
+            assert_eq!(replayed.as_ref(), Some(anew.plan.proposed()));
+        }
+    }
+
+    #[test]
+    fn ranges_are_ready_as_much_later_as_their_buckets() {
+        // The bucket that was ready after 1 ms came after 5, the one of 3 ms after 11: a stretch by 3, from 2 ms on.
+        let seen = as_seen(&READY_ORDER, &ALONE, &[0..1000, 1000..301_000], &[5e-3, 11e-3]);
+        let expected = [5e-3, 8e-3, 11e-3];
+        assert!(seen.iter().zip(expected).all(|(seen, expected)| (seen - expected).abs() < 1e-9), "{seen:?}");
+        // One bucket tells how much later.
+        let seen = as_seen(&READY_ORDER, &ALONE, &[WHOLE], &[4e-3]);
+        assert!(seen.iter().zip([2e-3, 3e-3, 4e-3]).all(|(seen, expected)| (seen - expected).abs() < 1e-9), "{seen:?}");
+    }
+
+    #[test]
+    fn the_steps_of_the_warm_up_do_not_count() {
+        let mut seen = Seen::of(1);
+        let ended: Vec<bool> = (0..WARM_UP + MEASURED)
+            .map(|step| {
+                seen.ready(0, if step < WARM_UP { 1e3 } else { 2.0 });
+                seen.took(0, if step < WARM_UP { 1e3 } else { 3.0 });
+                seen.did_step();
+                seen.is_enough()
+            })
+            .collect();
+        assert_eq!((seen.ready[0], seen.took[0]), (2.0 * f64::from(MEASURED), 3.0 * f64::from(MEASURED)));
+        assert_eq!(ended.iter().filter(|ended| **ended).count(), 1);
+        assert!(ended[ended.len() - 1]);
+    }
+}
