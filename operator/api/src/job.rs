@@ -38,6 +38,11 @@ pub struct TrainingJobSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: u32,
+    /// Ranks in one worker's process, 1 to 64; each takes a part of the worker's samples on a thread of its own, and the worker sums
+    /// their gradients before it sums with others. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub devices_per_worker: Option<u32>,
     /// How many workers the group may have while it trains. Default: always replicas; when one is lost the others wait for another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<Elastic>,

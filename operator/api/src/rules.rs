@@ -1,7 +1,7 @@
 //! The rules of a job that a schema cannot state, as CEL: the API server refuses what breaks one. `Task::check` and
 //! `ValidJob` state those that do not compare with an older object again, for manifests that never see an API server.
 
-use lockstep_launch::{MIN_SHARDS, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN};
+use lockstep_launch::{MIN_SHARDS, NO_TREE_OF_DEVICES, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN};
 
 /// A CEL rule over `spec`.
 pub(crate) struct Rule {
@@ -16,7 +16,7 @@ pub(crate) struct Rule {
 /// Longest name of a job: `<name>-worker-999` and `<name>-coordinator` must be DNS labels of at most 63 characters.
 pub(crate) const MAX_NAME_LENGTH: usize = 50;
 /// The fields of `spec` that say what to train: none for a benchmark.
-pub(crate) const OF_TRAINING: [&str; 4] = [".model", ".dataset", ".training", ".checkpoint"];
+pub(crate) const OF_TRAINING: [&str; 5] = [".devicesPerWorker", ".model", ".dataset", ".training", ".checkpoint"];
 /// Those of them that have no default.
 pub(crate) const REQUIRED_TO_TRAIN: [&str; 3] = [".model", ".dataset", ".checkpoint"];
 pub(crate) const NO_BENCHMARK: &str = "a benchmark trains nothing: leave it out, or spec.benchmark";
@@ -121,6 +121,13 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
             field: Some(".communication.algorithm"),
         },
         Rule {
+            rule: "self.communication.algorithm != 'canonicalTree' || !has(self.devicesPerWorker) || \
+                   self.devicesPerWorker == 1"
+                .to_owned(),
+            message: format!("spec.devicesPerWorker: {NO_TREE_OF_DEVICES}"),
+            field: Some(".devicesPerWorker"),
+        },
+        Rule {
             rule: "!has(self.template) || !has(self.template.spec) || \
                    self.template.spec.containers.exists(c, c.name == 'trainer')"
                 .to_owned(),
@@ -166,7 +173,8 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
 }
 
 /// The fields of `spec` that keep their value for the life of the job.
-pub(crate) const IMMUTABLE: [&str; 13] = [
+pub(crate) const IMMUTABLE: [&str; 14] = [
+    ".devicesPerWorker",
     ".elastic",
     ".managedBy",
     ".benchmark",

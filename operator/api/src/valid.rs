@@ -56,6 +56,7 @@ impl ValidJob {
         let TrainingJob { metadata, spec, status: _ } = object;
         let TrainingJobSpec {
             replicas,
+            devices_per_worker: _,
             elastic,
             suspend,
             managed_by,
@@ -162,9 +163,11 @@ fn without_nulls(value: Value) -> Value {
 
 /// What the job does: a benchmark is measured, anything else is trained.
 fn task(spec: &TrainingJobSpec) -> Result<Task, Vec<InvalidField>> {
-    let TrainingJobSpec { benchmark, model, dataset, training, communication, checkpoint, .. } = spec.clone();
+    let TrainingJobSpec { devices_per_worker, benchmark, model, dataset, training, communication, checkpoint, .. } =
+        spec.clone();
     if let Some(benchmark) = benchmark {
         let given = [
+            ("spec.devicesPerWorker", devices_per_worker.is_some()),
             ("spec.model", model.is_some()),
             ("spec.dataset", dataset.is_some()),
             ("spec.training", training.is_some()),
@@ -181,7 +184,8 @@ fn task(spec: &TrainingJobSpec) -> Result<Task, Vec<InvalidField>> {
     let missing = |field| InvalidField::new(field, "missing", MISSING_TO_TRAIN);
     match (model, dataset, checkpoint) {
         (Some(model), Some(dataset), Some(checkpoint)) => {
-            Ok(Task::Train(Workload { model, dataset, training, communication, checkpoint }))
+            let devices_per_worker = devices_per_worker.unwrap_or(1);
+            Ok(Task::Train(Workload { model, dataset, training, communication, checkpoint, devices_per_worker }))
         }
         (model, dataset, checkpoint) => Err([
             model.is_none().then(|| missing("spec.model")),

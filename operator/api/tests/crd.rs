@@ -196,6 +196,15 @@ fn a_canonical_tree_takes_as_many_replicas_as_it_has_shards() {
 }
 
 #[test]
+fn a_canonical_tree_takes_one_device_of_each_worker() {
+    let canonical = set(job(), "/spec/communication", json!({"algorithm": "canonicalTree", "wire": "f32"}));
+    assert_eq!(broken(&set(job(), "/spec/devicesPerWorker", json!(2)), None), Vec::<String>::new());
+    assert_eq!(broken(&set(canonical.clone(), "/spec/devicesPerWorker", json!(1)), None), Vec::<String>::new());
+    let told = broken(&set(canonical, "/spec/devicesPerWorker", json!(2)), None);
+    assert!(told.len() == 1 && told[0].contains("spec.devicesPerWorker: 1 with"), "{told:?}");
+}
+
+#[test]
 fn each_rule_of_a_benchmark_refuses_what_it_is_for_and_nothing_else() {
     let cases = [
         ("/spec/replicas", json!(1), json!(2), "spec.replicas: 2 or more"),
@@ -275,6 +284,7 @@ fn a_job_can_be_suspended_and_resumed() {
 #[test]
 fn no_other_field_of_the_spec_can_change_be_added_or_be_taken_away() {
     let changes = [
+        ("devicesPerWorker", json!(2)),
         ("elastic", json!({"minReplicas": 1, "maxReplicas": 4})),
         ("managedBy", json!("kueue")),
         ("benchmark", json!({"collectives": {}})),

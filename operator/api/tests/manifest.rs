@@ -166,6 +166,18 @@ fn a_canonical_tree_of_more_replicas_than_shards_is_refused() {
 }
 
 #[test]
+fn a_canonical_tree_over_devices_is_refused() {
+    let tree = GOOD.replacen("  checkpoint: {", "  communication: {algorithm: canonicalTree}\n  checkpoint: {", 1);
+    let devices =
+        |number| told(&tree.replacen("replicas: 2", &format!("replicas: 2\n  devicesPerWorker: {number}"), 1));
+    assert_eq!(
+        devices(2),
+        ["spec.devicesPerWorker: 2: 1 with spec.communication.algorithm canonicalTree; leave one of them out"]
+    );
+    assert_eq!(devices(65).len(), 1, "{:?}", devices(65));
+}
+
+#[test]
 fn all_mistakes_are_told_at_once() {
     let manifest = GOOD.replace("epochs: 3", "epochs: 0, sed: 1").replace("replicas: 2", "replica: 2");
     assert_eq!(told(&manifest).len(), 3);

@@ -3,6 +3,7 @@
 mod bad_input;
 mod benchmark;
 mod checkpoints;
+mod devices;
 mod elastic;
 mod faults;
 mod metrics;

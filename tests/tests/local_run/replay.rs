@@ -17,7 +17,8 @@ const EPOCHS: u32 = 10;
 /// Of 9,000 samples in batches of 64.
 const STEPS: u64 = 10 * 141;
 
-fn replay(run: &Run) -> (Option<i32>, String) {
+/// Repeats a run that has ended; its exit code and all it says.
+pub(crate) fn replay(run: &Run) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } =
         Command::new(lockstep()).arg("replay").arg(run.folder()).output().expect("lockstep starts");
     (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))

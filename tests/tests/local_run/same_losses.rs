@@ -26,7 +26,7 @@ fn an_epoch() -> Manifest {
     )
 }
 
-fn assert_same_start(one: &Run, four: &Run) {
+pub(crate) fn assert_same_start(one: &Run, four: &Run) {
     let (one, four) = (one.steps(), four.steps());
     assert!(one.len() >= FIRST && four.len() >= FIRST, "{} and {} steps", one.len(), four.len());
     for (left, right) in one.iter().zip(&four).take(FIRST) {

@@ -41,6 +41,6 @@ pub use replay::{PLANS_FILE, Planned, REPLAY, Replay};
 pub use size::{ByteSize, ByteSizeError};
 pub use task::Task;
 pub use workload::{
-    Checkpoint, Dataset, DatasetFormat, InvalidField, MIN_SHARDS, Model, ModelName, Optimizer, Precision, Schedule,
-    Sgd, Training, Workload,
+    Checkpoint, Dataset, DatasetFormat, InvalidField, MIN_SHARDS, Model, ModelName, NO_TREE_OF_DEVICES, Optimizer,
+    Precision, Schedule, Sgd, Training, Workload,
 };

@@ -4,11 +4,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Communication, OBJECT_URI_ACCEPTED, ObjectUri};
+use crate::{Communication, CommunicationAlgorithm, OBJECT_URI_ACCEPTED, ObjectUri};
 
 /// Virtual shards of a job with fewer workers; one with more has a shard for each. A global batch is cut into so many parts, whatever
 /// the number of ranks is at the time.
 pub const MIN_SHARDS: u32 = 64;
+/// What a job with several ranks in a process is told that sums as a canonical tree.
+pub const NO_TREE_OF_DEVICES: &str = "1 with spec.communication.algorithm canonicalTree; leave one of them out";
 
 /// Model, data set and everything that decides how they are trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +26,9 @@ pub struct Workload {
     pub communication: Communication,
     /// How state is kept.
     pub checkpoint: Checkpoint,
+    /// Ranks in one worker's process.
+    #[serde(default = "Workload::default_devices_per_worker")]
+    pub devices_per_worker: u32,
 }
 
 /// The network to train.
@@ -265,12 +270,16 @@ impl InvalidField {
 }
 
 impl Workload {
+    fn default_devices_per_worker() -> u32 {
+        1
+    }
+
     /// The rules that no schema can state, between fields or inside a string. Each is a CEL rule of the CRD as well.
     ///
     /// # Errors
     /// The first field that breaks one.
     pub fn check(&self) -> Result<(), InvalidField> {
-        let Self { model, dataset, training: _, communication, checkpoint } = self;
+        let Self { model, dataset, training: _, communication, checkpoint, devices_per_worker } = self;
         if model.name != ModelName::Mlp && !model.hidden.is_empty() {
             return Err(InvalidField::new(
                 "spec.model.hidden",
@@ -290,6 +299,9 @@ impl Workload {
             (DatasetFormat::Glyphs, _) => {}
         }
         communication.check()?;
+        if communication.algorithm == CommunicationAlgorithm::CanonicalTree && *devices_per_worker > 1 {
+            return Err(InvalidField::new("spec.devicesPerWorker", devices_per_worker, NO_TREE_OF_DEVICES));
+        }
         match &checkpoint.uri {
             uri if ObjectUri::begins(uri) => match uri.parse::<ObjectUri>() {
                 Ok(_) => Ok(()),
@@ -312,7 +324,7 @@ fn check_file_uri(field: &str, uri: &str) -> Result<(), InvalidField> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ByteSize, CommunicationAlgorithm, WireFormat};
+    use crate::{ByteSize, WireFormat};
 
     fn lenet() -> Workload {
         serde_json::from_value(serde_json::json!({

@@ -26,7 +26,7 @@ pub(crate) fn of_share(
     replica: &mut Replica<Cpu>,
     loader: &mut Loader,
     step: Step,
-    work: &Work,
+    work: Option<&Work>,
     submit: &mut dyn FnMut(usize, Bucket),
 ) -> Duration {
     let scale = 1.0 / step.samples as f32;
@@ -59,7 +59,7 @@ pub(crate) fn of_parts(
     while let Some(part) = parts.next() {
         let mut left = part.end - part.start;
         while left > 0 {
-            let (batch, waited) = next_batch(loader, work);
+            let (batch, waited) = next_batch(loader, Some(work));
             loading += waited;
             let Some(batch) = batch else { unreachable!("a loader delivers all samples of every part") };
             left -= batch.len() as u64;
@@ -70,7 +70,12 @@ pub(crate) fn of_parts(
     loading
 }
 
-fn next_batch(loader: &mut Loader, work: &Work) -> (Option<Batch>, Duration) {
+/// The next samples, waited for as a part of `work` where this is the thread that it watches.
+fn next_batch(loader: &mut Loader, work: Option<&Work>) -> (Option<Batch>, Duration) {
     let start = Instant::now();
-    (work.during(Activity::Storing, || loader.next_batch()), start.elapsed())
+    let batch = match work {
+        Some(work) => work.during(Activity::Storing, || loader.next_batch()),
+        None => loader.next_batch(),
+    };
+    (batch, start.elapsed())
 }

@@ -7,6 +7,7 @@ mod checkpoints;
 mod communication;
 mod coordinator;
 mod credentials;
+mod devices;
 mod efficiency;
 mod failure;
 mod feeds;

@@ -152,7 +152,7 @@ impl Storage {
 /// A checkpoint fits when the model, the samples, their order and the batch are the same: the number of workers, of epochs and the
 /// rates may differ.
 fn identity(workload: &Workload, data: Digest) -> Identity {
-    let Workload { model, dataset: _, training, communication: _, checkpoint: _ } = workload;
+    let Workload { model, dataset: _, training, communication: _, checkpoint: _, devices_per_worker: _ } = workload;
     let model = serde_json::to_string(model).unwrap_or_default();
     let decisive = format!("data {data} batch {} seed {}", training.global_batch_size, training.seed);
     Identity { model, workload_digest: decisive }

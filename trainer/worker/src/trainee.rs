@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
+    ops::Range,
     path::Path,
 };
 
@@ -15,6 +16,7 @@ use tracing::info;
 
 use crate::{
     baseline::Baseline,
+    devices::Devices,
     failure::Failure,
     follow::parts,
     journal::StepLine,
@@ -30,6 +32,7 @@ const COPY: Tag = Tag { step: u64::MAX, bucket: 2 };
 /// One worker's training, whatever group it belongs to.
 pub(crate) struct Trainee {
     pub replica: Replica<Cpu>,
+    pub devices: Devices,
     pub recipe: Recipe,
     /// Optimiser steps that the replica holds.
     pub step: u64,
@@ -57,12 +60,19 @@ impl Trainee {
         newest: Option<Checkpoint>,
         train: &Samples,
         seat: Seat,
+        devices: usize,
     ) -> Result<Self, Failure> {
-        let ready_order = network.table().ready_order();
-        let mut replica = Replica::new(Cpu::new(), network, recipe.micro_batch, ready_order).map_err(Failure::fatal)?;
-        let baseline = Baseline::measure(&mut replica, train, seat, &recipe)?;
+        let make = || {
+            let ready_order = network.table().ready_order();
+            Replica::new(Cpu::new(), network.clone(), recipe.micro_batch, ready_order).map_err(Failure::fatal)
+        };
+        let mut replica = make()?;
+        let further = Devices::new(devices - 1, make)?;
+        let mut baseline = Baseline::measure(&mut replica, train, seat, &recipe)?;
+        baseline.samples_per_second = baseline.samples_per_second.map(|rate| rate * devices as f64);
         let mut trainee = Self {
             replica,
+            devices: further,
             recipe,
             step: 0,
             is_whole: false,
@@ -108,6 +118,7 @@ impl Trainee {
     /// Leaves the step that was under way, once nothing of it is lent out.
     pub(crate) fn stand(&mut self) {
         self.replica.abandon_step();
+        self.devices.abandon_step();
     }
 
     /// What was measured between other hosts says nothing about these.
@@ -176,15 +187,22 @@ impl Trainee {
     /// Does the next step as a group has done it that summed these gradients.
     pub(crate) fn repeat_step(&mut self, gradients: &[f32]) {
         self.replica.take_gradients(gradients);
-        self.apply();
+        self.replica.update(&self.recipe.optimiser, self.recipe.rate);
+        self.replica.finish_step();
+        self.step += 1;
     }
 
-    /// Applies the summed gradients of the next step, which is then done.
+    /// Applies the summed gradients of the next step on all devices; it is then done.
     pub(crate) fn apply(&mut self) -> StepResult {
-        self.replica.update(&self.recipe.optimiser, self.recipe.rate);
-        let result = self.replica.finish_step();
+        let result = self.devices.update(&mut self.replica, &self.recipe.optimiser, self.recipe.rate);
         self.step += 1;
         result
+    }
+
+    /// Hands over buckets of this kind from the next step on.
+    pub(crate) fn set_buckets(&mut self, buckets: &[Range<usize>]) -> Result<(), Failure> {
+        self.replica.set_buckets(buckets.to_vec()).map_err(Failure::fatal)?;
+        self.devices.set_buckets(buckets)
     }
 
     /// Keeps the line of a step that all ranks have done.

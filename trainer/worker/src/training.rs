@@ -20,6 +20,7 @@ use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 
 use crate::{
     communication::{Agreed, Seen, agree_anew},
+    devices::Gathered,
     efficiency::{Meter, Step},
     failure::Failure,
     feeds::Feeds,
@@ -48,14 +49,14 @@ pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
 
 /// What is summed over the ranks: a bucket of gradients, or numbers beside them.
 pub(crate) enum Slice {
-    Gradient(Bucket),
+    Gradient(Gathered),
     Numbers(Vec<f32>),
 }
 
 impl AsMut<[f32]> for Slice {
     fn as_mut(&mut self) -> &mut [f32] {
         match self {
-            Self::Gradient(gradient) => gradient.as_mut(),
+            Self::Gradient(gathered) => gathered.whole(),
             Self::Numbers(numbers) => numbers,
         }
     }
@@ -93,7 +94,8 @@ pub(crate) struct Rank<'a> {
     generation: u64,
     held_out: Arc<Samples>,
     communicator: Communicator<Slice>,
-    loader: Loader,
+    /// One for each device.
+    loaders: Vec<Loader>,
     feeds: Feeds<'a>,
     /// A step whose numbers are still being summed.
     pending: Option<Pending>,
@@ -122,6 +124,7 @@ impl<'a> Rank<'a> {
         trainee: &'a mut Trainee,
         member: &'a Member<'a>,
         seat: Seat,
+        devices: impl Iterator<Item = Seat>,
         group: &Group,
         train: Arc<Samples>,
         held_out: Arc<Samples>,
@@ -129,7 +132,7 @@ impl<'a> Rank<'a> {
         agreed: &Agreed,
     ) -> Result<Self, Failure> {
         let recipe = &trainee.recipe;
-        let order = Order {
+        let order = |seat| Order {
             seed: recipe.seed,
             global_batch: recipe.global_batch,
             micro_batch: recipe.micro_batch,
@@ -143,7 +146,9 @@ impl<'a> Rank<'a> {
             member.metrics.baseline.set(rate);
         }
         Ok(Self {
-            loader: Loader::start(train, order).map_err(Failure::retry)?,
+            loaders: devices
+                .map(|seat| Loader::start(Arc::clone(&train), order(seat)).map_err(Failure::retry))
+                .collect::<Result<_, _>>()?,
             trainee,
             member,
             seat,
@@ -186,14 +191,16 @@ impl<'a> Rank<'a> {
     pub(crate) fn advance(&mut self, word: Word) -> Result<Option<Done>, Failure> {
         let work = self.work();
         let waiting = Instant::now();
-        let next = work.during(Activity::Storing, || self.loader.next_step());
-        let Some(StepShare { step, samples: mine, .. }) = next else { return self.settle() };
+        let next = || self.loaders.iter_mut().map(Loader::next_step).collect::<Option<Vec<_>>>();
+        let shares = work.during(Activity::Storing, next).unwrap_or_default();
+        let mine = shares.iter().map(|share| share.samples).sum();
+        let Some(StepShare { step, .. }) = shares.into_iter().next() else { return self.settle() };
         let data = waiting.elapsed();
         let computing = Instant::now();
-        let Self { trainee, communicator, loader, seen, .. } = self;
-        let replica = &mut trainee.replica;
+        let Self { trainee, communicator, loaders, seen, .. } = self;
+        let Trainee { replica, devices, .. } = &mut **trainee;
         let only = replica.buckets().len() == 1;
-        let submit = &mut |bucket: usize, gradient: Bucket| {
+        let submit = &mut |bucket: usize, gradient: Gathered| {
             if let Some(seen) = seen {
                 seen.ready(bucket, computing.elapsed().as_secs_f64());
             }
@@ -206,9 +213,11 @@ impl<'a> Rank<'a> {
             }
         };
         let loading = if self.seat.is_aligned() {
-            gradients::of_parts(replica, loader, step, self.seat, work, submit)
+            let [loader] = &mut loaders[..] else { unreachable!("no canonical tree over devices") };
+            let alone = &mut |bucket, gradient| submit(bucket, Gathered::alone(gradient));
+            gradients::of_parts(replica, loader, step, self.seat, work, alone)
         } else {
-            gradients::of_share(replica, loader, step, work, submit)
+            devices.gradients(replica, loaders, step, work, submit)
         };
         let gradients = computing.elapsed().saturating_sub(loading);
 
@@ -307,7 +316,10 @@ impl<'a> Rank<'a> {
         let Self { communicator, seen, member, .. } = self;
         member.membership.work().during(Activity::Waiting, || {
             for completed in communicator.wait_all() {
-                let Completed { bucket, transferred, .. } = completed.map_err(|failed| lost(&failed.error))?;
+                let Completed { bucket, transferred, mut memory, .. } =
+                    completed.map_err(|failed| lost(&failed.error))?;
+                // A group of one has not looked at it.
+                memory.as_mut();
                 if let Some(seen) = seen {
                     seen.took(bucket as usize, transferred.took.as_secs_f64());
                 }

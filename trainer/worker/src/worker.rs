@@ -52,9 +52,12 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
             let newest = storage.newest()?;
             let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
             // What a rank does by itself depends on its share of a step, which is the first group's.
-            let seat = seat(workload, 0, launch.replicas, shards);
+            let Some(seat) = devices(workload, 0, launch.replicas, shards).next() else {
+                return Err(Failure::fatal("spec.devicesPerWorker: 0: 1 or more"));
+            };
             let recipe = recipe(workload, &dataset, replay.and_then(|replay| replay.last_step));
-            let mut trainee = Trainee::new(network, recipe, newest, &dataset.train, seat)?;
+            let devices = workload.devices_per_worker as usize;
+            let mut trainee = Trainee::new(network, recipe, newest, &dataset.train, seat, devices)?;
             let held = trainee.held();
             let (member, place) = Member::join(launch, &metrics, &stop, &ready, data, held)?;
             let Dataset { train, evaluation } = dataset;
@@ -124,6 +127,15 @@ fn seat(workload: &Workload, rank: u32, world: u32, shards: u32) -> Seat {
     }
 }
 
+/// The seat of each device of a worker.
+fn devices(workload: &Workload, rank: u32, world: u32, shards: u32) -> impl Iterator<Item = Seat> {
+    let count = workload.devices_per_worker;
+    let alone = (count == 1).then(|| seat(workload, rank, world, shards));
+    let further = move |device| Seat::new(rank * count + device, world * count, shards * count);
+    let several = if count == 1 { 0..0 } else { 0..count };
+    alone.into_iter().chain(several.map(further))
+}
+
 /// The training of this process, whatever groups it belongs to.
 struct Run<'a> {
     member: &'a Member<'a>,
@@ -172,6 +184,7 @@ impl Run<'_> {
         saver.enter(group);
         let mut ranks = self.member.form(group)?;
         trainee.catch_up(group, &mut ranks)?;
+        trainee.devices.take_over(&mut trainee.replica);
         self.member.membership.entered();
 
         let arena = ranks.shared_arena(trainee.replica.table().elements()).map_err(Failure::broken)?;
@@ -196,6 +209,7 @@ impl Run<'_> {
             trainee,
             self.member,
             seat(self.workload, group.rank, group.world, group.shards),
+            devices(self.workload, group.rank, group.world, group.shards),
             group,
             Arc::clone(&self.train),
             Arc::clone(&self.held_out),
@@ -242,7 +256,7 @@ impl Run<'_> {
 
     /// Sums as agreed from the next step on.
     fn take_over(&self, trainee: &mut Trainee, agreed: &Agreed) -> Result<(), Failure> {
-        trainee.replica.set_buckets(agreed.plan.buckets().to_vec()).map_err(Failure::fatal)?;
+        trainee.set_buckets(agreed.plan.buckets())?;
         trainee.costs = agreed.costs.or(trainee.costs);
         trainee.communication = Some(agreed.record.clone());
         let plan = Digest::of(agreed.record.as_bytes());

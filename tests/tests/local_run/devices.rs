@@ -1,0 +1,48 @@
+//! Workers with several devices: their ranks learn as those of as many workers do, whoever is lost.
+
+use crate::{
+    faults::{assert_each_step_once, kill},
+    replay::replay,
+    run::{Manifest, Run, alone, wait_for},
+    same_losses::assert_same_start,
+};
+
+const EPOCHS: u32 = 8;
+/// Of 9,000 samples in batches of 64.
+const STEPS: u64 = 8 * 141;
+
+#[test]
+fn devices_of_a_worker_learn_as_workers_do() {
+    let _alone = alone();
+    let manifest = Manifest::glyphs(2000, 1);
+    let one = Run::of("devices-1", &manifest, &["--workers", "1"]).finished();
+    assert_eq!(one.code, Some(0), "{}", one.said());
+    for (workers, devices, backend) in [("1", 3, "auto"), ("2", 2, "auto"), ("3", 2, "tcp")] {
+        let devices = format!("spec.devicesPerWorker={devices}");
+        let backend = format!("spec.communication.backend={backend}");
+        let options = ["--workers", workers, "--set", &devices, "--set", &backend];
+        let several = Run::of("devices", &manifest, &options).finished();
+        assert_eq!(several.code, Some(0), "{options:?}: {}", several.said());
+        assert_same_start(&one, &several);
+    }
+}
+
+#[test]
+fn a_worker_is_lost_and_joins_with_all_its_devices() {
+    let _alone = alone();
+    let manifest = Manifest::glyphs(10_000, EPOCHS)
+        .replaced("bucketBytes: 64Ki", "backend: tcp")
+        .replaced("replicas: 2", "replicas: 2\n  devicesPerWorker: 2\n  elastic: {minReplicas: 1, maxReplicas: 3}");
+    let run = Run::of("devices-elastic", &manifest, &[]);
+    run.wait_for_step(50);
+    kill(run.trainers("worker", "worker-0")[0]);
+    run.wait_for_generation(3);
+    run.scale(3);
+    wait_for("three workers", || run.steps().last().is_some_and(|line| line.world_size == 3));
+    let run = run.finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, STEPS);
+    assert!(run.history().iter().all(|change| !change.rollback), "{:?}", run.history());
+    let (code, said) = replay(&run);
+    assert!(code == Some(0) && said.contains("  equal"), "{said}");
+}
