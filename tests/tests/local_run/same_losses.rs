@@ -83,17 +83,19 @@ fn gradients_in_bf16_learn_nearly_alike() {
 }
 
 #[test]
-fn encrypted_gradients_learn_to_the_same_bits() {
+fn encrypted_gradients_and_those_on_several_connections_learn_to_the_same_bits() {
     let _alone = alone();
     let manifest = an_epoch();
-    let weights = |encryption: &str| {
-        let encryption = format!("spec.communication.encryption={encryption}");
-        let options = ["--workers", "2", "--set", "spec.communication.algorithm=ring", "--set", &encryption];
-        let run = Run::of("encrypted", &manifest, &options).finished();
-        assert_eq!(run.code, Some(0), "{encryption}: {}", run.said());
+    let weights = |communication: &str| {
+        let communication = format!("spec.communication={{algorithm: ring, {communication}}}");
+        let run = Run::of("encrypted", &manifest, &["--workers", "2", "--set", &communication]).finished();
+        assert_eq!(run.code, Some(0), "{communication}: {}", run.said());
         std::fs::read(run.folder().join("model.safetensors")).expect("the model")
     };
-    assert!(weights("none") == weights("tls"), "other weights");
+    let plain = weights("encryption: none");
+    for communication in ["encryption: tls", "socketsPerPeer: 3", "encryption: tls, socketsPerPeer: 2"] {
+        assert!(weights(communication) == plain, "{communication}: other weights");
+    }
 }
 
 #[test]

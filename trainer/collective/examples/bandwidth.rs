@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    Abort, Choice, CollectiveError, Costs, Credentials, Group, Identity, JobId, Limits, Listener, Reduction, Seat,
-    SharedArena, Tag, Waiting,
+    Abort, Choice, CollectiveError, Costs, Credentials, Group, Identity, JobId, Limits, Listener, MAX_SOCKETS,
+    Reduction, Seat, SharedArena, Sockets, Tag, Waiting,
 };
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
@@ -37,6 +37,8 @@ const RANK: &str = "BANDWIDTH_RANK";
 const HOST: &str = "BANDWIDTH_HOST";
 /// Names a folder with ca.crt, tls.crt and tls.key, as the launcher of a job makes them; then all goes inside TLS.
 const CREDENTIALS: &str = "BANDWIDTH_CREDENTIALS";
+/// How many connections each pair of ranks has; one without it.
+const SOCKETS: &str = "BANDWIDTH_SOCKETS";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -56,7 +58,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if let Some(folder) = std::env::var_os(CREDENTIALS) {
             listener = listener.with_identity(identity(Path::new(&folder))?);
         }
-        return Ok(measure(&listener, rank, &peers, &algorithm, &sizes, budget)?);
+        let sockets = match std::env::var(SOCKETS) {
+            Ok(sockets) => Sockets::new(sockets.parse()?).ok_or(format!("{SOCKETS} is from 1 to {MAX_SOCKETS}"))?,
+            Err(_) => Sockets::ONE,
+        };
+        let shares_memory = algorithm == "memory";
+        let limits = Limits { waiting: Waiting::Adaptive, shares_memory, sockets, ..Limits::default() };
+        return Ok(measure(&listener, rank, &peers, limits, &algorithm, &sizes, budget)?);
     }
     let listeners = (0..world).map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0)).collect::<Result<Vec<_>, _>>()?;
     let peers: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
@@ -85,12 +93,12 @@ fn measure(
     listener: &Listener,
     rank: usize,
     peers: &[SocketAddr],
+    limits: Limits,
     named: &str,
     sizes: &[usize],
     budget: usize,
 ) -> Result<(), CollectiveError> {
     let seat = Seat { job: JobId([1; 16]), generation: 1, rank };
-    let limits = Limits { waiting: Waiting::Adaptive, shares_memory: named == "memory", ..Limits::default() };
     let world = peers.len();
     let mut group = Group::form(listener, seat, peers, limits, &Abort::new())?;
     let costs = group.measure_costs()?.unwrap_or_default();

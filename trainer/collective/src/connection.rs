@@ -52,6 +52,11 @@ impl Connection {
         Ok(rustix::net::sendmsg(&self.socket, parts, &mut nothing_besides, SendFlags::NOSIGNAL)?)
     }
 
+    /// Whether some bytes of a call that was told to try again are its own already.
+    pub(crate) fn holds_bytes(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.holds_bytes())
+    }
+
     /// Receives what is there of two parts; 0 once the peer has closed.
     pub(crate) fn receive(&mut self, header: &mut [u8], payload: &mut [u8]) -> Result<usize, Broken> {
         if let Some(session) = &mut self.session {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::crc32c::crc32c;
 
-use crate::algorithm::{Arrival, MAX_FRAME, Schedule};
+use crate::algorithm::{Arrival, MAX_FRAME, Schedule, Send};
 use crate::forming::Waiting;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::mesh::{Mesh, Wanted};
@@ -123,7 +123,7 @@ impl Execution<'_> {
     /// What is lacking; `None` once all is done.
     fn wanted(&self, progress: &Progress) -> Option<Wanted> {
         let Schedule { sends, receives } = self.schedule;
-        if progress.sent == sends.len() && progress.received == receives.len() {
+        if progress.sent == sends.len() && progress.received == receives.len() && self.mesh.is_flushed() {
             return None;
         }
         let to = progress.outgoing.as_ref().map(|_| sends[progress.sent].to);
@@ -132,13 +132,11 @@ impl Execution<'_> {
         Some(Wanted { to, from })
     }
 
-    /// Sends what the socket takes of the next frame; whether it took any.
+    /// Sends what the mesh takes of the next frame, or else what it has not sent yet of those before; whether it took any.
     fn send(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<bool, CollectiveError> {
         let schedule = self.schedule;
-        let Some(send) = schedule.sends.get(progress.sent) else { return Ok(false) };
-        if progress.outgoing.is_none() && send.after > progress.received {
-            return Ok(false);
-        }
+        let is_due = |send: &&Send| progress.outgoing.is_some() || send.after <= progress.received;
+        let Some(send) = schedule.sends.get(progress.sent).filter(is_due) else { return self.mesh.flush() };
         let (place, length) = (self.place(&send.elements), self.length(&send.elements));
         let payload = match self.coding.write {
             None => &data[place],

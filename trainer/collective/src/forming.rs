@@ -16,6 +16,7 @@ use crate::error::Missing;
 use crate::frame::{HEADER_BYTES, Header, Kind};
 use crate::link::{Listener, dial, tune};
 use crate::session::{Broken, refusal};
+use crate::stripes::Sockets;
 use crate::{Abort, CollectiveError, Identity};
 
 /// Connections besides those of the group that may be in the middle of their greeting; the oldest goes when another comes.
@@ -65,6 +66,9 @@ pub struct Limits {
     pub waiting: Waiting,
     /// Whether ranks that share a host, all at one IP address, may reduce through memory that all of them map; the same on all.
     pub shares_memory: bool,
+    /// How many connections each pair of ranks has, more than one where one core or one flow cannot fill the line; the same on all. A
+    /// star has one for each rank in any case.
+    pub sockets: Sockets,
 }
 
 /// How a rank waits for bytes.
@@ -105,6 +109,7 @@ impl Default for Limits {
             silence: Duration::from_secs(30),
             waiting: Waiting::Block,
             shares_memory: true,
+            sockets: Sockets::ONE,
         }
     }
 }
@@ -118,6 +123,14 @@ pub(crate) enum Shape {
     Star,
 }
 
+/// One of the connections that a pair of ranks has.
+#[derive(Clone, Copy)]
+struct Place {
+    rank: usize,
+    stripe: usize,
+    of: Sockets,
+}
+
 /// Connects `seat` with the other ranks of `peers` (the address of every rank); the connections by rank, none to itself.
 pub(crate) fn form(
     listener: &Listener,
@@ -126,19 +139,26 @@ pub(crate) fn form(
     shape: Shape,
     limits: Limits,
     abort: &Abort,
-) -> Result<Vec<Option<Connection>>, CollectiveError> {
+) -> Result<Vec<Vec<Connection>>, CollectiveError> {
     let hub = peers.len() - 1;
     let (dialled, called) = match shape {
         Shape::Mesh => (seat.rank + 1..peers.len(), 0..seat.rank),
         Shape::Star if seat.rank == hub => (0..0, 0..hub),
         Shape::Star => (hub..peers.len(), 0..0),
     };
+    let sockets = match shape {
+        Shape::Mesh => limits.sockets,
+        // A part of a state at a time.
+        Shape::Star => Sockets::ONE,
+    };
+    let places = |rank| (0..sockets.get()).map(move |stripe| Place { rank, stripe, of: sockets });
     let mut forming = Forming {
         seat,
+        sockets,
         silence: limits.silence,
-        dials: dialled.map(|rank| Dial::new(rank, peers[rank])).collect(),
+        dials: dialled.flat_map(places).map(|place| Dial::new(place, peers[place.rank])).collect(),
         callers: Vec::new(),
-        accepted: called.map(|_| None).collect(),
+        accepted: called.flat_map(places).map(|_| None).collect(),
         listens: shape == Shape::Mesh || seat.rank == hub,
         last_refused: None,
     };
@@ -164,20 +184,21 @@ pub(crate) fn form(
 
 struct Forming {
     seat: Seat,
+    sockets: Sockets,
     silence: Duration,
-    /// To the ranks after this one, in their order.
+    /// To the ranks after this one, in their order, each as often as it has sockets.
     dials: Vec<Dial>,
     callers: Vec<Caller>,
-    /// From the ranks before this one, in their order.
+    /// From the ranks before this one, in their order, each as often as it has sockets.
     accepted: Vec<Option<Connection>>,
     /// Whether connections that come are for this group.
     listens: bool,
     last_refused: Option<String>,
 }
 
-/// The connection to one rank after this one.
+/// A connection to one rank after this one.
 struct Dial {
-    rank: usize,
+    place: Place,
     address: SocketAddr,
     state: Dialling,
     pause: Duration,
@@ -202,9 +223,9 @@ struct Caller {
 }
 
 impl Dial {
-    fn new(rank: usize, address: SocketAddr) -> Self {
+    fn new(place: Place, address: SocketAddr) -> Self {
         let state = Dialling::Resting { until: Instant::now() };
-        Self { rank, address, state, pause: MIN_PAUSE, last_attempt: "not yet connected".to_owned() }
+        Self { place, address, state, pause: MIN_PAUSE, last_attempt: "not yet connected".to_owned() }
     }
 
     fn go_on(&mut self, seat: Seat, silence: Duration, identity: Option<&Identity>) -> Result<(), CollectiveError> {
@@ -218,7 +239,7 @@ impl Dial {
             Dialling::Connecting { since, .. } if since.elapsed() >= MAX_CONNECTING => {
                 Err(format!("no answer within {MAX_CONNECTING:?}"))
             }
-            Dialling::Connecting { socket, since } => greet(socket, since, seat, silence, identity),
+            Dialling::Connecting { socket, since } => greet(socket, since, seat, self.place, silence, identity),
             Dialling::Greeting(caller) => self.hear_answer(caller, seat)?,
             Dialling::Joined(connection) => Ok(Dialling::Joined(connection)),
         };
@@ -238,13 +259,17 @@ impl Dial {
             Ok(Some(header)) => header,
             Err(met) => return Ok(Err(met)),
         };
+        let Place { rank, of, .. } = self.place;
         if header.kind == Kind::Refusal && header.job == seat.job {
             if header.generation > seat.generation {
-                return Err(superseded(seat, self.rank, header.generation));
+                return Err(superseded(seat, rank, header.generation));
+            }
+            if header.generation == seat.generation && header.bucket != others(of) {
+                return Ok(Err(other_sockets(&header, of)));
             }
             return Ok(Err(format!("it is rank {} of generation {} and refused", header.sender, header.generation)));
         }
-        Ok(match header.require(&greeting(seat, Kind::Welcome, self.rank), self.rank) {
+        Ok(match header.require(&greeting(seat, Kind::Welcome, rank, self.place), rank) {
             Ok(()) => Ok(Dialling::Joined(caller.connection)),
             Err(error) => Err(error.to_string()),
         })
@@ -255,6 +280,7 @@ fn greet(
     socket: Socket,
     since: Instant,
     seat: Seat,
+    place: Place,
     silence: Duration,
     identity: Option<&Identity>,
 ) -> Result<Dialling, String> {
@@ -267,7 +293,7 @@ fn greet(
     let stream = TcpStream::from(socket);
     tune(&stream, silence).map_err(|error| error.to_string())?;
     let mut caller = Caller::new(Connection::calling(stream, identity).map_err(met)?);
-    caller.unsaid = Some(greeting(seat, Kind::Hello, seat.rank));
+    caller.unsaid = Some(greeting(seat, Kind::Hello, seat.rank, place));
     caller.say()?;
     Ok(Dialling::Greeting(caller))
 }
@@ -325,19 +351,30 @@ impl Forming {
         if header.kind == Kind::Hello && header.job == seat.job && header.generation > seat.generation {
             return Err(superseded(seat, sender, header.generation));
         }
-        let is_right = header.require(&greeting(seat, Kind::Hello, sender), sender);
-        match self.accepted.get_mut(sender).ok_or_else(|| format!("rank {sender} is to be called, not to call")) {
+        // No further than the last, so that one beyond it differs.
+        let place =
+            Place { rank: sender, stripe: (header.chunk as usize).min(self.sockets.get() - 1), of: self.sockets };
+        let hello = greeting(seat, Kind::Hello, sender, place);
+        let but_for_sockets = Header { bucket: header.bucket, chunk: header.chunk, ..hello };
+        let is_right = if header.bucket != hello.bucket && header.require(&but_for_sockets, sender).is_ok() {
+            Err(other_sockets(&header, self.sockets))
+        } else {
+            header.require(&hello, sender).map_err(|error| error.to_string())
+        };
+        let accepted = self.accepted.get_mut(sender * self.sockets.get() + place.stripe);
+        match accepted.ok_or_else(|| format!("rank {sender} is to be called, not to call")) {
             // A second greeting of a rank means that it has given its first connection up.
-            Ok(place) if is_right.is_ok() => match say(&mut connection, greeting(seat, Kind::Welcome, seat.rank)) {
-                Ok(()) => *place = Some(connection),
-                Err(met) => self.last_refused = Some(met),
-            },
-            place => {
-                self.last_refused =
-                    Some(is_right.map_or_else(|error| error.to_string(), |()| place.err().unwrap_or_default()));
+            Ok(accepted) if is_right.is_ok() => {
+                match say(&mut connection, greeting(seat, Kind::Welcome, seat.rank, place)) {
+                    Ok(()) => *accepted = Some(connection),
+                    Err(met) => self.last_refused = Some(met),
+                }
+            }
+            accepted => {
+                self.last_refused = Some(is_right.err().or(accepted.err()).unwrap_or_default());
                 if header.job == seat.job {
                     // It is being turned away; whether it hears why makes no difference here.
-                    let _ = say(&mut connection, greeting(seat, Kind::Refusal, seat.rank));
+                    let _ = say(&mut connection, greeting(seat, Kind::Refusal, seat.rank, place));
                 }
             }
         }
@@ -350,28 +387,37 @@ impl Forming {
     }
 
     /// The connections by rank, those that are there.
-    fn into_connections(self, world: usize) -> Vec<Option<Connection>> {
-        let mut connections: Vec<_> = self.accepted;
-        connections.resize_with(world, || None);
-        for Dial { rank, state, .. } in self.dials {
+    fn into_connections(self, world: usize) -> Vec<Vec<Connection>> {
+        let mut connections: Vec<Vec<Connection>> = (0..world).map(|_| Vec::new()).collect();
+        for (index, accepted) in self.accepted.into_iter().enumerate() {
+            connections[index / self.sockets.get()].extend(accepted);
+        }
+        for Dial { place, state, .. } in self.dials {
             if let Dialling::Joined(connection) = state {
-                connections[rank] = Some(connection);
+                connections[place.rank].push(connection);
             }
         }
         connections
     }
 
     fn missing(&self) -> Missing {
-        let unreached = self.dials.iter().filter(|dial| !matches!(dial.state, Dialling::Joined(_)));
-        let unheard = || (0..self.accepted.len()).filter(|rank| self.accepted[*rank].is_none());
-        let others = unreached.clone().count() + unheard().count() - 1;
-        match (unreached.into_iter().next(), unheard().next()) {
-            (Some(Dial { rank, address, last_attempt, .. }), _) => {
-                Missing::Unreached { rank: *rank, address: *address, last_attempt: last_attempt.clone(), others }
+        let unreached: Vec<&Dial> =
+            self.dials.iter().filter(|dial| !matches!(dial.state, Dialling::Joined(_))).collect();
+        let unheard = (0..self.accepted.len()).filter(|index| self.accepted[*index].is_none());
+        let mut unheard: Vec<usize> = unheard.map(|index| index / self.sockets.get()).collect();
+        unheard.dedup();
+        let mut ranks: Vec<usize> = unreached.iter().map(|dial| dial.place.rank).collect();
+        ranks.dedup();
+        let others = ranks.len() + unheard.len() - 1;
+        match (unreached.first(), unheard.first()) {
+            (Some(Dial { place, address, last_attempt, .. }), _) => {
+                Missing::Unreached { rank: place.rank, address: *address, last_attempt: last_attempt.clone(), others }
             }
-            (None, rank) => {
-                Missing::Unheard { rank: rank.unwrap_or_default(), last_refused: self.last_refused.clone(), others }
-            }
+            (None, rank) => Missing::Unheard {
+                rank: rank.copied().unwrap_or_default(),
+                last_refused: self.last_refused.clone(),
+                others,
+            },
         }
     }
 
@@ -413,13 +459,14 @@ fn met(broken: Broken) -> String {
     match broken {
         Broken::System(error) => io::Error::from(error).to_string(),
         Broken::Tls(error) => refusal(&error),
+        Broken::Segment(wrong) => format!("it sent {wrong:?}"),
         Broken::Unproved => {
             "it closed the connection instead of proving who it is; all ranks encrypt, or none".to_owned()
         }
     }
 }
 
-fn greeting(seat: Seat, kind: Kind, sender: usize) -> Header {
+fn greeting(seat: Seat, kind: Kind, sender: usize, place: Place) -> Header {
     let Seat { job, generation, .. } = seat;
     Header {
         kind,
@@ -427,12 +474,27 @@ fn greeting(seat: Seat, kind: Kind, sender: usize) -> Header {
         job,
         generation,
         step: 0,
-        bucket: 0,
-        chunk: 0,
+        bucket: others(place.of),
+        chunk: place.stripe as u32,
         sender: sender as u32,
         length: 0,
         payload_crc32c: 0,
     }
+}
+
+/// The connections that a pair has besides one.
+fn others(sockets: Sockets) -> u32 {
+    sockets.get() as u32 - 1
+}
+
+/// What is wrong with a greeting of a rank that has other limits.
+fn other_sockets(header: &Header, own: Sockets) -> String {
+    let found = u64::from(header.bucket) + 1;
+    format!(
+        "rank {} has {found} sockets for each peer, expected {}; all ranks of a job have as many",
+        header.sender,
+        own.get()
+    )
 }
 
 fn superseded(seat: Seat, rank: usize, newer: u64) -> CollectiveError {

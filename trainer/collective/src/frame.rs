@@ -20,8 +20,8 @@ const MAGIC: [u8; 4] = *b"LSF2";
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A rank asks another to accept the connection. No payload; call, step, bucket and chunk are zero, as in the
-    /// other two kinds of the handshake.
+    /// A rank asks another to accept the connection. No payload; call and step are zero, bucket is how many connections the pair has
+    /// besides one, and chunk which of them this is, as in the other two kinds of the handshake.
     Hello,
     /// The other rank accepts.
     Welcome,

@@ -57,9 +57,9 @@ pub struct Tag {
 /// What an operation moved; through shared memory, each byte of the data once in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Transferred {
-    /// Bytes sent, headers included.
+    /// Bytes sent, the frames' headers included.
     pub bytes_sent: u64,
-    /// Bytes received, headers included.
+    /// Bytes received, the frames' headers included.
     pub bytes_received: u64,
     /// From the operation's start to its end.
     pub took: Duration,

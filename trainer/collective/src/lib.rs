@@ -1,8 +1,8 @@
 //! Collective operations among a group of ranks, over TCP or memory that they share, if asked for while the caller goes on computing.
 //!
 //! The story in the order of the modules: an [`algorithm`] says who sends what to whom as a pure schedule; frames carry it; a
-//! [`Listener`] and [`Group::form`] bind the members of one generation to each other, inside TLS where the listener has an [`Identity`];
-//! a [`Group`] carries any schedule out in place, in
+//! [`Listener`] and [`Group::form`] bind the members of one generation to each other, inside TLS where the listener has an [`Identity`],
+//! each pair by as many connections as its [`Sockets`] say; a [`Group`] carries any schedule out in place, in
 //! a [`Wire`] format of fewer bits if asked to, or reduces [`SharedArena`]s where they are; [`Group::split`] makes groups of its parts. [`merge`] says which gradients are best summed together, [`Group::agree`] gives all ranks
 //! the same [`Plan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes, or
 //! starts any other [`Collective`], until an [`Abort`] ends it from any other thread.
@@ -53,6 +53,7 @@ mod mesh;
 mod plan;
 mod queue;
 mod session;
+mod stripes;
 mod wire;
 
 pub use abort::Abort;
@@ -72,6 +73,7 @@ pub use link::Listener;
 pub use memory::SharedArena;
 pub use merging::{Ready, last_end, merge};
 pub use plan::{AgreedPlan, Plan};
+pub use stripes::{MAX_SOCKETS, Sockets};
 pub use wire::Wire;
 
 #[cfg(target_endian = "big")]

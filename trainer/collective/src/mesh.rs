@@ -1,27 +1,30 @@
 //! The connections of one rank with all others: bytes go and come without ever blocking.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::connection::Connection;
 use crate::link::set_silence;
 use crate::session::Broken;
+use crate::stripes::{MAX_SOCKETS, Stripes, Watched, WrongSegment};
 use crate::{Abort, CollectiveError};
 
-/// Room for bytes, or word that the other end has closed.
-const ROOM: PollFlags = PollFlags::OUT.union(PollFlags::RDHUP);
-/// Sleeps are cut into pieces of a length that the system can count.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 20);
+/// How long a peer that has closed one of its connections may go without a byte on the others: it closes all of them, but the last bytes
+/// may still be on their way.
+const MAX_CLOSING: Duration = Duration::from_secs(2);
 
 /// The members of one generation, each connected to each, as one of them sees it.
 #[derive(Debug)]
 pub(crate) struct Mesh {
     /// By rank; none to this one itself.
-    peers: Box<[Option<Connection>]>,
+    peers: Box<[Option<Stripes>]>,
     silence: Duration,
+    /// The rank for which bytes were taken that are not out. One at most, so that a rank waits for what it would wait for if each had
+    /// a single connection, which takes only what it sends.
+    unsent: Option<usize>,
 }
 
 /// What a rank waits for; at least one of the two.
@@ -33,15 +36,19 @@ pub(crate) struct Wanted {
     pub(crate) from: Option<usize>,
 }
 
+/// A limit that is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spent {
+    Silence,
+    Closing,
+}
+
 impl Mesh {
-    /// Takes over the connections that a group has formed; `abort` shuts them down.
-    pub(crate) fn over(
-        peers: Vec<Option<Connection>>,
-        silence: Duration,
-        abort: &Abort,
-    ) -> Result<Self, CollectiveError> {
-        peers.iter().flatten().try_for_each(|peer| abort.guard(peer.socket()))?;
-        Ok(Self { peers: peers.into(), silence })
+    /// Takes over the connections with each rank that a group has formed; `abort` shuts them down.
+    pub(crate) fn over(peers: Vec<Vec<Connection>>, silence: Duration, abort: &Abort) -> Result<Self, CollectiveError> {
+        peers.iter().flatten().try_for_each(|connection| abort.guard(connection.socket()))?;
+        let stripes = |connections: Vec<_>| (!connections.is_empty()).then(|| Stripes::over(connections));
+        Ok(Self { peers: peers.into_iter().map(stripes).collect(), silence, unsent: None })
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -50,8 +57,8 @@ impl Mesh {
 
     pub(crate) fn set_silence(&mut self, silence: Duration) -> Result<(), CollectiveError> {
         if silence != self.silence {
-            for peer in self.peers.iter().flatten() {
-                set_silence(peer.socket(), silence)
+            for socket in self.peers.iter().flatten().flat_map(Stripes::sockets) {
+                set_silence(socket, silence)
                     .map_err(|error| CollectiveError::system("set a socket's timeout", error))?;
             }
             self.silence = silence;
@@ -59,9 +66,17 @@ impl Mesh {
         Ok(())
     }
 
-    /// Sends what the connection takes of two parts; `None` when it takes nothing now, and wants the same bytes again later.
+    /// Takes what fits of two parts to be sent; `None` when nothing fits now, and the same bytes are wanted again later.
     pub(crate) fn send(&mut self, to: usize, header: &[u8], payload: &[u8]) -> Result<Option<usize>, CollectiveError> {
-        let sent = self.peer(to).send(header, payload);
+        if self.unsent.is_some_and(|rank| rank != to) {
+            self.flush()?;
+            if !self.is_flushed() {
+                return Ok(None);
+            }
+        }
+        let peer = self.peer(to);
+        let (sent, is_left) = (peer.send(header, payload), peer.has_unsent());
+        self.unsent = Some(to).filter(|_| is_left);
         self.moved(sent, to)
     }
 
@@ -79,71 +94,87 @@ impl Mesh {
         }
     }
 
-    /// Sleeps until what is wanted is there, having found nothing to do for `idle`.
-    pub(crate) fn wait(&self, wanted: Wanted, idle: Duration) -> Result<(), CollectiveError> {
-        let Wanted { to, from } = wanted;
-        let Some(left) = self.silence.checked_sub(idle).filter(|left| !left.is_zero()) else {
-            // While both are lacking, it is the starved rank that knows whom it waits for.
-            let Some(rank) = from.or(to) else { unreachable!("a rank that wants nothing does not wait") };
-            return Err(CollectiveError::PeerSilent { rank, waited: idle });
-        };
-        let (to_stream, from_stream) = (to.map(|rank| self.stream(rank)), from.map(|rank| self.stream(rank)));
-        let limit = Timespec { tv_sec: left.min(LONGEST_SLEEP).as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let polled = match (to_stream, from_stream) {
-            (Some(to_stream), Some(from_stream)) => {
-                let mut watched = [PollFd::new(to_stream, ROOM), PollFd::new(from_stream, PollFlags::IN)];
-                poll(&mut watched, Some(&limit)).map(|_| watched[0].revents())
-            }
-            (Some(to_stream), None) => {
-                let mut watched = [PollFd::new(to_stream, ROOM)];
-                poll(&mut watched, Some(&limit)).map(|_| watched[0].revents())
-            }
-            (None, Some(from_stream)) => {
-                poll(&mut [PollFd::new(from_stream, PollFlags::IN)], Some(&limit)).map(|_| PollFlags::empty())
-            }
-            (None, None) => Ok(PollFlags::empty()),
-        };
-        match polled {
-            Ok(events) if events.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) => {
-                let Some((rank, stream)) = to.zip(to_stream) else { return Ok(()) };
-                match rustix::net::sockopt::socket_error(stream) {
-                    Ok(Err(error)) => self.moved(Err(error.into()), rank).map(drop),
-                    // It needs what is to be sent, and has gone without it.
-                    _ => Err(CollectiveError::PeerClosed { rank }),
-                }
-            }
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(CollectiveError::system("wait for the peers' sockets", error.into())),
-        }
+    /// Sends what is unsent, as far as there is room for it; whether any of it moved.
+    pub(crate) fn flush(&mut self) -> Result<bool, CollectiveError> {
+        let Some(rank) = self.unsent else { return Ok(false) };
+        let peer = self.peer(rank);
+        let (flushed, is_left) = (peer.flush(), peer.has_unsent());
+        self.unsent = Some(rank).filter(|_| is_left);
+        flushed.map_err(|broken| self.broken(broken, rank))
     }
 
-    /// Fails when a rank that has been waited for elsewhere for `waited` has closed its connection, or has been silent for too long.
-    pub(crate) fn check(&self, rank: usize, waited: Duration) -> Result<(), CollectiveError> {
-        let mut watched = [PollFd::new(self.stream(rank), PollFlags::RDHUP)];
-        match poll(&mut watched, Some(&Timespec::default())) {
-            Ok(0) | Err(Errno::INTR) if waited < self.silence => Ok(()),
-            Ok(0) | Err(Errno::INTR) => Err(CollectiveError::PeerSilent { rank, waited }),
-            Ok(_) => Err(CollectiveError::PeerClosed { rank }),
-            Err(error) => Err(CollectiveError::system("look at a peer's socket", error.into())),
+    /// Whether all bytes that were taken to be sent are out.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.unsent.is_none()
+    }
+
+    /// Sleeps until what is wanted is there, having found nothing to do for `idle`.
+    pub(crate) fn wait(&self, wanted: Wanted, idle: Duration) -> Result<(), CollectiveError> {
+        let (to, from) = (self.unsent.or(wanted.to), wanted.from);
+        let closed_for = from.and_then(|rank| self.stripes(rank).closed_for());
+        let left = patience(self.silence, idle, closed_for).map_err(|spent| match (spent, from.or(to)) {
+            // While both are lacking, it is the starved rank that knows whom it waits for.
+            (Spent::Silence, Some(rank)) => CollectiveError::PeerSilent { rank, waited: idle },
+            (Spent::Closing, Some(rank)) => CollectiveError::PeerClosed { rank },
+            (_, None) => unreachable!("a rank that wants nothing does not wait"),
+        })?;
+        let mut watched = Watched::default();
+        let (room, bytes) = watched.slots.split_at_mut(MAX_SOCKETS);
+        if let Some(rank) = to {
+            room.iter_mut().zip(self.stripes(rank).room(wanted.to == to)).for_each(|(slot, socket)| *slot = socket);
         }
+        if let Some(rank) = from {
+            bytes.iter_mut().zip(self.stripes(rank).bytes()).for_each(|(slot, socket)| *slot = socket);
+        }
+        match watched.poll(left) {
+            Ok(()) | Err(Errno::INTR) => {}
+            Err(error) => return Err(CollectiveError::system("wait for the peers' sockets", error.into())),
+        }
+        let Some(rank) = to else { return Ok(()) };
+        for (slot, socket) in watched.slots.iter().zip(self.stripes(rank).sockets()) {
+            if slot.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
+                return Err(match rustix::net::sockopt::socket_error(socket) {
+                    Ok(Err(error)) => self.broken(error.into(), rank),
+                    // It needs what is to be sent, and has gone without it.
+                    _ => CollectiveError::PeerClosed { rank },
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails when a rank that has been waited for elsewhere for `waited` has closed a connection, or has been silent for too long.
+    pub(crate) fn check(&self, rank: usize, waited: Duration) -> Result<(), CollectiveError> {
+        let mut watched = Watched::default();
+        for (slot, socket) in watched.slots.iter_mut().zip(self.stripes(rank).sockets()) {
+            *slot = PollFd::new(socket, PollFlags::RDHUP);
+        }
+        match watched.poll(Duration::ZERO) {
+            Ok(()) | Err(Errno::INTR) => {}
+            Err(error) => return Err(CollectiveError::system("look at a peer's socket", error.into())),
+        }
+        if watched.slots.iter().any(|slot| !slot.revents().is_empty()) {
+            return Err(CollectiveError::PeerClosed { rank });
+        }
+        if waited < self.silence { Ok(()) } else { Err(CollectiveError::PeerSilent { rank, waited }) }
     }
 
     /// Closes all connections both ways, so that the peers notice too.
     pub(crate) fn shut_down(&self) {
-        for peer in self.peers.iter().flatten() {
+        for socket in self.peers.iter().flatten().flat_map(Stripes::sockets) {
             // It may be shut down already: by the peer, or by an abort.
-            let _ = peer.socket().shutdown(Shutdown::Both);
+            let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
-    fn stream(&self, rank: usize) -> &TcpStream {
+    fn stripes(&self, rank: usize) -> &Stripes {
         match &self.peers[rank] {
-            Some(peer) => peer.socket(),
+            Some(peer) => peer,
             None => unreachable!("no schedule has a rank send to itself"),
         }
     }
 
-    fn peer(&mut self, rank: usize) -> &mut Connection {
+    fn peer(&mut self, rank: usize) -> &mut Stripes {
         match &mut self.peers[rank] {
             Some(peer) => peer,
             None => unreachable!("no schedule has a rank send to itself"),
@@ -152,22 +183,70 @@ impl Mesh {
 
     /// The bytes that moved to or from `rank`; `None` when it would have been necessary to wait.
     fn moved(&self, outcome: Result<usize, Broken>, rank: usize) -> Result<Option<usize>, CollectiveError> {
-        let error = match outcome {
-            Ok(count) => return Ok(Some(count)),
-            Err(broken) if broken.is_nothing() => return Ok(None),
-            Err(Broken::Tls(source)) => return Err(CollectiveError::BadRecord { rank, source }),
-            Err(Broken::Unproved) => return Err(CollectiveError::PeerClosed { rank }),
-            Err(Broken::System(error)) => error,
+        match outcome {
+            Ok(count) => Ok(Some(count)),
+            Err(broken) if broken.is_nothing() => Ok(None),
+            Err(broken) => Err(self.broken(broken, rank)),
+        }
+    }
+
+    /// What it means that a connection with `rank` is of no use any more.
+    fn broken(&self, broken: Broken, rank: usize) -> CollectiveError {
+        let error = match broken {
+            Broken::Tls(source) => return CollectiveError::BadRecord { rank, source },
+            Broken::Segment(WrongSegment { field, expected, found }) => {
+                return CollectiveError::WrongFrame { rank, field, expected, found };
+            }
+            Broken::Unproved => return CollectiveError::PeerClosed { rank },
+            Broken::System(error) => error,
         };
         match error {
             Errno::PIPE | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::SHUTDOWN => {
-                Err(CollectiveError::PeerClosed { rank })
+                CollectiveError::PeerClosed { rank }
             }
             // A host that has vanished is unreachable by the time that its silence is over.
             Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => {
-                Err(CollectiveError::PeerSilent { rank, waited: self.silence })
+                CollectiveError::PeerSilent { rank, waited: self.silence }
             }
-            error => Err(CollectiveError::system(format!("exchange bytes with rank {rank}"), error.into())),
+            error => CollectiveError::system(format!("exchange bytes with rank {rank}"), error.into()),
+        }
+    }
+}
+
+/// How long a rank may yet wait that has found nothing to do for `idle`, where its peer has closed one of several connections so long ago.
+fn patience(silence: Duration, idle: Duration, closed_for: Option<Duration>) -> Result<Duration, Spent> {
+    let left = |limit: Duration, waited: Duration| limit.checked_sub(waited).filter(|left| !left.is_zero());
+    let silent = left(silence, idle).ok_or(Spent::Silence)?;
+    match closed_for {
+        None => Ok(silent),
+        Some(closed_for) => Ok(silent.min(left(MAX_CLOSING, idle.min(closed_for)).ok_or(Spent::Closing)?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_waits_for_the_silence_limit_and_after_a_connection_was_closed_only_while_the_others_bring_something() {
+        const fn seconds(count: u64) -> Duration {
+            Duration::from_secs(count)
+        }
+        let (none, some) = (None, |count| Some(seconds(count)));
+        for (idle, closed_for, left) in [
+            (seconds(0), none, Ok(seconds(30))),
+            (seconds(29), none, Ok(seconds(1))),
+            (seconds(30), none, Err(Spent::Silence)),
+            (seconds(31), some(0), Err(Spent::Silence)),
+            // Closed just now, after a long wait.
+            (seconds(20), some(0), Ok(MAX_CLOSING)),
+            (seconds(29), some(0), Ok(seconds(1))),
+            // Closed long ago, but something has come just now.
+            (seconds(0), some(20), Ok(MAX_CLOSING)),
+            (MAX_CLOSING, some(20), Err(Spent::Closing)),
+            (seconds(20), Some(MAX_CLOSING), Err(Spent::Closing)),
+        ] {
+            assert_eq!(patience(seconds(30), idle, closed_for), left, "{idle:?}, {closed_for:?}");
         }
     }
 }

@@ -12,6 +12,7 @@ use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
 use rustls::{AlertDescription, CertificateError, InvalidMessage};
 
 use crate::Identity;
+use crate::stripes::WrongSegment;
 
 /// Bytes that are encrypted at once: 8 records of 16 KiB, which stay in the cache until the system has taken them.
 const MOST_PLAINTEXT: usize = 128 << 10;
@@ -46,6 +47,7 @@ enum End {
 pub(crate) enum Broken {
     System(Errno),
     Tls(rustls::Error),
+    Segment(WrongSegment),
     /// The other end closed before both had proved who they are.
     Unproved,
 }
@@ -124,6 +126,11 @@ impl Session {
         }
         self.flush(socket)?;
         Ok(std::mem::take(&mut self.entrusted))
+    }
+
+    /// Whether bytes are encrypted that the system has not taken yet.
+    pub(crate) fn holds_bytes(&self) -> bool {
+        self.entrusted > 0
     }
 
     /// Takes what has come into two parts; 0 once the other end has closed.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockstep_collective::algorithm::Algorithm;
-use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, Reduction, Seat, Tag, Wire};
+use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, Reduction, Seat, Sockets, Tag, Wire};
 
 struct Counting;
 
@@ -52,14 +52,22 @@ fn costs() -> [u64; 2] {
     [ALLOCATIONS.load(Ordering::Relaxed), faults]
 }
 
-/// Does `operation` on two ranks, to warm up and then in [`GROUPS`] of [`ROUNDS`], and says what those cost.
 fn counted<T>(form: impl Fn(Group) -> T + Sync, operation: impl Fn(&mut T, u64) + Sync) -> [u64; 2] {
+    counted_within(Limits::default(), form, operation)
+}
+
+/// Does `operation` on two ranks, to warm up and then in [`GROUPS`] of [`ROUNDS`], and says what those cost.
+fn counted_within<T>(
+    limits: Limits,
+    form: impl Fn(Group) -> T + Sync,
+    operation: impl Fn(&mut T, u64) + Sync,
+) -> [u64; 2] {
     let listeners: [Listener; 2] = std::array::from_fn(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap());
     let peers = listeners.each_ref().map(Listener::address);
     let barrier = Barrier::new(2);
     let work = |rank: usize| {
         let seat = Seat { job: JobId([5; 16]), generation: 1, rank };
-        let group = Group::form(&listeners[rank], seat, &peers, Limits::default(), &Abort::new()).unwrap();
+        let group = Group::form(&listeners[rank], seat, &peers, limits, &Abort::new()).unwrap();
         let mut place = form(group);
         (0..WARM_UP).for_each(|step| operation(&mut place, step));
         costs();
@@ -93,6 +101,9 @@ fn operations_that_come_again_allocate_nothing_and_meet_no_page_fault() {
                 group.sum(wire, algorithm, tag(step), data).unwrap();
             };
             assert_eq!(counted(|group| (group, vec![0.5; LENGTH]), sum), [0, 0], "{algorithm:?}, {wire:?}");
+            let striped = Limits { sockets: Sockets::new(2).unwrap(), ..Limits::default() };
+            let cost = counted_within(striped, |group| (group, vec![0.5; LENGTH]), sum);
+            assert_eq!(cost, [0, 0], "{algorithm:?}, {wire:?}, over two connections");
         }
     }
     let staged = |(group, data): &mut (Group, Vec<f32>), step| {

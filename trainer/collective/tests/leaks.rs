@@ -7,17 +7,22 @@ use std::time::{Duration, Instant};
 
 use lockstep_collective::{
     Abort, CollectiveError, Communicator, Credentials, Group, Identity, JobId, Limits, Listener, Seat, SharedArena,
+    Sockets,
 };
 
 const CYCLES: u64 = 10_000;
 /// Inside TLS both ends prove who they are each time, which takes a millisecond.
 const ENCRYPTED_CYCLES: u64 = 1_000;
+/// Each pair has several connections.
+const STRIPED_CYCLES: u64 = 500;
 /// Pages that the allocator may keep for itself.
 const SLACK_PAGES: usize = 1024;
 
 #[test]
 fn aborted_groups_leave_no_thread_no_socket_and_no_memory_behind() {
     count_cycles(std::array::from_fn(|_| listener()), Limits::default(), CYCLES);
+    let striped = Limits { shares_memory: false, sockets: Sockets::new(4).unwrap(), ..Limits::default() };
+    count_cycles(std::array::from_fn(|_| listener()), striped, STRIPED_CYCLES);
     let identity = identity();
     let encrypted = std::array::from_fn(|_| listener().with_identity(identity.clone()));
     count_cycles(encrypted, Limits { shares_memory: false, ..Limits::default() }, ENCRYPTED_CYCLES);

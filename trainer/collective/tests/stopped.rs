@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockstep_collective::{
-    Abort, CollectiveError, Group, JobId, Limits, Listener, Reduction, Seat, SharedArena, Tag, Waiting,
+    Abort, CollectiveError, Group, JobId, Limits, Listener, Reduction, Seat, SharedArena, Sockets, Tag, Waiting,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -26,6 +26,7 @@ const FORGIVING: Limits = Limits {
     silence: Duration::from_secs(30),
     waiting: Waiting::Block,
     shares_memory: true,
+    sockets: Sockets::ONE,
 };
 const PATIENCE: Duration = Duration::from_secs(60);
 

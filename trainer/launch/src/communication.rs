@@ -40,6 +40,10 @@ pub struct Communication {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(length(max = 8)))]
     pub interfaces: Vec<Network>,
+    /// Connections of each two workers over tcp, 1 to 8. More than one helps where the network limits each flow; gradients then go over
+    /// whichever has room. Default: 1.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 8)))]
+    pub sockets_per_peer: u8,
 }
 
 impl Default for Communication {
@@ -51,6 +55,7 @@ impl Default for Communication {
             bucket_bytes: None,
             encryption: Encryption::None,
             interfaces: Vec::new(),
+            sockets_per_peer: 1,
         }
     }
 }

@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, Waiting};
+use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, Sockets, Waiting};
 use lockstep_elastic::{
     Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership, Place, State,
 };
-use lockstep_launch::{CommunicationBackend, Ending, Launch};
+use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -36,11 +36,11 @@ const LIMITS: Limits = Limits {
     silence: Duration::from_secs(600),
     waiting: Waiting::Adaptive,
     shares_memory: true,
+    sockets: Sockets::ONE,
 };
 /// Members may evaluate, or save, before they hand anything over, and a group that changes ends it anyway. Nothing is waited for by
 /// spinning: a newcomer has time.
-const FEED_LIMITS: Limits =
-    Limits { forming: LIMITS.silence, silence: LIMITS.silence, waiting: Waiting::Block, shares_memory: false };
+const FEED_LIMITS: Limits = Limits { forming: LIMITS.silence, waiting: Waiting::Block, shares_memory: false, ..LIMITS };
 const CHANGES: &str = "a new generation is being formed";
 /// How long there may be no coordinator while the group forms and when it ends.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
@@ -146,8 +146,10 @@ impl<'a> Member<'a> {
     /// Binds the members of a generation to each other.
     pub(crate) fn form(&self, group: &Group) -> Result<Ranks, Failure> {
         let abort = self.fresh_abort(|sealing| sealing == Some(false));
-        let shares_memory = self.launch.task.communication().backend == CommunicationBackend::Auto;
-        let limits = Limits { shares_memory, ..LIMITS };
+        let Communication { backend, sockets_per_peer, .. } = self.launch.task.communication();
+        let sockets = Sockets::new(usize::from(*sockets_per_peer))
+            .ok_or_else(|| Failure::fatal(format!("spec.communication.socketsPerPeer: {sockets_per_peer}: 1 to 8")))?;
+        let limits = Limits { shares_memory: *backend == CommunicationBackend::Auto, sockets, ..LIMITS };
         let seat = self.seat(group.generation, group.rank);
         Ranks::form(&self.listener, seat, &group.addresses, limits, &abort).map_err(Failure::broken)
     }

@@ -2,7 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, Seat, Waiting};
+use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, Seat, Sockets, Waiting};
 
 pub(crate) const JOB: JobId = JobId([0x42; 16]);
 pub(crate) const GENERATION: u64 = 7;
@@ -12,9 +12,15 @@ pub(crate) const PATIENT: Limits = Limits {
     silence: Duration::from_secs(30),
     waiting: Waiting::Block,
     shares_memory: false,
+    sockets: Sockets::ONE,
 };
 /// For tests that wait for it to pass.
 pub(crate) const IMPATIENT: Limits = Limits { silence: Duration::from_millis(200), ..PATIENT };
+
+/// As [`PATIENT`], with so many connections for each pair.
+pub(crate) fn with_sockets(sockets: usize) -> Limits {
+    Limits { sockets: Sockets::new(sockets).unwrap(), ..PATIENT }
+}
 
 pub(crate) fn seat(rank: usize) -> Seat {
     Seat { job: JOB, generation: GENERATION, rank }

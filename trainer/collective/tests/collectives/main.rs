@@ -10,6 +10,7 @@ mod impostor;
 mod memory;
 mod operations;
 mod split;
+mod stripes;
 mod sums;
 mod tls;
 mod turns;

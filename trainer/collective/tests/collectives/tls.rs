@@ -12,7 +12,7 @@ use lockstep_collective::{
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 
-use crate::group::{PATIENT, ends, listener, ranks_at, seat};
+use crate::group::{PATIENT, ends, listener, ranks_at, seat, with_sockets};
 
 const NAME: &str = "worker";
 /// For tests in which no group forms.
@@ -52,11 +52,11 @@ impl Authority {
 }
 
 /// As `bare_group`, with an authority that all trust.
-fn encrypted<T: Send>(world: usize, work: impl Fn(Group, &Listener) -> T + Send + Sync) -> Vec<T> {
+fn encrypted<T: Send>(world: usize, limits: Limits, work: impl Fn(Group, &Listener) -> T + Send + Sync) -> Vec<T> {
     let authority = Authority::new();
     let listeners = (0..world).map(|_| listener().with_identity(authority.identity(2100))).collect();
     ranks_at(listeners, |listener, rank, peers| {
-        work(Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap(), listener)
+        work(Group::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap(), listener)
     })
 }
 
@@ -83,9 +83,9 @@ fn assert_said(errors: &[CollectiveError], expected: [&str; 2]) {
 
 #[test]
 fn every_algorithm_sums_inside_tls() {
-    for world in 1..=4 {
+    for (world, sockets) in [(1, 1), (2, 1), (3, 1), (4, 1), (2, 8), (4, 3)] {
         ends(move || {
-            encrypted(world, |mut group, _| {
+            encrypted(world, with_sockets(sockets), |mut group, _| {
                 let term = (group.seat().rank + 1) as f32;
                 let sum = (world * (world + 1) / 2) as f32;
                 for length in [1, world, 999, 70_001] {
@@ -100,7 +100,7 @@ fn every_algorithm_sums_inside_tls() {
                         group.all_reduce(algorithm, Tag::default(), &mut data, Reduction::Sum).unwrap();
                         assert!(
                             data.iter().all(|value| *value == sum),
-                            "{algorithm:?}, {world} ranks, length {length}"
+                            "{algorithm:?}, {world} ranks, {sockets} sockets, length {length}"
                         );
                     }
                 }
@@ -111,22 +111,24 @@ fn every_algorithm_sums_inside_tls() {
 
 #[test]
 fn partners_that_exchange_far_more_than_sockets_and_sessions_hold_do_not_wait_for_each_other() {
-    ends(|| {
-        encrypted(3, |mut group, _| {
-            for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::Direct] {
-                let mut data: Vec<f32> = (0..6 << 20).map(|index| (index % 1000) as f32).collect();
-                group.all_reduce(algorithm, Tag::default(), &mut data, Reduction::Sum).unwrap();
-                let right = data.iter().enumerate().all(|(index, value)| *value == 3.0 * (index % 1000) as f32);
-                assert!(right, "{algorithm:?}");
-            }
-        })
-    });
+    for sockets in [1, 3] {
+        ends(move || {
+            encrypted(3, with_sockets(sockets), |mut group, _| {
+                for algorithm in [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::Direct] {
+                    let mut data: Vec<f32> = (0..6 << 20).map(|index| (index % 1000) as f32).collect();
+                    group.all_reduce(algorithm, Tag::default(), &mut data, Reduction::Sum).unwrap();
+                    let right = data.iter().enumerate().all(|(index, value)| *value == 3.0 * (index % 1000) as f32);
+                    assert!(right, "{algorithm:?}, {sockets} sockets");
+                }
+            })
+        });
+    }
 }
 
 #[test]
 fn parts_of_an_encrypted_group_are_encrypted_groups() {
     ends(|| {
-        encrypted(4, |mut group, listener| {
+        encrypted(4, PATIENT, |mut group, listener| {
             let colour = (group.seat().rank % 2) as u32;
             let mut part = group.split(listener, Some(colour), 0).unwrap().unwrap();
             let mut data = [1.0_f32; 10];
