@@ -12,6 +12,9 @@
 //! - *copy the gradient into its bucket*: the bucket is where the gradient was computed.
 //! - *launch all-reduce on ready buckets in order*: `submit`, in the order of the arena.
 //! - *block once all buckets are ready*: after backward, for the sums that it did not hide.
+//!
+//! No bucket overtakes another for the sake of the next forward pass: a step is whole or absent, so that a lost rank never leaves weights of
+//! two steps behind. Weights change once the last sum is there, whichever that is.
 
 use std::time::{Duration, Instant};
 

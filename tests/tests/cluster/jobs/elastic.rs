@@ -30,8 +30,14 @@ fn scaling_up_and_down_while_training_loses_no_step() {
     let Some(cluster) = cluster("scaling_up_and_down_while_training_loses_no_step") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "scale");
-    let job = Job::apply(client, namespace.name(), "lenet", &elastic("lenet", 1, 4).to_string());
+    let mut manifest = elastic("lenet", 1, 4);
+    // Certificates that the operator made, mounted from the job's Secret, and the network that every pod has.
+    manifest["spec"]["communication"] = json!({"encryption": "tls", "interfaces": ["eth0"], "socketsPerPeer": 2});
+    manifest["spec"]["devicesPerWorker"] = json!(2);
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
+    let sums = job.status()["progress"]["communication"].clone();
+    assert_eq!((&sums["link"], &sums["encryption"]), (&json!("tcp"), &json!("tls")), "{sums:#}");
     let scale = |workers: &str| job.kubectl(&["scale", "trainingjob", "lenet", &format!("--replicas={workers}")]);
     scale("4");
     job.wait("four that train", |status| world(status) == Some(4));
