@@ -67,7 +67,7 @@ pub fn ip(name: &str, lines: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets an interface of one send so many Mb/s and no more, but for the first 2 ms after it was idle.
+/// Lets an interface of one send so many Mb/s and no more, but for what it sends in 2 ms, and 32 kB at least, after it was idle.
 ///
 /// # Errors
 /// There is no such interface, or this user may not.

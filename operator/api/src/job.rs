@@ -38,8 +38,8 @@ pub struct TrainingJobSpec {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: u32,
-    /// Ranks in one worker's process, 1 to 64; each takes a part of the worker's samples on a thread of its own, and the worker sums
-    /// their gradients before it sums with others. Default: 1.
+    /// Devices that one worker drives, 1 to 64, each a core for which the template's requests should have room: every one takes a part of
+    /// the worker's samples, and the worker sums their gradients before it sums with others. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub devices_per_worker: Option<u32>,

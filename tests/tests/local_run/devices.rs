@@ -7,9 +7,9 @@ use crate::{
     same_losses::assert_same_start,
 };
 
-const EPOCHS: u32 = 8;
+const EPOCHS: u32 = 12;
 /// Of 9,000 samples in batches of 64.
-const STEPS: u64 = 8 * 141;
+const STEPS: u64 = 12 * 141;
 
 #[test]
 fn devices_of_a_worker_learn_as_workers_do() {

@@ -27,7 +27,7 @@ pub(crate) struct Mesh {
     unsent: Option<usize>,
 }
 
-/// What a rank waits for; at least one of the two.
+/// What a rank waits for; at least one of the two, unless bytes that were taken are not out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// Room for bytes to this rank.

@@ -27,7 +27,7 @@ pub struct Plan {
     pub hosts: Hosts,
 }
 
-/// A plan that all ranks of a group have: only [`Group::agree`] makes one, from what rank 0 proposes.
+/// A plan that all ranks of a group have: only [`Group::agree`] makes one, from what rank 0 proposes, and whoever is alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgreedPlan(Plan);
 

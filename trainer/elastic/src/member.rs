@@ -43,7 +43,7 @@ pub enum Event {
     Entered,
     /// The worker gave the state of its generation up for one that it read from a checkpoint.
     Reloaded,
-    /// Its group sums by the plan of this digest; told to every coordinator.
+    /// How its group sums from a step on; told to every coordinator.
     Agreed(Summing),
     /// The worker holds a state of the group that it follows, and none that it held before.
     TookOver,

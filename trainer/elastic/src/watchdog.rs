@@ -83,6 +83,11 @@ impl Work {
         done
     }
 
+    /// Another thread, which does a part of this work, has come further.
+    pub fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// A step took so long.
     pub fn did_step(&self, took: Duration) {
         let (mean, took) = (self.step_nanos.load(Ordering::Relaxed), took.as_nanos() as u64);

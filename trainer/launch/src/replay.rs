@@ -9,8 +9,8 @@ pub const PLANS_FILE: &str = "plans.jsonl";
 /// Set besides a worker's other variables when it repeats what an earlier run did: a [`Replay`] as JSON.
 pub const REPLAY: &str = "LOCKSTEP_REPLAY";
 
-/// A membership that is about to train. Its line is stored before its first step is done, by a member of it: no step can be done without
-/// that one.
+/// A membership that is about to train, or to sum in another way from `step` on. Its line is stored before the next step is done, by a member
+/// of it: no step can be done without that one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Planned {

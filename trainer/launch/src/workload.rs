@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Communication, CommunicationAlgorithm, OBJECT_URI_ACCEPTED, ObjectUri};
 
 /// Virtual shards of a job with fewer workers; one with more has a shard for each. A global batch is cut into so many parts, whatever
-/// the number of ranks is at the time.
+/// the number of ranks is at the time; with several devices a worker, into so many times as many.
 pub const MIN_SHARDS: u32 = 64;
 /// What a job with several ranks in a process is told that sums as a canonical tree.
 pub const NO_TREE_OF_DEVICES: &str = "1 with spec.communication.algorithm canonicalTree; leave one of them out";
@@ -26,7 +26,7 @@ pub struct Workload {
     pub communication: Communication,
     /// How state is kept.
     pub checkpoint: Checkpoint,
-    /// Ranks in one worker's process.
+    /// Devices that one worker drives.
     #[serde(default = "Workload::default_devices_per_worker")]
     pub devices_per_worker: u32,
 }

@@ -27,6 +27,9 @@ struct Recorded {
     over_memory: bool,
     communication: Communication,
     words: Vec<u64>,
+    /// Whether it stays as it is, the steps of a group having been looked at.
+    #[serde(default)]
+    settled: bool,
 }
 
 /// How sums were formed before.
@@ -70,7 +73,8 @@ pub(crate) fn agree(
     let over_memory = group.shares_memory() && settings.algorithm == CommunicationAlgorithm::Auto;
     let algorithm = if over_memory { settings.algorithm } else { by_messages(settings) };
     let means = means(group, own)?;
-    let circumstances = Recorded { world, over_memory, communication: settings.clone(), words: Vec::new() };
+    let communication = settings.clone();
+    let circumstances = Recorded { world, over_memory, communication, words: Vec::new(), settled: false };
     let elements = ready_order.iter().map(|range| range.end).max().unwrap_or_default();
     let is_repeated = matches!(before, Some(Before::Repeated(_)));
     let recorded = before.and_then(|before| match before {
@@ -79,9 +83,12 @@ pub(crate) fn agree(
     });
     let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
     let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
-    let mut measures = [u8::from(world > 1 && !over_memory && useful && recorded.is_none() && known.is_none())];
-    group.broadcast(0, tag(1), &mut measures)?;
-    let measured = if measures == [1] { group.measure_costs()? } else { None };
+    let measures = world > 1 && !over_memory && useful && recorded.is_none() && known.is_none();
+    let (recorded, settled) = recorded.map_or((None, false), |(plan, settled)| (Some(plan), settled));
+    let mut told = [u8::from(measures), u8::from(settled)];
+    group.broadcast(0, tag(1), &mut told)?;
+    let [measures, settled] = told.map(|told| told == 1);
+    let measured = if measures { group.measure_costs()? } else { None };
     let costs = measured.or(known.filter(|_| useful && !over_memory));
     let hosts = group.hosts().clone();
     let plan = group
@@ -100,11 +107,12 @@ pub(crate) fn agree(
     );
     let words = plan.to_words();
     // Numbers and names: no reason to fail.
-    let record = serde_json::to_string(&Recorded { words, ..circumstances }).unwrap_or_default();
+    let record = serde_json::to_string(&Recorded { words, settled, ..circumstances }).unwrap_or_default();
     // One worker sends nothing.
     let report = (world > 1).then_some(report);
     let Baseline { samples_per_second: baseline, ready } = means;
-    let is_open = world > 1 && !over_memory && useful && settings.bucket_bytes.is_none() && !is_repeated;
+    let plans = world > 1 && !over_memory && useful && settings.bucket_bytes.is_none();
+    let is_open = plans && !settled && !is_repeated;
     Ok(Agreed { plan, record, report, baseline, costs: measured, ready, is_open })
 }
 
@@ -120,20 +128,28 @@ fn means(group: &mut Group, own: &Baseline) -> Result<Baseline, CollectiveError>
     Ok(Baseline { samples_per_second, ready: sums[2..].iter().map(mean).collect() })
 }
 
-/// The plan of a record that was made under the same circumstances, and for the same hosts where it matters which ranks share one.
-fn kept(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) -> Option<Plan> {
-    let plan = replayed(record, circumstances, elements)?;
-    let matters = plan.hosts.are_mixed() || hosts.are_mixed();
-    (!matters || plan.hosts == *hosts).then_some(plan)
+/// Whether both are records of the same plan.
+pub(crate) fn tell_the_same(one: &str, other: &str) -> bool {
+    let [one, other] = [one, other].map(|record| serde_json::from_str::<Recorded>(record).ok());
+    one.is_some() && one == other
 }
 
-/// The plan of a record that was made under the same circumstances.
-fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<Plan> {
+/// The plan of a record that was made under the same circumstances, and for the same hosts where it matters which ranks share one; and
+/// whether it is settled.
+fn kept(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) -> Option<(Plan, bool)> {
+    let (plan, settled) = replayed(record, circumstances, elements)?;
+    let matters = plan.hosts.are_mixed() || hosts.are_mixed();
+    (!matters || plan.hosts == *hosts).then_some((plan, settled))
+}
+
+/// The plan of a record that was made under the same circumstances; and whether it is settled.
+fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<(Plan, bool)> {
     let found: Recorded = serde_json::from_str(record).ok()?;
     let plan = Plan::from_words(&found.words)?;
     let tiles = plan.buckets.last().map(|bucket| bucket.end) == Some(elements);
     let fits = tiles && plan.hosts.world() == circumstances.world;
-    (fits && Recorded { words: Vec::new(), ..found } == *circumstances).then_some(plan)
+    let settled = found.settled;
+    (fits && Recorded { words: Vec::new(), settled: false, ..found } == *circumstances).then_some((plan, settled))
 }
 
 fn proposed(
@@ -302,14 +318,25 @@ mod tests {
         let [apart, together, mixed] =
             [vec![0, 1, 2], vec![0, 0, 0], vec![0, 1, 0]].map(Hosts::counted).map(Option::unwrap);
         let plan = Plan { buckets: vec![0..5, 5..10], choice, wire: Wire::Bf16, hosts: apart.clone() };
-        let made =
-            || Recorded { world: 3, over_memory: false, communication: Communication::default(), words: Vec::new() };
+        let made = || Recorded {
+            world: 3,
+            over_memory: false,
+            communication: Communication::default(),
+            words: Vec::new(),
+            settled: false,
+        };
         let words = vec![0x101, 0, 0, 0, 3, 0, 1, 2, 5, 10];
-        let record = serde_json::to_string(&Recorded { words, ..made() }).expect("serialises");
+        let record = serde_json::to_string(&Recorded { words, settled: true, ..made() }).expect("serialises");
         let kept_on = |hosts: &Hosts| kept(&record, &made(), hosts, 10);
-        assert_eq!([&apart, &together, &mixed].map(kept_on), [Some(plan.clone()), Some(plan.clone()), None]);
+        assert_eq!(
+            [&apart, &together, &mixed].map(kept_on),
+            [Some((plan.clone(), true)), Some((plan.clone(), true)), None]
+        );
         // A run is repeated wherever it ran.
-        assert_eq!(replayed(&record, &made(), 10), Some(plan));
+        assert_eq!(replayed(&record, &made(), 10), Some((plan, true)));
+        // A field that has its default may be missing.
+        let older = record.replace("\"socketsPerPeer\":1,", "").replace(",\"socketsPerPeer\":1", "");
+        assert!(older != record && tell_the_same(&older, &record) && !tell_the_same(&older, "{"));
         let fixed = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };
         assert_eq!(replayed(&record, &Recorded { world: 4, ..made() }, 10), None);
         assert_eq!(replayed(&record, &Recorded { over_memory: true, ..made() }, 10), None);

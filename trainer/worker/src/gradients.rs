@@ -24,12 +24,21 @@ use lockstep_nn::{Cpu, Replica};
 
 use crate::training::Bucket;
 
+/// Which part of a worker's work a thread does.
+#[derive(Clone, Copy)]
+pub(crate) enum Part<'a> {
+    /// It is the thread that is watched: what it does is what the worker does.
+    Watched(&'a Work),
+    /// The watched thread waits for it, and has come further when it has.
+    Beside(&'a Work),
+}
+
 /// Of the whole share, buckets handed over as they become ready.
 pub(crate) fn of_share(
     replica: &mut Replica<Cpu>,
     loader: &mut Loader,
     step: Step,
-    work: Option<&Work>,
+    work: Part<'_>,
     submit: &mut dyn FnMut(usize, Bucket),
 ) -> Duration {
     let scale = 1.0 / step.samples as f32;
@@ -62,7 +71,7 @@ pub(crate) fn of_parts(
     while let Some(part) = parts.next() {
         let mut left = part.end - part.start;
         while left > 0 {
-            let (batch, waited) = next_batch(loader, Some(work));
+            let (batch, waited) = next_batch(loader, Part::Watched(work));
             loading += waited;
             let Some(batch) = batch else { unreachable!("a loader delivers all samples of every part") };
             left -= batch.len() as u64;
@@ -73,12 +82,14 @@ pub(crate) fn of_parts(
     loading
 }
 
-/// The next samples, waited for as a part of `work` where this is the thread that it watches.
-fn next_batch(loader: &mut Loader, work: Option<&Work>) -> (Option<Batch>, Duration) {
+fn next_batch(loader: &mut Loader, work: Part<'_>) -> (Option<Batch>, Duration) {
     let start = Instant::now();
     let batch = match work {
-        Some(work) => work.during(Activity::Storing, || loader.next_batch()),
-        None => loader.next_batch(),
+        Part::Watched(work) => work.during(Activity::Storing, || loader.next_batch()),
+        Part::Beside(work) => {
+            work.moved();
+            loader.next_batch()
+        }
     };
     (batch, start.elapsed())
 }

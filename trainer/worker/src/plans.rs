@@ -1,4 +1,4 @@
-//! `plans.jsonl`: a line for each membership that trained, which `lockstep replay` follows.
+//! `plans.jsonl`: a line for each way in which each membership summed, which `lockstep replay` follows.
 
 use std::{
     fs::{File, OpenOptions},

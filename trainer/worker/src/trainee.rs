@@ -184,7 +184,8 @@ impl Trainee {
         self.remembered.clear();
     }
 
-    /// Does the next step as a group has done it that summed these gradients.
+    /// Does the next step as a group has done it that summed these gradients, on the first device only: the others take its state over when
+    /// this worker is let in.
     pub(crate) fn repeat_step(&mut self, gradients: &[f32]) {
         self.replica.take_gradients(gradients);
         self.replica.update(&self.recipe.optimiser, self.recipe.rate);
@@ -193,10 +194,10 @@ impl Trainee {
     }
 
     /// Applies the summed gradients of the next step on all devices; it is then done.
-    pub(crate) fn apply(&mut self) -> StepResult {
-        let result = self.devices.update(&mut self.replica, &self.recipe.optimiser, self.recipe.rate);
+    pub(crate) fn apply(&mut self) -> Result<StepResult, Failure> {
+        let result = self.devices.update(&mut self.replica, &self.recipe.optimiser, self.recipe.rate)?;
         self.step += 1;
-        result
+        Ok(result)
     }
 
     /// Hands over buckets of this kind from the next step on.

@@ -4,7 +4,8 @@
 //! Whatever all ranks must agree on in mid-run travels in the numbers that they sum anyway: rank r adds its useful seconds in a
 //! slot of its own, whoever was asked to halt adds 1 to the slot that says why, and so does who has something to tell of a checkpoint.
 //! The sum of step s is read during step s + 1, so it costs no waiting; every rank reads the same sum at the same step, so all of them
-//! stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group.
+//! stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group. Only how to sum is
+//! agreed on beside it, once, after a number of steps that all count.
 
 use std::{
     ops::Range,
@@ -104,8 +105,8 @@ pub(crate) struct Rank<'a> {
     last_end: Instant,
     meter: Meter,
     counted: Statistics,
-    /// What the first steps take, until all agree by it how to sum.
-    seen: Option<Seen>,
+    /// What the first steps take, until all agree by it how to sum; and when the gradients of the newest one were begun.
+    seen: Option<(Seen, Instant)>,
 }
 
 struct Pending {
@@ -163,7 +164,7 @@ impl<'a> Rank<'a> {
             last_end: Instant::now(),
             meter,
             counted: Statistics::default(),
-            seen: agreed.is_open.then(|| Seen::of(agreed.plan.buckets().len())),
+            seen: agreed.is_open.then(|| (Seen::of(agreed.plan.buckets().len()), Instant::now())),
         })
     }
 
@@ -197,13 +198,13 @@ impl<'a> Rank<'a> {
         let Some(StepShare { step, .. }) = shares.into_iter().next() else { return self.settle() };
         let data = waiting.elapsed();
         let computing = Instant::now();
-        let Self { trainee, communicator, loaders, seen, .. } = self;
+        if let Some((_, begun)) = &mut self.seen {
+            *begun = computing;
+        }
+        let Self { trainee, communicator, loaders, .. } = self;
         let Trainee { replica, devices, .. } = &mut **trainee;
         let only = replica.buckets().len() == 1;
         let submit = &mut |bucket: usize, gradient: Gathered| {
-            if let Some(seen) = seen {
-                seen.ready(bucket, computing.elapsed().as_secs_f64());
-            }
             let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
             // Nothing is left to compute beside it.
             if only {
@@ -217,7 +218,7 @@ impl<'a> Rank<'a> {
             let alone = &mut |bucket, gradient| submit(bucket, Gathered::alone(gradient));
             gradients::of_parts(replica, loader, step, self.seat, work, alone)
         } else {
-            devices.gradients(replica, loaders, step, work, submit)
+            devices.gradients(replica, loaders, step, work, submit)?
         };
         let gradients = computing.elapsed().saturating_sub(loading);
 
@@ -225,14 +226,14 @@ impl<'a> Rank<'a> {
         self.gather()?;
         self.feeds.put(self.trainee.step + 1, self.trainee);
         let updating = Instant::now();
-        let result = self.trainee.apply();
+        let result = self.trainee.apply()?;
         let update = updating.elapsed();
 
         let useful = (gradients + update).as_secs_f64();
         let seconds = self.last_end.elapsed().as_secs_f64();
         self.last_end = Instant::now();
         work.did_step(Duration::from_secs_f64(seconds));
-        if let Some(seen) = &mut self.seen {
+        if let Some((seen, _)) = &mut self.seen {
             seen.did_step();
         }
         self.pending = Some(Pending { step: self.trainee.step, samples: step.samples, seconds });
@@ -320,8 +321,9 @@ impl<'a> Rank<'a> {
                     completed.map_err(|failed| lost(&failed.error))?;
                 // A group of one has not looked at it.
                 memory.as_mut();
-                if let Some(seen) = seen {
-                    seen.took(bucket as usize, transferred.took.as_secs_f64());
+                if let (Some((seen, begun)), Slice::Gradient(gathered)) = (&mut *seen, memory) {
+                    let ready = gathered.ready().saturating_duration_since(*begun);
+                    seen.summed(bucket as usize, ready.as_secs_f64(), transferred.took.as_secs_f64());
                 }
             }
             Ok(())
@@ -330,18 +332,16 @@ impl<'a> Rank<'a> {
 
     /// Whether all ranks agree anew after the step that was done last, before the next.
     pub(crate) fn has_seen_enough(&self) -> bool {
-        self.seen.as_ref().is_some_and(Seen::is_enough)
+        self.seen.as_ref().is_some_and(|(seen, _)| seen.is_enough())
     }
 
-    /// Agrees with the other ranks how to sum from the next step on, by what the first ones took; `None` where it stays.
-    pub(crate) fn agree_anew(&mut self, before: &Agreed) -> Result<Option<Agreed>, Failure> {
-        let Some(seen) = self.seen.take() else { return Ok(None) };
+    /// Agrees with the other ranks how to sum from the next step on, by what the first ones took.
+    pub(crate) fn agree_anew(&mut self, before: &Agreed) -> Result<Agreed, Failure> {
+        let Some((seen, _)) = self.seen.take() else { unreachable!("asked for once enough was seen") };
         let Self { trainee, communicator, member, .. } = self;
         let ready_order = trainee.replica.table().ready_order();
         let agree = || agree_anew(communicator, trainee.step, seen, before, &ready_order, trainee.costs);
-        let anew = member.membership.work().during(Activity::Waiting, agree).map_err(|error| lost(&error))?;
-        self.rest();
-        Ok(anew)
+        member.membership.work().during(Activity::Waiting, agree).map_err(|error| lost(&error))
     }
 
     /// Loss and accuracy on the held-out samples, each rank on its share. `None` when none are held out.

@@ -10,6 +10,7 @@ use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
 };
 use lockstep_nn::Sgd;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
 use crate::{
@@ -31,6 +32,7 @@ use crate::{
 
 /// Does a worker's whole life, or repeats a part of another one's.
 pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, Failure> {
+    allow_connections();
     let stop = Stop::listen().map_err(|error| Failure::retry(format!("{error:#}")))?;
     let ready = Ready::default();
     let metrics = Metrics::new(&launch.job).map_err(Failure::fatal)?;
@@ -52,12 +54,12 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
             let newest = storage.newest()?;
             let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
             // What a rank does by itself depends on its share of a step, which is the first group's.
-            let Some(seat) = devices(workload, 0, launch.replicas, shards).next() else {
+            let Some(first) = device_seats(workload, 0, launch.replicas, shards).next() else {
                 return Err(Failure::fatal("spec.devicesPerWorker: 0: 1 or more"));
             };
             let recipe = recipe(workload, &dataset, replay.and_then(|replay| replay.last_step));
             let devices = workload.devices_per_worker as usize;
-            let mut trainee = Trainee::new(network, recipe, newest, &dataset.train, seat, devices)?;
+            let mut trainee = Trainee::new(network, recipe, newest, &dataset.train, first, devices)?;
             let held = trainee.held();
             let (member, place) = Member::join(launch, &metrics, &stop, &ready, data, held)?;
             let Dataset { train, evaluation } = dataset;
@@ -102,6 +104,13 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
     }
 }
 
+/// Lets this process have as many connections as it may: each rank is connected with all others.
+fn allow_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    // Whoever needs more than it then has is told so by the connection that fails.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 fn recipe(workload: &Workload, dataset: &Dataset, last_step: Option<u64>) -> Recipe {
     let training = &workload.training;
     let Optimizer::Sgd(sgd) = &training.optimizer;
@@ -128,12 +137,9 @@ fn seat(workload: &Workload, rank: u32, world: u32, shards: u32) -> Seat {
 }
 
 /// The seat of each device of a worker.
-fn devices(workload: &Workload, rank: u32, world: u32, shards: u32) -> impl Iterator<Item = Seat> {
+fn device_seats(workload: &Workload, rank: u32, world: u32, shards: u32) -> impl Iterator<Item = Seat> {
     let count = workload.devices_per_worker;
-    let alone = (count == 1).then(|| seat(workload, rank, world, shards));
-    let further = move |device| Seat::new(rank * count + device, world * count, shards * count);
-    let several = if count == 1 { 0..0 } else { 0..count };
-    alone.into_iter().chain(several.map(further))
+    (0..count).map(move |device| seat(workload, rank * count + device, world * count, shards * count))
 }
 
 /// The training of this process, whatever groups it belongs to.
@@ -209,7 +215,7 @@ impl Run<'_> {
             trainee,
             self.member,
             seat(self.workload, group.rank, group.world, group.shards),
-            devices(self.workload, group.rank, group.world, group.shards),
+            device_seats(self.workload, group.rank, group.world, group.shards),
             group,
             Arc::clone(&self.train),
             Arc::clone(&self.held_out),
@@ -247,7 +253,8 @@ impl Run<'_> {
         let Trainee { baseline, costs, .. } = &*trainee;
         let agreed = communication::agree(ranks, &self.workload.communication, &ready_order, baseline, before, *costs)
             .map_err(Failure::broken)?;
-        if let Some(Replay { plan, .. }) = self.replay.filter(|replay| replay.plan != agreed.record) {
+        let differs = |replay: &&Replay| !communication::tell_the_same(&replay.plan, &agreed.record);
+        if let Some(Replay { plan, .. }) = self.replay.filter(differs) {
             return Err(Failure::fatal(format!("to be summed by {plan}, which is no plan here; by {}", agreed.record)));
         }
         self.take_over(trainee, &agreed)?;
@@ -272,11 +279,21 @@ impl Run<'_> {
         group: &Group,
         before: &Agreed,
     ) -> Result<(), Failure> {
-        let Some(agreed) = rank.agree_anew(before)? else { return Ok(()) };
-        self.take_over(rank.trainee, &agreed)?;
-        let Some(reporter) = reporter else { return Ok(()) };
-        reporter.sums_by(&agreed);
-        self.work().during(Activity::Storing, || self.keep_plan(group, rank.step(), &agreed))
+        let agreed = rank.agree_anew(before)?;
+        let stays = agreed.plan == before.plan;
+        if stays {
+            rank.trainee.communication = Some(agreed.record.clone());
+        } else {
+            self.take_over(rank.trainee, &agreed)?;
+        }
+        if let Some(reporter) = reporter {
+            reporter.sums_by(&agreed);
+            if !stays {
+                self.work().during(Activity::Storing, || self.keep_plan(group, rank.step(), &agreed))?;
+            }
+        }
+        rank.rest();
+        Ok(())
     }
 
     /// Has it stored how this group sums after `step`, before there can be another: each one needs this rank.

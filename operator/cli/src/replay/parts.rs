@@ -47,7 +47,11 @@ pub(crate) fn parts(mut planned: Vec<Planned>, history: &[Change]) -> anyhow::Re
 /// A coordinator that is killed may tell of no change; what it tells is what the workers did.
 fn compare(planned: &[Planned], history: &[Change]) -> anyhow::Result<()> {
     for (index, Change { generation, workers, step, .. }) in history.iter().enumerate() {
-        match planned.iter().find(|planned| planned.generation == *generation) {
+        let of_it = |planned: &&Planned| planned.generation == *generation;
+        for Planned { workers: told, step, .. } in planned.iter().filter(of_it).skip(1) {
+            ensure!(told == workers, "generation {generation} had {workers} workers, {told} after step {step}");
+        }
+        match planned.iter().find(of_it) {
             Some(planned) => ensure!(
                 (planned.workers, planned.step) == (*workers, *step),
                 "generation {generation} had {} workers after step {} for the workers, {workers} after step {step} in \

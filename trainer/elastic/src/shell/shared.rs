@@ -60,7 +60,7 @@ pub(super) enum End {
     Released,
 }
 
-/// What waits to be told: one place for each kind, where the newest counts.
+/// What waits to be told: one place for each kind, where the newest counts; of plans all.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     pub(super) entered: bool,

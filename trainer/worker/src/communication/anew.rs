@@ -16,36 +16,26 @@ const MEASURED: u32 = 9;
 /// A plan stays where the best one would end sooner by less than this part.
 const LEAST_GAIN: f64 = 0.02;
 
-/// What the first steps of a group took on this rank.
+/// What the first steps of a group took on this rank, by bucket and step.
 #[derive(Debug)]
 pub(crate) struct Seen {
     steps: u32,
-    /// By bucket: seconds from the beginning of a step until it was handed over, all measured steps together.
-    ready: Vec<f64>,
-    /// By bucket: seconds that its sum took, likewise.
-    took: Vec<f64>,
+    /// Seconds from the beginning of a step until a bucket could be summed.
+    ready: Vec<Vec<f64>>,
+    /// Seconds that its sum took.
+    took: Vec<Vec<f64>>,
 }
 
 impl Seen {
     pub(crate) fn of(buckets: usize) -> Self {
-        Self { steps: 0, ready: vec![0.0; buckets], took: vec![0.0; buckets] }
+        Self { steps: 0, ready: vec![Vec::new(); buckets], took: vec![Vec::new(); buckets] }
     }
 
-    fn counts(&self) -> bool {
-        (WARM_UP..WARM_UP + MEASURED).contains(&self.steps)
-    }
-
-    /// A bucket was handed over so long after the beginning of the step.
-    pub(crate) fn ready(&mut self, bucket: usize, seconds: f64) {
-        if self.counts() {
-            self.ready[bucket] += seconds;
-        }
-    }
-
-    /// The sum of a bucket took so long.
-    pub(crate) fn took(&mut self, bucket: usize, seconds: f64) {
-        if self.counts() {
-            self.took[bucket] += seconds;
+    /// A bucket was ready so long after the beginning of the step, and its sum took so long.
+    pub(crate) fn summed(&mut self, bucket: usize, ready: f64, took: f64) {
+        if (WARM_UP..WARM_UP + MEASURED).contains(&self.steps) {
+            self.ready[bucket].push(ready);
+            self.took[bucket].push(took);
         }
     }
 
@@ -59,24 +49,20 @@ impl Seen {
         self.steps == WARM_UP + MEASURED
     }
 
-    /// The mean over steps and ranks of when buckets were ready, and what sums took for the rank that was waited for: the others' began
-    /// before they could.
+    /// When buckets were ready, the mean over ranks, and what sums took for the rank that was waited for: the others' began before they
+    /// could. Of the steps the one in the middle counts: in some a rank stood still, or the line carried something else.
     fn together(
         self,
         communicator: &mut Communicator<Slice>,
         step: u64,
     ) -> Result<(Vec<f64>, Vec<f64>), CollectiveError> {
         let (rank, world, buckets) = (communicator.rank(), communicator.world(), self.ready.len());
-        let mean = |seconds: &f64| *seconds as f32 / MEASURED as f32;
+        let middles = |seconds: Vec<Vec<f64>>| seconds.into_iter().map(|seconds| middle(seconds) as f32);
         let mut values = vec![0.0; buckets * (1 + world)];
         let (ready, took) = values.split_at_mut(buckets);
-        ready.iter_mut().zip(&self.ready).for_each(|(slot, seconds)| *slot = mean(seconds) / world as f32);
-        took.chunks_mut(buckets)
-            .nth(rank)
-            .into_iter()
-            .flatten()
-            .zip(&self.took)
-            .for_each(|(slot, seconds)| *slot = mean(seconds));
+        ready.iter_mut().zip(middles(self.ready)).for_each(|(slot, seconds)| *slot = seconds / world as f32);
+        let own = &mut took[rank * buckets..(rank + 1) * buckets];
+        own.iter_mut().zip(middles(self.took)).for_each(|(slot, seconds)| *slot = seconds);
         communicator.all_reduce_now(step, &mut values)?;
         let (ready, took) = values.split_at(buckets);
         let least = |bucket| took.iter().skip(bucket).step_by(buckets).copied().fold(f32::INFINITY, f32::min);
@@ -84,8 +70,13 @@ impl Seen {
     }
 }
 
-/// Agrees with the other ranks on a plan for the steps after `step`, and follows it. `known` is what this rank knows of costs; that of rank 0
-/// counts. `None` where the plan stays.
+fn middle(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_unstable_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied().unwrap_or_default()
+}
+
+/// Agrees with the other ranks on a plan for the steps after `step`, which may be the one that they have, and follows it; it is settled then.
+/// `known` is what this rank knows of costs; that of rank 0 counts.
 pub(crate) fn agree_anew(
     communicator: &mut Communicator<Slice>,
     step: u64,
@@ -93,25 +84,22 @@ pub(crate) fn agree_anew(
     before: &Agreed,
     ready_order: &[Range<usize>],
     known: Option<Costs>,
-) -> Result<Option<Agreed>, CollectiveError> {
+) -> Result<Agreed, CollectiveError> {
     let (ready, took) = seen.together(communicator, step)?;
     let present = before.plan.proposed();
     let plan = communicator.agree(|| better(present, ready_order, &before.ready, &ready, &took, known))?;
-    if plan == before.plan {
-        return Ok(None);
-    }
     let buckets = u32::try_from(plan.buckets().len()).unwrap_or(u32::MAX);
     let report = before.report.map(|report| lockstep_launch::CommunicationReport { buckets, ..report });
     // A record that was made here reads back.
     let mut recorded: Recorded = serde_json::from_str(&before.record).unwrap_or_else(|error| unreachable!("{error}"));
-    recorded.words = plan.to_words();
+    (recorded.words, recorded.settled) = (plan.to_words(), true);
     let record = serde_json::to_string(&recorded).unwrap_or_default();
     let costs = match plan.choice() {
         Choice::Cheapest(costs) => Some(costs),
         Choice::Always(_) => before.costs,
     };
-    info!(step, buckets, "communication agreed anew");
-    Ok(Some(Agreed { plan, record, report, costs, is_open: false, ..before.clone() }))
+    info!(step, buckets, stays = plan == before.plan, "communication settled");
+    Ok(Agreed { plan, record, report, costs, is_open: false, ..before.clone() })
 }
 
 /// The plan that ends soonest by what was seen of `present`: when its buckets were ready, and how long their sums took. `alone` is when the
@@ -245,15 +233,14 @@ mod tests {
                 let mut seen = Seen::of(before.plan.buckets().len());
                 while !seen.is_enough() {
                     for bucket in 0..before.plan.buckets().len() {
-                        seen.ready(bucket, ALONE[2]);
                         // The others wait for rank 1.
-                        seen.took(bucket, if rank == 1 { 4e-3 } else { 3.0 });
+                        seen.summed(bucket, ALONE[2], if rank == 1 { 4e-3 } else { 3.0 });
                     }
                     seen.did_step();
                 }
                 let known = (rank == 0).then_some(thought);
                 let anew = agree_anew(&mut communicator, 12, seen, &before, &READY_ORDER, known).expect("agreed");
-                (before, anew.expect("another plan"))
+                (before, anew)
             })
         };
         let ranks: Vec<_> = listeners.into_iter().enumerate().map(rank).collect();
@@ -261,10 +248,13 @@ mod tests {
         for (before, anew) in &agreed {
             assert!(anew.plan.buckets().len() > before.plan.buckets().len(), "{:?}, {:?}", before.plan, anew.plan);
             assert_eq!((&anew.plan, &anew.record), (&agreed[0].1.plan, &agreed[0].1.record));
-            let circumstances =
-                Recorded { words: Vec::new(), ..serde_json::from_str(&anew.record).expect("reads back") };
+            let circumstances = Recorded {
+                words: Vec::new(),
+                settled: false,
+                ..serde_json::from_str(&anew.record).expect("reads back")
+            };
             let replayed = replayed(&anew.record, &circumstances, 301_000);
-            assert_eq!(replayed.as_ref(), Some(anew.plan.proposed()));
+            assert_eq!(replayed, Some((anew.plan.proposed().clone(), true)));
         }
     }
 
@@ -280,17 +270,17 @@ mod tests {
     }
 
     #[test]
-    fn the_steps_of_the_warm_up_do_not_count() {
+    fn of_the_steps_after_the_warm_up_the_one_in_the_middle_counts() {
         let mut seen = Seen::of(1);
-        let ended: Vec<bool> = (0..WARM_UP + MEASURED)
-            .map(|step| {
-                seen.ready(0, if step < WARM_UP { 1e3 } else { 2.0 });
-                seen.took(0, if step < WARM_UP { 1e3 } else { 3.0 });
-                seen.did_step();
-                seen.is_enough()
-            })
-            .collect();
-        assert_eq!((seen.ready[0], seen.took[0]), (2.0 * f64::from(MEASURED), 3.0 * f64::from(MEASURED)));
+        let mut ended = Vec::new();
+        for step in 0..WARM_UP + MEASURED {
+            let stands_still = step < WARM_UP || step == WARM_UP + 2;
+            seen.summed(0, if stands_still { 1e3 } else { 2.0 }, f64::from(step));
+            seen.did_step();
+            ended.push(seen.is_enough());
+        }
+        assert_eq!(middle(seen.ready[0].clone()), 2.0);
+        assert_eq!(middle(seen.took[0].clone()), f64::from(WARM_UP + MEASURED / 2));
         assert_eq!(ended.iter().filter(|ended| **ended).count(), 1);
         assert!(ended[ended.len() - 1]);
     }
