@@ -12,6 +12,7 @@ mod load;
 mod operator;
 mod overlap;
 mod record;
+mod scaling;
 mod torch;
 
 use anyhow::{Context as _, bail};
@@ -44,7 +45,7 @@ pub(crate) struct Options {
     mean_seconds: Option<f64>,
 }
 
-const BENCHMARKS: [Benchmark; 9] = [
+const BENCHMARKS: [Benchmark; 10] = [
     Benchmark {
         name: "collectives",
         measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
@@ -59,6 +60,11 @@ const BENCHMARKS: [Benchmark; 9] = [
         name: "overlap",
         measures: "training step of 25 million weights over 1 Gb/s, against its bound and PyTorch DDP",
         run: |book, effort, _| overlap::run(book, effort),
+    },
+    Benchmark {
+        name: "scaling",
+        measures: "LeNet-5 on two cores against one, each with 64 samples of a step",
+        run: |book, effort, _| scaling::run(book, effort),
     },
     Benchmark {
         name: "lenet-step",

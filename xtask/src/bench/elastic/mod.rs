@@ -25,7 +25,7 @@ const CHURNED: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(10);
 /// How much longer a job is than its kills are expected to take.
-const MARGIN: f64 = 1.5;
+const MARGIN: f64 = 1.2;
 /// Steps between two disturbances.
 const QUIET_STEPS: u64 = 20;
 /// How long a group is looked at that nothing disturbs.
