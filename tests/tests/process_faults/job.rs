@@ -285,10 +285,13 @@ impl Job {
         let record: Value = serde_json::from_str(&record).expect("JSON");
         let last = changes.last().expect("a group");
         assert_eq!(record["active"]["generation"], last.generation, "{record}");
-        let plan = planned.iter().rfind(|planned| planned.generation == last.generation).expect("it summed by a plan");
-        let history: Digest = last.history.parse().expect("a digest");
-        let plan = Digest::of(plan.plan.as_bytes());
-        let history = Digest::of(&[history.as_bytes().as_slice(), plan.as_bytes()].concat());
+        let mut history: Digest = last.history.parse().expect("a digest");
+        let plans: Vec<_> = planned.iter().filter(|planned| planned.generation == last.generation).collect();
+        assert!(!plans.is_empty(), "generation {} summed by a plan", last.generation);
+        for Planned { step, plan, .. } in plans {
+            let plan = Digest::of(plan.as_bytes());
+            history = Digest::of(&[history.as_bytes().as_slice(), &step.to_le_bytes(), plan.as_bytes()].concat());
+        }
         assert_eq!(record["history"], history.to_string(), "{record}");
     }
 }
