@@ -47,11 +47,8 @@ pub(crate) fn parts(mut planned: Vec<Planned>, history: &[Change]) -> anyhow::Re
 /// A coordinator that is killed may tell of no change; what it tells is what the workers did.
 fn compare(planned: &[Planned], history: &[Change]) -> anyhow::Result<()> {
     for (index, Change { generation, workers, step, .. }) in history.iter().enumerate() {
-        let of_it = |planned: &&Planned| planned.generation == *generation;
-        for Planned { workers: told, step, .. } in planned.iter().filter(of_it).skip(1) {
-            ensure!(told == workers, "generation {generation} had {workers} workers, {told} after step {step}");
-        }
-        match planned.iter().find(of_it) {
+        let mut of_it = planned.iter().filter(|planned| planned.generation == *generation);
+        match of_it.next() {
             Some(planned) => ensure!(
                 (planned.workers, planned.step) == (*workers, *step),
                 "generation {generation} had {} workers after step {} for the workers, {workers} after step {step} in \
@@ -63,6 +60,12 @@ fn compare(planned: &[Planned], history: &[Change]) -> anyhow::Result<()> {
                 history.get(index + 1).is_none_or(|next| next.rollback || next.step <= *step),
                 "how generation {generation} summed is not known, although it did steps"
             ),
+        }
+        for Planned { workers: told, step, .. } in of_it {
+            ensure!(
+                told == workers,
+                "generation {generation} had {told} workers after step {step} for the workers, {workers} in its history"
+            );
         }
     }
     Ok(())
@@ -161,6 +164,8 @@ mod tests {
             (&run, &[(2, 3, 50, false)], "generation 2 had 2 workers after step 50"),
             (&run, &[(3, 1, 91, false)], "generation 3 had 1 workers after step 90"),
             (&[run[0], run[2]], &[(1, 3, 0, false), (2, 2, 50, false), (3, 1, 90, false)], "how generation 2 summed"),
+            (&[(1, 3, 0), (1, 2, 12)], &[(1, 3, 0, false)], "generation 1 had 2 workers after step 12"),
+            (&[(1, 3, 0), (1, 3, 12)], &[(1, 2, 0, false)], "generation 1 had 3 workers after step 0"),
             (&[(1, 0, 0)], &[], "no workers"),
         ] {
             let error = format!("{:#}", parts(planned(lines), &told(history)).expect_err(expected));
