@@ -79,27 +79,6 @@ impl Reduction {
     }
 }
 
-/// Reduces the bytes of the elements that arrive into those that are here.
-pub(crate) type Reducer = fn(&mut [u8], &[u8]);
-
-/// The reducer of a type. A mean is a sum first.
-pub(crate) fn reducer<T: Element>(reduction: Reduction) -> Reducer {
-    match reduction {
-        Reduction::Sum | Reduction::Mean => |into, terms| each::<T>(into, terms, T::sum),
-        Reduction::Min => |into, terms| each::<T>(into, terms, T::least),
-        Reduction::Max => |into, terms| each::<T>(into, terms, T::greatest),
-        Reduction::Product => |into, terms| each::<T>(into, terms, T::product),
-    }
-}
-
-#[inline]
-fn each<T: Element>(into: &mut [u8], terms: &[u8], reduce: impl Fn(T, T) -> T) {
-    let (into, terms) = (bytemuck::cast_slice_mut::<u8, T>(into), bytemuck::cast_slice::<u8, T>(terms));
-    for (into, term) in into.iter_mut().zip(terms) {
-        *into = reduce(*into, *term);
-    }
-}
-
 /// One sum, as [`Reduction::Sum`] forms it.
 #[inline]
 pub(crate) fn added(one: f32, other: f32) -> f32 {
@@ -199,6 +178,7 @@ integers! { i32, I32; i64, I64; u8, U8; }
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reducer::reducer;
 
     /// All reductions of two numbers either way round, as bits.
     fn both_ways<T: Element>(one: T, other: T) -> Vec<[Vec<u8>; 2]> {

@@ -52,6 +52,7 @@ mod merging;
 mod mesh;
 mod plan;
 mod queue;
+mod reducer;
 mod session;
 mod stripes;
 mod wire;

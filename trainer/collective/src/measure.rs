@@ -4,8 +4,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use crate::algorithm::Algorithm;
-use crate::element::{Reduction, reducer};
+use crate::element::Reduction;
 use crate::group::{Group, Tag};
+use crate::reducer::reducer;
 use crate::{CollectiveError, Costs};
 
 /// Bytes of the slices that are summed: from where only the messages count to where only the bytes do.

@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use crate::element::{Element, ElementType, Reducer, Reduction, added, reducer};
+use crate::element::{Element, ElementType, Reduction, added};
+use crate::reducer::{Reducer, reducer};
 
 /// The number format in which sums of `f32` travel between ranks; memory that they share knows `f32` only.
 ///

@@ -6,11 +6,12 @@ use super::{Group, MAX_SCHEDULES, Tag, Transferred};
 use crate::CollectiveError;
 use crate::algorithm::{Algorithm, part};
 use crate::call::{Call, Operation};
-use crate::element::{Element, Reduction, divide, reducer};
+use crate::element::{Element, Reduction, divide};
 use crate::engine::Execution;
 use crate::forming::Seat;
 use crate::frame::{Header, Kind};
 use crate::memory::{Patience, Work};
+use crate::reducer::{mutual_reducer, reducer};
 use crate::wire::{Coding, Wire};
 
 impl Group {
@@ -86,6 +87,7 @@ impl Group {
             data: bytemuck::cast_slice_mut(data),
             element_bytes: size_of::<T>(),
             reduce: reducer::<T>(reduction),
+            reduce_both: mutual_reducer::<T>(reduction),
         };
         memory.all_reduce(work, patience).or_else(|error| {
             self.mesh.shut_down();

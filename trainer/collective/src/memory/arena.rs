@@ -49,15 +49,6 @@ impl Arenas {
         (offset + slice.len() <= self.bytes).then_some(offset)
     }
 
-    /// Bytes of a rank's arena.
-    ///
-    /// # Safety
-    /// Nobody may write to these bytes while the slice lives.
-    pub(super) unsafe fn read(&self, rank: usize, range: Range<usize>) -> &[u8] {
-        // SAFETY: the caller's promise.
-        unsafe { self.segment.read(self.place(rank, range)) }
-    }
-
     /// Bytes of a rank's arena, to be changed.
     ///
     /// # Safety

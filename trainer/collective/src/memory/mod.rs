@@ -25,9 +25,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::call::Call;
-use crate::element::Reducer;
 use crate::forming::Waiting;
 use crate::mesh::Mesh;
+use crate::reducer::{MutualReducer, Reducer};
 use crate::{Abort, CollectiveError, Tag};
 pub use arena::SharedArena;
 pub(crate) use arena::{Arenas, size as arenas_size};
@@ -36,7 +36,7 @@ pub(crate) use segment::{Offer, Segment};
 pub(crate) use staging::size as staging_size;
 use staging::{Staged, Staging, bytes_of};
 
-/// Bytes that a rank reduces at once: they stay in the first-level cache until they are written to all arenas.
+/// Bytes that a rank reduces at once: of more than two ranks, they stay in the first-level cache until they are in all arenas.
 const BLOCK: usize = 8 << 10;
 
 /// The memory of one generation.
@@ -44,8 +44,6 @@ const BLOCK: usize = 8 << 10;
 pub(crate) struct SharedMemory {
     staging: Staging,
     arenas: Vec<Arc<Arenas>>,
-    /// Aligned for every type of element.
-    block: Box<[u64]>,
     rank: usize,
     world: usize,
     /// How often this rank has arrived.
@@ -72,14 +70,14 @@ pub(crate) struct Work<'a> {
     pub(crate) data: &'a mut [u8],
     pub(crate) element_bytes: usize,
     pub(crate) reduce: Reducer,
+    pub(crate) reduce_both: MutualReducer,
 }
 
 impl SharedMemory {
     /// On a segment of [`staging_size`] bytes.
     pub(crate) fn on(segment: Segment, rank: usize, world: usize) -> Self {
         let staging = Staging::on(segment, world);
-        let block = vec![0; BLOCK / size_of::<u64>()].into();
-        Self { staging, arenas: Vec::new(), block, rank, world, arrivals: Cell::new(0), chunks: 0, broken: None }
+        Self { staging, arenas: Vec::new(), rank, world, arrivals: Cell::new(0), chunks: 0, broken: None }
     }
 
     /// Reduces slices of these arenas where they are from now on.
@@ -121,7 +119,7 @@ impl SharedMemory {
         agenda: [u64; 5],
         patience: Patience<'_>,
     ) -> Result<(), CollectiveError> {
-        let Work { data, element_bytes, reduce, .. } = work;
+        let Work { data, element_bytes, reduce, reduce_both, .. } = work;
         self.meet(patience)?;
         self.require(agenda)?;
         let own = bytes_of(self.rank, self.world, data.len(), element_bytes);
@@ -129,20 +127,20 @@ impl SharedMemory {
             patience.abort.check()?;
             let range = start..own.end.min(start + BLOCK);
             let theirs = offset + range.start..offset + range.end;
-            let sum = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut self.block)[..range.len()];
-            for rank in 0..self.world {
-                let term = if rank == self.rank {
-                    &data[range.clone()]
-                } else {
-                    // SAFETY: all have arrived, so that nobody but this rank writes to this part of any arena; it does so below.
-                    unsafe { arenas.read(rank, theirs.clone()) }
-                };
-                if rank == 0 { sum.copy_from_slice(term) } else { reduce(sum, term) }
+            let mut own = Some(&mut data[range]);
+            // SAFETY: all have arrived, so that nobody but this rank touches this part of any arena until it arrives again; its own is
+            // borrowed as data.
+            let of_another = |rank| unsafe { arenas.write(rank, theirs.clone()) };
+            let mut of = |rank| own.take_if(|_| rank == self.rank).unwrap_or_else(|| of_another(rank));
+            let (first, last) = (of(0), of(self.world - 1));
+            let between = 1..self.world - 1;
+            for rank in between.clone() {
+                reduce(first, own.as_deref().filter(|_| rank == self.rank).unwrap_or_else(|| of_another(rank)));
             }
-            data[range].copy_from_slice(sum);
-            for rank in (0..self.world).filter(|rank| *rank != self.rank) {
-                // SAFETY: all have arrived and lent these bytes until this rank arrives again; the others do not touch this part.
-                unsafe { arenas.write(rank, theirs.clone()) }.copy_from_slice(sum);
+            reduce_both(first, last);
+            for rank in between {
+                let others = own.as_deref_mut().filter(|_| rank == self.rank).unwrap_or_else(|| of_another(rank));
+                others.copy_from_slice(first);
             }
         }
         self.meet(patience)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use super::meeting::Meeting;
 use super::segment::Segment;
 use crate::algorithm::part;
-use crate::element::Reducer;
+use crate::reducer::Reducer;
 
 /// Bytes of a staging area: a rank's two stay in the second-level cache.
 pub(super) const CHUNK: usize = 128 << 10;
