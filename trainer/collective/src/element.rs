@@ -79,12 +79,6 @@ impl Reduction {
     }
 }
 
-/// One sum, as [`Reduction::Sum`] forms it.
-#[inline]
-pub(crate) fn added(one: f32, other: f32) -> f32 {
-    sealed::Arithmetic::sum(one, other)
-}
-
 /// Makes means of sums over `count` ranks.
 pub(crate) fn divide<T: Element>(sums: &mut [T], count: usize) {
     for sum in sums {

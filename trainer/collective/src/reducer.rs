@@ -13,70 +13,53 @@ pub(crate) type MutualReducer = fn(&mut [u8], &mut [u8]);
 /// The reducer of a type. A mean is a sum first.
 pub(crate) fn reducer<T: Element>(reduction: Reduction) -> Reducer {
     match reduction {
-        Reduction::Sum | Reduction::Mean => |into, terms| each(into, terms, T::sum),
-        Reduction::Min => |into, terms| each(into, terms, T::least),
-        Reduction::Max => |into, terms| each(into, terms, T::greatest),
-        Reduction::Product => |into, terms| each(into, terms, T::product),
+        Reduction::Sum | Reduction::Mean => |into, terms| reduce(into, terms, T::sum),
+        Reduction::Min => |into, terms| reduce(into, terms, T::least),
+        Reduction::Max => |into, terms| reduce(into, terms, T::greatest),
+        Reduction::Product => |into, terms| reduce(into, terms, T::product),
     }
 }
 
 /// As [`reducer`], into both places.
 pub(crate) fn mutual_reducer<T: Element>(reduction: Reduction) -> MutualReducer {
     match reduction {
-        Reduction::Sum | Reduction::Mean => |one, other| each_of_both(one, other, T::sum),
-        Reduction::Min => |one, other| each_of_both(one, other, T::least),
-        Reduction::Max => |one, other| each_of_both(one, other, T::greatest),
-        Reduction::Product => |one, other| each_of_both(one, other, T::product),
+        Reduction::Sum | Reduction::Mean => |one, other| reduce_both(one, other, T::sum),
+        Reduction::Min => |one, other| reduce_both(one, other, T::least),
+        Reduction::Max => |one, other| reduce_both(one, other, T::greatest),
+        Reduction::Product => |one, other| reduce_both(one, other, T::product),
     }
 }
 
 #[inline]
-fn each<T: Element>(into: &mut [u8], terms: &[u8], reduce: impl Fn(T, T) -> T) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has them.
-        return unsafe { each_avx2(into, terms, reduce) };
-    }
-    each_body(into, terms, reduce);
-}
-
-#[inline]
-fn each_of_both<T: Element>(one: &mut [u8], other: &mut [u8], reduce: impl Fn(T, T) -> T) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has them.
-        return unsafe { each_of_both_avx2(one, other, reduce) };
-    }
-    each_of_both_body(one, other, reduce);
-}
-
-#[inline(always)]
-fn each_body<T: Element>(into: &mut [u8], terms: &[u8], reduce: impl Fn(T, T) -> T) {
+fn reduce<T: Element>(into: &mut [u8], terms: &[u8], reduce: impl Fn(T, T) -> T) {
     let (into, terms) = (bytemuck::cast_slice_mut::<u8, T>(into), bytemuck::cast_slice::<u8, T>(terms));
-    for (into, term) in into.iter_mut().zip(terms) {
-        *into = reduce(*into, *term);
-    }
+    each(into.iter_mut().zip(terms), |(into, term)| *into = reduce(*into, *term));
 }
 
-#[inline(always)]
-fn each_of_both_body<T: Element>(one: &mut [u8], other: &mut [u8], reduce: impl Fn(T, T) -> T) {
+#[inline]
+fn reduce_both<T: Element>(one: &mut [u8], other: &mut [u8], reduce: impl Fn(T, T) -> T) {
     let (one, other) = (bytemuck::cast_slice_mut::<u8, T>(one), bytemuck::cast_slice_mut::<u8, T>(other));
-    for (one, other) in one.iter_mut().zip(other) {
+    each(one.iter_mut().zip(other), |(one, other)| {
         let reduced = reduce(*one, *other);
         (*one, *other) = (reduced, reduced);
+    });
+}
+
+/// Acts on all items, on as many at a time as the widest vectors hold that the processor has.
+#[inline]
+pub(crate) fn each<I: Iterator>(items: I, act: impl Fn(I::Item)) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has them.
+        return unsafe { each_avx2(items, act) };
     }
+    items.for_each(act);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn each_avx2<T: Element>(into: &mut [u8], terms: &[u8], reduce: impl Fn(T, T) -> T) {
-    each_body(into, terms, reduce);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn each_of_both_avx2<T: Element>(one: &mut [u8], other: &mut [u8], reduce: impl Fn(T, T) -> T) {
-    each_of_both_body(one, other, reduce);
+fn each_avx2<I: Iterator>(items: I, act: impl Fn(I::Item)) {
+    items.for_each(act);
 }
 
 #[cfg(test)]

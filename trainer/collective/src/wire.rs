@@ -1,9 +1,10 @@
 //! Fewer bits on the wire than in memory.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::element::{Element, ElementType, Reduction, added};
-use crate::reducer::{Reducer, reducer};
+use crate::element::{Element, ElementType, Reduction};
+use crate::reducer::{Reducer, each, reducer};
 
 /// The number format in which sums of `f32` travel between ranks; memory that they share knows `f32` only.
 ///
@@ -19,6 +20,9 @@ pub enum Wire {
     /// 11 bits of precision; what is greater than 65,504 becomes infinite.
     F16,
 }
+
+/// Elements that are rounded, or added, while they are in the first-level cache.
+const BLOCK: usize = 1024;
 
 /// Rounds the bytes of elements and writes them into a frame.
 pub(crate) type Writer = fn(&mut [u8], &mut [u8]);
@@ -55,8 +59,8 @@ impl Wire {
     pub(crate) fn round(self, values: &mut [f32]) {
         match self {
             Self::F32 => {}
-            Self::Bf16 => values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).into()),
-            Self::F16 => values.iter_mut().for_each(|value| *value = f16::from_f32(*value).into()),
+            Self::Bf16 => round::<bf16>(values),
+            Self::F16 => round::<f16>(values),
         }
     }
 
@@ -64,20 +68,16 @@ impl Wire {
     pub(crate) fn coding(self) -> Coding {
         match self {
             Self::F32 => Coding::plain::<f32>(Reduction::Sum),
-            Self::Bf16 => {
-                Coding::narrow::<bf16>(|memory, frame| write(memory, frame, bf16::from_f32), ElementType::F32_IN_BF16)
-            }
-            Self::F16 => {
-                Coding::narrow::<f16>(|memory, frame| write(memory, frame, f16::from_f32), ElementType::F32_IN_F16)
-            }
+            Self::Bf16 => Coding::narrow::<bf16>(ElementType::F32_IN_BF16),
+            Self::F16 => Coding::narrow::<f16>(ElementType::F32_IN_F16),
         }
     }
 }
 
 impl Coding {
-    /// Of frames that hold what `write` rounds to.
-    fn narrow<H: bytemuck::Pod + Into<f32>>(write: Writer, code: u8) -> Self {
-        Self { element_bytes: size_of::<H>(), write: Some(write), copy: copy::<H>, reduce: add::<H>, code }
+    /// Of frames that hold what numbers are rounded to.
+    fn narrow<H: Narrow>(code: u8) -> Self {
+        Self { element_bytes: size_of::<H>(), write: Some(write::<H>), copy: copy::<H>, reduce: add::<H>, code }
     }
 
     /// Of frames that hold what memory holds.
@@ -92,24 +92,60 @@ impl Coding {
     }
 }
 
-fn write<H: bytemuck::Pod + Into<f32>>(memory: &mut [u8], frame: &mut [u8], round: impl Fn(f32) -> H) {
+/// A number format that `f32` is rounded to, many numbers at a time.
+trait Narrow: bytemuck::Pod {
+    fn round(values: &[f32], rounded: &mut [Self]);
+    fn widen(rounded: &[Self], values: &mut [f32]);
+}
+
+impl Narrow for bf16 {
+    fn round(values: &[f32], rounded: &mut [Self]) {
+        each(values.iter().zip(rounded), |(value, rounded)| *rounded = bf16::from_f32(*value));
+    }
+
+    fn widen(rounded: &[Self], values: &mut [f32]) {
+        each(rounded.iter().zip(values), |(rounded, value)| *value = rounded.to_f32());
+    }
+}
+
+impl Narrow for f16 {
+    fn round(values: &[f32], rounded: &mut [Self]) {
+        rounded.convert_from_f32_slice(values);
+    }
+
+    fn widen(rounded: &[Self], values: &mut [f32]) {
+        rounded.convert_to_f32_slice(values);
+    }
+}
+
+fn round<H: Narrow>(values: &mut [f32]) {
+    let mut rounded = [H::zeroed(); BLOCK];
+    for values in values.chunks_mut(BLOCK) {
+        let rounded = &mut rounded[..values.len()];
+        H::round(values, rounded);
+        H::widen(rounded, values);
+    }
+}
+
+fn write<H: Narrow>(memory: &mut [u8], frame: &mut [u8]) {
     let (values, written) = (bytemuck::cast_slice_mut::<u8, f32>(memory), bytemuck::cast_slice_mut::<u8, H>(frame));
-    for (value, written) in values.iter_mut().zip(written) {
-        *written = round(*value);
-        *value = (*written).into();
+    for (values, written) in values.chunks_mut(BLOCK).zip(written.chunks_mut(BLOCK)) {
+        H::round(values, written);
+        H::widen(written, values);
     }
 }
 
-fn copy<H: bytemuck::Pod + Into<f32>>(memory: &mut [u8], frame: &[u8]) {
-    let (values, arrived) = (bytemuck::cast_slice_mut::<u8, f32>(memory), bytemuck::cast_slice::<u8, H>(frame));
-    for (value, arrived) in values.iter_mut().zip(arrived) {
-        *value = (*arrived).into();
-    }
+fn copy<H: Narrow>(memory: &mut [u8], frame: &[u8]) {
+    H::widen(bytemuck::cast_slice(frame), bytemuck::cast_slice_mut(memory));
 }
 
-fn add<H: bytemuck::Pod + Into<f32>>(memory: &mut [u8], frame: &[u8]) {
+fn add<H: Narrow>(memory: &mut [u8], frame: &[u8]) {
     let (values, arrived) = (bytemuck::cast_slice_mut::<u8, f32>(memory), bytemuck::cast_slice::<u8, H>(frame));
-    for (value, arrived) in values.iter_mut().zip(arrived) {
-        *value = added(*value, (*arrived).into());
+    let mut terms = [0.0; BLOCK];
+    let add = reducer::<f32>(Reduction::Sum);
+    for (values, arrived) in values.chunks_mut(BLOCK).zip(arrived.chunks(BLOCK)) {
+        let terms = &mut terms[..arrived.len()];
+        H::widen(arrived, terms);
+        add(bytemuck::cast_slice_mut(values), bytemuck::cast_slice(terms));
     }
 }
