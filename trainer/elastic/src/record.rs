@@ -27,8 +27,9 @@ pub struct Record {
     pub rested: Option<u64>,
     /// The newest checkpoint that is whole.
     pub last_durable_checkpoint: Option<CheckpointMark>,
-    /// `h₀ = 0`; each membership adds itself, and once it is over the plan by which it summed: `hₙ = blake3(hₙ₋₁ ‖ link)`. Equal digests
-    /// mean that the same members summed in the same order.
+    /// `h₀ = 0`; each membership adds itself, and once it is over the plans by which it summed: `hₙ = blake3(hₙ₋₁ ‖ link)`. Equal digests
+    /// mean that the same members summed in the same order. A plan is not in it where all who summed by it went before any coordinator
+    /// that was left could hear of it; the workers' own lines of plans tell of it.
     pub history: Digest,
 }
 

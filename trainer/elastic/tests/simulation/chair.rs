@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Coordinator, Message, Outcome, Record,
+    Active, Coordinator, Message, Outcome, Record, Summing,
     coordinator::{Command, Event},
 };
 
-use crate::world::{Bug, Delivery, World};
+use crate::{
+    history::Verdict,
+    worker::{ANEW, plan},
+    world::{Bug, Delivery, World},
+};
 
 /// One coordinator process.
 #[derive(Default)]
@@ -221,12 +225,35 @@ impl World {
                 // What was given up must not be found by those that start later.
                 self.checkpoints.retain(|step, _| *step <= active.base_step);
             }
-            let verdict = self.history.stored(active);
+            let verdict = self.history.stored(active).and_then(|()| self.linked(&record, active));
             self.check(verdict);
         }
         self.store.record = Some(record);
         self.store.version += 1;
         self.chairs[index].known.1 = self.store.version;
+    }
+
+    /// The chain of a record goes on from the one before it, by what was told of how its newest membership summed.
+    fn linked(&self, record: &Record, active: &Active) -> Verdict {
+        let Some((before, last)) =
+            self.store.record.as_ref().and_then(|before| Some((before, before.active.as_ref()?)))
+        else {
+            return Ok(());
+        };
+        let [first, anew] =
+            [last.base_step, last.base_step + ANEW].map(|after| Summing { after, plan: plan(last.generation, after) });
+        let after = |plans: &[Summing]| {
+            let summed = plans.iter().fold(before.clone(), |record, plan| record.summed_by(plan));
+            summed.activate(active.clone()).history
+        };
+        if [after(&[]), after(&[first]), after(&[anew]), after(&[first, anew])].contains(&record.history) {
+            Ok(())
+        } else {
+            Err(format!(
+                "the history of generation {} does not go on from that of {}",
+                active.generation, last.generation
+            ))
+        }
     }
 
     pub(crate) fn answer(&mut self, index: usize, event: Event) {

@@ -20,6 +20,9 @@ use crate::{
 
 /// A checkpoint is taken after so many steps.
 const CHECKPOINT_EVERY: u64 = 8;
+/// A group agrees anew how it sums after so many steps.
+pub(crate) const ANEW: u64 = 3;
+
 /// What a worker is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Doing {
@@ -103,6 +106,11 @@ pub(crate) struct Exchange {
     settles: bool,
     stop: Option<Stop>,
     pub(crate) sum: Option<State>,
+}
+
+/// How a generation sums after this step.
+pub(crate) fn plan(generation: u64, after: u64) -> Digest {
+    Digest::of(&[generation.to_le_bytes(), after.to_le_bytes()].concat())
 }
 
 impl World {
@@ -241,10 +249,15 @@ impl World {
             self.fail(format!("worker {pod} enters with {held:?}, the base is {base:?}"));
         }
         self.say(pod, Event::Entered);
-        if let Some(generation) = self.processes[pod].worker.generation {
-            self.say(pod, Event::Agreed(Summing { after: base.step, plan: Digest::of(&generation.to_le_bytes()) }));
-        }
+        self.agreed(pod, base.step);
         self.next_step(pod);
+    }
+
+    /// All agreed how to sum after this step.
+    fn agreed(&mut self, pod: usize, after: u64) {
+        if let Some(generation) = self.processes[pod].worker.generation {
+            self.say(pod, Event::Agreed(Summing { after, plan: plan(generation, after) }));
+        }
     }
 
     /// A share of the next step, or the exchange after the last.
@@ -346,6 +359,10 @@ impl World {
         if let Some(far) = far {
             let message = format!("in generation {generation} one has {sum:?}, another {:?}", far.worker.held);
             self.fail(message);
+        }
+        let base = self.processes[pod].worker.group.as_ref().map(|group| group.base.step);
+        if base.is_some_and(|base| base + ANEW == sum.step) {
+            self.agreed(pod, sum.step);
         }
         self.next_step(pod);
     }
