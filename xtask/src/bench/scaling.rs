@@ -1,9 +1,11 @@
-//! Weak scaling: LeNet-5 on one core and on two, each with 64 samples of a step, by `lockstep run` as users run it.
+//! Weak scaling: LeNet-5 on one core and on two, each with 64 samples of a step, by `lockstep run` as users run it; and beside two jobs at
+//! once that have nothing to do with each other, which is what the machine itself leaves of a second core.
 
 use std::{
     collections::BTreeMap,
     fs,
-    process::{Command, Stdio},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
 };
 
 use anyhow::ensure;
@@ -45,60 +47,82 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Full => 11,
     };
     let mut seconds = BTreeMap::<Side, Vec<f64>>::new();
+    let mut apart = Vec::new();
     let (watch, before) = (Watch::start(), load::children());
     for _ in 0..rounds {
         for side in [ALONE].into_iter().chain(TWO.map(|(side, _)| side)) {
-            seconds.entry(side).or_default().push(step(side)?);
+            seconds.entry(side).or_default().push(Run::start(side, "group")?.step()?);
         }
+        let (one, other) = (Run::start(ALONE, "one")?, Run::start(ALONE, "other")?);
+        apart.push(f64::midpoint(one.step()?, other.step()?));
     }
     let disturbed = watch.disturbed(load::children() - before);
+    let apart = median(&mut apart);
     let mut middle = |side| median(seconds.entry(side).or_default());
     for (side, name) in TWO {
-        book.write(&Figure {
-            case: &format!("a step of LeNet-5, {SAMPLES_A_CORE} samples a core: {name}"),
-            unit: "s",
-            ours: middle(side),
-            peer: Some(("one core", middle(ALONE))),
-            goal: GOAL,
-            better: Better::Less,
-            disturbed,
-        })?;
+        for peer in [("one core", middle(ALONE)), ("two jobs apart", apart)] {
+            book.write(&Figure {
+                case: &format!("a step of LeNet-5, {SAMPLES_A_CORE} samples a core: {name}"),
+                unit: "s",
+                ours: middle(side),
+                peer: Some(peer),
+                goal: GOAL,
+                better: Better::Less,
+                disturbed,
+            })?;
+        }
     }
     Ok(())
 }
 
-/// The mean seconds of a step, evaluations and checkpoints left out.
-fn step(side: Side) -> anyhow::Result<f64> {
-    let Side { workers, devices, backend } = side;
-    let binaries = cargo::build()?;
-    let folder = cargo::target().join("bench/scaling");
-    if folder.exists() {
-        fs::remove_dir_all(&folder)?;
+/// A job that trains.
+struct Run {
+    process: Child,
+    folder: PathBuf,
+}
+
+impl Run {
+    fn start(side: Side, name: &str) -> anyhow::Result<Self> {
+        let Side { workers, devices, backend } = side;
+        let binaries = cargo::build()?;
+        let folder = cargo::target().join("bench/scaling").join(name);
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
+        }
+        let batch = SAMPLES_A_CORE * workers * devices;
+        let sets = [
+            format!("spec.devicesPerWorker={devices}"),
+            format!("spec.communication.backend={backend}"),
+            format!("spec.training.globalBatchSize={batch}"),
+            // A tenth is held out.
+            format!("spec.dataset.samples={}", batch * STEPS / 3 * 10 / 9),
+            "spec.training.epochs=3".to_owned(),
+        ];
+        let process = Command::new(binaries.join("lockstep"))
+            .args(["run", "deploy/examples/glyphs.yaml", "--workers", &workers.to_string()])
+            .args(sets.iter().flat_map(|set| ["--set", set]))
+            .arg("--output")
+            .arg(&folder)
+            .current_dir(cargo::root())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self { process, folder })
     }
-    let cores = workers * devices;
-    let batch = SAMPLES_A_CORE * cores;
-    let sets = [
-        format!("spec.devicesPerWorker={devices}"),
-        format!("spec.communication.backend={backend}"),
-        format!("spec.training.globalBatchSize={batch}"),
-        // A tenth is held out.
-        format!("spec.dataset.samples={}", batch * STEPS / 3 * 10 / 9),
-        "spec.training.epochs=3".to_owned(),
-    ];
-    let status = Command::new(binaries.join("lockstep"))
-        .args(["run", "deploy/examples/glyphs.yaml", "--workers", &workers.to_string()])
-        .args(sets.iter().flat_map(|set| ["--set", set]))
-        .arg("--output")
-        .arg(&folder)
-        .current_dir(cargo::root())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()?;
-    ensure!(status.success(), "the run in {} ended with {status}", folder.display());
-    let journal = fs::read_to_string(folder.join("metrics.jsonl"))?;
-    let lines = journal.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+
+    /// The mean seconds of a step once it has ended, evaluations and checkpoints left out.
+    fn step(mut self) -> anyhow::Result<f64> {
+        let status = self.process.wait()?;
+        ensure!(status.success(), "the run in {} ended with {status}", self.folder.display());
+        seconds_a_step(&self.folder.join("metrics.jsonl"))
+    }
+}
+
+fn seconds_a_step(journal: &Path) -> anyhow::Result<f64> {
+    let lines = fs::read_to_string(journal)?;
+    let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
-    ensure!(!seconds.is_empty(), "{} tells of no step", folder.display());
+    ensure!(!seconds.is_empty(), "{} tells of no step", journal.display());
     Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
 }
