@@ -28,15 +28,15 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A cargo command over the whole workspace. Always the whole: another choice of packages unifies features differently, and would
-/// compile the dependencies once more.
+/// A cargo command over the whole workspace. Always the whole: another choice of packages, or no examples, which use what tests do, unifies
+/// features differently, and would compile the dependencies once more.
 pub(crate) fn everything(verb: &str) -> Command {
     cargo(&[verb, "--release", "--locked", "--workspace"])
 }
 
-/// Builds everything, tests included, and returns the folder with the binaries.
+/// Builds all binaries and examples, and returns the folder with them.
 pub(crate) fn build() -> anyhow::Result<PathBuf> {
-    run(everything("build").arg("--all-targets"))?;
+    run(everything("build").args(["--bins", "--examples"]))?;
     Ok(target().join("release"))
 }
 

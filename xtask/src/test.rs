@@ -76,7 +76,7 @@ fn dependencies(_: &mut Summary) -> anyhow::Result<()> {
 }
 
 fn build(_: &mut Summary) -> anyhow::Result<()> {
-    cargo::build().map(|_| ())
+    cargo::run(cargo::everything("build").arg("--all-targets"))
 }
 
 fn images(_: &mut Summary) -> anyhow::Result<()> {

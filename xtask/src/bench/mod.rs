@@ -15,6 +15,8 @@ mod record;
 mod scaling;
 mod torch;
 
+use std::time::Duration;
+
 use anyhow::{Context as _, bail};
 
 use record::Book;
@@ -40,9 +42,13 @@ pub(crate) struct Options {
     /// Of churn: how many processes are killed.
     #[arg(long, value_name = "COUNT")]
     kills: Option<u32>,
-    /// Of churn: mean time between two kills, in seconds.
-    #[arg(long = "mean", value_name = "SECONDS")]
-    mean_seconds: Option<f64>,
+    /// Of churn: mean time between two kills, such as 1s or 500ms.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    mean: Option<Duration>,
+}
+
+fn time(text: &str) -> Result<Duration, jiff::Error> {
+    text.parse::<jiff::SignedDuration>()?.try_into()
 }
 
 const BENCHMARKS: [Benchmark; 10] = [

@@ -156,7 +156,7 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
         Effort::Quick => 100,
         Effort::Full => 2000,
     });
-    let mean = options.mean_seconds.unwrap_or(1.0);
+    let mean = options.mean.unwrap_or(Duration::from_secs(1)).as_secs_f64();
     let probe = Run::start("churn-probe", CHURNED, 2)?;
     let seconds = probe.finish()?.seconds / 2.0;
     let epochs = (MARGIN * f64::from(kills) * mean / seconds).ceil().max(2.0) as u32;
