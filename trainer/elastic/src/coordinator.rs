@@ -8,7 +8,7 @@
 //!           too few are left
 //! ```
 //!
-//! Steps need the members only: while this process is away they go on, and changes wait.
+//! Steps need the members only: while this process or its store is away they go on, and changes wait.
 
 mod base;
 mod following;
@@ -22,7 +22,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{Active, CheckpointMark, Digest, MemberId, Message, Record, Seat, message::FrameError, rank_order};
+use crate::{
+    Active, CheckpointMark, Digest, Incarnation, MemberId, Message, Record, Seat, message::FrameError, rank_order,
+};
 use forming::{Gathering, Preparing};
 use peers::Peer;
 use running::Running;
@@ -33,7 +35,7 @@ pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 /// A member that is silent this long is lost. Heartbeats come ten times a second from a thread of their own; one that was only slow
 /// stands still and joins again.
 pub const DEAD_AFTER: Duration = Duration::from_millis(2500);
-/// Pause before a record that the store did not take is tried again.
+/// Pause before a store that was away is asked again.
 const STORE_PAUSE: Duration = Duration::from_secs(5);
 /// How long members of the recorded generation may take to find a coordinator that was started again, and how long the last ones that
 /// may hold its state are waited for before an older one is taken.
@@ -90,6 +92,8 @@ pub enum Event {
     Swapped,
     /// Another coordinator changed the record.
     Conflict,
+    /// The store was out of reach for long. It may have the record that was asked for, or get it yet.
+    StoreAway,
     /// The store fails for good.
     StoreFailed(String),
     /// The process is asked to end.
@@ -105,7 +109,8 @@ pub enum Command {
     Send(Connection, Message),
     /// Close a connection after all was sent.
     Close(Connection),
-    /// Replace the record by compare-and-swap and answer [`Event::Swapped`] or [`Event::Conflict`]; one at a time.
+    /// Replace the record by compare-and-swap and answer [`Event::Swapped`], [`Event::Conflict`], [`Event::StoreAway`] or
+    /// [`Event::StoreFailed`]; one at a time.
     Swap(Record),
     /// Pass a member's progress on.
     Publish {
@@ -200,6 +205,8 @@ pub struct Coordinator {
     finishing: bool,
     /// The newest checkpoint that the record does not have yet.
     mark: Option<CheckpointMark>,
+    /// Processes that were sent to read what is stored, by pod: others take their places.
+    sent_to_read: BTreeMap<String, Incarnation>,
     /// How the newest group sums after which step, as far as members told.
     plans: BTreeMap<u64, Digest>,
     store_again: Duration,
@@ -274,6 +281,7 @@ impl Coordinator {
             draining: None,
             finishing: false,
             mark: None,
+            sent_to_read: BTreeMap::new(),
             plans: BTreeMap::new(),
             store_again: Duration::ZERO,
             fruitless: 0,
@@ -302,7 +310,8 @@ impl Coordinator {
             }
             Event::Swapped => self.swapped(now),
             Event::Conflict => self.end(Outcome::Superseded),
-            Event::StoreFailed(message) => self.store_failed(message, now),
+            Event::StoreAway => self.store_is_away(now),
+            Event::StoreFailed(message) => self.store_failed(message),
             Event::Stop => self.stop_by = self.stop_by.or(Some(now + DRAIN_LIMIT)),
             Event::Tick => {}
         }
@@ -345,7 +354,7 @@ impl Coordinator {
             Message::Agreed { generation, summing } => self.agreed(member, generation, summing),
             Message::Fatal { message } => self.fatal(member, message),
             Message::Progress { step, payload } => self.progressed(member, step, payload),
-            Message::Checkpoint(mark) => self.checkpointed(mark),
+            Message::Checkpoint(mark) => self.checkpointed(&member, mark),
             Message::Leave { reason } => self.wants_to_leave(&member, reason, now),
             Message::Stuck { reason } => {
                 self.commands.push(Command::Close(connection));
@@ -379,8 +388,12 @@ impl Coordinator {
         self.end(Outcome::Fatal { member, message });
     }
 
+    /// Has the record stored. Unless the group is over, a store that was away just now is left alone: the same is decided again later.
     fn swap(&mut self, purpose: Purpose, record: Record) {
         assert!(self.swapping.is_none(), "two swaps at a time: {:?} and {record:?}", self.swapping);
+        if self.handled < self.store_again && purpose != Purpose::Conclude {
+            return;
+        }
         self.swapping = Some((purpose, record.clone()));
         self.commands.push(Command::Swap(record));
     }
@@ -396,14 +409,24 @@ impl Coordinator {
         }
     }
 
-    /// A checkpoint is recorded when the store is back. A group cannot be formed without it.
-    fn store_failed(&mut self, message: String, now: Duration) {
-        match self.swapping.take() {
-            Some((Purpose::Mark, record)) => {
-                self.store_again = now + STORE_PAUSE;
-                self.mark = self.mark.or(record.last_durable_checkpoint);
+    /// A group that trains goes on, one that was to be formed stands, and a checkpoint is recorded when the store is back.
+    fn store_is_away(&mut self, now: Duration) {
+        let Some((purpose, record)) = self.swapping.take() else { return };
+        self.store_again = now + STORE_PAUSE;
+        match purpose {
+            Purpose::Mark => self.mark = self.mark.max(record.last_durable_checkpoint),
+            Purpose::Activate => self.lose_unseated(record.active),
+            Purpose::Conclude => {
+                self.mark = self.mark.max(record.last_durable_checkpoint);
+                self.conclude_unrecorded();
             }
-            // All have said how it ended, and the store lets nobody contradict.
+            Purpose::Allocate { .. } => {}
+        }
+    }
+
+    /// A record can be neither kept nor read.
+    fn store_failed(&mut self, message: String) {
+        match self.swapping.take() {
             Some((Purpose::Conclude, _)) => self.conclude(),
             _ => {
                 self.abort_all(&format!("the membership record cannot be kept: {message}"));
@@ -462,7 +485,11 @@ impl Coordinator {
         if self.draining.is_some() || self.finishing { 1 } else { self.config.least }
     }
 
-    fn checkpointed(&mut self, mark: CheckpointMark) {
+    /// Whoever does not belong to the newest group may have saved steps that were given up since.
+    fn checkpointed(&mut self, member: &MemberId, mark: CheckpointMark) {
+        if self.active().is_none_or(|active| active.seat(member).is_none()) {
+            return;
+        }
         let known = self.record.last_durable_checkpoint.map(|known| known.step);
         let waiting = self.mark.map(|waiting| waiting.step);
         if known.max(waiting) < Some(mark.step) {

@@ -344,6 +344,8 @@ impl Member {
         self.draining = false;
         self.hello.committed_generation = Some(generation);
         let group = Group::of(rank, active);
+        // What it saved may have been given up since by those that it takes its state from.
+        self.mark.take_if(|mark| !group.sources.contains(&rank) || group.base.step < mark.step);
         if held == Some(group.base) {
             (self.entered, self.followed) = (Some(generation), false);
         }

@@ -87,8 +87,8 @@ pub struct Sampler {
     pub cursor: u64,
 }
 
-/// A checkpoint that is whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A checkpoint that is whole. The one of a later step is greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointMark {
     /// Optimiser steps that it holds.
@@ -135,10 +135,14 @@ impl Record {
         Self { alloc_generation: self.alloc_generation + 1, alloc_by: coordinator.to_owned(), ..self.clone() }
     }
 
-    /// This record after `active` was agreed.
+    /// This record after `active` was agreed. A checkpoint of steps that it gives up is one no more.
     #[must_use]
     pub fn activate(&self, active: Active) -> Self {
-        Self { history: self.linked(json(&active).as_bytes()), active: Some(active), rested: None, ..self.clone() }
+        let given_up = |mark: &mut CheckpointMark| active.rollback && active.base_step < mark.step;
+        let mut last_durable_checkpoint = self.last_durable_checkpoint;
+        last_durable_checkpoint.take_if(given_up);
+        let history = self.linked(json(&active).as_bytes());
+        Self { history, active: Some(active), rested: None, last_durable_checkpoint, ..self.clone() }
     }
 
     /// This record after its newest membership has summed in this way.

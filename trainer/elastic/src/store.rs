@@ -150,7 +150,16 @@ impl FileStore {
     }
 
     fn failed(&self, attempt: &'static str, source: io::Error) -> StoreError {
-        StoreError::Io { attempt, place: self.place(), source }
+        let place = self.place();
+        match source.kind() {
+            io::ErrorKind::NotFound
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::InvalidData => StoreError::Io { attempt, place, source },
+            // Disks are full, read-only or out of reach for a while.
+            _ => StoreError::Unavailable { place, cause: format!("cannot {attempt} it: {source}") },
+        }
     }
 
     fn place(&self) -> String {

@@ -1,7 +1,7 @@
 //! Newcomers take over the state of a group while it trains, and are let in once they have it: the group stands still no longer than
 //! any other change takes.
 
-use super::{Coordinator, Phase, peers::Peer};
+use super::{Connection, Coordinator, Phase, peers::Peer};
 use crate::{Active, Follower, Hello, Lead, MemberId, Message};
 
 /// A newcomer's way into a group that trains.
@@ -68,6 +68,20 @@ impl Coordinator {
             for member in &members {
                 self.send(*member, Message::Feed(follower.clone()));
             }
+        }
+    }
+
+    /// Tells a member of those that follow its group: they wait for every one.
+    pub(super) fn repeat_feeds(&mut self, connection: Connection) {
+        let Phase::Running(running) = &self.phase else { return };
+        let generation = running.active().generation;
+        let followers: Vec<_> = self
+            .newcomers()
+            .filter(|peer| peer.catches_up_with(running.active()))
+            .map(|peer| Follower { generation, member: peer.hello.member.clone(), address: peer.hello.address })
+            .collect();
+        for follower in followers {
+            self.send(connection, Message::Feed(follower));
         }
     }
 

@@ -19,6 +19,8 @@ use crate::{Active, Digest, Hello, MemberId, Message, Report, Seat, State, membe
 /// that they would need instead takes longer.
 const LAST_STEPS_LIMIT: Duration = Duration::from_secs(10);
 
+const WENT_MEANWHILE: &str = "it went while the group was formed";
+
 /// What is waited for before a group can be formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gathering {
@@ -81,6 +83,9 @@ impl Coordinator {
             Phase::Running(running) => planned && !running.is_broken(),
             Phase::Gathering(_) | Phase::Preparing(_) | Phase::Ended => false,
         };
+        if matches!(&self.phase, Phase::Running(running) if running.is_broken()) {
+            self.fruitless = self.fruitless.saturating_add(1);
+        }
         // While others may still come, the members train.
         self.reasons.since.take_if(|_| planned);
         self.reasons.begin(now);
@@ -161,6 +166,15 @@ impl Coordinator {
         }
     }
 
+    /// A membership that was to be stored counts for nothing: those in it that went meanwhile are lost from the one before.
+    pub(super) fn lose_unseated(&mut self, unstored: Option<Active>) {
+        let trained = |seat: &Seat| self.active().is_some_and(|active| active.seat(&seat.id()).is_some());
+        let seats = unstored.into_iter().flat_map(|active| active.members);
+        for seat in seats.filter(|seat| trained(seat) && !self.is_here(&seat.id())).collect::<Vec<_>>() {
+            self.reasons.lose(&seat.id(), WENT_MEANWHILE);
+        }
+    }
+
     /// Whether the membership that is being stored names this process.
     pub(super) fn is_being_seated(&self, member: &MemberId) -> bool {
         self.swapping.as_ref().is_some_and(|(purpose, record)| {
@@ -225,10 +239,13 @@ impl Coordinator {
             return;
         }
         match self.membership(preparing, now) {
-            Ok(active) => {
-                let record = self.with_plans().activate(active);
-                self.swap(Purpose::Activate, record);
-            }
+            Ok(active) => match self.unread(&active) {
+                Some((step, unread)) => self.send_to_read(step, unread, now),
+                None => {
+                    let record = self.with_plans().activate(active);
+                    self.swap(Purpose::Activate, record);
+                }
+            },
             // Another one that may hold the last steps, or the time, decides.
             Err(NoBase::Unqualified) => {}
             Err(NoBase::Fork(fork)) => {
@@ -248,8 +265,9 @@ impl Coordinator {
     fn membership(&self, preparing: &Preparing, now: Duration) -> Result<Active, NoBase> {
         let last = self.active();
         let report = |pod: &str| Some((&self.peers.get(pod)?.hello, preparing.reports.get(pod)?));
-        let may_roll_back =
-            last.is_some_and(|last| self.is_extinct(last)) || now.saturating_sub(preparing.since) > RETURN_LIMIT;
+        // Before anybody is sent to read, those that may hold more were waited for.
+        let waited = now.saturating_sub(preparing.since) > RETURN_LIMIT || !self.sent_to_read.is_empty();
+        let may_roll_back = last.is_some_and(|last| self.is_extinct(last)) || waited;
         let choose = |pods: &[&str], may_roll_back| {
             let reports: Vec<_> =
                 pods.iter().filter_map(|pod| report(pod)).map(|(hello, report)| (&hello.member, report)).collect();
@@ -293,6 +311,35 @@ impl Coordinator {
         })
     }
 
+    /// The step of a checkpoint before which this membership would begin, and the pods here whose processes may not know of it, having read
+    /// what was stored before it was. Where new ones find no more, it cannot be read: then the older state counts.
+    fn unread(&self, active: &Active) -> Option<(u64, Vec<String>)> {
+        let step = self.record.last_durable_checkpoint.max(self.mark)?.step;
+        let unread: Vec<_> =
+            self.peers.iter().filter(|(_, peer)| !self.has_read(peer)).map(|(pod, _)| pod.clone()).collect();
+        (active.rollback && active.base_step < step && !unread.is_empty()).then_some((step, unread))
+    }
+
+    /// Whether it took the place of a process that was sent to read.
+    fn has_read(&self, peer: &Peer) -> bool {
+        let MemberId { pod, incarnation } = &peer.hello.member;
+        self.sent_to_read.get(pod).is_some_and(|sent| sent != incarnation)
+    }
+
+    /// New processes take their places, and read what is stored when they begin.
+    fn send_to_read(&mut self, step: u64, pods: Vec<String>, now: Duration) {
+        let reason = format!("there is a checkpoint of step {step}, and nobody here has read it: it is read again");
+        for pod in pods {
+            if let Some(Peer { hello, connection, .. }) = self.peers.get(&pod) {
+                let (connection, incarnation) = (*connection, hello.member.incarnation);
+                self.send(connection, Message::Abort { reason: reason.clone() });
+                self.commands.push(Command::Close(connection));
+                self.gone(&pod, &reason, now);
+                self.sent_to_read.insert(pod, incarnation);
+            }
+        }
+    }
+
     /// Whether no member of this generation can come back: new processes took their pods, or all processes were started anew.
     fn is_extinct(&self, active: &Active) -> bool {
         let replaced = |seat: &Seat| {
@@ -306,6 +353,8 @@ impl Coordinator {
         let Some(active) = self.active().cloned() else { return };
         self.finishing &= !active.rollback;
         self.plans.clear();
+        self.sent_to_read.clear();
+        self.mark.take_if(|mark| active.rollback && active.base_step < mark.step);
         // Whoever had to go may be lost before it went.
         self.draining.take_if(|_| self.leaving.is_empty());
         self.phase = Phase::Running(Box::new(Running::new(active.clone(), now)));
@@ -321,7 +370,7 @@ impl Coordinator {
         let left = self.dismiss(&active);
         self.tell_change(active.clone(), left, now);
         for seat in active.members.iter().filter(|seat| !self.is_here(&seat.id())).collect::<Vec<_>>() {
-            self.missed(&seat.id(), "it went while the group was formed", now);
+            self.missed(&seat.id(), WENT_MEANWHILE, now);
         }
     }
 

@@ -99,7 +99,7 @@ impl Coordinator {
         }
     }
 
-    /// Tells a member of the group where it sits: it may have missed that, or returned to a new coordinator.
+    /// Tells a member of the group where it sits and who follows: it may have missed that, or returned to a new coordinator.
     pub(super) fn welcome_back(&mut self, member: &MemberId, connection: Connection) {
         let Phase::Running(running) = &self.phase else { return };
         let Some(rank) = running.active.seat(member).map(|seat| seat.rank) else { return };
@@ -108,6 +108,7 @@ impl Coordinator {
         if let Some(reason) = draining {
             self.send(connection, Message::Drain { reason });
         }
+        self.repeat_feeds(connection);
     }
 
     /// A member went. Before its last word that is a loss, and acted on at once.
@@ -253,6 +254,9 @@ impl Coordinator {
         if running.is_over() {
             // Only the record's last writer may say how the group ended: another one may have formed the next by now.
             let outcome = verdict(&running.active, &running.words);
+            if matches!(outcome, Ok(Outcome::Drained { .. })) && now < self.store_again {
+                return;
+            }
             let record = self.with_plans();
             let record = self.mark.take().map_or_else(|| record.clone(), |mark| record.mark(mark));
             let saved = record.last_durable_checkpoint.map(|mark| mark.step);
@@ -267,13 +271,11 @@ impl Coordinator {
                 return;
             }
             if self.suffice() {
-                self.fruitless = self.fruitless.saturating_add(1);
                 self.allocate(false);
             } else {
                 self.phase = Phase::Gathering(Gathering::Paused);
             }
-        } else if let Some(mark) = self.mark.filter(|_| self.store_again <= now) {
-            self.mark = None;
+        } else if let Some(mark) = self.mark.take_if(|_| self.store_again <= now) {
             self.swap(Purpose::Mark, self.record.mark(mark));
         } else if self.change_is_due(now) {
             self.allocate(true);
@@ -334,6 +336,15 @@ impl Coordinator {
         let all_here = running.active.members.iter().all(|seat| self.is_here(&seat.id()));
         let undisturbed = self.draining.is_none() && running.words.is_empty() && all_here;
         self.somebody_waits() && waited >= window && undisturbed && enough
+    }
+
+    /// Everybody said its last word, and the record cannot tell of it. Who has finished has finished; who has drained may go on with
+    /// another coordinator by now, as only the record would show.
+    pub(super) fn conclude_unrecorded(&mut self) {
+        let Phase::Running(running) = &self.phase else { return };
+        if !matches!(verdict(&running.active, &running.words), Ok(Outcome::Drained { .. })) {
+            self.conclude();
+        }
     }
 
     /// Everybody said its last word, and the record is as up to date as the store lets it be.

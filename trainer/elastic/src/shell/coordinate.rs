@@ -37,7 +37,7 @@ const GREETING_LIMIT: Duration = Duration::from_secs(10);
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 const READ_BYTES: usize = 16 << 10;
 
-/// How long a store may be out of reach before the coordinator gives up.
+/// How long a store is asked again and again before the coordinator hears that it is away.
 const STORE_PATIENCE: Duration = Duration::from_secs(60);
 const STORE_RETRY: Duration = Duration::from_millis(250);
 /// Pause after a failed accept: the process may be out of file descriptors for a moment.
@@ -109,6 +109,10 @@ pub async fn coordinate<S: GenerationStore>(
                         Event::Swapped
                     }
                     Ok((_, Swap::Conflict)) => Event::Conflict,
+                    Err(error @ StoreError::Unavailable { .. }) => {
+                        warn!(%error, "changes of the group wait for it");
+                        Event::StoreAway
+                    }
                     Err(error) => Event::StoreFailed(error.to_string()),
                 }
             }

@@ -208,7 +208,7 @@ impl Membership {
 
     /// Where the training thread tells that it works: while it computes and does nothing for long, this worker is no member.
     #[must_use]
-    pub fn work(&self) -> &Work {
+    pub fn work(&self) -> &Arc<Work> {
         &self.shared.work
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, ErrorKind},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -26,7 +26,7 @@ pub(super) struct Shared {
     outbox: Mutex<Outbox>,
     filled: Notify,
     listener: Mutex<Listener>,
-    pub(super) work: Work,
+    pub(super) work: Arc<Work>,
 }
 
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Shared {
             outbox: Mutex::default(),
             filled: Notify::new(),
             listener: Mutex::default(),
-            work: Work::default(),
+            work: Arc::default(),
         }
     }
 

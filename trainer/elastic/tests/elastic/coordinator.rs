@@ -9,7 +9,7 @@ mod restart;
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, Change, Coordinator, Digest, Hello, Message, Outcome, Record, Report, Sampler, State,
+    Active, Change, CheckpointMark, Coordinator, Digest, Hello, Message, Outcome, Record, Report, Sampler, State,
     coordinator::{Command, Config, Connection, Event, Stage},
 };
 
@@ -20,6 +20,7 @@ use crate::given::{NOTHING, config, hello, ms};
 enum Store {
     Agrees,
     IsAway,
+    Fails,
     /// Keeps the record until [`Table::store_answers`].
     IsSlow,
 }
@@ -72,7 +73,10 @@ impl Table {
                         commands.extend(self.coordinator.handle(Event::Swapped, self.now));
                     }
                     Store::IsAway => {
-                        commands.extend(self.coordinator.handle(Event::StoreFailed("no answer".into()), self.now));
+                        commands.extend(self.coordinator.handle(Event::StoreAway, self.now));
+                    }
+                    Store::Fails => {
+                        commands.extend(self.coordinator.handle(Event::StoreFailed("no record".into()), self.now));
                     }
                     Store::IsSlow => self.waiting = Some(record),
                 }
@@ -178,6 +182,10 @@ fn returning(index: usize, committed: u64, stands: bool) -> Hello {
 fn state(step: u64) -> State {
     let sampler = Sampler { seed: 42, epoch: 0, cursor: 10 * step };
     State { step, digest: Digest::of(&step.to_le_bytes()), sampler }
+}
+
+fn mark(step: u64) -> CheckpointMark {
+    CheckpointMark { step, manifest_digest: Digest::of(b"manifest") }
 }
 
 fn leave() -> Message {

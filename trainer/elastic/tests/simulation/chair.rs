@@ -52,6 +52,7 @@ pub(crate) struct Store {
     version: u64,
     pub(crate) late_until: Duration,
     pub(crate) deaf_until: Duration,
+    pub(crate) away_until: Duration,
 }
 
 impl World {
@@ -203,12 +204,26 @@ impl World {
             return;
         };
         let heedless = self.script.bug == Some(Bug::StoreIgnoresTheVersion);
-        let event = if self.chairs[index].known.1 == self.store.version || heedless {
+        let known = self.chairs[index].known.1;
+        let (is_away, arrives) = (self.store.away_until > self.now, self.dice.percent(50));
+        let event = if is_away && !arrives {
+            Event::StoreAway
+        } else if known == self.store.version || heedless {
             self.put(index, record);
+            Event::Swapped
+        } else if self.store.record.as_ref() == Some(&record) {
+            self.chairs[index].known.1 = self.store.version;
             Event::Swapped
         } else {
             Event::Conflict
         };
+        if is_away {
+            // Whatever came of it, nobody hears.
+            self.chairs[index].known.1 = known;
+            let delay = self.store_takes();
+            self.after(delay, Delivery::Answer { chair: index, event: Event::StoreAway });
+            return;
+        }
         if self.store.deaf_until > self.now && self.dice.percent(60) {
             let delay = self.dice.millis(250, 700);
             self.after(delay, Delivery::LookAgain { chair: index, request });
@@ -221,7 +236,7 @@ impl World {
     fn put(&mut self, index: usize, record: Record) {
         if let Some(active) = record.active.as_ref().filter(|active| self.history.newest() != Some(*active)) {
             if active.rollback {
-                self.check_rollback();
+                self.check_rollback(active);
                 // What was given up must not be found by those that start later.
                 self.checkpoints.retain(|step, _| *step <= active.base_step);
             }
@@ -281,8 +296,12 @@ impl World {
         }
     }
 
-    /// Steps are given up only when nobody that could be asked holds them.
-    fn check_rollback(&mut self) {
+    /// Steps are given up only when nobody that could be asked holds them, and none that a recorded checkpoint holds.
+    fn check_rollback(&mut self, active: &Active) {
+        let recorded = self.store.record.as_ref().and_then(|record| record.last_durable_checkpoint);
+        if let Some(mark) = recorded.filter(|mark| mark.step > active.base_step) {
+            self.fail(format!("generation {} begins before the checkpoint of step {}", active.generation, mark.step));
+        }
         let Some(newest) = self.history.newest().cloned() else { return };
         let witness = newest.members.iter().find(|seat| {
             let process = &self.processes[crate::given::index_of(&seat.pod)];

@@ -78,7 +78,7 @@ impl World {
             Fault::Cut => process.line.is_some() && !process.frozen,
             Fault::Partition => process.deaf_until.max(process.mute_until) <= self.now,
             Fault::Leave => !process.leaving && !process.frozen,
-            Fault::Join | Fault::Double | Fault::StoreLate | Fault::StoreDeaf => false,
+            Fault::Join | Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway => false,
         };
         process.alive && able && self.is(pod, victim)
     }
@@ -186,6 +186,10 @@ impl World {
                 self.store.deaf_until = self.now + lasts;
                 self.trouble(lasts);
             }
+            Fault::StoreAway => {
+                self.store.away_until = self.now + lasts;
+                self.trouble(lasts);
+            }
             Fault::Stick | Fault::Cut | Fault::Partition | Fault::Leave | Fault::Join | Fault::KillAll => {}
         }
     }
@@ -228,7 +232,7 @@ impl World {
                     self.kill(pod);
                 }
             }
-            Fault::Double | Fault::StoreLate | Fault::StoreDeaf => {}
+            Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway => {}
         }
     }
 

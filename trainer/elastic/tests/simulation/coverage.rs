@@ -13,6 +13,7 @@ pub(crate) enum Fault {
     Double,
     StoreLate,
     StoreDeaf,
+    StoreAway,
     KillAll,
 }
 
@@ -43,7 +44,7 @@ pub(crate) enum Victim {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Kill,
         Self::Freeze,
         Self::Stick,
@@ -54,6 +55,7 @@ impl Fault {
         Self::Double,
         Self::StoreLate,
         Self::StoreDeaf,
+        Self::StoreAway,
         Self::KillAll,
     ];
 
@@ -69,6 +71,7 @@ impl Fault {
             Self::Double => "second coordinator",
             Self::StoreLate => "store late",
             Self::StoreDeaf => "store's answer lost",
+            Self::StoreAway => "store away for long",
             Self::KillAll => "all killed at once",
         }
     }
@@ -135,8 +138,10 @@ pub(crate) const fn impossible(fault: Fault, victim: Victim) -> Option<&'static 
         (Fault::Leave, _) => None,
         (Fault::Join, Victim::Newcomer) => None,
         (Fault::Join, _) => Some("who joins is a newcomer"),
-        (Fault::Double | Fault::StoreLate | Fault::StoreDeaf, Victim::Coordinator) => None,
-        (Fault::Double | Fault::StoreLate | Fault::StoreDeaf, _) => Some("it happens to the coordinator"),
+        (Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway, Victim::Coordinator) => None,
+        (Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway, _) => {
+            Some("it happens to the coordinator")
+        }
         (Fault::KillAll, Victim::RankZero) => None,
         (Fault::KillAll, _) => Some("it happens to everybody, and counts for rank 0"),
     }

@@ -3,16 +3,12 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    CheckpointMark, Digest, Message, Outcome, Summing,
+    Digest, Message, Outcome, Summing,
     coordinator::{Command, DRAIN_LIMIT, Event},
 };
 
-use super::{Store, Table, asked, committed, end, finished, original, replacement, sent, state};
+use super::{Store, Table, asked, committed, end, finished, leave, mark, original, replacement, sent, state};
 use crate::given::{ms, pod};
-
-fn mark(step: u64) -> CheckpointMark {
-    CheckpointMark { step, manifest_digest: Digest::of(b"manifest") }
-}
 
 #[test]
 fn the_group_is_finished_when_all_are_and_only_then_released() {
@@ -157,6 +153,22 @@ fn the_result_does_not_wait_for_a_store_that_is_away() {
 }
 
 #[test]
+fn who_has_drained_is_released_once_the_record_tells_that_nobody_goes_on() {
+    let mut table = Table::running(2, 2);
+    table.says(0, leave());
+    table.says(0, Message::Checkpoint(mark(20)));
+    table.store = Store::IsAway;
+    table.says(0, Message::Drained { step: 20 });
+    assert_eq!(end(&table.says(1, Message::Drained { step: 20 })), None);
+    table.closes(0);
+    table.closes(1);
+    assert_eq!(end(&table.wait(Duration::from_secs(60), &[])), None);
+    table.store = Store::Agrees;
+    assert_eq!(end(&table.wait(Duration::from_secs(10), &[])), Some(&Outcome::Drained { step: 20 }));
+    assert_eq!(table.record().rested, Some(20));
+}
+
+#[test]
 fn a_checkpoint_enters_the_record_and_an_older_one_does_not_replace_it() {
     let mut table = Table::running(2, 1);
     table.says(0, Message::Checkpoint(mark(20)));
@@ -232,7 +244,7 @@ fn of_members_that_drained_at_different_steps_the_furthest_counts() {
 #[test]
 fn a_group_that_drained_holds_nothing_that_is_not_in_its_checkpoint() {
     let mut table = Table::running(2, 2);
-    table.says(0, Message::Checkpoint(CheckpointMark { step: 9, manifest_digest: Digest::of(b"manifest") }));
+    table.says(0, Message::Checkpoint(mark(9)));
     table.says(0, Message::Drained { step: 9 });
     table.says(1, Message::Drained { step: 9 });
     assert_eq!(table.record().rested, Some(9), "the next group need not wait for these members");

@@ -238,10 +238,10 @@ fn a_later_attempt_begins_with_its_checkpoint_without_waiting_for_processes_that
 }
 
 #[test]
-fn a_group_that_forms_ends_with_its_store() {
+fn a_group_that_forms_ends_with_a_store_that_holds_no_record() {
     let mut table = Table::new(1);
-    table.store = Store::IsAway;
+    table.store = Store::Fails;
     let commands = table.greets(0, original(0));
-    assert_eq!(end(&commands), Some(&Outcome::StoreFailed { message: "no answer".into() }));
+    assert_eq!(end(&commands), Some(&Outcome::StoreFailed { message: "no record".into() }));
     assert!(matches!(sent(&commands, 0).as_slice(), [Message::Abort { .. }]), "{commands:?}");
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use lockstep_elastic::{
     Message, Report,
-    coordinator::{Config, DEAD_AFTER, Event, RETURN_LIMIT, Stage},
+    coordinator::{Command, Config, DEAD_AFTER, Event, RETURN_LIMIT, Stage},
     member::REPEAT_AFTER,
 };
 
 use super::{
-    CLOSED, Store, Table, asked, broken, change, committed, end, is_committed, pods, replacement, returning, sent,
+    CLOSED, Store, Table, asked, broken, change, committed, is_committed, mark, pods, replacement, returning, sent,
     state,
 };
 use crate::given::{NOTHING, hello, ms, pod};
@@ -245,6 +245,26 @@ fn once_all_were_replaced_by_new_processes_they_roll_back_to_their_checkpoint_an
 }
 
 #[test]
+fn steps_that_a_recorded_checkpoint_holds_are_given_up_only_where_nobody_can_read_it() {
+    for (found, still_recorded) in [(24, Some(mark(24))), (20, None)] {
+        let mut table = Table::running(2, 1);
+        table.says(0, Message::Checkpoint(mark(24)));
+        table.closes(0);
+        table.closes(1);
+        table.greets(10, replacement(0));
+        table.reports(10, None, state(20));
+        let is_sent_away = |commands: &[Command], connection| matches!(sent(commands, connection).as_slice(), [Message::Abort { reason }] if reason.contains("step 24"));
+        assert!(is_sent_away(&table.wait(RETURN_LIMIT + ms(500), &[10]), 10), "it began before that was stored");
+        table.greets(20, replacement(0));
+        assert!(is_sent_away(&table.reports(20, None, state(20)), 20), "the same process missed it");
+        table.greets(30, hello(0, 300));
+        let (_, active) = committed(&table.reports(30, None, state(found)));
+        assert_eq!((active.base_step, active.rollback), (found, true));
+        assert_eq!(table.record().last_durable_checkpoint, still_recorded);
+    }
+}
+
+#[test]
 fn a_process_that_may_hold_the_last_steps_is_waited_for_and_then_given_up() {
     let mut table = deserted();
     table.greets(10, replacement(0));
@@ -279,10 +299,35 @@ fn a_process_that_took_part_long_ago_is_no_source_however_many_steps_it_did() {
 }
 
 #[test]
-fn a_group_that_changes_ends_with_its_store() {
+fn a_group_that_lost_somebody_stands_until_its_store_is_back() {
     let mut table = Table::running(2, 1);
     table.store = Store::IsAway;
-    assert!(end(&table.closes(1)).is_some());
+    assert_eq!(table.closes(1), []);
+    assert_eq!(table.wait(Duration::from_secs(600), &[0]), []);
+    table.store = Store::Agrees;
+    let commands = table.wait(Duration::from_secs(10), &[0]);
+    assert!(sent(&commands, 0).contains(&&Message::Prepare { generation: 2, planned: false }), "{commands:?}");
+    table.store = Store::IsAway;
+    assert_eq!(table.reports(0, Some(1), state(7)), []);
+    table.store = Store::Agrees;
+    let commands = table.wait(Duration::from_secs(10), &[0]);
+    assert_eq!(committed(&commands).1.base_step, 7);
+    assert_eq!(change(&commands).lost.len(), 1);
+}
+
+#[test]
+fn whoever_goes_while_a_membership_cannot_be_stored_is_lost_from_the_one_before() {
+    let mut table = Table::running(3, 1);
+    table.closes(2);
+    table.reports(0, Some(1), state(7));
+    table.store = Store::IsSlow;
+    table.reports(1, Some(1), state(7));
+    table.closes(1);
+    table.store = Store::Agrees;
+    table.handle(Event::StoreAway);
+    let commands = table.wait(Duration::from_secs(10), &[0]);
+    let lost: Vec<_> = change(&commands).lost.iter().map(|(pod, _)| pod.clone()).collect();
+    assert_eq!((committed(&commands).1.members.len(), lost), (1, vec![pod(2), pod(1)]));
 }
 
 #[test]

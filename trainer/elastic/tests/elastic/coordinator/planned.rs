@@ -48,6 +48,18 @@ fn told(members: usize, newcomer: usize) -> Vec<Command> {
 }
 
 #[test]
+fn a_planned_change_waits_for_the_store_while_the_group_trains() {
+    let mut table = Table::running(2, 1);
+    table.store = Store::IsAway;
+    table.says(1, Message::Leave { reason: "asked to stop".into() });
+    assert_eq!(table.wait(Duration::from_secs(600), &[0, 1]), []);
+    assert_eq!(table.stage(), Stage::Running);
+    table.store = Store::Agrees;
+    let commands = table.wait(Duration::from_secs(10), &[0, 1]);
+    assert!(sent(&commands, 0).contains(&&Message::Prepare { generation: 2, planned: true }), "{commands:?}");
+}
+
+#[test]
 fn a_newcomer_follows_the_group_and_is_let_in_by_one_planned_change_after_the_window() {
     let mut table = elastic(2, 2);
     assert_eq!(table.greets(2, original(2)), told(2, 2));
@@ -96,6 +108,17 @@ fn whoever_trains_in_a_group_that_is_over_is_told_to_stand_and_then_to_follow() 
     let commands = table.greets(7, returning(1, 1, true));
     assert!(matches!(sent(&commands, 7).as_slice(), [Message::Follow(_)]), "{commands:?}");
     assert!(matches!(sent(&commands, 0).as_slice(), [Message::Feed(_)]), "{commands:?}");
+}
+
+#[test]
+fn a_member_that_returns_hears_again_of_newcomers_that_wait_for_it() {
+    let mut table = elastic(2, 2);
+    table.greets(2, original(2));
+    let commands = table.greets(11, returning(1, 1, false));
+    assert!(matches!(sent(&commands, 11).as_slice(), [Message::Commit { .. }, Message::Feed(_)]), "{commands:?}");
+    table.says(2, Message::CaughtUp { generation: 1 });
+    let commands = table.greets(21, returning(1, 1, false));
+    assert!(matches!(sent(&commands, 21).as_slice(), [Message::Commit { .. }]), "{commands:?}");
 }
 
 #[test]
