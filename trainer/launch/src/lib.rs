@@ -14,6 +14,7 @@ mod ending;
 mod environment;
 mod exit;
 pub mod group;
+pub mod lines;
 pub mod names;
 mod network;
 mod object_uri;

@@ -1,7 +1,7 @@
 //! The folder of a run: everything that it leaves behind.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, TryLockError},
     io::Write as _,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
-use lockstep_launch::{Change, Encryption, InvalidField, PLANS_FILE, Planned, Task, make_credentials};
+use lockstep_launch::{Change, Encryption, InvalidField, PLANS_FILE, Planned, Task, lines, make_credentials};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -106,11 +106,7 @@ impl Folder {
     /// Adds a line to the run's history.
     pub(crate) fn keep_change(&self, change: &Change) -> anyhow::Result<()> {
         let path = self.path.join(HISTORY);
-        let mut line = serde_json::to_vec(change)?;
-        line.push(b'\n');
-        let written =
-            OpenOptions::new().create(true).append(true).open(&path).and_then(|mut file| file.write_all(&line));
-        written.with_context(|| format!("write {}", path.display()))
+        lines::append(&path, change).with_context(|| format!("write {}", path.display()))
     }
 
     /// How many workers `lockstep scale` wants, if it was called.
@@ -266,11 +262,7 @@ impl Other {
 
     fn lines<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Vec<T>> {
         let path = self.path.join(name);
-        match fs::read_to_string(&path) {
-            Ok(text) => Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
-        }
+        lines::read(&path).with_context(|| format!("read {}", path.display()))
     }
 }
 

@@ -1,0 +1,71 @@
+//! Files of JSON lines to which processes that may be killed at any moment add: a torn line spoils no other, and a line that was added
+//! stays.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    path::Path,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Adds a line; returns once the storage has it for good. Makes the file where there is none; its folder must be there.
+///
+/// # Errors
+/// What the storage says; part of the line may be there then.
+pub fn append(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+    let is_new = file.seek(SeekFrom::End(0))? == 0;
+    let mut line = Vec::new();
+    if !is_new {
+        file.seek(SeekFrom::End(-1))?;
+        let mut last = [0];
+        file.read_exact(&mut last)?;
+        // Whoever wrote before was killed in the middle of its line.
+        if last != *b"\n" {
+            line.push(b'\n');
+        }
+    }
+    serde_json::to_writer(&mut line, value)?;
+    line.push(b'\n');
+    file.write_all(&line)?;
+    file.sync_data()?;
+    match path.parent().filter(|_| is_new) {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// The values of all lines, torn ones left out; none where there is no file.
+///
+/// # Errors
+/// What the storage says.
+pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Vec<T>> {
+    match fs::read(path) {
+        Ok(text) => {
+            Ok(text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_torn_anywhere_spoils_no_other() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (path, torn) = (folder.path().join("lines.jsonl"), "\"zweite Zeile, mit ü\"\n".as_bytes());
+        assert_eq!(read::<String>(&path).expect("readable"), [""; 0]);
+        for cut in 0..torn.len() - 1 {
+            let _ = fs::remove_file(&path);
+            append(&path, &"first").expect("written");
+            let before = fs::read(&path).expect("readable");
+            fs::write(&path, [&before[..], &torn[..cut]].concat()).expect("written");
+            append(&path, &"third").expect("written");
+            assert_eq!(read::<String>(&path).expect("readable"), ["first", "third"], "cut at {cut}");
+        }
+    }
+}
