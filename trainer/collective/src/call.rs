@@ -35,7 +35,7 @@ pub(crate) enum Operation {
         /// A rank.
         root: usize,
     },
-    /// Each rank ends with its part of what every rank has.
+    /// Each rank ends with its block of what every rank has.
     AllToAll,
     /// One rank ends with what another has.
     Send {

@@ -28,7 +28,8 @@ pub enum ElementType {
 pub enum Reduction {
     /// Their sum.
     Sum,
-    /// Their sum divided by their count; of whole numbers rounded towards zero.
+    /// Their sum divided by their count; of whole numbers rounded towards zero. The sum is formed in their type, so that it must fit it:
+    /// a sum of whole numbers that wraps around is divided as it is. The mean of 200 and 100 in `u8` is 22.
     Mean,
     /// The least.
     Min,
@@ -200,5 +201,21 @@ mod tests {
                 assert!(ways.iter().all(|[this, that]| this == that), "{one:x} and {other:x} in f16: {ways:x?}");
             }
         }
+    }
+
+    #[test]
+    fn a_mean_of_whole_numbers_is_that_of_the_sum_in_their_type() {
+        fn mean<T: Element>(one: T, other: T) -> T {
+            let mut sum = [one];
+            reducer::<T>(Reduction::Mean)(bytemuck::bytes_of_mut(&mut sum), bytemuck::bytes_of(&other));
+            divide(&mut sum, 2);
+            sum[0]
+        }
+        assert_eq!(mean(-3_i32, -4), -3);
+        assert_eq!(mean(7_u8, 8), 7);
+        // Modulo 2⁸, 2³² and 2⁶⁴.
+        assert_eq!(mean(200_u8, 100), 22);
+        assert_eq!(mean(i32::MAX, 1), i32::MIN / 2);
+        assert_eq!(mean(i64::MIN, -2), i64::MAX / 2);
     }
 }

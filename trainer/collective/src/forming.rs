@@ -3,7 +3,8 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,7 +24,7 @@ use crate::{Abort, CollectiveError, Identity};
 const MAX_STRANGERS: usize = 64;
 /// The first pause before connecting again; it doubles up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause before connecting again.
+/// The longest pause before connecting again, and the pause before accepting again where the system has no room.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 /// How long the system may try to connect before the attempt is made anew: it may wait for ever longer times itself.
 const MAX_CONNECTING: Duration = Duration::from_secs(2);
@@ -62,12 +63,14 @@ pub struct Limits {
     /// How long a rank may go without a byte moving in an operation. It must exceed the time by which one rank may come to
     /// an operation later than another, and the longest operation.
     pub silence: Duration,
-    /// How a rank waits for bytes.
+    /// How a rank waits for bytes; [`Waiting::Adaptive`] on all ranks or none.
     pub waiting: Waiting,
+    /// The threads that each rank computes with.
+    pub threads: NonZeroUsize,
     /// Whether ranks that share a host, all at one IP address, may reduce through memory that all of them map; the same on all.
     pub shares_memory: bool,
-    /// How many connections each pair of ranks has, more than one where one core or one flow cannot fill the line; the same on all. A
-    /// star has one for each rank in any case.
+    /// How many connections each pair of ranks has, more than one where the network limits each flow; the same on all. One thread drives
+    /// them all: where a core is what limits it, more are no faster. A star has one for each rank in any case.
     pub sockets: Sockets,
 }
 
@@ -78,7 +81,8 @@ pub enum Waiting {
     Block,
     /// It looks again for some microseconds first: lower latency where each rank has a core to itself.
     SpinThenBlock,
-    /// The latter where this host has a core for each rank of the group at the same IP address, else the former.
+    /// The latter where this process may use a core for each thread of the group's ranks on this host, else the former, as while the
+    /// group forms and in a star. A rank whose host nobody knows counts as alone on it.
     Adaptive,
 }
 
@@ -92,12 +96,12 @@ impl Waiting {
         self == Self::SpinThenBlock && idle < SPIN
     }
 
-    /// What [`Waiting::Adaptive`] means for a rank at `own` among `peers`, on a host of so many cores.
-    pub(crate) fn resolved(self, own: IpAddr, peers: &[SocketAddr], cores: usize) -> Self {
+    /// What [`Waiting::Adaptive`] means where so many ranks, of so many threads each, share so many cores.
+    pub(crate) fn resolved(self, ranks: usize, threads: NonZeroUsize, cores: usize) -> Self {
         match self {
-            Self::Adaptive if peers.iter().filter(|peer| peer.ip() == own).count() <= cores => Self::SpinThenBlock,
+            Self::Adaptive if ranks.saturating_mul(threads.get()) <= cores => Self::SpinThenBlock,
             Self::Adaptive => Self::Block,
-            given => given,
+            Self::Block | Self::SpinThenBlock => self,
         }
     }
 }
@@ -108,6 +112,7 @@ impl Default for Limits {
             forming: Duration::from_secs(60),
             silence: Duration::from_secs(30),
             waiting: Waiting::Block,
+            threads: NonZeroUsize::MIN,
             shares_memory: true,
             sockets: Sockets::ONE,
         }
@@ -152,6 +157,7 @@ pub(crate) fn form(
         Shape::Star => Sockets::ONE,
     };
     let places = |rank| (0..sockets.get()).map(move |stripe| Place { rank, stripe, of: sockets });
+    let started = Instant::now();
     let mut forming = Forming {
         seat,
         sockets,
@@ -160,9 +166,9 @@ pub(crate) fn form(
         callers: Vec::new(),
         accepted: called.flat_map(places).map(|_| None).collect(),
         listens: shape == Shape::Mesh || seat.rank == hub,
+        accepts_after: started,
         last_refused: None,
     };
-    let started = Instant::now();
     loop {
         abort.check()?;
         forming.dial(listener.identity.as_ref())?;
@@ -193,6 +199,8 @@ struct Forming {
     accepted: Vec<Option<Connection>>,
     /// Whether connections that come are for this group.
     listens: bool,
+    /// Until when the system has no room for them.
+    accepts_after: Instant,
     last_refused: Option<String>,
 }
 
@@ -305,7 +313,7 @@ impl Forming {
     }
 
     fn accept(&mut self, listener: &Listener) -> Result<(), CollectiveError> {
-        if !self.listens {
+        if !self.listens || Instant::now() < self.accepts_after {
             return Ok(());
         }
         let most = self.accepted.len() + MAX_STRANGERS;
@@ -322,12 +330,18 @@ impl Forming {
                         }
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // The caller has gone again before it was accepted.
-                Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {
-                }
                 Err(error) => {
-                    return Err(CollectiveError::system(format!("accept a peer on {}", listener.address()), error));
+                    let attempted = || format!("accept a peer on {}", listener.address());
+                    match NoCaller::from(&error) {
+                        NoCaller::Nobody => {}
+                        NoCaller::Gone => self.last_refused = Some(format!("cannot {}: {error}", attempted())),
+                        NoCaller::NoRoom => {
+                            self.last_refused = Some(format!("cannot {}: {error}", attempted()));
+                            self.accepts_after = Instant::now() + MAX_PAUSE;
+                        }
+                        NoCaller::Never => return Err(CollectiveError::system(attempted(), error)),
+                    }
+                    return Ok(());
                 }
             }
         }
@@ -424,7 +438,7 @@ impl Forming {
     fn wait(&self, listener: &Listener, left: Duration) -> Result<(), CollectiveError> {
         let mut limit = left.min(ABORT_TICK);
         let mut watched = Vec::new();
-        if self.listens {
+        if self.listens && self.accepts_after <= Instant::now() {
             watched.push(PollFd::new(&listener.socket, PollFlags::IN));
         }
         for dial in &self.dials {
@@ -440,6 +454,42 @@ impl Forming {
         match poll(&mut watched, Some(&limit)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(CollectiveError::system("wait for the peers to connect", error.into())),
+        }
+    }
+}
+
+/// Why no connection was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoCaller {
+    /// Nobody is calling.
+    Nobody,
+    /// Whoever called has gone, or cannot be reached: another may call.
+    Gone,
+    /// The process, or the system, has as many files or as little memory as it may: that may change.
+    NoRoom,
+    /// The listener is of no use.
+    Never,
+}
+
+impl From<&io::Error> for NoCaller {
+    /// By accept(2), where errors of a connection that waits are those of its network too.
+    fn from(error: &io::Error) -> Self {
+        match Errno::from_io_error(error) {
+            Some(Errno::AGAIN) => Self::Nobody,
+            Some(
+                Errno::CONNABORTED
+                | Errno::INTR
+                | Errno::NETDOWN
+                | Errno::PROTO
+                | Errno::NOPROTOOPT
+                | Errno::HOSTDOWN
+                | Errno::NONET
+                | Errno::HOSTUNREACH
+                | Errno::OPNOTSUPP
+                | Errno::NETUNREACH,
+            ) => Self::Gone,
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => Self::NoRoom,
+            _ => Self::Never,
         }
     }
 }
@@ -543,12 +593,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_spin_only_where_each_has_a_core() {
-        let peers: Vec<SocketAddr> =
-            ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1", "10.0.0.1:3"].iter().map(|text| text.parse().unwrap()).collect();
-        let resolved = |host: usize, cores| Waiting::Adaptive.resolved(peers[host].ip(), &peers, cores);
-        assert_eq!(resolved(0, 2), Waiting::Block);
-        assert_eq!(resolved(0, 3), Waiting::SpinThenBlock);
-        assert_eq!(resolved(2, 1), Waiting::SpinThenBlock);
+    fn only_a_listener_that_is_of_no_use_ends_the_forming() {
+        for (errors, means) in [
+            (&[Errno::AGAIN, Errno::WOULDBLOCK][..], NoCaller::Nobody),
+            (
+                &[
+                    Errno::CONNABORTED,
+                    Errno::INTR,
+                    Errno::NETDOWN,
+                    Errno::PROTO,
+                    Errno::NOPROTOOPT,
+                    Errno::HOSTDOWN,
+                    Errno::NONET,
+                    Errno::HOSTUNREACH,
+                    Errno::OPNOTSUPP,
+                    Errno::NETUNREACH,
+                ],
+                NoCaller::Gone,
+            ),
+            (&[Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM], NoCaller::NoRoom),
+            (&[Errno::BADF, Errno::INVAL, Errno::NOTSOCK, Errno::FAULT], NoCaller::Never),
+        ] {
+            for error in errors {
+                assert_eq!(NoCaller::from(&io::Error::from(*error)), means, "{error}");
+            }
+        }
+        assert_eq!(NoCaller::from(&io::Error::other("no error of the system")), NoCaller::Never);
+    }
+
+    #[test]
+    fn ranks_spin_only_where_each_of_their_threads_has_a_core() {
+        for (ranks, threads, cores, meant) in [
+            (1, 1, 1, Waiting::SpinThenBlock),
+            (2, 1, 2, Waiting::SpinThenBlock),
+            (3, 1, 2, Waiting::Block),
+            (2, 2, 4, Waiting::SpinThenBlock),
+            (2, 2, 3, Waiting::Block),
+            (1, 2, 1, Waiting::Block),
+            (2, usize::MAX, 64, Waiting::Block),
+        ] {
+            let threads = NonZeroUsize::new(threads).unwrap();
+            assert_eq!(Waiting::Adaptive.resolved(ranks, threads, cores), meant, "{ranks} of {threads} on {cores}");
+        }
+        for given in [Waiting::Block, Waiting::SpinThenBlock] {
+            assert_eq!(given.resolved(2, NonZeroUsize::MIN, 1), given);
+            assert_eq!(given.resolved(1, NonZeroUsize::MIN, 1), given);
+        }
     }
 }

@@ -84,13 +84,15 @@ impl Group {
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
         let mut group = Self::connect(listener, seat, peers, Shape::Mesh, limits, abort)?;
-        // Two ranks have nothing to choose.
-        if peers.len() > 2 {
+        // Two ranks have nothing else to choose by it.
+        if peers.len() > 2 || (peers.len() == 2 && limits.waiting == Waiting::Adaptive) {
             let mut names = vec![0; peers.len()];
             names[seat.rank] = listener.host.cast_signed();
             group.all_gather(Tag { step: u64::MAX, bucket: 0 }, &mut names)?;
             group.hosts = Hosts::named(bytemuck::cast_slice(&names));
         }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        group.waiting = limits.waiting.resolved(group.hosts.beside(seat.rank), limits.threads, cores);
         if limits.shares_memory && peers.len() > 1 && peers.iter().all(|peer| peer.ip() == peers[0].ip()) {
             let segment = group.share(staging_size(peers.len()))?;
             group.memory = segment.map(|segment| SharedMemory::on(segment, seat.rank, peers.len()));
@@ -126,7 +128,6 @@ impl Group {
             return Err(CollectiveError::NotInGroup { rank: seat.rank, world: peers.len() });
         }
         let streams = form(listener, seat, peers, shape, limits, abort)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             mesh: Mesh::over(streams, limits.silence, abort)?,
             seat,
@@ -134,7 +135,7 @@ impl Group {
             hosts: Hosts::apart(peers.len()),
             limits,
             splits: 0,
-            waiting: limits.waiting.resolved(peers[seat.rank].ip(), peers, cores),
+            waiting: limits.waiting,
             abort: abort.clone(),
             scratch: Scratch::new(),
             counts: vec![Counts::default(); peers.len()].into(),
@@ -187,8 +188,8 @@ impl Group {
         Ok(segment.filter(|_| all == [1]))
     }
 
-    /// An arena of so many elements for each rank, in which [`Group::all_reduce_in_memory`] needs no copy; all ranks call it. `None`,
-    /// on all of them, where they share no memory, ask for different lengths or none, or the system refuses so much.
+    /// An arena of so many elements for each rank, of which [`Group::all_reduce_in_memory`] copies no whole page; all ranks call it.
+    /// `None`, on all of them, where they share no memory, ask for different lengths or none, or the system refuses so much.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -246,7 +247,7 @@ impl Group {
         self.abort.clone()
     }
 
-    /// How operations wait for peers, never [`Waiting::Adaptive`].
+    /// How operations wait for peers: [`Waiting::Adaptive`] in a star only.
     pub(crate) fn waiting(&self) -> Waiting {
         self.waiting
     }
@@ -273,4 +274,34 @@ fn part_of(job: JobId, colour: u32, split: u64) -> JobId {
         .into_iter()
         .fold(u128::from_le_bytes(job.0), |job, word| (job ^ word).wrapping_mul(MIX).rotate_left(61));
     JobId(mixed.to_le_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::num::NonZeroUsize;
+
+    use super::*;
+
+    /// How the two ranks of a group wait that are on these hosts, and compute with so many threads.
+    fn waiting_on(hosts: [u64; 2], threads: NonZeroUsize) -> [Waiting; 2] {
+        let limits = Limits { waiting: Waiting::Adaptive, threads, ..Limits::default() };
+        let listeners = hosts.map(|host| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap().on_host(host));
+        let peers = listeners.each_ref().map(Listener::address);
+        let join = |rank: usize| {
+            let seat = Seat { job: JobId([3; 16]), generation: 1, rank };
+            Group::form(&listeners[rank], seat, &peers, limits, &Abort::new()).unwrap().waiting()
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| join(1));
+            [join(0), other.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn two_ranks_at_one_address_spin_by_the_cores_of_their_hosts() {
+        let cores = std::thread::available_parallelism().unwrap();
+        assert_eq!(waiting_on([1, 2], cores), [Waiting::SpinThenBlock; 2]);
+        assert_eq!(waiting_on([1, 1], cores), [Waiting::Block; 2]);
+    }
 }

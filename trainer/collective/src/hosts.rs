@@ -105,6 +105,11 @@ impl Hosts {
         self.emptiest
     }
 
+    /// The number of ranks on the host of `rank`, itself among them.
+    pub(crate) fn beside(&self, rank: usize) -> usize {
+        self.numbers.iter().filter(|host| **host == self.numbers[rank]).count()
+    }
+
     /// The ranks of each host.
     #[must_use]
     pub fn ranks(&self) -> Vec<Vec<usize>> {
@@ -140,6 +145,7 @@ mod tests {
         let hosts = Hosts::named(&[7, 9, 7, UNKNOWN, UNKNOWN, 9]);
         assert_eq!(hosts.numbers(), [0, 1, 0, 2, 3, 1]);
         assert_eq!(hosts.ranks(), [vec![0, 2], vec![1, 5], vec![3], vec![4]]);
+        assert_eq!([0, 3, 5].map(|rank| hosts.beside(rank)), [2, 1, 2]);
         assert_eq!(Hosts::counted(hosts.numbers().to_vec()), Some(hosts));
         assert_eq!(Hosts::counted(vec![1, 0]), None);
         assert_eq!(Hosts::counted(vec![0, 2]), None);

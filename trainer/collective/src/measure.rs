@@ -1,7 +1,7 @@
 //! What messages cost in a group, found by sending some.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::algorithm::Algorithm;
 use crate::element::Reduction;
@@ -9,45 +9,105 @@ use crate::group::{Group, Tag};
 use crate::reducer::reducer;
 use crate::{CollectiveError, Costs};
 
-/// Bytes of the slices that are summed: from where only the messages count to where only the bytes do.
-const SIZES: [usize; 7] = [256, 4 << 10, 32 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
-/// How often each is summed; the median counts.
-const REPETITIONS: usize = 5;
-/// No further size is begun after so long, but the last.
-const LIMIT: Duration = Duration::from_millis(100);
+/// Bytes of the shortest slice that is summed: only its messages count. Longer ones are this doubled some times.
+const SHORTEST: usize = 256;
+/// How often it is doubled at most: only the bytes of a MiB count.
+const MAX_DOUBLINGS: u8 = 12;
+/// By how many doublings a slice may be longer than the longest before: its time is foretold by those of shorter ones.
+const STEP: u8 = 3;
+/// How many lengths are summed.
+const LENGTHS: usize = 7;
+/// How often each is summed, if there is time; the median counts.
+const REPETITIONS: u8 = 5;
+/// How often a length must be summed to be chosen while a shorter one is left.
+const ENOUGH: f64 = 3.0;
+/// Seconds that the sums may take. What is foretold is not what comes to pass: a quarter of 0.2 s is left for that.
+const LIMIT: f64 = 0.15;
+
+/// What is summed next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trial {
+    doublings: u8,
+    repetitions: u8,
+}
+
+impl Trial {
+    fn bytes(self) -> usize {
+        SHORTEST << self.doublings
+    }
+}
+
+/// What to sum after what was `measured`, doublings and seconds of each length, where so many seconds are left for all lengths to come.
+/// `None` once there are [`LENGTHS`].
+///
+/// A length may take its share of the time that is left, as if all others took as long: those can be shorter. So the sums end in time
+/// where what is foretold comes true and one sum of the shortest lengths takes no longer than its share.
+fn next(measured: &[(u8, f64)], left: f64) -> Option<Trial> {
+    let missing = LENGTHS.checked_sub(measured.len()).filter(|missing| *missing > 0)?;
+    let share = left / missing as f64;
+    let longest = measured.iter().map(|(doublings, _)| *doublings).max();
+    let furthest = longest.map_or(0, |longest| (longest + STEP).min(MAX_DOUBLINGS));
+    let is_new = |doublings: &u8| measured.iter().all(|(known, _)| known != doublings);
+    let new = || (0..=furthest).filter(is_new);
+    let fits = |doublings: &u8| ENOUGH * foretold(measured, *doublings) <= share;
+    let doublings = new().rev().find(fits).or(new().next())?;
+    let repetitions = (share / foretold(measured, doublings)).min(REPETITIONS.into()) as u8;
+    Some(Trial { doublings, repetitions: repetitions.max(1) })
+}
+
+/// Seconds of a sum of some length: on the line through the shortest and the longest that were measured; of one that was measured, as
+/// many times as long as it has bytes.
+fn foretold(measured: &[(u8, f64)], doublings: u8) -> f64 {
+    let bytes = |doublings: u8| (SHORTEST << doublings) as f64;
+    let shortest = measured.iter().min_by_key(|(doublings, _)| *doublings);
+    let longest = measured.iter().max_by_key(|(doublings, _)| *doublings);
+    match (shortest, longest) {
+        (Some((short, least)), Some((long, most))) if short < long => {
+            let per_byte = ((most - least) / (bytes(*long) - bytes(*short))).max(0.0);
+            least.min(*most) + per_byte * (bytes(doublings) - bytes(*short)).max(0.0)
+        }
+        (Some((only, seconds)), _) => seconds * (bytes(doublings) / bytes(*only)).max(1.0),
+        (None, _) => 0.0,
+    }
+}
 
 impl Group {
-    /// The [`Costs`] of this group, the same on all ranks, as rank 0 sees them: fitted to ring all-reduces of seven sizes, which take
-    /// less than 0.2 s at 1 Gb/s. `None` where the times fit no costs.
+    /// The [`Costs`] of this group, the same on all ranks, as rank 0 sees them: fitted to ring all-reduces of seven lengths, which take
+    /// less than 0.2 s from 10 Mb/s on, where the messages of one take less than 5 ms. `None` where the times fit no costs.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
     pub fn measure_costs(&mut self) -> Result<Option<Costs>, CollectiveError> {
         let started = Instant::now();
-        let mut data = vec![0.0_f32; SIZES[SIZES.len() - 1] / size_of::<f32>()];
+        let mut data = vec![0.0_f32; (SHORTEST << MAX_DOUBLINGS) / size_of::<f32>()];
         let reduced_byte = reduction_seconds(&mut data) / size_of_val(&data[..]) as f64;
         let mut measured = Vec::new();
-        for (bucket, bytes) in (0..).zip(SIZES) {
-            let tag = Tag { step: u64::MAX, bucket };
-            let mut seconds = [0.0; REPETITIONS];
-            for seconds in &mut seconds {
-                let slice = &mut data[..bytes / size_of::<f32>()];
-                let moved = self.all_reduce(Algorithm::Ring, tag, slice, Reduction::Sum)?;
-                *seconds = moved.took.as_secs_f64();
+        while let Some(trial) = self.agree_on(next(&measured, LIMIT - started.elapsed().as_secs_f64()))? {
+            let slice = &mut data[..trial.bytes() / size_of::<f32>()];
+            let tag = Tag { step: u64::MAX, bucket: measured.len() as u32 };
+            let mut seconds = Vec::new();
+            for _ in 0..trial.repetitions {
+                seconds.push(self.all_reduce(Algorithm::Ring, tag, slice, Reduction::Sum)?.took.as_secs_f64());
             }
-            seconds.sort_by(f64::total_cmp);
-            measured.push((bytes, seconds[REPETITIONS / 2]));
-            let mut goes_on = [u8::from(started.elapsed() < LIMIT)];
-            self.broadcast(0, tag, &mut goes_on)?;
-            if goes_on == [0] {
-                break;
-            }
+            measured.push((trial.doublings, median(&mut seconds)));
         }
-        let fitted = Costs::fit(self.world(), &measured, reduced_byte);
+        let times: Vec<(usize, f64)> =
+            measured.iter().map(|(doublings, seconds)| (SHORTEST << doublings, *seconds)).collect();
+        let fitted = Costs::fit(self.world(), &times, reduced_byte);
         let mut costs = fitted.map_or([f64::NAN; 3], |costs| [costs.message, costs.wire_byte, costs.reduced_byte]);
         self.broadcast(0, Tag { step: u64::MAX, bucket: u32::MAX }, &mut costs)?;
         let [message, wire_byte, reduced_byte] = costs;
         Ok((!message.is_nan()).then_some(Costs { message, wire_byte, reduced_byte }))
+    }
+
+    /// What rank 0 sums next: each rank has times of its own.
+    fn agree_on(&mut self, own: Option<Trial>) -> Result<Option<Trial>, CollectiveError> {
+        // The end is the same on all ranks.
+        let Some(Trial { doublings, repetitions }) = own else { return Ok(None) };
+        let mut words = [doublings, repetitions];
+        self.broadcast(0, Tag { step: u64::MAX, bucket: LENGTHS as u32 }, &mut words)?;
+        let [doublings, repetitions] = words;
+        Ok(Some(Trial { doublings, repetitions }))
     }
 }
 
@@ -55,12 +115,65 @@ impl Group {
 fn reduction_seconds(data: &mut [f32]) -> f64 {
     let terms = data.to_vec();
     let reduce = reducer::<f32>(Reduction::Sum);
-    let mut seconds = [0.0; REPETITIONS];
+    let mut seconds = [0.0; REPETITIONS as usize];
     for seconds in &mut seconds {
         let started = Instant::now();
         reduce(black_box(bytemuck::cast_slice_mut(&mut *data)), bytemuck::cast_slice(&terms));
         *seconds = started.elapsed().as_secs_f64();
     }
+    median(&mut seconds)
+}
+
+fn median(seconds: &mut [f64]) -> f64 {
     seconds.sort_by(f64::total_cmp);
-    seconds[REPETITIONS / 2]
+    seconds[seconds.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Hosts;
+
+    /// What is measured where sums take as long as `costs` say, and the seconds that all of it takes, with a message that agrees on each.
+    fn simulated(world: usize, costs: Costs) -> (Vec<(u8, f64)>, f64) {
+        let (mut measured, mut spent) = (Vec::new(), 0.0);
+        while let Some(trial) = next(&measured, LIMIT - spent) {
+            let seconds = costs.seconds(Algorithm::Ring, &Hosts::apart(world), trial.bytes());
+            spent += f64::from(trial.repetitions) * seconds + f64::from(world.ilog2() + 1) * costs.message;
+            measured.push((trial.doublings, seconds));
+        }
+        (measured, spent)
+    }
+
+    #[test]
+    fn seven_lengths_take_less_than_a_fifth_of_a_second_on_every_line() {
+        for world in [2, 3, 8, 32] {
+            for tenths in 10..=50 {
+                let bits_per_second = 1e6 * 10_f64.powf(f64::from(tenths) / 10.0);
+                for messages_of_a_sum in [1e-5, 1e-4, 1e-3, 5e-3] {
+                    let message = messages_of_a_sum / (2 * (world - 1)) as f64;
+                    let costs = Costs { message, wire_byte: 8.0 / bits_per_second, reduced_byte: 1e-10 };
+                    let (measured, spent) = simulated(world, costs);
+                    let found = format!("{world} ranks, {bits_per_second:e} b/s, {message} s: {measured:?}, {spent} s");
+                    let mut lengths: Vec<u8> = measured.iter().map(|(doublings, _)| *doublings).collect();
+                    lengths.sort_unstable();
+                    lengths.dedup();
+                    assert!(lengths.len() == LENGTHS && spent <= 0.2, "{found}");
+                    let times: Vec<(usize, f64)> =
+                        measured.iter().map(|(doublings, seconds)| (SHORTEST << doublings, *seconds)).collect();
+                    let fitted = Costs::fit(world, &times, costs.reduced_byte).expect(&found);
+                    assert!((fitted.wire_byte / costs.wire_byte - 1.0).abs() < 0.01, "{found}: {fitted:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_fast_line_is_measured_up_to_a_mebibyte() {
+        let (mut measured, spent) = simulated(2, Costs::default());
+        measured.sort_by_key(|(doublings, _)| *doublings);
+        let lengths: Vec<u8> = measured.iter().map(|(doublings, _)| *doublings).collect();
+        assert_eq!(lengths, [0, 3, 6, 9, 10, 11, MAX_DOUBLINGS]);
+        assert!(spent < 0.02, "{spent} s");
+    }
 }

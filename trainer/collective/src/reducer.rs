@@ -1,4 +1,4 @@
-//! Reductions of memory, many elements at a time: with the widest vectors that the processor has, and the same bits with any.
+//! Reductions of memory, many elements at a time: with AVX2 where the processor has it, and the same bits without.
 
 #![allow(unsafe_code, reason = "instructions that only some processors have")]
 
@@ -45,7 +45,8 @@ fn reduce_both<T: Element>(one: &mut [u8], other: &mut [u8], reduce: impl Fn(T, 
     });
 }
 
-/// Acts on all items, on as many at a time as the widest vectors hold that the processor has.
+/// Acts on all items, on as many at a time as vectors of AVX2 hold where the processor has them, else of those that all processors of its
+/// kind have.
 #[inline]
 pub(crate) fn each<I: Iterator>(items: I, act: impl Fn(I::Item)) {
     #[cfg(target_arch = "x86_64")]

@@ -1,6 +1,6 @@
-//! The connections of one pair of ranks as one stream of bytes. A single one carries the stream as it is. Several share it, where one
-//! core cannot fill the line or the network limits each flow: the stream is cut into segments, and each goes to a connection that has
-//! room for it, so that the faster ones carry more. A segment is a header, little endian, then the payload:
+//! The connections of one pair of ranks as one stream of bytes. A single one carries the stream as it is. Several share it, where the
+//! network limits each flow: the stream is cut into segments, and each goes to a connection that has room for it, so that the faster
+//! ones carry more. A segment is a header, little endian, then the payload:
 //! ```text
 //! 0 sequence u64 · 8 length u32 · 12 crc32c of bytes 0..12
 //! ```

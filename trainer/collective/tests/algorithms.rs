@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use lockstep_collective::Hosts;
 use lockstep_collective::algorithm::{
-    Algorithm, Arrival, MAX_FRAME, Schedule, all_gather, all_reduce, all_to_all, broadcast, gather, part, reduce,
-    reduce_scatter, scatter,
+    Algorithm, Arrival, MAX_FRAME, Schedule, all_gather, all_reduce, all_to_all, block, broadcast, gather, part,
+    reduce, reduce_scatter, scatter,
 };
 
 const MOST_RANKS: usize = 33;
@@ -203,26 +203,45 @@ fn the_other_operations_put_everything_in_its_place() {
     );
 }
 
+/// What `from` gives `to`, found by counting: its blocks lie one behind another, each as long as a part.
+fn given_to(to: usize, from: usize, world: usize, length: usize) -> Vec<f64> {
+    let sizes: Vec<usize> = (0..world).map(|peer| part(&(0..length), world, (from + peer) % world).len()).collect();
+    let start: usize = sizes[..to].iter().sum();
+    given(from, length)[start..start + sizes[to]].to_vec()
+}
+
 #[test]
-fn all_to_all_transposes() {
-    let whole = |world: usize, length: usize| length.next_multiple_of(world);
-    check(
-        |rank, world, length| all_to_all(rank, world, whole(world, length)),
-        |rank, world, length| {
-            let length = whole(world, length);
-            let mut memory = given(rank, length);
-            memory.extend(vec![-1.0; length]);
-            let own = part(&(0..length), world, rank);
-            memory.copy_within(own.clone(), length + own.start);
-            memory
-        },
-        |rank, world, length| {
-            let length = whole(world, length);
-            let taken =
-                (0..world).flat_map(|from| given(from, length)[part(&(0..length), world, rank)].to_vec()).collect();
-            (length..2 * length, taken)
-        },
-    );
+fn all_to_all_transposes_any_length() {
+    for beyond in 0..4 {
+        // A multiple of the number of ranks, and what is a little longer.
+        let length = move |world: usize, length: usize| length / world * world + beyond;
+        check(
+            |rank, world, given| all_to_all(rank, world, length(world, given)),
+            |rank, world, given| {
+                let length = length(world, given);
+                let mut memory = self::given(rank, length);
+                memory.extend(vec![-1.0; length]);
+                let own = block(length, world, rank, rank);
+                memory.copy_within(own.clone(), length + own.start);
+                memory
+            },
+            |rank, world, given| {
+                let length = length(world, given);
+                let taken: Vec<f64> = (0..world).flat_map(|from| given_to(rank, from, world, length)).collect();
+                assert_eq!(taken.len(), length, "what a rank takes fills its second half");
+                (length..2 * length, taken)
+            },
+        );
+    }
+}
+
+#[test]
+fn blocks_of_one_length_are_parts() {
+    for world in 1..=MOST_RANKS {
+        for (rank, peer) in (0..world).flat_map(|rank| (0..world).map(move |peer| (rank, peer))) {
+            assert_eq!(block(5 * world, world, rank, peer), part(&(0..5 * world), world, peer));
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::io::{BufRead as _, BufReader, Write as _, stdin};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -25,6 +26,7 @@ const FORGIVING: Limits = Limits {
     forming: Duration::from_secs(30),
     silence: Duration::from_secs(30),
     waiting: Waiting::Block,
+    threads: NonZeroUsize::MIN,
     shares_memory: true,
     sockets: Sockets::ONE,
 };

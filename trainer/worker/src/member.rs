@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    num::NonZeroUsize,
     path::Path,
     process,
     sync::{
@@ -16,7 +17,7 @@ use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, 
 use lockstep_elastic::{
     Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership, Place, State,
 };
-use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch};
+use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, Task};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -35,6 +36,7 @@ const LIMITS: Limits = Limits {
     forming: Duration::from_secs(60),
     silence: Duration::from_secs(600),
     waiting: Waiting::Adaptive,
+    threads: NonZeroUsize::MIN,
     shares_memory: true,
     sockets: Sockets::ONE,
 };
@@ -149,7 +151,12 @@ impl<'a> Member<'a> {
         let Communication { backend, sockets_per_peer, .. } = self.launch.task.communication();
         let sockets = Sockets::new(usize::from(*sockets_per_peer))
             .ok_or_else(|| Failure::fatal(format!("spec.communication.socketsPerPeer: {sockets_per_peer}: 1 to 8")))?;
-        let limits = Limits { shares_memory: *backend == CommunicationBackend::Auto, sockets, ..LIMITS };
+        let limits = Limits {
+            threads: threads(&self.launch.task),
+            shares_memory: *backend == CommunicationBackend::Auto,
+            sockets,
+            ..LIMITS
+        };
         let seat = self.seat(group.generation, group.rank);
         Ranks::form(&self.listener, seat, &group.addresses, limits, &abort).map_err(Failure::broken)
     }
@@ -279,6 +286,14 @@ fn hello(launch: &Launch, data: Digest, listener: &Listener) -> Result<Hello, Fa
         committed_generation: None,
         stands: true,
     })
+}
+
+/// Each device of a worker computes on a thread of its own.
+fn threads(task: &Task) -> NonZeroUsize {
+    match task {
+        Task::Train(workload) => NonZeroUsize::new(workload.devices_per_worker as usize).unwrap_or(NonZeroUsize::MIN),
+        Task::Benchmark { .. } => NonZeroUsize::MIN,
+    }
 }
 
 /// Frames carry 16 bytes of it.

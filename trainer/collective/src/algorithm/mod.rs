@@ -184,23 +184,32 @@ pub fn send(rank: usize, world: usize, from: usize, to: usize, length: usize) ->
     built(rank, world, |builder| builder.transfer(0, from, to, &(0..length), Arrival::Copy))
 }
 
-/// Over an arena of `2 · length` elements, its first half given, its second half taken: part r of the second half of rank s is
-/// part s of the first half of rank r. A rank's own part is copied by the caller.
+/// Over an arena of `2 · length` elements, its first half given, its second half taken: [`block`] r of the second half of rank s is
+/// block s of the first half of rank r. A rank's own block is copied by the caller.
 ///
 /// # Panics
-/// When `rank` is not below `world`, or `world` does not divide `length`.
+/// When `rank` is not below `world`.
 #[must_use]
 pub fn all_to_all(rank: usize, world: usize, length: usize) -> Schedule {
-    assert!(length.is_multiple_of(world), "{length} elements have no {world} equal parts");
     built(rank, world, |builder| {
         for hop in 1..world {
             for from in 0..world {
                 let to = (from + hop) % world;
-                let (given, taken) = (part(&(0..length), world, to), length + from * (length / world));
-                builder.carry(hop, from, to, &given, taken, Arrival::Copy);
+                let taken = length + block(length, world, to, from).start;
+                builder.carry(hop, from, to, &block(length, world, from, to), taken, Arrival::Copy);
             }
         }
     })
+}
+
+/// What of `length` elements rank `rank` of `world` exchanges with `peer` when all exchange with all: one block for each rank, in their
+/// order. Block s of rank r has as many elements as [`part`] (r + s) mod n: as many as block r of rank s, and each rank's blocks have
+/// `length` altogether, whatever the length.
+#[must_use]
+pub fn block(length: usize, world: usize, rank: usize, peer: usize) -> Range<usize> {
+    // Of parts that go on beyond the last with the first again.
+    let start_of = |part: usize| length * part / world;
+    start_of(rank + peer) - start_of(rank)..start_of(rank + peer + 1) - start_of(rank)
 }
 
 /// Part `index` of `count` of a range: as even as whole elements allow.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{Group, MAX_SCHEDULES, Tag, Transferred};
 use crate::CollectiveError;
-use crate::algorithm::{Algorithm, part};
+use crate::algorithm::{Algorithm, block, part};
 use crate::call::{Call, Operation};
 use crate::element::{Element, Reduction, divide};
 use crate::engine::Execution;
@@ -63,7 +63,7 @@ impl Group {
         self.memory.is_some()
     }
 
-    /// As [`Group::all_reduce`], through memory that all ranks map: each reduces one part, in rank order.
+    /// As [`Group::all_reduce`], through memory that all ranks map, in rank order: each reduces one part, and the whole of up to 1 KiB.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -182,17 +182,14 @@ impl Group {
         self.run(Operation::Scatter { root }, tag, data.len(), data, None)
     }
 
-    /// Gives each rank its part of the first half of `data` and fills the second half with this rank's parts of theirs.
+    /// Gives each rank s [`block`] s of the first half of `data`, and fills block r of the second half with what rank r gives this one.
+    /// Where the ranks' number divides the halves' length, all blocks are of one length; an odd last element is left as it is.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
-    ///
-    /// # Panics
-    /// When the halves have no as many equal parts as there are ranks.
     pub fn all_to_all<T: Element>(&mut self, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
-        let (length, parts) = (data.len() / 2, 2 * self.world());
-        assert!(data.len().is_multiple_of(parts), "{} elements have no {parts} equal parts", data.len());
-        let own = part(&(0..length), self.world(), self.seat.rank);
+        let length = data.len() / 2;
+        let own = block(length, self.world(), self.seat.rank, self.seat.rank);
         data.copy_within(own.clone(), length + own.start);
         self.run(Operation::AllToAll, tag, length, data, None)
     }

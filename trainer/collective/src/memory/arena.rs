@@ -3,27 +3,26 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::segment::Segment;
+use rustix::param::page_size;
 
-/// Arenas begin on a page.
-const ALIGNMENT: usize = 4096;
+use super::segment::Segment;
 
 /// The arenas of all ranks, one behind the other.
 #[derive(Debug)]
 pub(crate) struct Arenas {
     segment: Segment,
-    /// From one arena to the next, in bytes.
+    /// From one arena to the next, in bytes: each begins on a page.
     stride: usize,
     /// Of one arena.
     bytes: usize,
 }
 
-/// This rank's memory that the other ranks of its host map too: sums of slices of it, at the same place on all ranks, are formed
+/// This rank's memory that the other ranks of its host map too: of slices of it, at the same place on all ranks, whole pages are summed
 /// without a copy. Its pages are there, and zero.
 ///
-/// The other ranks write to it only while an operation on it is under way, and only where that operation is. Once one has failed here,
-/// others may be at it still and write there until they notice: what is in the arena is then of no use, and another generation takes
-/// another arena. After the last operation that ended well nobody writes to it, also when the group is gone.
+/// The other ranks write to it only while an operation on it is under way, and only to whole pages of what that operation is on. Where one
+/// fails, others may be at it still: before it returns, those pages become this rank's own, and zero. Sums in it are of no use any more,
+/// but it is memory as any other, also when the group is gone.
 #[derive(Debug)]
 pub struct SharedArena {
     arenas: Arc<Arenas>,
@@ -33,13 +32,13 @@ pub struct SharedArena {
 
 /// Bytes of the segment with an arena of so many bytes for each of `world` ranks; `None` for more than there are addresses.
 pub(crate) fn size(world: usize, bytes: usize) -> Option<usize> {
-    bytes.checked_next_multiple_of(ALIGNMENT)?.checked_mul(world).filter(|bytes| *bytes < isize::MAX as usize / 2)
+    bytes.checked_next_multiple_of(page_size())?.checked_mul(world).filter(|bytes| *bytes < isize::MAX as usize / 2)
 }
 
 impl Arenas {
     /// On a segment of [`size`] bytes.
     pub(crate) fn on(segment: Segment, bytes: usize) -> Self {
-        Self { segment, stride: bytes.next_multiple_of(ALIGNMENT), bytes }
+        Self { segment, stride: bytes.next_multiple_of(page_size()), bytes }
     }
 
     /// Where a slice lies in the arena of `rank`, in bytes.
@@ -74,8 +73,8 @@ impl SharedArena {
 impl AsMut<[f32]> for SharedArena {
     fn as_mut(&mut self) -> &mut [f32] {
         let bytes = self.elements * size_of::<f32>();
-        // SAFETY: this is the only handle of this rank's arena, and the others touch it only in operations on what is borrowed here, or,
-        // after one that failed, write numbers where numbers of no use are.
+        // SAFETY: this is the only handle of this rank's arena, and the others touch only what is borrowed from it by an operation, until
+        // that ends: where it fails, its pages are taken out of what others map.
         let bytes = unsafe { self.arenas.write(self.rank, 0..bytes) };
         bytemuck::cast_slice_mut(bytes)
     }

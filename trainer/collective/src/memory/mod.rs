@@ -1,11 +1,13 @@
 //! All-reduce among ranks of one host through memory that all of them map.
 //!
-//! What lies in the ranks' [`SharedArena`]s is reduced where it is: all arrive; each rank reduces its part of all arenas in rank order
-//! and writes it into all of them; all arrive again.
+//! Whole pages in the ranks' [`SharedArena`]s are reduced where they are: all arrive; each rank reduces its part of all arenas in rank
+//! order and writes it into all of them; all arrive again. A rank for which that fails takes those pages out of what others map.
 //!
-//! Other data goes through staging areas. Each rank copies a chunk into its own and arrives; once all have, it reduces its part of all
-//! staging areas in rank order into its own, and arrives again; once all have, it copies the others' parts out. Two staging areas a
-//! rank alternate, so that nobody overwrites what another has yet to read: whoever has arrived with chunk k + 1 is done with chunk k.
+//! Other data goes through staging areas, and so does, between the same arrivals, what lies in an arena on a page with anything else. Each
+//! rank copies a chunk into its own and arrives; once all have, it reduces its part of all staging areas in rank order into its own, and
+//! arrives again; once all have, it copies the others' parts out. Of few bytes each rank reduces the whole and need not arrive again. Two
+//! staging areas a rank alternate, so that nobody overwrites what another has yet to read: whoever has arrived with chunk k + 1 is done
+//! with chunk k.
 //!
 //! The memory has no name, is sealed against truncation and belongs to one generation, its arenas too: a stopped process that wakes up
 //! in a later one writes where nobody reads any more.
@@ -20,9 +22,12 @@ mod segment;
 mod staging;
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::param::page_size;
 
 use crate::call::Call;
 use crate::forming::Waiting;
@@ -32,6 +37,7 @@ use crate::{Abort, CollectiveError, Tag};
 pub use arena::SharedArena;
 pub(crate) use arena::{Arenas, size as arenas_size};
 use meeting::TICK;
+use segment::make_private;
 pub(crate) use segment::{Offer, Segment};
 pub(crate) use staging::size as staging_size;
 use staging::{Staged, Staging, bytes_of};
@@ -50,6 +56,10 @@ pub(crate) struct SharedMemory {
     arrivals: Cell<u32>,
     /// Chunks that went through the staging areas.
     chunks: usize,
+    /// Operations, but those of no bytes.
+    operations: usize,
+    /// Room for what an operation has of its first page and of its last.
+    edges: Box<[u64]>,
     /// Why an operation failed: its memory is in no defined state after that.
     broken: Option<CollectiveError>,
 }
@@ -73,11 +83,38 @@ pub(crate) struct Work<'a> {
     pub(crate) reduce_both: MutualReducer,
 }
 
+/// Where in arenas an operation is.
+struct Place<'a> {
+    arenas: &'a Arenas,
+    /// Where its data begins, in bytes.
+    offset: usize,
+    /// The pages that hold nothing else, in bytes.
+    pages: Range<usize>,
+}
+
+/// How elements are reduced.
+#[derive(Clone, Copy)]
+struct How {
+    element_bytes: usize,
+    reduce: Reducer,
+    reduce_both: MutualReducer,
+}
+
 impl SharedMemory {
     /// On a segment of [`staging_size`] bytes.
     pub(crate) fn on(segment: Segment, rank: usize, world: usize) -> Self {
         let staging = Staging::on(segment, world);
-        Self { staging, arenas: Vec::new(), rank, world, arrivals: Cell::new(0), chunks: 0, broken: None }
+        Self {
+            staging,
+            arenas: Vec::new(),
+            rank,
+            world,
+            arrivals: Cell::new(0),
+            chunks: 0,
+            operations: 0,
+            edges: vec![0; 2 * page_size() / size_of::<u64>()].into(),
+            broken: None,
+        }
     }
 
     /// Reduces slices of these arenas where they are from now on.
@@ -95,41 +132,112 @@ impl SharedMemory {
 
     fn reduce_all(&mut self, work: Work<'_>, patience: Patience<'_>) -> Result<(), CollectiveError> {
         let Work { tag, kind, ref data, .. } = work;
+        if data.is_empty() {
+            return Ok(());
+        }
         let found = self.arenas.iter().enumerate().rev().find_map(|(index, arenas)| {
             let offset = arenas.offset(self.rank, data)?;
             Some((index, Arc::clone(arenas), offset))
         });
         let place = found.as_ref().map_or(0, |(index, _, offset)| (*index as u64 + 1) << 48 | *offset as u64);
         let agenda = [tag.step, u64::from(tag.bucket), kind, data.len() as u64, place];
-        for (word, value) in self.staging.desk(self.rank).agenda.iter().zip(agenda) {
+        self.operations += 1;
+        for (word, value) in self.agenda(self.rank).iter().zip(agenda) {
             word.store(value, Ordering::Relaxed);
         }
+        let found =
+            found.map(|(_, arenas, offset)| (arenas, whole_pages(offset..offset + data.len(), page_size()), offset));
         match found {
-            _ if data.is_empty() => Ok(()),
-            Some((_, arenas, offset)) => self.reduce_in_place(work, &arenas, offset, agenda, patience),
-            None => self.reduce_staged(work, agenda, patience),
+            Some((arenas, pages, offset)) if !pages.is_empty() => {
+                self.reduce_in_place(work, Place { arenas: &arenas, offset, pages }, agenda, patience)
+            }
+            _ => self.reduce_staged(work, agenda, patience),
         }
+    }
+
+    /// What a rank has told of this operation, once it has arrived.
+    fn agenda(&self, rank: usize) -> &[AtomicU64; 5] {
+        &self.staging.desk(rank).agendas[self.operations % 2]
     }
 
     fn reduce_in_place(
         &mut self,
         work: Work<'_>,
-        arenas: &Arenas,
-        offset: usize,
+        place: Place<'_>,
         agenda: [u64; 5],
         patience: Patience<'_>,
     ) -> Result<(), CollectiveError> {
-        let Work { data, element_bytes, reduce, reduce_both, .. } = work;
-        self.meet(patience)?;
-        self.require(agenda)?;
-        let own = bytes_of(self.rank, self.world, data.len(), element_bytes);
+        let Place { offset, ref pages, .. } = place;
+        let (head, rest) = work.data.split_at_mut(pages.start - offset);
+        let (whole, tail) = rest.split_at_mut(pages.len());
+        let mut room = std::mem::take(&mut self.edges);
+        let edges = &mut bytemuck::cast_slice_mut(&mut room)[..head.len() + tail.len()];
+        edges[..head.len()].copy_from_slice(head);
+        edges[head.len()..].copy_from_slice(tail);
+        let how = How { element_bytes: work.element_bytes, reduce: work.reduce, reduce_both: work.reduce_both };
+        let ended = self.reduce_pages_and_edges(whole, edges, place, how, agenda, patience);
+        head.copy_from_slice(&edges[..head.len()]);
+        tail.copy_from_slice(&edges[head.len()..]);
+        self.edges = room;
+        // SAFETY: they are whole pages of the arenas' segment.
+        self.chunks = ended.inspect_err(|_| unsafe { make_private(whole) })?;
+        Ok(())
+    }
+
+    /// The chunks that have gone through the staging areas then.
+    fn reduce_pages_and_edges(
+        &self,
+        whole: &mut [u8],
+        edges: &mut [u8],
+        place: Place<'_>,
+        how: How,
+        agenda: [u64; 5],
+        patience: Patience<'_>,
+    ) -> Result<usize, CollectiveError> {
+        let How { element_bytes, reduce, .. } = how;
+        let before = self.arrivals.get();
+        let meetings = || self.arrivals.get().wrapping_sub(before);
+        let mut go_on = || {
+            patience.abort.check()?;
+            match meetings() {
+                0 => {
+                    self.meet(patience)?;
+                    self.require(agenda)
+                }
+                1 => {
+                    self.reduce_pages(whole, &place, how, patience)?;
+                    self.meet(patience)
+                }
+                _ => self.meet(patience),
+            }
+        };
+        let staged =
+            Staged { rank: self.rank, world: self.world, data: edges, element_bytes, reduce, chunks: self.chunks };
+        let chunks = staged.through(&self.staging, &mut go_on)?;
+        while meetings() < 2 {
+            go_on()?;
+        }
+        Ok(chunks)
+    }
+
+    /// Reduces this rank's part of the pages into all arenas. All ranks have arrived, and arrive again after it.
+    fn reduce_pages(
+        &self,
+        whole: &mut [u8],
+        place: &Place<'_>,
+        how: How,
+        patience: Patience<'_>,
+    ) -> Result<(), CollectiveError> {
+        let How { element_bytes, reduce, reduce_both } = how;
+        let Place { arenas, pages, .. } = place;
+        let own = bytes_of(self.rank, self.world, whole.len(), element_bytes);
         for start in own.clone().step_by(BLOCK) {
             patience.abort.check()?;
             let range = start..own.end.min(start + BLOCK);
-            let theirs = offset + range.start..offset + range.end;
-            let mut own = Some(&mut data[range]);
+            let theirs = pages.start + range.start..pages.start + range.end;
+            let mut own = Some(&mut whole[range]);
             // SAFETY: all have arrived, so that nobody but this rank touches this part of any arena until it arrives again; its own is
-            // borrowed as data.
+            // borrowed as `whole`.
             let of_another = |rank| unsafe { arenas.write(rank, theirs.clone()) };
             let mut of = |rank| own.take_if(|_| rank == self.rank).unwrap_or_else(|| of_another(rank));
             let (first, last) = (of(0), of(self.world - 1));
@@ -143,7 +251,7 @@ impl SharedMemory {
                 others.copy_from_slice(first);
             }
         }
-        self.meet(patience)
+        Ok(())
     }
 
     fn reduce_staged(
@@ -214,7 +322,7 @@ impl SharedMemory {
     /// Requires that all ranks reduce the same.
     fn require(&self, agenda: [u64; 5]) -> Result<(), CollectiveError> {
         for rank in 0..self.world {
-            let found = self.staging.desk(rank).agenda.each_ref().map(|word| word.load(Ordering::Relaxed));
+            let found = self.agenda(rank).each_ref().map(|word| word.load(Ordering::Relaxed));
             let fields = ["step", "bucket", "operation", "length", "place"];
             if let Some(at) = (0..5).find(|at| found[*at] != agenda[*at]) {
                 let named = |value: u64| match fields[at] {
@@ -230,5 +338,31 @@ impl SharedMemory {
             }
         }
         Ok(())
+    }
+}
+
+/// The bytes of those in `range` that lie on pages with nothing else.
+fn whole_pages(range: Range<usize>, page: usize) -> Range<usize> {
+    let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
+    if start < end { start..end } else { range.start..range.start }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_whole_where_all_of_it_is_reduced() {
+        for (range, whole) in [
+            (0..4096, 0..4096),
+            (0..4095, 0..0),
+            (1..8192, 4096..8192),
+            (4..8188, 4..4),
+            (4092..12_292, 4096..12_288),
+            (8192..8192, 8192..8192),
+            (5000..5001, 5000..5000),
+        ] {
+            assert_eq!(whole_pages(range.clone(), 4096), whole, "{range:?}");
+        }
     }
 }

@@ -18,6 +18,8 @@ use super::staging::{AREAS, Areas, Staged};
 const INTERRUPTIONS: usize = 2;
 /// Bytes of an area, each an element.
 const CHUNK: usize = 2;
+/// Bytes up to which each rank reduces the whole.
+const WHOLE: usize = 1;
 
 /// A number, and the system's queue of those who sleep on it.
 struct Futex {
@@ -90,6 +92,7 @@ impl Memory {
 
 impl Areas for Memory {
     const CHUNK: usize = CHUNK;
+    const WHOLE: usize = WHOLE;
 
     unsafe fn read(&self, rank: usize, area: usize, range: Range<usize>, take: impl FnOnce(&[u8])) {
         // SAFETY: loom checks that nobody writes to it.
@@ -137,17 +140,36 @@ fn whoever_meets_another_sees_what_it_did_and_is_woken() {
     });
 }
 
+/// Has both ranks reduce data of so many bytes, one after another.
+fn reduced(lengths: &'static [u8]) {
+    both(move |memory, rank| {
+        let (mut count, mut chunks) = (0, 0);
+        for length in lengths {
+            let scale = [1, 10][rank];
+            let mut data: Vec<u8> = (1..=*length).map(|index| scale * index).collect();
+            let reduce = |sum: &mut [u8], terms: &[u8]| sum.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+            let staged = Staged { rank, world: 2, data: &mut data, element_bytes: 1, reduce, chunks };
+            let Ok(through) = staged.through(memory, || {
+                memory.meet(rank, &mut count);
+                Ok::<(), Infallible>(())
+            });
+            chunks = through;
+            assert_eq!(data, (1..=*length).map(|index| 11 * index).collect::<Vec<_>>());
+        }
+    });
+}
+
 #[test]
 fn nobody_touches_what_another_is_at_in_the_staging_areas() {
-    both(|memory, rank| {
-        let mut count = 0;
-        let mut data = [[1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60]][rank];
-        let reduce = |sum: &mut [u8], terms: &[u8]| sum.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
-        let staged = Staged { rank, world: 2, data: &mut data, element_bytes: 1, reduce, chunks: 0 };
-        let Ok(chunks) = staged.through(memory, || {
-            memory.meet(rank, &mut count);
-            Ok::<(), Infallible>(())
-        });
-        assert_eq!((chunks, data), (3, [11, 22, 33, 44, 55, 66]));
-    });
+    reduced(&[6]);
+}
+
+#[test]
+fn nor_where_each_rank_reduces_the_whole() {
+    reduced(&[1, 1, 1, 2, 1]);
+}
+
+#[test]
+fn nor_where_the_last_chunk_of_many_is_reduced_whole() {
+    reduced(&[3, 3, 2]);
 }

@@ -10,12 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::param::page_size;
 
 /// What rank 0 tells the others to find a segment by: process, file descriptor and a secret that it begins with.
 pub(crate) type Offer = [i64; 4];
 
 /// Bytes before the payload: a page, so that the payload is aligned to one.
-const HEAD: usize = 4096;
+fn head() -> usize {
+    page_size()
+}
 
 /// Memory that rank 0 made and others mapped, sealed against truncation.
 #[derive(Debug)]
@@ -35,7 +38,7 @@ impl Segment {
     pub(crate) fn make(bytes: usize) -> Result<(Self, OwnedFd, Offer), Errno> {
         let file = rustix::fs::memfd_create("lockstep", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         // Allocated now: a page that is refused later would end the process.
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, (HEAD + bytes) as u64)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, (head() + bytes) as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let segment = Self::map(&file, bytes)?;
         let mut secret = [0_u8; 16];
@@ -52,7 +55,7 @@ impl Segment {
     pub(crate) fn open(offer: Offer, bytes: usize) -> Option<Self> {
         let [process, descriptor, secret @ ..] = offer;
         let path = format!("/proc/{process}/fd/{descriptor}");
-        let whole = (HEAD + bytes) as u64;
+        let whole = (head() + bytes) as u64;
         // In another namespace of processes it may be anything: nothing but a file of this length is even opened.
         if !std::fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() == whole) {
             return None;
@@ -76,7 +79,7 @@ impl Segment {
     fn map(file: impl AsFd, bytes: usize) -> Result<Self, Errno> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
         // SAFETY: a new mapping, at an address of the system's choice, aliases nothing of this process.
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), HEAD + bytes, protection, flags, file, 0) }?;
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), head() + bytes, protection, flags, file, 0) }?;
         NonNull::new(start.cast()).map(|start| Self { start, bytes }).ok_or(Errno::NOMEM)
     }
 
@@ -89,7 +92,7 @@ impl Segment {
     pub(super) fn at(&self, range: &Range<usize>) -> NonNull<u8> {
         assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} lies in a segment of {}", self.bytes);
         // SAFETY: the mapping has so many bytes.
-        unsafe { self.start.add(HEAD + range.start) }
+        unsafe { self.start.add(head() + range.start) }
     }
 
     /// A range of the payload, in bytes.
@@ -115,7 +118,21 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: mapped with this length, and nothing borrows from it any more.
-        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), HEAD + self.bytes) };
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), head() + self.bytes) };
         debug_assert!(unmapped.is_ok(), "what was mapped can be unmapped");
+    }
+}
+
+/// Takes pages out of a mapping: from here on they are this process's own, and zero. Whoever else maps the memory keeps what was there.
+///
+/// # Safety
+/// These are whole pages of a segment.
+pub(super) unsafe fn make_private(pages: &mut [u8]) {
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+    // SAFETY: nothing but these pages is replaced, which are borrowed here alone, by others that hold bytes as well.
+    let made = unsafe { rustix::mm::mmap_anonymous(pages.as_mut_ptr().cast(), pages.len(), protection, flags) };
+    if made.is_err() {
+        // Others could write to what this process may take for its own.
+        std::process::abort();
     }
 }

@@ -12,13 +12,16 @@ use crate::reducer::Reducer;
 pub(super) const CHUNK: usize = 128 << 10;
 /// Staging areas of a rank.
 pub(super) const AREAS: usize = 2;
+/// Bytes up to which each rank reduces the whole: a second meeting takes longer, by far where ranks outnumber cores. Of 4 KiB, two ranks
+/// with a core each were twice as slow so.
+const WHOLE: usize = 1 << 10;
 
-/// How a rank stands, on a cache line of its own.
+/// How a rank stands, on cache lines of its own.
 #[repr(C, align(128))]
 pub(super) struct Desk {
     pub(super) meeting: Meeting<AtomicU32>,
-    /// What it reduces: step, bucket, kind, length and place.
-    pub(super) agenda: [AtomicU64; 5],
+    /// What it reduces: step, bucket, kind, length and place. Two that alternate, as the staging areas do.
+    pub(super) agendas: [[AtomicU64; 5]; 2],
 }
 
 /// The desks and staging areas of all ranks.
@@ -57,6 +60,7 @@ impl Staging {
 
 impl Areas for Staging {
     const CHUNK: usize = CHUNK;
+    const WHOLE: usize = WHOLE;
 
     unsafe fn read(&self, rank: usize, area: usize, range: Range<usize>, take: impl FnOnce(&[u8])) {
         // SAFETY: the caller's promise.
@@ -73,6 +77,8 @@ impl Areas for Staging {
 pub(super) trait Areas {
     /// Bytes of one.
     const CHUNK: usize;
+    /// Bytes up to which each rank reduces the whole.
+    const WHOLE: usize;
 
     /// Takes bytes of an area of `rank`.
     ///
@@ -112,12 +118,17 @@ impl Staged<'_> {
             meet()?;
             let length = piece.len();
             let part_of = |rank| bytes_of(rank, world, length, element_bytes);
+            let is_whole = length <= A::WHOLE;
+            let reduced = if is_whole { 0..length } else { part_of(own) };
             for rank in 0..world {
-                let sum = &mut piece[part_of(own)];
+                let sum = &mut piece[reduced.clone()];
                 let take_in = |theirs: &[u8]| if rank == 0 { sum.copy_from_slice(theirs) } else { reduce(sum, theirs) };
-                // SAFETY: all have met, so all areas are written, and of another's area only its own rank writes, and only its own part,
-                // which is not this one.
-                unsafe { areas.read(rank, area, part_of(own), take_in) };
+                // SAFETY: all have met, so all areas are written, and before it meets the others again only its own rank writes to an
+                // area: its own part, which is not this one, and nothing where each reduces the whole.
+                unsafe { areas.read(rank, area, reduced.clone(), take_in) };
+            }
+            if is_whole {
+                continue;
             }
             // SAFETY: the others read of this area only their own parts until they meet this rank.
             unsafe { areas.write(own, area, part_of(own), |reduced| reduced.copy_from_slice(&piece[part_of(own)])) };

@@ -1,4 +1,5 @@
 use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ pub(crate) const PATIENT: Limits = Limits {
     forming: Duration::from_secs(30),
     silence: Duration::from_secs(30),
     waiting: Waiting::Block,
+    threads: NonZeroUsize::MIN,
     shares_memory: false,
     sockets: Sockets::ONE,
 };

@@ -10,7 +10,7 @@ use crate::group::{IMPATIENT, PATIENT, bare_group, ends, group};
 
 const SHARING: Limits = Limits { shares_memory: true, ..PATIENT };
 /// Longer than a few chunks, and no multiple of anything.
-const LENGTHS: [usize; 6] = [0, 1, 7, 1000, 32 * 1024, 200_003];
+const LENGTHS: [usize; 7] = [0, 1, 7, 256, 1000, 32 * 1024, 200_003];
 
 fn uneven(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|index| 1.0 / (rank * 1000 + index % 977 + 3) as f32).collect()
@@ -220,7 +220,9 @@ fn after_a_failure_nothing_is_reduced_any_more() {
         let (limits, failed) = (Limits { shares_memory: true, ..IMPATIENT }, Barrier::new(2));
         bare_group(2, limits, |mut group| {
             let rank = group.seat().rank;
-            let mut fails = || group.all_reduce_in_memory(Tag::default(), &mut [1.0_f32; 10], Reduction::Sum).is_err();
+            // So many that a rank waits for what another reduces: of fewer, the late one finds all that it needs.
+            let mut data = vec![1.0_f32; 1000];
+            let mut fails = || group.all_reduce_in_memory(Tag::default(), &mut data, Reduction::Sum).is_err();
             if rank == 1 {
                 failed.wait();
             }
@@ -232,6 +234,34 @@ fn after_a_failure_nothing_is_reduced_any_more() {
         })
     });
     assert_eq!(errors, [[true, true], [true, true]]);
+}
+
+#[test]
+fn nobody_else_writes_to_what_a_failed_operation_was_on() {
+    ends(|| {
+        let (limits, failed, written) = (Limits { shares_memory: true, ..IMPATIENT }, Barrier::new(2), Barrier::new(2));
+        bare_group(2, limits, |mut group| {
+            let (is_late, mut arena) = (group.seat().rank == 1, group.shared_arena(10_000).unwrap().expect("shared"));
+            let (before, data) = arena.as_mut().split_at_mut(100);
+            let (data, after) = data.split_at_mut(9_800);
+            data.fill(1.0);
+            if is_late {
+                failed.wait();
+            }
+            // The late one finds that the other has come, and reduces its part of both arenas before it misses it.
+            group.all_reduce_in_memory(Tag::default(), data, Reduction::Sum).unwrap_err();
+            if is_late {
+                assert!(data.contains(&2.0), "it has reduced");
+                written.wait();
+                return;
+            }
+            data.fill(7.0);
+            failed.wait();
+            written.wait();
+            assert!(data.iter().all(|value| *value == 7.0), "another rank wrote to it");
+            assert!(before.iter().chain(&*after).all(|value| *value == 0.0), "the operation was not on this");
+        })
+    });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Every operation, algorithm, type and reduction over real sockets.
 
 use half::{bf16, f16};
-use lockstep_collective::algorithm::{Algorithm, part};
+use lockstep_collective::algorithm::{Algorithm, block, part};
 use lockstep_collective::{
     Abort, Choice, CollectiveError, Element, Group, Hosts, Limits, Plan, Reduction, Tag, Transferred, Waiting, Wire,
 };
@@ -177,6 +177,32 @@ fn all_to_all_transposes() {
     );
     for (rank, data) in after.iter().enumerate() {
         assert_eq!(data[3..], [rank as f32, (10 + rank) as f32, (20 + rank) as f32]);
+    }
+}
+
+#[test]
+fn all_to_all_takes_any_length() {
+    for world in 1..=5 {
+        for length in [0, 1, 2, 3, 7, 2 * world - 1, 2 * world + 1, 999, 70_001] {
+            let given = move |rank: usize| (0..length).map(|index| (rank * 100_000 + index) as f64).collect::<Vec<_>>();
+            let after = ends(move || {
+                bare_group(world, PATIENT, |mut group| {
+                    let mut data = given(group.seat().rank);
+                    group.all_to_all(TAG, &mut data).unwrap();
+                    data
+                })
+            });
+            let half = length / 2;
+            for (rank, data) in after.iter().enumerate() {
+                let mut expected = given(rank);
+                for from in 0..world {
+                    let taken = block(half, world, rank, from);
+                    let theirs = &given(from)[block(half, world, from, rank)];
+                    expected[half + taken.start..half + taken.end].copy_from_slice(theirs);
+                }
+                assert!(*data == expected, "rank {rank} of {world}, length {length}");
+            }
+        }
     }
 }
 

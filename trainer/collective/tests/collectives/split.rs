@@ -128,7 +128,8 @@ fn a_communicator_does_every_operation_in_the_order_of_submission() {
 fn one_rank_alone_does_every_operation_too() {
     let mut alone = Communicator::alone(Abort::new());
     alone.start(Collective::AllToAll, 1, 0, vec![1.0, 2.0, -1.0, -1.0]);
-    alone.start(Collective::Broadcast { root: 0 }, 1, 1, vec![5.0]);
+    alone.start(Collective::AllToAll, 1, 1, vec![1.0, -1.0, 3.0]);
+    alone.start(Collective::Broadcast { root: 0 }, 1, 2, vec![5.0]);
     let held: Vec<Vec<f32>> = alone.wait_all().map(|ended| ended.unwrap().memory).collect();
-    assert_eq!(held, [vec![1.0, 2.0, 1.0, 2.0], vec![5.0]]);
+    assert_eq!(held, [vec![1.0, 2.0, 1.0, 2.0], vec![1.0, 1.0, 3.0], vec![5.0]]);
 }
