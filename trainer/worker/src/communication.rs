@@ -1,6 +1,7 @@
 //! How the group sums its gradients: measured by all, decided by rank 0, kept with the checkpoints so that a resumed run repeats it.
 
 mod anew;
+mod places;
 
 use std::ops::Range;
 
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 pub(crate) use self::anew::{Seen, agree_anew};
+pub(crate) use self::places::{KnownCosts, Places};
 use crate::baseline::Baseline;
 
 /// Bytes of a bucket where measuring says nothing better.
@@ -26,10 +28,21 @@ struct Recorded {
     world: usize,
     over_memory: bool,
     communication: Communication,
+    /// Where the ranks were, if it matters what messages between them cost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    places: Option<Places>,
     words: Vec<u64>,
     /// Whether it stays as it is, the steps of a group having been looked at.
     #[serde(default)]
     settled: bool,
+}
+
+/// What a record says under the present circumstances.
+#[derive(Debug, PartialEq)]
+struct Found {
+    plan: Plan,
+    settled: bool,
+    places: Option<Places>,
 }
 
 /// How sums were formed before.
@@ -59,14 +72,16 @@ pub(crate) struct Agreed {
     pub is_open: bool,
 }
 
-/// Agrees with the other ranks. `ready_order` are the ranges of the gradient arena as `own` times them; `known` is what this rank measured in a group before. Those of rank
-/// 0 count.
+/// Agrees with the other ranks, which are at `places`. `ready_order` are the ranges of the gradient arena as `own` times them; `before` and
+/// `known` are what this rank knows of another group, the costs those of messages between the same places. What rank 0 knows counts, so
+/// that all measure, or none.
 pub(crate) fn agree(
     group: &mut Group,
     settings: &Communication,
     ready_order: &[Range<usize>],
     own: &Baseline,
     before: Option<Before<'_>>,
+    places: Places,
     known: Option<Costs>,
 ) -> Result<Agreed, CollectiveError> {
     let world = group.world();
@@ -74,22 +89,27 @@ pub(crate) fn agree(
     let algorithm = if over_memory { settings.algorithm } else { by_messages(settings) };
     let means = means(group, own)?;
     let communication = settings.clone();
-    let circumstances = Recorded { world, over_memory, communication, words: Vec::new(), settled: false };
+    let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
+    let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
+    let costs_matter = world > 1 && !over_memory && useful;
+    let places = costs_matter.then_some(places);
+    let circumstances = Recorded { world, over_memory, communication, places, words: Vec::new(), settled: false };
     let elements = ready_order.iter().map(|range| range.end).max().unwrap_or_default();
     let is_repeated = matches!(before, Some(Before::Repeated(_)));
-    let recorded = before.and_then(|before| match before {
+    let found = before.and_then(|before| match before {
         Before::Repeated(record) => replayed(record, &circumstances, elements),
         Before::Kept(record) => kept(record, &circumstances, group.hosts(), elements),
     });
-    let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
-    let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
-    let measures = world > 1 && !over_memory && useful && recorded.is_none() && known.is_none();
-    let (recorded, settled) = recorded.map_or((None, false), |(plan, settled)| (Some(plan), settled));
+    let measures = costs_matter && found.is_none() && known.is_none();
+    let (recorded, settled, places) = match found {
+        Some(Found { plan, settled, places }) => (Some(plan), settled, places),
+        None => (None, false, places),
+    };
     let mut told = [u8::from(measures), u8::from(settled)];
     group.broadcast(0, tag(1), &mut told)?;
     let [measures, settled] = told.map(|told| told == 1);
     let measured = if measures { group.measure_costs()? } else { None };
-    let costs = measured.or(known.filter(|_| useful && !over_memory));
+    let costs = measured.or(known.filter(|_| costs_matter));
     let hosts = group.hosts().clone();
     let plan = group
         .agree(|| recorded.unwrap_or_else(|| proposed(settings, algorithm, hosts, ready_order, &means.ready, costs)))?;
@@ -107,12 +127,11 @@ pub(crate) fn agree(
     );
     let words = plan.to_words();
     // Numbers and names: no reason to fail.
-    let record = serde_json::to_string(&Recorded { words, settled, ..circumstances }).unwrap_or_default();
+    let record = serde_json::to_string(&Recorded { words, settled, places, ..circumstances }).unwrap_or_default();
     // One worker sends nothing.
     let report = (world > 1).then_some(report);
     let Baseline { samples_per_second: baseline, ready } = means;
-    let plans = world > 1 && !over_memory && useful && settings.bucket_bytes.is_none();
-    let is_open = plans && !settled && !is_repeated;
+    let is_open = costs_matter && settings.bucket_bytes.is_none() && !settled && !is_repeated;
     Ok(Agreed { plan, record, report, baseline, costs: measured, ready, is_open })
 }
 
@@ -134,22 +153,23 @@ pub(crate) fn tell_the_same(one: &str, other: &str) -> bool {
     one.is_some() && one == other
 }
 
-/// The plan of a record that was made under the same circumstances, and for the same hosts where it matters which ranks share one; and
-/// whether it is settled.
-fn kept(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) -> Option<(Plan, bool)> {
-    let (plan, settled) = replayed(record, circumstances, elements)?;
-    let matters = plan.hosts.are_mixed() || hosts.are_mixed();
-    (!matters || plan.hosts == *hosts).then_some((plan, settled))
+/// The record of a plan that was made under the same circumstances, at the same places where it matters what messages cost, and for the
+/// same hosts where it matters which ranks share one.
+fn kept(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) -> Option<Found> {
+    let found = replayed(record, circumstances, elements).filter(|found| found.places == circumstances.places)?;
+    let matters = found.plan.hosts.are_mixed() || hosts.are_mixed();
+    (!matters || found.plan.hosts == *hosts).then_some(found)
 }
 
-/// The plan of a record that was made under the same circumstances; and whether it is settled.
-fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<(Plan, bool)> {
-    let found: Recorded = serde_json::from_str(record).ok()?;
-    let plan = Plan::from_words(&found.words)?;
+/// The record of a plan that was made under the same circumstances, wherever that was.
+fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<Found> {
+    let recorded: Recorded = serde_json::from_str(record).ok()?;
+    let plan = Plan::from_words(&recorded.words)?;
     let tiles = plan.buckets.last().map(|bucket| bucket.end) == Some(elements);
     let fits = tiles && plan.hosts.world() == circumstances.world;
-    let settled = found.settled;
-    (fits && Recorded { words: Vec::new(), settled: false, ..found } == *circumstances).then_some((plan, settled))
+    let (settled, places) = (recorded.settled, recorded.places);
+    let made = Recorded { words: Vec::new(), settled: false, places: circumstances.places, ..recorded };
+    (fits && made == *circumstances).then_some(Found { plan, settled, places })
 }
 
 fn proposed(
@@ -260,6 +280,12 @@ fn tag(bucket: u32) -> Tag {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        net::{Ipv4Addr, SocketAddr},
+        thread,
+    };
+
+    use lockstep_collective::{Abort, JobId, Limits, Listener, Seat};
     use lockstep_launch::ByteSize;
 
     use super::*;
@@ -318,22 +344,25 @@ mod tests {
         let [apart, together, mixed] =
             [vec![0, 1, 2], vec![0, 0, 0], vec![0, 1, 0]].map(Hosts::counted).map(Option::unwrap);
         let plan = Plan { buckets: vec![0..5, 5..10], choice, wire: Wire::Bf16, hosts: apart.clone() };
+        let [here, there] = ["10.0.0.1:1", "10.0.0.2:1"].map(|address| Places::of(&[address.parse().expect("one")]));
         let made = || Recorded {
             world: 3,
             over_memory: false,
             communication: Communication::default(),
+            places: Some(here),
             words: Vec::new(),
             settled: false,
         };
         let words = vec![0x101, 0, 0, 0, 3, 0, 1, 2, 5, 10];
         let record = serde_json::to_string(&Recorded { words, settled: true, ..made() }).expect("serialises");
         let kept_on = |hosts: &Hosts| kept(&record, &made(), hosts, 10);
-        assert_eq!(
-            [&apart, &together, &mixed].map(kept_on),
-            [Some((plan.clone(), true)), Some((plan.clone(), true)), None]
-        );
+        let found = || Some(Found { plan: plan.clone(), settled: true, places: Some(here) });
+        assert_eq!([&apart, &together, &mixed].map(kept_on), [found(), found(), None]);
+        let elsewhere = Recorded { places: Some(there), ..made() };
+        assert_eq!(kept(&record, &elsewhere, &apart, 10), None);
         // A run is repeated wherever it ran.
-        assert_eq!(replayed(&record, &made(), 10), Some((plan, true)));
+        assert_eq!(replayed(&record, &made(), 10), found());
+        assert_eq!(replayed(&record, &elsewhere, 10), found());
         // A field that has its default may be missing.
         let older = record.replace("\"socketsPerPeer\":1,", "").replace(",\"socketsPerPeer\":1", "");
         assert!(older != record && tell_the_same(&older, &record) && !tell_the_same(&older, "{"));
@@ -343,5 +372,50 @@ mod tests {
         assert_eq!(replayed(&record, &Recorded { communication: fixed, ..made() }, 10), None);
         assert_eq!(replayed(&record, &made(), 11), None);
         assert_eq!(replayed("{", &made(), 10), None);
+    }
+
+    /// What each rank of a group agreed on, where `before` are the records that they have of the group before, and all were at `places`.
+    fn agreed(before: [Option<&str>; 3], places: Places) -> Vec<Agreed> {
+        let listeners = before.map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).expect("a listener"));
+        let peers: Vec<_> = listeners.iter().map(Listener::address).collect();
+        thread::scope(|scope| {
+            let rank = |(rank, (listener, before)): (usize, (Listener, Option<&'_ str>))| {
+                let (peers, before) = (peers.clone(), before.map(str::to_owned));
+                scope.spawn(move || {
+                    let seat = Seat { job: JobId([7; 16]), generation: 1, rank };
+                    let limits = Limits { shares_memory: false, ..Limits::default() };
+                    let mut group = Group::form(&listener, seat, &peers, limits, &Abort::new()).expect("a group");
+                    let own = Baseline { samples_per_second: Some(1.0), ready: READY.to_vec() };
+                    let before = before.as_deref().map(Before::Kept);
+                    agree(&mut group, &Communication::default(), &READY_ORDER, &own, before, places, None)
+                        .expect("a plan")
+                })
+            };
+            let ranks: Vec<_> = listeners.into_iter().zip(before).enumerate().map(rank).collect();
+            ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+        })
+    }
+
+    #[test]
+    fn a_group_measures_anew_unless_rank_0_has_a_record_of_the_same_places() {
+        let [old, new] = [["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"], ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.4:1"]]
+            .map(|group| Places::of(&group.map(|address| address.parse::<SocketAddr>().expect("an address"))));
+        let first = &agreed([None; 3], old)[0].record;
+        let settled = first.replace("\"settled\":false", "\"settled\":true");
+        assert!(settled != *first && !tell_the_same(&settled, first));
+        let settled = Some(&settled[..]);
+        for (situation, before, places, anew) in [
+            ("a rank that was restarted where it was", [settled, None, settled], old, false),
+            ("the same of rank 0", [None, settled, settled], old, true),
+            ("a rank that was replaced on another host", [settled, None, settled], new, true),
+        ] {
+            let ranks = agreed(before, places);
+            for rank in &ranks {
+                assert_eq!(rank.is_open, anew, "{situation}");
+                assert!(anew || rank.costs.is_none(), "{situation}: measured");
+                assert_eq!((&rank.plan, &rank.record), (&ranks[0].plan, &ranks[0].record), "{situation}");
+            }
+            assert_eq!(Some(&ranks[0].record[..]) == settled, !anew, "{situation}");
+        }
     }
 }

@@ -4,172 +4,123 @@
 //! A worker with D devices fills D seats of the group, those from D times its rank on. Only its first device has connections, checkpoints
 //! and newcomers; the others hold copies of its state, and take each step with the gradients that it has then: all of the group's.
 
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex, PoisonError, mpsc},
-    thread,
-    time::{Duration, Instant},
-};
+mod device;
+mod gathered;
+
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use lockstep_data::{Loader, Step};
 use lockstep_elastic::Work;
 use lockstep_nn::{Cpu, Replica, Sgd, StepResult};
 
+pub(crate) use self::gathered::Gathered;
+use self::{
+    device::{Device, Done, Task},
+    gathered::Announced,
+};
 use crate::{
     failure::Failure,
     gradients::{self, Part},
-    training::Bucket,
 };
 
 /// Those after the first; most workers have none.
 #[derive(Default)]
 pub(crate) struct Devices {
-    replicas: Vec<Replica<Cpu>>,
+    devices: Vec<Device>,
+    /// Where each announces the buckets of a step.
+    announced: Arc<[Announced]>,
     /// The group's gradients of a step on their way from the first to the others.
-    gradients: Vec<f32>,
-}
-
-/// Where the buckets of a step come, in their order, from each of the further devices, with when they were ready.
-type Announced = Arc<Mutex<Vec<mpsc::Receiver<(Bucket, Instant)>>>>;
-
-/// A bucket of a worker's gradients: those of its first device, and once they are looked at those of the others.
-pub(crate) struct Gathered {
-    sum: Bucket,
-    /// When the last of those that are in it was.
-    ready: Instant,
-    others: Option<Announced>,
-}
-
-impl Gathered {
-    /// Of a worker with one device.
-    pub(crate) fn alone(sum: Bucket) -> Self {
-        Self { sum, ready: Instant::now(), others: None }
-    }
-
-    /// When all of it could be summed with others, once it was looked at.
-    pub(crate) fn ready(&self) -> Instant {
-        self.ready
-    }
-
-    /// Adds the other devices' gradients, in their order; waits for them the first time.
-    pub(crate) fn whole(&mut self) -> &mut [f32] {
-        let Self { sum, ready, others } = self;
-        let sum = sum.as_mut();
-        if let Some(others) = others.take() {
-            for other in others.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-                let (mut bucket, moment) = other.recv().expect("a device announces every bucket");
-                *ready = moment.max(*ready);
-                sum.iter_mut().zip(bucket.as_mut()).for_each(|(sum, term)| *sum += *term);
-            }
-        }
-        sum
-    }
+    gradients: Arc<Vec<f32>>,
 }
 
 impl Devices {
     /// Each with a replica that `make` makes.
-    pub(crate) fn new(count: usize, make: impl FnMut() -> Result<Replica<Cpu>, Failure>) -> Result<Self, Failure> {
-        let replicas = std::iter::repeat_with(make).take(count).collect::<Result<Vec<_>, _>>()?;
-        let gradients = replicas.first().map_or(Vec::new(), |replica| vec![0.0; replica.table().elements()]);
-        Ok(Self { replicas, gradients })
+    pub(crate) fn new(count: usize, mut make: impl FnMut() -> Result<Replica<Cpu>, Failure>) -> Result<Self, Failure> {
+        let announced: Arc<[Announced]> = (0..count).map(|_| Announced::default()).collect();
+        let mut devices =
+            (0..count).map(|number| Device::start(number, make()?, &announced)).collect::<Result<Vec<_>, _>>()?;
+        let elements = devices.first_mut().map_or(0, |device| device.replica().table().elements());
+        Ok(Self { devices, announced, gradients: Arc::new(vec![0.0; elements]) })
     }
 
     /// They hold what the first one holds.
     pub(crate) fn take_over(&mut self, first: &mut Replica<Cpu>) {
-        if self.replicas.is_empty() {
+        if self.devices.is_empty() {
             return;
         }
         let mut state = vec![0.0; first.state_elements()];
         first.copy_state(0..state.len(), &mut state);
-        self.replicas.iter_mut().for_each(|replica| replica.write_state(&state));
+        self.devices.iter_mut().for_each(|device| device.replica().write_state(&state));
     }
 
     /// As the first one, from the next step on.
     pub(crate) fn set_buckets(&mut self, buckets: &[Range<usize>]) -> Result<(), Failure> {
-        self.replicas.iter_mut().try_for_each(|replica| replica.set_buckets(buckets.to_vec()).map_err(Failure::fatal))
+        let set = |device: &mut Device| device.replica().set_buckets(buckets.to_vec()).map_err(Failure::fatal);
+        self.devices.iter_mut().try_for_each(set)
     }
 
     /// They leave the step that was under way, once nothing of it is lent out.
     pub(crate) fn abandon_step(&mut self) {
-        self.replicas.iter_mut().for_each(Replica::abandon_step);
+        self.announced.iter().for_each(Announced::clear);
+        self.devices.iter_mut().for_each(|device| device.replica().abandon_step());
     }
 
     /// Computes a worker's gradients on `first` and on these, each on the samples of its loader, and hands its buckets over; how long the
     /// first one waited for samples.
+    ///
+    /// # Panics
+    /// As a device's thread has.
     pub(crate) fn gradients(
         &mut self,
         first: &mut Replica<Cpu>,
-        loaders: &mut [Loader],
+        loaders: &mut Vec<Loader>,
         step: Step,
-        work: &Work,
+        work: &Arc<Work>,
         submit: &mut dyn FnMut(usize, Gathered),
-    ) -> Result<Duration, Failure> {
-        let [own, others @ ..] = loaders else { unreachable!("each device has a loader") };
-        let mut hand_over = |announced: Option<Announced>| {
-            gradients::of_share(first, own, step, Part::Watched(work), &mut |bucket, sum| {
-                submit(bucket, Gathered { others: announced.clone(), ..Gathered::alone(sum) });
-            })
-        };
-        if self.replicas.is_empty() {
-            return Ok(hand_over(None));
+    ) -> Duration {
+        let Self { devices, announced, gradients: _ } = self;
+        assert_eq!(loaders.len(), 1 + devices.len(), "each device has a loader");
+        for (device, loader) in devices.iter_mut().zip(loaders.drain(1..)) {
+            device.begin(Task::Gradients { loader, step, work: Arc::clone(work) });
         }
-        thread::scope(|scope| {
-            let compute = |(device, (replica, loader))| {
-                let (announce, announced) = mpsc::channel();
-                // Where the group broke nobody takes them any more.
-                let mut put = move |_, bucket| drop(announce.send((bucket, Instant::now())));
-                let compute = move || gradients::of_share(replica, loader, step, Part::Beside(work), &mut put);
-                named(device).spawn_scoped(scope, compute).map(|_| announced).map_err(Failure::retry)
-            };
-            let announced = self.replicas.iter_mut().zip(others).enumerate().map(compute).collect::<Result<_, _>>()?;
-            Ok(hand_over(Some(Arc::new(Mutex::new(announced)))))
-        })
+        let mut hand_over = |bucket, sum| {
+            submit(bucket, if devices.is_empty() { Gathered::alone(sum) } else { Gathered::among(announced, sum) });
+        };
+        let waited = gradients::of_share(first, &mut loaders[0], step, Part::Watched(work), &mut hand_over);
+        for device in devices {
+            let Done::Gradients(loader) = device.finish() else { unreachable!("it was to compute gradients") };
+            loaders.push(loader);
+        }
+        waited
     }
 
     /// Updates `first` and these from the gradients that it has; gives the totals of all.
-    pub(crate) fn update(
-        &mut self,
-        first: &mut Replica<Cpu>,
-        optimiser: &Sgd,
-        rate: f32,
-    ) -> Result<StepResult, Failure> {
-        let update = |replica: &mut Replica<Cpu>| {
-            replica.update(optimiser, rate);
-            replica.finish_step()
-        };
-        if self.replicas.is_empty() {
-            return Ok(update(first));
+    ///
+    /// # Panics
+    /// As a device's thread has.
+    pub(crate) fn update(&mut self, first: &mut Replica<Cpu>, optimiser: &Sgd, rate: f32) -> StepResult {
+        let Self { devices, announced: _, gradients } = self;
+        if !devices.is_empty() {
+            let free = Arc::get_mut(gradients).expect("no device has them between two tasks");
+            first.copy_gradients(0..free.len(), free);
         }
-        let Self { replicas, gradients } = self;
-        first.copy_gradients(0..gradients.len(), gradients);
-        let gradients = &gradients[..];
-        thread::scope(|scope| {
-            let mut others = Vec::with_capacity(replicas.len());
-            for (device, replica) in replicas.iter_mut().enumerate() {
-                let follow = move || {
-                    let found = replica.finish_step();
-                    replica.take_gradients(gradients);
-                    update(replica);
-                    found
-                };
-                others.push(named(device).spawn_scoped(scope, follow).map_err(Failure::retry)?);
-            }
-            let found = update(first);
-            Ok(others.into_iter().fold(found, |all, other| {
-                let StepResult { loss_sum, correct } = other.join().expect("an update does not panic");
-                StepResult { loss_sum: all.loss_sum + loss_sum, correct: all.correct + correct }
-            }))
+        for device in devices.iter_mut() {
+            device.begin(Task::Update { gradients: Arc::clone(gradients), optimiser: *optimiser, rate });
+        }
+        first.update(optimiser, rate);
+        devices.iter_mut().fold(first.finish_step(), |all, device| {
+            let Done::Update(StepResult { loss_sum, correct }) = device.finish() else {
+                unreachable!("it was to update")
+            };
+            StepResult { loss_sum: all.loss_sum + loss_sum, correct: all.correct + correct }
         })
     }
-}
-
-/// The thread of a device after the first.
-fn named(device: usize) -> thread::Builder {
-    thread::Builder::new().name(format!("device-{}", device + 1))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use lockstep_collective::{Abort, Communicator};
     use lockstep_data::{Order, Seat};
     use lockstep_launch::Workload;
@@ -221,11 +172,11 @@ mod tests {
             let step = next_step(&mut loaders);
             let mut buckets = Vec::new();
             let mut submit = |_, bucket| buckets.push(bucket);
-            further.gradients(&mut first, &mut loaders, step, &Work::default(), &mut submit).expect("threads");
+            further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
             for mut bucket in buckets {
                 bucket.whole();
             }
-            loss = further.update(&mut first, &optimiser, 0.1).expect("threads").loss_sum;
+            loss = further.update(&mut first, &optimiser, 0.1).loss_sum;
         }
         let state = |replica: &mut Replica<Cpu>| {
             let mut state = vec![0.0; replica.state_elements()];
@@ -233,7 +184,7 @@ mod tests {
             state
         };
         let held = state(&mut first);
-        assert!(further.replicas.iter_mut().all(|replica| state(replica) == held), "other states");
+        assert!(further.devices.iter_mut().all(|device| state(device.replica()) == held), "other states");
         (held, loss)
     }
 
@@ -256,12 +207,47 @@ mod tests {
         abort.abort("the group breaks");
         let step = next_step(&mut loaders);
         let mut submit = |bucket, gathered| communicator.submit(0, bucket as u32, Slice::Gradient(gathered));
-        further.gradients(&mut first, &mut loaders, step, &Work::default(), &mut submit).expect("threads");
+        further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
         assert!(communicator.wait().is_err(), "its memory comes back without being looked at");
         drop(communicator);
         // Panics where a bucket is out.
         first.abandon_step();
         further.abandon_step();
         next_step(&mut loaders);
+    }
+
+    /// Has the first further device finish a step that it has not begun.
+    fn break_a_device(further: &mut Devices) {
+        let optimiser = Sgd { momentum: 0.9, weight_decay: 0.0 };
+        further.devices[0].begin(Task::Update { gradients: Arc::clone(&further.gradients), optimiser, rate: 0.1 });
+    }
+
+    #[test]
+    #[should_panic(expected = "finish_step follows the step's last micro-batch")]
+    fn a_panic_of_a_device_reaches_the_training_thread() {
+        let (_, mut further, _) = worker(3);
+        break_a_device(&mut further);
+        further.devices[0].finish();
+    }
+
+    #[test]
+    fn nobody_waits_for_a_device_that_has_panicked_nor_goes_on_without_its_gradients() {
+        let (mut first, mut further, mut loaders) = worker(2);
+        let step = next_step(&mut loaders);
+        let mut gathered = Vec::new();
+        let mut submit = |_, sum| gathered.push(Gathered::among(&further.announced, sum));
+        gradients::of_share(&mut first, &mut loaders[0], step, Part::Watched(&Work::default()), &mut submit);
+        let waits = thread::spawn(move || gathered[0].whole().len());
+        break_a_device(&mut further);
+        assert!(waits.join().is_err(), "a sum of one device alone");
+    }
+
+    #[test]
+    fn devices_that_are_dropped_end_their_threads() {
+        let (_, further, _) = worker(3);
+        let announced = Arc::clone(&further.announced);
+        assert_eq!(Arc::strong_count(&announced), 4, "the devices, a thread each, and this one");
+        drop(further);
+        assert_eq!(Arc::strong_count(&announced), 1);
     }
 }

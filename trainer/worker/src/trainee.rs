@@ -1,11 +1,6 @@
 //! What a worker keeps from one generation to the next: its copy of the model, and how far that is.
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    net::{IpAddr, SocketAddr},
-    ops::Range,
-    path::Path,
-};
+use std::{collections::VecDeque, ops::Range, path::Path};
 
 use lockstep_checkpoint::Checkpoint;
 use lockstep_collective::{CollectiveError, Costs, Group as Ranks, SharedArena, Tag};
@@ -16,6 +11,7 @@ use tracing::info;
 
 use crate::{
     baseline::Baseline,
+    communication::{KnownCosts, Places},
     devices::Devices,
     failure::Failure,
     follow::parts,
@@ -40,14 +36,14 @@ pub(crate) struct Trainee {
     is_whole: bool,
     /// What this worker does by itself.
     pub baseline: Baseline,
-    /// What messages cost, if this worker took part in measuring it.
-    pub costs: Option<Costs>,
     /// The plan of communication that was followed last, as checkpoints keep it.
     pub communication: Option<String>,
     /// Whether the storage was seen to be the others' too.
     pub storage_is_checked: bool,
-    /// Where the ranks were whose messages were measured.
-    hosts: BTreeSet<IpAddr>,
+    /// Where the ranks of its group are.
+    places: Places,
+    /// What messages cost, as far as this worker took part in measuring it.
+    known: KnownCosts,
     shares_gradients: bool,
     remembered: VecDeque<StepLine>,
 }
@@ -77,10 +73,10 @@ impl Trainee {
             step: 0,
             is_whole: false,
             baseline,
-            costs: None,
             communication: None,
             storage_is_checked: false,
-            hosts: BTreeSet::new(),
+            places: Places::of(&[]),
+            known: KnownCosts::default(),
             shares_gradients: false,
             remembered: VecDeque::new(),
         };
@@ -121,13 +117,20 @@ impl Trainee {
         self.devices.abandon_step();
     }
 
-    /// What was measured between other hosts says nothing about these.
-    pub(crate) fn meet(&mut self, group: &Group) {
-        let hosts = group.addresses.iter().map(SocketAddr::ip).collect();
-        if self.hosts != hosts {
-            self.costs = None;
-        }
-        self.hosts = hosts;
+    /// Is one of this group from now on; gives where its ranks are.
+    pub(crate) fn meet(&mut self, group: &Group) -> Places {
+        self.places = Places::of(&group.addresses);
+        self.places
+    }
+
+    /// What messages between the ranks of its group cost, as far as this worker knows.
+    pub(crate) fn costs(&self) -> Option<Costs> {
+        self.known.between(self.places)
+    }
+
+    /// Messages between the ranks of its group were found to cost so much.
+    pub(crate) fn learn(&mut self, costs: Costs) {
+        self.known.learn(self.places, costs);
     }
 
     /// Keeps gradients where the ranks of this generation, and only they, may write; without `arena` where nobody else may.
@@ -194,10 +197,10 @@ impl Trainee {
     }
 
     /// Applies the summed gradients of the next step on all devices; it is then done.
-    pub(crate) fn apply(&mut self) -> Result<StepResult, Failure> {
-        let result = self.devices.update(&mut self.replica, &self.recipe.optimiser, self.recipe.rate)?;
+    pub(crate) fn apply(&mut self) -> StepResult {
+        let result = self.devices.update(&mut self.replica, &self.recipe.optimiser, self.recipe.rate);
         self.step += 1;
-        Ok(result)
+        result
     }
 
     /// Hands over buckets of this kind from the next step on.

@@ -173,7 +173,7 @@ impl<'a> Rank<'a> {
         self.trainee.step
     }
 
-    fn work(&self) -> &'a Work {
+    fn work(&self) -> &'a Arc<Work> {
         self.member.membership.work()
     }
 
@@ -218,7 +218,7 @@ impl<'a> Rank<'a> {
             let alone = &mut |bucket, gradient| submit(bucket, Gathered::alone(gradient));
             gradients::of_parts(replica, loader, step, self.seat, work, alone)
         } else {
-            devices.gradients(replica, loaders, step, work, submit)?
+            devices.gradients(replica, loaders, step, work, submit)
         };
         let gradients = computing.elapsed().saturating_sub(loading);
 
@@ -226,7 +226,7 @@ impl<'a> Rank<'a> {
         self.gather()?;
         self.feeds.put(self.trainee.step + 1, self.trainee);
         let updating = Instant::now();
-        let result = self.trainee.apply()?;
+        let result = self.trainee.apply();
         let update = updating.elapsed();
 
         let useful = (gradients + update).as_secs_f64();
@@ -340,7 +340,7 @@ impl<'a> Rank<'a> {
         let Some((seen, _)) = self.seen.take() else { unreachable!("asked for once enough was seen") };
         let Self { trainee, communicator, member, .. } = self;
         let ready_order = trainee.replica.table().ready_order();
-        let agree = || agree_anew(communicator, trainee.step, seen, before, &ready_order, trainee.costs);
+        let agree = || agree_anew(communicator, trainee.step, seen, before, &ready_order, trainee.costs());
         member.membership.work().during(Activity::Waiting, agree).map_err(|error| lost(&error))
     }
 

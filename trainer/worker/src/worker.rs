@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::{
     benchmark,
-    communication::{self, Agreed, Before},
+    communication::{self, Agreed, Before, Places},
     failure::Failure,
     follow::until_let_in,
     member::{Halt, Member},
@@ -195,8 +195,8 @@ impl Run<'_> {
 
         let arena = ranks.shared_arena(trainee.replica.table().elements()).map_err(Failure::broken)?;
         trainee.put_gradients(arena);
-        trainee.meet(group);
-        let agreed = self.agree(trainee, &mut ranks)?;
+        let places = trainee.meet(group);
+        let agreed = self.agree(trainee, &mut ranks, places)?;
         let mut communicator = Communicator::over(ranks).map_err(Failure::retry)?;
         communicator.follow(&agreed.plan);
         self.work().during(Activity::Computing, || self.bound(trainee, saver, group, communicator, &agreed))
@@ -246,12 +246,17 @@ impl Run<'_> {
         })
     }
 
-    fn agree(&self, trainee: &mut Trainee, ranks: &mut lockstep_collective::Group) -> Result<Agreed, Failure> {
+    fn agree(
+        &self,
+        trainee: &mut Trainee,
+        ranks: &mut lockstep_collective::Group,
+        places: Places,
+    ) -> Result<Agreed, Failure> {
         let ready_order = trainee.replica.table().ready_order();
         let kept = trainee.communication.as_deref().map(Before::Kept);
         let before = self.replay.map(|replay| Before::Repeated(&replay.plan)).or(kept);
-        let Trainee { baseline, costs, .. } = &*trainee;
-        let agreed = communication::agree(ranks, &self.workload.communication, &ready_order, baseline, before, *costs)
+        let (settings, baseline, known) = (&self.workload.communication, &trainee.baseline, trainee.costs());
+        let agreed = communication::agree(ranks, settings, &ready_order, baseline, before, places, known)
             .map_err(Failure::broken)?;
         let differs = |replay: &&Replay| !communication::tell_the_same(&replay.plan, &agreed.record);
         if let Some(Replay { plan, .. }) = self.replay.filter(differs) {
@@ -264,7 +269,9 @@ impl Run<'_> {
     /// Sums as agreed from the next step on.
     fn take_over(&self, trainee: &mut Trainee, agreed: &Agreed) -> Result<(), Failure> {
         trainee.set_buckets(agreed.plan.buckets())?;
-        trainee.costs = agreed.costs.or(trainee.costs);
+        if let Some(costs) = agreed.costs {
+            trainee.learn(costs);
+        }
         trainee.communication = Some(agreed.record.clone());
         let plan = Digest::of(agreed.record.as_bytes());
         self.member.membership.agreed(Summing { after: trainee.step, plan });

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::{
         baseline::Baseline,
-        communication::{agree, replayed},
+        communication::{Found, Places, agree, replayed},
     };
 
     const READY_ORDER: [Range<usize>; 3] = [0..1000, 1000..300_000, 300_000..301_000];
@@ -228,7 +228,9 @@ mod tests {
                 let settings = Communication::default();
                 let own = Baseline { samples_per_second: Some(1.0), ready: ALONE.to_vec() };
                 let thought = Costs { message: 1e-4, wire_byte: 0.0, ..COSTS };
-                let before = agree(&mut group, &settings, &READY_ORDER, &own, None, Some(thought)).expect("a plan");
+                let places = Places::of(&peers);
+                let before =
+                    agree(&mut group, &settings, &READY_ORDER, &own, None, places, Some(thought)).expect("a plan");
                 let mut communicator = Communicator::<Slice>::over(group).expect("a thread");
                 let mut seen = Seen::of(before.plan.buckets().len());
                 while !seen.is_enough() {
@@ -253,8 +255,9 @@ mod tests {
                 settled: false,
                 ..serde_json::from_str(&anew.record).expect("reads back")
             };
-            let replayed = replayed(&anew.record, &circumstances, 301_000);
-            assert_eq!(replayed, Some((anew.plan.proposed().clone(), true)));
+            let places = circumstances.places;
+            let found = Found { plan: anew.plan.proposed().clone(), settled: true, places };
+            assert_eq!(replayed(&anew.record, &circumstances, 301_000), Some(found));
         }
     }
 

@@ -1,0 +1,103 @@
+//! A bucket of a worker's gradients, of which each further device announces its part.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use crate::training::Bucket;
+
+/// A bucket of a worker's gradients: those of its first device, and once they are looked at those of the others.
+pub(crate) struct Gathered {
+    sum: Bucket,
+    /// When the last of those that are in it was.
+    ready: Instant,
+    others: Option<Arc<[Announced]>>,
+}
+
+impl Gathered {
+    /// Of a worker with one device.
+    pub(crate) fn alone(sum: Bucket) -> Self {
+        Self { sum, ready: Instant::now(), others: None }
+    }
+
+    /// Of a worker with further devices, which announce their parts there.
+    pub(super) fn among(others: &Arc<[Announced]>, sum: Bucket) -> Self {
+        Self { others: Some(Arc::clone(others)), ..Self::alone(sum) }
+    }
+
+    /// When all of it could be summed with others, once it was looked at.
+    pub(crate) fn ready(&self) -> Instant {
+        self.ready
+    }
+
+    /// Adds the other devices' gradients, in their order; waits for them the first time, which ends with their part of the step at the
+    /// latest.
+    ///
+    /// # Panics
+    /// When a device's thread has panicked: a sum without its gradients is none.
+    pub(crate) fn whole(&mut self) -> &mut [f32] {
+        let Self { sum, ready, others } = self;
+        let sum = sum.as_mut();
+        if let Some(others) = others.take() {
+            for other in &*others {
+                let (mut bucket, moment) = other.take();
+                *ready = moment.max(*ready);
+                add(sum, bucket.as_mut());
+            }
+        }
+        sum
+    }
+}
+
+/// `sum ← sum + terms`: a loop that the compiler turns into vectors.
+fn add(sum: &mut [f32], terms: &[f32]) {
+    sum.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+}
+
+/// The buckets that a device has ready, in their order, until somebody takes them.
+#[derive(Default)]
+pub(super) struct Announced {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    buckets: VecDeque<(Bucket, Instant)>,
+    /// Nothing comes any more.
+    ended: bool,
+}
+
+impl Announced {
+    /// The next bucket is ready now.
+    pub(super) fn put(&self, bucket: Bucket) {
+        self.queue().buckets.push_back((bucket, Instant::now()));
+        self.changed.notify_one();
+    }
+
+    /// Gives those back that nobody took.
+    pub(super) fn clear(&self) {
+        self.queue().buckets.clear();
+    }
+
+    /// The device announces nothing any more.
+    pub(super) fn end(&self) {
+        self.queue().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// The next bucket and when it was ready; waits for it.
+    fn take(&self) -> (Bucket, Instant) {
+        let waits = |queue: &mut Queue| queue.buckets.is_empty() && !queue.ended;
+        let mut queue = self.changed.wait_while(self.queue(), waits).unwrap_or_else(PoisonError::into_inner);
+        let next = queue.buckets.pop_front();
+        drop(queue);
+        next.expect("a device announces every bucket")
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
