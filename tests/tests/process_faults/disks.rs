@@ -1,4 +1,5 @@
-//! The folder of checkpoints and journal: full, and read-only. Training goes on, and what could not be stored is stored later.
+//! The folder of checkpoints and journal: full, and read-only. Training goes on, and what could not be stored is stored later. A group
+//! that changes meanwhile waits, and loses no step.
 
 use std::{
     fs::{self, File},
@@ -7,7 +8,12 @@ use std::{
     process::Command,
 };
 
-use crate::job::{Job, Setting, may_run, succeeds};
+use rustix::process::Signal;
+
+use crate::{
+    job::{Job, Setting, may_run, succeeds, worker},
+    network::Host,
+};
 
 /// A disk of its own under a job's folder; unmounted when dropped.
 pub(crate) struct Disk(PathBuf);
@@ -38,7 +44,7 @@ fn checkpoints(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_full_disk_stops_no_training_and_what_waits_is_stored_once_there_is_room() {
+fn a_full_disk_stops_no_training_and_a_group_that_lost_its_reporter_waits_for_room() {
     if !may_run("full disk") {
         return;
     }
@@ -52,12 +58,16 @@ fn a_full_disk_stops_no_training_and_what_waits_is_stored_once_there_is_room() {
     let mut file = File::create(&filler).expect("a file");
     while file.write_all(&[0; 4096]).is_ok() {}
     job.wait_for("a save that failed", |job| job.logs().contains("checkpoint not saved; training goes on"));
+    assert_eq!(job.changes().len(), 1, "{:?}", job.changes());
+    job.signal(Host::Worker(0), Signal::KILL);
+    job.wait_for("a group that waits", |job| job.logs().contains("not stored yet; the group waits"));
     fs::remove_file(&filler).expect("room again");
     drop(file);
     let full = checkpoints(&job.run_folder());
     job.wait_for("a newer checkpoint", |job| checkpoints(&job.run_folder()) != full);
     let ended = job.finished();
-    assert_eq!(ended.changes.len(), 1, "{:?}", ended.changes);
+    assert!(ended.changes.iter().all(|change| !change.rollback), "{:?}", ended.changes);
+    assert_eq!(ended.lost(), [worker(0)]);
 }
 
 #[test]

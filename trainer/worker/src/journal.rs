@@ -1,8 +1,9 @@
 //! `metrics.jsonl`: one line per step and one per evaluation, written by one member, never twice for a step.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::FileExt as _,
     path::Path,
 };
 
@@ -65,6 +66,10 @@ pub(crate) struct Evaluation {
 const MAX_PENDING: usize = 1 << 20;
 /// Bytes that are written without being asked.
 const ENOUGH: usize = 16 << 10;
+/// Bytes that are read at a time, from the end.
+const BLOCK: u64 = 64 << 10;
+/// Bytes in which the last evaluation is looked for: it only matters to those who watch.
+const MAX_SEARCHED: u64 = 16 << 20;
 
 /// The open file, and whole lines that are not in it yet.
 #[derive(Debug)]
@@ -75,47 +80,37 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Opens the journal to continue after `base_step`: lines of later steps come from work that a restart lost, and are
-    /// dropped; so is a last line that was torn. Gives what the lines that are kept tell.
+    /// dropped; so is a last line that was torn. Gives what the lines that are kept tell. Takes no longer for a long journal, and no room.
     pub(crate) fn continue_after(folder: &Path, base_step: u64) -> io::Result<(Self, Kept)> {
         let path = folder.join(FILE_NAME);
-        let rewritten = folder.join(".metrics.jsonl.tmp");
-        let mut file = BufWriter::new(File::create(&rewritten)?);
-        let mut kept = Kept::default();
-        match File::open(&path) {
-            Ok(old) => {
-                for line in BufReader::new(old).split(b'\n') {
-                    let line = line?;
-                    let Some(Line { step, evaluation }) = read(&line).filter(|line| line.step <= base_step) else {
-                        continue;
-                    };
-                    match evaluation {
-                        Some(found) => kept.accuracy = Some((step, found.accuracy)),
-                        None => kept.step = step,
-                    }
-                    file.write_all(&line)?;
-                    file.write_all(b"\n")?;
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        let is_new = !path.exists();
+        let file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
+        let length = file.metadata()?.len();
+        let (kept, end) = kept(&file, length, base_step)?;
+        if end < length {
+            file.set_len(end)?;
+            file.sync_all()?;
         }
-        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-        fs::rename(&rewritten, &path)?;
-        File::open(folder)?.sync_all()?;
-        Ok((Self { file: OpenOptions::new().append(true).open(&path)?, pending: Vec::new() }, kept))
+        if is_new {
+            File::open(folder)?.sync_all()?;
+        }
+        Ok((Self { file, pending: Vec::new() }, kept))
     }
 
     /// Appends one line; it reaches the file with the next [`Self::flush`] or a little later.
-    ///
-    /// # Errors
-    /// Only when so much waits for the disk that no more can.
     pub(crate) fn write(&mut self, line: &impl Serialize) -> io::Result<()> {
         serde_json::to_writer(&mut self.pending, line)?;
         self.pending.push(b'\n');
-        if self.pending.len() < ENOUGH {
-            return Ok(());
+        if self.pending.len() >= ENOUGH {
+            // What is not written waits; too much is for the caller to notice.
+            let _ = self.flush();
         }
-        self.flush().or_else(|error| if self.pending.len() < MAX_PENDING { Ok(()) } else { Err(error) })
+        Ok(())
+    }
+
+    /// Whether so much waits for the disk that no more may.
+    pub(crate) fn is_full(&self) -> bool {
+        self.pending.len() >= MAX_PENDING
     }
 
     /// Writes what is pending; what the disk does not take stays so.
@@ -147,6 +142,55 @@ pub(crate) struct Kept {
     pub accuracy: Option<(u64, f64)>,
 }
 
+/// What those of the `length` bytes of a journal tell that are kept, and where these end.
+fn kept(file: &File, length: u64, base_step: u64) -> io::Result<(Kept, u64)> {
+    let mut lines = Backwards { file, start: length, bytes: Vec::new() };
+    let (mut step, mut accuracy, mut end) = (None, None, length);
+    while let Some((start, line)) = lines.before()? {
+        let whole = line.strip_suffix(b"\n").and_then(read).filter(|line| line.step <= base_step);
+        match whole {
+            None if step.is_none() && accuracy.is_none() => end = start,
+            None => {}
+            Some(Line { step, evaluation: Some(found) }) => accuracy = accuracy.or(Some((step, found.accuracy))),
+            Some(line) => step = step.or(Some(line.step)),
+        }
+        if step.is_some() && (accuracy.is_some() || end - start > MAX_SEARCHED) {
+            break;
+        }
+    }
+    Ok((Kept { step: step.unwrap_or_default(), accuracy }, end))
+}
+
+/// The lines of a file, the last one first.
+struct Backwards<'a> {
+    file: &'a File,
+    /// Where `bytes` begin in the file; those before are not read yet, those after are given.
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Backwards<'_> {
+    /// The line before those that were given, with its end unless it was torn, and where it begins.
+    fn before(&mut self) -> io::Result<Option<(u64, Vec<u8>)>> {
+        loop {
+            let inner = &self.bytes[..self.bytes.len().saturating_sub(1)];
+            if let Some(end_before) = inner.iter().rposition(|byte| *byte == b'\n') {
+                let line = self.bytes.split_off(end_before + 1);
+                return Ok(Some((self.start + self.bytes.len() as u64, line)));
+            }
+            if self.start == 0 {
+                let first = std::mem::take(&mut self.bytes);
+                return Ok((!first.is_empty()).then_some((0, first)));
+            }
+            let size = self.start.min(BLOCK);
+            let mut block = vec![0; size as usize];
+            self.file.read_exact_at(&mut block, self.start - size)?;
+            block.append(&mut self.bytes);
+            (self.start, self.bytes) = (self.start - size, block);
+        }
+    }
+}
+
 #[derive(Deserialize)]
 struct Line {
     step: u64,
@@ -164,6 +208,8 @@ fn read(line: &[u8]) -> Option<Line> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -184,5 +230,41 @@ mod tests {
         let expected = "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n\
              {\"step\":3,\"epoch\":1,\"evaluation\":{\"loss\":0.5,\"accuracy\":0.75}}\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn whatever_its_length_and_wherever_it_was_torn_a_journal_goes_on_after_the_base() {
+        // Blocks end anywhere within lines, and before and after line ends.
+        let lines: Vec<String> = (1..=3000)
+            .flat_map(|step: u64| {
+                let padding = "x".repeat(step as usize % 61);
+                let evaluated = format!("{{\"step\":{step},\"evaluation\":{{\"accuracy\":0.25}}}}\n");
+                let done = format!("{{\"step\":{step},\"padding\":\"{padding}\"}}\n");
+                [Some(done), step.is_multiple_of(1000).then_some(evaluated)].into_iter().flatten()
+            })
+            .collect();
+        let whole = lines.concat();
+        assert!(whole.len() as u64 > 2 * BLOCK);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join(FILE_NAME);
+        for (torn_by, base) in [(0, 3000), (1, 3000), (30, 3000), (0, 2999), (0, 1000), (0, 999), (7, 1), (0, 0)] {
+            fs::write(&path, &whole[..whole.len() - torn_by]).expect("written");
+            let (_, kept) = Journal::continue_after(folder.path(), base).expect("opens");
+            let text = fs::read_to_string(&path).expect("readable");
+            let is_kept = |line: &&String| read(line.as_bytes()).is_some_and(|line| line.step <= base);
+            let mut left: Vec<&String> = lines.iter().filter(is_kept).collect();
+            left.pop_if(|_| torn_by > 0 && base == 3000);
+            assert!(text == left.into_iter().map(String::as_str).collect::<String>(), "torn by {torn_by}, base {base}");
+            let evaluated = (base - u64::from(torn_by > 0 && base == 3000)) / 1000 * 1000;
+            let accuracy = (evaluated > 0).then_some((evaluated, 0.25));
+            assert_eq!(kept, Kept { step: base, accuracy }, "torn by {torn_by}");
+        }
+    }
+
+    #[test]
+    fn a_journal_that_was_never_begun_tells_nothing() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (_, kept) = Journal::continue_after(folder.path(), 7).expect("opens");
+        assert_eq!(kept, Kept::default());
     }
 }

@@ -19,7 +19,6 @@ mod member;
 mod metrics;
 mod model;
 mod networks;
-mod plans;
 mod reporter;
 mod saving;
 mod serve;

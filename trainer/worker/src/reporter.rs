@@ -142,6 +142,14 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
+    /// Writes the lines that wait for the disk, where no more may wait.
+    pub(crate) fn make_room(&mut self) -> Result<(), Failure> {
+        if !self.journal.is_full() {
+            return Ok(());
+        }
+        self.journal.flush().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+    }
+
     /// The newest checkpoint, from the next report on.
     pub(crate) fn take_checkpoint(&mut self, newest: Option<&CheckpointMark>) {
         if self.progress.last_checkpoint.as_ref() != newest {

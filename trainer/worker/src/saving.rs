@@ -37,6 +37,8 @@ use crate::{
 
 /// Hexadecimal digits of a block's digest in a note.
 const DIGITS: usize = 64;
+/// How long a checkpoint may be under way until that is told, and once more each time that it has taken twice as long.
+const DELAY: Duration = Duration::from_secs(60);
 
 const _: () = assert!(BLOCK_VALUES == DIGEST_BLOCK, "each block is in one rank's part");
 
@@ -59,7 +61,26 @@ pub(crate) struct Saver<'a> {
     committing: Option<Committing>,
     /// When the last one ended, well or badly, or this began.
     ended: Instant,
+    delay: Delay,
     newest: Option<CheckpointMark>,
+}
+
+/// How long the storage holds a checkpoint up.
+#[derive(Debug, Default)]
+struct Delay {
+    told: Option<Duration>,
+}
+
+impl Delay {
+    /// Whether it is to be told that one has been under way for so long; `None` while none is.
+    fn is_due(&mut self, under_way: Option<Duration>) -> bool {
+        let next = self.told.map_or(DELAY, |told| told * 2);
+        let is_due = under_way.is_some_and(|lasts| lasts >= next);
+        if is_due || under_way.is_none() {
+            self.told = under_way;
+        }
+        is_due
+    }
 }
 
 /// A checkpoint of which parts are being written.
@@ -110,6 +131,7 @@ impl<'a> Saver<'a> {
             copied: None,
             committing: None,
             ended: Instant::now(),
+            delay: Delay::default(),
             newest: None,
         })
     }
@@ -137,11 +159,27 @@ impl<'a> Saver<'a> {
                 warn!(%error, "checkpoint not saved; training goes on");
             }
         }
+        self.tell_of_delay();
         let idle = !self.asked && self.copied.is_none() && self.committing.is_none();
         let asks = reports && idle && self.ended.elapsed() >= self.interval;
         self.asked |= asks;
         let part = self.copied.as_ref().map(|copied| copied.part);
         Word { asks, writes: part == Some(Outcome::Unknown), failed: part == Some(Outcome::Failed) }
+    }
+
+    /// Storage that neither takes what is written nor fails holds all later checkpoints up.
+    fn tell_of_delay(&mut self) {
+        let writing = self.copied.as_ref().filter(|copied| copied.part == Outcome::Unknown);
+        let under_way = writing.or(self.committing.as_ref().map(|committing| &committing.copied));
+        let lasts = under_way.map(|copied| copied.at.elapsed());
+        if let (Some(copied), true) = (under_way, self.delay.is_due(lasts)) {
+            warn!(
+                step = copied.position.step,
+                seconds = copied.at.elapsed().as_secs(),
+                uri = self.storage.uri(),
+                "the storage has not taken a checkpoint yet; no other is begun before it has"
+            );
+        }
     }
 
     /// Takes down what all ranks told in the numbers of `step`. The one that reports has written its line.
@@ -322,6 +360,19 @@ mod tests {
     use lockstep_nn::models;
 
     use super::*;
+
+    #[test]
+    fn a_checkpoint_that_is_held_up_is_told_of_after_a_minute_and_then_each_time_twice_as_late() {
+        let mut delay = Delay::default();
+        let mut told = |under_way: &[u64]| -> Vec<u64> {
+            let due = |seconds: &u64| delay.is_due(Some(Duration::from_secs(*seconds)));
+            let told = under_way.iter().copied().filter(due).collect();
+            assert!(!delay.is_due(None));
+            told
+        };
+        assert_eq!(told(&[0, 59, 60, 61, 119, 121, 200, 500, 900, 1000]), [60, 121, 500, 1000]);
+        assert_eq!(told(&[59, 75]), [75], "the next one's delay counts from its own beginning");
+    }
 
     #[test]
     fn the_digest_of_parts_is_that_of_the_whole_state_however_many_there_are() {

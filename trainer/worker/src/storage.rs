@@ -113,6 +113,11 @@ impl Storage {
         Snapshotter::start(self.folder.clone(), self.keep_last, values).map_err(|error| self.refused(&error))
     }
 
+    /// As the job names it.
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
+
     pub(crate) fn identity(&self) -> &Identity {
         &self.identity
     }

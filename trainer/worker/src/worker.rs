@@ -1,13 +1,14 @@
 //! `lockstep-trainer worker`: joins the group, trains in lockstep to the last step (or measures to the last row), leaves its results.
 //! When the group changes the process stays: it stands still, is committed to the next generation, and goes on.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, thread, time::Duration};
 
 use lockstep_collective::Communicator;
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
 use lockstep_elastic::{Activity, Digest, Group, Place, Sampler, State, Summing, Work};
 use lockstep_launch::{
-    Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, Planned, Replay, Task, Workload,
+    Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, PLANS_FILE, Planned, Replay, Task,
+    Workload, lines,
 };
 use lockstep_nn::Sgd;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -20,7 +21,7 @@ use crate::{
     follow::until_let_in,
     member::{Halt, Member},
     metrics::Metrics,
-    model, plans,
+    model,
     reporter::Reporter,
     saving::Saver,
     serve::{self, Ready},
@@ -29,6 +30,9 @@ use crate::{
     trainee::Trainee,
     training::{Rank, Recipe, Slice},
 };
+
+/// Time until storage that took nothing is tried again.
+const STORE_AGAIN: Duration = Duration::from_millis(500);
 
 /// Does a worker's whole life, or repeats a part of another one's.
 pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, Failure> {
@@ -226,10 +230,8 @@ impl Run<'_> {
         self.work().during(Activity::Waiting, || self.check_shared(&mut rank, group))?;
         let mut reporter = if group.reports() {
             let Member { membership, metrics, .. } = self.member;
-            Some(self.work().during(Activity::Waiting, || {
-                self.keep_plan(group, group.base.step, agreed)?;
-                Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed)
-            })?)
+            self.until_stored(|| self.keep_plan(group, group.base.step, agreed))?;
+            Some(self.until_stored(|| Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed))?)
         } else {
             self.member.metrics.leave_reporting();
             None
@@ -296,7 +298,7 @@ impl Run<'_> {
         if let Some(reporter) = reporter {
             reporter.sums_by(&agreed);
             if !stays {
-                self.work().during(Activity::Storing, || self.keep_plan(group, rank.step(), &agreed))?;
+                self.until_stored(|| self.keep_plan(group, rank.step(), &agreed))?;
             }
         }
         rank.rest();
@@ -308,8 +310,31 @@ impl Run<'_> {
         let Group { generation, world, .. } = group;
         let plan = agreed.record.clone();
         let planned = Planned { generation: *generation, workers: *world, step, plan };
-        plans::keep(self.storage.output(), &planned)
-            .map_err(|error| Failure::retry(format!("{}: {error}", self.storage.output().display())))
+        let path = self.storage.output().join(PLANS_FILE);
+        lines::append(&path, &planned).map_err(|error| Failure::retry(format!("{}: {error}", path.display())))
+    }
+
+    /// Stores something, however long the disk is full or read-only: with this process the state of its group would end, and storage is no
+    /// better for whoever reports next. Ends without it only where the group changes.
+    fn until_stored<T>(&self, mut store: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+        let membership = &self.member.membership;
+        self.work().during(Activity::Waiting, || {
+            let mut told = None;
+            loop {
+                let reason = match store() {
+                    Err(Failure::Retry(reason)) => reason,
+                    stored => return stored,
+                };
+                if membership.sealing().is_some() || membership.is_over() {
+                    return Err(Failure::Broken(reason));
+                }
+                if told.as_ref() != Some(&reason) {
+                    warn!(reason, "not stored yet; the group waits");
+                }
+                told = Some(reason);
+                thread::sleep(STORE_AGAIN);
+            }
+        })
     }
 
     /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.
@@ -413,6 +438,9 @@ impl Run<'_> {
                     saver.hear(step, settled.told, reporter.as_deref_mut());
                     Ok(())
                 })?;
+                if let Some(reporter) = &mut reporter {
+                    self.until_stored(|| reporter.make_room())?;
+                }
             }
             if ends_epoch {
                 self.evaluate(rank, reporter.as_deref_mut())?;
