@@ -2,18 +2,24 @@
 //! that changes meanwhile waits, and loses no step.
 
 use std::{
-    fs::{self, File},
+    fs::{self, OpenOptions},
     io::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
+use lockstep_launch::PLANS_FILE;
 use rustix::process::Signal;
 
 use crate::{
-    job::{Job, Setting, may_run, succeeds, worker},
+    job::{FAST, Job, Setting, may_run, succeeds, worker},
     network::Host,
 };
+
+/// What memory file systems give files at a time.
+const PAGE: usize = 4096;
+/// What a worker logs that waits for storage.
+const WAITS: &str = "not stored yet; the group waits";
 
 /// A disk of its own under a job's folder; unmounted when dropped.
 pub(crate) struct Disk(PathBuf);
@@ -26,6 +32,14 @@ impl Disk {
         Self(folder.to_owned())
     }
 
+    /// Leaves no room, until the file that it returns is removed, or others free some.
+    fn fill(&self) -> PathBuf {
+        let path = self.0.join("filler");
+        let mut filler = OpenOptions::new().create(true).append(true).open(&path).expect("a file");
+        while filler.write_all(&[0; PAGE]).is_ok() {}
+        path
+    }
+
     fn remount(&self, how: &str) -> bool {
         succeeds(Command::new("mount").args(["-o", &format!("remount,{how}")]).arg(&self.0))
     }
@@ -35,6 +49,13 @@ impl Drop for Disk {
     fn drop(&mut self) {
         succeeds(Command::new("umount").arg("--lazy").arg(&self.0));
     }
+}
+
+/// Has whatever is added to this file take another page: empty lines tell nothing.
+fn end_with_a_page(path: &Path) {
+    let mut file = OpenOptions::new().append(true).open(path).expect("it was begun");
+    let length = file.metadata().expect("its length").len() as usize;
+    file.write_all(&vec![b'\n'; length.next_multiple_of(PAGE) - length]).expect("room");
 }
 
 fn checkpoints(folder: &Path) -> Vec<String> {
@@ -54,20 +75,44 @@ fn a_full_disk_stops_no_training_and_a_group_that_lost_its_reporter_waits_for_ro
         Setting { disk, ..Setting::default() }
     });
     job.wait_for("a checkpoint", |job| !checkpoints(&job.run_folder()).is_empty());
-    let filler = job.run_folder().join("filler");
-    let mut file = File::create(&filler).expect("a file");
-    while file.write_all(&[0; 4096]).is_ok() {}
-    job.wait_for("a save that failed", |job| job.logs().contains("checkpoint not saved; training goes on"));
+    end_with_a_page(&job.run_folder().join(PLANS_FILE));
+    job.wait_for("a save that failed", |job| {
+        job.disk().fill();
+        job.logs().contains("checkpoint not saved; training goes on")
+    });
     assert_eq!(job.changes().len(), 1, "{:?}", job.changes());
     job.signal(Host::Worker(0), Signal::KILL);
-    job.wait_for("a group that waits", |job| job.logs().contains("not stored yet; the group waits"));
-    fs::remove_file(&filler).expect("room again");
-    drop(file);
+    job.wait_for("a group that waits", |job| {
+        job.disk().fill();
+        job.logs().contains(WAITS)
+    });
+    fs::remove_file(job.disk().fill()).expect("room again");
     let full = checkpoints(&job.run_folder());
     job.wait_for("a newer checkpoint", |job| checkpoints(&job.run_folder()) != full);
     let ended = job.finished();
     assert!(ended.changes.iter().all(|change| !change.rollback), "{:?}", ended.changes);
     assert_eq!(ended.lost(), [worker(0)]);
+}
+
+#[test]
+fn a_job_that_ends_on_a_full_disk_waits_for_room_and_loses_nothing() {
+    if !may_run("full disk at the end") {
+        return;
+    }
+    let mut job = Job::with("full-end", |run| {
+        let disk = Some(Disk::under(run, 8));
+        fs::create_dir(run.join("checkpoints")).expect("its folder");
+        Setting { disk, ..Setting::default() }
+    });
+    job.wait_for("a checkpoint", |job| !checkpoints(&job.run_folder()).is_empty());
+    Host::all().for_each(|host| job.network.shape(host, FAST));
+    job.wait_for("a group that waits", |job| {
+        job.disk().fill();
+        job.logs().contains(WAITS)
+    });
+    fs::remove_file(job.disk().fill()).expect("room again");
+    let ended = job.finished();
+    assert_eq!(ended.changes.len(), 1, "{:?}", ended.changes);
 }
 
 #[test]

@@ -30,7 +30,7 @@ const STEPS: u64 = EPOCHS * 141;
 /// A step sends some two Mb: the lines decide how long one takes, whatever the machine.
 const MEGABITS: f64 = 100.0;
 /// Without limit.
-const FAST: f64 = 10_000.0;
+pub(crate) const FAST: f64 = 10_000.0;
 /// Without a step for so long, although enough workers live, a group is wedged.
 const WEDGED: Duration = Duration::from_secs(60);
 /// Far more than any wait takes.
@@ -262,7 +262,7 @@ impl Job {
         assert_eq!(self.steps(), (1..=STEPS).collect::<Vec<_>>(), "each step once, in order");
         for pair in changes.windows(2) {
             let in_order = pair[0].generation < pair[1].generation && pair[0].step <= pair[1].step;
-            assert!(in_order && pair[0].history != pair[1].history && !pair[1].rollback, "{pair:?}");
+            assert!(in_order && pair[0].history != pair[1].history && !pair[1].rollback, "{pair:?}\n{}", self.logs());
         }
         self.check_chain(&changes);
         let ended = Ended { changes, logs: self.logs(), model: model(&self.run_folder()) };

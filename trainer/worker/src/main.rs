@@ -24,6 +24,7 @@ mod saving;
 mod serve;
 mod signals;
 mod storage;
+mod stored;
 mod trainee;
 mod training;
 mod word;

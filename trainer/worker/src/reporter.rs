@@ -28,6 +28,8 @@ pub(crate) struct Reporter<'a> {
     group: &'a Group,
     metrics: &'a Metrics,
     journal: Journal,
+    /// For storage that took none when it was tried last.
+    lines_wait: bool,
     progress: Progress,
     reported: Option<Instant>,
     /// How the group sums, as a checkpoint keeps it.
@@ -65,7 +67,9 @@ impl<'a> Reporter<'a> {
         }
         let reported = None;
         let communication_record = communication.record.clone();
-        let mut reporter = Self { membership, group, metrics, journal, progress, reported, communication_record };
+        let lines_wait = false;
+        let mut reporter =
+            Self { membership, group, metrics, journal, lines_wait, progress, reported, communication_record };
         reporter.make_up(trainee, kept)?;
         Ok(reporter)
     }
@@ -136,9 +140,13 @@ impl<'a> Reporter<'a> {
         self.progress.time = Some(jiff::Timestamp::now().to_string());
         self.metrics.report(&self.progress);
         self.membership.progress(self.progress.step, serde_json::to_vec(&self.progress).map_err(Failure::fatal)?);
-        if let Err(error) = self.journal.flush() {
+        let flushed = self.journal.flush();
+        if let Err(error) = &flushed
+            && !self.lines_wait
+        {
             warn!(%error, "metrics.jsonl not written; its lines wait");
         }
+        self.lines_wait = flushed.is_err();
         Ok(())
     }
 

@@ -31,14 +31,13 @@ use crate::{
     metrics::{Metrics, Phase},
     reporter::Reporter,
     storage::{Storage, spelled},
+    stored::{Delay, until_stored},
     training::{Rank, Recipe},
     word::Word,
 };
 
 /// Hexadecimal digits of a block's digest in a note.
 const DIGITS: usize = 64;
-/// How long a checkpoint may be under way until that is told, and once more each time that it has taken twice as long.
-const DELAY: Duration = Duration::from_secs(60);
 
 const _: () = assert!(BLOCK_VALUES == DIGEST_BLOCK, "each block is in one rank's part");
 
@@ -65,25 +64,8 @@ pub(crate) struct Saver<'a> {
     newest: Option<CheckpointMark>,
 }
 
-/// How long the storage holds a checkpoint up.
-#[derive(Debug, Default)]
-struct Delay {
-    told: Option<Duration>,
-}
-
-impl Delay {
-    /// Whether it is to be told that one has been under way for so long; `None` while none is.
-    fn is_due(&mut self, under_way: Option<Duration>) -> bool {
-        let next = self.told.map_or(DELAY, |told| told * 2);
-        let is_due = under_way.is_some_and(|lasts| lasts >= next);
-        if is_due || under_way.is_none() {
-            self.told = under_way;
-        }
-        is_due
-    }
-}
-
 /// A checkpoint of which parts are being written.
+#[derive(Clone, Copy)]
 struct Copied {
     position: Position,
     at: Instant,
@@ -210,8 +192,9 @@ impl<'a> Saver<'a> {
         self.copied = Some(copied);
     }
 
-    /// Saves the state after the last step, all ranks their parts. When this returns the parts are stored, and at the one that reports
-    /// the checkpoint is whole.
+    /// Saves the state after the last step, all ranks their parts, however long the storage takes none of it: with the processes the steps
+    /// since the last checkpoint would be lost. When this returns the parts are stored, and at the one that reports the checkpoint is
+    /// whole.
     pub(crate) fn save(&mut self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let begun = Instant::now();
         self.snapshotter.give_up();
@@ -221,23 +204,37 @@ impl<'a> Saver<'a> {
                 warn!(%error, "checkpoint not saved");
             }
         }
-        self.copied = Some(self.take(rank));
-        let own = self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended));
-        let copied = self.copied.take();
-        let stored = copied.as_ref().is_some_and(|copied| copied.part == Outcome::Stored);
-        let mut failed = [f32::from(u8::from(!stored))];
+        let membership = self.membership;
+        until_stored(membership, || self.store_part(rank))?;
+        if let (Some(copied), Some(reporter)) = (self.copied.take(), reporter) {
+            until_stored(membership, || self.store_manifest(copied, reporter))?;
+            self.metrics.spent(Phase::Checkpoint, begun.elapsed().as_secs_f64());
+        }
+        Ok(())
+    }
+
+    /// Stores this rank's part of the state unless it is stored, and hears whether all ranks' are.
+    fn store_part(&mut self, rank: &mut Rank<'_>) -> Result<(), Failure> {
+        let is_stored = |copied: &Copied| copied.part == Outcome::Stored;
+        let mut own = Ok(());
+        if !self.copied.as_ref().is_some_and(is_stored) {
+            self.copied = Some(self.take(rank));
+            own = self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended));
+        }
+        let mut failed = [f32::from(u8::from(!self.copied.as_ref().is_some_and(is_stored)))];
         let told = rank.sum(&mut failed);
         own?;
         told?;
-        let (Some(copied), Some(reporter)) = (copied, reporter) else { return Ok(()) };
-        if failed != [0.0] {
-            self.snapshotter.abandon(copied.position);
-            return Err(Failure::retry("a worker could not write its part of the last checkpoint; its log says why"));
+        match failed == [0.0] {
+            true => Ok(()),
+            false => Err(Failure::retry("a worker could not write its part of the last checkpoint; its log says why")),
         }
+    }
+
+    /// Makes a checkpoint of the parts that all ranks have stored.
+    fn store_manifest(&mut self, copied: Copied, reporter: &mut Reporter<'_>) -> Result<(), Failure> {
         self.commit(copied, reporter)?;
-        let saved = self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended));
-        self.metrics.spent(Phase::Checkpoint, begun.elapsed().as_secs_f64());
-        saved
+        self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended))
     }
 
     fn take(&mut self, rank: &mut Rank<'_>) -> Copied {
@@ -312,7 +309,11 @@ impl<'a> Saver<'a> {
                     (Err(CheckpointError::Cancelled { .. }), _) | (Ok(_), None) => {}
                     (Err(error), _) => {
                         self.metrics.checkpoint_failures.inc();
-                        return Err(self.storage.refused(&error));
+                        return Err(match error {
+                            // These parts make no checkpoint, however often it is tried; those of the next generation may.
+                            CheckpointError::Shards { .. } | CheckpointError::Conflict { .. } => Failure::broken(error),
+                            _ => self.storage.refused(&error),
+                        });
                     }
                 }
                 Ok(())
@@ -360,19 +361,6 @@ mod tests {
     use lockstep_nn::models;
 
     use super::*;
-
-    #[test]
-    fn a_checkpoint_that_is_held_up_is_told_of_after_a_minute_and_then_each_time_twice_as_late() {
-        let mut delay = Delay::default();
-        let mut told = |under_way: &[u64]| -> Vec<u64> {
-            let due = |seconds: &u64| delay.is_due(Some(Duration::from_secs(*seconds)));
-            let told = under_way.iter().copied().filter(due).collect();
-            assert!(!delay.is_due(None));
-            told
-        };
-        assert_eq!(told(&[0, 59, 60, 61, 119, 121, 200, 500, 900, 1000]), [60, 121, 500, 1000]);
-        assert_eq!(told(&[59, 75]), [75], "the next one's delay counts from its own beginning");
-    }
 
     #[test]
     fn the_digest_of_parts_is_that_of_the_whole_state_however_many_there_are() {

@@ -1,7 +1,7 @@
 //! `lockstep-trainer worker`: joins the group, trains in lockstep to the last step (or measures to the last row), leaves its results.
 //! When the group changes the process stays: it stands still, is committed to the next generation, and goes on.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, thread, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use lockstep_collective::Communicator;
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
@@ -27,12 +27,10 @@ use crate::{
     serve::{self, Ready},
     signals::Stop,
     storage::Storage,
+    stored::until_stored,
     trainee::Trainee,
     training::{Rank, Recipe, Slice},
 };
-
-/// Time until storage that took nothing is tried again.
-const STORE_AGAIN: Duration = Duration::from_millis(500);
 
 /// Does a worker's whole life, or repeats a part of another one's.
 pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, Failure> {
@@ -230,8 +228,9 @@ impl Run<'_> {
         self.work().during(Activity::Waiting, || self.check_shared(&mut rank, group))?;
         let mut reporter = if group.reports() {
             let Member { membership, metrics, .. } = self.member;
-            self.until_stored(|| self.keep_plan(group, group.base.step, agreed))?;
-            Some(self.until_stored(|| Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed))?)
+            let open = || Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed);
+            until_stored(membership, || self.keep_plan(group, group.base.step, agreed))?;
+            Some(until_stored(membership, open)?)
         } else {
             self.member.metrics.leave_reporting();
             None
@@ -298,7 +297,7 @@ impl Run<'_> {
         if let Some(reporter) = reporter {
             reporter.sums_by(&agreed);
             if !stays {
-                self.until_stored(|| self.keep_plan(group, rank.step(), &agreed))?;
+                until_stored(&self.member.membership, || self.keep_plan(group, rank.step(), &agreed))?;
             }
         }
         rank.rest();
@@ -312,29 +311,6 @@ impl Run<'_> {
         let planned = Planned { generation: *generation, workers: *world, step, plan };
         let path = self.storage.output().join(PLANS_FILE);
         lines::append(&path, &planned).map_err(|error| Failure::retry(format!("{}: {error}", path.display())))
-    }
-
-    /// Stores something, however long the disk is full or read-only: with this process the state of its group would end, and storage is no
-    /// better for whoever reports next. Ends without it only where the group changes.
-    fn until_stored<T>(&self, mut store: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
-        let membership = &self.member.membership;
-        self.work().during(Activity::Waiting, || {
-            let mut told = None;
-            loop {
-                let reason = match store() {
-                    Err(Failure::Retry(reason)) => reason,
-                    stored => return stored,
-                };
-                if membership.sealing().is_some() || membership.is_over() {
-                    return Err(Failure::Broken(reason));
-                }
-                if told.as_ref() != Some(&reason) {
-                    warn!(reason, "not stored yet; the group waits");
-                }
-                told = Some(reason);
-                thread::sleep(STORE_AGAIN);
-            }
-        })
     }
 
     /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.
@@ -439,7 +415,7 @@ impl Run<'_> {
                     Ok(())
                 })?;
                 if let Some(reporter) = &mut reporter {
-                    self.until_stored(|| reporter.make_room())?;
+                    until_stored(&self.member.membership, || reporter.make_room())?;
                 }
             }
             if ends_epoch {
@@ -498,7 +474,8 @@ impl Run<'_> {
                 ("steps".to_owned(), rank.step().to_string()),
                 ("format".to_owned(), "pt".to_owned()),
             ]);
-            ending.model_uri = Some(self.storage.export(&mut rank.trainee.replica, &facts)?);
+            let export = || self.storage.export(&mut rank.trainee.replica, &facts);
+            ending.model_uri = Some(until_stored(&self.member.membership, export)?);
             ending.progress = Some(reporter.progress());
         }
         let digest = Digest::from_bytes(rank.trainee.replica.digest());

@@ -1,0 +1,78 @@
+//! Waiting for storage that is full, read-only or away.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use lockstep_elastic::{Activity, Membership};
+use tracing::warn;
+
+use crate::failure::Failure;
+
+/// How long storage may hold something up until that is told, and once more each time that it has taken twice as long.
+const DELAY: Duration = Duration::from_secs(60);
+/// Time until storage that took nothing is tried again.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// Stores something, however long the storage does not take it: with this process the state of its group would end, and storage is no
+/// better for whoever comes next. Ends without it only where the group changes.
+pub(crate) fn until_stored<T>(
+    membership: &Membership,
+    mut store: impl FnMut() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let (begun, mut delay) = (Instant::now(), Delay::default());
+    let mut is_told = false;
+    membership.work().during(Activity::Waiting, || {
+        loop {
+            let reason = match store() {
+                Err(Failure::Retry(reason)) => reason,
+                stored => return stored,
+            };
+            if membership.sealing().is_some() || membership.is_over() {
+                return Err(Failure::Broken(reason));
+            }
+            if delay.is_due(Some(begun.elapsed())) || !is_told {
+                warn!(reason, "not stored yet; the group waits");
+            }
+            is_told = true;
+            thread::sleep(AGAIN);
+        }
+    })
+}
+
+/// How long the storage holds something up.
+#[derive(Debug, Default)]
+pub(crate) struct Delay {
+    told: Option<Duration>,
+}
+
+impl Delay {
+    /// Whether it is to be told that something has been under way for so long; `None` while nothing is.
+    pub(crate) fn is_due(&mut self, under_way: Option<Duration>) -> bool {
+        let next = self.told.map_or(DELAY, |told| told * 2);
+        let is_due = under_way.is_some_and(|lasts| lasts >= next);
+        if is_due || under_way.is_none() {
+            self.told = under_way;
+        }
+        is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_up_is_told_of_after_a_minute_and_then_each_time_twice_as_late() {
+        let mut delay = Delay::default();
+        let mut told = |under_way: &[u64]| -> Vec<u64> {
+            let due = |seconds: &u64| delay.is_due(Some(Duration::from_secs(*seconds)));
+            let told = under_way.iter().copied().filter(due).collect();
+            assert!(!delay.is_due(None));
+            told
+        };
+        assert_eq!(told(&[0, 59, 60, 61, 119, 121, 200, 500, 900, 1000]), [60, 121, 500, 1000]);
+        assert_eq!(told(&[59, 75]), [75], "the next one's delay counts from its own beginning");
+    }
+}
