@@ -1,9 +1,9 @@
 //! `metrics.jsonl`: one line per step and one per evaluation, written by one member, never twice for a step.
 
 use std::{
-    fs::{File, OpenOptions},
-    io::{self, Write as _},
-    os::unix::fs::FileExt as _,
+    fs::{self, File, Metadata},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     path::Path,
 };
 
@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the file in the run's folder.
 pub(crate) const FILE_NAME: &str = "metrics.jsonl";
+/// A journal that is to take the place of the one before.
+const COPY_NAME: &str = ".metrics.jsonl.tmp";
 
 /// One step of the whole group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -80,21 +82,44 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Opens the journal to continue after `base_step`: lines of later steps come from work that a restart lost, and are
-    /// dropped; so is a last line that was torn. Gives what the lines that are kept tell. Takes no longer for a long journal, and no room.
+    /// dropped; so is a last line that was torn. Gives what the lines that are kept tell.
+    ///
+    /// It goes on in a copy, which takes the journal's place: whoever wrote it before may be frozen or cut off, and its last lines then
+    /// come where nobody reads. The copy is made by the kernel, and takes as much room as the journal while both are there.
     pub(crate) fn continue_after(folder: &Path, base_step: u64) -> io::Result<(Self, Kept)> {
-        let path = folder.join(FILE_NAME);
-        let is_new = !path.exists();
-        let file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
-        let length = file.metadata()?.len();
-        let (kept, end) = kept(&file, length, base_step)?;
-        if end < length {
-            file.set_len(end)?;
-            file.sync_all()?;
+        let (path, copy) = (folder.join(FILE_NAME), folder.join(COPY_NAME));
+        if let Err(error) = fs::remove_file(&copy)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
         }
-        if is_new {
-            File::open(folder)?.sync_all()?;
+        let mut file = File::create_new(&copy)?;
+        let (mut found, mut known) = (None, Kept::default());
+        match File::open(&path) {
+            Ok(mut old) => {
+                let end;
+                (known, end) = kept(&old, old.metadata()?.len(), base_step)?;
+                if io::copy(&mut (&mut old).take(end), &mut file)? < end {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                found = Some(old.metadata()?);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
         }
-        Ok((Self { file, pending: Vec::new() }, kept))
+        file.sync_all()?;
+        // Nor may this process, should it have been frozen meanwhile, take the place of a newer one.
+        let is_same = |path: &Path, seen: Option<&Metadata>| match fs::metadata(path) {
+            Ok(now) => Ok(seen.is_some_and(|seen| (now.dev(), now.ino()) == (seen.dev(), seen.ino()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(seen.is_none()),
+            Err(error) => Err(error),
+        };
+        if !is_same(&path, found.as_ref())? || !is_same(&copy, Some(&file.metadata()?))? {
+            return Err(io::Error::other("another worker goes on with it"));
+        }
+        fs::rename(&copy, &path)?;
+        File::open(folder)?.sync_all()?;
+        Ok((Self { file, pending: Vec::new() }, known))
     }
 
     /// Appends one line; it reaches the file with the next [`Self::flush`] or a little later.
@@ -208,8 +233,6 @@ fn read(line: &[u8]) -> Option<Line> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
@@ -259,6 +282,23 @@ mod tests {
             let accuracy = (evaluated > 0).then_some((evaluated, 0.25));
             assert_eq!(kept, Kept { step: base, accuracy }, "torn by {torn_by}");
         }
+    }
+
+    #[test]
+    fn what_a_worker_writes_that_was_cut_off_is_in_no_journal() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let line = |step: u64| serde_json::json!({ "step": step });
+        let (mut cut_off, _) = Journal::continue_after(folder.path(), 0).expect("opens");
+        cut_off.write(&line(1)).expect("written");
+        cut_off.flush().expect("written");
+        cut_off.write(&line(2)).expect("written");
+        let (mut newest, kept) = Journal::continue_after(folder.path(), 1).expect("opens");
+        assert_eq!(kept.step, 1);
+        newest.write(&line(2)).expect("written");
+        newest.flush().expect("written");
+        cut_off.flush().expect("written");
+        let text = fs::read_to_string(folder.path().join(FILE_NAME)).expect("readable");
+        assert_eq!(text, "{\"step\":1}\n{\"step\":2}\n");
     }
 
     #[test]
