@@ -2,6 +2,7 @@
 //! lines at the close.
 
 use std::{
+    collections::BTreeMap,
     io::{self, BufRead as _, BufReader},
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
@@ -14,7 +15,7 @@ use crate::{cargo, image, tools};
 /// One layer: its name and what runs it.
 type Layer = (&'static str, fn(&mut Summary) -> anyhow::Result<()>);
 
-const QUICK: [Layer; 3] = [("format", format), ("lints", lints), ("unit and simulation tests", unit_tests)];
+const QUICK: [Layer; 3] = [("format", format), ("lints", lints), ("unit and simulation tests", quick_tests)];
 
 const WHOLE: [Layer; 7] = [
     ("format", format),
@@ -22,8 +23,8 @@ const WHOLE: [Layer; 7] = [
     ("dependencies", dependencies),
     ("build", build),
     ("images", images),
-    ("unit and simulation tests", unit_tests),
-    ("integration, process and cluster tests", system_tests),
+    ("unit tests", unit_tests),
+    ("integration tests", system_tests),
 ];
 
 /// The quick part.
@@ -83,6 +84,10 @@ fn images(_: &mut Summary) -> anyhow::Result<()> {
     image::all()
 }
 
+fn quick_tests(summary: &mut Summary) -> anyhow::Result<()> {
+    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins", "--test", "simulation"]))
+}
+
 fn unit_tests(summary: &mut Summary) -> anyhow::Result<()> {
     summary.runner(cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins"]))
 }
@@ -95,6 +100,8 @@ fn system_tests(summary: &mut Summary) -> anyhow::Result<()> {
 #[derive(Default)]
 struct Summary {
     minutes: Vec<(&'static str, Duration)>,
+    /// The part of it that programs with tests of one kind took.
+    kinds: BTreeMap<&'static str, Duration>,
     lines: Vec<String>,
     skipped: Vec<String>,
 }
@@ -110,13 +117,15 @@ impl Summary {
         let mut child = command.spawn().with_context(|| format!("starting {command:?}"))?;
         // Only the runner may hold the writing ends, or the reading below would not end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        let mut program = String::new();
+        let (mut program, mut began) = (String::new(), Instant::now());
         for line in BufReader::new(output).lines() {
             let line = line?;
             println!("{line}");
             if let Some(running) = line.trim_start().strip_prefix("Running ") {
                 program = running.split(" (").next().unwrap_or(running).to_owned();
+                began = Instant::now();
             } else if line.starts_with("test result: ") {
+                *self.kinds.entry(kind(&program)).or_default() += began.elapsed();
                 self.lines.push(format!("{line}: {program}"));
             } else if line.contains(SKIPPED) {
                 self.skipped.push(line);
@@ -130,18 +139,30 @@ impl Summary {
     }
 
     fn print(&self) {
-        let Self { minutes, lines, skipped } = self;
+        let Self { minutes, kinds, lines, skipped } = self;
+        let row = |name: &str, took: &Duration| println!("{:>6.1} min  {name}", took.as_secs_f64() / 60.0);
         println!();
-        for (name, took) in minutes {
-            println!("{:>6.1} min  {name}", took.as_secs_f64() / 60.0);
-        }
-        let whole: Duration = minutes.iter().map(|(_, took)| *took).sum();
-        println!("{:>6.1} min  in all\n", whole.as_secs_f64() / 60.0);
+        minutes.iter().for_each(|(name, took)| row(name, took));
+        row("in all, of which:", &minutes.iter().map(|(_, took)| *took).sum());
+        kinds.iter().for_each(|(name, took)| row(name, took));
+        println!();
         for line in skipped.iter().chain(lines) {
             println!("{line}");
         }
         let (passed, failed) = (count(lines, "passed"), count(lines, "failed"));
         println!("\n{passed} passed, {failed} failed, {} skipped", skipped.len());
+    }
+}
+
+/// What the tests of a program are, by the file that it is made of.
+fn kind(program: &str) -> &'static str {
+    match program.split('/').nth(1).map(|name| name.trim_end_matches(".rs")) {
+        Some("model") => "model check",
+        Some("simulation") => "simulation",
+        Some("process_faults") => "process faults",
+        Some("local_run" | "run") => "runs on one machine",
+        Some("cluster") => "cluster",
+        _ => "all other tests",
     }
 }
 
@@ -156,6 +177,13 @@ fn count(lines: &[String], word: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_counts_as_what_its_file_says() {
+        let programs = ["tests/model/main.rs", "unittests src/lib.rs", "tests/run.rs", "tests/cluster/main.rs"];
+        let expected = ["model check", "all other tests", "runs on one machine", "cluster"];
+        assert_eq!(programs.map(kind), expected);
+    }
 
     #[test]
     fn the_total_adds_up_what_the_runners_said() {

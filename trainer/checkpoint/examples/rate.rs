@@ -1,5 +1,6 @@
 //! How long training stands still for a checkpoint, and how fast one is saved and loaded, beside a plain file with fsync:
-//! `rate FOLDER [MEGABYTES] [REPETITIONS]` prints one line of JSON. The folder gets checkpoints and should be empty.
+//! `rate FOLDER [MEGABYTES] [REPETITIONS]` prints one line of JSON. The folder gets checkpoints and should be empty. What is read is not in
+//! memory: whoever takes a lost worker's place has not written it.
 
 use std::{
     env,
@@ -12,6 +13,7 @@ use std::{
 };
 
 use lockstep_checkpoint::{Ended, Facts, Folder, Identity, Layout, Part, Position, Snapshotter, Taken};
+use rustix::fs::{Advice, fadvise};
 
 const BLOCK_BYTES: usize = 1 << 20;
 /// Values of a tensor, so that a state has many.
@@ -84,6 +86,7 @@ fn main() {
         let saved = opened.commit(&facts, &layout, &[receipt]).expect("committed");
         saves.push(begun.elapsed().as_secs_f64());
 
+        forget(&saved.path);
         let begun = Instant::now();
         let loaded = opened.newest(&identity).expect("ours").checkpoint.expect("whole");
         loads.push(begun.elapsed().as_secs_f64());
@@ -103,6 +106,7 @@ fn main() {
         }
         file.sync_all().expect("synced");
         writes.push(begun.elapsed().as_secs_f64());
+        forget(&plain);
         let mut buffer = vec![0; BLOCK_BYTES];
         let begun = Instant::now();
         let mut file = File::open(&plain).expect("opened");
@@ -120,6 +124,15 @@ fn main() {
         quantile(&mut stalls, 0.5) * 1e3,
         quantile(&mut stalls, 0.99) * 1e3,
     );
+}
+
+/// Has the system read a file, or those of a folder, from the storage when they are next read.
+fn forget(path: &Path) {
+    if path.is_dir() {
+        fs::read_dir(path).expect("listed").for_each(|entry| forget(&entry.expect("listed").path()));
+    } else {
+        fadvise(File::open(path).expect("opened"), 0, None, Advice::DontNeed).expect("forgotten");
+    }
 }
 
 fn quantile(seconds: &mut [f64], which: f64) -> f64 {

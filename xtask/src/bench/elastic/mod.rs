@@ -1,5 +1,6 @@
 //! What it costs that workers come and go: `lockstep run` as users run it, whose processes are killed, stopped and asked to leave.
 
+mod checkpoints;
 mod run;
 mod torchrun;
 
@@ -8,6 +9,7 @@ use std::{thread, time::Duration};
 use anyhow::ensure;
 
 use self::{
+    checkpoints::checkpoints,
     run::{Run, now, signal},
     torchrun::Torchrun,
 };
@@ -45,7 +47,8 @@ struct Times {
     leaves: usize,
 }
 
-/// Times how soon a group of 8 goes on after a kill, beside `torchrun`'s, notices a frozen worker, and lets one go.
+/// Times how soon a group of 8 goes on after a kill, beside `torchrun`'s, notices a frozen worker, and lets one go; and what checkpoints
+/// cost, and a state that a peer hands over.
 pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> anyhow::Result<()> {
     let Times { turns, kills, peer_kills, freezes, leaves } = match effort {
         Effort::Quick => Times { turns: 2, kills: 5, peer_kills: 1, freezes: 3, leaves: 3 },
@@ -119,7 +122,18 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
             better: Better::Less,
             disturbed: false,
         })?;
-        println!("{name} did {} steps again after a kill, the median", median(&mut peer_lost));
+        // As long as fewer than half of the kills cost a step.
+        if 2 * rollbacks < resumed.len() {
+            book.write(&Figure {
+                case: "steps that the median kill has done again",
+                unit: "steps",
+                ours: 0.0,
+                peer: Some((name.as_str(), median(&mut peer_lost))),
+                goal: 1.0,
+                better: Better::Less,
+                disturbed: false,
+            })?;
+        }
     }
     book.write(&Figure {
         case: "kills after which steps had to be done again",
@@ -147,6 +161,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         better: Better::Less,
         disturbed: false,
     })?;
+    checkpoints(book, effort)?;
     link::state_transfer(book, effort)
 }
 

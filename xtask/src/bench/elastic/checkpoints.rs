@@ -1,0 +1,49 @@
+//! What checkpoints cost: how long training stands still for one, and how fast it is saved and loaded, beside a plain file.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use crate::{
+    bench::{
+        Effort,
+        record::{Better, Book, Figure},
+    },
+    cargo,
+};
+
+const MEGABYTES: f64 = 100.0;
+/// Of the rate at which a plain file is written or read.
+const GOAL: f64 = 0.8;
+const PLAIN: &str = "a plain file with fsync";
+
+/// A state of 100 MB, in the folder of the build.
+pub(super) fn checkpoints(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
+    let repetitions = match effort {
+        Effort::Quick => 11,
+        Effort::Full => 101,
+    };
+    let folder = cargo::target().join("bench/checkpoints");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    let mut rate = Command::new(cargo::target().join("release/examples/rate"));
+    let output = rate.arg(&folder).args([MEGABYTES.to_string(), repetitions.to_string()]).output()?;
+    fs::remove_dir_all(&folder)?;
+    ensure!(output.status.success(), "{rate:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).context("a line of JSON")?;
+    let number = |name: &str| told[name].as_f64().with_context(|| format!("{name} in {told}"));
+    let mut write = |case: &str, ours: f64, peer: Option<f64>, goal: f64| {
+        let peer = peer.map(|seconds| (PLAIN, seconds));
+        book.write(&Figure { case, unit: "s", ours, peer, goal, better: Better::Less, disturbed: false })
+    };
+    write("training stands still for a checkpoint of 100 MB, p50", number("stall_ms_p50")? / 1e3, None, 0.05)?;
+    write("the same, p99", number("stall_ms_p99")? / 1e3, None, 0.2)?;
+    let seconds = |rate: &str| anyhow::Ok(MEGABYTES / number(rate)?);
+    let (save, write_plain) = (seconds("save_mb_per_s")?, seconds("plain_write_mb_per_s")?);
+    write("a checkpoint of 100 MB is saved, median", save, Some(write_plain), GOAL)?;
+    let (load, read_plain) = (seconds("load_mb_per_s")?, seconds("plain_read_mb_per_s")?);
+    write("it is loaded from storage, median", load, Some(read_plain), GOAL)
+}
