@@ -1,7 +1,7 @@
 //! Lines between hosts: cut, one-way, slow, or carrying something else than was sent.
 
 use crate::{
-    job::{Job, may_run, worker},
+    job::{FAST, Job, may_run, worker},
     network::{
         Host,
         Way::{self, In, Out},
@@ -72,4 +72,24 @@ fn a_bit_that_flips_on_the_way_is_refused_and_never_summed() {
     job.wait_for_steps(10);
     let ended = job.finished();
     assert!(ended.logs.contains("checksum"), "{}", ended.logs);
+}
+
+#[test]
+fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_again() {
+    if !may_run("pair") {
+        return;
+    }
+    let mut job = Job::start("pair");
+    job.wait_for_steps(30);
+    // Long enough for it to stand aside and to come back.
+    Host::all().for_each(|host| job.network.shape(host, 25.0));
+    job.network.part(Host::Worker(1), Host::Worker(2));
+    job.wait_for_workers(2, 1);
+    job.wait_for_steps(20);
+    let known = job.changes().len();
+    job.network.heal(Host::Worker(1));
+    job.wait_for_workers(3, known);
+    Host::all().for_each(|host| job.network.shape(host, FAST));
+    let ended = job.finished();
+    assert_eq!(ended.lost(), [worker(2)], "{:?}", ended.changes);
 }

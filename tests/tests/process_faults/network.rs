@@ -112,6 +112,13 @@ impl Network {
         }
     }
 
+    /// Nothing passes between these two; both reach all others.
+    pub(crate) fn part(&self, one: Host, other: Host) {
+        let other = other.address().to_string();
+        self.iptables(one, &["-A", "INPUT", "-s", &other, "-j", "DROP"]);
+        self.iptables(one, &["-A", "OUTPUT", "-d", &other, "-j", "DROP"]);
+    }
+
     pub(crate) fn heal(&self, host: Host) {
         self.iptables(host, &["-F"]);
     }

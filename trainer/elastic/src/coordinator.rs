@@ -10,6 +10,7 @@
 //!
 //! Steps need the members only: while this process or its store is away they go on, and changes wait.
 
+mod aside;
 mod base;
 mod following;
 mod forming;
@@ -25,6 +26,7 @@ use std::{
 use crate::{
     Active, CheckpointMark, Digest, Incarnation, MemberId, Message, Record, Seat, message::FrameError, rank_order,
 };
+use aside::Aside;
 use forming::{Gathering, Preparing};
 use peers::Peer;
 use running::Running;
@@ -207,6 +209,7 @@ pub struct Coordinator {
     mark: Option<CheckpointMark>,
     /// Processes that were sent to read what is stored, by pod: others take their places.
     sent_to_read: BTreeMap<String, Incarnation>,
+    aside: Aside,
     /// How the newest group sums after which step, as far as members told.
     plans: BTreeMap<u64, Digest>,
     store_again: Duration,
@@ -282,6 +285,7 @@ impl Coordinator {
             finishing: false,
             mark: None,
             sent_to_read: BTreeMap::new(),
+            aside: Aside::default(),
             plans: BTreeMap::new(),
             store_again: Duration::ZERO,
             fruitless: 0,
@@ -349,7 +353,7 @@ impl Coordinator {
         match message {
             Message::Heartbeat => self.send(connection, Message::Heartbeat),
             Message::Report(report) => self.reported(&member, connection, report, now),
-            Message::Broken { generation, reason } => self.broken(&member, generation, reason, now),
+            Message::Broken { generation, broken } => self.broken(&member, generation, broken, now),
             Message::CaughtUp { generation } => self.caught_up(&member, generation),
             Message::Agreed { generation, summing } => self.agreed(member, generation, summing),
             Message::Fatal { message } => self.fatal(member, message),
@@ -467,7 +471,8 @@ impl Coordinator {
     /// Connected pods that the next group may keep.
     fn stayers(&self) -> impl Iterator<Item = &str> {
         let all = self.draining.is_some();
-        self.peers.keys().map(String::as_str).filter(move |pod| all || !self.leaving.contains_key(*pod))
+        let stays = move |pod: &str| (all || !self.leaving.contains_key(pod)) && !self.is_aside(pod);
+        self.peers.keys().map(String::as_str).filter(move |pod| stays(pod))
     }
 
     /// Whether the members that are here make a group.

@@ -21,7 +21,7 @@ pub use coordinator::{Change, Coordinator, Outcome, Status};
 pub use group::Group;
 pub use identity::{Digest, Incarnation, MemberId, rank_order};
 pub use member::Member;
-pub use message::{Follower, Hello, Lead, Message, Report, State, Summing};
+pub use message::{Break, Follower, Hello, Lead, Message, Report, State, Summing};
 pub use record::{Active, CheckpointMark, Record, RecordError, Sampler, Seat};
 pub use shell::{Event, Farewell, FarewellError, JoinError, Membership, Notice, Place, coordinate};
 pub use store::{FileStore, GenerationStore, StoreError, Swap, Version};

@@ -18,7 +18,7 @@ mod following;
 use std::time::Duration;
 
 use self::following::Following;
-use crate::{Active, CheckpointMark, Digest, Follower, Group, Hello, Lead, Message, Report, State, Summing};
+use crate::{Active, Break, CheckpointMark, Digest, Follower, Group, Hello, Lead, Message, Report, State, Summing};
 
 /// Time between two heartbeats.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(100);
@@ -54,7 +54,7 @@ pub enum Event {
         /// What it holds; `None` in the middle of a copy.
         held: Option<State>,
         /// What failed, if it was not asked to.
-        broken: Option<String>,
+        broken: Option<Break>,
     },
     /// The worker reports how far it is; dropped while no coordinator listens.
     Progress {
@@ -177,7 +177,7 @@ pub struct Member {
 #[derive(Clone, Debug)]
 struct Standing {
     held: Option<State>,
-    broken: Option<String>,
+    broken: Option<Break>,
 }
 
 impl Member {
@@ -412,8 +412,8 @@ impl Member {
                 state: *held,
             };
             self.say(Message::Report(report));
-        } else if let (Some(generation), Some(reason)) = (self.hello.committed_generation, broken) {
-            self.say(Message::Broken { generation, reason: reason.clone() });
+        } else if let (Some(generation), Some(broken)) = (self.hello.committed_generation, broken) {
+            self.say(Message::Broken { generation, broken: broken.clone() });
         }
     }
 

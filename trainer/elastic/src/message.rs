@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -27,6 +27,15 @@ pub struct Summing {
     pub after: u64,
     /// Digest of the plan.
     pub plan: Digest,
+}
+
+/// What failed for a member that could not go on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Break {
+    /// What, naming the peer.
+    pub reason: String,
+    /// The rank that it was not connected with when the group was formed.
+    pub unreached: Option<u32>,
 }
 
 /// Everything that is said on a control connection.
@@ -52,8 +61,8 @@ pub enum Message {
     Broken {
         /// The generation.
         generation: u64,
-        /// What failed, naming the peer.
-        reason: String,
+        /// What failed.
+        broken: Break,
     },
     /// Coordinator: the generation is agreed and recorded; enter it.
     Commit {
@@ -253,7 +262,7 @@ impl Message {
             | Self::Leave { reason: text }
             | Self::Stuck { reason: text }
             | Self::Drain { reason: text }
-            | Self::Broken { reason: text, .. }
+            | Self::Broken { broken: Break { reason: text, .. }, .. }
             | Self::Abort { reason: text }
             | Self::Fatal { message: text } => text.truncate(text.floor_char_boundary(MAX_REASON_BYTES)),
             Self::Hello(_)

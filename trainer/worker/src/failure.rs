@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path};
 
+use lockstep_collective::CollectiveError;
+use lockstep_elastic::Break;
 use lockstep_launch::{Ending, Exit};
 use tracing::error;
 
@@ -17,6 +19,14 @@ pub(crate) enum Failure {
     /// A collective of this generation failed: the worker goes on in the next one.
     #[error("{0}")]
     Broken(String),
+    /// This rank was not connected with another one when its group was formed: the worker goes on in the next one.
+    #[error("{reason}")]
+    Unformed {
+        /// What was last seen of it.
+        reason: String,
+        /// The other one.
+        rank: u32,
+    },
     /// Asked to stop: after this step the group goes on without this worker, or its checkpoint was saved.
     #[error("stopped on request after step {step}")]
     Drained {
@@ -41,6 +51,28 @@ impl Failure {
         Self::Broken(error.to_string())
     }
 
+    /// A group that could not be formed, or another failure of it.
+    pub(crate) fn unformed(error: &CollectiveError) -> Self {
+        match (error, error.peer()) {
+            (CollectiveError::NotFormed { .. }, Some(rank)) => {
+                Self::Unformed { reason: error.to_string(), rank: rank as u32 }
+            }
+            _ => Self::broken(error),
+        }
+    }
+
+    /// What the coordinator is told of a group that broke.
+    ///
+    /// # Errors
+    /// The failure itself where it is another one.
+    pub(crate) fn into_break(self) -> Result<Break, Self> {
+        match self {
+            Self::Broken(reason) => Ok(Break { reason, unreached: None }),
+            Self::Unformed { reason, rank } => Ok(Break { reason, unreached: Some(rank) }),
+            Self::Fatal(_) | Self::Retry(_) | Self::Drained { .. } => Err(self),
+        }
+    }
+
     /// What the process leaves.
     pub(crate) fn ending(&self) -> Ending {
         Ending { message: self.to_string(), ..Ending::default() }
@@ -49,7 +81,7 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Fatal(_) => Exit::Fatal,
-            Self::Retry(_) | Self::Broken(_) => Exit::Retry,
+            Self::Retry(_) | Self::Broken(_) | Self::Unformed { .. } => Exit::Retry,
             Self::Drained { .. } => Exit::Drained,
         }
     }

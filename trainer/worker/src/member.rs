@@ -15,7 +15,7 @@ use std::{
 
 use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, Sockets, Waiting};
 use lockstep_elastic::{
-    Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership, Place, State,
+    Break, Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership, Place, State,
 };
 use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, Task};
 use tracing::{error, info, warn};
@@ -30,10 +30,10 @@ use crate::{
     signals::Stop,
 };
 
-/// In the end all wait in a sum for the slowest part of a large state on slow storage: who is gone shows by its closed connections, or to
-/// the coordinator.
-const LIMITS: Limits = Limits {
-    forming: Duration::from_secs(60),
+/// All of a group are there when it is formed. In the end they wait in a sum for the slowest part of a large state on slow storage: who is
+/// gone shows by its closed connections, or to the coordinator.
+pub(crate) const LIMITS: Limits = Limits {
+    forming: Duration::from_secs(15),
     silence: Duration::from_secs(600),
     waiting: Waiting::Adaptive,
     threads: NonZeroUsize::MIN,
@@ -133,14 +133,11 @@ impl<'a> Member<'a> {
     /// Does the work of this process. When it cannot succeed the others learn why.
     pub(crate) fn work(&self, work: impl FnOnce() -> Result<Ending, Failure>) -> Result<Ending, Failure> {
         let ended = work();
-        match &ended {
-            // Others must not wait for a worker that will never take part.
-            Err(Failure::Fatal(message)) => {
-                if let Err(error) = self.membership.fatal(message, FAREWELL_PATIENCE) {
-                    warn!(%error, "the group does not know why this worker ends");
-                }
-            }
-            Ok(_) | Err(Failure::Retry(_) | Failure::Broken(_) | Failure::Drained { .. }) => {}
+        // Others must not wait for a worker that will never take part.
+        if let Err(Failure::Fatal(message)) = &ended
+            && let Err(error) = self.membership.fatal(message, FAREWELL_PATIENCE)
+        {
+            warn!(%error, "the group does not know why this worker ends");
         }
         ended
     }
@@ -158,7 +155,7 @@ impl<'a> Member<'a> {
             ..LIMITS
         };
         let seat = self.seat(group.generation, group.rank);
-        Ranks::form(&self.listener, seat, &group.addresses, limits, &abort).map_err(Failure::broken)
+        Ranks::form(&self.listener, seat, &group.addresses, limits, &abort).map_err(|error| Failure::unformed(&error))
     }
 
     /// Binds this worker to the members of a group that it follows, as the rank after theirs.
@@ -198,9 +195,18 @@ impl<'a> Member<'a> {
         abort
     }
 
+    /// What is to be told of a group that ended so; nothing by whoever was asked to stand, which had its collectives aborted.
+    ///
+    /// # Errors
+    /// The failure itself where it is this process's own.
+    pub(crate) fn broken_by(&self, failure: Failure) -> Result<Option<Break>, Failure> {
+        let broken = failure.into_break()?;
+        Ok(self.membership.sealing().is_none().then_some(broken))
+    }
+
     /// Stands still, holding `held`, until this worker is to do something else. `broken` tells what failed, if anything.
-    pub(crate) fn regroup(&self, held: State, broken: Option<String>) -> Result<Place, Failure> {
-        if let Some(reason) = &broken {
+    pub(crate) fn regroup(&self, held: State, broken: Option<Break>) -> Result<Place, Failure> {
+        if let Some(Break { reason, .. }) = &broken {
             warn!(reason, "the group broke");
         }
         let place =

@@ -27,7 +27,7 @@ use crate::{
     feeds::Feeds,
     gradients,
     journal::{Evaluation, StepLine},
-    member::{Halt, Member},
+    member::{Halt, LIMITS, Member},
     metrics::Phase,
     trainee::Trainee,
     word::Word,
@@ -35,6 +35,10 @@ use crate::{
 
 /// Bucket number of the numbers that are summed beside the gradients; no gradient bucket reaches it.
 const NUMBERS: u32 = u32::MAX - 1;
+
+/// How long a line between ranks may carry nothing while steps are done, or so many mean steps where that is longer.
+const QUIET: Duration = Duration::from_secs(16);
+const QUIET_STEPS: u32 = 8;
 
 /// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
 /// what they tell of checkpoints, then each rank's useful seconds.
@@ -179,6 +183,18 @@ impl<'a> Rank<'a> {
 
     pub(crate) fn recipe(&self) -> &Recipe {
         &self.trainee.recipe
+    }
+
+    /// Steps follow from here on, of which none takes much longer than the others: a line that carries nothing for so long is broken.
+    pub(crate) fn expect_steps(&mut self) {
+        let step = self.work().glimpse().step.unwrap_or_default();
+        let quiet = QUIET.max(step * QUIET_STEPS).as_secs().next_power_of_two();
+        self.communicator.set_silence_limit(Duration::from_secs(quiet));
+    }
+
+    /// What follows may take any time.
+    pub(crate) fn expect_anything(&mut self) {
+        self.communicator.set_silence_limit(LIMITS.silence);
     }
 
     /// Sums `values` over all ranks, waiting for them.

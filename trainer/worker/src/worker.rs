@@ -94,9 +94,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
                     let broken = match benchmark::measure(&member, &group, collectives, communication) {
                         Ok(Some(ending)) => return Ok(ending),
                         Ok(None) => None,
-                        Err(Failure::Broken(_)) if member.membership.sealing().is_some() => None,
-                        Err(Failure::Broken(reason)) => Some(reason),
-                        Err(failure) => return Err(failure),
+                        Err(failure) => member.broken_by(failure)?,
                     };
                     // Another group begins its table anew.
                     place = member.regroup(nothing, broken)?;
@@ -167,10 +165,7 @@ impl Run<'_> {
             let broken = match outcome {
                 Ok(Some(ending)) => return Ok(ending),
                 Ok(None) => None,
-                // Whoever was asked to stand had its collectives aborted, which is no fault of theirs.
-                Err(Failure::Broken(_)) if self.member.membership.sealing().is_some() => None,
-                Err(Failure::Broken(reason)) => Some(reason),
-                Err(failure) => return Err(failure),
+                Err(failure) => self.member.broken_by(failure)?,
             };
             // Those it copied from may be gone for good.
             if !trainee.is_whole() {
@@ -418,7 +413,9 @@ impl Run<'_> {
                     until_stored(&self.member.membership, || reporter.make_room())?;
                 }
             }
+            rank.expect_steps();
             if ends_epoch {
+                rank.expect_anything();
                 self.evaluate(rank, reporter.as_deref_mut())?;
             }
             if agrees_anew && rank.step() < last {
@@ -433,6 +430,7 @@ impl Run<'_> {
             }
         }
         let settled = rank.settle()?;
+        rank.expect_anything();
         if let Some(reporter) = reporter {
             work.during(Activity::Storing, || {
                 settled.map_or(Ok(()), |settled| reporter.step(rank, &settled.line))?;

@@ -34,7 +34,7 @@ impl Coordinator {
     /// Those that are here, may stay, and do not belong to the group that trains.
     pub(super) fn newcomers(&self) -> impl Iterator<Item = &Peer> {
         let belongs = |pod: &str| self.active().is_some_and(|active| active.members.iter().any(|seat| seat.pod == pod));
-        let comes = move |pod: &str| !belongs(pod) && !self.leaving.contains_key(pod);
+        let comes = move |pod: &str| !belongs(pod) && !self.leaving.contains_key(pod) && !self.is_aside(pod);
         self.peers.iter().filter(move |(pod, _)| comes(pod)).map(|(_, peer)| peer)
     }
 

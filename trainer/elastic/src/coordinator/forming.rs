@@ -84,12 +84,16 @@ impl Coordinator {
             Phase::Gathering(_) | Phase::Preparing(_) | Phase::Ended => false,
         };
         if matches!(&self.phase, Phase::Running(running) if running.is_broken()) {
+            self.stand_aside(now);
             self.fruitless = self.fruitless.saturating_add(1);
         }
         // While others may still come, the members train.
         self.reasons.since.take_if(|_| planned);
         self.reasons.begin(now);
-        let expected = if planned { self.ready() } else { self.peers.keys().cloned().collect() };
+        let expected = match planned {
+            true => self.ready(),
+            false => self.peers.keys().filter(|pod| !self.is_aside(pod)).cloned().collect(),
+        };
         let (reports, disturbed, sealed) = (BTreeMap::new(), false, None);
         let (since, asked) = (now, now);
         self.phase =
@@ -100,7 +104,7 @@ impl Coordinator {
     /// Whom a planned change asks: newcomers that have yet to take the state over are left to it.
     pub(super) fn ready(&self) -> BTreeSet<String> {
         let late = |peer: &Peer| self.active().is_some_and(|active| peer.catches_up_with(active));
-        self.peers.iter().filter(|(_, peer)| !late(peer)).map(|(pod, _)| pod.clone()).collect()
+        self.peers.iter().filter(|(pod, peer)| !late(peer) && !self.is_aside(pod)).map(|(pod, _)| pod.clone()).collect()
     }
 
     /// Calls for the reports that are not here. Members that train, and those that follow them, seal after a step if the change is
@@ -125,8 +129,9 @@ impl Coordinator {
     /// change a newcomer comes too late: it has a group to follow once that is formed.
     pub(super) fn ask_one_more(&mut self, member: &MemberId, connection: Connection, trains: bool) {
         let belongs = self.active().is_some_and(|active| active.seat(member).is_some());
+        let is_aside = self.is_aside(&member.pod);
         let Phase::Preparing(preparing) = &mut self.phase else { return };
-        if preparing.planned && !belongs && !preparing.expected.contains(&member.pod) {
+        if is_aside || preparing.planned && !belongs && !preparing.expected.contains(&member.pod) {
             return;
         }
         preparing.expected.insert(member.pod.clone());
@@ -354,6 +359,7 @@ impl Coordinator {
         self.finishing &= !active.rollback;
         self.plans.clear();
         self.sent_to_read.clear();
+        self.aside.forget_lines();
         self.mark.take_if(|mark| active.rollback && active.base_step < mark.step);
         // Whoever had to go may be lost before it went.
         self.draining.take_if(|_| self.leaving.is_empty());

@@ -7,9 +7,9 @@ use std::{
 
 use super::{
     Command, Connection, Coordinator, JOIN_PATIENCE, JOIN_WINDOW, MAX_PLANS, Outcome, Phase, Purpose, RETURN_LIMIT,
-    forming::Gathering, peers::Peer,
+    aside::HEARING, forming::Gathering, peers::Peer,
 };
-use crate::{Active, Digest, MemberId, Message, Record, Seat, Summing};
+use crate::{Active, Break, Digest, MemberId, Message, Record, Seat, Summing};
 
 /// Pause before a group that broke without a step, and without a loss, is formed again; every further one doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -144,12 +144,15 @@ impl Coordinator {
     }
 
     /// A member's collective failed, and it stands still.
-    pub(super) fn broken(&mut self, member: &MemberId, generation: u64, reason: String, now: Duration) {
+    pub(super) fn broken(&mut self, member: &MemberId, generation: u64, broken: Break, now: Duration) {
         if !self.active().is_some_and(|active| active.generation == generation && active.seat(member).is_some()) {
             return;
         }
+        if let Some(rank) = broken.unreached {
+            self.did_not_reach(member, rank);
+        }
         match &self.phase {
-            Phase::Running(_) => self.break_up(format!("{}: {reason}", member.pod), now),
+            Phase::Running(_) => self.break_up(format!("{}: {}", member.pod, broken.reason), now),
             Phase::Preparing(_) => self.disturb(),
             Phase::Gathering(_) | Phase::Ended => {}
         }
@@ -185,6 +188,7 @@ impl Coordinator {
             running.published = Some(step);
             if step > running.active.base_step {
                 self.fruitless = 0;
+                self.aside.forgive(running.active.members.iter().map(|seat| seat.pod.as_str()));
             }
             self.commands.push(Command::Publish { member, step, payload });
         }
@@ -266,7 +270,8 @@ impl Coordinator {
             };
             self.swap(Purpose::Conclude, record);
         } else if let Some(since) = running.broken {
-            let patience = if running.lost.is_empty() { pause(self.fruitless) } else { Duration::ZERO };
+            let hearing = if self.aside.is_heard() { HEARING } else { Duration::ZERO };
+            let patience = if running.lost.is_empty() { pause(self.fruitless).max(hearing) } else { Duration::ZERO };
             if now.saturating_sub(since) < patience {
                 return;
             }

@@ -12,7 +12,7 @@ use super::{
     shared::{End, Shared},
 };
 use crate::{
-    CheckpointMark, Digest, Follower, Group, Hello, Lead, State as Held, Summing, Work, member::LastWord,
+    Break, CheckpointMark, Digest, Follower, Group, Hello, Lead, State as Held, Summing, Work, member::LastWord,
     message::MAX_PAYLOAD_BYTES,
 };
 
@@ -184,7 +184,7 @@ impl Membership {
     ///
     /// # Errors
     /// See [`JoinError`].
-    pub fn regroup(&self, held: Option<Held>, broken: Option<String>, patience: Duration) -> Result<Place, JoinError> {
+    pub fn regroup(&self, held: Option<Held>, broken: Option<Break>, patience: Duration) -> Result<Place, JoinError> {
         self.shared.change(|state| (state.group, state.lead, state.sealing) = (None, None, None));
         self.shared.put(|outbox| (outbox.stand, outbox.last_word) = (Some((held, broken)), None));
         self.place(patience)

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::membership::Event;
 use crate::{
-    CheckpointMark, Group, Lead, State as Held, Summing, Work,
+    Break, CheckpointMark, Group, Lead, State as Held, Summing, Work,
     member::{self, LastWord},
 };
 
@@ -68,7 +68,7 @@ pub(super) struct Outbox {
     pub(super) took_over: bool,
     pub(super) caught_up: bool,
     pub(super) plans: Vec<Summing>,
-    pub(super) stand: Option<(Option<Held>, Option<String>)>,
+    pub(super) stand: Option<(Option<Held>, Option<Break>)>,
     pub(super) progress: Option<(u64, Vec<u8>)>,
     pub(super) checkpoint: Option<CheckpointMark>,
     pub(super) leave: Option<String>,

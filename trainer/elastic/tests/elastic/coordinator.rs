@@ -1,5 +1,6 @@
 //! The coordinator's decisions, one event at a time.
 
+mod aside;
 mod endings;
 mod forming;
 mod losses;
@@ -9,7 +10,8 @@ mod restart;
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, Change, CheckpointMark, Coordinator, Digest, Hello, Message, Outcome, Record, Report, Sampler, State,
+    Active, Break, Change, CheckpointMark, Coordinator, Digest, Hello, Message, Outcome, Record, Report, Sampler,
+    State,
     coordinator::{Command, Config, Connection, Event, Stage},
 };
 
@@ -193,7 +195,7 @@ fn leave() -> Message {
 }
 
 fn broken(generation: u64) -> Message {
-    Message::Broken { generation, reason: "rank 2 hung up".into() }
+    Message::Broken { generation, broken: Break { reason: "rank 2 hung up".into(), unreached: None } }
 }
 
 fn finished(digest: &[u8]) -> Message {

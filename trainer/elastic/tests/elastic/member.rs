@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, CheckpointMark, Digest, Follower, Group, Hello, Lead, Member, Message, Report, Seat, State, Summing,
+    Active, Break, CheckpointMark, Digest, Follower, Group, Hello, Lead, Member, Message, Report, Seat, State, Summing,
     member::{COORDINATOR_DEAD_AFTER, Command, Event, HEARTBEAT_EVERY, LastWord, REPEAT_AFTER},
 };
 
@@ -52,8 +52,12 @@ fn stand(step: u64) -> Event {
     Event::Stand { held: Some(state(step)), broken: None }
 }
 
+fn hung_up() -> Break {
+    Break { reason: "rank 2 hung up".into(), unreached: None }
+}
+
 fn broken() -> Event {
-    Event::Stand { held: Some(state(5)), broken: Some("rank 2 hung up".into()) }
+    Event::Stand { held: Some(state(5)), broken: Some(hung_up()) }
 }
 
 fn report(generation: u64, entered_generation: Option<u64>, held: State) -> Command {
@@ -174,7 +178,7 @@ fn what_it_read_from_a_checkpoint_is_of_no_generation() {
 #[test]
 fn what_broke_is_said_again_until_it_is_asked_what_it_holds() {
     let mut member = running();
-    let says = Command::Send(Message::Broken { generation: 1, reason: "rank 2 hung up".into() });
+    let says = Command::Send(Message::Broken { generation: 1, broken: hung_up() });
     assert_eq!(handle(&mut member, broken(), 3), std::slice::from_ref(&says));
     let hello = Hello { committed_generation: Some(1), ..hello(0, 1) };
     assert_eq!(later(&mut member, 3 + REPEAT_MS), [Command::Send(Message::Hello(hello)), says]);
@@ -299,7 +303,7 @@ fn it_returns_with_what_the_coordinator_before_did_not_answer() {
         (
             "what broke",
             vec![broken()],
-            vec![standing, Command::Send(Message::Broken { generation: 1, reason: "rank 2 hung up".into() })],
+            vec![standing, Command::Send(Message::Broken { generation: 1, broken: hung_up() })],
         ),
         (
             "that it has to go",

@@ -1,5 +1,5 @@
 use lockstep_elastic::{
-    Active, CheckpointMark, Digest, Message, Report, Seat, State,
+    Active, Break, CheckpointMark, Digest, Message, Report, Seat, State,
     message::{Decoder, FrameError, MAX_MESSAGE_BYTES, MAX_REASON_BYTES, PROTOCOL_VERSION},
 };
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn one_of_each() -> Vec<Message> {
         Message::Refuse { reason: text() },
         Message::Prepare { generation: 3, planned: true },
         Message::Report(report),
-        Message::Broken { generation: 3, reason: text() },
+        Message::Broken { generation: 3, broken: Break { reason: text(), unreached: Some(2) } },
         Message::Commit { rank: 1, active },
         Message::Heartbeat,
         Message::Progress { step: 9, payload: vec![1, 2, 3] },
@@ -98,10 +98,11 @@ fn a_message_beyond_the_limit_is_refused_before_it_arrives() {
 
 #[test]
 fn a_long_text_is_cut_at_a_character() {
+    let broken = |reason| Message::Broken { generation: 3, broken: Break { reason, unreached: None } };
     let (long, cut) = (|| "é".repeat(MAX_REASON_BYTES), || "é".repeat(MAX_REASON_BYTES / 2));
     for (said, heard) in [
         (Message::Fatal { message: long() }, Message::Fatal { message: cut() }),
-        (Message::Broken { generation: 3, reason: long() }, Message::Broken { generation: 3, reason: cut() }),
+        (broken(long()), broken(cut())),
         (Message::Leave { reason: long() }, Message::Leave { reason: cut() }),
         (Message::Stuck { reason: long() }, Message::Stuck { reason: cut() }),
     ] {

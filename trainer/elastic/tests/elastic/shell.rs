@@ -12,8 +12,9 @@ use std::{
 };
 
 use lockstep_elastic::{
-    Change, CheckpointMark, Digest, Event, Farewell, FileStore, GenerationStore, Group, Hello, JoinError, Membership,
-    Message, Notice, Outcome, Place, Record, State, StoreError, coordinate, coordinator::Config, message::Decoder,
+    Break, Change, CheckpointMark, Digest, Event, Farewell, FileStore, GenerationStore, Group, Hello, JoinError,
+    Membership, Message, Notice, Outcome, Place, Record, State, StoreError, coordinate, coordinator::Config,
+    message::Decoder,
 };
 use tokio::sync::oneshot;
 
@@ -105,7 +106,11 @@ fn join(address: SocketAddr, hello: Hello) -> JoinHandle<Result<(Membership, Gro
 }
 
 fn regroup(membership: &Membership, held: State, broken: Option<&str>) -> Result<Group, JoinError> {
-    let place = membership.regroup(Some(held), broken.map(str::to_owned), PATIENCE)?;
+    let place = membership.regroup(
+        Some(held),
+        broken.map(|reason| Break { reason: reason.to_owned(), unreached: None }),
+        PATIENCE,
+    )?;
     let_in(membership, place, held)
 }
 

@@ -1,6 +1,6 @@
 //! The training on top of a member, as small as the rules allow: contribute, complete, know that all have done it, stop, copy.
 
-use lockstep_elastic::{Active, Digest, State, member::Event};
+use lockstep_elastic::{Active, Break, Digest, State, member::Event};
 
 use crate::{
     job::{Job, SAMPLER},
@@ -150,7 +150,8 @@ impl Job {
                 self.tell(&held);
             }
             Deed::Stand | Deed::Break => {
-                let broken = (deed == Deed::Break).then(|| "a peer is gone".to_owned());
+                let broken =
+                    (deed == Deed::Break).then(|| Break { reason: "a peer is gone".to_owned(), unreached: None });
                 let held = if worker.copying { None } else { worker.held.clone() };
                 *worker = Worker { held: held.clone(), ..Worker::default() };
                 self.act(index, Event::Stand { held: held.as_deref().map(state), broken });

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lockstep_elastic::{
-    CheckpointMark, Digest, Group, MemberId, State, Summing,
+    Break, CheckpointMark, Digest, Group, MemberId, State, Summing,
     member::{Event, LastWord},
 };
 
@@ -412,6 +412,7 @@ impl World {
 
     /// Stops every collective for good, then says what it holds.
     pub(crate) fn stand(&mut self, pod: usize, broken: Option<String>) {
+        let broken = broken.map(|reason| Break { reason, unreached: None });
         self.leave_data_plane(pod);
         let held = self.processes[pod].worker.held;
         self.say(pod, Event::Stand { held, broken });

@@ -1,0 +1,128 @@
+//! Members that all reach this coordinator, but not each other: of every two one stands aside, and the others go on without it. It comes
+//! back as any newcomer does, by following the group: that needs a line to every member, and disturbs none of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{Coordinator, peers::Peer};
+use crate::{Incarnation, MemberId};
+
+/// How long others may take to tell whom they did not reach, once one has.
+pub(super) const HEARING: Duration = Duration::from_millis(500);
+/// How long a process stands aside at first; each further time doubles it.
+const FIRST: Duration = Duration::from_secs(10);
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// Who did not reach whom, and who stands aside for it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Aside {
+    /// Pods of the newest group, each with those that were not connected with it.
+    unreached: BTreeMap<String, BTreeSet<String>>,
+    standing: BTreeMap<String, Standing>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Standing {
+    process: Incarnation,
+    times: u32,
+    until: Duration,
+}
+
+impl Aside {
+    /// The newest group is another one.
+    pub(super) fn forget_lines(&mut self) {
+        self.unreached.clear();
+    }
+
+    pub(super) fn is_heard(&self) -> bool {
+        !self.unreached.is_empty()
+    }
+
+    /// A group trained with these.
+    pub(super) fn forgive<'a>(&mut self, pods: impl Iterator<Item = &'a str>) {
+        for pod in pods {
+            self.standing.remove(pod);
+        }
+    }
+
+    fn cut(&mut self, one: &str, other: &str) {
+        self.unreached.entry(one.to_owned()).or_default().insert(other.to_owned());
+        self.unreached.entry(other.to_owned()).or_default().insert(one.to_owned());
+    }
+
+    /// Takes out whoever reaches the fewest, of several the one that `ranks_after` the others; gives it and those that it did not reach.
+    fn take_worst(&mut self, ranks_after: impl Fn(&str) -> u32) -> Option<(String, BTreeSet<String>)> {
+        let worst = self.unreached.iter().max_by_key(|(pod, others)| (others.len(), ranks_after(pod)))?.0.clone();
+        let others = self.unreached.remove(&worst)?;
+        for other in &others {
+            if let Some(left) = self.unreached.get_mut(other) {
+                left.remove(&worst);
+            }
+        }
+        self.unreached.retain(|_, left| !left.is_empty());
+        Some((worst, others))
+    }
+}
+
+impl Coordinator {
+    /// A member was not connected with this rank when its group was formed.
+    pub(super) fn did_not_reach(&mut self, member: &MemberId, rank: u32) {
+        let other = self.active().and_then(|active| active.members.get(rank as usize)).map(|seat| seat.pod.clone());
+        if let Some(other) = other.filter(|other| *other != member.pod) {
+            self.aside.cut(&member.pod, &other);
+        }
+    }
+
+    /// Whether this pod's process, as it is connected, is left out for now.
+    pub(super) fn is_aside(&self, pod: &str) -> bool {
+        let connected = self.peers.get(pod).map(|peer| peer.hello.member.incarnation);
+        self.aside
+            .standing
+            .get(pod)
+            .is_some_and(|standing| Some(standing.process) == connected && self.handled < standing.until)
+    }
+
+    /// Before a group is formed anew: if the last one made no step, of those that did not reach each other some are left out, as long as
+    /// enough stay.
+    pub(super) fn stand_aside(&mut self, now: Duration) {
+        let Some(active) = self.active().cloned() else { return };
+        let again = self.aside.unreached.keys().any(|pod| self.aside.standing.contains_key(pod));
+        if self.fruitless == 0 && !again {
+            return;
+        }
+        let rank = |pod: &str| active.members.iter().find(|seat| seat.pod == pod).map_or(0, |seat| seat.rank);
+        while self.stayers().count() > self.least() {
+            let Some((pod, others)) = self.aside.take_worst(rank) else { return };
+            let Some(Peer { hello, .. }) = self.peers.get(&pod) else { continue };
+            let member = hello.member.clone();
+            let known = self.aside.standing.get(&pod).filter(|known| known.process == member.incarnation);
+            let times = known.map_or(0, |known| known.times + 1);
+            let lasts = FIRST.saturating_mul(2_u32.saturating_pow(times)).min(LONGEST);
+            self.aside.standing.insert(pod, Standing { process: member.incarnation, times, until: now + lasts });
+            let others = Vec::from_iter(others).join(", ");
+            self.reasons.lose(&member, &format!("it and {others} do not reach each other"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_reaches_the_fewest_stands_aside_and_of_two_the_later_one() {
+        let rank = |pod: &str| pod.bytes().last().map_or(0, u32::from);
+        let taken = |lines: &[(&str, &str)]| {
+            let mut aside = Aside::default();
+            lines.iter().for_each(|(one, other)| aside.cut(one, other));
+            let worst = std::iter::from_fn(|| aside.take_worst(rank).map(|(pod, _)| pod));
+            worst.collect::<Vec<_>>()
+        };
+        assert_eq!(taken(&[("w0", "w2")]), ["w2"]);
+        assert_eq!(taken(&[("w2", "w0"), ("w1", "w0"), ("w0", "w1")]), ["w0"]);
+        assert_eq!(taken(&[("w0", "w1"), ("w2", "w3")]), ["w3", "w1"]);
+        assert_eq!(taken(&[]), [""; 0]);
+    }
+}

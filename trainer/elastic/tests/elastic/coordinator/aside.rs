@@ -1,0 +1,97 @@
+//! Members that reach the coordinator but not each other.
+
+use std::time::Duration;
+
+use lockstep_elastic::{Break, Message, coordinator::Command};
+
+use super::{Table, asked, change, committed, sent, state};
+use crate::given::{ms, pod};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn did_not_reach(generation: u64, rank: u32) -> Message {
+    Message::Broken { generation, broken: Break { reason: "not formed".into(), unreached: Some(rank) } }
+}
+
+/// The first and the last of three did not reach each other, and all were asked anew.
+fn again(table: &mut Table, generation: u64) -> Vec<Command> {
+    let mut commands = table.says(0, did_not_reach(generation, 2));
+    commands.extend(table.says(2, did_not_reach(generation, 0)));
+    commands.extend(table.wait(SECOND, &[0, 1, 2]));
+    commands
+}
+
+/// Generation 3 trains without the last of three.
+fn without_the_last() -> Table {
+    let mut table = Table::running(3, 2);
+    assert_eq!(
+        asked(&again(&mut table, 1)),
+        [(0, 2, false), (1, 2, false), (2, 2, false)],
+        "it may have been a moment"
+    );
+    for member in 0..3 {
+        table.reports(member, Some(1), state(5));
+    }
+    assert_eq!(asked(&again(&mut table, 2)), [(0, 3, false), (1, 3, false)]);
+    table.reports(0, Some(1), state(5));
+    let commands = table.reports(1, Some(1), state(5));
+    assert_eq!(committed(&commands).0, [0, 1]);
+    let lost = change(&commands).lost;
+    assert_eq!(lost, [(pod(2), format!("it and {} do not reach each other", pod(0)))]);
+    table
+}
+
+#[test]
+fn of_two_that_did_not_reach_each_other_twice_one_stands_aside() {
+    without_the_last();
+}
+
+#[test]
+fn whoever_stands_aside_is_let_in_as_a_newcomer_after_a_while() {
+    let mut table = without_the_last();
+    assert_eq!(sent(&table.wait(8 * SECOND, &[0, 1, 2]), 2), Vec::<&Message>::new());
+    let commands = table.wait(2 * SECOND, &[0, 1, 2]);
+    assert!(!sent(&commands, 2).is_empty(), "it is to follow");
+    let mut commands = table.says(2, Message::CaughtUp { generation: 3 });
+    commands.extend(table.wait(SECOND, &[0, 1, 2]));
+    assert_eq!(asked(&commands), [(0, 4, true), (1, 4, true), (2, 4, true)]);
+}
+
+#[test]
+fn whoever_is_not_reached_again_stands_aside_at_once_and_for_twice_as_long() {
+    let mut table = without_the_last();
+    table.wait(10 * SECOND, &[0, 1, 2]);
+    table.says(2, Message::CaughtUp { generation: 3 });
+    table.wait(SECOND, &[0, 1, 2]);
+    for member in 0..3 {
+        table.reports(member, Some(3), state(5));
+    }
+    assert_eq!(asked(&again(&mut table, 4)), [(0, 5, false), (1, 5, false)]);
+    table.reports(0, Some(3), state(5));
+    assert_eq!(committed(&table.reports(1, Some(3), state(5))).0, [0, 1]);
+    assert_eq!(sent(&table.wait(18 * SECOND, &[0, 1, 2]), 2), Vec::<&Message>::new());
+    assert!(!sent(&table.wait(2 * SECOND, &[0, 1, 2]), 2).is_empty());
+}
+
+#[test]
+fn nobody_stands_aside_whom_the_group_cannot_do_without() {
+    let mut table = Table::running(3, 3);
+    for generation in 1..5 {
+        let next = generation + 1;
+        let mut commands = again(&mut table, generation);
+        commands.extend(table.wait(3 * SECOND, &[0, 1, 2]));
+        assert_eq!(asked(&commands), [(0, next, false), (1, next, false), (2, next, false)]);
+        for member in 0..3 {
+            table.reports(member, Some(1), state(5));
+        }
+    }
+}
+
+#[test]
+fn a_new_process_does_not_stand_aside_for_the_one_before() {
+    let mut table = without_the_last();
+    table.closes(2);
+    let commands = table.greets(12, super::replacement(2));
+    let followed = table.wait(ms(200), &[0, 1, 12]);
+    assert!(sent(&commands, 12).len() + sent(&followed, 12).len() > 0, "it is to follow at once");
+}
