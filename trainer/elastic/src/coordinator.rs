@@ -392,10 +392,10 @@ impl Coordinator {
         self.end(Outcome::Fatal { member, message });
     }
 
-    /// Has the record stored. Unless the group is over, a store that was away just now is left alone: the same is decided again later.
+    /// Has the record stored. A store that was away just now is left alone: the same is decided again later.
     fn swap(&mut self, purpose: Purpose, record: Record) {
         assert!(self.swapping.is_none(), "two swaps at a time: {:?} and {record:?}", self.swapping);
-        if self.handled < self.store_again && purpose != Purpose::Conclude {
+        if self.handled < self.store_again {
             return;
         }
         self.swapping = Some((purpose, record.clone()));
@@ -413,17 +413,14 @@ impl Coordinator {
         }
     }
 
-    /// A group that trains goes on, one that was to be formed stands, and a checkpoint is recorded when the store is back.
+    /// A group that trains goes on, one that was to be formed stands, and what is to be recorded is when the store is back: so is how the
+    /// group ended, as another coordinator may have begun the next one.
     fn store_is_away(&mut self, now: Duration) {
         let Some((purpose, record)) = self.swapping.take() else { return };
         self.store_again = now + STORE_PAUSE;
         match purpose {
-            Purpose::Mark => self.mark = self.mark.max(record.last_durable_checkpoint),
+            Purpose::Mark | Purpose::Conclude => self.mark = self.mark.max(record.last_durable_checkpoint),
             Purpose::Activate => self.lose_unseated(record.active),
-            Purpose::Conclude => {
-                self.mark = self.mark.max(record.last_durable_checkpoint);
-                self.conclude_unrecorded();
-            }
             Purpose::Allocate { .. } => {}
         }
     }

@@ -257,10 +257,10 @@ impl Coordinator {
         }
         if running.is_over() {
             // Only the record's last writer may say how the group ended: another one may have formed the next by now.
-            let outcome = verdict(&running.active, &running.words);
-            if matches!(outcome, Ok(Outcome::Drained { .. })) && now < self.store_again {
+            if now < self.store_again {
                 return;
             }
+            let outcome = verdict(&running.active, &running.words);
             let record = self.with_plans();
             let record = self.mark.take().map_or_else(|| record.clone(), |mark| record.mark(mark));
             let saved = record.last_durable_checkpoint.map(|mark| mark.step);
@@ -341,15 +341,6 @@ impl Coordinator {
         let all_here = running.active.members.iter().all(|seat| self.is_here(&seat.id()));
         let undisturbed = self.draining.is_none() && running.words.is_empty() && all_here;
         self.somebody_waits() && waited >= window && undisturbed && enough
-    }
-
-    /// Everybody said its last word, and the record cannot tell of it. Who has finished has finished; who has drained may go on with
-    /// another coordinator by now, as only the record would show.
-    pub(super) fn conclude_unrecorded(&mut self) {
-        let Phase::Running(running) = &self.phase else { return };
-        if !matches!(verdict(&running.active, &running.words), Ok(Outcome::Drained { .. })) {
-            self.conclude();
-        }
     }
 
     /// Everybody said its last word, and the record is as up to date as the store lets it be.

@@ -77,6 +77,7 @@ impl World {
             Fault::Stick => !process.frozen && process.stuck_until <= self.now,
             Fault::Cut => process.line.is_some() && !process.frozen,
             Fault::Partition => process.deaf_until.max(process.mute_until) <= self.now,
+            Fault::Part => !self.somebody_is_parted(),
             Fault::Leave => !process.leaving && !process.frozen,
             Fault::Join | Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway => false,
         };
@@ -190,7 +191,13 @@ impl World {
                 self.store.away_until = self.now + lasts;
                 self.trouble(lasts);
             }
-            Fault::Stick | Fault::Cut | Fault::Partition | Fault::Leave | Fault::Join | Fault::KillAll => {}
+            Fault::Stick
+            | Fault::Cut
+            | Fault::Partition
+            | Fault::Part
+            | Fault::Leave
+            | Fault::Join
+            | Fault::KillAll => {}
         }
     }
 
@@ -224,6 +231,14 @@ impl World {
                     _ => (self.now, until),
                 };
                 self.trouble(until.saturating_sub(self.now));
+            }
+            Fault::Part => {
+                let lasts =
+                    if self.dice.percent(70) { self.dice.millis(20, 1500) } else { self.dice.millis(1500, 20_000) };
+                let others: Vec<usize> = (0..self.processes.len()).filter(|other| *other != pod).collect();
+                let other = self.dice.one_of(&others);
+                self.part(pod, other, self.now + lasts);
+                self.trouble(lasts);
             }
             Fault::Leave => self.leave(pod),
             Fault::Join => self.start_later(pod, Duration::ZERO),

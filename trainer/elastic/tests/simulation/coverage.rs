@@ -8,6 +8,7 @@ pub(crate) enum Fault {
     Stick,
     Cut,
     Partition,
+    Part,
     Leave,
     Join,
     Double,
@@ -44,12 +45,13 @@ pub(crate) enum Victim {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Kill,
         Self::Freeze,
         Self::Stick,
         Self::Cut,
         Self::Partition,
+        Self::Part,
         Self::Leave,
         Self::Join,
         Self::Double,
@@ -66,6 +68,7 @@ impl Fault {
             Self::Stick => "training thread stuck",
             Self::Cut => "connection reset",
             Self::Partition => "partition",
+            Self::Part => "two not connected",
             Self::Leave => "planned leave",
             Self::Join => "new pod",
             Self::Double => "second coordinator",
@@ -133,6 +136,8 @@ pub(crate) const fn impossible(fault: Fault, victim: Victim) -> Option<&'static 
             Some("a connection has a member at its other end, and counts there")
         }
         (Fault::Cut | Fault::Partition, _) => None,
+        (Fault::Part, Victim::Coordinator) => Some("it takes part in no sum"),
+        (Fault::Part, _) => None,
         (Fault::Leave, Victim::Leaver) => Some("it leaves already"),
         (Fault::Leave, Victim::Coordinator) => Some("it is no member; to stop it counts as kill"),
         (Fault::Leave, _) => None,

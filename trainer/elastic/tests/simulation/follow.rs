@@ -41,7 +41,8 @@ impl World {
         let generation = trail.generation;
         let broken = self.deserted.contains(&generation);
         let over = broken || !self.processes.iter().any(|other| trains(other, generation));
-        let starves = !broken && self.somebody_is_frozen(generation);
+        let parted = self.is_parted_from(pod, generation);
+        let starves = !broken && (parted || self.somebody_is_frozen(generation));
         match trail.taking {
             _ if trail.caught_up => {
                 let sum = held.and_then(|held| self.exchanges.get(&(generation, held.step + 1))?.sum);
@@ -61,6 +62,7 @@ impl World {
                 return self.stand(pod, None);
             }
             Some(_) => {}
+            None if parted => {}
             None => {
                 if let Some(states) = self.offered(generation, &self.processes[pod].id()) {
                     let taken = (self.dice.one_of(&states), self.now + self.dice.millis(1, 400));
@@ -69,6 +71,11 @@ impl World {
             }
         }
         self.next_turn(pod, (300, 6000), Work::Follow);
+    }
+
+    fn is_parted_from(&self, pod: usize, generation: u64) -> bool {
+        let agreed = self.history.agreed.get(&generation);
+        agreed.is_some_and(|agreed| agreed.members.iter().any(|seat| self.are_parted(pod, index_of(&seat.pod))))
     }
 
     fn somebody_is_frozen(&self, generation: u64) -> bool {

@@ -163,6 +163,14 @@ fn without_faults_every_group_finishes_under_few_generations() {
 }
 
 #[test]
+fn a_group_in_which_two_are_never_connected_finishes_without_one_of_them() {
+    for seed in 0..200 {
+        let run = World::parted(seed).run().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        assert!(run.rollbacks == 0 && run.generations <= 6, "seed {seed}: {run:?}");
+    }
+}
+
+#[test]
 fn planted_bugs_are_found() {
     for bug in [Bug::ReportsBeforeItStops, Bug::StoreIgnoresTheVersion, Bug::KeepsItsIncarnation] {
         let found = (0..HUNT).find_map(|seed| Some((seed, run(seed, Some(bug)).err()?)));

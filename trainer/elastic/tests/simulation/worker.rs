@@ -4,7 +4,10 @@
 //! everybody's knows that the step before is STABLE, and stops with all others one step later. After the last step of a group one more
 //! exchange, without a gradient, tells that it is stable.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use lockstep_elastic::{
     Break, CheckpointMark, Digest, Group, MemberId, State, Summing,
@@ -31,6 +34,8 @@ pub(crate) enum Doing {
     Standing,
     /// Takes over what a group holds that trains without it.
     Following,
+    /// Connects with the others of its group.
+    Forming,
     /// Copies the state of its group from this rank.
     Copying(u32),
     /// Computes its share of a step.
@@ -78,6 +83,9 @@ pub(crate) struct Worker {
     pub(crate) turn: u64,
 }
 
+/// How long, in microseconds, a rank waits for one that it is not connected with.
+const FORMING: (u64, u64) = (300_000, 350_000);
+
 /// What a worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
@@ -89,6 +97,8 @@ pub(crate) enum Work {
     Summed(u64),
     /// A collective of this generation fails: a peer is gone.
     Break(u64),
+    /// It was not connected with this rank, whatever time that was given.
+    Unformed(u64, u32),
     /// Look whether it has to stop.
     Notice,
     /// Nobody commits it, and it holds nothing: the newest checkpoint is better.
@@ -162,6 +172,10 @@ impl World {
                     self.stand(pod, Some("a peer hung up".into()));
                 }
             }
+            Work::Unformed(of, rank) if of == turn => {
+                let broken = Break { reason: "not connected".into(), unreached: Some(rank) };
+                self.stand_for(pod, Some(broken));
+            }
             Work::Notice => self.notice(pod),
             Work::Reload(of) if of == turn => {
                 let held = Some(self.newest_checkpoint());
@@ -180,6 +194,7 @@ impl World {
             | Work::Contribute(_)
             | Work::Heard(_)
             | Work::Summed(_)
+            | Work::Unformed(..)
             | Work::Reload(_) => {}
         }
     }
@@ -190,6 +205,7 @@ impl World {
         (worker.generation, worker.stop, worker.stable) = (Some(group.generation), None, 0);
         let (generation, base, sources) = (group.generation, group.base, group.sources.clone());
         let copies = group.copiers.contains(&group.rank);
+        let pods: Vec<usize> = group.pods.iter().map(|pod| index_of(pod)).collect();
         worker.group = Some(group);
         if worker.sealing == Some(false) {
             self.notice_later(pod);
@@ -198,7 +214,10 @@ impl World {
             let delay = self.dice.millis(5, 40);
             self.work_later(pod, delay, Work::Break(generation));
         }
-        if self.processes[pod].worker.held == Some(base) {
+        if let Some(rank) = pods.iter().position(|other| self.are_parted(pod, *other)) {
+            self.processes[pod].worker.doing = Doing::Forming;
+            self.next_turn(pod, FORMING, |turn| Work::Unformed(turn, rank as u32));
+        } else if self.processes[pod].worker.held == Some(base) {
             self.entered(pod, base);
         } else if !copies {
             self.fail(format!("worker {pod} is to hold {base:?} in generation {generation}"));
@@ -211,6 +230,25 @@ impl World {
             let time = if self.dice.percent(80) { (1000, 30_000) } else { (30_000, 400_000) };
             self.next_turn(pod, time, Work::Copied);
         }
+    }
+
+    /// From now on these are not connected, and notice it where they train together.
+    pub(crate) fn part(&mut self, one: usize, other: usize, until: Duration) {
+        self.parted = Some(([one, other], until));
+        let trains = self.processes[one].worker.generation;
+        if let Some(generation) = trains.filter(|_| trains == self.processes[other].worker.generation) {
+            let delay = self.dice.millis(100, 400);
+            self.work_later(one, delay, Work::Break(generation));
+        }
+    }
+
+    pub(crate) fn somebody_is_parted(&self) -> bool {
+        self.parted.is_some_and(|(_, until)| self.now < until)
+    }
+
+    pub(crate) fn are_parted(&self, one: usize, other: usize) -> bool {
+        let both = |pair: [usize; 2]| one != other && pair.contains(&one) && pair.contains(&other);
+        self.parted.is_some_and(|(pair, until)| self.now < until && both(pair))
     }
 
     fn somebody_is_dead(&self, generation: u64) -> bool {
@@ -229,7 +267,9 @@ impl World {
         let source = &self.processes[index_of(&seat.pod)];
         let same = source.alive && source.id() == seat.id();
         let there = source.worker.generation == Some(generation);
-        let comes = source.worker.generation < Some(generation) && !self.deserted.contains(&generation);
+        let forms = source.worker.generation == Some(generation) && source.worker.doing == Doing::Forming;
+        let there = there && !forms;
+        let comes = (source.worker.generation < Some(generation) || forms) && !self.deserted.contains(&generation);
         if same && there && source.worker.held == Some(base) && !source.frozen {
             self.processes[pod].worker.held = Some(base);
             self.entered(pod, base);
@@ -394,9 +434,12 @@ impl World {
         let worker = &self.processes[pod].worker;
         let due = match worker.doing {
             Doing::Done => worker.sealing.is_some(),
-            Doing::Following | Doing::Copying(_) | Doing::Computing | Doing::Reducing | Doing::Summing => {
-                worker.sealing == Some(false)
-            }
+            Doing::Following
+            | Doing::Forming
+            | Doing::Copying(_)
+            | Doing::Computing
+            | Doing::Reducing
+            | Doing::Summing => worker.sealing == Some(false),
             Doing::Standing | Doing::Gone => false,
         };
         let hasty = self.script.bug == Some(Bug::ReportsBeforeItStops);
@@ -412,7 +455,10 @@ impl World {
 
     /// Stops every collective for good, then says what it holds.
     pub(crate) fn stand(&mut self, pod: usize, broken: Option<String>) {
-        let broken = broken.map(|reason| Break { reason, unreached: None });
+        self.stand_for(pod, broken.map(|reason| Break { reason, unreached: None }));
+    }
+
+    fn stand_for(&mut self, pod: usize, broken: Option<Break>) {
         self.leave_data_plane(pod);
         let held = self.processes[pod].worker.held;
         self.say(pod, Event::Stand { held, broken });

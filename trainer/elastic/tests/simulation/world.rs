@@ -153,6 +153,8 @@ pub(crate) struct World {
     pub(crate) lines: Vec<Line>,
     pub(crate) store: crate::chair::Store,
     pub(crate) exchanges: BTreeMap<(u64, u64), Exchange>,
+    /// Two that are not connected with each other, and until when.
+    pub(crate) parted: Option<([usize; 2], Duration)>,
     /// Ranks of a generation that left it without the others' consent.
     pub(crate) deserted: BTreeSet<u64>,
     pub(crate) checkpoints: BTreeMap<u64, State>,
@@ -196,6 +198,17 @@ impl World {
         world
     }
 
+    /// Without faults, but that two of at least three workers are never connected.
+    pub(crate) fn parted(seed: u64) -> Self {
+        let mut world = Self::without_faults(seed);
+        world.script = Script { pods: 5, replicas: world.script.replicas.max(3), least: 2, ..world.script };
+        world.processes = (0..world.script.pods).map(|_| Process::absent()).collect();
+        let one = world.dice.below(world.script.replicas as u64) as usize;
+        let other = (one + 1) % world.script.replicas;
+        world.part(one, other, Duration::MAX);
+        world
+    }
+
     /// Prints every delivery.
     pub(crate) fn traced(mut self) -> Self {
         self.traced = true;
@@ -218,6 +231,7 @@ impl World {
             lines: Vec::new(),
             store: crate::chair::Store::default(),
             exchanges: BTreeMap::new(),
+            parted: None,
             deserted: BTreeSet::new(),
             checkpoints: BTreeMap::new(),
             history: History::default(),

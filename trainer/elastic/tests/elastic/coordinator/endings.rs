@@ -144,12 +144,17 @@ fn a_group_that_trains_does_without_the_store_until_it_is_back() {
 }
 
 #[test]
-fn the_result_does_not_wait_for_a_store_that_is_away() {
+fn a_result_is_told_once_the_record_shows_that_nobody_goes_on() {
     let mut table = Table::running(2, 1);
     table.store = Store::IsAway;
     table.says(0, Message::Checkpoint(mark(20)));
     table.says(0, finished(b"model"));
-    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+    assert_eq!(end(&table.says(1, finished(b"model"))), None);
+    assert_eq!(end(&table.wait(Duration::from_secs(60), &[0, 1])), None);
+    table.store = Store::Agrees;
+    let commands = table.wait(Duration::from_secs(10), &[0, 1]);
+    assert!(matches!(end(&commands), Some(Outcome::Finished { .. })), "{commands:?}");
+    assert_eq!(table.record().last_durable_checkpoint, Some(mark(20)));
 }
 
 #[test]
