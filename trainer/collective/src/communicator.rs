@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::forming::{Limits, Seat};
 use crate::group::{Group, Tag, Transferred};
 use crate::link::Listener;
+use crate::outcome::{Completed, Failed, Outcome};
 use crate::queue::{Order, Panicked, Queue};
 use crate::{Abort, AgreedPlan, Collective, CollectiveError, Plan};
 
@@ -33,31 +34,6 @@ pub struct Communicator<M> {
     statistics: Statistics,
 }
 
-/// An operation that ended well.
-#[derive(Debug)]
-pub struct Completed<M> {
-    /// The step it was submitted with.
-    pub step: u64,
-    /// The bucket it was submitted with.
-    pub bucket: u32,
-    /// The caller's memory, holding the sum.
-    pub memory: M,
-    /// What it moved, and how long it took.
-    pub transferred: Transferred,
-}
-
-/// An operation that did not form its sum.
-pub struct Failed<M> {
-    /// The step it was submitted with.
-    pub step: u64,
-    /// The bucket it was submitted with.
-    pub bucket: u32,
-    /// The caller's memory, its values undefined.
-    pub memory: M,
-    /// Why. All operations after the first that failed carry the same cause.
-    pub error: CollectiveError,
-}
-
 /// What a communicator has done since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Statistics {
@@ -75,7 +51,7 @@ pub struct Statistics {
 
 enum Place<M> {
     /// A group of one: every sum is formed already.
-    Alone(VecDeque<Result<Completed<M>, Failed<M>>>),
+    Alone(VecDeque<Outcome<M>>),
     Group(Shared<M>),
 }
 
@@ -299,7 +275,7 @@ impl<M> Drop for Communicator<M> {
 }
 
 impl<M: AsMut<[f32]>> Shared<M> {
-    fn outcome(&mut self) -> Result<Completed<M>, Failed<M>> {
+    fn outcome(&mut self) -> Outcome<M> {
         self.queue.outcome().unwrap_or_else(|panicked| self.pass_on(panicked))
     }
 
@@ -340,33 +316,5 @@ impl<M> fmt::Debug for Communicator<M> {
             .field("world", &self.world)
             .field("pending", &self.pending)
             .finish_non_exhaustive()
-    }
-}
-
-impl<M> fmt::Debug for Failed<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failed")
-            .field("step", &self.step)
-            .field("bucket", &self.bucket)
-            .field("error", &self.error)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<M> fmt::Display for Failed<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot sum bucket {} of step {}", self.bucket, self.step)
-    }
-}
-
-impl<M> std::error::Error for Failed<M> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
-
-impl<M> From<Failed<M>> for CollectiveError {
-    fn from(failed: Failed<M>) -> Self {
-        failed.error
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::algorithm::Algorithm;
 use crate::choice::Choice;
 use crate::collective::Collective;
-use crate::communicator::{Completed, Failed};
 use crate::element::Reduction;
 use crate::forming::Waiting;
 use crate::group::{Group, Tag, Transferred};
+use crate::outcome::{Completed, Failed, Outcome};
 use crate::wire::Wire;
 use crate::{AgreedPlan, CollectiveError, Plan};
 
@@ -33,8 +33,6 @@ struct State<M> {
     closed: bool,
     panicked: bool,
 }
-
-pub(crate) type Outcome<M> = Result<Completed<M>, Failed<M>>;
 
 pub(crate) enum Order<M> {
     /// A sum, or what else is asked for.

@@ -1,0 +1,60 @@
+use std::fmt;
+
+use crate::CollectiveError;
+use crate::group::Transferred;
+
+/// An operation that ended well.
+#[derive(Debug)]
+pub struct Completed<M> {
+    /// The step of its tag.
+    pub step: u64,
+    /// The bucket of its tag.
+    pub bucket: u32,
+    /// The caller's memory, holding the result.
+    pub memory: M,
+    /// What it moved, and how long it took.
+    pub transferred: Transferred,
+}
+
+/// An operation that has no result.
+pub struct Failed<M> {
+    /// The step of its tag.
+    pub step: u64,
+    /// The bucket of its tag.
+    pub bucket: u32,
+    /// The caller's memory, its values undefined.
+    pub memory: M,
+    /// Why. All operations after the first that failed carry the same cause.
+    pub error: CollectiveError,
+}
+
+/// What came of an operation.
+pub(crate) type Outcome<M> = Result<Completed<M>, Failed<M>>;
+
+impl<M> fmt::Debug for Failed<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed")
+            .field("step", &self.step)
+            .field("bucket", &self.bucket)
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M> fmt::Display for Failed<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot exchange bucket {} of step {}", self.bucket, self.step)
+    }
+}
+
+impl<M> std::error::Error for Failed<M> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl<M> From<Failed<M>> for CollectiveError {
+    fn from(failed: Failed<M>) -> Self {
+        failed.error
+    }
+}
