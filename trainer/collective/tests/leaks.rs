@@ -5,14 +5,16 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    Abort, CollectiveError, Communicator, Credentials, Group, Identity, JobId, Limits, Listener, Seat, SharedArena,
-    Sockets,
+    Abort, Background, CollectiveError, Communicator, Credentials, Group, Handle, Identity, JobId, Limits, Listener,
+    Reduction, Seat, SharedArena, Sockets, Tag,
 };
 
 /// Of ranks that share memory: each maps a fresh one.
 const CYCLES_IN_MEMORY: u64 = 2_000;
-const CYCLES_OVER_TCP: u64 = 4_000;
+const CYCLES_OVER_TCP: u64 = 2_000;
+const CYCLES_IN_THE_BACKGROUND: u64 = 2_000;
 /// Each pair has several connections.
 const STRIPED_CYCLES: u64 = 2_000;
 /// Inside TLS both ends prove who they are each time, which takes a millisecond.
@@ -30,14 +32,15 @@ fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_
     let encrypted = std::array::from_fn(|_| listener().with_identity(identity.clone()));
     let plain = || std::array::from_fn(|_| listener());
     let kinds = [
-        ("in memory", plain(), Limits::default(), CYCLES_IN_MEMORY),
-        ("over TCP", plain(), over_tcp, CYCLES_OVER_TCP),
-        ("over stripes", plain(), striped, STRIPED_CYCLES),
-        ("inside TLS", encrypted, over_tcp, ENCRYPTED_CYCLES),
+        ("in memory", plain(), Limits::default(), Driver::communicator as fn(Group) -> Driver, CYCLES_IN_MEMORY),
+        ("over TCP", plain(), over_tcp, Driver::communicator, CYCLES_OVER_TCP),
+        ("in the background", plain(), over_tcp, Driver::background, CYCLES_IN_THE_BACKGROUND),
+        ("over stripes", plain(), striped, Driver::communicator, STRIPED_CYCLES),
+        ("inside TLS", encrypted, over_tcp, Driver::communicator, ENCRYPTED_CYCLES),
     ];
     assert_eq!(kinds.iter().map(|(.., cycles)| cycles).sum::<u64>(), 10_000);
-    for (kind, listeners, limits, cycles) in kinds {
-        let median = count_cycles(kind, &listeners, limits, cycles);
+    for (kind, listeners, limits, drive, cycles) in kinds {
+        let median = count_cycles(kind, &listeners, limits, drive, cycles);
         assert!(median < ABORTED_WITHIN, "{kind}: {median:?} from an abort to the error");
     }
 }
@@ -55,17 +58,23 @@ fn identity() -> Identity {
 }
 
 /// The median time from an abort to the error.
-fn count_cycles(kind: &str, listeners: &[Listener; 2], limits: Limits, cycles: u64) -> Duration {
+fn count_cycles(
+    kind: &str,
+    listeners: &[Listener; 2],
+    limits: Limits,
+    drive: fn(Group) -> Driver,
+    cycles: u64,
+) -> Duration {
     let began = Instant::now();
     let peers = listeners.each_ref().map(Listener::address);
     let mut delays = Vec::new();
     // The first ones warm the process up.
     for generation in 0..100 {
-        abort_once(listeners, &peers, limits, generation);
+        abort_once(listeners, &peers, limits, drive, generation);
     }
     let (before, pages_before) = ([count("fd"), count("task")], resident_pages());
     for generation in 100..100 + cycles {
-        delays.push(abort_once(listeners, &peers, limits, generation));
+        delays.push(abort_once(listeners, &peers, limits, drive, generation));
     }
     let pages = resident_pages();
     assert!(pages <= pages_before + SLACK_PAGES, "{pages} resident pages, {pages_before} before");
@@ -95,11 +104,51 @@ impl AsMut<[f32]> for Arena {
     }
 }
 
+/// What has a thread for its group.
+enum Driver {
+    Communicator(Communicator<Arena>),
+    Background(Background, Option<Handle<Arena>>),
+}
+
+impl Driver {
+    fn communicator(group: Group) -> Self {
+        Self::Communicator(Communicator::over(group).unwrap())
+    }
+
+    fn background(group: Group) -> Self {
+        Self::Background(Background::over(group).unwrap(), None)
+    }
+
+    /// Starts a sum; what aborts it.
+    fn start(&mut self, arena: Arena) -> Abort {
+        match self {
+            Self::Communicator(communicator) => {
+                communicator.submit(1, 0, arena);
+                communicator.abort_handle()
+            }
+            Self::Background(background, handle) => {
+                let tag = Tag { step: 1, bucket: 0 };
+                *handle = Some(background.all_reduce(Algorithm::Ring, tag, arena, Reduction::Sum));
+                background.abort_handle()
+            }
+        }
+    }
+
+    /// Why the sum was not formed.
+    fn failed(&mut self) -> CollectiveError {
+        match self {
+            Self::Communicator(communicator) => communicator.wait().unwrap_err().error,
+            Self::Background(_, handle) => handle.take().expect("started").wait().unwrap_err().error,
+        }
+    }
+}
+
 /// Forms a group, has rank 0 aborted in mid-operation, and says how long it then took to fail.
 fn abort_once(
     listeners: &[Listener; 2],
     peers: &[std::net::SocketAddr; 2],
     limits: Limits,
+    drive: fn(Group) -> Driver,
     generation: u64,
 ) -> Duration {
     let join = |rank: usize| {
@@ -107,22 +156,21 @@ fn abort_once(
         let mut group = Group::form(&listeners[rank], seat, peers, limits, &Abort::new()).unwrap();
         let arena = group.shared_arena(10_000).unwrap();
         assert_eq!(arena.is_some(), limits.shares_memory, "two ranks of one process share memory");
-        (Communicator::over(group).unwrap(), Arena(arena, vec![0.0; 10_000]))
+        (drive(group), Arena(arena, vec![0.0; 10_000]))
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| join(1));
-        let (mut communicator, arena) = join(0);
+        let (mut driver, arena) = join(0);
         let other = other.join().unwrap();
-        communicator.submit(1, 0, arena);
-        let abort = communicator.abort_handle();
+        let abort = driver.start(arena);
         let aborted = scope.spawn(move || {
             let now = Instant::now();
             abort.abort("a test");
             now
         });
-        let failed = communicator.wait().unwrap_err();
+        let error = driver.failed();
         let now = Instant::now();
-        assert!(matches!(failed.error, CollectiveError::Aborted { .. }), "{}", failed.error);
+        assert!(matches!(error, CollectiveError::Aborted { .. }), "{error}");
         drop(other);
         now.duration_since(aborted.join().unwrap())
     })
