@@ -120,6 +120,9 @@ impl Background {
     ///
     /// # Errors
     /// The cause for which an operation failed; the connections are closed then.
+    ///
+    /// # Panics
+    /// With what memory panicked with that was dropped because nobody waited for it.
     pub fn into_group(self) -> Result<Group, CollectiveError> {
         let Driver { group, broken } = match self.place {
             Place::Alone(driver) => *driver,
@@ -159,7 +162,7 @@ impl<M> Handle<M> {
     /// [`Failed`], with the memory, when there is no result.
     ///
     /// # Panics
-    /// With what the operation panicked with.
+    /// With what the operation panicked with; when the memory of an earlier one, which nobody waited for, panicked as it was dropped.
     pub fn wait(self) -> Result<Completed<M>, Failed<M>> {
         match self.seen.into_inner().map_or_else(|| self.ended.recv(), Ok) {
             Ok(Ok(outcome)) => outcome,

@@ -13,7 +13,8 @@ use crate::outcome::{Completed, Failed, Outcome};
 use crate::queue::{Order, Panicked, Queue};
 use crate::{Abort, AgreedPlan, Collective, CollectiveError, Plan};
 
-/// Operations that may be submitted and not yet waited for.
+/// Operations that may be submitted to a [`Communicator`] and not yet waited for, or wait for their turn in a
+/// [`Background`](crate::Background).
 pub const MAX_PENDING: usize = 1024;
 /// The bucket number that frames of [`Communicator::all_reduce_now`] carry; no submitted bucket has it.
 const NOW: u32 = u32::MAX;

@@ -320,6 +320,45 @@ fn a_panic_is_passed_on_to_whoever_waits_and_ends_the_group() {
     });
 }
 
+/// Memory that panics when it is dropped.
+struct Cursed;
+
+impl AsMut<[f32]> for Cursed {
+    fn as_mut(&mut self) -> &mut [f32] {
+        &mut []
+    }
+}
+
+impl Drop for Cursed {
+    fn drop(&mut self) {
+        panic!("cursed memory")
+    }
+}
+
+#[test]
+fn memory_that_panics_when_nobody_takes_it_leaves_nobody_waiting() {
+    ends(|| {
+        let dropped = Barrier::new(2);
+        background(2, |mut background| {
+            if background.rank() == 1 {
+                dropped.wait();
+                assert_eq!(memory(sum(&mut background, 0, [1.0]).wait()), [2.0]);
+                return;
+            }
+            let first = sum(&mut background, 0, [1.0]);
+            drop(sum(&mut background, 1, Cursed));
+            let later = sum(&mut background, 2, [1.0]);
+            dropped.wait();
+            assert_eq!(memory(first.wait()), [2.0]);
+            let panic = catch_unwind(AssertUnwindSafe(|| later.wait())).unwrap_err();
+            let message = panic.downcast_ref::<String>().expect("a message");
+            assert!(message.contains("dropping the memory of another"), "{message}");
+            let panic = catch_unwind(AssertUnwindSafe(|| background.into_group())).unwrap_err();
+            assert_eq!(panic.downcast_ref::<&str>(), Some(&"cursed memory"));
+        })
+    });
+}
+
 #[test]
 fn a_group_is_given_back_once_everything_in_its_background_is_done() {
     ends(|| {
