@@ -52,9 +52,11 @@ impl Aside {
         self.unreached.entry(other.to_owned()).or_default().insert(one.to_owned());
     }
 
-    /// Takes out whoever reaches the fewest, of several the one that `ranks_after` the others; gives it and those that it did not reach.
-    fn take_worst(&mut self, ranks_after: impl Fn(&str) -> u32) -> Option<(String, BTreeSet<String>)> {
-        let worst = self.unreached.iter().max_by_key(|(pod, others)| (others.len(), ranks_after(pod)))?.0.clone();
+    /// Takes out whoever reaches the fewest of those that have a `place`, of several the one with the last place; gives it and those that it
+    /// did not reach.
+    fn take_worst<P: Ord>(&mut self, place: impl Fn(&str) -> Option<P>) -> Option<(String, BTreeSet<String>)> {
+        let placed = self.unreached.iter().filter_map(|(pod, others)| Some(((others.len(), place(pod)?), pod)));
+        let worst = placed.max()?.1.clone();
         let others = self.unreached.remove(&worst)?;
         for other in &others {
             if let Some(left) = self.unreached.get_mut(other) {
@@ -85,16 +87,24 @@ impl Coordinator {
     }
 
     /// Before a group is formed anew: if the last one made no step, of those that did not reach each other some are left out, as long as
-    /// enough stay.
+    /// enough stay, and one that holds what the group began with. Of two the one stands aside that held less.
     pub(super) fn stand_aside(&mut self, now: Duration) {
         let Some(active) = self.active().cloned() else { return };
         let again = self.aside.unreached.keys().any(|pod| self.aside.standing.contains_key(pod));
         if self.fruitless == 0 && !again {
             return;
         }
-        let rank = |pod: &str| active.members.iter().find(|seat| seat.pod == pod).map_or(0, |seat| seat.rank);
+        let seat = |pod: &str| active.members.iter().find(|seat| seat.pod == pod);
+        let is_source =
+            |pod: &str| seat(pod).is_some_and(|seat| active.sources.contains(&seat.rank) && self.is_here(&seat.id()));
+        let mut sources: BTreeSet<String> = self.stayers().filter(|pod| is_source(pod)).map(str::to_owned).collect();
         while self.stayers().count() > self.least() {
-            let Some((pod, others)) = self.aside.take_worst(rank) else { return };
+            let place = |pod: &str| {
+                let holds = sources.contains(pod);
+                (!holds || sources.len() > 1).then(|| (!holds, seat(pod).map(|seat| seat.rank)))
+            };
+            let Some((pod, others)) = self.aside.take_worst(place) else { return };
+            sources.remove(&pod);
             let Some(Peer { hello, .. }) = self.peers.get(&pod) else { continue };
             let member = hello.member.clone();
             let known = self.aside.standing.get(&pod).filter(|known| known.process == member.incarnation);
@@ -113,16 +123,18 @@ mod tests {
 
     #[test]
     fn whoever_reaches_the_fewest_stands_aside_and_of_two_the_later_one() {
-        let rank = |pod: &str| pod.bytes().last().map_or(0, u32::from);
-        let taken = |lines: &[(&str, &str)]| {
+        let taken = |lines: &[(&str, &str)], stays: &str| {
             let mut aside = Aside::default();
             lines.iter().for_each(|(one, other)| aside.cut(one, other));
-            let worst = std::iter::from_fn(|| aside.take_worst(rank).map(|(pod, _)| pod));
+            let place = |pod: &str| (pod != stays).then(|| pod.to_owned());
+            let worst = std::iter::from_fn(|| aside.take_worst(place).map(|(pod, _)| pod));
             worst.collect::<Vec<_>>()
         };
-        assert_eq!(taken(&[("w0", "w2")]), ["w2"]);
-        assert_eq!(taken(&[("w2", "w0"), ("w1", "w0"), ("w0", "w1")]), ["w0"]);
-        assert_eq!(taken(&[("w0", "w1"), ("w2", "w3")]), ["w3", "w1"]);
-        assert_eq!(taken(&[]), [""; 0]);
+        assert_eq!(taken(&[("w0", "w2")], ""), ["w2"]);
+        assert_eq!(taken(&[("w0", "w2")], "w2"), ["w0"]);
+        assert_eq!(taken(&[("w2", "w0"), ("w1", "w0"), ("w0", "w1")], ""), ["w0"]);
+        assert_eq!(taken(&[("w2", "w0"), ("w1", "w0"), ("w0", "w1")], "w0"), ["w2", "w1"]);
+        assert_eq!(taken(&[("w0", "w1"), ("w2", "w3")], ""), ["w3", "w1"]);
+        assert_eq!(taken(&[], ""), [""; 0]);
     }
 }

@@ -95,3 +95,15 @@ fn a_new_process_does_not_stand_aside_for_the_one_before() {
     let followed = table.wait(ms(200), &[0, 1, 12]);
     assert!(sent(&commands, 12).len() + sent(&followed, 12).len() > 0, "it is to follow at once");
 }
+
+#[test]
+fn whoever_alone_holds_the_state_does_not_stand_aside() {
+    let mut table = Table::running(2, 1);
+    table.closes(0);
+    table.greets(10, super::replacement(0));
+    table.reports(10, None, state(2));
+    assert_eq!(committed(&table.reports(1, Some(1), state(5))).1.sources, [1]);
+    let mut commands = table.says(10, did_not_reach(2, 1));
+    commands.extend(table.wait(SECOND, &[1, 10]));
+    assert_eq!(asked(&commands), [(1, 3, false)], "the one that has yet to copy stands aside");
+}
