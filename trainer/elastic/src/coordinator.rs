@@ -329,6 +329,7 @@ impl Coordinator {
     /// Everything that follows from the state and the time alone.
     fn advance(&mut self, now: Duration) {
         self.drop_the_silent(now);
+        self.call_back();
         if self.swapping.is_none() {
             match &self.phase {
                 Phase::Gathering(_) => self.gather(now),

@@ -65,7 +65,7 @@ pub(crate) struct Evaluation {
 }
 
 /// Bytes that may wait for a full disk to have room again.
-const MAX_PENDING: usize = 1 << 20;
+const MAX_PENDING: usize = 1 << 19;
 /// Bytes that are written without being asked.
 const ENOUGH: usize = 16 << 10;
 /// Bytes that are read at a time, from the end.
@@ -86,26 +86,35 @@ impl Journal {
     ///
     /// It goes on in a copy, which takes the journal's place: whoever wrote it before may be frozen or cut off, and its last lines then
     /// come where nobody reads. The copy is made by the kernel, and takes as much room as the journal while both are there.
-    pub(crate) fn continue_after(folder: &Path, base_step: u64) -> io::Result<(Self, Kept)> {
-        let (path, copy) = (folder.join(FILE_NAME), folder.join(COPY_NAME));
-        if let Err(error) = fs::remove_file(&copy)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            return Err(error);
+    pub(crate) fn continue_after(folder: &Path, base_step: u64) -> Result<(Self, Kept), NotContinued> {
+        let copy = folder.join(COPY_NAME);
+        match fs::remove_file(&copy) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            Ok(()) | Err(_) => {}
         }
-        let mut file = File::create_new(&copy)?;
+        let continued = Self::copied(folder, &copy, base_step);
+        if let Err(NotContinued::Io(_)) = continued {
+            // The room that it took is somebody's.
+            let _ = fs::remove_file(&copy);
+        }
+        continued
+    }
+
+    fn copied(folder: &Path, copy: &Path, base_step: u64) -> Result<(Self, Kept), NotContinued> {
+        let path = folder.join(FILE_NAME);
+        let mut file = File::create_new(copy)?;
         let (mut found, mut known) = (None, Kept::default());
         match File::open(&path) {
             Ok(mut old) => {
                 let end;
                 (known, end) = kept(&old, old.metadata()?.len(), base_step)?;
                 if io::copy(&mut (&mut old).take(end), &mut file)? < end {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                 }
                 found = Some(old.metadata()?);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
         file.sync_all()?;
         // Nor may this process, should it have been frozen meanwhile, take the place of a newer one.
@@ -114,10 +123,10 @@ impl Journal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(seen.is_none()),
             Err(error) => Err(error),
         };
-        if !is_same(&path, found.as_ref())? || !is_same(&copy, Some(&file.metadata()?))? {
-            return Err(io::Error::other("another worker goes on with it"));
+        if !is_same(&path, found.as_ref())? || !is_same(copy, Some(&file.metadata()?))? {
+            return Err(NotContinued::Superseded);
         }
-        fs::rename(&copy, &path)?;
+        fs::rename(copy, &path)?;
         File::open(folder)?.sync_all()?;
         Ok((Self { file, pending: Vec::new() }, known))
     }
@@ -156,6 +165,17 @@ impl Journal {
         self.flush()?;
         self.file.try_clone()
     }
+}
+
+/// Why a journal does not go on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotContinued {
+    /// The storage does not take it now.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Another worker goes on with it, in a newer group.
+    #[error("another worker goes on with it")]
+    Superseded,
 }
 
 /// What the lines tell that a journal goes on after.

@@ -12,7 +12,7 @@ use tracing::warn;
 use crate::{
     communication::Agreed,
     failure::Failure,
-    journal::{Evaluation, EvaluationLine, Journal, Kept, StepLine},
+    journal::{Evaluation, EvaluationLine, Journal, Kept, NotContinued, StepLine},
     metrics::Metrics,
     storage::Storage,
     trainee::Trainee,
@@ -47,8 +47,11 @@ impl<'a> Reporter<'a> {
         communication: &Agreed,
     ) -> Result<Self, Failure> {
         let folder = storage.output();
-        let (journal, mut kept) = Journal::continue_after(folder, group.base.step)
-            .map_err(|error| Failure::retry(format!("{}: {error}", folder.display())))?;
+        let continued = Journal::continue_after(folder, group.base.step);
+        let (journal, mut kept) = continued.map_err(|error| match error {
+            NotContinued::Io(error) => Failure::retry(format!("{}: {error}", folder.display())),
+            NotContinued::Superseded => Failure::broken(format!("{}: {error}", folder.display())),
+        })?;
         let Recipe { total_steps, steps_per_epoch, .. } = trainee.recipe;
         let progress = Progress {
             step: group.base.step,

@@ -207,7 +207,7 @@ impl<'a> Saver<'a> {
         let membership = self.membership;
         until_stored(membership, || self.store_part(rank))?;
         if let (Some(copied), Some(reporter)) = (self.copied.take(), reporter) {
-            until_stored(membership, || self.store_manifest(copied, reporter))?;
+            self.store_manifest(copied, reporter)?;
             self.metrics.spent(Phase::Checkpoint, begun.elapsed().as_secs_f64());
         }
         Ok(())
@@ -231,10 +231,15 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Makes a checkpoint of the parts that all ranks have stored.
+    /// Makes a checkpoint of the parts that all ranks have stored. Where the storage does not take it the parts are gone with it: all store
+    /// theirs in the next generation, once there is room.
     fn store_manifest(&mut self, copied: Copied, reporter: &mut Reporter<'_>) -> Result<(), Failure> {
-        self.commit(copied, reporter)?;
-        self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended))
+        let begun = self.commit(copied, reporter);
+        let stored = begun.and_then(|()| self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended)));
+        stored.map_err(|failure| match failure {
+            Failure::Retry(reason) => Failure::Broken(reason),
+            other => other,
+        })
     }
 
     fn take(&mut self, rank: &mut Rank<'_>) -> Copied {
@@ -309,11 +314,7 @@ impl<'a> Saver<'a> {
                     (Err(CheckpointError::Cancelled { .. }), _) | (Ok(_), None) => {}
                     (Err(error), _) => {
                         self.metrics.checkpoint_failures.inc();
-                        return Err(match error {
-                            // These parts make no checkpoint, however often it is tried; those of the next generation may.
-                            CheckpointError::Shards { .. } | CheckpointError::Conflict { .. } => Failure::broken(error),
-                            _ => self.storage.refused(&error),
-                        });
+                        return Err(self.storage.refused(&error));
                     }
                 }
                 Ok(())

@@ -127,9 +127,14 @@ impl Storage {
         CheckpointMark { step: saved.step, uri: uri_of(&saved.path), time }
     }
 
-    /// Storage that fails now may work after a restart; anything else is as it is.
+    /// Storage that fails now may work later, as it did when it was opened; anything else is as it is.
     pub(crate) fn refused(&self, error: &CheckpointError) -> Failure {
-        refused(&self.uri, error)
+        match error {
+            CheckpointError::ReadOnly { .. } | CheckpointError::Unwritable { .. } => {
+                Failure::retry(format!("spec.checkpoint.uri: {}: {error}", self.uri))
+            }
+            _ => refused(&self.uri, error),
+        }
     }
 
     /// Writes the trained weights for others to use; gives the place.

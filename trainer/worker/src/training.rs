@@ -39,6 +39,8 @@ const NUMBERS: u32 = u32::MAX - 1;
 /// How long a line between ranks may carry nothing while steps are done, or so many mean steps where that is longer.
 const QUIET: Duration = Duration::from_secs(16);
 const QUIET_STEPS: u32 = 8;
+/// The same for the first step of a group.
+const FIRST_QUIET: Duration = Duration::from_secs(60);
 
 /// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
 /// what they tell of checkpoints, then each rank's useful seconds.
@@ -190,6 +192,12 @@ impl<'a> Rank<'a> {
         let step = self.work().glimpse().step.unwrap_or_default();
         let quiet = QUIET.max(step * QUIET_STEPS).as_secs().next_power_of_two();
         self.communicator.set_silence_limit(Duration::from_secs(quiet));
+    }
+
+    /// The first step of a group follows: whoever reports may wait for its storage before it, and all may be slower than later.
+    pub(crate) fn expect_first_step(&mut self) {
+        let step = self.work().glimpse().step.unwrap_or_default();
+        self.communicator.set_silence_limit(FIRST_QUIET.max(step * QUIET_STEPS));
     }
 
     /// What follows may take any time.

@@ -387,6 +387,7 @@ impl Run<'_> {
         // Every rank learns of a halt or a checkpoint during the step after the one that carried it: all stop or copy after that step.
         let (mut halt, mut copied) = (None, None);
         let mut last = recipe.total_steps;
+        rank.expect_first_step();
         while rank.step() < last {
             let done = rank.advance(saver.word(reporter.is_some()))?;
             let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
@@ -413,11 +414,11 @@ impl Run<'_> {
                     until_stored(&self.member.membership, || reporter.make_room())?;
                 }
             }
-            rank.expect_steps();
             if ends_epoch {
                 rank.expect_anything();
                 self.evaluate(rank, reporter.as_deref_mut())?;
             }
+            rank.expect_steps();
             if agrees_anew && rank.step() < last {
                 self.agree_anew(rank, reporter.as_deref_mut(), group, agreed)?;
             }

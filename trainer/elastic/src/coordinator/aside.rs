@@ -86,6 +86,13 @@ impl Coordinator {
             .is_some_and(|standing| Some(standing.process) == connected && self.handled < standing.until)
     }
 
+    /// Where the others are too few, those that stand aside are needed.
+    pub(super) fn call_back(&mut self) {
+        if !self.aside.standing.is_empty() && !self.suffice() {
+            self.aside.standing.clear();
+        }
+    }
+
     /// Before a group is formed anew: if the last one made no step, of those that did not reach each other some are left out, as long as
     /// enough stay, and one that holds what the group began with. Of two the one stands aside that held less.
     pub(super) fn stand_aside(&mut self, now: Duration) {
@@ -97,7 +104,8 @@ impl Coordinator {
         let seat = |pod: &str| active.members.iter().find(|seat| seat.pod == pod);
         let is_source =
             |pod: &str| seat(pod).is_some_and(|seat| active.sources.contains(&seat.rank) && self.is_here(&seat.id()));
-        let mut sources: BTreeSet<String> = self.stayers().filter(|pod| is_source(pod)).map(str::to_owned).collect();
+        let mut sources: BTreeSet<String> =
+            self.peers.keys().filter(|pod| is_source(pod) && !self.is_aside(pod)).cloned().collect();
         while self.stayers().count() > self.least() {
             let place = |pod: &str| {
                 let holds = sources.contains(pod);

@@ -107,3 +107,11 @@ fn whoever_alone_holds_the_state_does_not_stand_aside() {
     commands.extend(table.wait(SECOND, &[1, 10]));
     assert_eq!(asked(&commands), [(1, 3, false)], "the one that has yet to copy stands aside");
 }
+
+#[test]
+fn whoever_stands_aside_is_called_back_where_the_others_are_too_few() {
+    let mut table = without_the_last();
+    let mut commands = table.closes(0);
+    commands.extend(table.wait(ms(200), &[1, 2]));
+    assert_eq!(asked(&commands), [(1, 4, false), (2, 4, false)]);
+}
