@@ -85,7 +85,7 @@ fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_agai
     Host::all().for_each(|host| job.network.shape(host, 25.0));
     job.network.part(Host::Worker(1), Host::Worker(2));
     job.wait_for_workers(2, 1);
-    job.wait_for_steps(20);
+    job.wait_for_steps(5);
     let known = job.changes().len();
     job.network.heal(Host::Worker(1));
     job.wait_for_workers(3, known);
