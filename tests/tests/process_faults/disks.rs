@@ -58,6 +58,17 @@ fn end_with_a_page(path: &Path) {
     file.write_all(&vec![b'\n'; length.next_multiple_of(PAGE) - length]).expect("room");
 }
 
+/// A job whose whole folder is on a disk of its own, and which has saved a checkpoint there.
+fn on_a_small_disk(name: &'static str) -> Job {
+    let mut job = Job::with(name, |run| {
+        let disk = Some(Disk::under(run, 8));
+        fs::create_dir(run.join("checkpoints")).expect("its folder");
+        Setting { disk, ..Setting::default() }
+    });
+    job.wait_for("a checkpoint", |job| !checkpoints(&job.run_folder()).is_empty());
+    job
+}
+
 fn checkpoints(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder.join("checkpoints")).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -69,12 +80,7 @@ fn a_full_disk_stops_no_training_and_a_group_that_lost_its_reporter_waits_for_ro
     if !may_run("full disk") {
         return;
     }
-    let mut job = Job::with("full", |run| {
-        let disk = Some(Disk::under(run, 8));
-        fs::create_dir(run.join("checkpoints")).expect("its folder");
-        Setting { disk, ..Setting::default() }
-    });
-    job.wait_for("a checkpoint", |job| !checkpoints(&job.run_folder()).is_empty());
+    let mut job = on_a_small_disk("full");
     end_with_a_page(&job.run_folder().join(PLANS_FILE));
     job.wait_for("a save that failed", |job| {
         job.disk().fill();
@@ -99,12 +105,7 @@ fn a_job_that_ends_on_a_full_disk_waits_for_room_and_loses_nothing() {
     if !may_run("full disk at the end") {
         return;
     }
-    let mut job = Job::with("full-end", |run| {
-        let disk = Some(Disk::under(run, 8));
-        fs::create_dir(run.join("checkpoints")).expect("its folder");
-        Setting { disk, ..Setting::default() }
-    });
-    job.wait_for("a checkpoint", |job| !checkpoints(&job.run_folder()).is_empty());
+    let mut job = on_a_small_disk("full-end");
     Host::all().for_each(|host| job.network.shape(host, FAST));
     job.wait_for("a group that waits", |job| {
         job.disk().fill();

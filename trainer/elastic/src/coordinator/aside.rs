@@ -1,5 +1,6 @@
 //! Members that all reach this coordinator, but not each other: of every two one stands aside, and the others go on without it. It comes
-//! back as any newcomer does, by following the group: that needs a line to every member, and disturbs none of them.
+//! back as any newcomer does, by following the group, which needs a line to every member; one that cannot follow is let in in the end, and
+//! stands aside at once, and for longer, if it is still not reached.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
