@@ -4,6 +4,7 @@
 pub mod chart;
 pub mod cluster;
 pub mod image;
+pub mod metrics;
 pub mod namespaces;
 pub mod object_store;
 

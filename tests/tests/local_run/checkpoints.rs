@@ -6,13 +6,13 @@ use std::{
     process::Command,
 };
 
-use lockstep_tests::skip;
+use lockstep_tests::{metrics::value, skip};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
     faults::{assert_each_step_once, kill},
-    metrics::{get, metrics_address},
+    metrics::metrics,
     run::{Manifest, Run, alone, lockstep, wait_for},
 };
 
@@ -128,9 +128,8 @@ fn mount(words: &[&str], folder: &Path) -> Result<(), String> {
 }
 
 fn failures(run: &Run) -> u64 {
-    let text = get(&metrics_address(run, 0), "/metrics").expect("served");
-    let count = text.lines().find(|line| line.starts_with("lockstep_checkpoint_failures_total{"));
-    count.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_else(|| panic!("no count in\n{text}"))
+    let text = metrics(run, 0);
+    value(&text, "lockstep_checkpoint_failures_total").unwrap_or_else(|| panic!("no count in\n{text}")) as u64
 }
 
 #[test]

@@ -1,31 +1,18 @@
 //! The worker's metrics are what Prometheus takes for good ones.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::TcpStream,
+use lockstep_tests::{
+    chart::promtool_objections,
+    metrics::{of_worker, value},
+    skip,
 };
-
-use lockstep_tests::{chart::promtool_objections, skip};
 
 use crate::run::{Manifest, Run, alone, wait_for};
 
-/// GET of a path on this machine.
-pub(crate) fn get(address: &str, path: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
-    let mut response = String::new();
-    stream.read_to_string(&mut response).ok()?;
-    let (head, body) = response.split_once("\r\n\r\n")?;
-    head.starts_with("HTTP/1.0 200").then(|| body.to_owned())
-}
-
-/// Where a worker serves its metrics, from its log.
-pub(crate) fn metrics_address(run: &Run, worker: u32) -> String {
-    let log = run.folder().join(format!("logs/worker-{worker}.log"));
+/// The metrics of a worker, once it serves them.
+pub(crate) fn metrics(run: &Run, worker: usize) -> String {
     let mut found = None;
-    wait_for("the metrics address", || {
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        found = text.split_whitespace().find_map(|word| word.strip_prefix("metrics=").map(str::to_owned));
+    wait_for("a worker's metrics", || {
+        found = of_worker(run.folder(), worker);
         found.is_some()
     });
     found.expect("just found")
@@ -38,7 +25,7 @@ fn a_workers_metrics_please_promtool() {
         ["--workers", "2", "--set", "spec.communication.backend=tcp", "--set", "spec.communication.wire=bf16"];
     let run = Run::of("metrics", &Manifest::glyphs(10_000, 2000), &over_tcp);
     run.wait_for_step(100);
-    let text = get(&metrics_address(&run, 0), "/metrics").expect("served");
+    let text = metrics(&run, 0);
     for metric in
         ["lockstep_steps_total", "lockstep_phase_seconds_total", "lockstep_scaling_efficiency_ratio", "lockstep_loss"]
     {
@@ -48,10 +35,13 @@ fn a_workers_metrics_please_promtool() {
     assert!(text.contains("link=\"tcp\",wire=\"bf16\","), "how gradients travel is missing:\n{text}");
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
     assert!(series <= 130, "{series} series of one worker");
-    let steps = text
-        .lines()
-        .find_map(|line| line.strip_prefix("lockstep_steps_total{")?.rsplit(' ').next()?.parse::<f64>().ok());
+    let steps = value(&text, "lockstep_steps_total");
     assert!(steps.is_some_and(|steps| steps >= 100.0), "{steps:?}");
+    let waited = value(&text, "lockstep_stable_wait_seconds_total");
+    assert!(
+        waited.is_some_and(|waited| waited > 0.0),
+        "what each step waits until all have done the one before: {waited:?}"
+    );
 
     match promtool_objections(&text) {
         Ok(objections) => assert_eq!(objections, "", "{text}"),

@@ -57,6 +57,8 @@ pub(crate) struct Metrics {
     pub step_duration: Histogram,
     phase_seconds: CounterVec,
     pub collective_seconds: Counter,
+    /// A part of the exposed communication.
+    pub stable_wait: Counter,
     pub collective_bytes: IntCounter,
     /// While training stood still for a checkpoint.
     pub checkpoint_stall: Histogram,
@@ -123,6 +125,13 @@ impl Metrics {
             )?,
             phase_seconds,
             collective_seconds: collective.with_label_values(&["all_reduce"]),
+            stable_wait: registered(
+                &own,
+                Counter::with_opts(named(
+                    "stable_wait_seconds_total",
+                    "Seconds that this worker waited to know that all had done the step before, slower ones included.",
+                ))?,
+            )?,
             collective_bytes: count("collective_bytes_total", "Bytes that this worker sent in all-reduce operations.")?,
             checkpoint_stall: checkpoint.with_label_values(&["stall"]),
             checkpoint_save: checkpoint.with_label_values(&["save"]),

@@ -288,7 +288,9 @@ impl<'a> Rank<'a> {
     pub(crate) fn settle(&mut self) -> Result<Option<Done>, Failure> {
         let Some(Pending { step, samples, seconds }) = self.pending.take() else { return Ok(None) };
         let sum = || self.communicator.wait().map_err(|failed| lost(&failed.error));
+        let waiting = Instant::now();
         let Completed { memory, .. } = self.member.membership.work().during(Activity::Waiting, sum)?;
+        self.member.metrics.stable_wait.inc_by(waiting.elapsed().as_secs_f64());
         let Slice::Numbers(numbers) = memory else {
             unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
         };

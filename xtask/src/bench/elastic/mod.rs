@@ -88,6 +88,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     let run = Run::start("recovery", WORKERS, 100_000)?;
     run.settle()?;
     let overhead = run.membership_share(OBSERVED)?;
+    let stable = run.stable_share(OBSERVED)?;
     let mut noticed = Vec::new();
     for _ in 0..freezes {
         run.settle()?;
@@ -152,15 +153,13 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0)?;
     write("planned leave of one of 8 workers: training stands still, median", median(&mut leave_stalls), 0.1)?;
     write("another one joins: training stands still, median", median(&mut join_stalls), 0.1)?;
-    book.write(&Figure {
-        case: "processor time of a worker's membership thread, of the time that it trains",
-        unit: "",
-        ours: overhead,
-        peer: None,
-        goal: 0.005,
-        better: Better::Less,
-        disturbed: false,
-    })?;
+    for (case, share) in [
+        ("processor time of a worker's membership thread, of the time that it trains", overhead),
+        ("a step waits until all have done the one before, of the time", stable),
+    ] {
+        let better = Better::Less;
+        book.write(&Figure { case, unit: "", ours: share, peer: None, goal: 0.005, better, disturbed: false })?;
+    }
     checkpoints(book, effort)?;
     link::state_transfer(book, effort)
 }

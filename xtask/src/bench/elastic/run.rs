@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use lockstep_tests::metrics::{of_worker, value};
 use serde_json::Value;
 
 use super::{LOOK, PATIENCE, QUIET_STEPS};
@@ -138,6 +139,22 @@ impl Run {
         let (begun, before) = (Instant::now(), spent()?);
         thread::sleep(observed);
         Ok((spent()? - before) / begun.elapsed().as_secs_f64() / self.workers as f64)
+    }
+
+    /// What steps take longer as all have to have done the one before: the wait of the rank that waits least for it, of the time. The
+    /// others wait for that rank, which they would do for its gradients.
+    pub(super) fn stable_share(&self, observed: Duration) -> anyhow::Result<f64> {
+        let waited = || {
+            let text = |worker| of_worker(&self.folder, worker).context("a worker's metrics");
+            let waited =
+                |text: String| value(&text, "lockstep_stable_wait_seconds_total").context("the wait for STABLE");
+            (0..self.workers).map(|worker| text(worker).and_then(waited)).collect::<anyhow::Result<Vec<_>>>()
+        };
+        let (begun, before) = (Instant::now(), waited()?);
+        thread::sleep(observed);
+        let after = waited()?;
+        let least = after.iter().zip(&before).map(|(after, before)| after - before).fold(f64::INFINITY, f64::min);
+        Ok(least / begun.elapsed().as_secs_f64())
     }
 
     pub(super) fn check_wedge(&self) -> anyhow::Result<()> {

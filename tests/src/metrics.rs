@@ -1,0 +1,29 @@
+//! What a worker of a `lockstep run` serves.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+};
+
+/// The metrics of a worker in the Prometheus text format, where it serves them; its run has this folder.
+#[must_use]
+pub fn of_worker(folder: &Path, worker: usize) -> Option<String> {
+    let log = fs::read_to_string(folder.join(format!("logs/worker-{worker}.log"))).ok()?;
+    // Of the newest process, where others had this place before.
+    let address = log.split_whitespace().filter_map(|word| word.strip_prefix("metrics=")).next_back()?;
+    let mut stream = TcpStream::connect(address).ok()?;
+    write!(stream, "GET /metrics HTTP/1.0\r\n\r\n").ok()?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).ok()?;
+    let (head, body) = response.split_once("\r\n\r\n")?;
+    head.starts_with("HTTP/1.0 200").then(|| body.to_owned())
+}
+
+/// The value of the first series of this name.
+#[must_use]
+pub fn value(text: &str, name: &str) -> Option<f64> {
+    let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+    text.lines().find(of_name)?.rsplit(' ').next()?.parse().ok()
+}
