@@ -355,7 +355,7 @@ impl Coordinator {
             Message::Heartbeat => self.send(connection, Message::Heartbeat),
             Message::Report(report) => self.reported(&member, connection, report, now),
             Message::Broken { generation, broken } => self.broken(&member, generation, broken, now),
-            Message::CaughtUp { generation } => self.caught_up(&member, generation),
+            Message::CaughtUp { generation, unreached } => self.caught_up(&member, generation, unreached, now),
             Message::Agreed { generation, summing } => self.agreed(member, generation, summing),
             Message::Fatal { message } => self.fatal(member, message),
             Message::Progress { step, payload } => self.progressed(member, step, payload),

@@ -241,9 +241,9 @@ impl Member {
                 if held.is_none() {
                     (self.entered, self.followed) = (None, false);
                 }
+                let broken = self.follows_no_more(broken);
                 self.standing = Some(Standing { held, broken });
                 self.last_word = None;
-                self.follows_no_more();
                 self.repeat(now);
                 if std::mem::take(&mut self.told_to_stand) {
                     self.say_hello();

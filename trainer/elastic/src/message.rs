@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -80,10 +80,12 @@ pub enum Message {
     Follow(Lead),
     /// Coordinator: a newcomer follows your group; hand it your part of the state, and of every summed gradient from then on.
     Feed(Follower),
-    /// Member: I hold what the group holds, or cannot follow it. Let me in.
+    /// Member: I hold what the group holds, or cannot follow it. Let me in, unless there is a rank that I am not connected with.
     CaughtUp {
         /// The group's number.
         generation: u64,
+        /// That rank: I would hold the group up.
+        unreached: Option<u32>,
     },
     /// Member: how my group sums.
     Agreed {

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A newcomer that cannot keep up is given up: it copies the state when it is let in. Should ranks be told of newcomers in another order,
-//! a newcomer does not hear from all of them, or not of the same step from all: it copies the state, too.
+//! a newcomer does not hear from all of them, or not of the same step from all: it copies the state, too. One that is not connected with
+//! all of them comes again, once nothing is handed to it any more.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +20,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
-    thread,
+    thread::{self, JoinHandle},
 };
 
 use lockstep_collective::{Abort, Group as Star};
@@ -45,8 +46,8 @@ pub(crate) struct Feeds<'a> {
     generation: u64,
     rank: u32,
     addresses: Vec<SocketAddr>,
-    /// Newcomers that were begun with.
-    begun: Vec<MemberId>,
+    /// Newcomers that were begun with, and the threads that send.
+    begun: Vec<(MemberId, JoinHandle<()>)>,
     feeds: Vec<Feed>,
     /// The step after which all begin with the next newcomer.
     begins_after: Option<u64>,
@@ -85,9 +86,9 @@ impl<'a> Feeds<'a> {
         self.ended_together = true;
     }
 
-    /// Whether this rank knows of a newcomer with which nobody has begun.
-    pub(crate) fn knows_another(&self) -> bool {
-        self.newcomers(|newcomers| !newcomers.is_empty())
+    /// Whether this rank knows of a newcomer to which it hands nothing.
+    pub(crate) fn knows_another(&mut self) -> bool {
+        self.next(|newcomers, next| newcomers.get(next).is_some())
     }
 
     /// Takes down whether all ranks said so in the numbers of `step`.
@@ -104,7 +105,7 @@ impl<'a> Feeds<'a> {
 
     /// Copies this rank's part of the state for the next newcomer, and begins to send it.
     pub(crate) fn begin(&mut self, trainee: &mut Trainee) {
-        let Some(Follower { member: newcomer, address, .. }) = self.newcomers(VecDeque::pop_front) else { return };
+        let Some(Follower { member: newcomer, address, .. }) = self.next(VecDeque::remove) else { return };
         info!(%newcomer, step = trainee.step, "a newcomer takes over the state while the group trains");
         let part = self.part(trainee.replica.state_elements());
         let mut state = vec![0.0; part.len()];
@@ -123,9 +124,11 @@ impl<'a> Feeds<'a> {
                 info!(%newcomer, %error, "a newcomer takes over nothing more");
             }
         });
-        self.begun.push(feed.newcomer.clone());
         match sending {
-            Ok(_) => self.feeds.push(feed),
+            Ok(sending) => {
+                self.begun.push((feed.newcomer.clone(), sending));
+                self.feeds.push(feed);
+            }
             Err(error) => warn!(%error, "no thread that feeds a newcomer"),
         }
     }
@@ -146,12 +149,15 @@ impl<'a> Feeds<'a> {
         parts(elements, self.addresses.len()).swap_remove(self.rank as usize)
     }
 
-    fn newcomers<T>(&self, of: impl FnOnce(&mut VecDeque<Follower>) -> T) -> T {
+    /// What `of` makes of the newcomers and the place of the next among them, if there is one: not one to which something is being sent.
+    fn next<T>(&mut self, of: impl FnOnce(&mut VecDeque<Follower>, usize) -> T) -> T {
+        self.begun.retain(|(_, sending)| !sending.is_finished());
         let mut newcomers = self.member.newcomers.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new =
-            |newcomer: &Follower| newcomer.generation == self.generation && !self.begun.contains(&newcomer.member);
-        newcomers.retain(|newcomer| newcomer.generation > self.generation || is_new(newcomer));
-        of(&mut newcomers)
+        newcomers.retain(|newcomer| newcomer.generation >= self.generation);
+        let is_fed = |newcomer: &Follower| self.begun.iter().any(|(member, _)| *member == newcomer.member);
+        let is_next = |newcomer: &Follower| newcomer.generation == self.generation && !is_fed(newcomer);
+        let next = newcomers.iter().position(is_next).unwrap_or(newcomers.len());
+        of(&mut newcomers, next)
     }
 }
 

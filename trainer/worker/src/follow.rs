@@ -36,12 +36,10 @@ pub(crate) fn until_let_in(member: &Member<'_>, trainee: &mut Trainee, mut place
             Place::Member(group) => return Ok(group),
             Place::Newcomer(lead) => {
                 let ended = follow(member, trainee, &lead);
-                let why = match ended {
-                    Err(error) if member.membership.sealing().is_none() => error.to_string(),
-                    _ => "it changes".to_owned(),
-                };
+                let failed = ended.err().filter(|_| member.membership.sealing().is_none());
+                let why = failed.as_ref().map_or("it changes".to_owned(), Failure::to_string);
                 info!(generation = lead.generation, step = trainee.step, why, "the group is followed no more");
-                place = member.regroup(trainee.held(), None)?;
+                place = member.regroup(trainee.held(), failed.and_then(|failure| failure.into_break().ok()))?;
             }
         }
     }

@@ -164,9 +164,9 @@ impl<'a> Member<'a> {
         let abort = self.fresh_abort(|sealing| sealing.is_some());
         let seat = self.seat(lead.generation, lead.addresses.len() as u32);
         let peers: Vec<SocketAddr> = lead.addresses.iter().copied().chain([self.listener.address()]).collect();
-        let star = Ranks::form_star(&self.listener, seat, &peers, FEED_LIMITS, &abort).map_err(Failure::broken);
+        let star = Ranks::form_star(&self.listener, seat, &peers, FEED_LIMITS, &abort);
         self.awaits_feed.store(false, Ordering::SeqCst);
-        star
+        star.map_err(|error| Failure::unformed(&error))
     }
 
     /// Binds a member of a generation to a newcomer, the last of `peers`, on whatever thread.
@@ -200,15 +200,15 @@ impl<'a> Member<'a> {
     /// # Errors
     /// The failure itself where it is this process's own.
     pub(crate) fn broken_by(&self, failure: Failure) -> Result<Option<Break>, Failure> {
-        let broken = failure.into_break()?;
-        Ok(self.membership.sealing().is_none().then_some(broken))
+        let broken = Some(failure.into_break()?).filter(|_| self.membership.sealing().is_none());
+        if let Some(Break { reason, .. }) = &broken {
+            warn!(reason, "the group broke");
+        }
+        Ok(broken)
     }
 
     /// Stands still, holding `held`, until this worker is to do something else. `broken` tells what failed, if anything.
     pub(crate) fn regroup(&self, held: State, broken: Option<Break>) -> Result<Place, Failure> {
-        if let Some(Break { reason, .. }) = &broken {
-            warn!(reason, "the group broke");
-        }
         let place =
             self.membership.regroup(Some(held), broken, COORDINATOR_PATIENCE).map_err(|error| outside(error, held))?;
         self.take(&place);

@@ -1,6 +1,6 @@
 //! Members that all reach this coordinator, but not each other: of every two one stands aside, and the others go on without it. It comes
-//! back as any newcomer does, by following the group, which needs a line to every member; one that cannot follow is let in in the end, and
-//! stands aside at once, and for longer, if it is still not reached.
+//! back as any newcomer does, by following the group, which needs a line to every member: until it has one it is not let in. Should it not
+//! be reached even so it stands aside at once, and for longer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,6 +46,14 @@ impl Aside {
         for pod in pods {
             self.standing.remove(pod);
         }
+    }
+
+    /// Is not connected with a member of the group that trains: it stays out, and tries again.
+    pub(super) fn bar(&mut self, member: &MemberId, now: Duration) {
+        let known = self.standing.get(&member.pod).filter(|known| known.process == member.incarnation);
+        let times = known.map_or(0, |known| known.times);
+        let standing = Standing { process: member.incarnation, times, until: now + FIRST };
+        self.standing.insert(member.pod.clone(), standing);
     }
 
     fn cut(&mut self, one: &str, other: &str) {

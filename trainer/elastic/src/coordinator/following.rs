@@ -1,6 +1,8 @@
 //! Newcomers take over the state of a group while it trains, and are let in once they have it: the group stands still no longer than
 //! any other change takes.
 
+use std::time::Duration;
+
 use super::{Connection, Coordinator, Phase, peers::Peer};
 use crate::{Active, Follower, Hello, Lead, MemberId, Message};
 
@@ -85,10 +87,15 @@ impl Coordinator {
         }
     }
 
-    /// A newcomer holds what this generation holds, or cannot follow it.
-    pub(super) fn caught_up(&mut self, member: &MemberId, generation: u64) {
-        if let Some(Peer { following: Some(following), .. }) = self.peers.get_mut(&member.pod) {
-            following.caught_up |= following.generation == generation;
+    /// A newcomer holds what this generation holds, or cannot follow it. One that is not connected with all of the group would hold it up.
+    pub(super) fn caught_up(&mut self, member: &MemberId, generation: u64, unreached: Option<u32>, now: Duration) {
+        let Some(Peer { following, .. }) = self.peers.get_mut(&member.pod) else { return };
+        let Some(known) = following.as_mut().filter(|known| known.generation == generation) else { return };
+        if unreached.is_none() {
+            known.caught_up = true;
+        } else if !known.caught_up {
+            *following = None;
+            self.aside.bar(member, now);
         }
     }
 }

@@ -1,14 +1,24 @@
 //! A newcomer, or one that was lost and came back, that takes over what a group holds while that trains.
 
 use super::{Command, Member};
-use crate::{Lead, Message};
+use crate::{Break, Lead, Message};
 
 /// A group that it was told to follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Following {
     pub(super) generation: u64,
-    /// It holds what the group holds, or follows it no more.
-    caught_up: bool,
+    way: Way,
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// It takes over what the group holds.
+    Begun,
+    /// It holds that, or cannot follow the group: it is to be let in with what it holds.
+    Ended,
+    /// It is not connected with all of the group, and would hold it up: it is told to follow again later.
+    Barred,
 }
 
 impl Member {
@@ -29,9 +39,10 @@ impl Member {
     /// Whoever has told what it holds is let in as it is.
     pub(super) fn follow(&mut self, lead: Lead) {
         let generation = lead.generation;
-        if self.standing.is_some() && !self.follows(generation) {
+        let barred = self.following.is_some_and(|following| following.way == Way::Barred);
+        if self.standing.is_some() && (barred || !self.follows(generation)) {
             let told = self.is_asked() || self.is_past(generation);
-            self.following = Some(Following { generation, caught_up: told });
+            self.following = Some(Following { generation, way: if told { Way::Ended } else { Way::Begun } });
             if !told {
                 self.standing = None;
                 self.commands.push(Command::Follow(lead));
@@ -41,18 +52,27 @@ impl Member {
     }
 
     pub(super) fn caught_up(&mut self) {
-        self.follows_no_more();
+        self.following.iter_mut().for_each(|following| following.way = Way::Ended);
         self.ask_to_be_let_in();
     }
 
-    /// It holds what there is to hold, and is to be let in with that.
-    pub(super) fn follows_no_more(&mut self) {
-        self.following.iter_mut().for_each(|following| following.caught_up = true);
+    /// It stands. Gives what failed of a group that it belonged to; none of that it follows.
+    pub(super) fn follows_no_more(&mut self, broken: Option<Break>) -> Option<Break> {
+        let Some(Following { generation, way }) = self.following else { return broken };
+        let unreached = broken.and_then(|broken| broken.unreached).filter(|_| way == Way::Begun);
+        if way != Way::Barred {
+            let way = if unreached.is_some() { Way::Barred } else { Way::Ended };
+            self.following = Some(Following { generation, way });
+        }
+        if unreached.is_some() {
+            self.say(Message::CaughtUp { generation, unreached });
+        }
+        None
     }
 
     pub(super) fn ask_to_be_let_in(&mut self) {
-        if let Some(Following { generation, caught_up: true }) = self.following {
-            self.say(Message::CaughtUp { generation });
+        if let Some(Following { generation, way: Way::Ended }) = self.following {
+            self.say(Message::CaughtUp { generation, unreached: None });
         }
     }
 }

@@ -106,7 +106,7 @@ impl Table {
     fn joins(&mut self, connection: u64, hello: Hello) -> Vec<Command> {
         let mut commands = self.greets(connection, hello);
         let generation = self.coordinator.status(self.now).generation.unwrap_or_default();
-        commands.extend(self.says(connection, Message::CaughtUp { generation }));
+        commands.extend(self.says(connection, Message::CaughtUp { generation, unreached: None }));
         commands
     }
 

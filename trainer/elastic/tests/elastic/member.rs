@@ -415,7 +415,7 @@ fn lead(generation: u64) -> Lead {
 }
 
 fn caught_up(generation: u64) -> Command {
-    Command::Send(Message::CaughtUp { generation })
+    Command::Send(Message::CaughtUp { generation, unreached: None })
 }
 
 #[test]
@@ -429,6 +429,19 @@ fn a_newcomer_follows_and_is_let_in_with_what_it_took_over() {
     assert_eq!(commands, [report(4, None, state(9)), caught_up(3)]);
     assert!(entered(&handle(&mut member, commit_at(4, state(9)), 6)));
     assert_eq!(later(&mut member, 6 + REPEAT_MS), [], "it is in");
+}
+
+#[test]
+fn a_newcomer_that_does_not_reach_all_of_a_group_says_so_once_and_follows_again_when_told() {
+    let mut member = connected();
+    handle(&mut member, follow(3), 1);
+    let broken = Some(Break { reason: "no line".into(), unreached: Some(1) });
+    let told = Command::Send(Message::CaughtUp { generation: 3, unreached: Some(1) });
+    assert_eq!(handle(&mut member, Event::Stand { held: Some(state(0)), broken }, 2), [told]);
+    let commands = later(&mut member, 2 + REPEAT_MS);
+    assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1)))], "said again it would be of the next attempt");
+    assert_eq!(handle(&mut member, follow(3), 3 + REPEAT_MS), [Command::Follow(lead(3))]);
+    assert_eq!(handle(&mut member, Event::CaughtUp, 4 + REPEAT_MS), [caught_up(3)]);
 }
 
 #[test]

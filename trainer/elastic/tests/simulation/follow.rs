@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockstep_elastic::{Lead, MemberId, State, member::Event};
+use lockstep_elastic::{Break, Lead, MemberId, State, member::Event};
 
 use crate::{
     given::index_of,
@@ -41,8 +41,8 @@ impl World {
         let generation = trail.generation;
         let broken = self.deserted.contains(&generation);
         let over = broken || !self.processes.iter().any(|other| trains(other, generation));
-        let parted = self.is_parted_from(pod, generation);
-        let starves = !broken && (parted || self.somebody_is_frozen(generation));
+        let unreached = self.parted_from(pod, generation);
+        let starves = !broken && (unreached.is_some() || self.somebody_is_frozen(generation));
         match trail.taking {
             _ if trail.caught_up => {
                 let sum = held.and_then(|held| self.exchanges.get(&(generation, held.step + 1))?.sum);
@@ -58,11 +58,13 @@ impl World {
                 self.say(pod, Event::CaughtUp);
             }
             Some(_) if broken => return self.stand(pod, None),
-            None if over || sealing.is_some() || self.now > trail.since + FEED_PATIENCE => {
-                return self.stand(pod, None);
+            None if over || sealing.is_some() => return self.stand(pod, None),
+            None if self.now > trail.since + FEED_PATIENCE => {
+                let broken = Break { reason: "nothing is handed over".into(), unreached };
+                return self.stand_for(pod, Some(broken));
             }
             Some(_) => {}
-            None if parted => {}
+            None if unreached.is_some() => {}
             None => {
                 if let Some(states) = self.offered(generation, &self.processes[pod].id()) {
                     let taken = (self.dice.one_of(&states), self.now + self.dice.millis(1, 400));
@@ -73,9 +75,10 @@ impl World {
         self.next_turn(pod, (300, 6000), Work::Follow);
     }
 
-    fn is_parted_from(&self, pod: usize, generation: u64) -> bool {
-        let agreed = self.history.agreed.get(&generation);
-        agreed.is_some_and(|agreed| agreed.members.iter().any(|seat| self.are_parted(pod, index_of(&seat.pod))))
+    /// The rank of a generation with which this worker is not connected.
+    fn parted_from(&self, pod: usize, generation: u64) -> Option<u32> {
+        let seats = &self.history.agreed.get(&generation)?.members;
+        seats.iter().find(|seat| self.are_parted(pod, index_of(&seat.pod))).map(|seat| seat.rank)
     }
 
     fn somebody_is_frozen(&self, generation: u64) -> bool {

@@ -458,7 +458,7 @@ impl World {
         self.stand_for(pod, broken.map(|reason| Break { reason, unreached: None }));
     }
 
-    fn stand_for(&mut self, pod: usize, broken: Option<Break>) {
+    pub(crate) fn stand_for(&mut self, pod: usize, broken: Option<Break>) {
         self.leave_data_plane(pod);
         let held = self.processes[pod].worker.held;
         self.say(pod, Event::Stand { held, broken });

@@ -52,16 +52,45 @@ fn whoever_stands_aside_is_let_in_as_a_newcomer_after_a_while() {
     assert_eq!(sent(&table.wait(8 * SECOND, &[0, 1, 2]), 2), Vec::<&Message>::new());
     let commands = table.wait(2 * SECOND, &[0, 1, 2]);
     assert!(!sent(&commands, 2).is_empty(), "it is to follow");
-    let mut commands = table.says(2, Message::CaughtUp { generation: 3 });
+    let mut commands = table.says(2, Message::CaughtUp { generation: 3, unreached: None });
     commands.extend(table.wait(SECOND, &[0, 1, 2]));
     assert_eq!(asked(&commands), [(0, 4, true), (1, 4, true), (2, 4, true)]);
+}
+
+#[test]
+fn whoever_cannot_follow_for_want_of_a_line_stays_aside_and_is_told_to_follow_again() {
+    let mut table = without_the_last();
+    for _ in 0..3 {
+        assert!(!sent(&table.wait(10 * SECOND, &[0, 1, 2]), 2).is_empty(), "it is to follow");
+        let mut commands = table.says(2, Message::CaughtUp { generation: 3, unreached: Some(0) });
+        commands.extend(table.wait(9 * SECOND, &[0, 1, 2]));
+        assert_eq!(sent(&commands, 2), Vec::<&Message>::new());
+        assert_eq!(asked(&commands), [], "the group goes on without a change");
+    }
+    table.wait(2 * SECOND, &[0, 1, 2]);
+    let mut commands = table.says(2, Message::CaughtUp { generation: 3, unreached: None });
+    commands.extend(table.wait(SECOND, &[0, 1, 2]));
+    assert_eq!(asked(&commands), [(0, 4, true), (1, 4, true), (2, 4, true)]);
+}
+
+#[test]
+fn a_newcomer_without_a_line_to_all_is_not_let_in_either() {
+    let mut table = Table::running(2, 1);
+    table.closes(1);
+    table.reports(0, Some(1), state(5));
+    table.greets(11, super::replacement(1));
+    table.wait(ms(200), &[0, 11]);
+    let mut commands = table.says(11, Message::CaughtUp { generation: 2, unreached: Some(0) });
+    commands.extend(table.wait(9 * SECOND, &[0, 11]));
+    assert_eq!(asked(&commands), []);
+    assert!(!sent(&table.wait(2 * SECOND, &[0, 11]), 11).is_empty(), "it is to follow again");
 }
 
 #[test]
 fn whoever_is_not_reached_again_stands_aside_at_once_and_for_twice_as_long() {
     let mut table = without_the_last();
     table.wait(10 * SECOND, &[0, 1, 2]);
-    table.says(2, Message::CaughtUp { generation: 3 });
+    table.says(2, Message::CaughtUp { generation: 3, unreached: None });
     table.wait(SECOND, &[0, 1, 2]);
     for member in 0..3 {
         table.reports(member, Some(3), state(5));

@@ -64,7 +64,7 @@ fn a_newcomer_follows_the_group_and_is_let_in_by_one_planned_change_after_the_wi
     let mut table = elastic(2, 2);
     assert_eq!(table.greets(2, original(2)), told(2, 2));
     assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "it takes over what they hold");
-    assert_eq!(table.says(2, Message::CaughtUp { generation: 1 }), []);
+    assert_eq!(table.says(2, Message::CaughtUp { generation: 1, unreached: None }), []);
     assert_eq!(table.wait(JOIN_WINDOW - ms(100), &[0, 1, 2]), [], "others may come");
     assert_eq!(asked(&table.wait(ms(200), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, true)]);
     table.reports(2, None, state(5));
@@ -116,7 +116,7 @@ fn a_member_that_returns_hears_again_of_newcomers_that_wait_for_it() {
     table.greets(2, original(2));
     let commands = table.greets(11, returning(1, 1, false));
     assert!(matches!(sent(&commands, 11).as_slice(), [Message::Commit { .. }, Message::Feed(_)]), "{commands:?}");
-    table.says(2, Message::CaughtUp { generation: 1 });
+    table.says(2, Message::CaughtUp { generation: 1, unreached: None });
     let commands = table.greets(21, returning(1, 1, false));
     assert!(matches!(sent(&commands, 21).as_slice(), [Message::Commit { .. }]), "{commands:?}");
 }
@@ -136,7 +136,7 @@ fn one_newcomer_waits_for_another_that_still_takes_over_what_the_group_holds() {
     table.joins(3, original(3));
     let everybody = [0, 1, 2, 3];
     assert_eq!(table.wait(JOIN_WINDOW * 3, &everybody), []);
-    table.says(2, Message::CaughtUp { generation: 1 });
+    table.says(2, Message::CaughtUp { generation: 1, unreached: None });
     assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &everybody)).len(), 4);
 }
 
@@ -389,7 +389,7 @@ fn a_change_waits_for_a_newcomer_without_whom_too_few_would_be_left() {
     table.greets(2, original(2));
     table.says(1, leave());
     assert_eq!(asked(&table.wait(JOIN_WINDOW * 3, &[0, 1, 2])), []);
-    let commands = table.says(2, Message::CaughtUp { generation: 1 });
+    let commands = table.says(2, Message::CaughtUp { generation: 1, unreached: None });
     assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true)]);
 }
 
@@ -445,7 +445,7 @@ fn a_newcomer_that_comes_while_the_membership_is_stored_is_let_in_by_the_next() 
     table.reports(1, Some(1), state(5));
     table.greets(3, original(3));
     assert_eq!(committed(&table.store_answers()).0, [0, 1, 2]);
-    table.says(3, Message::CaughtUp { generation: 2 });
+    table.says(3, Message::CaughtUp { generation: 2, unreached: None });
     let commands = table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2, 3]);
     assert_eq!(asked(&commands), [(0, 3, true), (1, 3, true), (2, 3, true), (3, 3, true)]);
 }

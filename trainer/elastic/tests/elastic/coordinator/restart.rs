@@ -60,7 +60,7 @@ fn nobody_is_let_in_before_all_have_returned() {
     table.greets(2, original(2));
     assert_eq!(table.wait(JOIN_WINDOW * 4, &[0, 2]), []);
     table.greets(1, returning(1, 1, false));
-    table.says(2, Message::CaughtUp { generation: 1 });
+    table.says(2, Message::CaughtUp { generation: 1, unreached: None });
     let commands = table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
     assert_eq!(asked(&commands), [(0, 2, true), (1, 2, true), (2, 2, true)]);
 }
