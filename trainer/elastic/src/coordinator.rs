@@ -54,8 +54,6 @@ pub const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 const MAX_PLANS: usize = 16;
 /// Time between two looks at the clock.
 pub const TICK: Duration = Duration::from_millis(250);
-/// A coordinator that was not scheduled this long blames no member for the silence.
-const NAP_LIMIT: Duration = Duration::from_secs(1);
 
 /// What a coordinator is told at its start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -297,12 +295,12 @@ impl Coordinator {
         }
     }
 
-    /// What is to be done after `event`, where `now` counts from any fixed moment and never goes back.
+    /// What is to be done after `event`, where `now` counts from any fixed moment and never goes back; an [`Awake`](crate::Awake) clock's.
     pub fn handle(&mut self, event: Event, now: Duration) -> Vec<Command> {
         if matches!(self.phase, Phase::Ended) {
             return Vec::new();
         }
-        self.forgive_own_sleep(now);
+        self.handled = now;
         match event {
             Event::Received(connection, Message::Hello(hello)) => self.greeted(connection, hello, now),
             Event::Received(connection, message) => self.received(connection, message, now),

@@ -4,6 +4,7 @@
 //! gives them sockets, a clock and a thread. The durable [`Record`] is the one truth; it changes only by
 //! compare-and-swap through a [`GenerationStore`], so that of two coordinators one gives up.
 
+mod clock;
 mod group;
 mod identity;
 mod record;
@@ -17,6 +18,7 @@ pub mod member;
 
 pub mod shell;
 
+pub use clock::Awake;
 pub use coordinator::{Change, Coordinator, Outcome, Status};
 pub use group::Group;
 pub use identity::{Digest, Incarnation, MemberId, rank_order};

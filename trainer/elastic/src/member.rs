@@ -27,9 +27,6 @@ pub const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// A coordinator that is silent this long is looked for anew.
 pub const COORDINATOR_DEAD_AFTER: Duration = Duration::from_secs(10);
 
-/// A member that was not scheduled for so long, or whose machine slept, blames no coordinator for the silence.
-const NAP_LIMIT: Duration = Duration::from_secs(1);
-
 /// What happens to a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -162,7 +159,6 @@ pub struct Member {
     over: bool,
     connected: bool,
     heard: Duration,
-    handled: Duration,
     beaten: Duration,
     said: Duration,
     mark: Option<CheckpointMark>,
@@ -195,7 +191,6 @@ impl Member {
             over: false,
             connected: false,
             heard: Duration::ZERO,
-            handled: Duration::ZERO,
             beaten: Duration::ZERO,
             said: Duration::ZERO,
             mark: None,
@@ -207,15 +202,10 @@ impl Member {
         }
     }
 
-    /// What is to be done after `event`, where `now` counts from any fixed moment and never goes back.
+    /// What is to be done after `event`, where `now` counts from any fixed moment and never goes back; an [`Awake`](crate::Awake) clock's.
     pub fn handle(&mut self, event: Event, now: Duration) -> Vec<Command> {
         if self.over {
             return Vec::new();
-        }
-        let slept = now.saturating_sub(self.handled);
-        self.handled = now;
-        if slept > NAP_LIMIT {
-            self.heard += slept;
         }
         match event {
             Event::Connected => self.connected(now),

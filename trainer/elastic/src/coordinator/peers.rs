@@ -3,8 +3,7 @@
 use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::{
-    Command, Connection, Coordinator, DEAD_AFTER, Gathering, NAP_LIMIT, Outcome, Phase, SUSPECT_AFTER,
-    following::Following,
+    Command, Connection, Coordinator, DEAD_AFTER, Gathering, Outcome, Phase, SUSPECT_AFTER, following::Following,
 };
 use crate::{Digest, Hello, MemberId, Message, message::FrameError};
 
@@ -128,17 +127,6 @@ impl Coordinator {
         for (pod, connection) in dead {
             self.commands.push(Command::Close(connection));
             self.gone(&pod, &format!("sent nothing for {} s", DEAD_AFTER.as_secs_f64()), now);
-        }
-    }
-
-    /// Heartbeats that came while this process did not run lie unread in its sockets: they are no silence.
-    pub(super) fn forgive_own_sleep(&mut self, now: Duration) {
-        let slept = now.saturating_sub(self.handled);
-        self.handled = now;
-        if slept > NAP_LIMIT {
-            for peer in self.peers.values_mut() {
-                peer.heard += slept;
-            }
         }
     }
 

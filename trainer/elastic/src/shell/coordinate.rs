@@ -19,7 +19,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    Change, Coordinator, Digest, GenerationStore, MemberId, Message, Outcome, Record, Status, StoreError, Swap,
+    Awake, Change, Coordinator, Digest, GenerationStore, MemberId, Message, Outcome, Record, Status, StoreError, Swap,
     Version,
     coordinator::{Command, Config, Connection, Event},
     message::Decoder,
@@ -82,7 +82,7 @@ pub async fn coordinate<S: GenerationStore>(
         Some((record, version)) => (Some(record), Some(version)),
         None => (None, None),
     };
-    let started = Instant::now();
+    let (started, mut clock) = (Instant::now(), Awake::default());
     let mut stored = record.clone();
     let mut coordinator = Coordinator::new(config, record, Duration::ZERO);
     let mut status = coordinator.status(Duration::ZERO);
@@ -120,7 +120,7 @@ pub async fn coordinate<S: GenerationStore>(
             () = lines.admit(&listener) => continue,
             () = sleep_until(wake) => Event::Tick,
         };
-        let now = started.elapsed();
+        let now = clock.look(started.elapsed());
         let mut ended = None;
         for command in coordinator.handle(event, now) {
             match command {
@@ -136,7 +136,7 @@ pub async fn coordinate<S: GenerationStore>(
                     let history = stored.as_ref().map_or(Digest::NONE, |record| record.history);
                     notify(Notice::Changed { change: &change, history });
                 }
-                Command::WakeAt(time) => wake = started + time,
+                Command::WakeAt(time) => wake = started + clock.real(time),
                 Command::End(outcome) => ended = Some(outcome),
             }
         }

@@ -14,7 +14,7 @@ use super::{
     shared::{End, Shared},
 };
 use crate::{
-    Hello, Member, State, Stuck, Watchdog,
+    Awake, Hello, Member, State, Stuck, Watchdog,
     member::{Command, Event, HEARTBEAT_EVERY},
     message::{Decoder, FrameError},
 };
@@ -36,7 +36,8 @@ pub(super) fn keep(coordinator: &str, hello: Hello, held: State, shared: &Shared
     };
     let member = Member::new(hello, held);
     let watchdog = Watchdog::default();
-    let line = Line { member, started: Instant::now(), wake: Instant::now(), watchdog, shared };
+    let (started, clock) = (Instant::now(), Awake::default());
+    let line = Line { member, started, clock, wake: started, watchdog, shared };
     runtime.block_on(line.run(coordinator));
     // A name that is still being looked up holds nobody up.
     runtime.shutdown_background();
@@ -45,6 +46,7 @@ pub(super) fn keep(coordinator: &str, hello: Hello, held: State, shared: &Shared
 struct Line<'a> {
     member: Member,
     started: Instant,
+    clock: Awake,
     wake: Instant,
     watchdog: Watchdog,
     shared: &'a Shared,
@@ -80,7 +82,7 @@ impl Line<'_> {
                     match ended {
                         Ok(Next::Over) => return,
                         Ok(Next::Left) => {
-                            self.member.handle(Event::Disconnected, self.started.elapsed());
+                            self.member.handle(Event::Disconnected, self.clock.look(self.started.elapsed()));
                             self.shared.left();
                             continue;
                         }
@@ -92,8 +94,7 @@ impl Line<'_> {
                 Err(_) => io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT_LIMIT:?}")),
             };
             debug!(%coordinator, error = %problem, "no coordinator");
-            let now = self.started.elapsed();
-            self.member.handle(Event::Disconnected, now);
+            self.member.handle(Event::Disconnected, self.clock.look(self.started.elapsed()));
             self.shared.disconnected(&problem);
             tokio::select! {
                 () = sleep(backoff) => {}
@@ -196,7 +197,8 @@ impl Line<'_> {
 
     async fn happened(&mut self, event: Event, stream: &mut TcpStream) -> io::Result<Next> {
         let mut next = Next::Talk;
-        for command in self.member.handle(event, self.started.elapsed()) {
+        let now = self.clock.look(self.started.elapsed());
+        for command in self.member.handle(event, now) {
             match command {
                 Command::Send(message) => {
                     timeout(WRITE_LIMIT, stream.write_all(&message.to_frame())).await.map_err(|_| {
@@ -212,7 +214,7 @@ impl Line<'_> {
                 Command::Abort { reason } => next = self.over(End::Aborted(reason)),
                 Command::Refused { reason } => next = self.over(End::Refused(reason)),
                 Command::Released => next = self.over(End::Released),
-                Command::WakeAt(time) => self.wake = self.started + time,
+                Command::WakeAt(time) => self.wake = self.started + self.clock.real(time),
             }
         }
         Ok(next)

@@ -399,13 +399,6 @@ fn it_beats_ten_times_a_second_and_looks_for_a_coordinator_that_is_silent() {
     assert_eq!(beats as u128, COORDINATOR_DEAD_AFTER.as_millis() / HEARTBEAT_EVERY.as_millis());
 }
 
-#[test]
-fn a_member_that_slept_does_not_blame_its_coordinator() {
-    let mut member = running();
-    let woken = handle(&mut member, Event::Tick, 60_000);
-    assert!(!woken.contains(&Command::Reconnect), "{woken:?}");
-}
-
 fn follow(generation: u64) -> Event {
     Event::Received(Message::Follow(lead(generation)))
 }
@@ -432,6 +425,17 @@ fn a_newcomer_follows_and_is_let_in_with_what_it_took_over() {
 }
 
 #[test]
+fn a_newcomer_that_could_not_follow_asks_to_be_let_in_until_it_is() {
+    let mut member = connected();
+    handle(&mut member, follow(3), 1);
+    assert_eq!(handle(&mut member, stand(0), 2), [caught_up(3)]);
+    assert_eq!(handle(&mut member, follow(3), 3), [caught_up(3)], "it tried");
+    let commands = later(&mut member, 3 + REPEAT_MS);
+    assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1))), caught_up(3)]);
+    assert_eq!(handle(&mut member, follow(4), 4 + REPEAT_MS), [Command::Follow(lead(4))], "of the next one it may");
+}
+
+#[test]
 fn a_newcomer_that_does_not_reach_all_of_a_group_says_so_once_and_follows_again_when_told() {
     let mut member = connected();
     handle(&mut member, follow(3), 1);
@@ -442,17 +446,6 @@ fn a_newcomer_that_does_not_reach_all_of_a_group_says_so_once_and_follows_again_
     assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1)))], "said again it would be of the next attempt");
     assert_eq!(handle(&mut member, follow(3), 3 + REPEAT_MS), [Command::Follow(lead(3))]);
     assert_eq!(handle(&mut member, Event::CaughtUp, 4 + REPEAT_MS), [caught_up(3)]);
-}
-
-#[test]
-fn a_newcomer_that_could_not_follow_asks_to_be_let_in_until_it_is() {
-    let mut member = connected();
-    handle(&mut member, follow(3), 1);
-    assert_eq!(handle(&mut member, stand(0), 2), [caught_up(3)]);
-    assert_eq!(handle(&mut member, follow(3), 3), [caught_up(3)], "it tried");
-    let commands = later(&mut member, 3 + REPEAT_MS);
-    assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1))), caught_up(3)]);
-    assert_eq!(handle(&mut member, follow(4), 4 + REPEAT_MS), [Command::Follow(lead(4))], "of the next one it may");
 }
 
 #[test]

@@ -16,9 +16,10 @@ use crate::{
 
 pub(crate) const SAMPLER: Sampler = Sampler { seed: 0, epoch: 0, cursor: 0 };
 pub(crate) const NOW: Duration = Duration::ZERO;
-/// All waits are over: for members that join, for those that may return, and for those that may hold the last steps. To a coordinator
-/// that nobody woke meanwhile, nobody was silent.
+/// All waits are over: for members that join, for those that may return, and for those that may hold the last steps. Nobody was silent.
 pub(crate) const LATER: Duration = Duration::from_secs(31);
+/// Time in which everybody who is connected says something.
+const SHORT: u64 = 2;
 
 /// How far the exploration goes.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +54,7 @@ pub(crate) struct Chair {
     pub(crate) known: u64,
     pub(crate) record: Part<Record>,
     pub(crate) swap: Option<Part<Record>>,
-    /// Whether the time has passed after which those that wait are let in.
-    pub(crate) later: bool,
+    pub(crate) now: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -227,7 +227,7 @@ impl Job {
             if chair.swap.as_ref().is_some_and(|record| record.alloc_generation <= self.bounds.generations) {
                 actions.push(Action::Swap(index));
             }
-            if self.bounds.later && !chair.later {
+            if self.bounds.later && chair.now == NOW {
                 actions.push(Action::Later(index));
             }
         }
@@ -321,12 +321,11 @@ impl Job {
                 let machine =
                     Part::new(Coordinator::new(config(self.chairs.len(), self.bounds.workers), record.clone(), NOW));
                 let record = Part::new(record.unwrap_or_else(Record::empty));
-                self.chairs.push(Part::new(Some(Chair { machine, known, record, swap: None, later: false })));
+                self.chairs.push(Part::new(Some(Chair { machine, known, record, swap: None, now: NOW })));
             }
             Action::Later(index) => {
-                if let Some(chair) = self.chairs[index].change() {
-                    chair.later = true;
-                    self.coordinate(index, coordinator::Event::Tick);
+                for now in (SHORT..=LATER.as_secs()).step_by(SHORT as usize).map(Duration::from_secs).chain([LATER]) {
+                    self.passed(index, now);
                 }
             }
             Action::Work(worker, deed) => self.work(worker, deed),

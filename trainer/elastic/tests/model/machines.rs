@@ -1,6 +1,6 @@
 //! What the product's two state machines are told, and what comes of their commands.
 
-use std::rc::Rc;
+use std::{rc::Rc, time::Duration};
 
 use lockstep_elastic::{
     Message,
@@ -9,7 +9,7 @@ use lockstep_elastic::{
 };
 
 use crate::{
-    job::{Job, LATER, Line, NOW, Packet},
+    job::{Job, Line, Packet},
     part::{Part, coordinator_after, digest, member_after},
     rules::Mutant,
     worker::{Worker, base, state},
@@ -87,8 +87,7 @@ impl Job {
 
     pub(crate) fn coordinate_on(&mut self, index: usize, event: coordinator::Event, name: u128) {
         let Some(chair) = self.chairs[index].as_ref() else { return };
-        let now = if chair.later { LATER } else { NOW };
-        let (after, commands) = coordinator_after(&chair.machine, event, now, name);
+        let (after, commands) = coordinator_after(&chair.machine, event, chair.now, name);
         if after.digest() != chair.machine.digest()
             && let Some(chair) = self.chairs[index].change()
         {
@@ -120,6 +119,23 @@ impl Job {
                 | coordinator::Command::WakeAt(_) => {}
             }
         }
+    }
+
+    /// Time passed, in which members said that they are alive.
+    pub(crate) fn passed(&mut self, index: usize, now: Duration) {
+        if let Some(chair) = self.chairs[index].change() {
+            chair.now = now;
+        }
+        let lines: Vec<u64> = self
+            .lines
+            .iter()
+            .filter(|(_, line)| line.chair == index && line.open_here)
+            .map(|(line, _)| *line)
+            .collect();
+        for line in lines {
+            self.coordinate(index, coordinator::Event::Received(Connection(line), Message::Heartbeat));
+        }
+        self.coordinate(index, coordinator::Event::Tick);
     }
 
     pub(crate) fn swap(&mut self, index: usize) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, Coordinator, Message, Outcome, Record, Summing,
+    Active, Awake, Coordinator, Message, Outcome, Record, Status, Summing,
     coordinator::{Command, Event},
 };
 
@@ -24,6 +24,9 @@ pub(crate) struct Chair {
     /// The swap under way, with its number and what came of it as far as the store knows.
     pub(crate) swap: Option<(u64, Record)>,
     requests: u64,
+    clock: Awake,
+    /// By how much time is ahead for it.
+    ahead: Duration,
     wanted: Duration,
     alarm: Option<Duration>,
 }
@@ -62,8 +65,9 @@ impl World {
         }
         let config = self.config();
         let known = (self.store.record.clone(), self.store.version);
-        let machine = Some(Coordinator::new(config, known.0.clone(), self.now));
-        self.chairs.push(Chair { machine, known, ..Chair::default() });
+        let mut clock = Awake::default();
+        let machine = Some(Coordinator::new(config, known.0.clone(), clock.look(self.now)));
+        self.chairs.push(Chair { machine, known, clock, ..Chair::default() });
         self.after(Duration::ZERO, Delivery::WakeCoordinator(self.chairs.len() - 1));
     }
 
@@ -78,6 +82,19 @@ impl World {
         }
     }
 
+    /// As after a machine slept; whatever it wanted to wake for is due.
+    pub(crate) fn coordinators_clock_jumps(&mut self, index: usize, ahead: Duration) {
+        self.chairs[index].ahead += ahead;
+        if !self.chairs[index].frozen {
+            self.coordinate(index, Event::Tick);
+        }
+    }
+
+    pub(crate) fn status(&self, index: usize) -> Option<Status> {
+        let Chair { machine, clock, ahead, .. } = &self.chairs[index];
+        machine.as_ref().map(|machine| machine.status(clock.clone().look(self.now + *ahead)))
+    }
+
     fn set_alarm(&mut self, index: usize, wanted: Duration) {
         let chair = &mut self.chairs[index];
         chair.wanted = wanted;
@@ -88,8 +105,8 @@ impl World {
     }
 
     pub(crate) fn coordinate(&mut self, index: usize, event: Event) {
-        let Some(machine) = &mut self.chairs[index].machine else { return };
-        for command in machine.handle(event, self.now) {
+        let Chair { machine: Some(machine), clock, ahead, .. } = &mut self.chairs[index] else { return };
+        for command in machine.handle(event, clock.look(self.now + *ahead)) {
             match command {
                 Command::Send(connection, message) => {
                     self.check_commit(&message);
@@ -98,7 +115,11 @@ impl World {
                 Command::Close(connection) => self.close_here(connection.0 as usize),
                 Command::Swap(record) => self.request(index, record),
                 Command::Publish { .. } | Command::Changed(_) => {}
-                Command::WakeAt(time) => self.set_alarm(index, time),
+                Command::WakeAt(time) => {
+                    let Chair { clock, ahead, .. } = &self.chairs[index];
+                    let wanted = clock.real(time).saturating_sub(*ahead);
+                    self.set_alarm(index, wanted);
+                }
                 Command::End(outcome) => self.ended(index, outcome),
             }
         }

@@ -8,7 +8,7 @@ use crate::{
     chair::Chair,
     coverage::{Coverage, Fault, Moment, Victim, impossible},
     worker::Doing,
-    world::World,
+    world::{MIN_GENERATIONS, World},
 };
 
 /// Faults of one run at most, and the time after which there are none, so that every run ends.
@@ -45,7 +45,7 @@ impl World {
 
     /// Something may go wrong now. What rarely holds is looked for first.
     pub(crate) fn tempt(&mut self) {
-        let overdue = self.chaos.steps >= 3;
+        let overdue = self.chaos.steps >= 2;
         if !overdue && (self.chaos.chain >= MAX_CHAIN || !self.dice.percent(5)) {
             return;
         }
@@ -58,11 +58,24 @@ impl World {
             ([], often) => self.dice.one_of(often),
             (rare, _) => self.dice.one_of(rare),
         };
-        let (fault, victim) = (self.dice.one_of(&Fault::ALL), self.dice.one_of(&Victim::ALL));
+        let member = self.dice.one_of(&[Victim::RankZero, Victim::OtherRank]);
+        let (fault, victim) = if self.has_few_generations() {
+            (Fault::Kill, member)
+        } else if self.chaos.steps >= 3 {
+            (self.dice.one_of(&[Fault::Freeze, Fault::Jump]), member)
+        } else {
+            (self.dice.one_of(&Fault::ALL), self.dice.one_of(&Victim::ALL))
+        };
         let disaster = fault == Fault::KillAll && self.dice.percent(80);
         if impossible(fault, victim).is_none() && !disaster {
             self.strike(fault, moment, victim);
         }
+    }
+
+    /// For so many steps: a run is to have as many as [`Run::shortfall`] asks for.
+    fn has_few_generations(&self) -> bool {
+        let generations = self.history.agreed.len() as u64;
+        generations < MIN_GENERATIONS && generations * 10 <= self.history.stable_steps()
     }
 
     /// Whether this pod can be this fault's victim.
@@ -73,7 +86,7 @@ impl World {
         }
         let able = match fault {
             Fault::Kill | Fault::KillAll => true,
-            Fault::Freeze => !process.frozen,
+            Fault::Freeze | Fault::Jump => !process.frozen,
             Fault::Stick => !process.frozen && process.stuck_until <= self.now,
             Fault::Cut => process.line.is_some() && !process.frozen,
             Fault::Partition => process.deaf_until.max(process.mute_until) <= self.now,
@@ -111,7 +124,7 @@ impl World {
         let any = |test: &dyn Fn(Doing) -> bool| {
             self.processes.iter().any(|process| process.alive && test(process.worker.doing))
         };
-        let stage = || chair.and_then(|chair| chair.machine.as_ref()).map(|machine| machine.status(self.now).stage);
+        let stage = || self.seated().and_then(|seated| self.status(seated)).map(|status| status.stage);
         match moment {
             Moment::Gathering => stage() == Some(coordinator::Stage::Gathering),
             Moment::Preparing => {
@@ -178,6 +191,10 @@ impl World {
                     self.after(lasts, crate::world::Delivery::ThawCoordinator(seated));
                 }
             }
+            Fault::Jump => {
+                let ahead = self.jump();
+                self.coordinators_clock_jumps(seated, ahead);
+            }
             Fault::Double => self.double_coordinator(seated),
             Fault::StoreLate => {
                 self.store.late_until = self.now + lasts;
@@ -219,6 +236,10 @@ impl World {
                 self.trouble(lasts);
                 self.stick(pod, lasts);
             }
+            Fault::Jump => {
+                let ahead = self.jump();
+                self.clock_jumps(pod, ahead);
+            }
             Fault::Cut => self.cut(pod),
             Fault::Partition => {
                 let until = self.now
@@ -249,6 +270,10 @@ impl World {
             }
             Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway => {}
         }
+    }
+
+    fn jump(&mut self) -> Duration {
+        if self.dice.percent(70) { self.dice.millis(100, 5000) } else { self.dice.millis(5000, 3_600_000) }
     }
 
     /// The pod is told to end, and killed when its grace is over.

@@ -16,6 +16,7 @@ pub(crate) enum Fault {
     StoreDeaf,
     StoreAway,
     KillAll,
+    Jump,
 }
 
 /// How far the group is. Several may hold at a time.
@@ -45,7 +46,7 @@ pub(crate) enum Victim {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Kill,
         Self::Freeze,
         Self::Stick,
@@ -59,6 +60,7 @@ impl Fault {
         Self::StoreDeaf,
         Self::StoreAway,
         Self::KillAll,
+        Self::Jump,
     ];
 
     const fn name(self) -> &'static str {
@@ -76,6 +78,7 @@ impl Fault {
             Self::StoreDeaf => "store's answer lost",
             Self::StoreAway => "store away for long",
             Self::KillAll => "all killed at once",
+            Self::Jump => "clock jumps ahead",
         }
     }
 }
@@ -129,7 +132,7 @@ impl Victim {
 /// Why a cell cannot be hit.
 pub(crate) const fn impossible(fault: Fault, victim: Victim) -> Option<&'static str> {
     match (fault, victim) {
-        (Fault::Kill | Fault::Freeze, _) => None,
+        (Fault::Kill | Fault::Freeze | Fault::Jump, _) => None,
         (Fault::Stick, Victim::Coordinator) => Some("it does not train"),
         (Fault::Stick, _) => None,
         (Fault::Cut | Fault::Partition, Victim::Coordinator) => {

@@ -1,6 +1,6 @@
-//! The product's own state machines under a virtual clock, over a network that loses, repeats, delays and reorders, with processes
-//! that crash, stop and return, coordinators that are doubled, and a store that answers late or never. Every run is checked
-//! against one history: no step that anybody was told of is lost or forked, no sample counts twice, nobody waits for ever.
+//! The product's own state machines under virtual clocks that jump, over a network that loses, repeats, delays and reorders, with
+//! processes that crash, stop and return, coordinators that are doubled, and a store that answers late or never. Steps are summed frame
+//! by frame, by the schedules of the product's own algorithms. Every run is checked against one history: no step that anybody was told of is lost or forked, no sample counts twice, nobody waits for ever.
 
 mod chair;
 mod chaos;
@@ -11,6 +11,7 @@ mod given;
 mod history;
 mod network;
 mod process;
+mod sums;
 mod worker;
 mod world;
 
@@ -129,7 +130,7 @@ fn whatever_happens_no_step_is_lost_and_every_run_ends() {
             if seed.is_multiple_of(100) {
                 assert_eq!(result, run(seed, None), "seed {seed} does not replay");
             }
-            totals.add(seed, result);
+            totals.add(seed, result.and_then(|run| run.shortfall().map_or(Ok(run), Err)));
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -149,7 +150,6 @@ fn whatever_happens_no_step_is_lost_and_every_run_ends() {
         println!("seed {seed} fails: {violation}\n  replay it with `cargo xtask simulate --seed {seed}`");
     }
     assert!(totals.failures.is_empty(), "{} seeds fail, the first is {}", totals.failures.len(), totals.failures[0].0);
-    assert!(steps >= 50 * runs && generations >= 3 * runs && 3 * faults >= faulty_steps, "too little happened");
     let unmet = totals.coverage.empty();
     assert!(runs < SEEDS || unmet.is_empty(), "no run met this: {unmet:?}");
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Member, MemberId,
+    Awake, Member, MemberId,
     member::{Command, Event},
 };
 
@@ -41,6 +41,9 @@ pub(crate) struct Process {
     pub(crate) mute_until: Duration,
     /// Its training thread does nothing; the others of the process go on.
     pub(crate) stuck_until: Duration,
+    clock: Awake,
+    /// By how much time is ahead for it.
+    ahead: Duration,
     wanted: Duration,
     alarm: Option<Duration>,
 }
@@ -196,6 +199,14 @@ impl World {
         }
     }
 
+    /// As after a machine slept; whatever it wanted to wake for is due.
+    pub(crate) fn clock_jumps(&mut self, pod: usize, ahead: Duration) {
+        self.processes[pod].ahead += ahead;
+        if self.processes[pod].line.is_some() {
+            self.act(pod, Event::Tick);
+        }
+    }
+
     fn set_member_alarm(&mut self, pod: usize, wanted: Duration) {
         let process = &mut self.processes[pod];
         process.wanted = wanted;
@@ -226,8 +237,8 @@ impl World {
     }
 
     pub(crate) fn act(&mut self, pod: usize, event: Event) {
-        let Some(member) = &mut self.processes[pod].member else { return };
-        for command in member.handle(event, self.now) {
+        let Process { member: Some(member), clock, ahead, .. } = &mut self.processes[pod] else { return };
+        for command in member.handle(event, clock.look(self.now + *ahead)) {
             if !self.processes[pod].alive {
                 return;
             }
@@ -252,7 +263,11 @@ impl World {
                 Command::Abort { .. } => self.kill(pod),
                 Command::Refused { reason } => self.fail(format!("worker {pod} was refused: {reason}")),
                 Command::Released => self.end_process(pod),
-                Command::WakeAt(time) => self.set_member_alarm(pod, time),
+                Command::WakeAt(time) => {
+                    let Process { clock, ahead, .. } = &self.processes[pod];
+                    let wanted = clock.real(time).saturating_sub(*ahead);
+                    self.set_member_alarm(pod, wanted);
+                }
             }
         }
     }

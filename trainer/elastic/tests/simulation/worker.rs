@@ -18,6 +18,7 @@ use crate::{
     follow::Trail,
     given::index_of,
     history::{Batch, SAMPLES, batch},
+    sums::Kind,
     world::{Bug, World},
 };
 
@@ -314,13 +315,18 @@ impl World {
     }
 
     fn contribute(&mut self, pod: usize) {
+        self.add_share(pod);
+        self.take_part(pod, Kind::Numbers);
+    }
+
+    /// What it says with its share of the next step.
+    fn add_share(&mut self, pod: usize) {
         let settles = self.settles(pod);
         let worker = &mut self.processes[pod].worker;
         let (Some(held), Some(group)) = (worker.held, worker.group.as_ref()) else { return };
         worker.doing = Doing::Reducing;
         let asked = worker.sealing.map(|_| Stop::Seal).max(worker.draining.then_some(Stop::Drain));
         let (generation, rank, world) = (group.generation, group.rank, group.world);
-        let pods: Vec<usize> = group.pods.iter().map(|pod| index_of(pod)).collect();
         let exchange = self.exchanges.entry((generation, held.step + 1)).or_default();
         let first = exchange.shares.is_empty();
         let agrees = first || exchange.settles == settles;
@@ -344,11 +350,6 @@ impl World {
         }
         if at != whole.first + whole.count {
             self.fail(format!("samples of step {} are missing", held.step + 1));
-        }
-        for peer in pods {
-            if self.processes[peer].alive && self.processes[peer].worker.generation == Some(generation) {
-                self.next_turn(peer, (200, 4000), Work::Heard);
-            }
         }
     }
 
@@ -381,7 +382,7 @@ impl World {
         if settles {
             self.settled(pod, held);
         } else {
-            self.next_turn(pod, (500, 6000), Work::Summed);
+            self.take_part(pod, Kind::Gradient);
         }
     }
 
@@ -470,11 +471,15 @@ impl World {
     fn leave_data_plane(&mut self, pod: usize) {
         let worker = &mut self.processes[pod].worker;
         let generation = worker.generation.take();
+        let rank = worker.group.as_ref().map(|group| group.rank);
         // The others have heard everything that this one had to say.
         let settled = worker.doing == Doing::Done;
         (worker.doing, worker.group, worker.sealing, worker.stop) = (Doing::Standing, None, None, None);
         worker.trail = None;
         worker.turn += 1;
+        if let (Some(generation), Some(rank)) = (generation, rank) {
+            self.take_part_no_more(generation, rank);
+        }
         if let Some(generation) = generation.filter(|_| !settled) {
             self.desert(pod, generation);
         }

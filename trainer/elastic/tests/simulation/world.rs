@@ -20,6 +20,7 @@ use crate::{
     history::{History, Verdict},
     network::Line,
     process::Process,
+    sums::{Frame, Part, Sum},
     worker::{Exchange, Work},
 };
 
@@ -76,6 +77,19 @@ pub(crate) struct Run {
     pub(crate) coverage: Coverage,
 }
 
+/// What has to happen in a run, and a fault in every third step.
+const MIN_STEPS: u64 = 50;
+pub(crate) const MIN_GENERATIONS: u64 = 3;
+
+impl Run {
+    /// What happened too little of for the run to count.
+    pub(crate) fn shortfall(&self) -> Option<String> {
+        let Self { steps, generations, faults, faulty_steps, .. } = self;
+        let enough = *steps >= MIN_STEPS && *generations >= MIN_GENERATIONS && 3 * faults >= *faulty_steps;
+        (!enough).then(|| format!("only {steps} steps, {generations} generations, {faults} faults in {faulty_steps}"))
+    }
+}
+
 /// What happens next, to whom.
 #[derive(Clone, Debug)]
 pub(crate) enum Delivery {
@@ -101,6 +115,12 @@ pub(crate) enum Delivery {
         pod: usize,
         incarnation: u128,
         work: Work,
+    },
+    /// A part of a sum reaches a rank.
+    Frame {
+        pod: usize,
+        incarnation: u128,
+        frame: Frame,
     },
     /// The store takes a request.
     Apply {
@@ -153,6 +173,8 @@ pub(crate) struct World {
     pub(crate) lines: Vec<Line>,
     pub(crate) store: crate::chair::Store,
     pub(crate) exchanges: BTreeMap<(u64, u64), Exchange>,
+    /// The sums under way, by rank.
+    pub(crate) sums: BTreeMap<(Sum, usize), Part>,
     /// Two that are not connected with each other, and until when.
     pub(crate) parted: Option<([usize; 2], Duration)>,
     /// Ranks of a generation that left it without the others' consent.
@@ -231,6 +253,7 @@ impl World {
             lines: Vec::new(),
             store: crate::chair::Store::default(),
             exchanges: BTreeMap::new(),
+            sums: BTreeMap::new(),
             parted: None,
             deserted: BTreeSet::new(),
             checkpoints: BTreeMap::new(),
@@ -316,9 +339,10 @@ impl World {
                 (*line as u64) << 8 | crate::network::kind(message)
             }
             Delivery::CoordinatorLearnsOfClose(line) | Delivery::MemberLearnsOfClose(line) => *line as u64,
-            Delivery::Work { pod, .. } | Delivery::Connect { pod, .. } | Delivery::WakeMember { pod, .. } => {
-                *pod as u64
-            }
+            Delivery::Work { pod, .. }
+            | Delivery::Frame { pod, .. }
+            | Delivery::Connect { pod, .. }
+            | Delivery::WakeMember { pod, .. } => *pod as u64,
             Delivery::Flush { .. }
             | Delivery::WakeCoordinator(_)
             | Delivery::Apply { .. }
@@ -365,6 +389,11 @@ impl World {
                     }
                 }
             }
+            Delivery::Frame { pod, incarnation, frame } => {
+                if self.is_alive(pod, incarnation) {
+                    self.arrived(pod, frame);
+                }
+            }
             Delivery::Apply { chair, request } => self.apply(chair, request),
             Delivery::Answer { chair, event } => self.answer(chair, event),
             Delivery::LookAgain { chair, request } => self.look_again(chair, request),
@@ -390,6 +419,7 @@ impl World {
             | Delivery::WakeMember { pod, .. }
             | Delivery::Flush { pod, .. }
             | Delivery::Stuck { pod, .. }
+            | Delivery::Frame { pod, .. }
             | Delivery::Work { pod, .. } => Some(*pod),
             _ => None,
         };
@@ -441,8 +471,8 @@ impl World {
 
     /// Where everybody is, for a failure.
     pub(crate) fn picture(&self) -> String {
-        let chairs = self.chairs.iter().enumerate().filter_map(|(index, chair)| {
-            let status = chair.machine.as_ref()?.status(self.now);
+        let chairs = (0..self.chairs.len()).filter_map(|index| {
+            let status = self.status(index)?;
             Some(format!("\n  coordinator {index}: {status}; {status:?}"))
         });
         let processes = self.processes.iter().enumerate().map(|(index, process)| {

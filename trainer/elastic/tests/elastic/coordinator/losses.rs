@@ -144,14 +144,6 @@ fn a_member_that_returns_before_the_next_generation_keeps_its_seat() {
 }
 
 #[test]
-fn a_coordinator_that_slept_blames_nobody() {
-    let mut table = Table::running(2, 1);
-    table.now += DEAD_AFTER * 3;
-    assert_eq!(table.handle(Event::Tick), []);
-    assert_eq!(table.wait(Duration::from_secs(5), &[0, 1]), []);
-}
-
-#[test]
 fn a_new_process_of_a_member_means_that_the_old_one_is_lost_and_takes_its_seat() {
     let mut table = Table::running(2, 2);
     let commands = table.greets(11, replacement(1));

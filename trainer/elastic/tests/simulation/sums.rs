@@ -1,0 +1,181 @@
+//! The sums of a step, frame by frame, by the schedules that the trainer carries out. Who has completed one has everybody's share, whoever
+//! dies, freezes or stands still on the way.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use lockstep_collective::{
+    Hosts,
+    algorithm::{Algorithm, Arrival, Schedule, all_reduce},
+};
+
+use crate::{
+    given::index_of,
+    worker::{Doing, Work},
+    world::{Delivery, World},
+};
+
+/// Enough that every algorithm cuts them into parts.
+const ELEMENTS: usize = 8;
+
+/// What a step sums, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// That the step before is done, and who asks to stop.
+    Numbers,
+    Gradient,
+}
+
+/// One sum of one generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Sum {
+    pub(crate) generation: u64,
+    pub(crate) step: u64,
+    pub(crate) kind: Kind,
+}
+
+/// Whose shares are in an element: bit r for rank r.
+type Shares = u32;
+
+/// Elements on their way from one rank to another.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    sum: Sum,
+    from: usize,
+    to: usize,
+    /// How many went between these two before.
+    number: usize,
+    elements: Vec<Shares>,
+}
+
+/// One rank's part in a sum.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Part {
+    /// Once it takes part.
+    schedule: Option<Schedule>,
+    sent: usize,
+    taken: usize,
+    elements: Vec<Shares>,
+    /// By sender and number.
+    arrived: BTreeMap<(usize, usize), Vec<Shares>>,
+}
+
+impl Part {
+    /// Sends and takes in what it can; gives what it sends, to whom, and how many went there before.
+    fn go_on(&mut self) -> Result<Vec<(usize, usize, Vec<Shares>)>, String> {
+        let Some(schedule) = &self.schedule else { return Ok(Vec::new()) };
+        let mut frames = Vec::new();
+        loop {
+            let send = schedule.sends.get(self.sent).filter(|send| send.after <= self.taken);
+            if let Some(send) = send {
+                let number = schedule.sends[..self.sent].iter().filter(|before| before.to == send.to).count();
+                frames.push((send.to, number, self.elements[send.elements.clone()].to_vec()));
+                self.sent += 1;
+                continue;
+            }
+            let receive = schedule.receives.get(self.taken).filter(|receive| receive.after <= self.sent);
+            let Some(receive) = receive else { return Ok(frames) };
+            let before = schedule.receives[..self.taken].iter().filter(|before| before.from == receive.from).count();
+            let Some(arrived) = self.arrived.remove(&(receive.from, before)) else { return Ok(frames) };
+            for (element, arrived) in self.elements[receive.elements.clone()].iter_mut().zip(arrived) {
+                *element = match receive.arrival {
+                    Arrival::Copy => arrived,
+                    Arrival::Reduce if *element & arrived == 0 => *element | arrived,
+                    Arrival::Reduce => return Err(format!("shares {element:b} and {arrived:b} are added")),
+                };
+            }
+            self.taken += 1;
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        let done = |schedule: &Schedule| self.sent == schedule.sends.len() && self.taken == schedule.receives.len();
+        self.schedule.as_ref().is_some_and(done)
+    }
+}
+
+/// A generation's algorithm.
+fn algorithm(generation: u64, world: usize) -> Algorithm {
+    let all = [
+        Algorithm::Ring,
+        Algorithm::RecursiveDoubling,
+        Algorithm::HalvingDoubling,
+        Algorithm::DoubleTree,
+        Algorithm::Direct,
+        Algorithm::Hierarchical,
+        Algorithm::torus(world),
+    ];
+    all[generation as usize % all.len()]
+}
+
+impl World {
+    /// A worker has its share of a sum.
+    pub(crate) fn take_part(&mut self, pod: usize, kind: Kind) {
+        let worker = &self.processes[pod].worker;
+        let (Some(held), Some(group)) = (worker.held, worker.group.as_ref()) else { return };
+        let (rank, world) = (group.rank as usize, group.world as usize);
+        let sum = Sum { generation: group.generation, step: held.step + 1, kind };
+        let part = self.sums.entry((sum, rank)).or_default();
+        let algorithm = algorithm(sum.generation, world);
+        part.schedule = Some(all_reduce(algorithm, rank, &Hosts::apart(world), ELEMENTS));
+        part.elements = vec![1 << rank; ELEMENTS];
+        self.go_on_with(pod, sum, rank);
+    }
+
+    pub(crate) fn arrived(&mut self, pod: usize, frame: Frame) {
+        let Frame { sum, from, to, number, elements } = frame;
+        self.sums.entry((sum, to)).or_default().arrived.insert((from, number), elements);
+        self.go_on_with(pod, sum, to);
+    }
+
+    /// Whoever leaves a generation completes nothing of it.
+    pub(crate) fn take_part_no_more(&mut self, generation: u64, rank: u32) {
+        self.sums.retain(|(sum, of), _| sum.generation != generation || *of != rank as usize);
+    }
+
+    fn go_on_with(&mut self, pod: usize, sum: Sum, rank: usize) {
+        let Some(part) = self.sums.get_mut(&(sum, rank)) else { return };
+        let frames = match part.go_on() {
+            Ok(frames) => frames,
+            Err(error) => return self.fail(format!("rank {rank} in {sum:?}: {error}")),
+        };
+        let complete = part.is_complete().then(|| part.elements.clone());
+        for (to, number, elements) in frames {
+            self.send_frame(pod, Frame { sum, from: rank, to, number, elements });
+        }
+        let Some(elements) = complete else { return };
+        self.sums.remove(&(sum, rank));
+        let seats = self.history.agreed[&sum.generation].members.len();
+        if elements.iter().any(|shares| *shares != (1 << seats) - 1) {
+            self.fail(format!("rank {rank} has completed {sum:?} with the shares {elements:?} of {seats}"));
+        }
+        match (sum.kind, self.processes[pod].worker.doing) {
+            (Kind::Numbers, Doing::Reducing) => self.next_turn(pod, (100, 3000), Work::Heard),
+            (Kind::Gradient, Doing::Summing) => self.next_turn(pod, (300, 4000), Work::Summed),
+            (kind, doing) => self.fail(format!("rank {rank} completes the {kind:?} of a step while it is {doing:?}")),
+        }
+    }
+
+    /// Over a line that loses nothing, but may be cut for a while.
+    fn send_frame(&mut self, pod: usize, frame: Frame) {
+        let Sum { generation, .. } = frame.sum;
+        let seat = &self.history.agreed[&generation].members[frame.to];
+        let (other, member) = (index_of(&seat.pod), seat.id());
+        if self.processes[other].id() != member {
+            return;
+        }
+        let delay = if self.dice.percent(95) { self.dice.micros(20, 300) } else { self.dice.micros(300, 5000) };
+        let cut = match self.parted {
+            Some((_, Duration::MAX)) | None => Duration::ZERO,
+            Some((_, until)) => {
+                if self.are_parted(pod, other) {
+                    until
+                } else {
+                    Duration::ZERO
+                }
+            }
+        };
+        let whole = cut.max(self.processes[pod].mute_until).max(self.processes[other].deaf_until);
+        let incarnation = self.processes[other].incarnation;
+        self.at(whole.max(self.now) + delay, Delivery::Frame { pod: other, incarnation, frame });
+    }
+}
