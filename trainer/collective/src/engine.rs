@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use crate::crc32c::crc32c;
 
-use crate::algorithm::{Arrival, MAX_FRAME, Schedule, Send};
+use crate::algorithm::{Arrival, MAX_FRAME, Receive, Schedule, Send};
 use crate::forming::Waiting;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::mesh::{Mesh, Wanted};
+use crate::position::Position;
 use crate::wire::Coding;
 use crate::{CollectiveError, Transferred};
 
@@ -59,6 +60,8 @@ pub(crate) struct Execution<'a> {
     pub(crate) schedule: &'a Schedule,
     /// What all frames of the operation have in common; sent by this rank.
     pub(crate) header: Header,
+    /// Operations of all ranks that were begun before it.
+    pub(crate) operation: u64,
     /// Of an element in memory.
     pub(crate) element_bytes: usize,
     pub(crate) coding: Coding,
@@ -95,18 +98,28 @@ struct Incoming {
     header: Option<Header>,
 }
 
+/// Hop, sender and receiver: in this order all ranks do them.
+type Transfer = (usize, usize, usize);
+
 impl Execution<'_> {
     /// Does all of it, over `data`.
     pub(crate) fn run(&mut self, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
-        let started = Instant::now();
         let mut progress = Progress::default();
+        self.go_on(&mut progress, data).map_err(|error| match self.lacked(&progress, error.peer()) {
+            Some(position) => error.placed(position),
+            None => error,
+        })
+    }
+
+    fn go_on(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
+        let started = Instant::now();
         let mut idle_since = None;
         loop {
-            let sent = self.send(&mut progress, data)?;
-            let received = self.receive(&mut progress, data)?;
-            let Some(wanted) = self.wanted(&progress) else {
+            let sent = self.send(progress, data)?;
+            let received = self.receive(progress, data)?;
+            if self.is_done(progress) {
                 return Ok(Transferred { took: started.elapsed(), ..progress.transferred });
-            };
+            }
             if sent || received {
                 idle_since = None;
                 continue;
@@ -116,20 +129,60 @@ impl Execution<'_> {
                 std::hint::spin_loop();
                 continue;
             }
-            self.mesh.wait(wanted, idle)?;
+            self.mesh.wait(self.wanted(progress), idle)?;
         }
     }
 
-    /// What is lacking; `None` once all is done.
-    fn wanted(&self, progress: &Progress) -> Option<Wanted> {
-        let Schedule { sends, receives } = self.schedule;
-        if progress.sent == sends.len() && progress.received == receives.len() && self.mesh.is_flushed() {
-            return None;
+    fn is_done(&self, progress: &Progress) -> bool {
+        let Schedule { sends, receives, .. } = self.schedule;
+        progress.sent == sends.len() && progress.received == receives.len() && self.mesh.is_flushed()
+    }
+
+    /// What is lacking before all is done.
+    fn wanted(&self, progress: &Progress) -> Wanted {
+        let to = progress.outgoing.as_ref().map(|_| self.schedule.sends[progress.sent].to);
+        let from = self.missing(progress).map(|receive| receive.from);
+        let first = self.transfers(progress).into_iter().flatten().min().map(|transfer| self.other(transfer));
+        Wanted { to, from, first }
+    }
+
+    /// The first transfer that is lacking: of those with `peer`, where there is one.
+    fn lacked(&self, progress: &Progress, peer: Option<usize>) -> Option<Position> {
+        let lacking = || self.transfers(progress).into_iter().flatten();
+        let with_peer = lacking().filter(|transfer| peer == Some(self.other(*transfer)));
+        let (hop, from, to) = with_peer.min().or(lacking().min())?;
+        let Header { step, bucket, .. } = self.header;
+        let [hop, hops] = [hop + 1, self.schedule.hops].map(|count| count as u32);
+        Some(Position { operation: self.operation, step, bucket, hop, from: from as u32, to: to as u32, hops })
+    }
+
+    /// Hop, sender and receiver of the frame that is to be sent on, and of the one that is to come.
+    fn transfers(&self, progress: &Progress) -> [Option<Transfer>; 2] {
+        let own = self.header.sender as usize;
+        let outgoing = self.unsent(progress).map(|send| (send.hop, own, send.to));
+        [outgoing, self.missing(progress).map(|receive| (receive.hop, receive.from, own))]
+    }
+
+    /// The first frame that is not out though its turn has come.
+    fn unsent(&self, progress: &Progress) -> Option<&Send> {
+        let sends = &self.schedule.sends;
+        match &progress.outgoing {
+            Some(Outgoing { sent: 1.., .. }) => sends.get(progress.sent),
+            // Of the one before, bytes that were taken are not out.
+            _ if !self.mesh.is_flushed() => sends.get(progress.sent.checked_sub(1)?),
+            Some(_) => sends.get(progress.sent),
+            None => None,
         }
-        let to = progress.outgoing.as_ref().map(|_| sends[progress.sent].to);
-        let complete = progress.incoming.as_ref().is_some_and(|incoming| incoming.header.is_some());
-        let from = receives.get(progress.received).filter(|_| !complete).map(|receive| receive.from);
-        Some(Wanted { to, from })
+    }
+
+    /// The next frame to come, if it is not here.
+    fn missing(&self, progress: &Progress) -> Option<&Receive> {
+        let is_here = progress.incoming.as_ref().is_some_and(|incoming| incoming.header.is_some());
+        self.schedule.receives.get(progress.received).filter(|_| !is_here)
+    }
+
+    fn other(&self, (_, from, to): Transfer) -> usize {
+        if from == self.header.sender as usize { to } else { from }
     }
 
     /// Sends what the mesh takes of the next frame, or else what it has not sent yet of those before; whether it took any.
@@ -233,7 +286,7 @@ impl Execution<'_> {
 /// Reads a header that must be `expected`.
 fn require(bytes: &[u8; HEADER_BYTES], expected: &Header) -> Result<Header, CollectiveError> {
     let rank = expected.sender as usize;
-    let header = Header::decode(bytes).map_err(|source| CollectiveError::BadFrame { rank, source })?;
+    let header = Header::decode(bytes).map_err(|source| CollectiveError::BadFrame { rank, source, at: None })?;
     header.require(expected, rank)?;
     Ok(header)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::frame::FrameError;
+use crate::position::{Loss, Origin, Position, within};
 
 /// What went wrong, and whose doing it was. Cloned into every operation that fails for the same cause.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -54,37 +55,45 @@ pub enum CollectiveError {
         newer: u64,
     },
     /// A peer closed its end, or its machine did so for it.
-    #[error("rank {rank} closed its connection")]
+    #[error("{}rank {rank} closed its connection", within(.at))]
     PeerClosed {
         /// The peer.
         rank: usize,
+        /// What the operation lacked.
+        at: Option<Box<Position>>,
     },
     /// Not a byte moved to or from a peer within the limit.
-    #[error("nothing came from rank {rank}, or could be sent to it, for {waited:?}")]
+    #[error("{}nothing came from rank {rank}, or could be sent to it, for {waited:?}", within(.at))]
     PeerSilent {
         /// The peer that was waited for.
         rank: usize,
         /// How long.
         waited: Duration,
+        /// What the operation lacked.
+        at: Option<Box<Position>>,
     },
     /// A peer sent bytes that are no frame.
-    #[error("rank {rank} sent bytes that are no frame")]
+    #[error("{}rank {rank} sent bytes that are no frame", within(.at))]
     BadFrame {
         /// The peer.
         rank: usize,
         /// What is wrong with them.
         source: FrameError,
+        /// What the operation lacked.
+        at: Option<Box<Position>>,
     },
     /// A peer sent bytes that TLS refuses.
-    #[error("rank {rank} sent bytes that are no record of its encrypted connection")]
+    #[error("{}rank {rank} sent bytes that are no record of its encrypted connection", within(.at))]
     BadRecord {
         /// The peer.
         rank: usize,
         /// What is wrong with them.
         source: rustls::Error,
+        /// What the operation lacked.
+        at: Option<Box<Position>>,
     },
     /// A peer sent a frame that does not belong here.
-    #[error("rank {rank} sent a frame with {field} {found}, expected {expected}")]
+    #[error("{}rank {rank} sent a frame with {field} {found}, expected {expected}", within(.at))]
     WrongFrame {
         /// The peer.
         rank: usize,
@@ -94,6 +103,8 @@ pub enum CollectiveError {
         expected: String,
         /// What the frame holds.
         found: String,
+        /// What the operation lacked.
+        at: Option<Box<Position>>,
     },
     /// The operation was aborted from this process.
     #[error("aborted: {reason}")]
@@ -113,10 +124,10 @@ pub enum CollectiveError {
 
 impl CollectiveError {
     /// The peer to which the failure is attributed, when there is one. It is the one that this rank waited for: when a
-    /// group breaks, ranks see different peers go.
+    /// group breaks, ranks see different peers go, and [`CollectiveError::origin`] tells who went first.
     pub fn peer(&self) -> Option<usize> {
         match self {
-            Self::PeerClosed { rank }
+            Self::PeerClosed { rank, .. }
             | Self::PeerSilent { rank, .. }
             | Self::BadFrame { rank, .. }
             | Self::BadRecord { rank, .. }
@@ -129,6 +140,44 @@ impl CollectiveError {
             | Self::Aborted { .. }
             | Self::System { .. } => None,
         }
+    }
+
+    /// What broke the operation, as far as this rank knows, when a peer did. [`Origin::first`] finds what broke it for all.
+    pub fn origin(&self) -> Option<Origin> {
+        let (rank, at, loss) = match self {
+            Self::PeerClosed { rank, at } => (*rank, at, Loss::Closed),
+            Self::PeerSilent { rank, at, .. } => (*rank, at, Loss::Silent),
+            Self::BadFrame { rank, at, .. } | Self::BadRecord { rank, at, .. } | Self::WrongFrame { rank, at, .. } => {
+                (*rank, at, Loss::Refused)
+            }
+            Self::PortInUse { .. }
+            | Self::Listen { .. }
+            | Self::NotInGroup { .. }
+            | Self::NotFormed { .. }
+            | Self::Superseded { .. }
+            | Self::Aborted { .. }
+            | Self::System { .. } => return None,
+        };
+        at.as_deref().map(|position| Origin { position: *position, rank, loss })
+    }
+
+    /// The same of an operation that lacked this.
+    pub(crate) fn placed(mut self, position: Position) -> Self {
+        match &mut self {
+            Self::PeerClosed { at, .. }
+            | Self::PeerSilent { at, .. }
+            | Self::BadFrame { at, .. }
+            | Self::BadRecord { at, .. }
+            | Self::WrongFrame { at, .. } => *at = Some(position.into()),
+            Self::PortInUse { .. }
+            | Self::Listen { .. }
+            | Self::NotInGroup { .. }
+            | Self::NotFormed { .. }
+            | Self::Superseded { .. }
+            | Self::Aborted { .. }
+            | Self::System { .. } => {}
+        }
+        self
     }
 
     pub(crate) fn system(attempted: impl Into<String>, source: io::Error) -> Self {

@@ -160,8 +160,13 @@ impl Header {
     /// # Errors
     /// [`CollectiveError::WrongFrame`] naming the first field that differs.
     pub fn require(&self, expected: &Self, rank: usize) -> Result<(), CollectiveError> {
-        let wrong =
-            |field, expected: String, found: String| CollectiveError::WrongFrame { rank, field, expected, found };
+        let wrong = |field, expected: String, found: String| CollectiveError::WrongFrame {
+            rank,
+            field,
+            expected,
+            found,
+            at: None,
+        };
         if self.kind != expected.kind {
             return Err(wrong("kind", format!("{:?}", expected.kind), format!("{:?}", self.kind)));
         }
@@ -205,6 +210,7 @@ impl Header {
             field: "payload checksum",
             expected: format!("{:08x}", self.payload_crc32c),
             found: format!("{computed:08x}"),
+            at: None,
         })
     }
 }

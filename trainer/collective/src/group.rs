@@ -40,6 +40,8 @@ pub struct Group {
     abort: Abort,
     scratch: Scratch,
     counts: Box<[Counts]>,
+    /// Those that all ranks have begun.
+    operations: u64,
     /// Where all ranks share a host and map the same memory.
     memory: Option<SharedMemory>,
     schedules: HashMap<(Operation, usize), Schedule>,
@@ -139,6 +141,7 @@ impl Group {
             abort: abort.clone(),
             scratch: Scratch::new(),
             counts: vec![Counts::default(); peers.len()].into(),
+            operations: 0,
             memory: None,
             schedules: HashMap::new(),
         })

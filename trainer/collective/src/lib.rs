@@ -54,6 +54,7 @@ mod merging;
 mod mesh;
 mod outcome;
 mod plan;
+mod position;
 mod queue;
 mod reducer;
 mod session;
@@ -79,6 +80,7 @@ pub use memory::SharedArena;
 pub use merging::{Ready, last_end, merge};
 pub use outcome::{Completed, Failed};
 pub use plan::{AgreedPlan, Plan};
+pub use position::{Loss, Origin, Position};
 pub use stripes::{MAX_SOCKETS, Sockets};
 pub use wire::Wire;
 

@@ -34,6 +34,9 @@ pub(crate) struct Wanted {
     pub(crate) to: Option<usize>,
     /// Bytes from this rank.
     pub(crate) from: Option<usize>,
+    /// The one of the two, or the one for which bytes are not out, that all ranks' order has first: while several are lacking, the
+    /// others may only wait in their turn.
+    pub(crate) first: Option<usize>,
 }
 
 /// A limit that is reached.
@@ -89,7 +92,7 @@ impl Mesh {
     ) -> Result<Option<usize>, CollectiveError> {
         let came = self.peer(from).receive(header, payload);
         match self.moved(came, from)? {
-            Some(0) => Err(CollectiveError::PeerClosed { rank: from }),
+            Some(0) => Err(CollectiveError::PeerClosed { rank: from, at: None }),
             moved => Ok(moved),
         }
     }
@@ -112,11 +115,12 @@ impl Mesh {
     pub(crate) fn wait(&self, wanted: Wanted, idle: Duration) -> Result<(), CollectiveError> {
         let (to, from) = (self.unsent.or(wanted.to), wanted.from);
         let closed_for = from.and_then(|rank| self.stripes(rank).closed_for());
-        let left = patience(self.silence, idle, closed_for).map_err(|spent| match (spent, from.or(to)) {
-            // While both are lacking, it is the starved rank that knows whom it waits for.
-            (Spent::Silence, Some(rank)) => CollectiveError::PeerSilent { rank, waited: idle },
-            (Spent::Closing, Some(rank)) => CollectiveError::PeerClosed { rank },
-            (_, None) => unreachable!("a rank that wants nothing does not wait"),
+        let left = patience(self.silence, idle, closed_for).map_err(|spent| match (spent, wanted.first, from) {
+            (Spent::Silence, Some(rank), _) => CollectiveError::PeerSilent { rank, waited: idle, at: None },
+            (Spent::Closing, _, Some(rank)) => CollectiveError::PeerClosed { rank, at: None },
+            (Spent::Silence, None, _) | (Spent::Closing, _, None) => {
+                unreachable!("a rank that wants nothing does not wait")
+            }
         })?;
         let mut watched = Watched::default();
         let (room, bytes) = watched.slots.split_at_mut(MAX_SOCKETS);
@@ -136,7 +140,7 @@ impl Mesh {
                 return Err(match rustix::net::sockopt::socket_error(socket) {
                     Ok(Err(error)) => self.broken(error.into(), rank),
                     // It needs what is to be sent, and has gone without it.
-                    _ => CollectiveError::PeerClosed { rank },
+                    _ => CollectiveError::PeerClosed { rank, at: None },
                 });
             }
         }
@@ -154,9 +158,9 @@ impl Mesh {
             Err(error) => return Err(CollectiveError::system("look at a peer's socket", error.into())),
         }
         if watched.slots.iter().any(|slot| !slot.revents().is_empty()) {
-            return Err(CollectiveError::PeerClosed { rank });
+            return Err(CollectiveError::PeerClosed { rank, at: None });
         }
-        if waited < self.silence { Ok(()) } else { Err(CollectiveError::PeerSilent { rank, waited }) }
+        if waited < self.silence { Ok(()) } else { Err(CollectiveError::PeerSilent { rank, waited, at: None }) }
     }
 
     /// Closes all connections both ways, so that the peers notice too.
@@ -193,20 +197,20 @@ impl Mesh {
     /// What it means that a connection with `rank` is of no use any more.
     fn broken(&self, broken: Broken, rank: usize) -> CollectiveError {
         let error = match broken {
-            Broken::Tls(source) => return CollectiveError::BadRecord { rank, source },
+            Broken::Tls(source) => return CollectiveError::BadRecord { rank, source, at: None },
             Broken::Segment(WrongSegment { field, expected, found }) => {
-                return CollectiveError::WrongFrame { rank, field, expected, found };
+                return CollectiveError::WrongFrame { rank, field, expected, found, at: None };
             }
-            Broken::Unproved => return CollectiveError::PeerClosed { rank },
+            Broken::Unproved => return CollectiveError::PeerClosed { rank, at: None },
             Broken::System(error) => error,
         };
         match error {
             Errno::PIPE | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::SHUTDOWN => {
-                CollectiveError::PeerClosed { rank }
+                CollectiveError::PeerClosed { rank, at: None }
             }
             // A host that has vanished is unreachable by the time that its silence is over.
             Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => {
-                CollectiveError::PeerSilent { rank, waited: self.silence }
+                CollectiveError::PeerSilent { rank, waited: self.silence, at: None }
             }
             error => CollectiveError::system(format!("exchange bytes with rank {rank}"), error.into()),
         }

@@ -157,6 +157,7 @@ impl Group {
             field: "plan",
             expected: format!("one that tiles the arena, for {world} ranks"),
             found,
+            at: None,
         };
         let words_at_most = (HEAD + world + MAX_BUCKETS) as u64;
         let Some(length) = usize::try_from(length[0]).ok().filter(|_| length[0] <= words_at_most) else {

@@ -30,11 +30,15 @@ pub struct Schedule {
     pub sends: Vec<Send>,
     /// What it receives, in order.
     pub receives: Vec<Receive>,
+    /// Hops of the operation, those included in which this rank does nothing.
+    pub hops: usize,
 }
 
 /// A frame to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Send {
+    /// The hop that it belongs to, from 0.
+    pub hop: usize,
     /// The rank that it goes to.
     pub to: usize,
     /// The elements that it carries.
@@ -46,6 +50,8 @@ pub struct Send {
 /// A frame to receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receive {
+    /// The hop that it belongs to, from 0.
+    pub hop: usize,
     /// The rank that it comes from.
     pub from: usize,
     /// The elements that it carries.
@@ -233,6 +239,7 @@ fn all(world: usize) -> Vec<usize> {
 struct Builder {
     rank: usize,
     world: usize,
+    hops: usize,
     sends: Vec<(Key, Send)>,
     receives: Vec<(Key, Receive)>,
 }
@@ -243,7 +250,7 @@ type Key = (usize, usize, usize, usize);
 impl Builder {
     fn new(rank: usize, world: usize) -> Self {
         assert!(rank < world, "rank {rank} is not in a group of {world}");
-        Self { rank, world, sends: Vec::new(), receives: Vec::new() }
+        Self { rank, world, hops: 0, sends: Vec::new(), receives: Vec::new() }
     }
 
     /// `elements` go to the same place of `to`.
@@ -253,24 +260,28 @@ impl Builder {
 
     /// `elements` go to the place of `to` that begins with element `place`, in frames.
     fn carry(&mut self, hop: usize, from: usize, to: usize, elements: &Range<usize>, place: usize, arrival: Arrival) {
-        if from == to || (self.rank != from && self.rank != to) {
+        if from == to || elements.is_empty() {
+            return;
+        }
+        self.hops = self.hops.max(hop + 1);
+        if self.rank != from && self.rank != to {
             return;
         }
         for start in elements.clone().step_by(MAX_FRAME) {
             let sent = start..elements.end.min(start + MAX_FRAME);
             let key = (hop, from, to, start);
             if self.rank == from {
-                self.sends.push((key, Send { to, elements: sent, after: 0 }));
+                self.sends.push((key, Send { hop, to, elements: sent, after: 0 }));
             } else {
                 let taken = place + sent.start - elements.start..place + sent.end - elements.start;
-                self.receives.push((key, Receive { from, elements: taken, arrival, after: 0 }));
+                self.receives.push((key, Receive { hop, from, elements: taken, arrival, after: 0 }));
             }
         }
     }
 
     /// Puts all in order and finds what must wait for what.
     fn build(self) -> Schedule {
-        let Self { mut sends, mut receives, .. } = self;
+        let Self { rank: _, world: _, hops, mut sends, mut receives } = self;
         sends.sort_by_key(|(key, _)| *key);
         receives.sort_by_key(|(key, _)| *key);
         let mut last = 0;
@@ -291,6 +302,7 @@ impl Builder {
         Schedule {
             sends: sends.into_iter().map(|(_, send)| send).collect(),
             receives: receives.into_iter().map(|(_, receive)| receive).collect(),
+            hops,
         }
     }
 }

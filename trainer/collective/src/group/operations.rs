@@ -83,12 +83,14 @@ impl Group {
         let bytes = size_of_val(data) as u64;
         let work = Work {
             tag,
+            operation: self.operations,
             kind: Call::kind(T::TYPE, reduction),
             data: bytemuck::cast_slice_mut(data),
             element_bytes: size_of::<T>(),
             reduce: reducer::<T>(reduction),
             reduce_both: mutual_reducer::<T>(reduction),
         };
+        self.operations += 1;
         memory.all_reduce(work, patience).or_else(|error| {
             self.mesh.shut_down();
             self.abort.check().and(Err(error))
@@ -272,11 +274,14 @@ impl Group {
             length: 0,
             payload_crc32c: 0,
         };
+        let begun = self.operations;
+        self.operations += u64::from(!matches!(operation, Operation::Send { .. }));
         let mut execution = Execution {
             mesh: &mut self.mesh,
             counts: &mut self.counts,
             schedule,
             header,
+            operation: begun,
             element_bytes: size_of::<T>(),
             coding,
             scratch: &mut self.scratch,

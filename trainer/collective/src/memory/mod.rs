@@ -32,6 +32,7 @@ use rustix::param::page_size;
 use crate::call::Call;
 use crate::forming::Waiting;
 use crate::mesh::Mesh;
+use crate::position::Position;
 use crate::reducer::{MutualReducer, Reducer};
 use crate::{Abort, CollectiveError, Tag};
 pub use arena::SharedArena;
@@ -40,7 +41,7 @@ use meeting::TICK;
 use segment::make_private;
 pub(crate) use segment::{Offer, Segment};
 pub(crate) use staging::size as staging_size;
-use staging::{Staged, Staging, bytes_of};
+use staging::{Staged, Staging, bytes_of, meetings};
 
 /// Bytes that a rank reduces at once: of more than two ranks, they stay in the first-level cache until they are in all arenas.
 const BLOCK: usize = 8 << 10;
@@ -75,6 +76,8 @@ pub(crate) struct Patience<'a> {
 /// What is reduced.
 pub(crate) struct Work<'a> {
     pub(crate) tag: Tag,
+    /// Operations of all ranks that were begun before.
+    pub(crate) operation: u64,
     /// As [`Call::kind`] numbers it.
     pub(crate) kind: u64,
     pub(crate) data: &'a mut [u8],
@@ -131,7 +134,7 @@ impl SharedMemory {
     }
 
     fn reduce_all(&mut self, work: Work<'_>, patience: Patience<'_>) -> Result<(), CollectiveError> {
-        let Work { tag, kind, ref data, .. } = work;
+        let Work { tag, operation, kind, ref data, .. } = work;
         if data.is_empty() {
             return Ok(());
         }
@@ -147,12 +150,20 @@ impl SharedMemory {
         }
         let found =
             found.map(|(_, arenas, offset)| (arenas, whole_pages(offset..offset + data.len(), page_size()), offset));
-        match found {
+        let (bytes, before) = (data.len(), self.arrivals.get());
+        let (ended, meetings) = match found {
             Some((arenas, pages, offset)) if !pages.is_empty() => {
-                self.reduce_in_place(work, Place { arenas: &arenas, offset, pages }, agenda, patience)
+                let meetings = meetings(bytes - pages.len()).max(2);
+                (self.reduce_in_place(work, Place { arenas: &arenas, offset, pages }, agenda, patience), meetings)
             }
-            _ => self.reduce_staged(work, agenda, patience),
-        }
+            _ => (self.reduce_staged(work, agenda, patience), meetings(bytes)),
+        };
+        ended.map_err(|error| {
+            let from = error.peer().unwrap_or(self.rank);
+            let [from, to, hops] = [from, self.rank, meetings].map(|count| count as u32);
+            let hop = self.arrivals.get().wrapping_sub(before);
+            error.placed(Position { operation, step: tag.step, bucket: tag.bucket, hop, from, to, hops })
+        })
     }
 
     /// What a rank has told of this operation, once it has arrived.
@@ -334,6 +345,7 @@ impl SharedMemory {
                     field: fields[at],
                     expected: named(agenda[at]),
                     found: named(found[at]),
+                    at: None,
                 });
             }
         }

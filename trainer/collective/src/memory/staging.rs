@@ -142,6 +142,11 @@ impl Staged<'_> {
     }
 }
 
+/// How often ranks meet that reduce so many bytes.
+pub(super) fn meetings(bytes: usize) -> usize {
+    2 * bytes.div_ceil(CHUNK) - usize::from((1..=WHOLE).contains(&(bytes % CHUNK)))
+}
+
 /// The bytes that a rank reduces, of so many.
 pub(super) fn bytes_of(rank: usize, world: usize, bytes: usize, element_bytes: usize) -> Range<usize> {
     let elements = part(&(0..bytes / element_bytes), world, rank);

@@ -28,7 +28,7 @@ fn an_abort_fails_the_pending_operations_with_its_reason_and_closes_towards_the_
     });
     assert_eq!(outcomes[0].len(), 2);
     assert!(outcomes[0].iter().all(|error| error.to_string() == "aborted: rank 1 is leaving"), "{outcomes:?}");
-    assert!(matches!(outcomes[1][0], CollectiveError::PeerClosed { rank: 0 }), "{outcomes:?}");
+    assert!(matches!(outcomes[1][0], CollectiveError::PeerClosed { rank: 0, .. }), "{outcomes:?}");
 }
 
 #[test]

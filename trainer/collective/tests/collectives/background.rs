@@ -288,10 +288,10 @@ fn a_peer_that_closes_is_named_by_all_that_is_pending() {
                     first.wait().unwrap_err().error,
                 ];
                 for error in errors {
-                    assert!(matches!(error, CollectiveError::PeerClosed { rank: 2 }), "{error}");
+                    assert!(matches!(error, CollectiveError::PeerClosed { rank: 2, .. }), "{error}");
                 }
                 let error = background.into_group().unwrap_err();
-                assert!(matches!(error, CollectiveError::PeerClosed { rank: 2 }), "{error}");
+                assert!(matches!(error, CollectiveError::PeerClosed { rank: 2, .. }), "{error}");
             } else {
                 assert!(third.wait().unwrap_err().error.peer().is_some());
             }
@@ -305,7 +305,7 @@ fn a_panic_is_passed_on_to_whoever_waits_and_ends_the_group() {
         background(2, |mut background| {
             if background.rank() == 1 {
                 let error = background.barrier(TAG).wait().unwrap_err().error;
-                assert!(matches!(error, CollectiveError::PeerClosed { rank: 0 }), "{error}");
+                assert!(matches!(error, CollectiveError::PeerClosed { rank: 0, .. }), "{error}");
                 return;
             }
             let (broken, later) = (background.broadcast(9, TAG, [1_i32]), sum(&mut background, 0, [1.0]));

@@ -9,7 +9,7 @@ use crate::impostor::{LENGTH, expected_frame, met, until_closed};
 #[test]
 fn a_peer_that_closes_before_the_bucket_is_named() {
     let error = met(PATIENT, LENGTH, |_| ());
-    assert!(matches!(error, CollectiveError::PeerClosed { rank: 0 }), "{error}");
+    assert!(matches!(error, CollectiveError::PeerClosed { rank: 0, .. }), "{error}");
 }
 
 #[test]
@@ -18,7 +18,7 @@ fn a_peer_that_closes_within_a_frame_is_named() {
         let (header, payload) = expected_frame();
         impostor.send(header, &payload[..payload.len() / 2]);
     });
-    assert!(matches!(error, CollectiveError::PeerClosed { rank: 0 }), "{error}");
+    assert!(matches!(error, CollectiveError::PeerClosed { rank: 0, .. }), "{error}");
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn a_peer_that_closes_within_a_header_is_named() {
     let error = met(PATIENT, LENGTH, |impostor| {
         impostor.stream.write_all(&expected_frame().0.encode()[..30]).unwrap();
     });
-    assert!(matches!(error, CollectiveError::PeerClosed { rank: 0 }), "{error}");
+    assert!(matches!(error, CollectiveError::PeerClosed { rank: 0, .. }), "{error}");
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn garbage_is_refused_and_its_sender_named() {
         impostor.stream.write_all(&[0xa5; 4096]).unwrap();
         until_closed(&mut impostor.stream);
     });
-    let CollectiveError::BadFrame { rank: 0, source } = error else { panic!("{error}") };
+    let CollectiveError::BadFrame { rank: 0, source, .. } = error else { panic!("{error}") };
     assert_eq!(source, FrameError::Magic { found: [0xa5; 4] });
 }
 
@@ -63,7 +63,11 @@ fn a_frame_that_belongs_elsewhere_is_refused_with_what_was_expected() {
             impostor.send(header, &[]);
             until_closed(&mut impostor.stream);
         });
-        assert_eq!(error.to_string(), format!("rank 0 sent a frame with {field} {found}, expected {expected}"));
+        let position = "in hop 2 of 2 of bucket 5 of step 3";
+        assert_eq!(
+            error.to_string(),
+            format!("{position}: rank 0 sent a frame with {field} {found}, expected {expected}")
+        );
     }
 }
 
@@ -103,7 +107,7 @@ fn a_peer_that_stalls_within_a_frame_is_named_after_the_silence_limit() {
         impostor.send(header, &payload[..100]);
         until_closed(&mut impostor.stream);
     });
-    let CollectiveError::PeerSilent { rank: 0, waited } = error else { panic!("{error}") };
+    let CollectiveError::PeerSilent { rank: 0, waited, .. } = error else { panic!("{error}") };
     assert!(waited >= IMPATIENT.silence);
 }
 
@@ -155,7 +159,7 @@ fn after_a_failure_every_operation_fails_for_its_cause() {
         })
     });
     assert_eq!(errors[0].len(), 3);
-    assert!(errors[0].iter().all(|error| matches!(error, CollectiveError::PeerClosed { rank: 1 })), "{errors:?}");
+    assert!(errors[0].iter().all(|error| matches!(error, CollectiveError::PeerClosed { rank: 1, .. })), "{errors:?}");
 }
 
 #[test]

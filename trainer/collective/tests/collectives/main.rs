@@ -10,6 +10,7 @@ mod group;
 mod impostor;
 mod memory;
 mod operations;
+mod origin;
 mod split;
 mod stripes;
 mod sums;

@@ -258,7 +258,7 @@ fn an_abort_ends_a_sum_inside_tls_and_closes_towards_the_peer() {
         })
     });
     assert_eq!(errors[0].to_string(), "aborted: enough");
-    assert!(matches!(errors[1], CollectiveError::PeerClosed { rank: 0 }), "{errors:?}");
+    assert!(matches!(errors[1], CollectiveError::PeerClosed { rank: 0, .. }), "{errors:?}");
 }
 
 #[test]

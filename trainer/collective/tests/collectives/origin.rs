@@ -1,0 +1,106 @@
+//! Whom ranks name that all wait in the end, for one that is silent or has gone: what they know together is right, whoever waits
+//! for whom.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::{CollectiveError, Group, Limits, Loss, Origin, Reduction, Tag};
+
+use crate::group::{PATIENT, bare_group, ends};
+
+/// Elements of several frames for each rank.
+const LENGTH: usize = 300_001;
+const SILENCE: Duration = Duration::from_millis(400);
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::Ring,
+    Algorithm::RecursiveDoubling,
+    Algorithm::HalvingDoubling,
+    Algorithm::DoubleTree,
+    Algorithm::Direct,
+];
+const SHARING: Limits = Limits { shares_memory: true, ..PATIENT };
+/// The step of the first sum, in which all take part.
+const GOOD: u64 = 40;
+/// That of the next.
+const BAD: u64 = 41;
+
+type Sum = fn(&mut Group, Algorithm, Tag, &mut [f32]) -> Result<(), CollectiveError>;
+
+fn over_tcp(group: &mut Group, algorithm: Algorithm, tag: Tag, data: &mut [f32]) -> Result<(), CollectiveError> {
+    group.all_reduce(algorithm, tag, data, Reduction::Sum).map(drop)
+}
+
+fn in_memory(group: &mut Group, _: Algorithm, tag: Tag, data: &mut [f32]) -> Result<(), CollectiveError> {
+    group.all_reduce_in_memory(tag, data, Reduction::Sum).map(drop)
+}
+
+/// What the other ranks meet when rank `lost` takes no part in the second sum: it leaves, or is silent until they have met it.
+fn met(
+    limits: Limits,
+    sum: Sum,
+    algorithm: Algorithm,
+    [world, lost]: [usize; 2],
+    leaves: bool,
+) -> Vec<(usize, CollectiveError)> {
+    let all_have_failed = Barrier::new(world);
+    let errors = bare_group(world, limits, |mut group| {
+        let mut data = vec![1.0; LENGTH];
+        sum(&mut group, algorithm, Tag { step: GOOD, bucket: 1 }, &mut data).unwrap();
+        if group.seat().rank == lost {
+            let stays = (!leaves).then_some(group);
+            all_have_failed.wait();
+            drop(stays);
+            return None;
+        }
+        group.set_silence(SILENCE).unwrap();
+        let error = sum(&mut group, algorithm, Tag { step: BAD, bucket: 1 }, &mut data).unwrap_err();
+        all_have_failed.wait();
+        Some((group.seat().rank, error))
+    });
+    errors.into_iter().flatten().collect()
+}
+
+/// Of every rank of three and four, lost in turn, what the others know must name it.
+fn assert_named(limits: Limits, sum: Sum, algorithm: Algorithm, leaves: bool, loss: Loss) {
+    for (world, lost) in [3, 4].into_iter().flat_map(|world| (0..world).map(move |lost| (world, lost))) {
+        let errors = ends(move || met(limits, sum, algorithm, [world, lost], leaves));
+        let known: Vec<_> = errors.iter().map(|(rank, error)| (*rank, error.origin().unwrap())).collect();
+        let said: Vec<String> = errors.iter().map(|(_, error)| error.to_string()).collect();
+        let first = Origin::first(&known).unwrap();
+        let Origin { position, .. } = first;
+        assert_eq!((first.rank, first.loss), (lost, loss), "{algorithm:?}, rank {lost} of {world}: {said:#?}");
+        assert_eq!((position.step, position.bucket), (BAD, 1), "{said:#?}");
+        assert!((1..=position.hops).contains(&position.hop), "{said:#?}");
+        let within = format!("in hop {} of {} of bucket 1 of step {BAD}", position.hop, position.hops);
+        assert!(said.iter().any(|said| said.contains(&within)), "{said:#?}");
+    }
+}
+
+fn assert_named_over_tcp(leaves: bool, loss: Loss) {
+    std::thread::scope(|scope| {
+        for algorithm in ALGORITHMS {
+            scope.spawn(move || assert_named(PATIENT, over_tcp, algorithm, leaves, loss));
+        }
+    });
+}
+
+#[test]
+fn a_silent_rank_is_named_over_tcp() {
+    assert_named_over_tcp(false, Loss::Silent);
+}
+
+#[test]
+fn a_rank_that_has_gone_is_named_over_tcp() {
+    assert_named_over_tcp(true, Loss::Closed);
+}
+
+#[test]
+fn a_silent_rank_is_named_in_memory() {
+    assert_named(SHARING, in_memory, Algorithm::Ring, false, Loss::Silent);
+}
+
+#[test]
+fn a_rank_that_has_gone_is_named_in_memory() {
+    assert_named(SHARING, in_memory, Algorithm::Ring, true, Loss::Closed);
+}
