@@ -7,12 +7,13 @@ use std::time::Instant;
 use crate::crc32c::crc32c;
 
 use crate::algorithm::{Arrival, MAX_FRAME, Receive, Schedule, Send};
-use crate::forming::Waiting;
-use crate::frame::{HEADER_BYTES, Header};
+use crate::farewell::{self, FAREWELL_BYTES};
+use crate::forming::{Seat, Waiting};
+use crate::frame::{HEADER_BYTES, Header, Kind};
 use crate::mesh::{Mesh, Wanted};
 use crate::position::Position;
 use crate::wire::Coding;
-use crate::{CollectiveError, Transferred};
+use crate::{Abort, CollectiveError, Transferred};
 
 /// Bytes of the widest element.
 const MAX_ELEMENT_BYTES: usize = 8;
@@ -67,6 +68,7 @@ pub(crate) struct Execution<'a> {
     pub(crate) coding: Coding,
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) waiting: Waiting,
+    pub(crate) abort: &'a Abort,
 }
 
 /// How far it has come.
@@ -105,10 +107,39 @@ impl Execution<'_> {
     /// Does all of it, over `data`.
     pub(crate) fn run(&mut self, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let mut progress = Progress::default();
-        self.go_on(&mut progress, data).map_err(|error| match self.lacked(&progress, error.peer()) {
+        self.go_on(&mut progress, data).map_err(|error| {
+            // Sockets that an abort shut down look as if the peer had closed them.
+            self.abort.check().err().unwrap_or_else(|| self.give_up(error, &progress, data))
+        })
+    }
+
+    /// What broke the operation, where it stood; the other ranks are told.
+    fn give_up(&mut self, error: CollectiveError, progress: &Progress, data: &mut [u8]) -> CollectiveError {
+        let Header { job, generation, sender, .. } = self.header;
+        let seat = Seat { job, generation, rank: sender as usize };
+        let error = match self.lacked(progress, error.peer()) {
             Some(position) => error.placed(position),
             None => error,
-        })
+        };
+        let heard = self.heard(progress, error.peer(), data);
+        let error = farewell::explained(self.mesh, seat, error, &heard);
+        if let Some(origin) = error.origin() {
+            let is_halfway = progress.outgoing.as_ref().is_some_and(|outgoing| outgoing.sent > 0);
+            let halfway = self.schedule.sends.get(progress.sent).filter(|_| is_halfway).map(|send| send.to);
+            farewell::say(self.mesh, seat, origin, halfway);
+        }
+        error
+    }
+
+    /// What has come of a frame of `peer` that may be its farewell.
+    fn heard(&mut self, progress: &Progress, peer: Option<usize>, data: &[u8]) -> Vec<u8> {
+        let receive = self.schedule.receives.get(progress.received).filter(|receive| Some(receive.from) == peer);
+        let (Some(receive), Some(incoming)) = (receive, &progress.incoming) else { return Vec::new() };
+        let (place, length) = (self.place(&receive.elements), self.length(&receive.elements));
+        let payload = if incoming.aside { self.scratch.arriving.first(length) } else { &data[place] };
+        let filled = incoming.filled.min(FAREWELL_BYTES);
+        let in_payload = filled.saturating_sub(HEADER_BYTES).min(payload.len());
+        [&incoming.bytes[..filled.min(HEADER_BYTES)], &payload[..in_payload]].concat()
     }
 
     fn go_on(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
@@ -283,10 +314,13 @@ impl Execution<'_> {
     }
 }
 
-/// Reads a header that must be `expected`.
+/// Reads a header that must be `expected`, or else is that of the last frame which comes from there.
 fn require(bytes: &[u8; HEADER_BYTES], expected: &Header) -> Result<Header, CollectiveError> {
     let rank = expected.sender as usize;
     let header = Header::decode(bytes).map_err(|source| CollectiveError::BadFrame { rank, source, at: None })?;
+    if header.kind == Kind::Farewell && header.job == expected.job && header.generation == expected.generation {
+        return Err(CollectiveError::PeerClosed { rank, at: None });
+    }
     header.require(expected, rank)?;
     Ok(header)
 }

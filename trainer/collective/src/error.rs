@@ -62,6 +62,14 @@ pub enum CollectiveError {
         /// What the operation lacked.
         at: Option<Box<Position>>,
     },
+    /// A peer gave the group up before, and has said why.
+    #[error("rank {rank} gave up because {origin}")]
+    PeerGaveUp {
+        /// The peer.
+        rank: usize,
+        /// What broke the group for it, or for the one that had told it.
+        origin: Origin,
+    },
     /// Not a byte moved to or from a peer within the limit.
     #[error("{}nothing came from rank {rank}, or could be sent to it, for {waited:?}", within(.at))]
     PeerSilent {
@@ -123,8 +131,8 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
-    /// The peer to which the failure is attributed, when there is one. It is the one that this rank waited for: when a
-    /// group breaks, ranks see different peers go, and [`CollectiveError::origin`] tells who went first.
+    /// The peer to which the failure is attributed, when there is one. It is the one that this rank waited for, or that a peer which gave up
+    /// has named, be it this rank itself: when a group breaks, ranks see different peers go, and [`CollectiveError::origin`] tells who went first.
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::PeerClosed { rank, .. }
@@ -133,6 +141,7 @@ impl CollectiveError {
             | Self::BadRecord { rank, .. }
             | Self::WrongFrame { rank, .. }
             | Self::Superseded { rank, .. } => Some(*rank),
+            Self::PeerGaveUp { origin, .. } => Some(origin.rank),
             Self::NotFormed { missing, .. } => Some(missing.rank()),
             Self::PortInUse { .. }
             | Self::Listen { .. }
@@ -145,6 +154,7 @@ impl CollectiveError {
     /// What broke the operation, as far as this rank knows, when a peer did. [`Origin::first`] finds what broke it for all.
     pub fn origin(&self) -> Option<Origin> {
         let (rank, at, loss) = match self {
+            Self::PeerGaveUp { origin, .. } => return Some(*origin),
             Self::PeerClosed { rank, at } => (*rank, at, Loss::Closed),
             Self::PeerSilent { rank, at, .. } => (*rank, at, Loss::Silent),
             Self::BadFrame { rank, at, .. } | Self::BadRecord { rank, at, .. } | Self::WrongFrame { rank, at, .. } => {
@@ -174,6 +184,7 @@ impl CollectiveError {
             | Self::NotInGroup { .. }
             | Self::NotFormed { .. }
             | Self::Superseded { .. }
+            | Self::PeerGaveUp { .. }
             | Self::Aborted { .. }
             | Self::System { .. } => {}
         }

@@ -25,7 +25,8 @@ const MAX_SCHEDULES: usize = 1024;
 /// All ranks call the same operations in the same order with the same [`Tag`], length, type and root. Ranks that disagree are told
 /// so, in the next operation at the latest, or wait for each other until the silence limit ends it. An operation over no elements moves nothing and waits for nobody.
 ///
-/// After an error `data` holds neither the old values nor the result, and all connections are closed so that the peers notice too.
+/// After an error `data` holds neither the old values nor the result, all later operations fail for its cause, and all connections are
+/// closed so that the peers notice too, who are told what broke the group where that needs no waiting.
 #[derive(Debug)]
 pub struct Group {
     mesh: Mesh,
@@ -42,6 +43,8 @@ pub struct Group {
     counts: Box<[Counts]>,
     /// Those that all ranks have begun.
     operations: u64,
+    /// Why an operation failed: all later ones fail for its cause.
+    broken: Option<CollectiveError>,
     /// Where all ranks share a host and map the same memory.
     memory: Option<SharedMemory>,
     schedules: HashMap<(Operation, usize), Schedule>,
@@ -142,6 +145,7 @@ impl Group {
             scratch: Scratch::new(),
             counts: vec![Counts::default(); peers.len()].into(),
             operations: 0,
+            broken: None,
             memory: None,
             schedules: HashMap::new(),
         })

@@ -42,6 +42,7 @@ mod crc32c;
 mod element;
 mod engine;
 mod error;
+mod farewell;
 mod forming;
 mod frame;
 mod group;

@@ -16,6 +16,11 @@ use crate::{Abort, CollectiveError};
 /// may still be on their way.
 const MAX_CLOSING: Duration = Duration::from_secs(2);
 
+/// The most bytes that are read to find the last ones: as many as the sockets of a pair may hold.
+const MAX_UNREAD_BYTES: usize = 16 << 20;
+/// Bytes of those that are read at once.
+const READ_BYTES: usize = 64 << 10;
+
 /// The members of one generation, each connected to each, as one of them sees it.
 #[derive(Debug)]
 pub(crate) struct Mesh {
@@ -161,6 +166,28 @@ impl Mesh {
             return Err(CollectiveError::PeerClosed { rank, at: None });
         }
         if waited < self.silence { Ok(()) } else { Err(CollectiveError::PeerSilent { rank, waited, at: None }) }
+    }
+
+    /// Sends two parts as the last that this rank has to say to another, as far as there is room for them now.
+    pub(crate) fn say(&mut self, rank: usize, header: &[u8], payload: &[u8]) {
+        if let Some(peer) = self.peers[rank].as_mut().filter(|peer| !peer.holds_bytes()) {
+            // Whatever keeps it from hearing them, the connection ends.
+            let _ = peer.send(header, payload);
+        }
+    }
+
+    /// What a rank that has closed has sent last, up to so many bytes; of more than [`MAX_UNREAD_BYTES`] any.
+    pub(crate) fn last_bytes(&mut self, rank: usize, most: usize) -> Vec<u8> {
+        let (mut bytes, mut filled, mut read) = (vec![0; most + READ_BYTES], 0, 0);
+        while read < MAX_UNREAD_BYTES {
+            let Ok(count @ 1..) = self.peer(rank).receive(&mut [], &mut bytes[filled..]) else { break };
+            (filled, read) = (filled + count, read + count);
+            let kept = filled.min(most);
+            bytes.copy_within(filled - kept..filled, 0);
+            filled = kept;
+        }
+        bytes.truncate(filled);
+        bytes
     }
 
     /// Closes all connections both ways, so that the peers notice too.

@@ -55,6 +55,23 @@ pub enum Loss {
     Silent,
 }
 
+impl Loss {
+    pub(crate) const ALL: [Self; 3] = [Self::Closed, Self::Refused, Self::Silent];
+
+    /// Its number in a frame.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Self::Closed => 1,
+            Self::Refused => 2,
+            Self::Silent => 3,
+        }
+    }
+
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|loss| loss.code() == code)
+    }
+}
+
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { hop, hops, bucket, step, .. } = self;
@@ -66,6 +83,18 @@ impl fmt::Display for Position {
                 bucket => write!(f, "bucket {bucket} of step {step}"),
             },
         }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { position, rank, loss } = self;
+        let loss = match loss {
+            Loss::Closed => "closed its connection",
+            Loss::Refused => "sent what does not belong there",
+            Loss::Silent => "was silent",
+        };
+        write!(f, "rank {rank} {loss} in {position}")
     }
 }
 

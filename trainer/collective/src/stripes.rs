@@ -168,6 +168,11 @@ impl Stripes {
         self.stripes.iter().any(|stripe| !stripe.rest.is_empty())
     }
 
+    /// Whether a connection has taken bytes that [`Stripes::send`] is to be called with again.
+    pub(crate) fn holds_bytes(&self) -> bool {
+        self.stripes.iter().any(|stripe| stripe.connection.holds_bytes())
+    }
+
     /// Receives what is there of two parts; 0 once the peer has closed and nothing more can come.
     pub(crate) fn receive(&mut self, header: &mut [u8], payload: &mut [u8]) -> Result<usize, Broken> {
         if let [Stripe { connection, .. }] = &mut *self.stripes {

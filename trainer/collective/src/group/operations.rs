@@ -8,6 +8,7 @@ use crate::algorithm::{Algorithm, block, part};
 use crate::call::{Call, Operation};
 use crate::element::{Element, Reduction, divide};
 use crate::engine::Execution;
+use crate::farewell;
 use crate::forming::Seat;
 use crate::frame::{Header, Kind};
 use crate::memory::{Patience, Work};
@@ -76,7 +77,7 @@ impl Group {
         data: &mut [T],
         reduction: Reduction,
     ) -> Result<Transferred, CollectiveError> {
-        self.abort.check()?;
+        self.check()?;
         let Some(memory) = &mut self.memory else { panic!("the ranks of this group share no memory") };
         let started = Instant::now();
         let patience = Patience { mesh: &self.mesh, abort: &self.abort, waiting: self.waiting };
@@ -91,10 +92,14 @@ impl Group {
             reduce_both: mutual_reducer::<T>(reduction),
         };
         self.operations += 1;
-        memory.all_reduce(work, patience).or_else(|error| {
-            self.mesh.shut_down();
-            self.abort.check().and(Err(error))
-        })?;
+        let ended = memory.all_reduce(work, patience).map_err(|error| {
+            self.abort.check().err().unwrap_or_else(|| {
+                let error = farewell::explained(&mut self.mesh, self.seat, error, &[]);
+                error.origin().into_iter().for_each(|origin| farewell::say(&mut self.mesh, self.seat, origin, None));
+                error
+            })
+        });
+        ended.or_else(|error| self.end(error))?;
         self.finish(data, reduction);
         Ok(Transferred { bytes_sent: bytes, bytes_received: bytes, took: started.elapsed() })
     }
@@ -254,7 +259,7 @@ impl Group {
         reduction: Option<Reduction>,
         coding: Coding,
     ) -> Result<Transferred, CollectiveError> {
-        self.abort.check()?;
+        self.check()?;
         let Seat { job, generation, rank } = self.seat;
         if self.schedules.len() == MAX_SCHEDULES && !self.schedules.contains_key(&(operation, length)) {
             self.schedules.clear();
@@ -286,12 +291,22 @@ impl Group {
             coding,
             scratch: &mut self.scratch,
             waiting: self.waiting,
+            abort: &self.abort,
         };
-        execution.run(bytemuck::cast_slice_mut(data)).or_else(|error| {
-            self.mesh.shut_down();
-            // Sockets that an abort shut down look as if the peer had closed them.
-            self.abort.check().and(Err(error))
-        })
+        execution.run(bytemuck::cast_slice_mut(data)).or_else(|error| self.end(error))
+    }
+
+    /// Fails once the group is of no use any more.
+    fn check(&self) -> Result<(), CollectiveError> {
+        self.abort.check()?;
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    /// Fails for this cause, now and in all later operations.
+    fn end<T>(&mut self, error: CollectiveError) -> Result<T, CollectiveError> {
+        self.mesh.shut_down();
+        self.broken = Some(error.clone());
+        self.abort.check().and(Err(error))
     }
 
     fn finish<T: Element>(&self, data: &mut [T], reduction: Reduction) {

@@ -61,8 +61,6 @@ pub(crate) struct SharedMemory {
     operations: usize,
     /// Room for what an operation has of its first page and of its last.
     edges: Box<[u64]>,
-    /// Why an operation failed: its memory is in no defined state after that.
-    broken: Option<CollectiveError>,
 }
 
 /// What an all-reduce waits by.
@@ -116,7 +114,6 @@ impl SharedMemory {
             chunks: 0,
             operations: 0,
             edges: vec![0; 2 * page_size() / size_of::<u64>()].into(),
-            broken: None,
         }
     }
 
@@ -125,15 +122,8 @@ impl SharedMemory {
         self.arenas.push(arenas);
     }
 
-    /// Reduces the data over all ranks in place, with the same bits on each. After a failure nothing more is.
+    /// Reduces the data over all ranks in place, with the same bits on each. After a failure the memory is in no defined state.
     pub(crate) fn all_reduce(&mut self, work: Work<'_>, patience: Patience<'_>) -> Result<(), CollectiveError> {
-        match &self.broken {
-            Some(cause) => Err(cause.clone()),
-            None => self.reduce_all(work, patience).inspect_err(|error| self.broken = Some(error.clone())),
-        }
-    }
-
-    fn reduce_all(&mut self, work: Work<'_>, patience: Patience<'_>) -> Result<(), CollectiveError> {
         let Work { tag, operation, kind, ref data, .. } = work;
         if data.is_empty() {
             return Ok(());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{CollectiveError, Group, Limits, Loss, Origin, Reduction, Tag};
 
-use crate::group::{PATIENT, bare_group, ends};
+use crate::group::{PATIENT, bare_group, ends, with_sockets};
 
 /// Elements of several frames for each rank.
 const LENGTH: usize = 300_001;
@@ -24,6 +24,9 @@ const SHARING: Limits = Limits { shares_memory: true, ..PATIENT };
 const GOOD: u64 = 40;
 /// That of the next.
 const BAD: u64 = 41;
+
+/// Of what a rank waits for that gives up.
+const CHAIN: Tag = Tag { step: GOOD, bucket: 2 };
 
 type Sum = fn(&mut Group, Algorithm, Tag, &mut [f32]) -> Result<(), CollectiveError>;
 
@@ -103,4 +106,85 @@ fn a_silent_rank_is_named_in_memory() {
 #[test]
 fn a_rank_that_has_gone_is_named_in_memory() {
     assert_named(SHARING, in_memory, Algorithm::Ring, true, Loss::Closed);
+}
+
+/// What rank 2 meets, which has all the time, while it waits for rank 1 in `operation`: that starves for rank 0, which is lost.
+fn met_behind(
+    limits: Limits,
+    leaves: bool,
+    operation: fn(&mut Group) -> Result<(), CollectiveError>,
+) -> CollectiveError {
+    ends(move || {
+        let rank_2_has_failed = Barrier::new(2);
+        let mut errors = bare_group(3, limits, |mut group| match group.seat().rank {
+            0 => {
+                let stays = (!leaves).then_some(group);
+                rank_2_has_failed.wait();
+                drop(stays);
+                None
+            }
+            1 => {
+                group.set_silence(SILENCE).unwrap();
+                group.receive(0, CHAIN, &mut [0.0_f32; 10]).unwrap_err();
+                None
+            }
+            _ => {
+                let error = operation(&mut group).unwrap_err();
+                rank_2_has_failed.wait();
+                Some(error)
+            }
+        });
+        errors.remove(2).unwrap()
+    })
+}
+
+fn assert_told(limits: Limits, operation: fn(&mut Group) -> Result<(), CollectiveError>) {
+    for (leaves, loss, did) in [(true, Loss::Closed, "closed its connection"), (false, Loss::Silent, "was silent")] {
+        let error = met_behind(limits, leaves, operation);
+        let said = error.to_string();
+        assert_eq!(said, format!("rank 1 gave up because rank 0 {did} in hop 1 of 1 of bucket 2 of step {GOOD}"));
+        let CollectiveError::PeerGaveUp { rank: 1, origin } = error else { panic!("{error}") };
+        assert_eq!((origin.rank, origin.loss, error.peer()), (0, loss, Some(0)), "{origin:?}");
+        assert_eq!((origin.position.from, origin.position.to), (0, 1), "{origin:?}");
+    }
+}
+
+#[test]
+fn whoever_receives_from_a_rank_that_gives_up_is_told_why() {
+    assert_told(PATIENT, |group| group.receive(1, CHAIN, &mut [0.0_f32; 10]).map(drop));
+    // Less than the farewell's payload, and more than a frame.
+    assert_told(PATIENT, |group| group.receive(1, CHAIN, &mut [0_u8; 3]).map(drop));
+    assert_told(PATIENT, |group| group.receive(1, CHAIN, &mut vec![0.0_f64; LENGTH]).map(drop));
+}
+
+#[test]
+fn so_is_he_over_several_connections() {
+    assert_told(with_sockets(3), |group| group.receive(1, CHAIN, &mut [0.0_f32; 10]).map(drop));
+}
+
+#[test]
+fn whoever_sends_to_a_rank_that_gives_up_is_told_why() {
+    // More than all sockets hold.
+    assert_told(PATIENT, |group| group.send(1, CHAIN, &mut vec![0.0_f32; 16 << 20]).map(drop));
+}
+
+#[test]
+fn whoever_meets_a_rank_in_memory_that_gives_up_is_told_why() {
+    let error = met_behind(SHARING, false, |group| {
+        group.all_reduce_in_memory(CHAIN, &mut [0.0_f32; 10], Reduction::Sum).map(drop)
+    });
+    assert!(matches!(error, CollectiveError::PeerGaveUp { rank: 1, .. }) && error.peer() == Some(0), "{error}");
+}
+
+#[test]
+fn whoever_is_told_tells_the_next_one() {
+    let errors = ends(|| {
+        bare_group(4, PATIENT, |mut group| match group.seat().rank {
+            0 => None,
+            rank => group.receive(rank - 1, CHAIN, &mut [0.0_f32; 10]).err(),
+        })
+    });
+    let origins: Vec<_> = errors.iter().flatten().map(|error| error.origin().unwrap()).collect();
+    assert!(origins.iter().all(|origin| *origin == origins[0] && origin.rank == 0), "{origins:?}");
+    assert!(matches!(errors[3], Some(CollectiveError::PeerGaveUp { rank: 2, .. })), "{errors:?}");
 }

@@ -169,7 +169,11 @@ fn nobody_between_two_ranks_reads_what_they_send_and_what_he_changes_is_noticed(
         (errors, seen.into_inner().unwrap())
     });
     assert!(matches!(errors[1], CollectiveError::BadRecord { rank: 0, .. }), "{errors:?}");
-    assert!(errors[0].peer() == Some(1), "{errors:?}");
+    // Whatever of rank 1's alert, its farewell and its end comes first.
+    assert!(
+        errors[0].peer() == Some(1) || matches!(errors[0], CollectiveError::PeerGaveUp { rank: 1, .. }),
+        "{errors:?}"
+    );
     assert!(seen.len() > CHANGED, "{}", seen.len());
     assert!(!seen.windows(8).any(|bytes| bytes == [SECRET.to_le_bytes(); 2].concat()), "it can be read");
 }
