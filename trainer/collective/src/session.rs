@@ -14,14 +14,16 @@ use rustls::{AlertDescription, CertificateError, InvalidMessage};
 use crate::Identity;
 use crate::stripes::WrongSegment;
 
-/// Bytes that are encrypted at once: 8 records of 16 KiB, which stay in the cache until the system has taken them.
-const MOST_PLAINTEXT: usize = 128 << 10;
+/// The most bytes of a record.
+const MAX_PLAINTEXT: usize = 16 << 10;
+/// Bytes that are encrypted at once: 8 records, which stay in the cache until the system has taken them.
+const MOST_PLAINTEXT: usize = 8 * MAX_PLAINTEXT;
 /// Room for what records add to them, and for messages of TLS itself.
 const OVERHEAD: usize = 8 << 10;
 /// Bytes that are taken from the socket at once; no record is longer than a seventh of it.
 const MOST_CIPHERTEXT: usize = 128 << 10;
 /// The longest record with its header.
-const MAX_RECORD: usize = 5 + (16 << 10) + 256;
+const MAX_RECORD: usize = 5 + MAX_PLAINTEXT + 256;
 
 /// One end of a connection inside TLS.
 pub(crate) struct Session {
@@ -31,6 +33,8 @@ pub(crate) struct Session {
     /// Of a record that was read, what its reader had no room for.
     left: Vec<u8>,
     outgoing: Buffer,
+    /// A record of two parts.
+    together: Vec<u8>,
     /// Bytes of the caller that are in it.
     entrusted: usize,
     /// Whether the other end has proved who it is.
@@ -86,6 +90,7 @@ impl Session {
             incoming: Buffer::of(MOST_CIPHERTEXT),
             left: Vec::new(),
             outgoing: Buffer::of(MOST_PLAINTEXT + OVERHEAD),
+            together: Vec::with_capacity(MAX_PLAINTEXT),
             entrusted: 0,
             is_established: false,
         }
@@ -119,9 +124,11 @@ impl Session {
             return Err(Broken::System(Errno::AGAIN));
         }
         if self.entrusted == 0 {
-            let payload = &payload[..payload.len().min(MOST_PLAINTEXT)];
-            self.encrypt(header)?;
-            self.encrypt(payload)?;
+            let payload = &payload[..payload.len().min(MOST_PLAINTEXT - header.len())];
+            let with_header = if header.is_empty() { 0 } else { payload.len().min(MAX_PLAINTEXT - header.len()) };
+            let (first, rest) = payload.split_at(with_header);
+            self.encrypt_together(header, first)?;
+            self.encrypt(rest)?;
             self.entrusted = header.len() + payload.len();
         }
         self.flush(socket)?;
@@ -189,6 +196,17 @@ impl Session {
         let moved = put(&self.left, header, payload, &mut taken);
         self.left.drain(..moved);
         taken
+    }
+
+    /// Into one record: each costs what it costs to allocate one, there and here.
+    fn encrypt_together(&mut self, header: &[u8], payload: &[u8]) -> Result<(), Broken> {
+        let mut together = std::mem::take(&mut self.together);
+        together.clear();
+        together.extend_from_slice(header);
+        together.extend_from_slice(payload);
+        let encrypted = self.encrypt(&together);
+        self.together = together;
+        encrypted
     }
 
     fn encrypt(&mut self, plaintext: &[u8]) -> Result<(), Broken> {
