@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// A type of numbers that ranks exchange: `f32`, `f64`, [`bf16`], [`f16`], `i32`, `i64` or `u8`.
+/// A type of numbers that ranks exchange: `f32`, `f64`, [`bf16`](half::bf16), [`f16`](half::f16), `i32`, `i64` or `u8`.
 pub trait Element: bytemuck::Pod + Send + sealed::Arithmetic {
     /// Which of them it is.
     const TYPE: ElementType;
