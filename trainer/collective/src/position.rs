@@ -3,8 +3,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A transfer of the group's operations, in the order in which all ranks do them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Position {
     /// Operations that all ranks of the group had begun before: tags need not ascend.
     pub operation: u64,
@@ -23,7 +25,7 @@ pub struct Position {
 }
 
 /// What broke an operation, as far as one rank knows; [`Origin::first`] finds what broke it for all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Origin {
     /// The first transfer that was lacking.
     pub position: Position,
@@ -45,7 +47,7 @@ impl Origin {
 }
 
 /// How a rank fails another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Loss {
     /// Its connection closed without a word.
     Closed,

@@ -15,6 +15,7 @@ mod base;
 mod following;
 mod forming;
 mod peers;
+mod reasons;
 mod running;
 mod status;
 
@@ -29,6 +30,7 @@ use crate::{
 use aside::Aside;
 use forming::{Gathering, Preparing};
 use peers::Peer;
+use reasons::Reasons;
 use running::Running;
 pub use status::{Stage, Status};
 
@@ -234,26 +236,6 @@ enum Phase {
     Preparing(Preparing),
     Running(Box<Running>),
     Ended,
-}
-
-/// What has happened to the membership since the last one was recorded.
-#[derive(Clone, Debug, Default)]
-struct Reasons {
-    since: Option<Duration>,
-    lost: Vec<(String, String)>,
-    broken: Option<String>,
-}
-
-impl Reasons {
-    fn begin(&mut self, now: Duration) {
-        self.since.get_or_insert(now);
-    }
-
-    fn lose(&mut self, member: &MemberId, reason: &str) {
-        if self.lost.iter().all(|(pod, _)| *pod != member.pod) {
-            self.lost.push((member.pod.clone(), reason.to_owned()));
-        }
-    }
 }
 
 impl Coordinator {

@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 
+use lockstep_collective::Origin;
 use serde::{Deserialize, Serialize};
 
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
@@ -36,6 +37,14 @@ pub struct Break {
     pub reason: String,
     /// The rank that it was not connected with when the group was formed.
     pub unreached: Option<u32>,
+    /// What broke an operation, as far as the member knows.
+    pub origin: Option<Origin>,
+}
+
+impl<T: Into<String>> From<T> for Break {
+    fn from(reason: T) -> Self {
+        Self { reason: reason.into(), unreached: None, origin: None }
+    }
 }
 
 /// Everything that is said on a control connection.

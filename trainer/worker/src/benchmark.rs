@@ -62,7 +62,7 @@ pub(crate) fn measure(
     let (world, first) = (group.world(), group.seat().rank == 0);
     let over_memory = group.shares_memory() && communication.algorithm == CommunicationAlgorithm::Auto;
     let algorithm = by_messages(communication);
-    let costs = group.measure_costs().map_err(Failure::broken)?;
+    let costs = group.measure_costs().map_err(Failure::lost)?;
     let choice = named(algorithm, world).unwrap_or_else(|| Choice::Cheapest(costs.unwrap_or_default()));
     let hosts = group.hosts().clone();
     let candidates = candidates(algorithm, &hosts, over_memory);
@@ -77,7 +77,7 @@ pub(crate) fn measure(
     };
 
     let longest = elements(sizes.iter().max().copied().unwrap_or_default());
-    let arena = if over_memory { group.shared_arena(longest).map_err(Failure::broken)? } else { None };
+    let arena = if over_memory { group.shared_arena(longest).map_err(Failure::lost)? } else { None };
     let memory = arena.map_or_else(|| Memory::Own(vec![0.0; longest]), Memory::Shared);
     let wire = wire(communication.wire);
     let mut ranks = Ranks { member, group, memory, wire, repetitions: collectives.repetitions as usize, row: 0 };
@@ -93,7 +93,7 @@ pub(crate) fn measure(
     };
     for bytes in sizes {
         for candidate in &candidates {
-            let seconds = match ranks.row(candidate.means, elements(bytes)).map_err(Failure::broken)? {
+            let seconds = match ranks.row(candidate.means, elements(bytes)).map_err(Failure::lost)? {
                 Row::Measured(seconds) => seconds,
                 Row::Halted(Halt::Change) => return Ok(None),
                 Row::Halted(Halt::Drain) => return member.drained(ranks.row).map_or(Ok(None), Err),

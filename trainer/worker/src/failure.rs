@@ -1,6 +1,6 @@
 //! Why a process ends before its work is done, and what that means for the job.
 
-use std::{fs, path::Path};
+use std::{borrow::Borrow, fs, path::Path};
 
 use lockstep_collective::CollectiveError;
 use lockstep_elastic::Break;
@@ -16,17 +16,9 @@ pub(crate) enum Failure {
     /// A peer or the infrastructure was lost; the job can go on from its newest checkpoint.
     #[error("{0}")]
     Retry(String),
-    /// A collective of this generation failed: the worker goes on in the next one.
-    #[error("{0}")]
-    Broken(String),
-    /// This rank was not connected with another one when its group was formed: the worker goes on in the next one.
-    #[error("{reason}")]
-    Unformed {
-        /// What was last seen of it.
-        reason: String,
-        /// The other one.
-        rank: u32,
-    },
+    /// This generation cannot go on, or was not formed: the worker goes on in the next one.
+    #[error("{}", .0.reason)]
+    Broken(Break),
     /// Asked to stop: after this step the group goes on without this worker, or its checkpoint was saved.
     #[error("stopped on request after step {step}")]
     Drained {
@@ -46,19 +38,17 @@ impl Failure {
         Self::Retry(cause.to_string())
     }
 
-    /// The group broke: `error` names the peer.
-    pub(crate) fn broken(error: impl ToString) -> Self {
-        Self::Broken(error.to_string())
+    /// The group is of no use any more.
+    pub(crate) fn broken(reason: impl ToString) -> Self {
+        Self::Broken(Break::from(reason.to_string()))
     }
 
-    /// A group that could not be formed, or another failure of it.
-    pub(crate) fn unformed(error: &CollectiveError) -> Self {
-        match (error, error.peer()) {
-            (CollectiveError::NotFormed { .. }, Some(rank)) => {
-                Self::Unformed { reason: error.to_string(), rank: rank as u32 }
-            }
-            _ => Self::broken(error),
-        }
+    /// An operation of the group failed, or it could not be formed: `error` names the peer.
+    pub(crate) fn lost(error: impl Borrow<CollectiveError>) -> Self {
+        let error = error.borrow();
+        let missing = error.peer().filter(|_| matches!(error, CollectiveError::NotFormed { .. }));
+        let unreached = missing.map(|rank| rank as u32);
+        Self::Broken(Break { reason: error.to_string(), unreached, origin: error.origin() })
     }
 
     /// What the coordinator is told of a group that broke.
@@ -67,8 +57,7 @@ impl Failure {
     /// The failure itself where it is another one.
     pub(crate) fn into_break(self) -> Result<Break, Self> {
         match self {
-            Self::Broken(reason) => Ok(Break { reason, unreached: None }),
-            Self::Unformed { reason, rank } => Ok(Break { reason, unreached: Some(rank) }),
+            Self::Broken(broken) => Ok(broken),
             Self::Fatal(_) | Self::Retry(_) | Self::Drained { .. } => Err(self),
         }
     }
@@ -81,7 +70,7 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Fatal(_) => Exit::Fatal,
-            Self::Retry(_) | Self::Broken(_) | Self::Unformed { .. } => Exit::Retry,
+            Self::Retry(_) | Self::Broken(_) => Exit::Retry,
             Self::Drained { .. } => Exit::Drained,
         }
     }

@@ -23,8 +23,8 @@ pub(crate) struct Parcel {
 impl Parcel {
     /// Sends it, and that so many more wait behind it.
     pub(crate) fn send(mut self, star: &mut Star, to: usize, behind: u64) -> Result<(), Failure> {
-        star.send(to, HEADER, &mut [self.step, behind].map(|number| number as i64)).map_err(Failure::broken)?;
-        star.send(to, VALUES, &mut self.values).map_err(Failure::broken)?;
+        star.send(to, HEADER, &mut [self.step, behind].map(|number| number as i64)).map_err(Failure::lost)?;
+        star.send(to, VALUES, &mut self.values).map_err(Failure::lost)?;
         Ok(())
     }
 }
@@ -80,13 +80,13 @@ fn receive(star: &mut Star, sources: usize, values: &mut [f32]) -> Result<(u64, 
     let (mut first, mut most) = (None, 0);
     for (source, part) in parts(values.len(), sources).into_iter().enumerate() {
         let mut header = [0_i64; 2];
-        star.receive(source, HEADER, &mut header).map_err(Failure::broken)?;
+        star.receive(source, HEADER, &mut header).map_err(Failure::lost)?;
         let [step, behind] = header.map(|number| number as u64);
         if *first.get_or_insert(step) != step {
             return Err(Failure::broken(format!("rank {source} sends step {step}, rank 0 {first:?}")));
         }
         most = most.max(behind);
-        star.receive(source, VALUES, &mut values[part]).map_err(Failure::broken)?;
+        star.receive(source, VALUES, &mut values[part]).map_err(Failure::lost)?;
     }
     Ok((first.unwrap_or_default(), most))
 }

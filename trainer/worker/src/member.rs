@@ -155,7 +155,7 @@ impl<'a> Member<'a> {
             ..LIMITS
         };
         let seat = self.seat(group.generation, group.rank);
-        Ranks::form(&self.listener, seat, &group.addresses, limits, &abort).map_err(|error| Failure::unformed(&error))
+        Ranks::form(&self.listener, seat, &group.addresses, limits, &abort).map_err(Failure::lost)
     }
 
     /// Binds this worker to the members of a group that it follows, as the rank after theirs.
@@ -166,7 +166,7 @@ impl<'a> Member<'a> {
         let peers: Vec<SocketAddr> = lead.addresses.iter().copied().chain([self.listener.address()]).collect();
         let star = Ranks::form_star(&self.listener, seat, &peers, FEED_LIMITS, &abort);
         self.awaits_feed.store(false, Ordering::SeqCst);
-        star.map_err(|error| Failure::unformed(&error))
+        star.map_err(Failure::lost)
     }
 
     /// Binds a member of a generation to a newcomer, the last of `peers`, on whatever thread.
@@ -178,7 +178,7 @@ impl<'a> Member<'a> {
         abort: Abort,
     ) -> impl FnOnce() -> Result<Ranks, Failure> + Send + 'static {
         let (listener, seat) = (Arc::clone(&self.listener), self.seat(generation, rank));
-        move || Ranks::form_star(&listener, seat, &peers, FEED_LIMITS, &abort).map_err(Failure::broken)
+        move || Ranks::form_star(&listener, seat, &peers, FEED_LIMITS, &abort).map_err(Failure::lost)
     }
 
     fn seat(&self, generation: u64, rank: u32) -> Seat {

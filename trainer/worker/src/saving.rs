@@ -237,7 +237,7 @@ impl<'a> Saver<'a> {
         let begun = self.commit(copied, reporter);
         let stored = begun.and_then(|()| self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended)));
         stored.map_err(|failure| match failure {
-            Failure::Retry(reason) => Failure::Broken(reason),
+            Failure::Retry(reason) => Failure::broken(reason),
             other => other,
         })
     }

@@ -30,7 +30,7 @@ pub(crate) fn until_stored<T>(
                 stored => return stored,
             };
             if membership.sealing().is_some() || membership.is_over() {
-                return Err(Failure::Broken(reason));
+                return Err(Failure::broken(reason));
             }
             if delay.is_due(Some(begun.elapsed())) || !is_told {
                 warn!(reason, "not stored yet; the group waits");

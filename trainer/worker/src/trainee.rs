@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, ops::Range, path::Path};
 
 use lockstep_checkpoint::Checkpoint;
-use lockstep_collective::{CollectiveError, Costs, Group as Ranks, SharedArena, Tag};
+use lockstep_collective::{Costs, Group as Ranks, SharedArena, Tag};
 use lockstep_data::{Samples, Seat};
 use lockstep_elastic::{Digest, Group, Sampler, State};
 use lockstep_nn::{Cpu, Network, Replica, StateTensor, StepResult};
@@ -156,13 +156,13 @@ impl Trainee {
             let mut values = vec![0.0; part.len()];
             self.replica.copy_state(part, &mut values);
             for copier in &group.copiers {
-                ranks.send(*copier as usize, COPY, &mut values).map_err(broken)?;
+                ranks.send(*copier as usize, COPY, &mut values).map_err(Failure::lost)?;
             }
             return Ok(());
         }
         let mut state = vec![0.0; self.replica.state_elements()];
         for (source, part) in group.sources.iter().zip(parts) {
-            ranks.receive(*source as usize, COPY, &mut state[part]).map_err(broken)?;
+            ranks.receive(*source as usize, COPY, &mut state[part]).map_err(Failure::lost)?;
         }
         self.is_whole = false;
         self.take_over(group.base.step, &state);
@@ -221,10 +221,6 @@ impl Trainee {
     pub(crate) fn remembered_after(&self, step: u64) -> impl Iterator<Item = &StepLine> {
         self.remembered.iter().filter(move |line| line.step > step)
     }
-}
-
-fn broken(error: CollectiveError) -> Failure {
-    Failure::broken(error)
 }
 
 /// The state of a checkpoint; gives its step, and how the group summed that made it.

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{CollectiveError, Communicator, Completed, Statistics};
+use lockstep_collective::{Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare};
 use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
@@ -209,7 +209,7 @@ impl<'a> Rank<'a> {
     pub(crate) fn sum(&mut self, values: &mut [f32]) -> Result<(), Failure> {
         let Self { member, communicator, trainee, .. } = self;
         let sum = || communicator.all_reduce_now(trainee.step, values);
-        member.membership.work().during(Activity::Waiting, sum).map(|_| ()).map_err(|error| lost(&error))
+        member.membership.work().during(Activity::Waiting, sum).map(|_| ()).map_err(Failure::lost)
     }
 
     /// Does the next step, telling `word` in its numbers. Gives the step before it, which by now every rank has done; `None` at first.
@@ -287,7 +287,7 @@ impl<'a> Rank<'a> {
     /// Waits for the numbers of the last step. After it nothing is pending.
     pub(crate) fn settle(&mut self) -> Result<Option<Done>, Failure> {
         let Some(Pending { step, samples, seconds }) = self.pending.take() else { return Ok(None) };
-        let sum = || self.communicator.wait().map_err(|failed| lost(&failed.error));
+        let sum = || self.communicator.wait().map_err(|failed| Failure::lost(&failed.error));
         let waiting = Instant::now();
         let Completed { memory, .. } = self.member.membership.work().during(Activity::Waiting, sum)?;
         self.member.metrics.stable_wait.inc_by(waiting.elapsed().as_secs_f64());
@@ -344,7 +344,7 @@ impl<'a> Rank<'a> {
         member.membership.work().during(Activity::Waiting, || {
             for completed in communicator.wait_all() {
                 let Completed { bucket, transferred, mut memory, .. } =
-                    completed.map_err(|failed| lost(&failed.error))?;
+                    completed.map_err(|failed| Failure::lost(&failed.error))?;
                 // A group of one has not looked at it.
                 memory.as_mut();
                 if let (Some((seen, begun)), Slice::Gradient(gathered)) = (&mut *seen, memory) {
@@ -367,7 +367,7 @@ impl<'a> Rank<'a> {
         let Self { trainee, communicator, member, .. } = self;
         let ready_order = trainee.replica.table().ready_order();
         let agree = || agree_anew(communicator, trainee.step, seen, before, &ready_order, trainee.costs());
-        member.membership.work().during(Activity::Waiting, agree).map_err(|error| lost(&error))
+        member.membership.work().during(Activity::Waiting, agree).map_err(Failure::lost)
     }
 
     /// Loss and accuracy on the held-out samples, each rank on its share. `None` when none are held out.
@@ -460,9 +460,4 @@ fn added_in_pairs(mut parts: Vec<[f32; 3]>) -> [f32; 3] {
         parts = parts.chunks(2).map(add).collect();
     }
     parts.first().copied().unwrap_or_default()
-}
-
-/// The group cannot go on without the rank that the error names; the others can, in the next one.
-fn lost(error: &CollectiveError) -> Failure {
-    Failure::broken(error)
 }

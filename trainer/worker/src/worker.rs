@@ -190,7 +190,7 @@ impl Run<'_> {
         trainee.devices.take_over(&mut trainee.replica);
         self.member.membership.entered();
 
-        let arena = ranks.shared_arena(trainee.replica.table().elements()).map_err(Failure::broken)?;
+        let arena = ranks.shared_arena(trainee.replica.table().elements()).map_err(Failure::lost)?;
         trainee.put_gradients(arena);
         let places = trainee.meet(group);
         let agreed = self.agree(trainee, &mut ranks, places)?;
@@ -253,7 +253,7 @@ impl Run<'_> {
         let before = self.replay.map(|replay| Before::Repeated(&replay.plan)).or(kept);
         let (settings, baseline, known) = (&self.workload.communication, &trainee.baseline, trainee.costs());
         let agreed = communication::agree(ranks, settings, &ready_order, baseline, before, places, known)
-            .map_err(Failure::broken)?;
+            .map_err(Failure::lost)?;
         let differs = |replay: &&Replay| !communication::tell_the_same(&replay.plan, &agreed.record);
         if let Some(Replay { plan, .. }) = self.replay.filter(differs) {
             return Err(Failure::fatal(format!("to be summed by {plan}, which is no plan here; by {}", agreed.record)));

@@ -7,10 +7,11 @@ use std::{
 };
 
 use super::{
-    Change, Command, Connection, Coordinator, Phase, Purpose, RETURN_LIMIT, Reasons, START_LIMIT,
+    Change, Command, Connection, Coordinator, Phase, Purpose, RETURN_LIMIT, START_LIMIT,
     base::{self, Base, NoBase},
     following::Following,
     peers::Peer,
+    reasons::Reasons,
     running::Running,
 };
 use crate::{Active, Digest, Hello, MemberId, Message, Report, Seat, State, member::REPEAT_AFTER, rank_order};
@@ -397,9 +398,10 @@ impl Coordinator {
     }
 
     fn tell_change(&mut self, active: Active, left: Vec<(String, String)>, now: Duration) {
-        let Reasons { since, lost, broken } = mem::take(&mut self.reasons);
+        let reasons = mem::take(&mut self.reasons);
         // A loss explains what its peers saw of it.
-        let broken = broken.filter(|_| lost.is_empty());
+        let broken = reasons.broken().filter(|_| reasons.lost.is_empty());
+        let Reasons { since, lost, .. } = reasons;
         let before = mem::replace(&mut self.told, active.members.iter().map(Seat::id).collect());
         let joined = active.members.iter().filter(|seat| !before.contains(&seat.id())).map(|seat| seat.pod.clone());
         let joined = joined.collect();

@@ -138,22 +138,28 @@ impl Coordinator {
     pub(super) fn break_up(&mut self, reason: String, now: Duration) {
         if let Phase::Running(running) = &mut self.phase {
             running.broken.get_or_insert(now);
-            self.reasons.broken.get_or_insert(reason);
+            self.reasons.fail(reason);
             self.reasons.begin(now);
         }
     }
 
     /// A member's collective failed, and it stands still.
     pub(super) fn broken(&mut self, member: &MemberId, generation: u64, broken: Break, now: Duration) {
-        if !self.active().is_some_and(|active| active.generation == generation && active.seat(member).is_some()) {
-            return;
+        let newest = self.active().filter(|active| active.generation == generation);
+        let Some(rank) = newest.and_then(|active| active.seat(member)).map(|seat| seat.rank) else { return };
+        if let Some(other) = broken.unreached {
+            self.did_not_reach(member, other);
         }
-        if let Some(rank) = broken.unreached {
-            self.did_not_reach(member, rank);
-        }
+        let reason = format!("{}: {}", member.pod, broken.reason);
         match &self.phase {
-            Phase::Running(_) => self.break_up(format!("{}: {}", member.pod, broken.reason), now),
-            Phase::Preparing(_) => self.disturb(),
+            Phase::Running(_) => {
+                self.reasons.fail_for(member, rank, broken);
+                self.break_up(reason, now);
+            }
+            Phase::Preparing(_) => {
+                self.reasons.fail_for(member, rank, broken);
+                self.disturb();
+            }
             Phase::Gathering(_) | Phase::Ended => {}
         }
     }

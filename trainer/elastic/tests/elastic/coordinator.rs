@@ -195,7 +195,7 @@ fn leave() -> Message {
 }
 
 fn broken(generation: u64) -> Message {
-    Message::Broken { generation, broken: Break { reason: "rank 2 hung up".into(), unreached: None } }
+    Message::Broken { generation, broken: Break::from("rank 2 hung up") }
 }
 
 fn finished(digest: &[u8]) -> Message {

@@ -53,7 +53,7 @@ fn stand(step: u64) -> Event {
 }
 
 fn hung_up() -> Break {
-    Break { reason: "rank 2 hung up".into(), unreached: None }
+    Break::from("rank 2 hung up")
 }
 
 fn broken() -> Event {
@@ -439,7 +439,7 @@ fn a_newcomer_that_could_not_follow_asks_to_be_let_in_until_it_is() {
 fn a_newcomer_that_does_not_reach_all_of_a_group_says_so_once_and_follows_again_when_told() {
     let mut member = connected();
     handle(&mut member, follow(3), 1);
-    let broken = Some(Break { reason: "no line".into(), unreached: Some(1) });
+    let broken = Some(Break { unreached: Some(1), ..Break::from("no line") });
     let told = Command::Send(Message::CaughtUp { generation: 3, unreached: Some(1) });
     assert_eq!(handle(&mut member, Event::Stand { held: Some(state(0)), broken }, 2), [told]);
     let commands = later(&mut member, 2 + REPEAT_MS);

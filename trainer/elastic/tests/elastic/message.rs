@@ -1,3 +1,4 @@
+use lockstep_collective::{Loss, Origin, Position};
 use lockstep_elastic::{
     Active, Break, CheckpointMark, Digest, Message, Report, Seat, State,
     message::{Decoder, FrameError, MAX_MESSAGE_BYTES, MAX_REASON_BYTES, PROTOCOL_VERSION},
@@ -26,12 +27,14 @@ fn one_of_each() -> Vec<Message> {
     let state = State { step: 9, digest: Digest::of(b"state"), sampler: SAMPLER };
     let report = Report { generation: 3, entered_generation: Some(2), followed: false, state: Some(state) };
     let text = || "because".to_owned();
+    let position = Position { operation: 7, step: 3, bucket: 0, hop: 1, from: 0, to: 1, hops: 4 };
+    let origin = Origin { position, rank: 0, loss: Loss::Silent };
     vec![
         Message::Hello(hello(1, 2)),
         Message::Refuse { reason: text() },
         Message::Prepare { generation: 3, planned: true },
         Message::Report(report),
-        Message::Broken { generation: 3, broken: Break { reason: text(), unreached: Some(2) } },
+        Message::Broken { generation: 3, broken: Break { reason: text(), unreached: Some(2), origin: Some(origin) } },
         Message::Commit { rank: 1, active },
         Message::Heartbeat,
         Message::Progress { step: 9, payload: vec![1, 2, 3] },
@@ -98,7 +101,7 @@ fn a_message_beyond_the_limit_is_refused_before_it_arrives() {
 
 #[test]
 fn a_long_text_is_cut_at_a_character() {
-    let broken = |reason| Message::Broken { generation: 3, broken: Break { reason, unreached: None } };
+    let broken = |reason| Message::Broken { generation: 3, broken: Break::from(reason) };
     let (long, cut) = (|| "é".repeat(MAX_REASON_BYTES), || "é".repeat(MAX_REASON_BYTES / 2));
     for (said, heard) in [
         (Message::Fatal { message: long() }, Message::Fatal { message: cut() }),

@@ -106,11 +106,7 @@ fn join(address: SocketAddr, hello: Hello) -> JoinHandle<Result<(Membership, Gro
 }
 
 fn regroup(membership: &Membership, held: State, broken: Option<&str>) -> Result<Group, JoinError> {
-    let place = membership.regroup(
-        Some(held),
-        broken.map(|reason| Break { reason: reason.to_owned(), unreached: None }),
-        PATIENCE,
-    )?;
+    let place = membership.regroup(Some(held), broken.map(Break::from), PATIENCE)?;
     let_in(membership, place, held)
 }
 

@@ -150,8 +150,7 @@ impl Job {
                 self.tell(&held);
             }
             Deed::Stand | Deed::Break => {
-                let broken =
-                    (deed == Deed::Break).then(|| Break { reason: "a peer is gone".to_owned(), unreached: None });
+                let broken = (deed == Deed::Break).then(|| Break::from("a peer is gone"));
                 let held = if worker.copying { None } else { worker.held.clone() };
                 *worker = Worker { held: held.clone(), ..Worker::default() };
                 self.act(index, Event::Stand { held: held.as_deref().map(state), broken });

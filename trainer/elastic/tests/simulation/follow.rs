@@ -60,7 +60,7 @@ impl World {
             Some(_) if broken => return self.stand(pod, None),
             None if over || sealing.is_some() => return self.stand(pod, None),
             None if self.now > trail.since + FEED_PATIENCE => {
-                let broken = Break { reason: "nothing is handed over".into(), unreached };
+                let broken = Break { unreached, ..Break::from("nothing is handed over") };
                 return self.stand_for(pod, Some(broken));
             }
             Some(_) => {}

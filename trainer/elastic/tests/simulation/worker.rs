@@ -174,7 +174,7 @@ impl World {
                 }
             }
             Work::Unformed(of, rank) if of == turn => {
-                let broken = Break { reason: "not connected".into(), unreached: Some(rank) };
+                let broken = Break { unreached: Some(rank), ..Break::from("not connected") };
                 self.stand_for(pod, Some(broken));
             }
             Work::Notice => self.notice(pod),
@@ -456,7 +456,7 @@ impl World {
 
     /// Stops every collective for good, then says what it holds.
     pub(crate) fn stand(&mut self, pod: usize, broken: Option<String>) {
-        self.stand_for(pod, broken.map(|reason| Break { reason, unreached: None }));
+        self.stand_for(pod, broken.map(Break::from));
     }
 
     pub(crate) fn stand_for(&mut self, pod: usize, broken: Option<Break>) {

@@ -10,7 +10,7 @@ use crate::given::{ms, pod};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn did_not_reach(generation: u64, rank: u32) -> Message {
-    Message::Broken { generation, broken: Break { reason: "not formed".into(), unreached: Some(rank) } }
+    Message::Broken { generation, broken: Break { unreached: Some(rank), ..Break::from("not formed") } }
 }
 
 /// The first and the last of three did not reach each other, and all were asked anew.

@@ -1,0 +1,92 @@
+//! Why the next group differs from the last.
+
+use std::time::Duration;
+
+use lockstep_collective::Origin;
+
+use crate::{Break, MemberId};
+
+/// What has happened to the membership since the last one was recorded.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reasons {
+    pub(super) since: Option<Duration>,
+    pub(super) lost: Vec<(String, String)>,
+    /// What failed for members that were not lost, in the order in which they told.
+    broken: Vec<Told>,
+}
+
+#[derive(Clone, Debug)]
+struct Told {
+    reason: String,
+    /// Who told it, and what it knows of where it came from.
+    origin: Option<(usize, Origin)>,
+}
+
+impl Reasons {
+    pub(super) fn begin(&mut self, now: Duration) {
+        self.since.get_or_insert(now);
+    }
+
+    pub(super) fn lose(&mut self, member: &MemberId, reason: &str) {
+        if self.lost.iter().all(|(pod, _)| *pod != member.pod) {
+            self.lost.push((member.pod.clone(), reason.to_owned()));
+        }
+    }
+
+    /// The group cannot go on, whoever saw it.
+    pub(super) fn fail(&mut self, reason: String) {
+        if self.broken.is_empty() {
+            self.broken.push(Told { reason, origin: None });
+        }
+    }
+
+    /// An operation failed for the member of this rank.
+    pub(super) fn fail_for(&mut self, member: &MemberId, rank: u32, broken: Break) {
+        let rank = rank as usize;
+        let Break { reason, origin, .. } = broken;
+        let has_told = |told: &Told| told.origin.is_some_and(|(knows, _)| knows == rank);
+        if self.broken.is_empty() || origin.is_some() && !self.broken.iter().any(has_told) {
+            let (reason, origin) = (format!("{}: {reason}", member.pod), origin.map(|origin| (rank, origin)));
+            self.broken.push(Told { reason, origin });
+        }
+    }
+
+    /// What broke the group: what the member told that met it first, as far as that is known.
+    pub(super) fn broken(&self) -> Option<String> {
+        let known: Vec<_> = self.broken.iter().filter_map(|told| told.origin).collect();
+        let first = Origin::first(&known);
+        let is_first = |told: &&Told| told.origin.is_some_and(|(_, origin)| Some(origin) == first);
+        self.broken.iter().find(is_first).or(self.broken.first()).map(|told| told.reason.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_collective::{Loss, Position};
+
+    use super::*;
+    use crate::Incarnation;
+
+    #[test]
+    fn the_group_broke_as_whoever_met_it_first_tells() {
+        let told = |members: &[(u32, Option<u32>)]| {
+            let mut reasons = Reasons::default();
+            for (rank, hop) in members {
+                let member = MemberId { pod: format!("w{rank}"), incarnation: Incarnation::random() };
+                let position =
+                    |hop| Position { operation: 7, step: 3, bucket: 0, hop, from: rank - 1, to: *rank, hops: 4 };
+                let rank = *rank as usize;
+                let origin = hop.map(|hop| Origin { position: position(hop), rank: rank - 1, loss: Loss::Silent });
+                let broken = Break { origin, ..Break::from(format!("hop {hop:?}")) };
+                reasons.fail_for(&member, rank as u32, broken);
+            }
+            reasons.broken()
+        };
+        let first = |reason: &str| Some(reason.to_owned());
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&[(1, None), (2, None)]), first("w1: hop None"), "nobody knows: the first that tells");
+        assert_eq!(told(&[(1, None), (3, Some(2))]), first("w3: hop Some(2)"));
+        assert_eq!(told(&[(3, Some(2)), (2, Some(1))]), first("w2: hop Some(1)"), "the others came to wait for it");
+        assert_eq!(told(&[(2, Some(3)), (2, Some(1))]), first("w2: hop Some(3)"), "said again");
+    }
+}
