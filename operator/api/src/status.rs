@@ -1,7 +1,7 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use lockstep_launch::{BenchmarkReport, CheckpointMark, CommunicationReport};
+use lockstep_launch::{BenchmarkReport, CheckpointMark, CommunicationReport, ShortGrace};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
@@ -246,6 +246,9 @@ pub struct JobProgress {
     /// How the workers sum gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<CommunicationReport>,
+    /// The time that a pod has to end, where a drain does not fit into it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub short_grace: Option<ShortGrace>,
     /// When this was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,

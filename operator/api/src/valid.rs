@@ -136,6 +136,14 @@ impl ValidJob {
         Self::from_object(&object)
     }
 
+    /// Seconds after which a process that was asked to end is killed, where the template says.
+    #[must_use]
+    pub fn grace_seconds(&self) -> Option<u32> {
+        let seconds = self.template.spec.as_ref()?.termination_grace_period_seconds?;
+        // Kubernetes takes what is below 0 for 1.
+        Some(if seconds < 0 { 1 } else { u32::try_from(seconds).unwrap_or(u32::MAX) })
+    }
+
     /// Paths inside the trainer's container at which the template mounts volumes.
     #[must_use]
     pub fn volume_mounts(&self) -> Vec<PathBuf> {

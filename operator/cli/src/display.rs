@@ -55,11 +55,9 @@ impl Display {
                 bar.set_length(progress.total_steps.max(1));
                 bar.set_position(progress.step);
                 bar.set_message(state(progress));
-                if let Some(epoch) = lines.epoch {
-                    self.note(&epoch);
-                }
+                lines.epoch.iter().chain(&lines.warning).for_each(|line| self.note(line));
             }
-            None => lines.state.into_iter().chain(lines.epoch).for_each(|line| tell(&line)),
+            None => [lines.state, lines.epoch, lines.warning].into_iter().flatten().for_each(|line| tell(&line)),
         }
     }
 }
@@ -88,16 +86,18 @@ pub(crate) fn print(results: &str) {
 struct Pace {
     last: Option<(Instant, u64)>,
     accuracy_step: Option<u64>,
+    grace_is_short: bool,
 }
 
 #[derive(Debug, Default, PartialEq)]
 struct Lines {
     state: Option<String>,
     epoch: Option<String>,
+    warning: Option<String>,
 }
 
 impl Pace {
-    /// The first loss or row at once, an evaluation at once, anything else after [`PLAIN_INTERVAL`].
+    /// The first loss or row at once, an evaluation and a warning at once, anything else after [`PLAIN_INTERVAL`].
     fn lines(&mut self, progress: &Progress, now: Instant) -> Lines {
         let due = (progress.loss.is_some() || progress.benchmark.is_some())
             && self.last.is_none_or(|(then, step)| step != progress.step && now.duration_since(then) >= PLAIN_INTERVAL);
@@ -106,9 +106,12 @@ impl Pace {
             self.last = Some((now, progress.step));
         }
         self.accuracy_step = progress.accuracy_step;
+        let warning = progress.short_grace.filter(|_| !self.grace_is_short);
+        self.grace_is_short = progress.short_grace.is_some();
         Lines {
             state: due.then(|| format!("{:>3}% {}", progress.percent(), state(progress))),
             epoch: evaluated.map(|accuracy| format!("epoch {}: accuracy {accuracy:.4}", progress.epoch)),
+            warning: warning.map(|short| short.to_string()),
         }
     }
 }
@@ -172,6 +175,8 @@ fn duration(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lockstep_launch::ShortGrace;
+
     use super::*;
 
     fn at(step: u64) -> Progress {
@@ -218,6 +223,16 @@ mod tests {
         assert_eq!(pace.lines(&Progress { step: 190, ..evaluated.clone() }, now).epoch, None);
         let next = Progress { epoch: 2, accuracy: Some(0.97), accuracy_step: Some(376), ..at(376) };
         assert_eq!(pace.lines(&next, now).epoch.as_deref(), Some("epoch 2: accuracy 0.9700"));
+    }
+
+    #[test]
+    fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
+        let short = Progress { short_grace: Some(ShortGrace { drain_seconds: 4.0, grace_seconds: 1 }), ..at(7) };
+        let mut pace = Pace::default();
+        let warned = [&at(6), &short, &short, &at(8), &short].map(|progress| {
+            pace.lines(progress, Instant::now()).warning.is_some_and(|line| line.contains("killed after 1 s"))
+        });
+        assert_eq!(warned, [false, true, false, false, true]);
     }
 
     #[test]

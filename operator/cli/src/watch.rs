@@ -153,6 +153,7 @@ fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
         scaling_efficiency: progress.scaling_efficiency,
         stragglers: progress.stragglers.clone(),
         communication: progress.communication,
+        short_grace: progress.short_grace,
         estimated_remaining_seconds: progress
             .estimated_remaining_seconds
             .map(|seconds| Duration::from_secs(seconds).as_secs_f64()),

@@ -29,7 +29,7 @@ pub(crate) enum Verdict {
     /// The job goes on, without those that are gone.
     GoesOn(Losses),
     /// The training reached its last step.
-    Done(Option<Ending>),
+    Done(Box<Option<Ending>>),
     /// Starting again would fail again.
     Refused(LastFailure),
     /// Nobody is left who holds the state: all must start again. Who went last, unless that was known before.
@@ -269,7 +269,7 @@ fn when_over(ending: Option<Ending>, others: &[&PodSeen], last: Option<Timestamp
     if patience > now && others.iter().any(|pod| !matches!(pod.state, PodState::Ended(_))) {
         return Verdict::GoesOn(Losses { gone: Vec::new(), settles: Some(patience) });
     }
-    Verdict::Done(ending)
+    Verdict::Done(Box::new(ending))
 }
 
 fn end(pod: &PodSeen) -> Option<End> {

@@ -57,7 +57,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
     }
     match verdict(job, &present, &status, pulse, now) {
         Verdict::Done(ending) => {
-            complete_job(job, &mut status, &mut plan.events, seen.group.as_ref(), ending, now);
+            complete_job(job, &mut status, &mut plan.events, seen.group.as_ref(), *ending, now);
         }
         Verdict::Refused(failure) => {
             let message = told(&failure);

@@ -16,7 +16,9 @@ use k8s_openapi::{
 };
 use kube::Resource;
 use lockstep_api::{TRAINER_CONTAINER, TrainingJob, ValidJob, label};
-use lockstep_launch::{Address, Encryption, Job, Launch, ObjectUri, Ports, Store, Task, Variable, names};
+use lockstep_launch::{
+    Address, DEFAULT_GRACE_SECONDS, Encryption, Job, Launch, ObjectUri, Ports, Store, Task, Variable, names,
+};
 
 use crate::{Role, pod_name};
 
@@ -248,6 +250,7 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
         objects: objects(job),
         store: Store::Kubernetes,
         credentials: encrypts(job).then(|| CREDENTIALS.into()),
+        grace_seconds: job.grace_seconds().unwrap_or(DEFAULT_GRACE_SECONDS),
         ending: TERMINATION_LOG.into(),
         task: job.task.clone(),
     }

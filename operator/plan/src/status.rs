@@ -7,7 +7,7 @@ use lockstep_api::{
     TrainingJobStatus, ValidJob,
 };
 use lockstep_launch::{
-    BenchmarkReport, ByteSize, Change, CheckpointMark, CollectivesReport, CollectivesRow, Progress, Task,
+    BenchmarkReport, ByteSize, Change, CheckpointMark, CollectivesReport, CollectivesRow, Progress, ShortGrace, Task,
 };
 
 use crate::{Observed, PodSeen, Role, observed::clip, pod_name};
@@ -26,7 +26,7 @@ pub struct Note {
     /// Whether somebody should look.
     pub warning: bool,
     /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized, RolledBack,
-    /// CheckpointSaved, Straggler, Suspended, Resumed, Complete, Failed.
+    /// CheckpointSaved, Straggler, ShortGrace, Suspended, Resumed, Complete, Failed.
     pub reason: &'static str,
     /// For people.
     pub text: String,
@@ -68,6 +68,10 @@ impl Note {
 
     fn straggler(pod: &str) -> Self {
         Self::warning("Straggler", format!("{pod} takes over 1.3 times as long for a step as most, 20 times in a row"))
+    }
+
+    fn short_grace(short: &ShortGrace) -> Self {
+        Self::warning("ShortGrace", short.to_string())
     }
 
     pub(crate) fn suspended(message: &str) -> Self {
@@ -135,6 +139,8 @@ pub(crate) fn take_progress(
     let slow = |status: &TrainingJobStatus| status.progress.as_ref().map_or(Vec::new(), |told| told.stragglers.clone());
     let known = slow(status);
     events.extend(slow(&next).iter().filter(|pod| !known.contains(pod)).map(|pod| Note::straggler(pod)));
+    let short = |status: &TrainingJobStatus| status.progress.as_ref().and_then(|told| told.short_grace);
+    events.extend(short(&next).filter(|_| short(status).is_none()).as_ref().map(Note::short_grace));
     *status = next;
     None
 }
@@ -203,6 +209,7 @@ impl Report for TrainingJobStatus {
             scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
             stragglers: reported.stragglers.iter().take(MAX_STRAGGLERS).map(|pod| clip(pod)).collect(),
             communication: reported.communication.or(last.communication),
+            short_grace: reported.short_grace.filter(|short| short.drain_seconds.is_finite()),
             last_update_time: Some(Time(now)),
         });
         if reported.last_checkpoint.is_some() {

@@ -54,6 +54,23 @@ fn a_pod_is_told_everything_that_the_trainer_reads() {
 }
 
 #[test]
+fn a_process_is_told_how_long_its_pod_has_to_end() {
+    let grace = |spec: Value| {
+        let pod = value(&pods(&with_template(json!({ "spec": spec })))[1]);
+        let env = pod["spec"]["containers"][0]["env"].as_array().expect("variables").clone();
+        let orders = env.iter().find(|variable| variable["name"] == "LOCKSTEP_LAUNCH").expect("its orders");
+        let orders: Value = serde_json::from_str(orders["value"].as_str().expect("a value")).expect("JSON");
+        (pod["spec"]["terminationGracePeriodSeconds"].clone(), orders["graceSeconds"].clone())
+    };
+    let containers = json!([{"name": "trainer"}]);
+    assert_eq!(grace(json!({ "containers": containers })), (json!(null), json!(30)), "what Kubernetes gives");
+    for (given, told) in [(600, 600), (0, 0), (-5, 1)] {
+        let spec = json!({ "containers": containers, "terminationGracePeriodSeconds": given });
+        assert_eq!(grace(spec), (json!(given), json!(told)));
+    }
+}
+
+#[test]
 fn a_job_whose_checkpoints_go_to_an_object_store_needs_no_volume_and_keeps_its_secrets_where_they_are() {
     let mut job = with_template(json!({"spec": {"containers": [
         {"name": "trainer", "envFrom": [{"secretRef": {"name": "object-store"}}]}

@@ -96,6 +96,11 @@ fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
     let said = run.said();
     assert_eq!(run.code, Some(130), "{said}");
     assert!(said.contains("--output"), "it says how to continue:\n{said}");
+    for worker in ["worker-0", "worker-1"] {
+        let log = run.log(worker);
+        let drained = "s of the 60 s after which it would have been killed";
+        assert!(log.contains(": drained in ") && log.contains(drained), "{log}");
+    }
     assert!(run.checkpoints() > 0 && !run.folder().join("model.safetensors").exists());
     let stopped_at = run.steps().last().map_or(0, |line| line.step);
     let last = whole.steps().last().map_or(0, |line| line.step);
@@ -105,6 +110,29 @@ fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(&run, last);
     assert!(run.model() == whole.model(), "a stop and a restart changed the weights");
+}
+
+#[test]
+fn a_time_to_end_in_which_no_drain_fits_is_warned_of_once_by_the_worker_and_where_the_user_looks() {
+    let _alone = alone();
+    let template = "template: {spec: {terminationGracePeriodSeconds: 0, containers: [{name: trainer}]}}";
+    let manifest =
+        Manifest::glyphs(10_000, 2000).replaced("  failurePolicy", &format!("  {template}\n  failurePolicy"));
+    let run = Run::of("grace", &manifest, &["--workers", "2"]);
+    let newest = || {
+        std::fs::read_dir(run.folder().join("checkpoints")).map_or(0, |entries| {
+            let step = |name: std::ffi::OsString| name.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
+            entries.flatten().filter_map(|entry| step(entry.file_name())).max().unwrap_or(0)
+        })
+    };
+    run.wait_for_checkpoint();
+    let first = newest();
+    wait_for("another checkpoint", || newest() > first);
+    let warning = "is killed after 0 s";
+    wait_for("the warning", || run.said().contains(warning));
+    let log = run.log("worker-0");
+    assert_eq!((log.matches(warning).count(), run.log("worker-1").matches(warning).count()), (1, 0), "{log}");
+    assert_eq!(run.said().matches(warning).count(), 1, "{}", run.said());
 }
 
 #[test]

@@ -12,7 +12,8 @@ use std::{
 
 use lockstep_elastic::Digest;
 use lockstep_launch::{
-    Address, Change, Elastic, Exit, Job as JobId, Launch, PLANS_FILE, Planned, Ports, Store, Task, Workload, names,
+    Address, Change, DEFAULT_GRACE_SECONDS, Elastic, Exit, Job as JobId, Launch, PLANS_FILE, Planned, Ports, Store,
+    Task, Workload, names,
 };
 use lockstep_tests::{products, skip};
 use rustix::process::{Pid, Signal, kill_process};
@@ -144,6 +145,7 @@ impl Job {
             objects: None,
             store: Store::File(self.folder.path().join("record.json")),
             credentials: None,
+            grace_seconds: DEFAULT_GRACE_SECONDS,
             ending: self.folder.path().join(format!("{member}.ending")),
             task: Task::Train(workload()),
         };

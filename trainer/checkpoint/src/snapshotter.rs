@@ -11,6 +11,7 @@ use std::{
         mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel},
     },
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use crate::{CheckpointError, Facts, Folder, Layout, Piece, Position, Pruned, Saved, Shard, note::Note};
@@ -64,6 +65,8 @@ pub enum Ended {
     Part {
         /// Of which state.
         position: Position,
+        /// How long it took, without waiting for its turn.
+        took: Duration,
         /// Whether it went well.
         result: Result<(), CheckpointError>,
     },
@@ -71,6 +74,8 @@ pub enum Ended {
     Commit {
         /// Of which state.
         position: Position,
+        /// How long it took, without waiting for its turn.
+        took: Duration,
         /// What came of it.
         result: Result<Committed, CheckpointError>,
     },
@@ -258,10 +263,12 @@ impl Writer {
     }
 
     pub(crate) fn perform(&self, work: Work) -> Answer {
+        let begun = Instant::now();
         match work {
             Work::Write { part, digest, values, cancelled } => {
                 let result = self.write(&part, digest, &values, &cancelled);
-                Answer { ended: Ended::Part { position: part.position, result }, buffer: Some(values) }
+                let ended = Ended::Part { position: part.position, took: begun.elapsed(), result };
+                Answer { ended, buffer: Some(values) }
             }
             Work::Commit { position, layout, writers, facts, cancelled } => {
                 let result = self.commit(position, &layout, writers, facts, &cancelled);
@@ -269,7 +276,7 @@ impl Writer {
                     // What is left of it is in nobody's way; the error that matters is the one at hand.
                     let _ = self.folder.abandon(position);
                 }
-                Answer { ended: Ended::Commit { position, result }, buffer: None }
+                Answer { ended: Ended::Commit { position, took: begun.elapsed(), result }, buffer: None }
             }
             Work::Abandon { position } => {
                 let result = self.folder.abandon(position);

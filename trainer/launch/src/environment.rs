@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Elastic, ObjectUri, Task};
+use crate::{DEFAULT_GRACE_SECONDS, Elastic, ObjectUri, Task};
 
 /// Everything that a coordinator or worker process is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +48,9 @@ pub struct Launch {
     /// Folder of this worker's [`crate::CredentialFile`]s; none where the job does not encrypt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
+    /// Seconds after which it is killed once it was asked to end.
+    #[serde(default = "grace_by_default")]
+    pub grace_seconds: u32,
     /// File that takes the process's [`crate::Ending`].
     pub ending: PathBuf,
     /// What to do.
@@ -189,6 +192,10 @@ impl Launch {
     }
 }
 
+const fn grace_by_default() -> u32 {
+    DEFAULT_GRACE_SECONDS
+}
+
 fn unspecified() -> IpAddr {
     Ipv4Addr::UNSPECIFIED.into()
 }
@@ -234,6 +241,7 @@ mod tests {
             objects: Some("s3://models/team/lenet".parse().expect("a place")),
             store: Store::File("/tmp/record.json".into()),
             credentials: Some("/run/lockstep".into()),
+            grace_seconds: 45,
             ending: "/dev/termination-log".into(),
             task: serde_json::from_value(serde_json::json!({"train": {
                 "model": {"name": "mlp", "hidden": [32]}, "dataset": {"format": "glyphs"}, "training": {},

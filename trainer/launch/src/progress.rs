@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchmarkReport, CommunicationAlgorithm, Encryption, WireFormat};
+use crate::{BenchmarkReport, CommunicationAlgorithm, Encryption, ShortGrace, WireFormat};
 
 /// What the job is doing: from the reporting worker through the coordinator into `status.progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -52,6 +52,9 @@ pub struct Progress {
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
+    /// The time that a process has to end, where a drain does not fit into it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub short_grace: Option<ShortGrace>,
     /// What a benchmark has found so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub benchmark: Option<Box<BenchmarkReport>>,

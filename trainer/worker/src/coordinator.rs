@@ -143,7 +143,7 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
             let ending = ending.unwrap_or_default();
             Ok(Ending { progress: ending.progress.or(newest), ..ending })
         }
-        Ok(Outcome::Drained { step }) => Err(Failure::Drained { step }),
+        Ok(Outcome::Drained { step }) => Err(Failure::Drained { step, drain: None }),
         Ok(Outcome::Fatal { message, .. }) => Err(Failure::fatal(message)),
         Ok(Outcome::Superseded) => Err(Failure::retry("another coordinator took over")),
         Ok(Outcome::Stopped) => Err(Failure::retry("asked to stop before the group had drained")),

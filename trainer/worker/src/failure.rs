@@ -7,6 +7,8 @@ use lockstep_elastic::Break;
 use lockstep_launch::{Ending, Exit};
 use tracing::error;
 
+use crate::grace::Drain;
+
 /// An ending that is not success. Each becomes an exit code and the message of the process's `Ending`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -20,10 +22,12 @@ pub(crate) enum Failure {
     #[error("{}", .0.reason)]
     Broken(Break),
     /// Asked to stop: after this step the group goes on without this worker, or its checkpoint was saved.
-    #[error("stopped on request after step {step}")]
+    #[error("stopped on request after step {step}{}", of_grace(drain.as_ref()))]
     Drained {
         /// Optimiser steps that are done.
         step: u64,
+        /// Of a process that was itself asked.
+        drain: Option<Drain>,
     },
 }
 
@@ -74,6 +78,10 @@ impl Failure {
             Self::Drained { .. } => Exit::Drained,
         }
     }
+}
+
+fn of_grace(drain: Option<&Drain>) -> String {
+    drain.map(|drain| format!(": {drain}")).unwrap_or_default()
 }
 
 /// Writes a process's ending where the kubelet, or `lockstep run`, finds it.

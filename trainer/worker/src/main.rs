@@ -12,6 +12,7 @@ mod efficiency;
 mod failure;
 mod feeds;
 mod follow;
+mod grace;
 mod gradients;
 mod journal;
 mod kubernetes_store;
@@ -97,7 +98,10 @@ fn main() -> ExitCode {
     let (exit, ending) = match run(&role, &launch, replay.as_ref()) {
         Ok(ending) => (Exit::Done, ending),
         Err(failure) => {
-            error!(exit = %failure.exit(), "{failure}");
+            match failure.exit() {
+                Exit::Drained => info!("{failure}"),
+                exit => error!(%exit, "{failure}"),
+            }
             (failure.exit(), failure.ending())
         }
     };

@@ -24,6 +24,7 @@ use crate::{
     credentials::identity,
     failure::{Failure, leave},
     feeds::Newcomers,
+    grace::Drain,
     metrics::Metrics,
     networks::data_address,
     serve::Ready,
@@ -56,6 +57,7 @@ pub(crate) struct Member<'a> {
     pub launch: &'a Launch,
     pub metrics: &'a Arc<Metrics>,
     pub membership: Arc<Membership>,
+    stop: &'a Stop,
     ready: &'a Ready,
     listener: Arc<Listener>,
     /// Ends the collectives of the present generation, or what is handed over by the group that is followed.
@@ -91,8 +93,8 @@ impl<'a> Member<'a> {
         };
         let hello = hello(launch, data, &listener)?;
         let coordinator = launch.coordinator.to_string();
-        let (membership, place) =
-            Membership::join(&coordinator, hello, held, COORDINATOR_PATIENCE).map_err(|error| outside(error, held))?;
+        let (membership, place) = Membership::join(&coordinator, hello, held, COORDINATOR_PATIENCE)
+            .map_err(|error| outside(error, || drained(launch, stop, held.step)))?;
         let membership = Arc::new(membership);
         let abort = Arc::new(Mutex::new(Abort::new()));
         let (awaits_feed, newcomers) = (Arc::new(AtomicBool::new(false)), Newcomers::default());
@@ -117,15 +119,15 @@ impl<'a> Member<'a> {
             }
         });
         stop.steps_begin({
-            let membership = Arc::downgrade(&membership);
+            let (membership, grace_seconds) = (Arc::downgrade(&membership), launch.grace_seconds);
             move || {
                 if let Some(membership) = membership.upgrade() {
-                    membership.leave("asked to stop");
+                    membership.leave(&format!("asked to stop within {grace_seconds} s"));
                 }
             }
         });
         let listener = Arc::new(listener);
-        let member = Self { launch, metrics, membership, ready, listener, abort, awaits_feed, newcomers };
+        let member = Self { launch, metrics, membership, stop, ready, listener, abort, awaits_feed, newcomers };
         member.take(&place);
         Ok((member, place))
     }
@@ -209,8 +211,10 @@ impl<'a> Member<'a> {
 
     /// Stands still, holding `held`, until this worker is to do something else. `broken` tells what failed, if anything.
     pub(crate) fn regroup(&self, held: State, broken: Option<Break>) -> Result<Place, Failure> {
-        let place =
-            self.membership.regroup(Some(held), broken, COORDINATOR_PATIENCE).map_err(|error| outside(error, held))?;
+        let place = self
+            .membership
+            .regroup(Some(held), broken, COORDINATOR_PATIENCE)
+            .map_err(|error| outside(error, || drained(self.launch, self.stop, held.step)))?;
         self.take(&place);
         Ok(place)
     }
@@ -240,7 +244,7 @@ impl<'a> Member<'a> {
             Ok(Farewell::Recorded) => {}
             Err(error) => warn!(%error, "the coordinator does not know that this worker drained"),
         }
-        Some(Failure::Drained { step })
+        Some(drained(self.launch, self.stop, step))
     }
 
     /// Says that the last step is done; all members must end with the same digest. `None` when somebody was lost before that.
@@ -254,12 +258,18 @@ impl<'a> Member<'a> {
 }
 
 /// What it means for this process to be in no group any more.
-fn outside(error: JoinError, held: State) -> Failure {
+fn outside(error: JoinError, drained: impl FnOnce() -> Failure) -> Failure {
     match error {
         JoinError::Refused { reason } => Failure::fatal(reason),
-        JoinError::Released => Failure::Drained { step: held.step },
+        JoinError::Released => drained(),
         JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
     }
+}
+
+/// This process goes after `step`.
+fn drained(launch: &Launch, stop: &Stop, step: u64) -> Failure {
+    let drain = stop.asked().map(|took| Drain { took, grace_seconds: launch.grace_seconds });
+    Failure::Drained { step, drain }
 }
 
 /// A thread that hangs does not end by itself; another process takes this one's place.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockstep_elastic::{Group, Membership};
-use lockstep_launch::{CheckpointMark, Progress};
+use lockstep_launch::Progress;
 use tracing::warn;
 
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     failure::Failure,
     journal::{Evaluation, EvaluationLine, Journal, Kept, NotContinued, StepLine},
     metrics::Metrics,
+    saving::Saver,
     storage::Storage,
     trainee::Trainee,
     training::{Rank, Recipe},
@@ -116,6 +117,7 @@ impl<'a> Reporter<'a> {
             accuracy: self.progress.accuracy,
             accuracy_step: self.progress.accuracy_step,
             last_checkpoint: self.progress.last_checkpoint.take(),
+            short_grace: self.progress.short_grace,
             communication: self.progress.communication,
             generation: self.group.generation,
             stragglers: rank.stragglers().into_iter().filter_map(|rank| self.group.pods.get(rank).cloned()).collect(),
@@ -161,10 +163,11 @@ impl<'a> Reporter<'a> {
         self.journal.flush().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
-    /// The newest checkpoint, from the next report on.
-    pub(crate) fn take_checkpoint(&mut self, newest: Option<&CheckpointMark>) {
-        if self.progress.last_checkpoint.as_ref() != newest {
-            self.progress.last_checkpoint = newest.cloned();
+    /// The newest checkpoint and what it tells of a drain, from the next report on.
+    pub(crate) fn take_checkpoint(&mut self, saver: &Saver<'_>) {
+        if self.progress.last_checkpoint.as_ref() != saver.newest() {
+            self.progress.last_checkpoint = saver.newest().cloned();
+            self.progress.short_grace = saver.short_grace();
         }
     }
 

@@ -21,12 +21,13 @@ use lockstep_checkpoint::{
     BLOCK_VALUES, CheckpointError, Committed, Ended, Facts, Layout, Part, Position, Snapshotter, Taken,
 };
 use lockstep_elastic::{Digest, Group, Membership};
-use lockstep_launch::CheckpointMark;
+use lockstep_launch::{CheckpointMark, ShortGrace};
 use lockstep_nn::{Cpu, DIGEST_BLOCK, Replica, StateDigest, digest_blocks};
 use tracing::{info, warn};
 
 use crate::{
     failure::Failure,
+    grace::short_grace,
     member::Member,
     metrics::{Metrics, Phase},
     reporter::Reporter,
@@ -62,6 +63,10 @@ pub(crate) struct Saver<'a> {
     ended: Instant,
     delay: Delay,
     newest: Option<CheckpointMark>,
+    grace_seconds: u32,
+    short_grace: Option<ShortGrace>,
+    /// Whether that was told once.
+    is_warned: bool,
 }
 
 /// A checkpoint of which parts are being written.
@@ -72,6 +77,7 @@ struct Copied {
     stall: Duration,
     /// Of this rank.
     part: Outcome,
+    writing: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +121,9 @@ impl<'a> Saver<'a> {
             ended: Instant::now(),
             delay: Delay::default(),
             newest: None,
+            grace_seconds: member.launch.grace_seconds,
+            short_grace: None,
+            is_warned: false,
         })
     }
 
@@ -132,6 +141,11 @@ impl<'a> Saver<'a> {
     /// The newest checkpoint that this worker committed.
     pub(crate) fn newest(&self) -> Option<&CheckpointMark> {
         self.newest.as_ref()
+    }
+
+    /// The time that this process has to end, where a drain does not fit into it by what the newest checkpoint took.
+    pub(crate) const fn short_grace(&self) -> Option<ShortGrace> {
+        self.short_grace
     }
 
     /// What this rank tells in the numbers of the next step; only the one that `reports` asks.
@@ -266,7 +280,7 @@ impl<'a> Saver<'a> {
                 Outcome::Failed
             }
         };
-        Copied { position, at, stall: at.elapsed(), part }
+        Copied { position, at, stall: at.elapsed(), part, writing: Duration::ZERO }
     }
 
     /// Begins to write the manifest, once the lines of the steps that it holds are stored.
@@ -298,19 +312,24 @@ impl<'a> Saver<'a> {
     /// Takes down what has ended, and tells others of a checkpoint.
     fn note(&mut self, ended: Ended) -> Result<(), Failure> {
         match ended {
-            Ended::Part { position, result } => {
+            Ended::Part { position, took, result } => {
                 // Another one was begun by a group that is no more.
                 let Some(copied) = self.copied.as_mut().filter(|copied| copied.position == position) else {
                     return Ok(());
                 };
+                copied.writing = took;
                 copied.part = if result.is_ok() { Outcome::Stored } else { Outcome::Failed };
                 result.map_err(|error| self.storage.refused(&error))
             }
-            Ended::Commit { position: _, result } => {
+            Ended::Commit { position: _, took, result } => {
                 self.ended = Instant::now();
                 let committing = self.committing.take();
                 match (result, committing) {
-                    (Ok(committed), Some(committing)) => self.tell(committed, committing),
+                    (Ok(committed), Some(committing)) => {
+                        let Copied { stall, writing, .. } = committing.copied;
+                        self.look_at_grace(stall + writing + took);
+                        self.tell(committed, committing);
+                    }
                     (Err(CheckpointError::Cancelled { .. }), _) | (Ok(_), None) => {}
                     (Err(error), _) => {
                         self.metrics.checkpoint_failures.inc();
@@ -325,6 +344,16 @@ impl<'a> Saver<'a> {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Whether a process that is asked to end has time for another checkpoint that takes as long.
+    fn look_at_grace(&mut self, saving: Duration) {
+        let step = self.membership.work().glimpse().step.unwrap_or_default();
+        self.short_grace = short_grace(step, saving, self.grace_seconds);
+        if let Some(short) = self.short_grace.filter(|_| !self.is_warned) {
+            self.is_warned = true;
+            warn!("{short}");
         }
     }
 

@@ -1,8 +1,9 @@
 //! SIGTERM and SIGINT: a wish to stop at the next step boundary; before there are steps, an end at once.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -17,6 +18,7 @@ type Tell = Box<dyn Fn() + Send>;
 pub(crate) struct Stop {
     /// Whom to tell, once there are steps.
     group: Arc<Mutex<Option<Tell>>>,
+    asked: Arc<OnceLock<Instant>>,
 }
 
 impl Stop {
@@ -40,7 +42,13 @@ impl Stop {
         Ok(stop)
     }
 
+    /// How long ago the first one came; `None` before that.
+    pub(crate) fn asked(&self) -> Option<Duration> {
+        self.asked.get().map(Instant::elapsed)
+    }
+
     fn tell(&self) {
+        self.asked.get_or_init(Instant::now);
         match self.group.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             Some(tell) => tell(),
             None => {

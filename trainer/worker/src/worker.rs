@@ -404,7 +404,7 @@ impl Run<'_> {
                 }
                 work.during(Activity::Storing, || {
                     if let Some(reporter) = &mut reporter {
-                        reporter.take_checkpoint(saver.newest());
+                        reporter.take_checkpoint(saver);
                         reporter.step(rank, &settled.line)?;
                     }
                     saver.hear(step, settled.told, reporter.as_deref_mut());
@@ -497,7 +497,7 @@ fn save_at_the_end<'a>(
 ) -> Result<Option<Reporter<'a>>, Failure> {
     saver.save(rank, reporter.as_mut())?;
     if let Some(reporter) = &mut reporter {
-        reporter.take_checkpoint(saver.newest());
+        reporter.take_checkpoint(saver);
         reporter.report(true)?;
     }
     Ok(reporter)

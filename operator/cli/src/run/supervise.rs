@@ -21,8 +21,8 @@ use crate::display::Display;
 const FINISH: Duration = Duration::from_secs(60);
 /// How long the others may take to end when the job failed.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How long a clean stop may take.
-const DRAIN: Duration = Duration::from_secs(60);
+/// Seconds that a clean stop may take where the job's template does not say.
+const GRACE_SECONDS: u32 = 60;
 /// Time between two looks at what `lockstep scale` wants.
 const LOOK: Duration = Duration::from_millis(200);
 /// Namespace of jobs without a cluster.
@@ -126,6 +126,11 @@ impl Session {
         }
     }
 
+    /// How many seconds a clean stop may take.
+    fn grace_seconds(&self) -> u32 {
+        self.job.grace_seconds().unwrap_or(GRACE_SECONDS)
+    }
+
     /// A process of this job among `workers` of them.
     fn process(&self, role: Role, workers: u32) -> anyhow::Result<Process> {
         let Self { job, folder, objects, trainer: _, control, again: _, replay, chaos: _ } = self;
@@ -148,6 +153,7 @@ impl Session {
             objects: objects.clone(),
             store: Store::File(folder.record()),
             credentials: encrypts(&job.task).then(|| folder.credentials()),
+            grace_seconds: self.grace_seconds(),
             ending,
             task: job.task.clone(),
         };
@@ -285,7 +291,8 @@ impl Supervised<'_> {
             Task::Benchmark { .. } => "stopping after this sum; press Ctrl-C again to stop at once",
         });
         self.children.signal_workers(Signal::TERM);
-        let deadline = Instant::now() + DRAIN;
+        let grace_seconds = self.session.grace_seconds();
+        let deadline = Instant::now() + Duration::from_secs(grace_seconds.into());
         let mut killed = false;
         let mut coordinator_told = false;
         while !self.children.is_empty() {
@@ -303,7 +310,7 @@ impl Supervised<'_> {
                 }
                 _ = signals.next() => self.children.signal_all(Signal::KILL),
                 () = sleep_until(deadline), if !killed => {
-                    display.note(&format!("no clean stop within {} s: killing the processes", DRAIN.as_secs()));
+                    display.note(&format!("no clean stop within {grace_seconds} s: killing the processes"));
                     self.children.signal_all(Signal::KILL);
                     killed = true;
                 }

@@ -82,6 +82,9 @@ fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
         .iter()
         .any(|change| change["left"][0]["pod"] == "lenet-worker-1" && change["lost"].is_null());
     assert!(left, "it left as planned: {:#}", job.group()["status"]["changes"]);
+    let described = job.describe();
+    let told = "lenet-worker-1 left (asked to stop within 30 s)";
+    assert!(described.contains(told) && described.contains("it took"), "{told}: {described}");
 
     let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
     assert_nothing_was_lost(&folder, &job.group());

@@ -57,7 +57,7 @@ fn save(snapshotter: &mut Snapshotter, step: u64) -> Taken {
 /// The steps that were committed, all of them well.
 fn saved_steps(ended: Vec<Ended>) -> Vec<u64> {
     let step = |ended| match ended {
-        Ended::Commit { position, result } => {
+        Ended::Commit { position, took: _, result } => {
             let Committed { saved, pruned } = result.expect("saved");
             pruned.expect("pruned");
             assert_eq!(saved.step, position.step);
@@ -178,7 +178,7 @@ fn each_failure_says_which_part_and_what_follows_is_saved() {
                 state.commit(&mut snapshotter, number(1));
                 assert_eq!(saved_steps(snapshotter.finish()), [step]);
             }
-            [Ended::Part { position, result: Err(CheckpointError::Full { path }) }] => {
+            [Ended::Part { position, took: _, result: Err(CheckpointError::Full { path }) }] => {
                 assert!(path.ends_with(format!(".tmp-step-{step:08}.g1")), "{path:?}");
                 failures.push(position.step);
             }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lockstep_launch::{Address, Elastic, Job, Launch, Ports, Store, Task, Workload};
+use lockstep_launch::{Address, DEFAULT_GRACE_SECONDS, Elastic, Job, Launch, Ports, Store, Task, Workload};
 use serde_json::{Value, json};
 
 use super::{
@@ -160,6 +160,7 @@ impl Programs {
                 objects: None,
                 store: Store::File(output.join("record.json")),
                 credentials: None,
+                grace_seconds: DEFAULT_GRACE_SECONDS,
                 ending: output.join("ending"),
                 task: Task::Train(workload.clone()),
             };

@@ -1,0 +1,55 @@
+//! Whether a process that is asked to end does so before it is killed.
+
+use std::{fmt, time::Duration};
+
+use lockstep_launch::ShortGrace;
+
+/// Steps that are done before all stop: the one under way and the one during which all learn of it.
+const LAST_STEPS: u32 = 2;
+
+/// What is wrong with the time that there is, where steps and checkpoints take so long; `None` where a drain fits into it.
+pub(crate) fn short_grace(step: Duration, saving: Duration, grace_seconds: u32) -> Option<ShortGrace> {
+    let drain = step * LAST_STEPS + saving;
+    let fits = drain <= Duration::from_secs(grace_seconds.into());
+    (!fits).then_some(ShortGrace { drain_seconds: drain.as_secs_f64(), grace_seconds })
+}
+
+/// How long a process that was asked to end went on, and how long it might have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drain {
+    pub took: Duration,
+    pub grace_seconds: u32,
+}
+
+impl fmt::Display for Drain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { took, grace_seconds } = self;
+        write!(
+            f,
+            "drained in {:.1} s of the {grace_seconds} s after which it would have been killed",
+            took.as_secs_f64()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_fits_where_two_steps_and_a_checkpoint_do() {
+        let ms = Duration::from_millis;
+        let found = |step, saving, grace| short_grace(ms(step), ms(saving), grace).map(|short| short.drain_seconds);
+        for (step, saving, grace, too_long) in [
+            (0, 0, 0, None),
+            (1, 0, 0, Some(0.002)),
+            (10_000, 10_000, 30, None),
+            (10_000, 10_001, 30, Some(30.001)),
+            (15_001, 0, 30, Some(30.002)),
+            (20, 600_000, 30, Some(600.04)),
+            (20, 600_000, 601, None),
+        ] {
+            assert_eq!(found(step, saving, grace), too_long, "steps of {step} ms, saved in {saving} ms, {grace} s");
+        }
+    }
+}
