@@ -205,6 +205,8 @@ pub struct Coordinator {
     draining: Option<String>,
     /// A member has done the last step: what is left to do is to tell the result.
     finishing: bool,
+    /// Why the record can be kept no more: all save their state, and the group ends.
+    unkept: Option<String>,
     /// The newest checkpoint that the record does not have yet.
     mark: Option<CheckpointMark>,
     /// Processes that were sent to read what is stored, by pod: others take their places.
@@ -263,6 +265,7 @@ impl Coordinator {
             leaving: BTreeMap::new(),
             draining: None,
             finishing: false,
+            unkept: None,
             mark: None,
             sent_to_read: BTreeMap::new(),
             aside: Aside::default(),
@@ -379,6 +382,13 @@ impl Coordinator {
         if self.handled < self.store_again {
             return;
         }
+        if let Some(message) = self.unkept.clone() {
+            return match purpose {
+                Purpose::Conclude => self.conclude(),
+                Purpose::Mark => {}
+                Purpose::Allocate { .. } | Purpose::Activate => self.give_up(message),
+            };
+        }
         self.swapping = Some((purpose, record.clone()));
         self.commands.push(Command::Swap(record));
     }
@@ -406,15 +416,24 @@ impl Coordinator {
         }
     }
 
-    /// A record can be neither kept nor read.
+    /// A record can be neither kept nor read. A group that trains saves its state before it ends.
     fn store_failed(&mut self, message: String) {
+        let trains = matches!(&self.phase, Phase::Running(running) if !running.is_broken());
         match self.swapping.take() {
             Some((Purpose::Conclude, _)) => self.conclude(),
-            _ => {
-                self.abort_all(&format!("the membership record cannot be kept: {message}"));
-                self.end(Outcome::StoreFailed { message });
+            Some((Purpose::Mark | Purpose::Allocate { .. }, _)) if trains => {
+                let reason = unkept(&message);
+                self.unkept = Some(message);
+                self.draining = Some(reason.clone());
+                self.send_to_all(&Message::Drain { reason });
             }
+            _ => self.give_up(message),
         }
+    }
+
+    fn give_up(&mut self, message: String) {
+        self.abort_all(&unkept(&message));
+        self.end(Outcome::StoreFailed { message });
     }
 
     fn send(&mut self, connection: Connection, message: Message) {
@@ -479,4 +498,8 @@ impl Coordinator {
             self.mark = Some(mark);
         }
     }
+}
+
+fn unkept(message: &str) -> String {
+    format!("the membership record cannot be kept: {message}")
 }

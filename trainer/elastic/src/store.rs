@@ -54,6 +54,16 @@ pub enum StoreError {
         /// Why.
         cause: String,
     },
+    /// Refused; trying again does not help.
+    #[error("the membership record at {place} is refused: {cause}; {advice}")]
+    Refused {
+        /// File or object.
+        place: String,
+        /// Why.
+        cause: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// What lies there is no record that can be used.
     #[error("{place}: {source}")]
     Record {

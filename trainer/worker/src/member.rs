@@ -15,7 +15,8 @@ use std::{
 
 use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, Sockets, Waiting};
 use lockstep_elastic::{
-    Break, Digest, Event, Farewell, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership, Place, State,
+    Break, Digest, Event, Farewell, FarewellError, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership,
+    Place, State,
 };
 use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, Task};
 use tracing::{error, info, warn};
@@ -242,6 +243,9 @@ impl<'a> Member<'a> {
         match self.membership.drained(step, FAREWELL_PATIENCE) {
             Ok(Farewell::Changed) => return None,
             Ok(Farewell::Recorded) => {}
+            Err(FarewellError::Aborted { reason }) => {
+                return Some(Failure::retry(format!("stopped after step {step}, which is saved: {reason}")));
+            }
             Err(error) => warn!(%error, "the coordinator does not know that this worker drained"),
         }
         Some(drained(self.launch, self.stop, step))

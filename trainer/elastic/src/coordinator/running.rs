@@ -352,12 +352,14 @@ impl Coordinator {
     /// Everybody said its last word, and the record is as up to date as the store lets it be.
     pub(super) fn conclude(&mut self) {
         let Phase::Running(running) = &self.phase else { return };
-        match verdict(&running.active, &running.words) {
-            Ok(outcome) => {
+        match (verdict(&running.active, &running.words), self.unkept.clone()) {
+            // Their state is saved; the next ones begin with it once a record can be kept.
+            (Ok(Outcome::Drained { .. }), Some(message)) => self.give_up(message),
+            (Ok(outcome), _) => {
                 self.send_to_all(&Message::Release);
                 self.end(outcome);
             }
-            Err((member, message)) => {
+            (Err((member, message)), _) => {
                 self.abort_all(&message);
                 self.end(Outcome::Fatal { member, message });
             }

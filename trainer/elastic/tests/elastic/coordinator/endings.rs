@@ -204,6 +204,42 @@ fn only_newer_progress_is_published() {
 }
 
 #[test]
+fn a_group_whose_record_can_be_kept_no_more_saves_its_state_and_ends() {
+    let failed = Outcome::StoreFailed { message: "no record".into() };
+    let drain = |commands: &[Command]| {
+        let said = |member| matches!(sent(commands, member).as_slice(), [Message::Drain { reason }] if reason.contains("no record"));
+        said(0) && said(1)
+    };
+    let mut table = Table::running(2, 2);
+    table.store = Store::Fails;
+    let commands = table.says(1, Message::Checkpoint(mark(40)));
+    assert!(drain(&commands) && end(&commands).is_none(), "{commands:?}");
+    // What is saved at the end is no more recorded than what was before it.
+    assert_eq!(table.says(0, Message::Checkpoint(mark(44))), []);
+    assert_eq!(end(&table.says(0, Message::Drained { step: 44 })), None);
+    let commands = table.says(1, Message::Drained { step: 44 });
+    assert_eq!(end(&commands), Some(&failed));
+    assert!(matches!(sent(&commands, 0).as_slice(), [Message::Abort { .. }]), "{commands:?}");
+
+    let mut changing = Table::running(2, 1);
+    changing.store = Store::Fails;
+    changing.says(1, Message::Leave { reason: "asked to stop".into() });
+    let commands = changing.wait(ms(600), &[0, 1]);
+    assert!(drain(&commands) && end(&commands).is_none(), "{commands:?}");
+    // Whoever is left has no state that all agree on: the newest checkpoint has.
+    assert_eq!(end(&changing.closes(1)), Some(&failed));
+
+    let mut done = Table::running(2, 2);
+    done.store = Store::Fails;
+    done.says(1, Message::Checkpoint(mark(88)));
+    done.says(0, finished(b"model"));
+    assert!(
+        matches!(end(&done.says(1, finished(b"model"))), Some(Outcome::Finished { .. })),
+        "a result is one without a record"
+    );
+}
+
+#[test]
 fn a_coordinator_that_nobody_trains_with_stops_at_once() {
     assert_eq!(end(&Table::new(2).handle(Event::Stop)), Some(&Outcome::Stopped));
 
