@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::forming::{Limits, Seat};
 use crate::group::{Group, Tag, Transferred};
+use crate::limits::Limits;
 use crate::link::Listener;
 use crate::outcome::{Completed, Failed, Outcome};
 use crate::queue::{Order, Panicked, Queue};
+use crate::seat::Seat;
 use crate::{Abort, AgreedPlan, Collective, CollectiveError, Plan};
 
 /// Operations that may be submitted to a [`Communicator`] and not yet waited for, or wait for their turn in a

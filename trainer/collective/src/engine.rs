@@ -8,10 +8,11 @@ use crate::crc32c::crc32c;
 
 use crate::algorithm::{Arrival, MAX_FRAME, Receive, Schedule, Send};
 use crate::farewell::{self, FAREWELL_BYTES};
-use crate::forming::{Seat, Waiting};
 use crate::frame::{HEADER_BYTES, Header, Kind};
+use crate::limits::Waiting;
 use crate::mesh::{Mesh, Wanted};
 use crate::position::Position;
+use crate::seat::Seat;
 use crate::wire::Coding;
 use crate::{Abort, CollectiveError, Transferred};
 

@@ -8,10 +8,10 @@
 use crate::CollectiveError;
 use crate::call::Call;
 use crate::crc32c::crc32c;
-use crate::forming::Seat;
 use crate::frame::{HEADER_BYTES, Header, Kind};
 use crate::mesh::Mesh;
 use crate::position::{Loss, Origin, Position};
+use crate::seat::Seat;
 
 const PAYLOAD_BYTES: usize = 44;
 /// All of it.

@@ -9,11 +9,13 @@ use crate::algorithm::{Algorithm, Schedule};
 use crate::call::Operation;
 use crate::element::Reduction;
 use crate::engine::{Counts, Scratch};
-use crate::forming::{JobId, Limits, Seat, Shape, Waiting, form};
+use crate::forming::{Shape, form};
 use crate::hosts::Hosts;
+use crate::limits::{Limits, Waiting};
 use crate::link::Listener;
 use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, staging_size};
 use crate::mesh::Mesh;
+use crate::seat::{JobId, Seat};
 use crate::{Abort, CollectiveError};
 
 /// Schedules kept for operations that come again.

@@ -9,10 +9,10 @@ use crate::call::{Call, Operation};
 use crate::element::{Element, Reduction, divide};
 use crate::engine::Execution;
 use crate::farewell;
-use crate::forming::Seat;
 use crate::frame::{Header, Kind};
 use crate::memory::{Patience, Work};
 use crate::reducer::{mutual_reducer, reducer};
+use crate::seat::Seat;
 use crate::wire::{Coding, Wire};
 
 impl Group {

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use rustix::param::page_size;
 
 use crate::call::Call;
-use crate::forming::Waiting;
+use crate::limits::Waiting;
 use crate::mesh::Mesh;
 use crate::position::Position;
 use crate::reducer::{MutualReducer, Reducer};
