@@ -15,7 +15,7 @@ pub struct Folder {
     pub(crate) medium: Arc<dyn Medium>,
     /// Bytes of a chunk; smaller in tests.
     pub(crate) chunk_bytes: u64,
-    /// Chunks that one writer works on at once; one in the simulation, where a seed decides the order of everything.
+    /// Chunks that one writer or reader works on at once; one in the simulation, where a seed decides the order of everything.
     pub(crate) at_once: usize,
 }
 

@@ -1,7 +1,10 @@
 use std::{
     io,
     ops::Range,
+    panic::resume_unwind,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    thread,
 };
 
 use crate::{
@@ -170,7 +173,7 @@ impl Folder {
         };
         accept(&path, &manifest.identity)?;
         let bytes = manifest_bytes + manifest.stored_bytes();
-        let (weights, slots) = match read_state(&*self.medium, &path, &manifest) {
+        let (weights, slots) = match read_state(&*self.medium, &path, &manifest, self.at_once) {
             Ok(read) => read,
             Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
@@ -266,19 +269,20 @@ fn read_state(
     medium: &dyn Medium,
     folder: &Path,
     manifest: &Manifest,
+    at_once: usize,
 ) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
     match &manifest.stored {
         Stored::Objects(objects) => read_objects(medium, folder, objects, &manifest.tensors),
         Stored::Chunks(chunks) => {
             let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
-            read_chunks(medium, folder, chunks, &layout)
+            read_chunks(medium, folder, chunks, &layout, at_once)
         }
     }
 }
 
 fn verify_state(medium: &dyn Medium, folder: &Path, manifest: &Manifest) -> Result<(), Unusable> {
     match &manifest.stored {
-        Stored::Objects(_) => read_state(medium, folder, manifest).map(drop),
+        Stored::Objects(objects) => read_objects(medium, folder, objects, &manifest.tensors).map(drop),
         Stored::Chunks(chunks) => {
             let mut bytes = Vec::new();
             chunks.iter().try_for_each(|chunk| read_chunk(medium, folder, chunk, &mut bytes))
@@ -319,12 +323,13 @@ fn extend(values: &mut Vec<f32>, bytes: &[[u8; VALUE_BYTES as usize]]) {
     values.extend(bytes.iter().map(|value| f32::from_le_bytes(*value)));
 }
 
-/// The weights and slots that `layout` names, from chunks that are known to tile it.
+/// The weights and slots that `layout` names, from chunks that are known to tile it. While one is verified others are read.
 fn read_chunks(
     medium: &dyn Medium,
     folder: &Path,
     chunks: &[Chunk],
     layout: &Layout,
+    at_once: usize,
 ) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
     // Before memory is reserved for what a manifest says.
     for chunk in chunks {
@@ -332,21 +337,39 @@ fn read_chunks(
     }
     let mut tensors = Vec::with_capacity(layout.entries().len());
     for entry in layout.entries() {
-        let (mut values, elements) = (Vec::new(), entry.elements().unwrap_or(0));
-        let reserved = values.try_reserve_exact(elements);
-        reserved.map_err(|error| Unusable::Damaged(format!("tensor {} cannot be held: {error}", entry.name)))?;
+        // The system makes these pages when they are first written, which each reader does for its own.
+        let values = bytemuck::allocation::try_zeroed_vec(entry.elements().unwrap_or(0))
+            .map_err(|()| Unusable::Damaged(format!("tensor {} cannot be held: memory lacks", entry.name)))?;
         tensors.push(OwnedTensor { name: entry.name.clone(), shape: entry.shape.clone(), values });
     }
-    let mut bytes = Vec::new();
-    for chunk in chunks {
-        read_chunk(medium, folder, chunk, &mut bytes)?;
-        let mut rest = bytes.as_chunks().0;
-        // Chunks come in order, and so do the values of each tensor.
-        for piece in layout.pieces(chunk.range()) {
-            let (values, after) = rest.split_at(piece.values.len());
-            extend(&mut tensors[piece.tensor].values, values);
-            rest = after;
+    let mut unread: Vec<&mut [f32]> = tensors.iter_mut().map(|tensor| &mut tensor.values[..]).collect();
+    // Chunks come in order, and so do the values of each tensor.
+    let places = chunks.iter().map(|chunk| {
+        let place = |piece: Piece<'_>| unread[piece.tensor].split_off_mut(..piece.values.len()).unwrap_or_default();
+        (chunk, layout.pieces(chunk.range()).map(place).collect::<Vec<_>>())
+    });
+    let places = Mutex::new(places.collect::<Vec<_>>().into_iter());
+    let next = || places.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let read = || {
+        let mut bytes = Vec::new();
+        while let Some((chunk, places)) = next() {
+            read_chunk(medium, folder, chunk, &mut bytes).map_err(|unusable| (chunk.start, unusable))?;
+            let mut rest = bytes.as_chunks().0;
+            for place in places {
+                let (values, after) = rest.split_at(place.len());
+                place.iter_mut().zip(values).for_each(|(place, value)| *place = f32::from_le_bytes(*value));
+                rest = after;
+            }
         }
+        Ok(())
+    };
+    let failed = thread::scope(|scope| {
+        let threads: Vec<_> = (1..at_once.min(chunks.len())).map(|_| scope.spawn(read)).collect();
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|cause| resume_unwind(cause)));
+        [read()].into_iter().chain(joined).filter_map(Result::err).min_by_key(|(start, _)| *start)
+    });
+    if let Some((_, unusable)) = failed {
+        return Err(unusable);
     }
     let weights = layout.entries().iter().filter(|entry| entry.role == Role::Weight).count();
     let slots = tensors.split_off(weights);

@@ -15,7 +15,7 @@ use crate::{
     operation::Contents,
 };
 
-/// Chunks that one writer works on at once.
+/// Chunks that one writer or reader works on at once.
 pub(crate) const AT_ONCE: usize = 3;
 
 /// One writer's part of a state.
