@@ -194,10 +194,14 @@ impl Folder {
         }))
     }
 
-    /// The newest checkpoint that is whole, and where training stands in it. All of it is read and verified, and none of it kept: memory for
+    /// The first of `slots` that is whole, and where training stands in it. All of it is read and verified, and none of it kept: memory for
     /// one chunk is enough.
-    pub(crate) fn newest_verified(&self, expected: &Identity) -> Result<Option<(Slot, Position)>, CheckpointError> {
-        for slot in self.medium.slots()? {
+    pub(crate) fn first_verified(
+        &self,
+        slots: &[Slot],
+        expected: &Identity,
+    ) -> Result<Option<(Slot, Position)>, CheckpointError> {
+        for slot in slots.iter().copied() {
             let path = self.place(slot);
             let verified = match self.manifest_of(slot) {
                 Ok((manifest, ..)) => {
@@ -234,6 +238,12 @@ impl Folder {
             Err(Unusable::Damaged(_)) => false,
             Err(Unusable::Newer(_) | Unusable::Unread(_)) => true,
         }
+    }
+
+    /// Whether a manifest is whole and says that this job wrote it, in a generation before this one.
+    pub(crate) fn is_of_generation_before(&self, generation: u64, slot: Slot, expected: &Identity) -> bool {
+        let manifest = self.manifest_of(slot).map(|(manifest, ..)| manifest);
+        manifest.is_ok_and(|found| found.identity == *expected && found.position.generation < generation)
     }
 }
 

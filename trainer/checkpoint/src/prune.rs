@@ -1,8 +1,8 @@
 use std::num::NonZeroU32;
 
 use crate::{
-    CheckpointError, Folder, Identity, Position,
-    slot::{Leftover, Staged},
+    CheckpointError, Folder, Identity, Position, Saved,
+    slot::{Leftover, Slot, Staged},
 };
 
 /// What was deleted.
@@ -22,8 +22,36 @@ impl Folder {
     /// # Errors
     /// As of [`Folder::newest`]; [`CheckpointError::Storage`] where something cannot be deleted.
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
+        let slots = self.medium.slots()?;
+        self.prune_after(&[], &slots, keep_last, expected)
+    }
+
+    /// As [`Folder::prune`], for a group that has just `saved` a checkpoint. Where groups before it had come further it went back behind
+    /// their checkpoints: those would pass for newer than this one, and are deleted too.
+    pub(crate) fn prune_saved(
+        &self,
+        saved: &Saved,
+        keep_last: NonZeroU32,
+        expected: &Identity,
+    ) -> Result<Pruned, CheckpointError> {
+        let slots = self.medium.slots()?;
+        let place = slots.iter().position(|slot| self.place(*slot) == saved.path);
+        // A group after this one has deleted it, and has the say.
+        let Some(place) = place else { return Ok(Pruned::default()) };
+        let (later, slots) = slots.split_at(place);
+        self.prune_after(later, slots, keep_last, expected)
+    }
+
+    /// Deletes of `slots` all but the newest, once one is known to be whole, and of those `later` what was given up for it.
+    fn prune_after(
+        &self,
+        later: &[Slot],
+        slots: &[Slot],
+        keep_last: NonZeroU32,
+        expected: &Identity,
+    ) -> Result<Pruned, CheckpointError> {
         let mut pruned = Pruned::default();
-        let newest = self.newest_verified(expected)?;
+        let newest = self.first_verified(slots, expected)?;
         if newest.is_some() {
             // It was read, but a power failure could yet take its name, and what is deleted would be all there was.
             self.medium.sync_slots()?;
@@ -33,14 +61,18 @@ impl Folder {
             leftovers.filter(|leftover| is_stale(leftover, newest.map(|(_, position)| position))).collect();
         pruned.leftovers = stale.len();
         stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
-        if let Some((newest, _)) = newest {
-            let slots = self.medium.slots()?.into_iter();
-            let own: Vec<_> = slots.filter(|slot| *slot < newest && !self.is_foreign(*slot, expected)).collect();
+        if let Some((newest, position)) = newest {
+            let older = slots.iter().copied().filter(|slot| *slot < newest);
+            let own: Vec<_> = older.filter(|slot| !self.is_foreign(*slot, expected)).collect();
             let mut kept: Vec<_> = own.iter().map(|slot| slot.step).filter(|step| *step < newest.step).collect();
             kept.dedup();
             kept.truncate(keep_last.get() as usize - 1);
             // Others of its step are damaged, or what older groups have left.
-            for slot in own.into_iter().filter(|slot| !kept.contains(&slot.step)) {
+            let old = own.into_iter().filter(|slot| !kept.contains(&slot.step));
+            let is_given_up = |slot: &Slot| {
+                slots.first() == Some(&newest) && self.is_of_generation_before(position.generation, *slot, expected)
+            };
+            for slot in later.iter().copied().filter(is_given_up).chain(old) {
                 self.medium.delete(slot)?;
                 pruned.steps.push(slot.step);
             }

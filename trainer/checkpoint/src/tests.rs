@@ -1,6 +1,7 @@
 mod bucket;
 mod crash;
 mod damage;
+mod given_up;
 mod kill;
 mod refusal;
 mod reshard;

@@ -11,7 +11,12 @@ use super::{
     machine::{Machine, place},
     state::state,
 };
-use crate::{Checkpoint, Folder, Newest, Saved, Skipped, files::TEMPORARY, slot::Slot, tests::state::State};
+use crate::{
+    Checkpoint, Folder, Newest, Saved, Skipped,
+    files::TEMPORARY,
+    slot::{Slot, Staged},
+    tests::state::State,
+};
 
 #[derive(Debug, Default)]
 pub(super) struct History {
@@ -21,6 +26,8 @@ pub(super) struct History {
     promised: BTreeMap<Slot, u64>,
     /// What was deleted since it was there last.
     deleted: BTreeSet<Slot>,
+    /// Which generation's the folders of checkpoints are.
+    generations: BTreeMap<Inode, u64>,
     /// Folders of checkpoints that were being deleted.
     condemned: BTreeSet<Inode>,
     pub(super) violations: Vec<String>,
@@ -41,18 +48,24 @@ impl History {
         }
     }
 
-    /// A checkpoint loses its name.
+    /// A checkpoint gets its name, or loses it.
     pub(super) fn is_moved(&mut self, disk: &Disk, from: &Path, to: &Path, since: u64) -> Result<(), String> {
         let is_to_go = to.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEMPORARY));
         self.condemned.extend(disk.inode(from).filter(|_| is_to_go));
+        let name = from.file_name().and_then(|name| name.to_str()?.strip_prefix(TEMPORARY));
+        self.generations.extend(disk.inode(from).zip(name.and_then(Staged::of_name).map(|staged| staged.generation)));
         self.is_deleted(disk, from, since)
     }
 
-    /// What a checkpoint promised the newest one promises now, which was whole when whoever deletes it began to verify.
+    /// What a checkpoint promised the newest one promises now, or that of a group which has gone back behind it. That one was whole when
+    /// whoever deletes this one began to verify.
     pub(super) fn is_deleted(&mut self, disk: &Disk, path: &Path, since: u64) -> Result<(), String> {
         let slot = path.file_name().and_then(|name| Slot::of_name(name.to_str()?));
         let Some(slot) = slot.filter(|_| disk.inode(path).is_some()) else { return Ok(()) };
-        let newer = slots(disk).into_iter().rfind(|newer| *newer > slot && disk.is_intact_until(&place(*newer), since));
+        let generation = |slot: Slot| self.generations.get(&disk.inode(&place(slot))?);
+        let replaces = |other: &Slot| *other > slot || generation(*other) > generation(slot);
+        let newer =
+            slots(disk).into_iter().rfind(|other| replaces(other) && disk.is_intact_until(&place(*other), since));
         let newer = newer.ok_or_else(|| format!("{slot} is deleted while no newer checkpoint is whole"))?;
         self.deleted.insert(slot);
         if self.promised.remove(&slot).is_some() {

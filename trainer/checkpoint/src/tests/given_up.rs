@@ -1,0 +1,97 @@
+//! Checkpoints of steps that were given up: no member that was left held them and they could not be read, so that a new generation began
+//! with an older one.
+
+use std::{fs, path::Path};
+
+use super::{number, open, place, state::State, steps};
+use crate::{Ended, Folder, Position, Pruned, Snapshotter, Taken};
+
+/// The state of a step as a generation has it.
+fn state(step: u64, generation: u64) -> State {
+    let state = State::at(step);
+    State {
+        position: Position { generation, ..state.position },
+        digest: format!("digest-{step} of generation {generation}"),
+        ..state
+    }
+}
+
+/// Saves as a group does, which keeps the newest only.
+fn save(folder: &Folder, step: u64, generation: u64) -> Pruned {
+    let state = state(step, generation);
+    let mut snapshotter = Snapshotter::start(folder.clone(), number(1), state.values().len()).expect("started");
+    assert_eq!(state.take(&mut snapshotter, 0, number(1)), Taken::Begun);
+    state.commit(&mut snapshotter, number(1));
+    match snapshotter.finish().pop() {
+        Some(Ended::Commit { result: Ok(committed), .. }) => committed.pruned.expect("pruned"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Step and generation of what a restart begins with.
+fn newest(folder: &Folder) -> (u64, u64) {
+    let newest = folder.newest(&State::at(0).identity).expect("ours").checkpoint.expect("whole").position;
+    (newest.step, newest.generation)
+}
+
+/// Generation 5 begins with step 10, as 20, which generation 4 has saved, is not there for it, and comes back.
+fn gone_back(root: &Path) -> Folder {
+    let folder = open(root);
+    for (step, generation) in [(10, 3), (20, 4)] {
+        state(step, generation).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    }
+    let away = root.join("away");
+    fs::rename(place(&folder, 20), &away).expect("moved");
+    assert_eq!(newest(&folder), (10, 3));
+    fs::rename(away, place(&folder, 20)).expect("moved back");
+    folder
+}
+
+#[test]
+fn what_a_group_saves_that_went_back_is_kept_and_loaded_rather_than_what_it_gave_up() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = gone_back(root.path());
+    assert_eq!(save(&folder, 15, 5).steps, [20, 10]);
+    assert_eq!((steps(&folder), newest(&folder)), (vec![15], (15, 5)));
+    save(&folder, 20, 5);
+    assert_eq!((steps(&folder), newest(&folder)), (vec![20], (20, 5)));
+}
+
+#[test]
+fn the_step_that_was_given_up_is_saved_anew() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = gone_back(root.path());
+    assert_eq!(save(&folder, 20, 5).steps, [20, 10]);
+    assert_eq!((steps(&folder), newest(&folder)), (vec![20], (20, 5)));
+}
+
+#[test]
+fn what_was_given_up_is_deleted_for_none_but_a_whole_one_of_this_job_and_a_later_group() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = gone_back(root.path());
+    let mut foreign = state(30, 1);
+    foreign.identity.workload_digest = "cd34".into();
+    foreign.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    state(40, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    let later = state(15, 5);
+    let saved = later.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    let manifest = fs::read(saved.path.join("manifest.json")).expect("readable");
+    fs::write(saved.path.join("manifest.json"), "damaged").expect("written");
+    let prune = || folder.prune_saved(&saved, number(1), &later.identity).expect("pruned").steps;
+    assert_eq!(prune(), Vec::<u64>::new(), "it is damaged");
+    fs::write(saved.path.join("manifest.json"), manifest).expect("restored");
+    assert_eq!(prune(), [20, 10]);
+    assert_eq!(steps(&folder), [40, 30, 15], "another job's, and one of the same group");
+}
+
+#[test]
+fn a_committer_whose_checkpoint_a_later_group_has_deleted_deletes_nothing() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    let late = state(20, 4);
+    let saved = late.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    save(&folder, 15, 5);
+    save(&folder, 18, 5);
+    assert_eq!(folder.prune_saved(&saved, number(1), &late.identity).expect("pruned"), Pruned::default());
+    assert_eq!((steps(&folder), newest(&folder)), (vec![18], (18, 5)));
+}
