@@ -6,7 +6,7 @@ use lockstep_data::{Dataset, check_global_batch, glyphs, idx};
 use lockstep_launch::{DatasetFormat, Model, ModelName, Workload};
 use lockstep_nn::{Network, models};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, stored::told_of};
 
 /// Hidden widths of an mlp that names none.
 const DEFAULT_HIDDEN: [usize; 1] = [128];
@@ -19,7 +19,7 @@ pub(crate) fn dataset(workload: &Workload) -> Result<Dataset, Failure> {
     let samples = match dataset.format {
         DatasetFormat::Idx => {
             let uri = dataset.uri.as_deref().unwrap_or_default();
-            idx::read(path(uri), dataset.evaluation_fraction, CLASSES)
+            told_of(uri, || idx::read(path(uri), dataset.evaluation_fraction, CLASSES))
                 .map_err(|error| Failure::fatal(format!("spec.dataset.uri: {uri}: {error}")))?
         }
         DatasetFormat::Glyphs => glyphs::draw(dataset.samples as usize, training.seed, dataset.evaluation_fraction),

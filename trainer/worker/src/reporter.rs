@@ -16,6 +16,7 @@ use crate::{
     metrics::Metrics,
     saving::Saver,
     storage::Storage,
+    stored::told_of,
     trainee::Trainee,
     training::{Rank, Recipe},
 };
@@ -27,6 +28,7 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 pub(crate) struct Reporter<'a> {
     membership: &'a Membership,
     group: &'a Group,
+    storage: &'a Storage,
     metrics: &'a Metrics,
     journal: Journal,
     /// For storage that took none when it was tried last.
@@ -42,13 +44,13 @@ impl<'a> Reporter<'a> {
     pub(crate) fn open(
         membership: &'a Membership,
         group: &'a Group,
-        storage: &Storage,
+        storage: &'a Storage,
         metrics: &'a Metrics,
         trainee: &Trainee,
         communication: &Agreed,
     ) -> Result<Self, Failure> {
         let folder = storage.output();
-        let continued = Journal::continue_after(folder, group.base.step);
+        let continued = told_of(folder.display(), || Journal::continue_after(folder, group.base.step));
         let (journal, mut kept) = continued.map_err(|error| match error {
             NotContinued::Io(error) => Failure::retry(format!("{}: {error}", folder.display())),
             NotContinued::Superseded => Failure::broken(format!("{}: {error}", folder.display())),
@@ -73,7 +75,7 @@ impl<'a> Reporter<'a> {
         let communication_record = communication.record.clone();
         let lines_wait = false;
         let mut reporter =
-            Self { membership, group, metrics, journal, lines_wait, progress, reported, communication_record };
+            Self { membership, group, storage, metrics, journal, lines_wait, progress, reported, communication_record };
         reporter.make_up(trainee, kept)?;
         Ok(reporter)
     }
@@ -160,7 +162,9 @@ impl<'a> Reporter<'a> {
         if !self.journal.is_full() {
             return Ok(());
         }
-        self.journal.flush().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+        let Self { journal, storage, .. } = self;
+        told_of(storage.output().display(), || journal.flush())
+            .map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
     /// The newest checkpoint and what it tells of a drain, from the next report on.
@@ -173,7 +177,9 @@ impl<'a> Reporter<'a> {
 
     /// The journal with the lines of all steps that were taken down; they are stored once it is synced.
     pub(crate) fn flushed_journal(&mut self) -> Result<File, Failure> {
-        self.journal.flushed().map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+        let Self { journal, storage, .. } = self;
+        told_of(storage.output().display(), || journal.flushed())
+            .map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
     /// How the group sums, as a checkpoint keeps it.

@@ -32,7 +32,7 @@ use crate::{
     metrics::{Metrics, Phase},
     reporter::Reporter,
     storage::{Storage, spelled},
-    stored::{Delay, until_stored},
+    stored::{Delay, told_of, until_stored},
     training::{Rank, Recipe},
     word::Word,
 };
@@ -213,7 +213,7 @@ impl<'a> Saver<'a> {
         let begun = Instant::now();
         self.snapshotter.give_up();
         self.copied = None;
-        for ended in self.snapshotter.finish() {
+        for ended in self.finish() {
             if let Err(error) = self.note(ended) {
                 warn!(%error, "checkpoint not saved");
             }
@@ -233,7 +233,7 @@ impl<'a> Saver<'a> {
         let mut own = Ok(());
         if !self.copied.as_ref().is_some_and(is_stored) {
             self.copied = Some(self.take(rank));
-            own = self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended));
+            own = self.finish().into_iter().try_for_each(|ended| self.note(ended));
         }
         let mut failed = [f32::from(u8::from(!self.copied.as_ref().is_some_and(is_stored)))];
         let told = rank.sum(&mut failed);
@@ -249,11 +249,16 @@ impl<'a> Saver<'a> {
     /// theirs in the next generation, once there is room.
     fn store_manifest(&mut self, copied: Copied, reporter: &mut Reporter<'_>) -> Result<(), Failure> {
         let begun = self.commit(copied, reporter);
-        let stored = begun.and_then(|()| self.snapshotter.finish().into_iter().try_for_each(|ended| self.note(ended)));
+        let stored = begun.and_then(|()| self.finish().into_iter().try_for_each(|ended| self.note(ended)));
         stored.map_err(|failure| match failure {
             Failure::Retry(reason) => Failure::broken(reason),
             other => other,
         })
+    }
+
+    /// Waits for what is being written.
+    fn finish(&mut self) -> Vec<Ended> {
+        told_of(self.storage.uri(), || self.snapshotter.finish())
     }
 
     fn take(&mut self, rank: &mut Rank<'_>) -> Copied {

@@ -16,7 +16,7 @@ use lockstep_launch::{CheckpointMark, Launch, ObjectUri, Workload};
 use lockstep_nn::{Cpu, Replica};
 use tracing::warn;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, stored::told_of};
 
 /// A network file system may show a new file late, but not later than this.
 const VISIBLE_WITHIN: Duration = Duration::from_secs(10);
@@ -41,14 +41,14 @@ impl Storage {
     pub(crate) fn open(launch: &Launch, workload: &Workload, data: Digest) -> Result<Self, Failure> {
         let uri = workload.checkpoint.uri.clone();
         let output = launch.output.clone();
-        let folder = match &launch.objects {
+        if launch.objects.is_some() {
+            fs::create_dir_all(&output)
+                .map_err(|error| Failure::retry(format!("making {}: {error}", output.display())))?;
+        }
+        let folder = told_of(&uri, || match &launch.objects {
             None => Folder::open(&output),
-            Some(place) => {
-                fs::create_dir_all(&output)
-                    .map_err(|error| Failure::retry(format!("making {}: {error}", output.display())))?;
-                open_objects(place).and_then(Folder::open_bucket)
-            }
-        };
+            Some(place) => open_objects(place).and_then(Folder::open_bucket),
+        });
         let folder = folder.map_err(|error| refused(&uri, &error))?;
         let keep_last = NonZeroU32::new(workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
         let keeps_journals = launch.objects.is_none();
@@ -57,7 +57,7 @@ impl Storage {
 
     /// The newest state that is whole.
     pub(crate) fn newest(&self) -> Result<Option<Checkpoint>, Failure> {
-        let newest = self.folder.newest(&self.identity).map_err(|error| self.refused(&error))?;
+        let newest = told_of(&self.uri, || self.folder.newest(&self.identity)).map_err(|error| self.refused(&error))?;
         for skipped in &newest.skipped {
             warn!(step = skipped.step, path = %skipped.path.display(), reason = skipped.reason, "checkpoint passed over");
         }
@@ -66,14 +66,14 @@ impl Storage {
 
     /// Leaves a token that the other members look for.
     pub(crate) fn leave_token(&self, token: &str) -> Result<(), Failure> {
-        self.folder.probe_write(token).map_err(|error| self.refused(&error))
+        told_of(&self.uri, || self.folder.probe_write(token)).map_err(|error| self.refused(&error))
     }
 
     /// Whether the token that rank 0 left is here too.
     pub(crate) fn sees_token(&self, token: &str) -> Result<bool, Failure> {
         let begun = Instant::now();
         loop {
-            if self.folder.probe_seen(token).map_err(|error| self.refused(&error))? {
+            if told_of(&self.uri, || self.folder.probe_seen(token)).map_err(|error| self.refused(&error))? {
                 return Ok(true);
             }
             if begun.elapsed() > VISIBLE_WITHIN {
@@ -85,7 +85,7 @@ impl Storage {
 
     /// Takes the token away.
     pub(crate) fn clear_token(&self, token: &str) {
-        if let Err(error) = self.folder.probe_clear(token) {
+        if let Err(error) = told_of(&self.uri, || self.folder.probe_clear(token)) {
             warn!(%error, "a probe was left behind");
         }
     }
@@ -144,7 +144,7 @@ impl Storage {
         facts: &BTreeMap<String, String>,
     ) -> Result<String, Failure> {
         let weights = replica.weights();
-        let path = self.folder.export_model(MODEL_FILE, &borrowed(&weights), facts);
+        let path = told_of(&self.uri, || self.folder.export_model(MODEL_FILE, &borrowed(&weights), facts));
         path.map(|path| uri_of(&path)).map_err(|error| self.refused(&error))
     }
 

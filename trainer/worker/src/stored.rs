@@ -1,6 +1,9 @@
-//! Waiting for storage that is full, read-only or away.
+//! Waiting for storage that is full, read-only or away, or gives no answer.
 
 use std::{
+    convert::Infallible,
+    fmt,
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
     thread,
     time::{Duration, Instant},
 };
@@ -41,6 +44,37 @@ pub(crate) fn until_stored<T>(
     })
 }
 
+/// Does what needs the storage at `place`, and tells of it once that takes long: a call that never returns says nothing itself.
+pub(crate) fn told_of<T>(place: impl fmt::Display + Sync, act: impl FnOnce() -> T) -> T {
+    let tell = |lasts: Duration| {
+        warn!(%place, seconds = lasts.as_secs(), "still waiting for the storage");
+    };
+    told_after(DELAY, tell, act)
+}
+
+/// Calls `tell` while `act` lasts longer than this, and once more each time that it has taken twice as long.
+fn told_after<T>(delay: Duration, tell: impl FnMut(Duration) + Send, act: impl FnOnce() -> T) -> T {
+    let (acting, ended) = channel::<Infallible>();
+    thread::scope(|scope| {
+        // Its end, also by a panic, ends the other thread.
+        let acting = acting;
+        // Where the system gives no thread nothing is told.
+        let _ = thread::Builder::new().spawn_scoped(scope, || tell_until(ended, delay, tell));
+        let done = act();
+        drop(acting);
+        done
+    })
+}
+
+fn tell_until(ended: Receiver<Infallible>, delay: Duration, mut tell: impl FnMut(Duration)) {
+    let (begun, mut next) = (Instant::now(), delay);
+    while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(next.saturating_sub(begun.elapsed())) {
+        let lasts = begun.elapsed();
+        tell(lasts);
+        next = lasts * 2;
+    }
+}
+
 /// How long the storage holds something up.
 #[derive(Debug, Default)]
 pub(crate) struct Delay {
@@ -62,6 +96,15 @@ impl Delay {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_never_returns_is_told_of_while_it_lasts_and_no_more_once_it_has_ended() {
+        let (told, hears) = channel();
+        let tell = |lasts: Duration| told.send(lasts).expect("heard");
+        let waited = told_after(Duration::from_millis(1), tell, || [(); 3].map(|()| hears.recv().expect("told")));
+        assert!(waited[0] >= Duration::from_millis(1), "{waited:?}");
+        assert!(waited.windows(2).all(|pair| pair[1] >= pair[0] * 2), "{waited:?}");
+    }
 
     #[test]
     fn what_is_held_up_is_told_of_after_a_minute_and_then_each_time_twice_as_late() {

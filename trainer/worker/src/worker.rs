@@ -27,7 +27,7 @@ use crate::{
     serve::{self, Ready},
     signals::Stop,
     storage::Storage,
-    stored::until_stored,
+    stored::{told_of, until_stored},
     trainee::Trainee,
     training::{Rank, Recipe, Slice},
 };
@@ -77,7 +77,10 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
                 let group = until_let_in(&member, &mut trainee, place)?;
                 let interval = Duration::from_secs(workload.checkpoint.interval_seconds.into());
                 let mut saver = Saver::start(&storage, &member, &trainee.replica, &group, interval)?;
-                run.train(&mut trainee, &mut saver, group)
+                let ended = run.train(&mut trainee, &mut saver, group);
+                // What it still writes is waited for.
+                told_of(storage.uri(), || drop(saver));
+                ended
             })
         }
         Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication } => {
@@ -305,7 +308,8 @@ impl Run<'_> {
         let plan = agreed.record.clone();
         let planned = Planned { generation: *generation, workers: *world, step, plan };
         let path = self.storage.output().join(PLANS_FILE);
-        lines::append(&path, &planned).map_err(|error| Failure::retry(format!("{}: {error}", path.display())))
+        let appended = told_of(path.display(), || lines::append(&path, &planned));
+        appended.map_err(|error| Failure::retry(format!("{}: {error}", path.display())))
     }
 
     /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.
