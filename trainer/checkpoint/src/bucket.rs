@@ -15,7 +15,7 @@ use crate::{
     load::name_of,
     manifest::{MANIFEST, Unusable},
     medium::{Medium, Published, Replacing, Written},
-    operation::{Contents, drawn},
+    operation::{BLOCK_BYTES, Contents, drawn},
     slot::{Leftover, Slot, Staged},
 };
 
@@ -182,11 +182,10 @@ impl Medium for Bucket {
         Ok(self.objects.length(self.key(path)).map_err(CheckpointError::from)?)
     }
 
-    fn read(&self, path: &Path, length: u64, bytes: &mut Vec<u8>) -> Result<(), Unusable> {
-        match self.objects.get(self.key(path), length).map_err(CheckpointError::from)? {
-            Some(read) => *bytes = read,
-            None => return Err(Unusable::Damaged(format!("{} was deleted while it was read", name_of(path)))),
-        }
+    fn read(&self, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), Unusable> {
+        let read = self.objects.get(self.key(path), length).map_err(CheckpointError::from)?;
+        let deleted = || Unusable::Damaged(format!("{} was deleted while it was read", name_of(path)));
+        read.ok_or_else(deleted)?.chunks(BLOCK_BYTES).for_each(act);
         Ok(())
     }
 

@@ -35,15 +35,13 @@ pub struct ChunkDigest([u8; 16]);
 impl Chunk {
     /// Reads `contents` once and says what they are.
     pub(crate) fn of(start: u64, contents: &Contents<'_>) -> Self {
-        let (mut crc, mut hasher, mut bytes) = (crc_fast::Digest::new(CRC32C), blake3::Hasher::new(), 0);
+        let mut seen = Seen::from(start);
         let read: io::Result<()> = contents.each_block(|block| {
-            crc.update(block);
-            hasher.update(block);
-            bytes += block.len() as u64;
+            seen.add(block);
             Ok(())
         });
         debug_assert!(read.is_ok(), "a computation does not fail");
-        Self { start, bytes, crc32c: crc.finalize() as u32, digest: ChunkDigest::of(&hasher) }
+        seen.chunk()
     }
 
     pub(crate) fn range(&self) -> Range<u64> {
@@ -68,9 +66,8 @@ impl Chunk {
         }
     }
 
-    /// What is wrong with bytes that should be this chunk.
-    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), &'static str> {
-        let found = Self::of(self.start, &Contents::Bytes(bytes));
+    /// What is wrong with what was found where this chunk should be.
+    pub(crate) fn check(&self, found: &Self) -> Result<(), &'static str> {
         if found.bytes != self.bytes {
             return Err("does not have the length that the manifest states");
         }
@@ -81,6 +78,34 @@ impl Chunk {
             return Err("does not have the digest that the manifest states");
         }
         Ok(())
+    }
+}
+
+/// What the bytes of a chunk are, as far as they were seen.
+pub(crate) struct Seen {
+    start: u64,
+    bytes: u64,
+    crc: crc_fast::Digest,
+    hasher: blake3::Hasher,
+}
+
+impl Seen {
+    /// Nothing yet of a chunk that begins there.
+    pub(crate) fn from(start: u64) -> Self {
+        Self { start, bytes: 0, crc: crc_fast::Digest::new(CRC32C), hasher: blake3::Hasher::new() }
+    }
+
+    /// Those that follow.
+    pub(crate) fn add(&mut self, block: &[u8]) {
+        self.crc.update(block);
+        self.hasher.update(block);
+        self.bytes += block.len() as u64;
+    }
+
+    /// All were seen.
+    pub(crate) fn chunk(self) -> Chunk {
+        let Self { start, bytes, crc, hasher } = self;
+        Chunk { start, bytes, crc32c: crc.finalize() as u32, digest: ChunkDigest::of(&hasher) }
     }
 }
 

@@ -85,7 +85,7 @@ impl Files {
     fn refer(&self, staging: &Path, before: Option<&Path>, chunk: &Chunk) -> bool {
         let name = |folder: &Path| folder.join(chunk.file());
         // What is damaged is not referred to again.
-        let is_whole = |folder: &Path| read_chunk(self, folder, chunk, &mut Vec::new()).is_ok();
+        let is_whole = |folder: &Path| read_chunk(self, folder, chunk, &mut |_| {}).is_ok();
         // Some file systems have no second names, and another member may be deleting the first: then it is written.
         let linked =
             |before: &Path| is_whole(before) && self.perform(&Operation::Link(name(before), name(staging))).is_ok();
@@ -182,8 +182,8 @@ impl Medium for Files {
         }
     }
 
-    fn read(&self, path: &Path, length: u64, bytes: &mut Vec<u8>) -> Result<(), Unusable> {
-        match self.performer.read(path, length, bytes) {
+    fn read(&self, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), Unusable> {
+        match self.performer.read(path, length, act) {
             Ok(()) => Ok(()),
             Err(error) if is_absence(&error) => {
                 Err(Unusable::Damaged(format!("{} cannot be read: {error}", name_of(path))))

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     CheckpointError, Folder, Identity, Layout, OwnedTensor, Piece, Position,
-    chunk::Chunk,
+    chunk::{Chunk, Seen},
     layout::VALUE_BYTES,
     manifest::{FORMAT_VERSION, MANIFEST, MAX_MANIFEST_BYTES, Manifest, Role, Stored, Unusable},
     medium::Medium,
@@ -293,10 +293,7 @@ fn read_state(
 fn verify_state(medium: &dyn Medium, folder: &Path, manifest: &Manifest) -> Result<(), Unusable> {
     match &manifest.stored {
         Stored::Objects(objects) => read_objects(medium, folder, objects, &manifest.tensors).map(drop),
-        Stored::Chunks(chunks) => {
-            let mut bytes = Vec::new();
-            chunks.iter().try_for_each(|chunk| read_chunk(medium, folder, chunk, &mut bytes))
-        }
+        Stored::Chunks(chunks) => chunks.iter().try_for_each(|chunk| read_chunk(medium, folder, chunk, &mut |_| {})),
     }
 }
 
@@ -320,7 +317,8 @@ fn read_range(
             let mut bytes = Vec::new();
             let overlapping = |chunk: &&Chunk| chunk.start < range.end && range.start < chunk.range().end;
             for chunk in chunks.iter().filter(overlapping) {
-                read_chunk(medium, folder, chunk, &mut bytes)?;
+                bytes.clear();
+                read_chunk(medium, folder, chunk, &mut |block| bytes.extend_from_slice(block))?;
                 let within = |at: u64| (at.clamp(chunk.start, chunk.range().end) - chunk.start) as usize;
                 extend(&mut values, bytes[within(range.start)..within(range.end)].as_chunks().0);
             }
@@ -361,15 +359,24 @@ fn read_chunks(
     let places = Mutex::new(places.collect::<Vec<_>>().into_iter());
     let next = || places.lock().unwrap_or_else(PoisonError::into_inner).next();
     let read = || {
-        let mut bytes = Vec::new();
         while let Some((chunk, places)) = next() {
-            read_chunk(medium, folder, chunk, &mut bytes).map_err(|unusable| (chunk.start, unusable))?;
-            let mut rest = bytes.as_chunks().0;
-            for place in places {
-                let (values, after) = rest.split_at(place.len());
-                place.iter_mut().zip(values).for_each(|(place, value)| *place = f32::from_le_bytes(*value));
-                rest = after;
-            }
+            let mut places = places.into_iter();
+            let mut place: &mut [f32] = &mut [];
+            let mut put = |block: &[u8]| {
+                let mut values = block.as_chunks().0;
+                while !values.is_empty() {
+                    if place.is_empty() {
+                        let Some(next) = places.next() else { break };
+                        place = next;
+                    }
+                    let length = place.len().min(values.len());
+                    let filled = place.split_off_mut(..length).unwrap_or_default();
+                    let (now, later) = values.split_at(length);
+                    filled.iter_mut().zip(now).for_each(|(place, value)| *place = f32::from_le_bytes(*value));
+                    values = later;
+                }
+            };
+            read_chunk(medium, folder, chunk, &mut put).map_err(|unusable| (chunk.start, unusable))?;
         }
         Ok(())
     };
@@ -386,44 +393,46 @@ fn read_chunks(
     Ok((tensors, slots))
 }
 
-/// The bytes of a chunk, verified.
+/// Gives `act` the bytes of a chunk in blocks, each of which is in a core's cache then. They are not to be used where this fails: only all
+/// of them can be verified.
 pub(crate) fn read_chunk(
     medium: &dyn Medium,
     folder: &Path,
     chunk: &Chunk,
-    bytes: &mut Vec<u8>,
+    act: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Unusable> {
-    let file = chunk.file();
-    read_file_into(medium, &folder.join(&file), |length| chunk.accept(length), bytes)?;
-    chunk.check(bytes).map_err(|problem| Unusable::Damaged(format!("{file} {problem}")))
+    let (file, mut seen) = (chunk.file(), Seen::from(chunk.start));
+    let path = folder.join(&file);
+    let length = look_at(medium, &path, |length| chunk.accept(length))?;
+    read_blocks(medium, &path, length, &mut |block| {
+        seen.add(block);
+        act(block);
+    })?;
+    chunk.check(&seen.chunk()).map_err(|problem| Unusable::Damaged(format!("{file} {problem}")))
 }
 
-/// Reads a regular file whose length `accept`s.
+/// Reads a regular file whose length `accept`s. Reserves no more than that, and fails where memory cannot hold it.
 pub(crate) fn read_file(
     medium: &dyn Medium,
     path: &Path,
     accept: impl FnOnce(u64) -> Result<(), String>,
 ) -> Result<Vec<u8>, Unusable> {
+    let length = look_at(medium, path, accept)?;
     let mut bytes = Vec::new();
-    read_file_into(medium, path, accept, &mut bytes)?;
+    let reserved = bytes.try_reserve_exact(length as usize);
+    reserved.map_err(|error| Unusable::Damaged(format!("{} cannot be read: {error}", name_of(path))))?;
+    read_blocks(medium, path, length, &mut |block| bytes.extend_from_slice(block))?;
     Ok(bytes)
 }
 
-/// As [`read_file`], in place of what `bytes` held. Reserves no more than the file's length, and fails where memory cannot hold it.
-fn read_file_into(
-    medium: &dyn Medium,
-    path: &Path,
-    accept: impl FnOnce(u64) -> Result<(), String>,
-    bytes: &mut Vec<u8>,
-) -> Result<(), Unusable> {
-    let length = look_at(medium, path, accept)?;
-    let name = name_of(path);
-    bytes.clear();
-    let reserved = bytes.try_reserve_exact(length as usize);
-    reserved.map_err(|error| Unusable::Damaged(format!("{name} cannot be read: {error}")))?;
-    medium.read(path, length, bytes)?;
-    if bytes.len() as u64 != length {
-        return Err(Unusable::Damaged(format!("{name} shrank while it was read")));
+fn read_blocks(medium: &dyn Medium, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), Unusable> {
+    let mut read = 0;
+    medium.read(path, length, &mut |block| {
+        read += block.len() as u64;
+        act(block);
+    })?;
+    if read != length {
+        return Err(Unusable::Damaged(format!("{} shrank while it was read", name_of(path))));
     }
     Ok(())
 }

@@ -43,8 +43,8 @@ pub(crate) trait Medium: fmt::Debug + Send + Sync {
     /// Bytes of a regular file, or none where there is no such file.
     fn length(&self, path: &Path) -> Result<Option<u64>, Unusable>;
 
-    /// Reads a file that was found to have so many bytes, in place of what `bytes` held.
-    fn read(&self, path: &Path, length: u64, bytes: &mut Vec<u8>) -> Result<(), Unusable>;
+    /// Reads a file that was found to have so many bytes, in blocks of whole values but for the last.
+    fn read(&self, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), Unusable>;
 
     /// The names in a folder.
     fn names(&self, folder: &Path) -> Result<Vec<String>, CheckpointError>;

@@ -14,7 +14,7 @@ use rustix::fs::{Advice, fadvise};
 use crate::CheckpointError;
 
 /// Bytes that are made and used at a time: they stay in a core's cache.
-const BLOCK_BYTES: usize = 256 << 10;
+pub(crate) const BLOCK_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Operation<'a> {
@@ -100,9 +100,16 @@ pub(crate) trait Perform: fmt::Debug + Send + Sync {
         })
     }
 
-    /// Adds the first `most` bytes of a file, or all that it has.
-    fn read(&self, path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
-        File::open(path).and_then(|file| file.take(most).read_to_end(bytes)).map(drop)
+    /// The first `most` bytes of a file, or all that it has, in blocks of whole values but for the last.
+    fn read(&self, path: &Path, most: u64, act: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        let mut file = File::open(path)?.take(most);
+        let mut block = vec![0; BLOCK_BYTES];
+        loop {
+            match fill(&mut block, &mut file)? {
+                0 => return Ok(()),
+                filled => act(&block[..filled]),
+            }
+        }
     }
 
     /// The names in a folder.
@@ -154,6 +161,20 @@ impl Perform for FileSystem {
 /// Waits until the bytes of a file, or the names in a folder, are stored.
 pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
+}
+
+/// Reads until the block is full or there is no more; gives how many bytes there were.
+fn fill(block: &mut [u8], file: &mut impl Read) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < block.len() {
+        match file.read(&mut block[filled..]) {
+            Ok(0) => break,
+            Ok(bytes) => filled += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
 }
 
 fn create(path: &Path) -> io::Result<()> {

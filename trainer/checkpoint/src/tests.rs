@@ -23,9 +23,9 @@ use std::{
 
 use self::state::State;
 use crate::{
-    CheckpointError, Folder, Position, Saved, ShardReceipt, Tensor, export_model,
+    CheckpointError, Folder, Position, Saved, ShardReceipt, Snapshot, Tensor, export_model,
     files::Files,
-    operation::{FileSystem, Operation, Perform},
+    operation::{BLOCK_BYTES, FileSystem, Operation, Perform},
     slot::{Leftover, Slot},
 };
 
@@ -106,6 +106,25 @@ fn what_is_saved_is_loaded_bit_for_bit() {
     assert_eq!(saved.path, root.path().join("checkpoints/step-00000120"));
     let stored = fs::read_dir(&saved.path).expect("a folder").map(|file| file.expect("a file").metadata());
     assert_eq!(saved.bytes, stored.map(|file| file.expect("readable").len()).sum::<u64>());
+}
+
+#[test]
+fn tensors_that_begin_and_end_anywhere_within_what_is_read_at_a_time_are_loaded_bit_for_bit() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = Folder::open(root.path()).expect("opens");
+    let state = State::at(1);
+    let block = BLOCK_BYTES / size_of::<f32>();
+    let tensors = [0, block - 1, 1, 3 * block + 5, 7].map(|length| (0..length).map(|value| value as f32).collect());
+    let tensors: [Vec<f32>; 5] = tensors;
+    let names = ["a", "b", "c", "d", "e"];
+    let shapes = tensors.each_ref().map(|values| [values.len()]);
+    let borrowed: Vec<_> =
+        (0..5).map(|tensor| Tensor { name: names[tensor], shape: &shapes[tensor], values: &tensors[tensor] }).collect();
+    let (weights, slots) = borrowed.split_at(3);
+    state.with_snapshot(|snapshot| folder.save(&Snapshot { weights, slots, ..*snapshot })).expect("saved");
+    let loaded = folder.newest(&state.identity).expect("ours").checkpoint.expect("whole");
+    let loaded: Vec<_> = loaded.weights.into_iter().chain(loaded.slots).map(|tensor| tensor.values).collect();
+    assert!(loaded == tensors, "{:?}", loaded.iter().map(Vec::len).collect::<Vec<_>>());
 }
 
 #[test]
@@ -194,12 +213,12 @@ impl Perform for Overtaken {
         FileSystem.perform(operation)
     }
 
-    fn read(&self, path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+    fn read(&self, path: &Path, most: u64, act: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         if !self.begun.swap(true, Ordering::Relaxed) {
             save(&open(&self.root), 2);
             open(&self.root).prune(number(1), &State::at(0).identity).expect("pruned");
         }
-        FileSystem.read(path, most, bytes)
+        FileSystem.read(path, most, act)
     }
 }
 

@@ -115,6 +115,20 @@ fn a_file_that_is_cut_or_goes_on_is_detected() {
 }
 
 #[test]
+fn of_several_damaged_chunks_the_first_is_reported_whichever_is_read_first() {
+    let stored = Pair::saved();
+    let manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
+    let Stored::Chunks(chunks) = manifest.stored else { panic!("of version 1") };
+    for chunk in &chunks[1..] {
+        fs::write(stored.file(&chunk.file()), vec![0; chunk.bytes as usize]).expect("damaged");
+    }
+    for _ in 0..100 {
+        let skipped = stored.folder.newest(&State::at(0).identity).expect("ours").skipped;
+        assert!(skipped[0].reason.contains(&chunks[1].file()), "{skipped:?}");
+    }
+}
+
+#[test]
 fn a_missing_file_is_reported_by_name() {
     for name in Pair::saved().files() {
         let stored = Pair::saved();

@@ -126,12 +126,9 @@ impl Disk {
         })
     }
 
-    pub(super) fn read(&self, path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+    pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         match self.node(self.find(path)?) {
-            Node::File(file) => {
-                bytes.extend(file.cached.iter().take(most as usize));
-                Ok(())
-            }
+            Node::File(file) => Ok(file.cached.iter().take(most as usize).copied().collect()),
             Node::Folder(_) => Err(ErrorKind::IsADirectory.into()),
         }
     }

@@ -38,11 +38,7 @@ fn left(operations: &[Operation<'_>]) -> BTreeSet<Vec<(String, bool)>> {
         let mut disk = Disk::new();
         operations.iter().for_each(|operation| disk.perform(operation).expect("performed"));
         disk.lose_power(&mut Dice(seed));
-        let is_whole = |name: &str| {
-            let mut bytes = Vec::new();
-            disk.read(&path(name), u64::MAX, &mut bytes).expect("there");
-            bytes == [7; 40]
-        };
+        let is_whole = |name: &str| disk.read(&path(name), u64::MAX).expect("there") == [7; 40];
         let names = disk.names(&path("")).expect("there").into_iter();
         names.map(|name| (name.clone(), is_whole(&name))).collect()
     };
@@ -87,11 +83,7 @@ fn after_a_sync_that_failed_another_one_stores_nothing() {
     }
     disk.fail_to_sync(&path("a"), &mut dice).expect("there");
     disk.perform(&sync("a")).expect("says nothing");
-    let read = |disk: &Disk| {
-        let mut bytes = Vec::new();
-        disk.read(&path("a"), u64::MAX, &mut bytes).expect("there");
-        bytes
-    };
+    let read = |disk: &Disk| disk.read(&path("a"), u64::MAX).expect("there");
     assert_eq!(read(&disk), [7; 40]);
     disk.lose_power(&mut dice);
     assert_ne!(read(&disk), [7; 40]);

@@ -196,11 +196,8 @@ impl Perform for Process {
         bug.map_or_else(look, |bug| bug.look(look))
     }
 
-    fn read(&self, path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
-        bytes.extend(self.observe(path, |disk| {
-            let mut bytes = Vec::new();
-            disk.read(path, most, &mut bytes).map(|()| bytes)
-        })?);
+    fn read(&self, path: &Path, most: u64, act: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        act(&self.observe(path, |disk| disk.read(path, most))?);
         Ok(())
     }
 
@@ -238,8 +235,9 @@ impl Perform for Onlooker {
         self.0.world().disk.look(path)
     }
 
-    fn read(&self, path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
-        self.0.world().disk.read(path, most, bytes)
+    fn read(&self, path: &Path, most: u64, act: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        act(&self.0.world().disk.read(path, most)?);
+        Ok(())
     }
 
     fn names(&self, folder: &Path) -> io::Result<Vec<String>> {
