@@ -40,6 +40,7 @@ pub struct Model {
     /// communication benchmarks).
     pub name: ModelName,
     /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default: [128].
+    #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(range(min = 1, max = 65536))))]
     pub hidden: Vec<u32>,
