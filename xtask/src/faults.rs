@@ -13,7 +13,8 @@ use crate::cargo;
 /// Tests of jobs to which something happens.
 const FAULTS: [&str; 3] = ["jobs::faults", "jobs::elastic", "jobs::outages"];
 
-/// Kills, evicts, hangs, scales and suspends workers, and fails nodes, images and the control plane, while jobs train on a real cluster.
+/// Kills, evicts, hangs, scales and suspends workers, drains nodes, and fails nodes, images and the control plane, while jobs train on a
+/// real cluster.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// How often in a row; a quarter of an hour each on two cores.

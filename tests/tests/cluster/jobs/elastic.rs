@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::pods::restricted;
 
 use super::{
-    history::assert_nothing_was_lost,
+    history::assert_no_step_was_lost,
     installed::{cluster, cluster_alone},
     job::{Job, glyphs},
 };
@@ -53,8 +53,7 @@ fn scaling_up_and_down_while_training_loses_no_step() {
     let refused = format!("{:#}", refused.expect_err("above maxReplicas"));
     assert!(refused.contains("spec.elastic.maxReplicas"), "{refused}");
 
-    let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
-    assert_nothing_was_lost(&folder, &job.group());
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 #[test]
@@ -86,8 +85,7 @@ fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
     let told = "lenet-worker-1 left (asked to stop within 30 s)";
     assert!(described.contains(told) && described.contains("it took"), "{told}: {described}");
 
-    let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
-    assert_nothing_was_lost(&folder, &job.group());
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 #[test]
@@ -112,8 +110,7 @@ fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
     let described = job.describe();
     assert!(described.contains(&format!("from step {rested}")), "{described}");
 
-    let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
-    assert_nothing_was_lost(&folder, &job.group());
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 #[test]
@@ -137,8 +134,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
     assert_eq!((&lost["restarts"], &lost["failures"]), (&json!(0), &json!(0)), "{lost:#}");
     let status = job.wait_for_phase("Complete");
     assert_eq!(status["restarts"], 0, "{status:#}");
-    let folder = cluster.folder_of(namespace.name(), "checkpoints").expect("the volume");
-    let done = assert_nothing_was_lost(&folder, &job.group());
+    let done = assert_no_step_was_lost(&cluster, namespace.name(), &job);
     assert_eq!(status["progress"]["totalSteps"].as_u64(), Some(done), "{status:#}");
     cluster.power_on(node).expect("power on");
     cluster.wait_for_node(node).expect("back");

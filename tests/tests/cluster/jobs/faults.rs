@@ -8,6 +8,7 @@ use lockstep_tests::{
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
+    history::assert_no_step_was_lost,
     installed::{cluster, cluster_alone},
     job::{Job, glyphs},
 };
@@ -68,6 +69,7 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     for event in ["WorkerLost", "WorkerReplaced", "Resized"] {
         assert!(described.contains(event), "{event}: {described}");
     }
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 #[test]
@@ -85,6 +87,7 @@ fn a_worker_that_hangs_is_replaced_once_nothing_goes_on() {
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &1.into()), "{status:#}");
     assert_eq!(status["lastFailure"]["reason"], "Hung", "{status:#}");
     job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 #[test]
@@ -103,6 +106,7 @@ fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
     assert_eq!(condition["reason"], "BackoffLimitExceeded", "{status:#}");
     let message = condition["message"].as_str().unwrap_or_default();
     assert!(message.contains("backoffLimit is 0") && message.contains("lenet-worker-0"), "{message}");
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 #[test]
@@ -120,6 +124,7 @@ fn a_deleted_worker_counts_as_lost_not_as_failed() {
     assert_eq!(status["failures"], 0, "{status:#}");
     assert_eq!(status["lastFailure"]["pod"], "lenet-worker-1", "{status:#}");
     job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 #[test]
@@ -136,6 +141,7 @@ fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
     let last = job.reported_step();
     let status = job.wait("news of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &0.into()), "{status:#}");
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 /// The group that trains.

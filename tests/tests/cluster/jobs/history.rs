@@ -2,8 +2,11 @@
 
 use std::{fs, path::Path};
 
+use lockstep_tests::cluster::Cluster;
 use serde::Deserialize;
 use serde_json::Value;
+
+use super::job::Job;
 
 /// A line of metrics.jsonl about a step.
 #[derive(Debug, Deserialize)]
@@ -12,9 +15,15 @@ struct Step {
     generation: u64,
 }
 
+/// As [`assert_nothing_was_lost`], of a job whose checkpoints go to the claim that all jobs of these tests have.
+pub(super) fn assert_no_step_was_lost(cluster: &Cluster, namespace: &str, job: &Job<'_>) -> u64 {
+    let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
+    assert_nothing_was_lost(&folder, &job.group())
+}
+
 /// Checks that the steps were done once each and in order, that generations form one chain of which each goes on where the one before
 /// stood, and that nothing that had been told of was taken back. Says so in one line; gives the last step that was done.
-pub(super) fn assert_nothing_was_lost(folder: &Path, group: &Value) -> u64 {
+fn assert_nothing_was_lost(folder: &Path, group: &Value) -> u64 {
     let steps = steps(folder);
     let total = steps.last().expect("steps").step;
     let numbers: Vec<u64> = steps.iter().map(|line| line.step).collect();

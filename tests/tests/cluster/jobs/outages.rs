@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    history::assert_nothing_was_lost,
+    history::assert_no_step_was_lost,
     installed::{cluster, cluster_alone},
     job::{Job, glyphs},
 };
@@ -38,8 +38,7 @@ fn world(status: &Value) -> Option<u64> {
 fn assert_unharmed(cluster: &Cluster, namespace: &str, job: &Job<'_>) {
     let status = job.status();
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
-    let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
-    assert_nothing_was_lost(&folder, &job.group());
+    assert_no_step_was_lost(cluster, namespace, job);
 }
 
 /// The node of a worker beside which there are others.
@@ -104,6 +103,43 @@ fn training_goes_on_without_a_node_that_is_cut_off_and_with_it_once_it_is_back()
     let before = job.reported_step();
     job.wait_for_step(before + MORE);
     assert_unharmed(&cluster, namespace.name(), &job);
+}
+
+/// A node takes pods again when this is dropped.
+struct Cordoned<'a>(&'a Cluster, String);
+
+impl Drop for Cordoned<'_> {
+    fn drop(&mut self) {
+        let Self(cluster, node) = self;
+        if let Err(error) = cluster.kubectl(&["uncordon", node]) {
+            eprintln!("the tests after this one lack {node}: {error:#}");
+        }
+    }
+}
+
+#[test]
+fn a_drained_node_costs_no_step() {
+    let Some(cluster) = cluster_alone("a_drained_node_costs_no_step") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "drain");
+    let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
+    job.wait("both", |status| status["phase"] == "Running");
+    let node = format!("n{}", node_of(&job, 1));
+    let cordoned = Cordoned(&cluster, node.clone());
+    let before = job.reported_step();
+    let drain = ["drain", &node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=80s"];
+    let evicted = client.kubectl(&drain).expect("drained");
+    assert!(evicted.contains("lenet-worker-1 evicted"), "{evicted}");
+    job.wait("a replacement", |status| status["replacements"] == 1);
+    job.wait("both again", |status| status["replacing"].is_null() && world(status) == Some(2));
+    assert!(!job.nodes_of_workers().contains(&node), "{}", job.describe());
+    job.wait_for_step(before + MORE);
+    let changes = job.group()["status"]["changes"].clone();
+    let changes = changes.as_array().expect("changes");
+    let left = |change: &Value| change["left"][0]["pod"] == "lenet-worker-1";
+    assert!(changes.iter().any(left) && changes.iter().all(|change| change["lost"].is_null()), "{changes:#?}");
+    assert_unharmed(&cluster, namespace.name(), &job);
+    drop(cordoned);
 }
 
 /// Every node has all images again when this is dropped.
