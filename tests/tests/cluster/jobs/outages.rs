@@ -142,6 +142,74 @@ fn a_drained_node_costs_no_step() {
     drop(cordoned);
 }
 
+/// Records of jobs in a namespace are refused until this is dropped.
+struct Refused<'a>(&'a Cluster);
+
+impl<'a> Refused<'a> {
+    fn records_in(namespace: &str, cluster: &'a Cluster) -> Self {
+        let policy = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "no-records"},
+            "spec": {
+                "matchConstraints": {"resourceRules": [{
+                    "apiGroups": ["lockstep.dev"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["traininggroups"],
+                }]},
+                "validations": [{"expression": "false", "message": "no record is good enough"}],
+            },
+        });
+        let binding = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": "no-records"},
+            "spec": {
+                "policyName": "no-records", "validationActions": ["Deny"],
+                "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
+            },
+        });
+        let refused = Self(cluster);
+        for object in [policy, binding] {
+            cluster.apply(&object.to_string()).expect("applied");
+        }
+        refused
+    }
+}
+
+impl Drop for Refused<'_> {
+    fn drop(&mut self) {
+        for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
+            if let Err(error) = self.0.kubectl(&["delete", kind, "no-records", "--ignore-not-found"]) {
+                eprintln!("records of the tests after this one may be refused: {error:#}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is_taken() {
+    let test = "a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is_taken";
+    let Some(cluster) = cluster_alone(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "refused-record");
+    let mut manifest = apart();
+    manifest["spec"]["failurePolicy"] = json!({"backoffLimit": 20});
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    let refused = Refused::records_in(namespace.name(), &cluster);
+    let status = job.wait("another attempt", |status| status["restarts"].as_u64() > Some(0));
+    drop(refused);
+    let message = status["lastFailure"]["message"].as_str().unwrap_or_default();
+    for words in
+        ["which is saved", "TrainingGroup lenet is refused", "no record is good enough (422)", "see to it that"]
+    {
+        assert!(message.contains(words), "`{words}` is not in: {message}");
+    }
+    let step = message.split_once("stopped after step ").and_then(|(_, rest)| rest.split_once(',')?.0.parse().ok());
+    let saved: u64 = step.unwrap_or_else(|| panic!("{message}"));
+    job.wait_for_step(saved + MORE);
+    // The record, which was refused, could not tell that all is saved.
+    let changes = job.group()["status"]["changes"].clone();
+    let begun = changes.as_array().and_then(|changes| changes.iter().find(|change| change["rollback"] == true));
+    assert_eq!(begun.and_then(|change| change["step"].as_u64()), Some(saved), "{changes:#}");
+}
+
 /// Every node has all images again when this is dropped.
 struct Loaded<'a>(&'a Cluster);
 
