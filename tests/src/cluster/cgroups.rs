@@ -1,6 +1,9 @@
 //! Control groups of the nodes, in the hierarchies that the machine has: version 1, version 2, or both.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context as _;
 
@@ -46,6 +49,27 @@ pub(crate) fn remove(cluster: &str, node: u32) -> bool {
     let folders = hierarchies.map(|hierarchy| hierarchy.join(&group)).chain([Path::new(ROOT).join(&group)]);
     // Every hierarchy is tried, also after one has failed.
     folders.filter(|folder| folder.is_dir()).map(|folder| remove_tree(&folder)).fold(true, |all, gone| all & gone)
+}
+
+/// The group that limits the memory of what runs in a container of a node.
+pub(crate) fn memory_of(cluster: &str, node: u32, container: &str) -> Option<PathBuf> {
+    let root = Path::new(ROOT);
+    let hierarchy = if root.join("cgroup.controllers").exists() { root.to_owned() } else { root.join("memory") };
+    below(&hierarchy.join(node_group(cluster, node)), container)
+}
+
+/// How often the kernel killed something for want of memory in a group.
+pub(crate) fn killed_for_memory(group: &Path) -> u64 {
+    let told =
+        ["memory.events", "memory.oom_control"].map(|file| fs::read_to_string(group.join(file)).unwrap_or_default());
+    let count = told.iter().flat_map(|text| text.lines()).find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.parse().ok()).unwrap_or_default()
+}
+
+/// The group of this name somewhere below another one.
+fn below(group: &Path, name: &str) -> Option<PathBuf> {
+    let mut folders = fs::read_dir(group).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+    folders.find_map(|folder| if folder.ends_with(name) { Some(folder) } else { below(&folder, name) })
 }
 
 fn delegate(group: &Path) -> io::Result<()> {

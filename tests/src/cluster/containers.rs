@@ -1,11 +1,20 @@
 //! The container runtime of a node, for what Kubernetes itself offers no way to do.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 
-use super::Cluster;
+use super::{Cluster, cgroups, wait_for};
 use crate::namespaces::run;
+
+/// How long it may take to fill a container's memory.
+const FILLED_WITHIN: Duration = Duration::from_secs(60);
+/// More than a container of the tests may have.
+const FILLING: &str = "4000000000";
 
 impl Cluster {
     /// Kills the first container of a pod as the kernel would: SIGKILL, nothing cleaned up, Kubernetes not asked.
@@ -24,15 +33,48 @@ impl Cluster {
         self.signal_container(namespace, pod, "SIGSTOP")
     }
 
+    /// Fills what the first container of a pod may have of memory, until the kernel kills what runs in it.
+    ///
+    /// # Errors
+    /// As [`Self::kill_container`], or its memory has no limit.
+    pub fn exhaust_memory(&self, namespace: &str, pod: &str) -> anyhow::Result<()> {
+        let (node, id) = self.container(namespace, pod)?;
+        let group = cgroups::memory_of(self.settings.name, node, &id).context("the container has no control group")?;
+        let known = cgroups::killed_for_memory(&group);
+        // Of all in the group the kernel then chooses what fills it last.
+        for process in fs::read_to_string(group.join("cgroup.procs"))?.lines() {
+            fs::write(format!("/proc/{process}/oom_score_adj"), "1000")?;
+        }
+        let fill = "echo 0 > \"$0\"/cgroup.procs && head -c \"$1\" /dev/zero | tail";
+        let mut filler = Command::new("sh")
+            .args(["-c", fill])
+            .arg(&group)
+            .arg(FILLING)
+            .stdout(Stdio::null())
+            .spawn()
+            .context("starting what fills the memory")?;
+        let killed = wait_for(&format!("the kernel to kill {pod}"), FILLED_WITHIN, || {
+            cgroups::killed_for_memory(&group) > known || !group.exists()
+        });
+        // The group cannot be removed before; what fills it is killed too, or has filled it.
+        filler.wait()?;
+        killed
+    }
+
     fn signal_container(&self, namespace: &str, pod: &str, signal: &str) -> anyhow::Result<()> {
+        let (node, id) = self.container(namespace, pod)?;
+        let init = self.init(node).with_context(|| format!("n{node} has no power"))?;
+        run(ctr(init).args(["tasks", "kill", "--signal", signal, &id]))
+    }
+
+    /// The node and the id of the first container of a pod.
+    fn container(&self, namespace: &str, pod: &str) -> anyhow::Result<(u32, String)> {
         let path = "jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}";
         let place = self.kubectl(&["-n", namespace, "get", "pod", pod, "-o", path])?;
-        let container = place.split_once(" containerd://").and_then(|(node, id)| {
-            let node = node.strip_prefix('n')?.parse().ok()?;
-            Some((self.init(node)?, id.to_owned()))
-        });
-        let (init, id) = container.with_context(|| format!("pod {pod} has no running container: {place}"))?;
-        run(ctr(init).args(["tasks", "kill", "--signal", signal, &id]))
+        let container = place
+            .split_once(" containerd://")
+            .and_then(|(node, id)| Some((node.strip_prefix('n')?.parse().ok()?, id.to_owned())));
+        container.with_context(|| format!("pod {pod} has no running container: {place}"))
     }
 
     /// Process 1 of a node that has power, as the host numbers it.

@@ -144,6 +144,26 @@ fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
     assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
+#[test]
+fn a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced() {
+    let Some(cluster) = cluster("a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "oom");
+    let mut manifest = glyphs("lenet", LONG);
+    manifest["spec"]["template"]["spec"]["containers"][0]["resources"] =
+        serde_json::json!({"limits": {"memory": "256Mi"}});
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    cluster.exhaust_memory(namespace.name(), "lenet-worker-1").expect("killed by the kernel");
+
+    let status = job.wait("a replacement", |status| status["replacements"] == 1);
+    assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &1.into()), "{status:#}");
+    let failure = &status["lastFailure"];
+    assert_eq!((&failure["pod"], &failure["reason"]), (&"lenet-worker-1".into(), &"OOMKilled".into()), "{status:#}");
+    job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
+}
+
 /// The group that trains.
 fn generation(status: &serde_json::Value) -> Option<u64> {
     status["membership"]["generation"].as_u64()
