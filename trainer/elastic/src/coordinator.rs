@@ -253,7 +253,9 @@ impl Coordinator {
         let possible = 1 <= *least && least <= replicas && *replicas <= members.len();
         assert!(possible, "a group of {replicas} of {} members, at least {least}", members.len());
         let record = record.unwrap_or_else(Record::empty);
-        let told = record.active.iter().flat_map(|active| &active.members).map(Seat::id).collect();
+        // Whoever rested, or was started anew as all were, was not lost.
+        let awaited = record.active.iter().filter(|active| active.attempt == config.attempt && record.rested.is_none());
+        let told = awaited.flat_map(|active| &active.members).map(Seat::id).collect();
         Self {
             record,
             swapping: None,

@@ -20,6 +20,7 @@ use crate::{Active, Digest, Hello, MemberId, Message, Report, Seat, State, membe
 /// that they would need instead takes longer.
 const LAST_STEPS_LIMIT: Duration = Duration::from_secs(10);
 
+const DID_NOT_RETURN: &str = "it did not come back";
 const WENT_MEANWHILE: &str = "it went while the group was formed";
 
 /// What is waited for before a group can be formed.
@@ -398,7 +399,13 @@ impl Coordinator {
     }
 
     fn tell_change(&mut self, active: Active, left: Vec<(String, String)>, now: Duration) {
-        let reasons = mem::take(&mut self.reasons);
+        let mut reasons = mem::take(&mut self.reasons);
+        // Whom a coordinator never saw it cannot have seen go.
+        let stays = |member: &MemberId| active.members.iter().any(|seat| seat.pod == member.pod);
+        let has_left = |member: &MemberId| left.iter().any(|(pod, _)| *pod == member.pod);
+        for gone in self.told.iter().filter(|member| !stays(member) && !has_left(member)) {
+            reasons.lose(gone, DID_NOT_RETURN);
+        }
         // A loss explains what its peers saw of it.
         let broken = reasons.broken().filter(|_| reasons.lost.is_empty());
         let Reasons { since, lost, .. } = reasons;

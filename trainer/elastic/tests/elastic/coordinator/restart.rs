@@ -97,7 +97,7 @@ fn members_that_all_stand_are_gathered_and_go_on_where_they_were() {
         [(None, ms(0), true), (Some(2), RETURN_LIMIT - ms(500), false), (Some(2), RETURN_LIMIT + ms(500), true)]
     {
         let mut table = restarted(3, 2);
-        let here: Vec<u64> = (0..3).filter(|member| Some(*member) != missing).collect();
+        let here: Vec<u64> = (0..3).filter(|member| Some(*member as usize) != missing).collect();
         let mut commands: Vec<_> =
             here.iter().flat_map(|member| table.greets(*member, returning(*member as usize, 1, true))).collect();
         commands.extend(table.wait(waited, &here));
@@ -107,6 +107,8 @@ fn members_that_all_stand_are_gathered_and_go_on_where_they_were() {
             let (connections, active) = committed(&commands);
             assert_eq!((connections, active.base_step, active.rollback), (here, 5, false));
             assert_eq!(change(&commands).joined, Vec::<String>::new(), "they belonged to the one before");
+            let lost: Vec<_> = missing.iter().map(|gone| (pod(*gone), "it did not come back".to_owned())).collect();
+            assert_eq!(change(&commands).lost, lost);
         }
     }
 }
