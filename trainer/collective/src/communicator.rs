@@ -19,6 +19,8 @@ use crate::{Abort, AgreedPlan, Collective, CollectiveError, Plan};
 pub const MAX_PENDING: usize = 1024;
 /// The bucket number that frames of [`Communicator::all_reduce_now`] carry; no submitted bucket has it.
 const NOW: u32 = u32::MAX;
+/// The bucket of what is summed in a step beside its buckets.
+pub const BESIDE: u32 = u32::MAX - 1;
 
 /// A group's sums, formed on a thread of its own while the caller computes, and by the caller once it waits: two threads that
 /// hand each other a small sum lose more time than the sum takes.

@@ -70,7 +70,7 @@ pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};
 pub use call::Call;
 pub use choice::{Choice, Costs};
 pub use collective::Collective;
-pub use communicator::{Communicator, MAX_PENDING, Statistics};
+pub use communicator::{BESIDE, Communicator, MAX_PENDING, Statistics};
 pub use element::{Element, ElementType, Reduction};
 pub use error::{CollectiveError, Missing};
 pub use frame::{FrameError, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES};

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::BESIDE;
+
 /// A transfer of the group's operations, in the order in which all ranks do them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Position {
@@ -81,7 +83,7 @@ impl fmt::Display for Position {
         match *step {
             u64::MAX => f.write_str("an operation between steps"),
             step => match *bucket {
-                u32::MAX => write!(f, "step {step}"),
+                BESIDE.. => write!(f, "step {step}"),
                 bucket => write!(f, "bucket {bucket} of step {step}"),
             },
         }

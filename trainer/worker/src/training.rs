@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{Communicator, Completed, Statistics};
+use lockstep_collective::{BESIDE, Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare};
 use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
@@ -32,9 +32,6 @@ use crate::{
     trainee::Trainee,
     word::Word,
 };
-
-/// Bucket number of the numbers that are summed beside the gradients; no gradient bucket reaches it.
-const NUMBERS: u32 = u32::MAX - 1;
 
 /// How long a line between ranks may carry nothing while steps are done, or so many mean steps where that is longer.
 const QUIET: Duration = Duration::from_secs(16);
@@ -276,9 +273,9 @@ impl<'a> Rank<'a> {
         let numbers = Slice::Numbers(numbers);
         // With one bucket they go with it; with more, the thread that sums those is there for them too.
         if self.trainee.replica.buckets().len() == 1 {
-            self.communicator.defer(step.index, NUMBERS, numbers);
+            self.communicator.defer(step.index, BESIDE, numbers);
         } else {
-            self.communicator.submit(step.index, NUMBERS, numbers);
+            self.communicator.submit(step.index, BESIDE, numbers);
         }
         self.count(mine, seconds, useful, (data + loading).as_secs_f64());
         Ok(done)
