@@ -107,7 +107,10 @@ impl Pace {
         }
         self.accuracy_step = progress.accuracy_step;
         let warning = progress.short_grace.filter(|_| !self.grace_is_short);
-        self.grace_is_short = progress.short_grace.is_some();
+        // Whoever has saved nothing yet does not know.
+        if progress.last_checkpoint.is_some() || progress.short_grace.is_some() {
+            self.grace_is_short = progress.short_grace.is_some();
+        }
         Lines {
             state: due.then(|| format!("{:>3}% {}", progress.percent(), state(progress))),
             epoch: evaluated.map(|accuracy| format!("epoch {}: accuracy {accuracy:.4}", progress.epoch)),
@@ -175,7 +178,7 @@ fn duration(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_launch::ShortGrace;
+    use lockstep_launch::{CheckpointMark, ShortGrace};
 
     use super::*;
 
@@ -228,11 +231,13 @@ mod tests {
     #[test]
     fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
         let short = Progress { short_grace: Some(ShortGrace { drain_seconds: 4.0, grace_seconds: 1 }), ..at(7) };
+        let mark = CheckpointMark { step: 8, uri: "file:///c".into(), time: String::new() };
+        let fits = Progress { last_checkpoint: Some(mark), ..at(8) };
         let mut pace = Pace::default();
-        let warned = [&at(6), &short, &short, &at(8), &short].map(|progress| {
+        let warned = [&at(6), &short, &at(8), &short, &fits, &short].map(|progress| {
             pace.lines(progress, Instant::now()).warning.is_some_and(|line| line.contains("killed after 1 s"))
         });
-        assert_eq!(warned, [false, true, false, false, true]);
+        assert_eq!(warned, [false, true, false, false, false, true]);
     }
 
     #[test]

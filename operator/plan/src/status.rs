@@ -209,7 +209,11 @@ impl Report for TrainingJobStatus {
             scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
             stragglers: reported.stragglers.iter().take(MAX_STRAGGLERS).map(|pod| clip(pod)).collect(),
             communication: reported.communication.or(last.communication),
-            short_grace: reported.short_grace.filter(|short| short.drain_seconds.is_finite()),
+            // Whoever has saved nothing yet does not know.
+            short_grace: match reported.last_checkpoint {
+                Some(_) => reported.short_grace.filter(|short| short.drain_seconds.is_finite()),
+                None => last.short_grace,
+            },
             last_update_time: Some(Time(now)),
         });
         if reported.last_checkpoint.is_some() {

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use jiff::SignedDuration;
 use lockstep_api::Phase;
-use lockstep_launch::{BenchmarkReport, Change, CollectivesReport, Ending, Progress, ShortGrace};
+use lockstep_launch::{BenchmarkReport, Change, CheckpointMark, CollectivesReport, Ending, Progress, ShortGrace};
 use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, plan};
 use proptest::prelude::*;
 use situations::{benchmark, job, now, outcome, pod, settings};
@@ -314,9 +314,12 @@ proptest! {
 #[test]
 fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
     let (job, mut seen) = situations::read("Running; all ready");
-    let mut told = |drain_seconds: Option<f64>| {
+    let mark = CheckpointMark { step: 90, uri: "file:///c".into(), time: now().to_string() };
+    let mut told = |drain_seconds: Option<f64>, last_checkpoint: Option<&CheckpointMark>| {
         let short_grace = drain_seconds.map(|drain_seconds| ShortGrace { drain_seconds, grace_seconds: 30 });
-        let progress = Some(Progress { step: 100, total_steps: 200, short_grace, ..Progress::default() });
+        let last_checkpoint = last_checkpoint.cloned();
+        let progress =
+            Some(Progress { step: 100, total_steps: 200, short_grace, last_checkpoint, ..Progress::default() });
         seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
         let next = plan(&job, &seen, &settings(), now());
         seen.status = next.status.unwrap_or_else(|| seen.status.clone());
@@ -326,13 +329,14 @@ fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
         let events = next.events.into_iter().filter(|note| note.reason == "ShortGrace" && note.warning);
         (events.map(|note| note.text).collect::<Vec<_>>(), progress.short_grace.map(|short| short.drain_seconds))
     };
-    let (events, status) = told(Some(45.0));
+    let (events, status) = told(Some(45.0), Some(&mark));
     let [text] = &events[..] else { panic!("{events:?}") };
     assert!(text.contains("takes 45.0 s") && text.ends_with("terminationGracePeriodSeconds to 90"), "{text}");
     assert_eq!(status, Some(45.0));
-    assert_eq!(told(Some(46.0)), (vec![], Some(46.0)), "once");
-    assert_eq!(told(None), (vec![], None), "it fits again");
-    assert_eq!(told(Some(45.0)), (events, Some(45.0)), "again");
+    assert_eq!(told(Some(46.0), Some(&mark)), (vec![], Some(46.0)), "once");
+    assert_eq!(told(None, None), (vec![], Some(46.0)), "whoever reports now has saved nothing yet");
+    assert_eq!(told(None, Some(&mark)), (vec![], None), "it fits again");
+    assert_eq!(told(Some(45.0), Some(&mark)), (events, Some(45.0)), "again");
 }
 
 #[test]

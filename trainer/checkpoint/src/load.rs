@@ -357,9 +357,10 @@ fn read_chunks(
         (chunk, layout.pieces(chunk.range()).map(place).collect::<Vec<_>>())
     });
     let places = Mutex::new(places.collect::<Vec<_>>().into_iter());
-    let next = || places.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let places_left = || places.lock().unwrap_or_else(PoisonError::into_inner);
     let read = || {
-        while let Some((chunk, places)) = next() {
+        loop {
+            let Some((chunk, places)) = places_left().next() else { return Ok(()) };
             let mut places = places.into_iter();
             let mut place: &mut [f32] = &mut [];
             let mut put = |block: &[u8]| {
@@ -376,9 +377,12 @@ fn read_chunks(
                     values = later;
                 }
             };
-            read_chunk(medium, folder, chunk, &mut put).map_err(|unusable| (chunk.start, unusable))?;
+            read_chunk(medium, folder, chunk, &mut put).map_err(|unusable| {
+                // Nobody needs the others.
+                *places_left() = Vec::new().into_iter();
+                (chunk.start, unusable)
+            })?;
         }
-        Ok(())
     };
     let failed = thread::scope(|scope| {
         let threads: Vec<_> = (1..at_once.min(chunks.len())).map(|_| scope.spawn(read)).collect();

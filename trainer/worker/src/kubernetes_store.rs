@@ -1,9 +1,6 @@
 //! The durable record in a cluster: `spec.record` of the job's `TrainingGroup`, guarded by its `resourceVersion`.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use kube::{
     Api, Client,
@@ -22,16 +19,10 @@ const MAX_ATTEMPTS: u32 = 10;
 /// An API server that takes longer counts as out of reach: the client itself would wait for ever.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long tokens, rights or the kind of the object may be missing.
-const RENEWAL_LIMIT: Duration = Duration::from_secs(600);
-/// They are missing anew when nothing was refused for so long.
-const RENEWED: Duration = Duration::from_secs(60);
-
 /// The `TrainingGroup` of one job.
 pub(crate) struct KubernetesStore {
     groups: Api<DynamicObject>,
     name: String,
-    missing: Mutex<Option<Spell>>,
 }
 
 /// The groups of the job's namespace.
@@ -42,7 +33,7 @@ pub(crate) fn groups(client: Client, job: &Job) -> Api<DynamicObject> {
 
 impl KubernetesStore {
     pub(crate) fn new(client: Client, job: &Job) -> Self {
-        Self { groups: groups(client, job), name: job.name.clone(), missing: Mutex::default() }
+        Self { groups: groups(client, job), name: job.name.clone() }
     }
 
     fn place(&self) -> String {
@@ -55,22 +46,11 @@ impl KubernetesStore {
 
     fn failed(&self, error: kube::Error) -> StoreError {
         let kube::Error::Api(status) = &error else { return self.unavailable(error) };
-        let advice = match refusal(status) {
-            Refusal::Passing => None,
-            Refusal::Renewed { advice } => {
-                let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
-                let spell = Spell::going_on(*missing, Instant::now());
-                *missing = Some(spell);
-                (spell.lasts() >= RENEWAL_LIMIT).then_some(advice)
-            }
-            Refusal::Final { advice } => Some(advice),
-        };
-        match advice {
-            None => self.unavailable(error),
-            Some(advice) => {
-                let cause = format!("{} ({})", status.message, status.code);
-                StoreError::Refused { place: self.place(), cause, advice }
-            }
+        let cause = format!("{} ({})", status.message, status.code);
+        match refusal(status) {
+            Refusal::Passing => self.unavailable(error),
+            Refusal::Mendable { advice } => self.unavailable(format!("{cause}; {advice}")),
+            Refusal::Final { advice } => StoreError::Refused { place: self.place(), cause, advice },
         }
     }
 
@@ -127,9 +107,9 @@ fn version_of(record: &Record) -> Version {
 enum Refusal {
     /// It may be taken soon.
     Passing,
-    /// It is taken once something is renewed that should always be there.
-    Renewed {
-        /// What to do where it is not.
+    /// It is taken once somebody has mended the cluster: until then training goes on, and its changes wait.
+    Mendable {
+        /// What to do.
         advice: &'static str,
     },
     /// It will never be taken.
@@ -142,12 +122,14 @@ enum Refusal {
 fn refusal(status: &Status) -> Refusal {
     let names_object = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
     match status.code {
-        401 => Refusal::Renewed { advice: "have the API server accept the token of the coordinator's service account" },
-        403 => Refusal::Renewed {
+        401 => {
+            Refusal::Mendable { advice: "have the API server accept the token of the coordinator's service account" }
+        }
+        403 => Refusal::Mendable {
             advice: "give the service account lockstep-coordinator its rights to traininggroups back, which the operator made, or change \
                      the policy that forbids it",
         },
-        404 if !names_object => Refusal::Renewed { advice: "install Lockstep's CRDs again" },
+        404 if !names_object => Refusal::Mendable { advice: "install Lockstep's CRDs again" },
         404 | 410 => Refusal::Final {
             advice: "it was deleted: the job begins another one, and goes on from its newest checkpoint",
         },
@@ -156,29 +138,10 @@ fn refusal(status: &Status) -> Refusal {
         }
         // Timeouts, conflicts, and a server that has too much to do.
         408 | 409 | 429 => Refusal::Passing,
-        400..500 => Refusal::Final {
+        400..500 => Refusal::Mendable {
             advice: "see to it that CRDs, operator and trainer are of one version and that no policy refuses the job's TrainingGroup",
         },
         _ => Refusal::Passing,
-    }
-}
-
-/// Refusals that follow each other.
-#[derive(Clone, Copy, Debug)]
-struct Spell {
-    since: Instant,
-    last: Instant,
-}
-
-impl Spell {
-    /// One that goes on, or begins, with a refusal.
-    fn going_on(known: Option<Self>, now: Instant) -> Self {
-        let since = known.filter(|known| now.duration_since(known.last) < RENEWED).map_or(now, |known| known.since);
-        Self { since, last: now }
-    }
-
-    fn lasts(&self) -> Duration {
-        self.last.duration_since(self.since)
     }
 }
 
@@ -190,7 +153,7 @@ mod tests {
     fn fate(answer: serde_json::Value) -> &'static str {
         match refusal(&serde_json::from_value(answer).expect("a status")) {
             Refusal::Passing => "passes",
-            Refusal::Renewed { .. } => "passes within limits",
+            Refusal::Mendable { .. } => "mendable",
             Refusal::Final { .. } => "final",
         }
     }
@@ -198,17 +161,17 @@ mod tests {
     #[test]
     fn what_the_api_server_answers_tells_whether_waiting_helps() {
         for (code, expected) in [
-            (400, "final"),
-            (401, "passes within limits"),
-            (403, "passes within limits"),
-            (404, "passes within limits"),
-            (405, "final"),
+            (400, "mendable"),
+            (401, "mendable"),
+            (403, "mendable"),
+            (404, "mendable"),
+            (405, "mendable"),
             (408, "passes"),
             (409, "passes"),
             (410, "final"),
             (413, "final"),
-            (415, "final"),
-            (422, "final"),
+            (415, "mendable"),
+            (422, "mendable"),
             (429, "passes"),
             (500, "passes"),
             (502, "passes"),
@@ -222,18 +185,5 @@ mod tests {
         assert_eq!(fate(gone), "final", "the object is gone, not its kind");
         let too_large = serde_json::json!({"code": 500, "message": "etcdserver: request is too large"});
         assert_eq!(fate(too_large), "final", "as etcd says it");
-    }
-
-    #[test]
-    fn rights_may_be_missing_for_a_while_at_a_time() {
-        let begun = Instant::now();
-        let lasts = |seconds: &[u64]| {
-            let spell =
-                seconds.iter().fold(None, |spell, at| Some(Spell::going_on(spell, begun + Duration::from_secs(*at))));
-            spell.map_or(0, |spell| spell.lasts().as_secs())
-        };
-        assert_eq!(lasts(&[5]), 0);
-        assert_eq!(lasts(&[5, 10, 40, 99]), 94);
-        assert_eq!(lasts(&[5, 10, 71, 75]), 4, "they were back for a minute");
     }
 }

@@ -153,7 +153,7 @@ impl<'a> Refused<'a> {
                 "matchConstraints": {"resourceRules": [{
                     "apiGroups": ["lockstep.dev"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["traininggroups"],
                 }]},
-                "validations": [{"expression": "false", "message": "no record is good enough"}],
+                "validations": [{"expression": "false", "message": "no record is good enough", "reason": "RequestEntityTooLarge"}],
             },
         });
         let binding = json!({
@@ -196,9 +196,7 @@ fn a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is
     let status = job.wait("another attempt", |status| status["restarts"].as_u64() > Some(0));
     drop(refused);
     let message = status["lastFailure"]["message"].as_str().unwrap_or_default();
-    for words in
-        ["which is saved", "TrainingGroup lenet is refused", "no record is good enough (422)", "see to it that"]
-    {
+    for words in ["which is saved", "TrainingGroup lenet is refused", "no record is good enough (413)", "maxReplicas"] {
         assert!(message.contains(words), "`{words}` is not in: {message}");
     }
     let step = message.split_once("stopped after step ").and_then(|(_, rest)| rest.split_once(',')?.0.parse().ok());
