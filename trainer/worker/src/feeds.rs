@@ -17,7 +17,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     thread::{self, JoinHandle},
@@ -60,8 +60,10 @@ pub(crate) struct Feeds<'a> {
 /// One newcomer.
 struct Feed {
     newcomer: MemberId,
-    parcels: mpsc::Sender<Parcel>,
+    /// As long as more is to come.
+    parcels: Option<mpsc::Sender<Parcel>>,
     behind: Arc<AtomicU64>,
+    is_connected: Arc<AtomicBool>,
     abort: Abort,
 }
 
@@ -105,21 +107,31 @@ impl<'a> Feeds<'a> {
 
     /// Copies this rank's part of the state for the next newcomer, and begins to send it.
     pub(crate) fn begin(&mut self, trainee: &mut Trainee) {
-        let Some(Follower { member: newcomer, address, .. }) = self.next(VecDeque::remove) else { return };
+        let take = |newcomers: &mut VecDeque<Follower>, next| {
+            let taken = newcomers.remove(next)?;
+            // It may have been told of twice.
+            newcomers.retain(|other| other.member != taken.member);
+            Some(taken)
+        };
+        let Some(Follower { member: newcomer, address, .. }) = self.next(take) else { return };
         info!(%newcomer, step = trainee.step, "a newcomer takes over the state while the group trains");
         let part = self.part(trainee.replica.state_elements());
         let mut state = vec![0.0; part.len()];
         trainee.replica.copy_state(part, &mut state);
         let (parcels, to_send) = mpsc::channel();
         let abort = Abort::new();
-        let mut feed = Feed { newcomer: newcomer.clone(), parcels, behind: Arc::default(), abort: abort.clone() };
+        let (parcels, behind, is_connected) = (Some(parcels), Arc::default(), Arc::default());
+        let mut feed = Feed { newcomer: newcomer.clone(), parcels, behind, is_connected, abort: abort.clone() };
         feed.put(trainee.step, state);
 
-        let behind = Arc::clone(&feed.behind);
+        let (behind, is_connected) = (Arc::clone(&feed.behind), Arc::clone(&feed.is_connected));
         let peers: Vec<SocketAddr> = self.addresses.iter().copied().chain([address]).collect();
         let form = self.member.form_star(self.generation, self.rank, peers.clone(), abort);
         let sending = thread::Builder::new().name("feed".to_owned()).spawn(move || {
-            let sent = form().and_then(|star| send(star, peers.len() - 1, to_send, &behind));
+            let sent = form().and_then(|star| {
+                is_connected.store(true, Ordering::Relaxed);
+                send(star, peers.len() - 1, to_send, &behind)
+            });
             if let Err(error) = sent {
                 info!(%newcomer, %error, "a newcomer takes over nothing more");
             }
@@ -135,13 +147,13 @@ impl<'a> Feeds<'a> {
 
     /// Hands this rank's part of the gradients that make `step` to those that took the state over.
     pub(crate) fn put(&mut self, step: u64, trainee: &mut Trainee) {
-        if self.feeds.is_empty() {
+        if self.feeds.iter().all(|feed| feed.parcels.is_none()) {
             return;
         }
         let part = self.part(trainee.replica.table().elements());
         let mut gradients = vec![0.0; part.len()];
         trainee.replica.copy_gradients(part, &mut gradients);
-        self.feeds.retain_mut(|feed| feed.put(step, gradients.clone()));
+        self.feeds.iter_mut().for_each(|feed| feed.put(step, gradients.clone()));
     }
 
     /// This rank's part of so many elements.
@@ -162,15 +174,19 @@ impl<'a> Feeds<'a> {
 }
 
 impl Feed {
-    /// Whether more is to come.
-    fn put(&mut self, step: u64, values: Vec<f32>) -> bool {
-        if self.behind.load(Ordering::Relaxed) >= MAX_BEHIND {
+    /// Hands it over as long as it keeps up. One that is not connected yet is waited for even so: it would take a line that is only slow for
+    /// one that is cut.
+    fn put(&mut self, step: u64, values: Vec<f32>) {
+        let Some(parcels) = &self.parcels else { return };
+        let keeps_up = self.behind.load(Ordering::Relaxed) < MAX_BEHIND;
+        if !keeps_up && self.is_connected.load(Ordering::Relaxed) {
             self.abort.abort("it cannot keep up, and copies the state when it is let in");
-            return false;
         }
         self.behind.fetch_add(1, Ordering::Relaxed);
         // Whoever took them may have ended.
-        self.parcels.send(Parcel { step, values }).is_ok()
+        if !keeps_up || parcels.send(Parcel { step, values }).is_err() {
+            self.parcels = None;
+        }
     }
 }
 

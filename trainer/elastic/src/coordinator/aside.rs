@@ -86,13 +86,11 @@ impl Coordinator {
         }
     }
 
-    /// Whether this pod's process, as it is connected, is left out for now.
+    /// Whether this pod's process, as it is connected, is left out for now: for a while, and until it has shown that it reaches all.
     pub(super) fn is_aside(&self, pod: &str) -> bool {
-        let connected = self.peers.get(pod).map(|peer| peer.hello.member.incarnation);
-        self.aside
-            .standing
-            .get(pod)
-            .is_some_and(|standing| Some(standing.process) == connected && self.handled < standing.until)
+        let Some((standing, peer)) = self.aside.standing.get(pod).zip(self.peers.get(pod)) else { return false };
+        let has_yet_to_follow = self.active().is_some_and(|active| peer.catches_up_with(active));
+        standing.process == peer.hello.member.incarnation && (self.handled < standing.until || has_yet_to_follow)
     }
 
     /// Where the others are too few, those that stand aside are needed.

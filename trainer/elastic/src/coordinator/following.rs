@@ -78,7 +78,8 @@ impl Coordinator {
         let Phase::Running(running) = &self.phase else { return };
         let generation = running.active().generation;
         let followers: Vec<_> = self
-            .newcomers()
+            .peers
+            .values()
             .filter(|peer| peer.catches_up_with(running.active()))
             .map(|peer| Follower { generation, member: peer.hello.member.clone(), address: peer.hello.address })
             .collect();

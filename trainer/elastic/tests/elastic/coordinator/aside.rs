@@ -74,6 +74,20 @@ fn whoever_cannot_follow_for_want_of_a_line_stays_aside_and_is_told_to_follow_ag
 }
 
 #[test]
+fn whoever_has_yet_to_show_that_it_reaches_all_does_not_hold_up_a_change() {
+    let mut table = without_the_last();
+    assert!(!sent(&table.wait(11 * SECOND, &[0, 1, 2]), 2).is_empty(), "it is to follow");
+    table.greets(10, super::replacement(0));
+    let mut commands = table.wait(ms(200), &[1, 2, 10]);
+    assert_eq!(asked(&commands), []);
+    commands = table.reports(1, Some(3), state(6));
+    commands.extend(table.reports(10, None, state(0)));
+    assert_eq!(committed(&commands).0, [10, 1], "without the one that follows");
+    commands.extend(table.wait(ms(200), &[1, 2, 10]));
+    assert_eq!(sent(&commands, 2), [&Message::Stand { generation: 4 }], "it is to follow the next group");
+}
+
+#[test]
 fn a_newcomer_without_a_line_to_all_is_not_let_in_either() {
     let mut table = Table::running(2, 1);
     table.closes(1);
