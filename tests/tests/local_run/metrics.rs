@@ -38,10 +38,7 @@ fn a_workers_metrics_please_promtool() {
     let steps = value(&text, "lockstep_steps_total");
     assert!(steps.is_some_and(|steps| steps >= 100.0), "{steps:?}");
     let waited = value(&text, "lockstep_stable_wait_seconds_total");
-    assert!(
-        waited.is_some_and(|waited| waited > 0.0),
-        "what each step waits until all have done the one before: {waited:?}"
-    );
+    assert!(waited.is_some_and(|waited| waited > 0.0), "steps wait until all have done the one before: {waited:?}");
 
     match promtool_objections(&text) {
         Ok(objections) => assert_eq!(objections, "", "{text}"),

@@ -57,8 +57,7 @@ pub(crate) struct Metrics {
     pub step_duration: Histogram,
     phase_seconds: CounterVec,
     pub collective_seconds: Counter,
-    /// A part of the exposed communication.
-    pub stable_wait: Counter,
+    stable_wait: Counter,
     pub collective_bytes: IntCounter,
     /// While training stood still for a checkpoint.
     pub checkpoint_stall: Histogram,
@@ -129,7 +128,7 @@ impl Metrics {
                 &own,
                 Counter::with_opts(named(
                     "stable_wait_seconds_total",
-                    "Seconds that this worker waited to know that all had done the step before, slower ones included.",
+                    "Seconds by which steps took longer as all had to have done the one before: of each the wait of the rank that waited least.",
                 ))?,
             )?,
             collective_bytes: count("collective_bytes_total", "Bytes that this worker sent in all-reduce operations.")?,
@@ -190,6 +189,13 @@ impl Metrics {
     /// Adds wall seconds to a phase.
     pub(crate) fn spent(&self, phase: Phase, seconds: f64) {
         self.phase_seconds.with_label_values(&[phase.label()]).inc_by(seconds.max(0.0));
+    }
+
+    /// Takes down what a step took longer as all had to have done the one before, by each rank's wait in seconds: those that wait longer
+    /// wait for the one that waits least, which they would do for its gradients.
+    pub(crate) fn waited_for_stable(&self, waits: &[f32]) {
+        let least = waits.iter().copied().reduce(f32::min);
+        self.stable_wait.inc_by(least.map_or(0.0, f64::from).max(0.0));
     }
 
     /// Sets the job's gauges, which are served from now on; only the reporting worker does, so that a job has one series of each.

@@ -40,7 +40,7 @@ const QUIET_STEPS: u32 = 8;
 const FIRST_QUIET: Duration = Duration::from_secs(60);
 
 /// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
-/// what they tell of checkpoints, then each rank's useful seconds.
+/// what they tell of checkpoints, then each rank's useful seconds, and how long each waited for the numbers of the step before.
 const LOSS: usize = 0;
 const CHANGE: usize = 1;
 const DRAIN: usize = 2;
@@ -106,6 +106,8 @@ pub(crate) struct Rank<'a> {
     /// Buffer for the numbers of the next step.
     spare: Vec<f32>,
     last_end: Instant,
+    /// For the numbers of the last step that all have done.
+    waited: Duration,
     meter: Meter,
     counted: Statistics,
     /// What the first steps take, until all agree by it how to sum; and when the gradients of the newest one were begun.
@@ -165,6 +167,7 @@ impl<'a> Rank<'a> {
             pending: None,
             spare: Vec::new(),
             last_end: Instant::now(),
+            waited: Duration::ZERO,
             meter,
             counted: Statistics::default(),
             seen: agreed.is_open.then(|| (Seen::of(agreed.plan.buckets().len()), Instant::now())),
@@ -260,7 +263,7 @@ impl<'a> Rank<'a> {
         self.pending = Some(Pending { step: self.trainee.step, samples: step.samples, seconds });
         let mut numbers = std::mem::take(&mut self.spare);
         numbers.clear();
-        numbers.resize(USEFUL + self.world, 0.0);
+        numbers.resize(USEFUL + 2 * self.world, 0.0);
         numbers[LOSS] = result.loss_sum as f32;
         match self.member.halt() {
             Some(Halt::Change) => numbers[CHANGE] = 1.0,
@@ -270,6 +273,7 @@ impl<'a> Rank<'a> {
         numbers[NEWCOMER] = f32::from(u8::from(self.feeds.knows_another()));
         word.put(&mut numbers[SAVING]);
         numbers[USEFUL + self.rank] = useful as f32;
+        numbers[USEFUL + self.world + self.rank] = self.waited.as_secs_f32();
         let numbers = Slice::Numbers(numbers);
         // With one bucket they go with it; with more, the thread that sums those is there for them too.
         if self.trainee.replica.buckets().len() == 1 {
@@ -287,7 +291,7 @@ impl<'a> Rank<'a> {
         let sum = || self.communicator.wait().map_err(|failed| Failure::lost(&failed.error));
         let waiting = Instant::now();
         let Completed { memory, .. } = self.member.membership.work().during(Activity::Waiting, sum)?;
-        self.member.metrics.stable_wait.inc_by(waiting.elapsed().as_secs_f64());
+        self.waited = waiting.elapsed();
         let Slice::Numbers(numbers) = memory else {
             unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
         };
@@ -309,7 +313,9 @@ impl<'a> Rank<'a> {
             time: jiff::Timestamp::now().to_string(),
         };
         self.trainee.remember(line.clone());
-        self.meter.record(Step { samples, wall: seconds, useful: numbers[USEFUL..].to_vec() });
+        let (useful, waited) = numbers[USEFUL..].split_at(self.world);
+        self.member.metrics.waited_for_stable(waited);
+        self.meter.record(Step { samples, wall: seconds, useful: useful.to_vec() });
         let told = Word::of_sum(&numbers[SAVING]);
         self.feeds.hear(step, numbers[NEWCOMER] == self.world as f32);
         self.spare = numbers;

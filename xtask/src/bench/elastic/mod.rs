@@ -155,7 +155,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     write("another one joins: training stands still, median", median(&mut join_stalls), 0.1)?;
     for (case, share) in [
         ("processor time of a worker's membership thread, of the time that it trains", overhead),
-        ("a step waits until all have done the one before, of the time", stable),
+        ("steps take longer as all have to have done the one before, of the time", stable),
     ] {
         let better = Better::Less;
         book.write(&Figure { case, unit: "", ours: share, peer: None, goal: 0.005, better, disturbed: false })?;

@@ -141,20 +141,15 @@ impl Run {
         Ok((spent()? - before) / begun.elapsed().as_secs_f64() / self.workers as f64)
     }
 
-    /// What steps take longer as all have to have done the one before: the wait of the rank that waits least for it, of the time. The
-    /// others wait for that rank, which they would do for its gradients.
+    /// What steps take longer as all have to have done the one before, of the time.
     pub(super) fn stable_share(&self, observed: Duration) -> anyhow::Result<f64> {
         let waited = || {
-            let text = |worker| of_worker(&self.folder, worker).context("a worker's metrics");
-            let waited =
-                |text: String| value(&text, "lockstep_stable_wait_seconds_total").context("the wait for STABLE");
-            (0..self.workers).map(|worker| text(worker).and_then(waited)).collect::<anyhow::Result<Vec<_>>>()
+            let text = of_worker(&self.folder, 0).context("a worker's metrics")?;
+            value(&text, "lockstep_stable_wait_seconds_total").context("the wait for STABLE")
         };
         let (begun, before) = (Instant::now(), waited()?);
         thread::sleep(observed);
-        let after = waited()?;
-        let least = after.iter().zip(&before).map(|(after, before)| after - before).fold(f64::INFINITY, f64::min);
-        Ok(least / begun.elapsed().as_secs_f64())
+        Ok((waited()? - before) / begun.elapsed().as_secs_f64())
     }
 
     pub(super) fn check_wedge(&self) -> anyhow::Result<()> {
