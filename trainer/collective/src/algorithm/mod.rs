@@ -97,6 +97,16 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// All but the torus, which needs its columns.
+    pub const PLAIN: [Self; 6] = [
+        Self::Ring,
+        Self::RecursiveDoubling,
+        Self::HalvingDoubling,
+        Self::DoubleTree,
+        Self::Direct,
+        Self::Hierarchical,
+    ];
+
     /// The torus of `world` ranks that is nearest to a square; one column where their number is prime.
     #[must_use]
     pub fn torus(world: usize) -> Self {

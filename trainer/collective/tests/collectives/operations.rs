@@ -12,17 +12,7 @@ const TAG: Tag = Tag { step: 2, bucket: 1 };
 
 fn algorithms(world: usize) -> Vec<Algorithm> {
     let rows = (1..=world).filter(|columns| world.is_multiple_of(*columns));
-    [
-        Algorithm::Ring,
-        Algorithm::RecursiveDoubling,
-        Algorithm::HalvingDoubling,
-        Algorithm::DoubleTree,
-        Algorithm::Direct,
-        Algorithm::Hierarchical,
-    ]
-    .into_iter()
-    .chain(rows.map(|columns| Algorithm::Torus { columns }))
-    .collect()
+    Algorithm::PLAIN.into_iter().chain(rows.map(|columns| Algorithm::Torus { columns })).collect()
 }
 
 /// Small whole numbers that differ by rank and place.

@@ -14,14 +14,6 @@ use crate::group::{PATIENT, bare_group, ends, group, listener, ranks, seat, with
 use crate::impostor::{LENGTH, expected_frame, greeting, read_header, until_closed};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
-const ALGORITHMS: [Algorithm; 6] = [
-    Algorithm::Ring,
-    Algorithm::RecursiveDoubling,
-    Algorithm::HalvingDoubling,
-    Algorithm::DoubleTree,
-    Algorithm::Direct,
-    Algorithm::Hierarchical,
-];
 
 /// Numbers whose sum depends on the order of addition.
 fn fractions(rank: usize, length: usize) -> Vec<f32> {
@@ -37,7 +29,7 @@ fn results(group: &mut Group, length: usize) -> Vec<Vec<f32>> {
         operation(&mut data);
         results.push(data);
     };
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::PLAIN {
         held(&mut |data| {
             group.all_reduce(algorithm, TAG, data, Reduction::Sum).unwrap();
         });
@@ -93,7 +85,7 @@ fn partners_that_exchange_far_more_than_their_sockets_hold_do_not_wait_for_each_
     for sockets in [2, 5] {
         ends(move || {
             bare_group(3, with_sockets(sockets), |mut group| {
-                for algorithm in ALGORITHMS {
+                for algorithm in Algorithm::PLAIN {
                     let mut data = vec![1.0_f32; (5 << 20) + 1];
                     group.all_reduce(algorithm, TAG, &mut data, Reduction::Sum).unwrap();
                     assert!(data.iter().all(|value| *value == 3.0), "{algorithm:?}, {sockets} sockets");

@@ -95,16 +95,8 @@ impl Part {
 
 /// A generation's algorithm.
 fn algorithm(generation: u64, world: usize) -> Algorithm {
-    let all = [
-        Algorithm::Ring,
-        Algorithm::RecursiveDoubling,
-        Algorithm::HalvingDoubling,
-        Algorithm::DoubleTree,
-        Algorithm::Direct,
-        Algorithm::Hierarchical,
-        Algorithm::torus(world),
-    ];
-    all[generation as usize % all.len()]
+    let kind = generation as usize % (Algorithm::PLAIN.len() + 1);
+    Algorithm::PLAIN.get(kind).copied().unwrap_or(Algorithm::torus(world))
 }
 
 impl World {
