@@ -247,7 +247,10 @@ impl Coordinator {
         }
         match self.membership(preparing, now) {
             Ok(active) => match self.unread(&active) {
-                Some((step, unread)) => self.send_to_read(step, unread, now),
+                Some((step, unread)) => {
+                    let reason = format!("there is a checkpoint of step {step}, and nobody here has read it");
+                    self.send_to_read(&reason, unread, now);
+                }
                 None => {
                     let record = self.with_plans().activate(active);
                     self.swap(Purpose::Activate, record);
@@ -256,15 +259,13 @@ impl Coordinator {
             // Another one that may hold the last steps, or the time, decides.
             Err(NoBase::Unqualified) => {}
             Err(NoBase::Fork(fork)) => {
+                let stale = self.stale(&*fork, preparing);
                 let [(one, a), (other, b)] = *fork;
-                let message = format!(
-                    "{} would start from {}, {} from {}: every worker must see the same checkpoints",
-                    one.pod,
-                    Held(a),
-                    other.pod,
-                    Held(b),
-                );
-                self.fatal(other, message);
+                let message = format!("{} would start from {}, {} from {}", one.pod, Held(a), other.pod, Held(b));
+                match stale.is_empty() {
+                    true => self.fatal(other, format!("{message}: every worker must see the same checkpoints")),
+                    false => self.send_to_read(&message, stale, now),
+                }
             }
         }
     }
@@ -327,6 +328,17 @@ impl Coordinator {
         (active.rollback && active.base_step < step && !unread.is_empty()).then_some((step, unread))
     }
 
+    /// The pods whose processes may have read a checkpoint that the group before, which had not seen it, replaced by another of the same
+    /// step. Before the first group nobody replaced any.
+    fn stale(&self, fork: &[(MemberId, State)], preparing: &Preparing) -> Vec<String> {
+        let may_have = |pod: &String| {
+            let has_trained = preparing.reports.get(pod).is_some_and(|report| report.entered_generation.is_some());
+            !has_trained && self.peers.get(pod).is_some_and(|peer| !self.has_read(peer))
+        };
+        let pods = fork.iter().map(|(member, _)| member.pod.clone());
+        pods.filter(|pod| self.record.active.is_some() && may_have(pod)).collect()
+    }
+
     /// Whether it took the place of a process that was sent to read.
     fn has_read(&self, peer: &Peer) -> bool {
         let MemberId { pod, incarnation } = &peer.hello.member;
@@ -334,8 +346,8 @@ impl Coordinator {
     }
 
     /// New processes take their places, and read what is stored when they begin.
-    fn send_to_read(&mut self, step: u64, pods: Vec<String>, now: Duration) {
-        let reason = format!("there is a checkpoint of step {step}, and nobody here has read it: it is read again");
+    fn send_to_read(&mut self, reason: &str, pods: Vec<String>, now: Duration) {
+        let reason = format!("{reason}: what is stored is read again");
         for pod in pods {
             if let Some(Peer { hello, connection, .. }) = self.peers.get(&pod) {
                 let (connection, incarnation) = (*connection, hello.member.incarnation);

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Message, Report,
+    Digest, Message, Outcome, Report, State,
     coordinator::{Command, Config, DEAD_AFTER, Event, RETURN_LIMIT, Stage},
     member::REPEAT_AFTER,
 };
 
 use super::{
-    CLOSED, Store, Table, asked, broken, change, committed, is_committed, mark, pods, replacement, returning, sent,
-    state,
+    CLOSED, Store, Table, asked, broken, change, committed, end, is_committed, mark, pods, replacement, returning,
+    sent, state,
 };
 use crate::given::{NOTHING, hello, ms, pod};
 
@@ -253,6 +253,34 @@ fn steps_that_a_recorded_checkpoint_holds_are_given_up_only_where_nobody_can_rea
         let (_, active) = committed(&table.reports(30, None, state(found)));
         assert_eq!((active.base_step, active.rollback), (found, true));
         assert_eq!(table.record().last_durable_checkpoint, still_recorded);
+    }
+}
+
+#[test]
+fn processes_that_read_different_checkpoints_of_the_same_step_read_again_before_the_job_ends() {
+    let other = State { digest: Digest::of(b"other"), ..state(20) };
+    for differ_again in [false, true] {
+        let mut table = deserted();
+        table.greets(10, replacement(0));
+        table.reports(10, None, state(20));
+        table.greets(11, replacement(1));
+        let commands = table.reports(11, None, other);
+        for connection in [10, 11] {
+            let sent = sent(&commands, connection);
+            assert!(
+                matches!(sent.as_slice(), [.., Message::Abort { reason }] if reason.contains("step 20")),
+                "{sent:?}"
+            );
+        }
+        assert_eq!(end(&commands), None);
+        table.greets(20, hello(0, 300));
+        table.greets(21, hello(1, 301));
+        table.reports(20, None, state(20));
+        let commands = table.reports(21, None, if differ_again { other } else { state(20) });
+        match differ_again {
+            true => assert!(matches!(end(&commands), Some(Outcome::Fatal { .. })), "{commands:?}"),
+            false => assert_eq!(committed(&commands).1.base_step, 20),
+        }
     }
 }
 
