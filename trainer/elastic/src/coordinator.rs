@@ -50,8 +50,6 @@ pub const START_LIMIT: Duration = Duration::from_secs(30);
 pub const JOIN_WINDOW: Duration = Duration::from_millis(500);
 /// How long newcomers that could be let in wait for others that still take the state over.
 pub const JOIN_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a coordinator that was asked to stop waits for its group to drain.
-pub const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// How many plans one group may sum by, one after another.
 const MAX_PLANS: usize = 16;
 /// Time between two looks at the clock.
@@ -74,6 +72,8 @@ pub struct Config {
     pub least: usize,
     /// Virtual shards of a global step.
     pub shards: u32,
+    /// How long it waits for its group to drain when it is asked to stop.
+    pub drain_limit: Duration,
 }
 
 /// A control connection, as the shell numbers them.
@@ -301,7 +301,7 @@ impl Coordinator {
             Event::Conflict => self.end(Outcome::Superseded),
             Event::StoreAway => self.store_is_away(now),
             Event::StoreFailed(message) => self.store_failed(message),
-            Event::Stop => self.stop_by = self.stop_by.or(Some(now + DRAIN_LIMIT)),
+            Event::Stop => self.stop_by = self.stop_by.or(Some(now + self.config.drain_limit)),
             Event::Tick => {}
         }
         self.advance(now);

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     net::SocketAddr,
     sync::{Arc, atomic::AtomicBool},
+    time::Duration,
 };
 
 use kube::Client;
@@ -58,6 +59,8 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         replicas: launch.replicas as usize,
         least: launch.elastic.min_replicas as usize,
         shards: MIN_SHARDS.max(launch.elastic.max_replicas),
+        // The rest is for its last words.
+        drain_limit: Duration::from_secs(launch.grace_seconds.into()) * 2 / 3,
     };
 
     // Reports are published beside the coordination: a slow API server must not delay it.

@@ -19,6 +19,7 @@ pub(crate) fn config(members: usize) -> Config {
         replicas: members,
         least: members,
         shards: 64,
+        drain_limit: Duration::from_secs(20),
     }
 }
 

@@ -134,6 +134,7 @@ fn config(name: usize, workers: usize) -> Config {
         replicas: workers,
         least: 1,
         shards: 64,
+        drain_limit: Duration::from_secs(20),
     }
 }
 

@@ -289,6 +289,7 @@ impl World {
             replicas: self.script.replicas,
             least: self.script.least.min(self.script.replicas),
             shards: 64,
+            drain_limit: Duration::from_secs(20),
         }
     }
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use lockstep_elastic::{
     Digest, Message, Outcome, Summing,
-    coordinator::{Command, DRAIN_LIMIT, Event},
+    coordinator::{Command, Event},
 };
 
 use super::{Store, Table, asked, committed, end, finished, leave, mark, original, replacement, sent, state};
-use crate::given::{ms, pod};
+use crate::given::{config, ms, pod};
 
 #[test]
 fn the_group_is_finished_when_all_are_and_only_then_released() {
@@ -258,7 +258,7 @@ fn a_coordinator_whose_group_changes_or_pauses_stops_after_a_while_and_aborts_no
         let mut table = Table::running(2, least);
         table.closes(1);
         assert_eq!(end(&table.handle(Event::Stop)), None);
-        let commands = table.wait(DRAIN_LIMIT + ms(500), &[0]);
+        let commands = table.wait(config(1).drain_limit + ms(500), &[0]);
         let aborted = commands.iter().any(|c| matches!(c, Command::Send(_, Message::Abort { .. })));
         assert_eq!((end(&commands), aborted), (Some(&Outcome::Stopped), false), "at least {least}");
     }
@@ -272,7 +272,7 @@ fn a_coordinator_with_a_group_lets_it_drain_for_a_while() {
 
     let mut abandoned = Table::running(1, 1);
     abandoned.handle(Event::Stop);
-    assert_eq!(end(&abandoned.wait(DRAIN_LIMIT + ms(500), &[0])), Some(&Outcome::Stopped));
+    assert_eq!(end(&abandoned.wait(config(1).drain_limit + ms(500), &[0])), Some(&Outcome::Stopped));
 }
 
 #[test]
