@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub const LINE_ELEMENTS: usize = 16;
 
 /// Elements in one page of the smallest size.
-const PAGE_ELEMENTS: usize = 1024;
+pub(crate) const PAGE_ELEMENTS: usize = 1024;
 
 /// Leases that can be out at once without the list growing; more are possible, at the price of one allocation.
 const LEASES_EXPECTED: usize = 256;

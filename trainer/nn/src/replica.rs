@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, PAGE_ELEMENTS};
 use crate::device::{Accumulation, Cpu, Device, Event, Norms, SgdUpdate, UpdateRange};
 use crate::error::Error;
 use crate::network::Network;
@@ -29,6 +29,10 @@ pub struct Replica<D: Device> {
     updated: Arc<[UpdateRange]>,
     parameter_ranges: Arc<[Range<usize>]>,
     max_micro_batch: usize,
+    /// Elements behind the gradients that go with the last bucket.
+    beside: usize,
+    /// Elements that there may be behind the gradients while they are in memory of its own.
+    own_room: Option<usize>,
     outstanding: Arc<AtomicUsize>,
     progress: Progress,
     parts: Tree,
@@ -55,7 +59,8 @@ pub struct StepResult {
 
 /// One bucket's gradients: a slice of the gradient arena, owned until dropped, usable from any thread.
 ///
-/// The first use waits for the device. What is written (an average over a group) is what `update` will see.
+/// The first use waits for the device. What is written (an average over a group) is what `update` will see. Behind the last bucket's
+/// gradients lie the elements that were asked for [beside](Replica::set_gradient_memory) them, with whatever values they were left with.
 pub struct Gradient<V> {
     view: V,
     _claim: Claim,
@@ -112,6 +117,8 @@ impl<D: Device> Replica<D> {
             parameter_ranges: table.parameters().iter().map(|parameter| parameter.range.clone()).collect(),
             table,
             max_micro_batch,
+            beside: 0,
+            own_room: Some(0),
             outstanding: Arc::new(AtomicUsize::new(0)),
             progress: Progress::BetweenSteps,
             parts: Tree::default(),
@@ -137,6 +144,11 @@ impl<D: Device> Replica<D> {
     /// The plan of buckets.
     pub fn buckets(&self) -> &[Range<usize>] {
         &self.buckets
+    }
+
+    /// Elements behind the gradients that go with the last bucket.
+    pub fn beside(&self) -> usize {
+        self.beside
     }
 
     /// Another plan of buckets, from the next step on.
@@ -192,15 +204,8 @@ impl<D: Device> Replica<D> {
             let ready = self.ready_order[behind].end;
             let mut announce = |device: &mut D| {
                 if last {
-                    announced = announce_until(
-                        device,
-                        &self.plan,
-                        &self.buckets,
-                        announced,
-                        ready,
-                        &self.outstanding,
-                        on_bucket,
-                    );
+                    let buckets = Buckets { plan: &self.plan, ranges: &self.buckets, beside: self.beside };
+                    announced = buckets.announce_until(device, announced, ready, &self.outstanding, on_bucket);
                 }
             };
             match stage {
@@ -231,8 +236,7 @@ impl<D: Device> Replica<D> {
         );
         let elements = self.table.elements();
         self.device.zero(self.plan.gradients.region(0..elements));
-        announce_until(&mut self.device, &self.plan, &self.buckets, 0, elements, &self.outstanding, on_bucket);
-        self.progress = Progress::Announced;
+        self.announce_all(on_bucket);
     }
 
     /// A step that others computed, in place of [`begin_step`](Replica::begin_step) and all micro-batches: its gradients as a group has
@@ -286,8 +290,7 @@ impl<D: Device> Replica<D> {
         if last {
             let parts = self.parts.parts();
             assert!(parts.is_power_of_two(), "{parts} parts make no binary tree");
-            announce_until(&mut self.device, &self.plan, &self.buckets, 0, elements, &self.outstanding, on_bucket);
-            self.progress = Progress::Announced;
+            self.announce_all(on_bucket);
         }
     }
 
@@ -370,6 +373,12 @@ impl<D: Device> Replica<D> {
         norms
     }
 
+    fn announce_all(&mut self, on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>)) {
+        let buckets = Buckets { plan: &self.plan, ranges: &self.buckets, beside: self.beside };
+        buckets.announce_until(&mut self.device, 0, self.table.elements(), &self.outstanding, on_bucket);
+        self.progress = Progress::Announced;
+    }
+
     pub(crate) fn assert_between_steps(&self, what: &str) {
         assert_eq!(self.progress, Progress::BetweenSteps, "{what} happens between steps");
     }
@@ -389,45 +398,68 @@ impl<D: Device> Replica<D> {
 }
 
 impl Replica<Cpu> {
-    /// Keeps the gradients in `memory` from the next step on, for a group that reduces them there.
+    /// Keeps the gradients in `memory` from the next step on, for a group that reduces them there. What `memory` has behind them goes with
+    /// the last bucket: room for what the group sums beside them.
     ///
     /// # Panics
-    /// In mid-step, and if it has not as many elements as the table, or does not begin on a cache line.
+    /// In mid-step, and if it has fewer elements than the table, or does not begin on a cache line.
     pub fn set_gradient_memory(&mut self, memory: impl AsMut<[f32]> + Send + 'static) {
         self.assert_between_steps("moving the gradients");
-        self.device.put(self.plan.gradients, Arena::over(memory));
+        let (arena, elements) = (Arena::over(memory), self.table.elements());
+        assert!(arena.len() >= elements, "memory of {} elements for {elements} gradients", arena.len());
+        (self.beside, self.own_room) = (arena.len() - elements, None);
+        self.device.put(self.plan.gradients, arena);
     }
 
-    /// Keeps the gradients in memory of its own from the next step on.
+    /// Keeps the gradients in memory of its own from the next step on, and so many elements behind them that go with the last bucket. What
+    /// they were is lost.
     ///
     /// # Panics
     /// In mid-step.
-    pub fn own_gradient_memory(&mut self) {
+    pub fn own_gradient_memory(&mut self, beside: usize) {
         self.assert_between_steps("moving the gradients");
-        self.device.put(self.plan.gradients, Arena::zeroed(self.table.elements()));
+        if self.own_room.is_none_or(|room| room < beside) {
+            // A little more or less beside large gradients should not need other memory.
+            let room = beside.next_multiple_of(PAGE_ELEMENTS);
+            self.device.put(self.plan.gradients, Arena::zeroed(self.table.elements() + room));
+            self.own_room = Some(room);
+        }
+        self.beside = beside;
     }
 }
 
-/// Announces the buckets from `announced` on that end at or before `ready`; gives the first one that does not.
-fn announce_until<D: Device>(
-    device: &mut D,
-    plan: &Plan,
-    buckets: &[Range<usize>],
-    announced: usize,
-    ready: usize,
-    outstanding: &Arc<AtomicUsize>,
-    on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>),
-) -> usize {
-    let complete = buckets[announced..].iter().take_while(|bucket| bucket.end <= ready).count();
-    if complete == 0 {
-        return announced;
+/// The buckets of a step.
+struct Buckets<'a> {
+    plan: &'a Plan,
+    ranges: &'a [Range<usize>],
+    beside: usize,
+}
+
+impl Buckets<'_> {
+    /// Announces those from `announced` on that end at or before `ready`; gives the first one that does not.
+    fn announce_until<D: Device>(
+        &self,
+        device: &mut D,
+        announced: usize,
+        ready: usize,
+        outstanding: &Arc<AtomicUsize>,
+        on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>),
+    ) -> usize {
+        let complete = self.ranges[announced..].iter().take_while(|bucket| bucket.end <= ready).count();
+        if complete == 0 {
+            return announced;
+        }
+        let event = device.ready();
+        for (index, bucket) in self.ranges.iter().enumerate().skip(announced).take(complete) {
+            let beside = if index + 1 == self.ranges.len() { self.beside } else { 0 };
+            let region = self.plan.gradients.region(bucket.start..bucket.end + beside);
+            on_bucket(
+                index,
+                Gradient { view: device.host_view(region, event.clone()), _claim: Claim::on(outstanding) },
+            );
+        }
+        announced + complete
     }
-    let event = device.ready();
-    for (index, bucket) in buckets.iter().enumerate().skip(announced).take(complete) {
-        let view = device.host_view(plan.gradients.region(bucket.clone()), event.clone());
-        on_bucket(index, Gradient { view, _claim: Claim::on(outstanding) });
-    }
-    announced + complete
 }
 
 fn check_buckets(buckets: &[Range<usize>], elements: usize) -> Result<(), Error> {

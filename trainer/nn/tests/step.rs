@@ -171,6 +171,35 @@ fn every_gradient_is_announced_once_in_order_and_final() {
 }
 
 #[test]
+fn what_is_summed_beside_the_gradients_goes_with_the_last_bucket_and_changes_no_other() {
+    let batch = digits(20, 6);
+    let mut alone = replica(Cpu::new(), models::lenet5(), 20);
+    let lengths: Vec<usize> = alone.buckets().iter().map(ExactSizeIterator::len).collect();
+    let mut replica = replica(Cpu::new(), models::lenet5(), 20);
+    // More than before needs other memory, less does not.
+    for beside in [5, 2000, 3] {
+        replica.own_gradient_memory(beside);
+        replica.begin_step();
+        let mut found = Vec::new();
+        replica.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut |_, mut bucket| {
+            let bucket = bucket.as_mut();
+            found.push(bucket.len());
+            if found.len() == lengths.len() {
+                let gradients = bucket.len() - beside;
+                bucket[gradients..].fill(f32::NAN);
+            }
+        });
+        replica.update(&OPTIMIZER, 0.05);
+        replica.finish_step();
+        train(&mut alone, &batch, 1);
+        assert_eq!(replica.digest(), alone.digest());
+        let mut expected = lengths.clone();
+        *expected.last_mut().expect("a bucket") += beside;
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
 fn buckets_are_announced_before_the_rest_of_backward_is_enqueued() {
     let device = Late::new();
     let progress = device.progress();

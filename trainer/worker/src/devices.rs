@@ -200,6 +200,36 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_summed_behind_the_gradients_of_all_devices_and_change_none_of_them() {
+        for devices in [1, 3] {
+            let mut gradients = [false, true].map(|carries| {
+                let (mut first, mut further, mut loaders) = worker(devices);
+                first.own_gradient_memory(2);
+                let step = next_step(&mut loaders);
+                let (last, mut buckets) = (first.buckets().len() - 1, Vec::new());
+                let mut submit = |bucket, gathered: Gathered| {
+                    buckets.push(if carries && bucket == last { gathered.carrying(vec![3.0, 4.0]) } else { gathered });
+                };
+                further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
+                for bucket in &mut buckets {
+                    // As another rank would that has the same.
+                    bucket.whole().iter_mut().for_each(|value| *value *= 2.0);
+                    bucket.whole();
+                }
+                let carried: Vec<_> = buckets.iter_mut().map(Gathered::carried).collect();
+                assert_eq!(carried[last], carries.then(|| vec![6.0, 8.0]), "{devices} devices");
+                assert!(carried[..last].iter().all(Option::is_none));
+                drop(buckets);
+                let mut gradients = vec![0.0; first.table().elements()];
+                first.copy_gradients(0..gradients.len(), &mut gradients);
+                gradients
+            });
+            let [without, with] = &mut gradients;
+            assert_eq!(without, with, "{devices} devices");
+        }
+    }
+
+    #[test]
     fn a_group_that_breaks_in_mid_step_leaves_nothing_of_any_device_lent_out() {
         let (mut first, mut further, mut loaders) = worker(3);
         let abort = Abort::new();

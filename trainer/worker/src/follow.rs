@@ -49,7 +49,7 @@ pub(crate) fn until_let_in(member: &Member<'_>, trainee: &mut Trainee, mut place
 fn follow(member: &Member<'_>, trainee: &mut Trainee, lead: &Lead) -> Result<(), Failure> {
     let sources = lead.addresses.len();
     let mut star = member.follow(lead)?;
-    trainee.put_gradients(None);
+    trainee.put_gradients(None, 0);
     let mut state = vec![0.0; trainee.replica.state_elements()];
     let (step, mut behind) = receive(&mut star, sources, &mut state)?;
     trainee.take_over(step, &state);

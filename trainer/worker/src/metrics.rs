@@ -128,7 +128,7 @@ impl Metrics {
                 &own,
                 Counter::with_opts(named(
                     "stable_wait_seconds_total",
-                    "Seconds by which steps took longer as all had to have done the one before: of each the wait of the rank that waited least.",
+                    "Seconds by which steps took longer as all had to have done the one before, beside the wait for gradients: of each the wait of the rank that waited least.",
                 ))?,
             )?,
             collective_bytes: count("collective_bytes_total", "Bytes that this worker sent in all-reduce operations.")?,

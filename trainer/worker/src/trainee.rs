@@ -44,7 +44,6 @@ pub(crate) struct Trainee {
     places: Places,
     /// What messages cost, as far as this worker took part in measuring it.
     known: KnownCosts,
-    shares_gradients: bool,
     remembered: VecDeque<StepLine>,
 }
 
@@ -77,7 +76,6 @@ impl Trainee {
             storage_is_checked: false,
             places: Places::of(&[]),
             known: KnownCosts::default(),
-            shares_gradients: false,
             remembered: VecDeque::new(),
         };
         trainee.begin(newest)?;
@@ -133,16 +131,13 @@ impl Trainee {
         self.known.learn(self.places, costs);
     }
 
-    /// Keeps gradients where the ranks of this generation, and only they, may write; without `arena` where nobody else may.
-    pub(crate) fn put_gradients(&mut self, arena: Option<SharedArena>) {
-        let shared = arena.is_some();
+    /// Keeps gradients, and `beside` elements behind them, where the ranks of this generation, and only they, may write; without `arena`,
+    /// which has as many, where nobody else may: whoever was left behind in an older generation may write into the arena of that one.
+    pub(crate) fn put_gradients(&mut self, arena: Option<SharedArena>, beside: usize) {
         match arena {
             Some(arena) => self.replica.set_gradient_memory(arena),
-            // Whoever was left behind in an older generation may write into the arena of that one.
-            None if self.shares_gradients => self.replica.own_gradient_memory(),
-            None => {}
+            None => self.replica.own_gradient_memory(beside),
         }
-        self.shares_gradients = shared;
     }
 
     /// Those that lack the group's base copy it, a part from each of those that had it before.

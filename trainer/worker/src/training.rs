@@ -3,9 +3,10 @@
 //!
 //! Whatever all ranks must agree on in mid-run travels in the numbers that they sum anyway: rank r adds its useful seconds in a
 //! slot of its own, whoever was asked to halt adds 1 to the slot that says why, and so does who has something to tell of a checkpoint.
-//! The sum of step s is read during step s + 1, so it costs no waiting; every rank reads the same sum at the same step, so all of them
-//! stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group. Only how to sum is
-//! agreed on beside it, once, after a number of steps that all count.
+//! The numbers of step s go behind the gradients of step s + 1, so they cost no waiting; every rank reads the same sum at the same step, so
+//! all of them stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group. After
+//! a step that no other follows at once they are summed by themselves, and so they are beside gradients that travel rounded. Only how to
+//! sum is agreed on beside it, once, after a number of steps that all count.
 
 use std::{
     ops::Range,
@@ -101,12 +102,14 @@ pub(crate) struct Rank<'a> {
     /// One for each device.
     loaders: Vec<Loader>,
     feeds: Feeds<'a>,
-    /// A step whose numbers are still being summed.
+    /// A step whose numbers are not summed yet.
     pending: Option<Pending>,
-    /// Buffer for the numbers of the next step.
-    spare: Vec<f32>,
+    /// Those numbers until they are handed over, then their sums.
+    numbers: Vec<f32>,
+    /// Whether they go behind the next step's gradients, where there is room for them.
+    ride: bool,
     last_end: Instant,
-    /// For the numbers of the last step that all have done.
+    /// For numbers by themselves, since the last ones were.
     waited: Duration,
     meter: Meter,
     counted: Statistics,
@@ -155,6 +158,7 @@ impl<'a> Rank<'a> {
             loaders: devices
                 .map(|seat| Loader::start(Arc::clone(&train), order(seat)).map_err(Failure::retry))
                 .collect::<Result<_, _>>()?,
+            ride: trainee.replica.beside() > 0,
             trainee,
             member,
             seat,
@@ -165,7 +169,7 @@ impl<'a> Rank<'a> {
             communicator,
             feeds: Feeds::new(member, group),
             pending: None,
-            spare: Vec::new(),
+            numbers: vec![0.0; slots(world)],
             last_end: Instant::now(),
             waited: Duration::ZERO,
             meter,
@@ -225,13 +229,15 @@ impl<'a> Rank<'a> {
         if let Some((_, begun)) = &mut self.seen {
             *begun = computing;
         }
-        let Self { trainee, communicator, loaders, .. } = self;
+        let Self { trainee, communicator, loaders, numbers, ride, .. } = self;
         let Trainee { replica, devices, .. } = &mut **trainee;
-        let only = replica.buckets().len() == 1;
+        let last = replica.buckets().len() - 1;
         let submit = &mut |bucket: usize, gradient: Gathered| {
+            let carries = *ride && bucket == last;
+            let gradient = if carries { gradient.carrying(std::mem::take(numbers)) } else { gradient };
             let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
             // Nothing is left to compute beside it.
-            if only {
+            if last == 0 {
                 communicator.defer(step.index, bucket, gradient);
             } else {
                 communicator.submit(step.index, bucket, gradient);
@@ -246,8 +252,14 @@ impl<'a> Rank<'a> {
         };
         let gradients = computing.elapsed().saturating_sub(loading);
 
-        let done = self.settle()?;
-        self.gather()?;
+        let done = if self.ride {
+            self.gather()?;
+            self.conclude()?
+        } else {
+            let done = self.settle()?;
+            self.gather()?;
+            done
+        };
         self.feeds.put(self.trainee.step + 1, self.trainee);
         let updating = Instant::now();
         let result = self.trainee.apply();
@@ -261,9 +273,9 @@ impl<'a> Rank<'a> {
             seen.did_step();
         }
         self.pending = Some(Pending { step: self.trainee.step, samples: step.samples, seconds });
-        let mut numbers = std::mem::take(&mut self.spare);
+        let numbers = &mut self.numbers;
         numbers.clear();
-        numbers.resize(USEFUL + 2 * self.world, 0.0);
+        numbers.resize(slots(self.world), 0.0);
         numbers[LOSS] = result.loss_sum as f32;
         match self.member.halt() {
             Some(Halt::Change) => numbers[CHANGE] = 1.0,
@@ -273,28 +285,48 @@ impl<'a> Rank<'a> {
         numbers[NEWCOMER] = f32::from(u8::from(self.feeds.knows_another()));
         word.put(&mut numbers[SAVING]);
         numbers[USEFUL + self.rank] = useful as f32;
-        numbers[USEFUL + self.world + self.rank] = self.waited.as_secs_f32();
-        let numbers = Slice::Numbers(numbers);
-        // With one bucket they go with it; with more, the thread that sums those is there for them too.
-        if self.trainee.replica.buckets().len() == 1 {
-            self.communicator.defer(step.index, BESIDE, numbers);
-        } else {
-            self.communicator.submit(step.index, BESIDE, numbers);
+        numbers[USEFUL + self.world + self.rank] = std::mem::take(&mut self.waited).as_secs_f32();
+        if !self.ride {
+            self.send_numbers();
         }
         self.count(mine, seconds, useful, (data + loading).as_secs_f64());
         Ok(done)
     }
 
+    /// Has the numbers of the last step summed by themselves.
+    fn send_numbers(&mut self) {
+        let (step, numbers) = (self.trainee.step - 1, Slice::Numbers(std::mem::take(&mut self.numbers)));
+        // Beside one bucket they wait for it; with more, the thread that sums those is there for them too.
+        if self.trainee.replica.buckets().len() == 1 {
+            self.communicator.defer(step, BESIDE, numbers);
+        } else {
+            self.communicator.submit(step, BESIDE, numbers);
+        }
+    }
+
     /// Waits for the numbers of the last step. After it nothing is pending.
     pub(crate) fn settle(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { step, samples, seconds }) = self.pending.take() else { return Ok(None) };
+        if self.pending.is_none() {
+            return Ok(None);
+        }
+        if self.ride {
+            self.send_numbers();
+        }
         let sum = || self.communicator.wait().map_err(|failed| Failure::lost(&failed.error));
         let waiting = Instant::now();
         let Completed { memory, .. } = self.member.membership.work().during(Activity::Waiting, sum)?;
-        self.waited = waiting.elapsed();
+        self.waited += waiting.elapsed();
         let Slice::Numbers(numbers) = memory else {
             unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
         };
+        self.numbers = numbers;
+        self.conclude()
+    }
+
+    /// What the sums of the last step's numbers tell.
+    fn conclude(&mut self) -> Result<Option<Done>, Failure> {
+        let Some(Pending { step, samples, seconds }) = self.pending.take() else { return Ok(None) };
+        let numbers = &self.numbers;
         let loss = f64::from(numbers[LOSS]) / samples as f64;
         let halt = match (numbers[CHANGE] > 0.0, numbers[DRAIN] > 0.0) {
             (_, true) => Some(Halt::Drain),
@@ -318,7 +350,6 @@ impl<'a> Rank<'a> {
         self.meter.record(Step { samples, wall: seconds, useful: useful.to_vec() });
         let told = Word::of_sum(&numbers[SAVING]);
         self.feeds.hear(step, numbers[NEWCOMER] == self.world as f32);
-        self.spare = numbers;
         if !loss.is_finite() {
             return Err(Failure::fatal(format!(
                 "the training loss became {loss} at step {step}: lower spec.training.schedule.baseLearningRate ({})",
@@ -341,16 +372,22 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Waits for the gradients of this step and gives them back to the replica.
+    /// Waits for the gradients of this step, and what goes with them, and gives them back to the replica.
     fn gather(&mut self) -> Result<(), Failure> {
-        let Self { communicator, seen, member, .. } = self;
+        let Self { communicator, seen, member, numbers, .. } = self;
         member.membership.work().during(Activity::Waiting, || {
             for completed in communicator.wait_all() {
-                let Completed { bucket, transferred, mut memory, .. } =
+                let Completed { bucket, transferred, memory, .. } =
                     completed.map_err(|failed| Failure::lost(&failed.error))?;
+                let Slice::Gradient(mut gathered) = memory else {
+                    unreachable!("numbers by themselves were waited for before")
+                };
                 // A group of one has not looked at it.
-                memory.as_mut();
-                if let (Some((seen, begun)), Slice::Gradient(gathered)) = (&mut *seen, memory) {
+                gathered.whole();
+                if let Some(carried) = gathered.carried() {
+                    *numbers = carried;
+                }
+                if let Some((seen, begun)) = &mut *seen {
                     let ready = gathered.ready().saturating_duration_since(*begun);
                     seen.summed(bucket as usize, ready.as_secs_f64(), transferred.took.as_secs_f64());
                 }
@@ -445,6 +482,11 @@ impl<'a> Rank<'a> {
         metrics.collective_bytes.inc_by(statistics.bytes_sent - self.counted.bytes_sent);
         self.counted = statistics;
     }
+}
+
+/// How many numbers a step of so many ranks has.
+pub(crate) const fn slots(world: usize) -> usize {
+    USEFUL + 2 * world
 }
 
 /// Each rank's part of a step's samples, seated as `seat` is.

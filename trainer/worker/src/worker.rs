@@ -8,7 +8,7 @@ use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
 use lockstep_elastic::{Activity, Digest, Group, Place, Sampler, State, Summing, Work};
 use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, PLANS_FILE, Planned, Replay, Task,
-    Workload, lines,
+    WireFormat, Workload, lines,
 };
 use lockstep_nn::Sgd;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -29,7 +29,7 @@ use crate::{
     storage::Storage,
     stored::{told_of, until_stored},
     trainee::Trainee,
-    training::{Rank, Recipe, Slice},
+    training::{Rank, Recipe, Slice, slots},
 };
 
 /// Does a worker's whole life, or repeats a part of another one's.
@@ -193,8 +193,10 @@ impl Run<'_> {
         trainee.devices.take_over(&mut trainee.replica);
         self.member.membership.entered();
 
-        let arena = ranks.shared_arena(trainee.replica.table().elements()).map_err(Failure::lost)?;
-        trainee.put_gradients(arena);
+        // What is told beside the gradients is not to be rounded.
+        let beside = if self.workload.communication.wire == WireFormat::F32 { slots(ranks.world()) } else { 0 };
+        let arena = ranks.shared_arena(trainee.replica.table().elements() + beside).map_err(Failure::lost)?;
+        trainee.put_gradients(arena, beside);
         let places = trainee.meet(group);
         let agreed = self.agree(trainee, &mut ranks, places)?;
         let mut communicator = Communicator::over(ranks).map_err(Failure::retry)?;

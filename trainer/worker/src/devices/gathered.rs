@@ -14,17 +14,32 @@ pub(crate) struct Gathered {
     /// When the last of those that are in it was.
     ready: Instant,
     others: Option<Arc<[Announced]>>,
+    /// Numbers that take the place behind the gradients, and whether they are there.
+    carried: Option<(Vec<f32>, bool)>,
 }
 
 impl Gathered {
     /// Of a worker with one device.
     pub(crate) fn alone(sum: Bucket) -> Self {
-        Self { sum, ready: Instant::now(), others: None }
+        Self { sum, ready: Instant::now(), others: None, carried: None }
     }
 
     /// Of a worker with further devices, which announce their parts there.
     pub(super) fn among(others: &Arc<[Announced]>, sum: Bucket) -> Self {
         Self { others: Some(Arc::clone(others)), ..Self::alone(sum) }
+    }
+
+    /// Has `numbers` summed with the last bucket, which has as many elements behind its gradients.
+    pub(crate) fn carrying(self, numbers: Vec<f32>) -> Self {
+        Self { carried: Some((numbers, false)), ..self }
+    }
+
+    /// The numbers that it carried, as they are now. `None` in a bucket that carries none.
+    pub(crate) fn carried(&mut self) -> Option<Vec<f32>> {
+        let (mut numbers, _) = self.carried.take()?;
+        let summed = behind(self.sum.as_mut(), numbers.len());
+        numbers.copy_from_slice(summed);
+        Some(numbers)
     }
 
     /// When all of it could be summed with others, once it was looked at.
@@ -38,7 +53,7 @@ impl Gathered {
     /// # Panics
     /// When a device's thread has panicked: a sum without its gradients is none.
     pub(crate) fn whole(&mut self) -> &mut [f32] {
-        let Self { sum, ready, others } = self;
+        let Self { sum, ready, others, carried } = self;
         let sum = sum.as_mut();
         if let Some(others) = others.take() {
             for other in &*others {
@@ -47,8 +62,18 @@ impl Gathered {
                 add(sum, bucket.as_mut());
             }
         }
+        if let Some((numbers, is_there @ false)) = carried {
+            behind(sum, numbers.len()).copy_from_slice(numbers);
+            *is_there = true;
+        }
         sum
     }
+}
+
+/// The last elements of a bucket.
+fn behind(bucket: &mut [f32], elements: usize) -> &mut [f32] {
+    let gradients = bucket.len() - elements;
+    &mut bucket[gradients..]
 }
 
 /// `sum ← sum + terms`: a loop that the compiler turns into vectors.
