@@ -9,17 +9,13 @@ use std::{
 use anyhow::bail;
 
 use super::{
-    Effort,
-    load::{self, Watch},
-    median,
+    Effort, load, median,
     record::{Better, Book, Figure},
     torch,
 };
 use crate::cargo;
 
 const BATCH: &str = "64";
-/// Rounds that may be thrown away before the figure is given with the mark "disturbed".
-const MAX_DISTURBED: usize = 10;
 
 const PEER: &str = r#"
 import sys, time, json, torch
@@ -46,18 +42,11 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     let script = cargo::target().join("bench/lenet_step.py");
     fs::write(&script, PEER)?;
 
-    let (mut our_rounds, mut their_rounds, mut disturbed) = (Vec::new(), Vec::new(), 0);
-    while our_rounds.len() < rounds {
-        let (watch, before) = (Watch::start(), load::children());
+    let (found, disturbed) = load::rounds(rounds, || {
         let our_seconds = step_seconds(&ours, &[BATCH, "50", steps])?;
-        let their_seconds = step_seconds(&python, &[&script.to_string_lossy(), BATCH, "50", steps])?;
-        if watch.disturbed(load::children().saturating_sub(before)) && disturbed < MAX_DISTURBED {
-            disturbed += 1;
-            continue;
-        }
-        our_rounds.push(our_seconds);
-        their_rounds.push(their_seconds);
-    }
+        Ok((our_seconds, step_seconds(&python, &[&script.to_string_lossy(), BATCH, "50", steps])?))
+    })?;
+    let (mut our_rounds, mut their_rounds): (Vec<f64>, Vec<f64>) = found.into_iter().unzip();
     book.write(&Figure {
         case: "batch 64, forward + backward + update, median",
         unit: "s",
@@ -65,7 +54,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         peer: Some((torch::NAME, median(&mut their_rounds))),
         goal: 1.0,
         better: Better::Less,
-        disturbed: disturbed == MAX_DISTURBED,
+        disturbed,
     })
 }
 

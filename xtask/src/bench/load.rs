@@ -10,6 +10,25 @@ const MAX_FOREIGN_SHARE: f64 = 0.08;
 /// Kernel clock ticks per second, as /proc counts CPU time.
 const TICKS_PER_SECOND: f64 = 100.0;
 
+/// Rounds that may be thrown away before figures are given with the mark "disturbed".
+const MAX_DISTURBED: usize = 10;
+
+/// What so many rounds give during which others left the machine alone, and whether some were kept although they did not: the processes of
+/// a round have ended when it does.
+pub(crate) fn rounds<T>(count: usize, mut round: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<(Vec<T>, bool)> {
+    let (mut kept, mut disturbed) = (Vec::with_capacity(count), 0);
+    while kept.len() < count {
+        let (watch, before) = (Watch::start(), children());
+        let found = round()?;
+        if watch.disturbed(children().saturating_sub(before)) && disturbed < MAX_DISTURBED {
+            disturbed += 1;
+        } else {
+            kept.push(found);
+        }
+    }
+    Ok((kept, disturbed == MAX_DISTURBED))
+}
+
 /// Watches from its creation to [`Watch::disturbed`].
 pub(crate) struct Watch {
     start: Instant,

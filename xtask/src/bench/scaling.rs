@@ -12,9 +12,7 @@ use anyhow::ensure;
 use serde_json::Value;
 
 use super::{
-    Effort,
-    load::{self, Watch},
-    median,
+    Effort, load, median,
     record::{Better, Book, Figure},
 };
 use crate::cargo;
@@ -46,17 +44,18 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Quick => 3,
         Effort::Full => 11,
     };
-    let mut seconds = BTreeMap::<Side, Vec<f64>>::new();
-    let mut apart = Vec::new();
-    let (watch, before) = (Watch::start(), load::children());
-    for _ in 0..rounds {
-        for side in [ALONE].into_iter().chain(TWO.map(|(side, _)| side)) {
-            seconds.entry(side).or_default().push(Run::start(side, "group")?.step()?);
-        }
+    let (found, disturbed) = load::rounds(rounds, || {
+        let sides = [ALONE].into_iter().chain(TWO.map(|(side, _)| side));
+        let round: Vec<_> =
+            sides.map(|side| Ok((side, Run::start(side, "group")?.step()?))).collect::<anyhow::Result<_>>()?;
         let (one, other) = (Run::start(ALONE, "one")?, Run::start(ALONE, "other")?);
-        apart.push(f64::midpoint(one.step()?, other.step()?));
+        Ok((round, f64::midpoint(one.step()?, other.step()?)))
+    })?;
+    let (found, mut apart): (Vec<_>, Vec<f64>) = found.into_iter().unzip();
+    let mut seconds = BTreeMap::<Side, Vec<f64>>::new();
+    for (side, measured) in found.into_iter().flatten() {
+        seconds.entry(side).or_default().push(measured);
     }
-    let disturbed = watch.disturbed(load::children() - before);
     let apart = median(&mut apart);
     let mut middle = |side| median(seconds.entry(side).or_default());
     for (side, name) in TWO {

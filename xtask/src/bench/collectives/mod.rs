@@ -15,9 +15,7 @@ use lockstep_tests::cluster::install_packages;
 
 use self::plot::Curve;
 use super::{
-    Effort,
-    load::{self, Watch},
-    median,
+    Effort, load, median,
     record::{Better, Book, Figure},
     torch,
 };
@@ -62,8 +60,6 @@ const SHARED: [Goals; 9] = [
 ];
 /// Four ranks over TCP.
 const FOUR: [Goals; 3] = [(1 << 10, None, Some(1.0 / 1.5)), (1 << 20, Some(2.0), None), (16 << 20, Some(2.0), None)];
-/// Rounds that may be thrown away before the figures are given with the mark "disturbed".
-const MAX_DISTURBED: usize = 10;
 
 /// What takes part, in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,24 +89,17 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             .filter(|side| *side != Side::Gloo || goals.iter().any(|(_, gloo, _)| gloo.is_some()))
             .collect();
         let sizes: Vec<usize> = goals.iter().map(|(size, ..)| *size).collect();
-        let mut seconds = BTreeMap::<(Side, usize), Vec<f64>>::new();
-        let (mut done, mut disturbed) = (0, 0);
-        while done < rounds {
-            let (watch, before) = (Watch::start(), load::children());
+        let (found, disturbed) = load::rounds(rounds, || {
             let mut round = Vec::new();
             for &side in &sides {
-                for (size, measured) in programs.measure(side, link, ranks, &sizes, budget)? {
-                    round.push(((side, size), measured));
-                }
+                let measured = programs.measure(side, link, ranks, &sizes, budget)?;
+                round.extend(measured.into_iter().map(|(size, measured)| ((side, size), measured)));
             }
-            if watch.disturbed(load::children().saturating_sub(before)) && disturbed < MAX_DISTURBED {
-                disturbed += 1;
-                continue;
-            }
-            done += 1;
-            for (key, measured) in round {
-                seconds.entry(key).or_default().push(measured);
-            }
+            Ok(round)
+        })?;
+        let mut seconds = BTreeMap::<(Side, usize), Vec<f64>>::new();
+        for (key, measured) in found.into_iter().flatten() {
+            seconds.entry(key).or_default().push(measured);
         }
         if ranks == 2 {
             curves.extend(sides.iter().map(|side| curve(*side, link, &sizes, &mut seconds)));
@@ -128,7 +117,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                     peer: Some((name, theirs)),
                     goal,
                     better: Better::Less,
-                    disturbed: disturbed == MAX_DISTURBED,
+                    disturbed,
                 })?;
             }
         }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     bench::{
-        Effort,
+        Effort, load,
         record::{Better, Book, Figure},
     },
     cargo,
@@ -30,14 +30,16 @@ pub(super) fn checkpoints(book: &mut Book, effort: Effort) -> anyhow::Result<()>
     }
     fs::create_dir_all(&folder)?;
     let mut rate = Command::new(cargo::target().join("release/examples/rate"));
-    let output = rate.arg(&folder).args([MEGABYTES.to_string(), repetitions.to_string()]).output()?;
+    rate.arg(&folder).args([MEGABYTES.to_string(), repetitions.to_string()]);
+    let (mut found, disturbed) = load::rounds(1, || Ok(rate.output()?))?;
+    let output = found.remove(0);
     fs::remove_dir_all(&folder)?;
     ensure!(output.status.success(), "{rate:?}: {}", String::from_utf8_lossy(&output.stderr));
     let told: Value = serde_json::from_slice(&output.stdout).context("a line of JSON")?;
     let number = |name: &str| told[name].as_f64().with_context(|| format!("{name} in {told}"));
     let mut write = |case: &str, ours: f64, peer: Option<f64>, goal: f64| {
         let peer = peer.map(|seconds| (PLAIN, seconds));
-        book.write(&Figure { case, unit: "s", ours, peer, goal, better: Better::Less, disturbed: false })
+        book.write(&Figure { case, unit: "s", ours, peer, goal, better: Better::Less, disturbed })
     };
     write("training stands still for a checkpoint of 100 MB, p50", number("stall_ms_p50")? / 1e3, None, 0.05)?;
     write("the same, p99", number("stall_ms_p99")? / 1e3, None, 0.2)?;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{
     Effort,
     line::{self, Line},
-    median,
+    load, median,
     record::{Better, Book, Figure},
     torch,
 };
@@ -68,15 +68,20 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         folder,
     };
     for (case, samples, bf16_goal) in CASES {
-        let (mut seconds, mut first_ready) = (BTreeMap::<Side, Vec<f64>>::new(), Vec::new());
-        for _ in 0..rounds {
+        let (found, disturbed) = load::rounds(rounds, || {
+            let (mut round, mut first_ready) = (Vec::new(), 0.0);
             for side in [Side::Alone, Side::NoOverlap, Side::Fixed, Side::Merged, Side::Bf16, Side::Ddp] {
-                let measured = programs.step(side, samples, steps).with_context(|| format!("{side:?}"))?;
-                seconds.entry(side).or_default().push(measured);
+                round.push((side, programs.step(side, samples, steps).with_context(|| format!("{side:?}"))?));
                 if side == Side::Merged {
-                    first_ready.push(programs.first_ready()?);
+                    first_ready = programs.first_ready()?;
                 }
             }
+            Ok((round, first_ready))
+        })?;
+        let (found, mut first_ready): (Vec<_>, Vec<f64>) = found.into_iter().unzip();
+        let mut seconds = BTreeMap::<Side, Vec<f64>>::new();
+        for (side, measured) in found.into_iter().flatten() {
+            seconds.entry(side).or_default().push(measured);
         }
         let mut middle = |side| median(seconds.entry(side).or_default());
         // Each worker sends and receives every gradient once, from the first that is ready on; no step is shorter than that, or than
@@ -101,7 +106,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                 peer: Some((name, theirs)),
                 goal,
                 better: Better::Less,
-                disturbed: false,
+                disturbed,
             })?;
         }
     }
