@@ -9,7 +9,7 @@ use lockstep_api::{ConditionType, Phase, Reason, Replacing, TrainingJobStatus, V
 use crate::{
     Child, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
-    failure::{Pulse, coordinator_is_gone, is_alive, replaced_at, wanted},
+    failure::{Pulse, coordinator_is_gone, is_alive, last_failure, replaced_at, wanted},
     phase::{deletion, enter, restart_pause_ends},
     pod_name,
     pods::pod,
@@ -29,8 +29,7 @@ pub(crate) fn carry_on(
     now: Timestamp,
 ) {
     resize(job, status, (seen, present), &mut plan.events);
-    // Those that are to stay copy the state from those that are to go.
-    let may_go = joined(job, present) > 0 || !present.iter().any(|pod| pod.ready && pod.role != Role::Coordinator);
+    let may_go = unwanted_may_go(job, present);
     let unwanted = present.iter().filter(|pod| matches!(pod.role, Role::Worker(index) if index >= job.replicas.get()));
     let unwanted = unwanted.filter(|_| may_go);
     plan.delete = earlier.iter().chain(unwanted).filter_map(|pod| deletion(pod, now)).collect();
@@ -54,8 +53,9 @@ pub(crate) fn carry_on(
             plan.look_again_at(time, now);
             continue;
         }
-        if deletion(pod, now).is_some() {
-            plan.events.push(Note::coordinator_lost(pod));
+        if pod.stuck_at.is_none() {
+            let reason = if pod.unreachable { "NodeLost" } else { "Lost" };
+            plan.events.push(Note::coordinator_lost(&last_failure(pod, reason, now)));
         }
         plan.delete.extend(deletion(pod, now));
     }
@@ -72,6 +72,18 @@ pub(crate) fn carry_on(
     }
     enter(status, phase, reason, &message, now);
     tell_whether_degraded(job, status, present, now);
+}
+
+/// Whether workers that are not wanted any more may go: those that are to stay copy the state from them first, of which the coordinator
+/// tells, unless they have the room that one that is to stay needs.
+fn unwanted_may_go(job: &ValidJob, present: &[&PodSeen]) -> bool {
+    let is_ready = |role: fn(Role) -> bool| present.iter().any(|pod| pod.ready && role(pod.role));
+    let lacks_room = |pod: &PodSeen| matches!(&pod.state, PodState::Pending(Some(waiting)) if waiting.reason == Reason::Unschedulable);
+    match joined(job, present) {
+        0 if is_ready(|role| role != Role::Coordinator) => wanted(job, present).any(|(_, pod)| lacks_room(pod)),
+        0 => true,
+        _ => is_ready(|role| role == Role::Coordinator),
+    }
 }
 
 /// Follows `spec.replicas`.
@@ -116,7 +128,10 @@ fn create_missing(
     if missing.contains(&Role::Coordinator) {
         plan.create = children(job, seen.group.is_none());
     }
-    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, settings, *role, status.attempt)))));
+    // The processes of an attempt understand each other: an operator that was updated meanwhile gives another image to the next one.
+    let image = present.iter().find_map(|pod| pod.image.clone()).unwrap_or_else(|| settings.trainer_image.clone());
+    let settings = Settings { trainer_image: image, ..settings.clone() };
+    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, &settings, *role, status.attempt)))));
     if !missing.is_empty() {
         status.attempt_time.get_or_insert(Time(now));
     }

@@ -84,8 +84,8 @@ pub(crate) enum Pulse {
     Whole,
     /// Steps are done by fewer, or not yet.
     Lacking,
-    /// It trained, and no step was reported for a while.
-    Still,
+    /// It trained, and no step was reported for a while; with all that run, or perhaps without some that had yet to join.
+    Still { all: bool },
 }
 
 /// Judges the pods of one attempt by what `status` remembers of them.
@@ -224,7 +224,10 @@ fn losses(
     for (worker, pod) in workers.iter().filter(|(_, pod)| is_alive(pod) && pulse != Pulse::Whole) {
         if pod.unreachable {
             losses.gone.push(gone(*worker, pod, Cause::Lost, "NodeLost"));
-        } else if let (Pulse::Still, Some(since)) = (pulse, pod.unready_since) {
+        } else if let (Pulse::Still { all }, Some(since)) = (pulse, pod.unready_since) {
+            if !all && !pod.was_ready {
+                continue;
+            }
             let hung = since + SignedDuration::from_secs(HUNG_SECONDS);
             if hung <= now {
                 losses.gone.push(gone(*worker, pod, Cause::Failed, "Hung"));
@@ -298,7 +301,8 @@ fn end(pod: &PodSeen) -> Option<End> {
     }
 }
 
-fn last_failure(pod: &PodSeen, reason: &str, now: Timestamp) -> LastFailure {
+/// Why a pod is gone: in Kubernetes' words or its own, else for `reason`.
+pub(crate) fn last_failure(pod: &PodSeen, reason: &str, now: Timestamp) -> LastFailure {
     let ended = match &pod.state {
         PodState::Ended(ended) => ended.clone(),
         PodState::Pending(_) | PodState::Running => Ended::default(),

@@ -67,6 +67,8 @@ pub struct PodSeen {
     pub attempt: u32,
     /// Where it runs.
     pub node: Option<String>,
+    /// What its trainer runs.
+    pub image: Option<String>,
     /// When it was made.
     pub created: Option<Timestamp>,
     /// How far it is.
@@ -77,6 +79,8 @@ pub struct PodSeen {
     pub ready: bool,
     /// Since when its readiness probe fails, if its trainer runs.
     pub unready_since: Option<Timestamp>,
+    /// Whether the probe has succeeded before.
+    pub was_ready: bool,
     /// When its deletion can no longer be the node's ordinary work, if it is being deleted.
     pub stuck_at: Option<Timestamp>,
     /// Why Kubernetes takes it away, if it does: an eviction, a preemption, a node that is drained.
@@ -140,19 +144,25 @@ impl PodSeen {
         let state = state(status);
         // The node's lifecycle controller withdraws Ready alone; a failing probe withdraws both.
         let unreachable = state == PodState::Running && !gates(pod) && !holds("Ready") && holds("ContainersReady");
+        let unready_since = condition("Ready")
+            .filter(|condition| condition.status != "True" && state == PodState::Running)
+            .and_then(|condition| condition.last_transition_time.as_ref())
+            .map(|time| time.0);
         Some(Self {
             name: pod.metadata.name.clone()?,
             uid: pod.metadata.uid.clone()?,
             role,
             attempt: labels.get(label::ATTEMPT)?.parse().ok()?,
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            image: pod.spec.as_ref().and_then(|spec| {
+                spec.containers.iter().find(|container| container.name == TRAINER_CONTAINER)?.image.clone()
+            }),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
             over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             ready: holds("Ready"),
-            unready_since: condition("Ready")
-                .filter(|condition| condition.status != "True" && state == PodState::Running)
-                .and_then(|condition| condition.last_transition_time.as_ref())
-                .map(|time| time.0),
+            // Of a pod that has yet to be ready the condition is as old as the pod.
+            was_ready: unready_since.zip(running_since(status)).is_some_and(|(unready, running)| unready > running),
+            unready_since,
             stuck_at: stuck_at(pod, unreachable),
             disrupted,
             unreachable,
@@ -185,7 +195,8 @@ fn stuck_at(pod: &Pod, unreachable: bool) -> Option<Timestamp> {
     let asked = ends.checked_sub(grace).unwrap_or(ends);
     let by_request = asked.checked_add(SignedDuration::from_secs(TERMINATING_SECONDS)).unwrap_or(ends);
     let by_grace = ends.checked_add(SignedDuration::from_secs(BEYOND_GRACE_SECONDS)).unwrap_or(ends);
-    Some(if unreachable { by_grace } else { by_request.max(by_grace) })
+    // A node that does not report does not know of the deletion, and uses no grace.
+    Some(if unreachable { by_request.min(by_grace) } else { by_request.max(by_grace) })
 }
 
 fn state(status: &PodStatus) -> PodState {
@@ -216,6 +227,11 @@ fn state(status: &PodStatus) -> PodState {
         (None, Some("Running")) if trainer.is_none_or(is_running) => PodState::Running,
         (None, _) => PodState::Pending(waiting(status)),
     }
+}
+
+fn running_since(status: &PodStatus) -> Option<Timestamp> {
+    let trainer = status.container_statuses.iter().flatten().find(|container| container.name == TRAINER_CONTAINER)?;
+    Some(trainer.state.as_ref()?.running.as_ref()?.started_at.as_ref()?.0)
 }
 
 fn is_running(container: &ContainerStatus) -> bool {

@@ -3,7 +3,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lockstep_api::{CleanPodPolicy, ConditionType, Phase, Reason, TrainingJobStatus, ValidJob};
+use lockstep_api::{CleanPodPolicy, ConditionType, LastFailure, Phase, Reason, TrainingJobStatus, ValidJob};
 use lockstep_launch::{Ending, InvalidField, Progress, Task};
 
 use crate::{
@@ -42,6 +42,10 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         status.start_time.get_or_insert(Time(now));
     }
     let (attempt, present, earlier) = by_attempt(seen, status.attempt);
+    if seen.group.is_none() && present.is_empty() {
+        // Generations are counted anew.
+        status.membership = None;
+    }
     status.attempt = attempt;
     status.selector = Some(crate::pods::worker_selector(job));
     // What follows from the last report is said now, or never.
@@ -65,6 +69,16 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
             fail(&mut status, &mut plan.events, Reason::InvalidInput, &message, now);
         }
         _ if job.suspend => {}
+        Verdict::GoesOn(_) if lacks_record(seen, &status, &present) => {
+            status.last_failure = Some(LastFailure {
+                pod: Some(pod_name(job, Role::Coordinator)),
+                reason: Some("RecordDeleted".to_owned()),
+                message: "the job's TrainingGroup is gone: leave it to Lockstep".to_owned(),
+                time: Some(Time(now)),
+                ..LastFailure::default()
+            });
+            restart(&mut status, &mut plan.events, Reason::WorkerLost, job, now);
+        }
         Verdict::GoesOn(Losses { gone, settles }) => {
             if let Some(until) = settles {
                 plan.look_again_at(until, now);
@@ -132,6 +146,13 @@ pub fn refuse(wrong: &[InvalidField], seen: &Observed, now: Timestamp) -> Plan {
     plan
 }
 
+/// Whether workers that know of a membership are left without the record of it, and without the coordinator that would tell them: a new
+/// record would know less than they do.
+fn lacks_record(seen: &Observed, status: &TrainingJobStatus, present: &[&PodSeen]) -> bool {
+    let is_there = present.iter().any(|pod| pod.role == Role::Coordinator && is_alive(pod));
+    seen.group.is_none() && status.membership.is_some() && !is_there && present.iter().any(|pod| pod.ready)
+}
+
 /// The present attempt, its pods, and those of earlier ones.
 fn by_attempt(seen: &Observed, known: u32) -> (u32, Vec<&PodSeen>, Vec<&PodSeen>) {
     let newest = seen.pods.iter().map(|pod| pod.attempt).max().unwrap_or_default();
@@ -157,7 +178,7 @@ fn pulse(
     let is_doubtful = run().any(|pod| pod.unready_since.is_some() || pod.unreachable);
     let pulse = match (stale, all) {
         (Some(_), true) => Pulse::Whole,
-        (None, _) if took_part || status.phase == Some(Phase::Running) => Pulse::Still,
+        (None, _) if took_part || status.phase == Some(Phase::Running) => Pulse::Still { all: took_part },
         _ => Pulse::Lacking,
     };
     (pulse, stale.filter(|_| is_doubtful))

@@ -3,14 +3,13 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use lockstep_api::{
-    ConditionType, Display, JobProgress, LastChange, LastFailure, Membership, Phase, Reason, Replacing,
-    TrainingJobStatus, ValidJob,
+    ConditionType, Display, JobProgress, LastChange, LastFailure, Phase, Reason, Replacing, TrainingJobStatus, ValidJob,
 };
 use lockstep_launch::{
     BenchmarkReport, ByteSize, Change, CheckpointMark, CollectivesReport, CollectivesRow, Progress, ShortGrace, Task,
 };
 
-use crate::{Observed, PodSeen, Role, observed::clip, pod_name};
+use crate::{Observed, Role, observed::clip, pod_name};
 
 /// Seconds between two writes of progress into the status.
 const PROGRESS_SECONDS: i64 = 5;
@@ -47,8 +46,11 @@ impl Note {
         Self::warning("WorkerLost", told(failure))
     }
 
-    pub(crate) fn coordinator_lost(pod: &PodSeen) -> Self {
-        Self::warning("Restarting", format!("pod {} is made anew; training goes on meanwhile", pod.name))
+    pub(crate) fn coordinator_lost(failure: &LastFailure) -> Self {
+        Self::warning(
+            "Restarting",
+            format!("the coordinator is made anew, training goes on meanwhile: {}", told(failure)),
+        )
     }
 
     pub(crate) fn worker_replaced(job: &ValidJob, lost: &Replacing, now: Timestamp) -> Self {
@@ -194,9 +196,11 @@ impl Report for TrainingJobStatus {
             self.benchmark = Some(Box::new(found.clone()));
         }
         let finite = |figure: Option<f64>| figure.filter(|figure| figure.is_finite());
-        let last_change = self.membership.take().and_then(|membership| membership.last_change);
-        let (generation, world_size) = (reported.generation, reported.world_size);
-        self.membership = Some(Membership { generation, world_size, last_change });
+        // The group may have changed since it was reported.
+        let membership = self.membership.get_or_insert_default();
+        if reported.generation >= membership.generation {
+            (membership.generation, membership.world_size) = (reported.generation, reported.world_size);
+        }
         self.progress = Some(JobProgress {
             step: reported.step,
             total_steps: reported.total_steps,

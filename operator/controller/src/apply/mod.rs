@@ -71,8 +71,7 @@ async fn delete_then_make(
     make(client, namespace, job, create).await
 }
 
-/// All at once, but for what the API server wants in order. A coordinator that is up before its record, or before it may write there,
-/// tries again until it can.
+/// All at once, but for what has to be there before another: pods come last, and the coordinator before the workers.
 async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec<Child>) -> Result<(), ApplyError> {
     type Requests<'a> = Vec<BoxFuture<'a, Result<(), ApplyError>>>;
     let (mut accounts, mut roles, mut bindings, mut others) =
@@ -104,20 +103,18 @@ async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec
             }
         }
     }
-    let new_pod = |pod: Box<Pod>| async move { make_new::<Pod>(client, namespace, job, &pod).await };
-    // No pod runs as an account that is not there or with a volume of nothing, and no worker can begin without its coordinator: it must not wait behind them.
-    let pods = async {
-        together(accounts).await?;
-        together(coordinators.into_iter().map(new_pod)).await?;
-        in_growing_batches(workers, new_pod).await
-    };
     // Nobody may bind a role that is not there.
     let rights = async {
         together(roles).await?;
         together(bindings).await
     };
-    let (pods, rights, others) = futures::join!(pods, rights, together(others));
-    pods.and(rights).and(others)
+    let (accounts, rights, others) = futures::join!(together(accounts), rights, together(others));
+    accounts.and(rights).and(others)?;
+    // No pod runs as an account that is not there or with a volume of nothing; and as long as there is no coordinator, what it needs is
+    // asked for again. No worker can begin without it: it must not wait behind them.
+    let new_pod = |pod: Box<Pod>| async move { make_new::<Pod>(client, namespace, job, &pod).await };
+    together(coordinators.into_iter().map(new_pod)).await?;
+    in_growing_batches(workers, new_pod).await
 }
 
 fn is_coordinator(pod: &Pod) -> bool {

@@ -106,6 +106,8 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
         job.clean_pod_policy = serde_json::from_value::<CleanPodPolicy>(policy.into()).ok()?;
     } else if let Some(words) = item.strip_prefix("refused ") {
         seen.refused = Some(words.to_owned());
+    } else if item == "no record" {
+        seen.group = None;
     } else if item == "to be suspended" {
         job.suspend = true;
     } else if let Some(count) = item.strip_prefix("wants ") {
@@ -172,10 +174,12 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         role,
         attempt,
         node: Some("node-a".into()),
+        image: Some("trainer:1".into()),
         state: PodState::Running,
         over: false,
         ready: false,
         unready_since: None,
+        was_ready: false,
         stuck_at: None,
         disrupted: None,
         unreachable: false,
@@ -214,8 +218,9 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         }
         "disrupted" => pod.disrupted = Some("EvictionByEvictionAPI".into()),
         "unreachable" => pod.unreachable = true,
-        "unready for 50 s" => pod.unready_since = Some(seconds_ago(50)),
-        "unready for 60 s" => pod.unready_since = Some(seconds_ago(60)),
+        "unready for 50 s" => (pod.unready_since, pod.was_ready) = (Some(seconds_ago(50)), true),
+        "unready for 60 s" => (pod.unready_since, pod.was_ready) = (Some(seconds_ago(60)), true),
+        "joining for 60 s" => pod.unready_since = Some(seconds_ago(60)),
         "evicted" => pod.state = ended(None, Some("Evicted"), "The node was low on resource: memory", seconds_ago(1)),
         "out of memory" => pod.state = ended(Some(137), Some("OOMKilled"), "", seconds_ago(1)),
         "refused its input" => {
