@@ -259,7 +259,7 @@ impl Coordinator {
             // Another one that may hold the last steps, or the time, decides.
             Err(NoBase::Unqualified) => {}
             Err(NoBase::Fork(fork)) => {
-                let stale = self.stale(&*fork, preparing);
+                let stale = self.stale(preparing);
                 let [(one, a), (other, b)] = *fork;
                 let message = format!("{} would start from {}, {} from {}", one.pod, Held(a), other.pod, Held(b));
                 match stale.is_empty() {
@@ -329,14 +329,13 @@ impl Coordinator {
     }
 
     /// The pods whose processes may have read a checkpoint that the group before, which had not seen it, replaced by another of the same
-    /// step. Before the first group nobody replaced any.
-    fn stale(&self, fork: &[(MemberId, State)], preparing: &Preparing) -> Vec<String> {
-        let may_have = |pod: &String| {
-            let has_trained = preparing.reports.get(pod).is_some_and(|report| report.entered_generation.is_some());
-            !has_trained && self.peers.get(pod).is_some_and(|peer| !self.has_read(peer))
+    /// step: all that have only read. Before the first group nobody replaced any.
+    fn stale(&self, preparing: &Preparing) -> Vec<String> {
+        let has_only_read = |(pod, report): &(&String, &Report)| {
+            let has_read_once = self.peers.get(*pod).is_some_and(|peer| !self.has_read(peer));
+            self.record.active.is_some() && report.entered_generation.is_none() && has_read_once
         };
-        let pods = fork.iter().map(|(member, _)| member.pod.clone());
-        pods.filter(|pod| self.record.active.is_some() && may_have(pod)).collect()
+        preparing.reports.iter().filter(has_only_read).map(|(pod, _)| pod.clone()).collect()
     }
 
     /// Whether it took the place of a process that was sent to read.
