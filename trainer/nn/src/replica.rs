@@ -411,8 +411,8 @@ impl Replica<Cpu> {
         self.device.put(self.plan.gradients, arena);
     }
 
-    /// Keeps the gradients in memory of its own from the next step on, and so many elements behind them that go with the last bucket. What
-    /// they were is lost.
+    /// Keeps the gradients in memory of its own from the next step on, and so many elements behind them, zeros, that go with the last bucket.
+    /// What gradients were is lost.
     ///
     /// # Panics
     /// In mid-step.
@@ -425,6 +425,8 @@ impl Replica<Cpu> {
             self.own_room = Some(room);
         }
         self.beside = beside;
+        let elements = self.table.elements();
+        self.device.zero(self.plan.gradients.region(elements..elements + beside));
     }
 }
 

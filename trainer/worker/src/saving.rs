@@ -181,8 +181,8 @@ impl<'a> Saver<'a> {
     /// Takes down what all ranks told in the numbers of `step`. The one that reports has written its line.
     pub(crate) fn hear(&mut self, step: u64, told: Word, reporter: Option<&mut Reporter<'_>>) {
         let Some(copied) = self.copied.take_if(|copied| step > copied.position.step && !told.writes) else { return };
-        self.ended = Instant::now();
         let Some(reporter) = reporter else { return };
+        self.ended = Instant::now();
         let (position, committed) = (
             copied.position,
             match told.failed {
@@ -327,16 +327,17 @@ impl<'a> Saver<'a> {
                 result.map_err(|error| self.storage.refused(&error))
             }
             Ended::Commit { position: _, took, result } => {
-                self.ended = Instant::now();
                 let committing = self.committing.take();
                 match (result, committing) {
                     (Ok(committed), Some(committing)) => {
+                        self.ended = Instant::now();
                         let Copied { stall, writing, .. } = committing.copied;
                         self.look_at_grace(stall + writing + took);
                         self.tell(committed, committing);
                     }
                     (Err(CheckpointError::Cancelled { .. }), _) | (Ok(_), None) => {}
                     (Err(error), _) => {
+                        self.ended = Instant::now();
                         self.metrics.checkpoint_failures.inc();
                         return Err(self.storage.refused(&error));
                     }

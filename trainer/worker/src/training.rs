@@ -3,10 +3,11 @@
 //!
 //! Whatever all ranks must agree on in mid-run travels in the numbers that they sum anyway: rank r adds its useful seconds in a
 //! slot of its own, whoever was asked to halt adds 1 to the slot that says why, and so does who has something to tell of a checkpoint.
-//! The numbers of step s go behind the gradients of step s + 1, so they cost no waiting; every rank reads the same sum at the same step, so
-//! all of them stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group. After
-//! a step that no other follows at once they are summed by themselves, and so they are beside gradients that travel rounded. Only how to
-//! sum is agreed on beside it, once, after a number of steps that all count.
+//! The sum of step s is read during step s + 1, so it costs no waiting; every rank reads the same sum at the same step, so all of them
+//! stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group. Where gradients
+//! are one bucket, which is summed when nothing is left to compute, the numbers of step s go behind the gradients of step s + 1; where they
+//! are more, they are summed while the next step computes. Only how to sum is agreed on beside it, once, after a number of steps that all
+//! count.
 
 use std::{
     ops::Range,
@@ -106,10 +107,8 @@ pub(crate) struct Rank<'a> {
     pending: Option<Pending>,
     /// Those numbers until they are handed over, then their sums.
     numbers: Vec<f32>,
-    /// Whether they go behind the next step's gradients, where there is room for them.
-    ride: bool,
     last_end: Instant,
-    /// For numbers by themselves, since the last ones were.
+    /// In the last step, for the numbers of the one before.
     waited: Duration,
     meter: Meter,
     counted: Statistics,
@@ -119,6 +118,8 @@ pub(crate) struct Rank<'a> {
 
 struct Pending {
     step: u64,
+    /// Its numbers are to go behind the next step's gradients.
+    rides: bool,
     samples: u64,
     seconds: f64,
 }
@@ -158,7 +159,6 @@ impl<'a> Rank<'a> {
             loaders: devices
                 .map(|seat| Loader::start(Arc::clone(&train), order(seat)).map_err(Failure::retry))
                 .collect::<Result<_, _>>()?,
-            ride: trainee.replica.beside() > 0,
             trainee,
             member,
             seat,
@@ -229,12 +229,12 @@ impl<'a> Rank<'a> {
         if let Some((_, begun)) = &mut self.seen {
             *begun = computing;
         }
-        let Self { trainee, communicator, loaders, numbers, ride, .. } = self;
+        let rides = self.pending.as_ref().is_some_and(|pending| pending.rides);
+        let Self { trainee, communicator, loaders, numbers, .. } = self;
         let Trainee { replica, devices, .. } = &mut **trainee;
         let last = replica.buckets().len() - 1;
         let submit = &mut |bucket: usize, gradient: Gathered| {
-            let carries = *ride && bucket == last;
-            let gradient = if carries { gradient.carrying(std::mem::take(numbers)) } else { gradient };
+            let gradient = if rides && bucket == last { gradient.carrying(std::mem::take(numbers)) } else { gradient };
             let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
             // Nothing is left to compute beside it.
             if last == 0 {
@@ -252,11 +252,14 @@ impl<'a> Rank<'a> {
         };
         let gradients = computing.elapsed().saturating_sub(loading);
 
-        let done = if self.ride {
+        let done = if rides {
             self.gather()?;
+            self.waited = Duration::ZERO;
             self.conclude()?
         } else {
+            let waiting = Instant::now();
             let done = self.settle()?;
+            self.waited = waiting.elapsed();
             self.gather()?;
             done
         };
@@ -272,7 +275,9 @@ impl<'a> Rank<'a> {
         if let Some((seen, _)) = &mut self.seen {
             seen.did_step();
         }
-        self.pending = Some(Pending { step: self.trainee.step, samples: step.samples, seconds });
+        // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
+        let rides = self.trainee.replica.beside() > 0 && self.seen.is_none() && last == 0;
+        self.pending = Some(Pending { step: self.trainee.step, rides, samples: step.samples, seconds });
         let numbers = &mut self.numbers;
         numbers.clear();
         numbers.resize(slots(self.world), 0.0);
@@ -285,8 +290,8 @@ impl<'a> Rank<'a> {
         numbers[NEWCOMER] = f32::from(u8::from(self.feeds.knows_another()));
         word.put(&mut numbers[SAVING]);
         numbers[USEFUL + self.rank] = useful as f32;
-        numbers[USEFUL + self.world + self.rank] = std::mem::take(&mut self.waited).as_secs_f32();
-        if !self.ride {
+        numbers[USEFUL + self.world + self.rank] = self.waited.as_secs_f32();
+        if !rides {
             self.send_numbers();
         }
         self.count(mine, seconds, useful, (data + loading).as_secs_f64());
@@ -306,16 +311,13 @@ impl<'a> Rank<'a> {
 
     /// Waits for the numbers of the last step. After it nothing is pending.
     pub(crate) fn settle(&mut self) -> Result<Option<Done>, Failure> {
-        if self.pending.is_none() {
-            return Ok(None);
-        }
-        if self.ride {
+        let Some(Pending { rides, .. }) = self.pending else { return Ok(None) };
+        if rides {
+            // No other step follows at once.
             self.send_numbers();
         }
         let sum = || self.communicator.wait().map_err(|failed| Failure::lost(&failed.error));
-        let waiting = Instant::now();
         let Completed { memory, .. } = self.member.membership.work().during(Activity::Waiting, sum)?;
-        self.waited += waiting.elapsed();
         let Slice::Numbers(numbers) = memory else {
             unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
         };
@@ -325,7 +327,7 @@ impl<'a> Rank<'a> {
 
     /// What the sums of the last step's numbers tell.
     fn conclude(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { step, samples, seconds }) = self.pending.take() else { return Ok(None) };
+        let Some(Pending { step, rides: _, samples, seconds }) = self.pending.take() else { return Ok(None) };
         let numbers = &self.numbers;
         let loss = f64::from(numbers[LOSS]) / samples as f64;
         let halt = match (numbers[CHANGE] > 0.0, numbers[DRAIN] > 0.0) {

@@ -427,6 +427,8 @@ impl Run<'_> {
             rank.expect_steps();
             if agrees_anew && rank.step() < last {
                 self.agree_anew(rank, reporter.as_deref_mut(), group, agreed)?;
+                // Whoever reports may wait for its storage.
+                rank.expect_first_step();
             }
             // After the last one is saved anyway.
             if copied == Some(rank.step()) && rank.step() < last {
