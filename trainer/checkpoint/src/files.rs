@@ -36,15 +36,20 @@ impl Files {
         Self { root, performer }
     }
 
-    /// Makes the folder where it is missing, and sees that it can be written.
+    /// Makes the folder where it is missing, and sees that it can be written. One that was made before may be full or read-only now: who
+    /// only reads it needs no more, and saving waits until it is writable again.
     pub(crate) fn make(&self) -> Result<(), CheckpointError> {
+        let was_made = self.checkpoints().is_dir();
         let probes = self.root.join("probes");
-        for needed in [&self.checkpoints(), &probes] {
+        for needed in [&probes, &self.checkpoints()] {
             make(needed).map_err(|source| self.unwritable(source))?;
         }
         // Not among the checkpoints, where another member may be pruning leftovers.
         let trial = self.temporary_in(&probes, "trial");
-        File::create_new(&trial).and_then(|_| fs::remove_file(&trial)).map_err(|source| self.unwritable(source))
+        match File::create_new(&trial).and_then(|_| fs::remove_file(&trial)) {
+            Err(source) if !was_made => Err(self.unwritable(source)),
+            _ => Ok(()),
+        }
     }
 
     /// Sees that there is a folder of checkpoints.
@@ -237,7 +242,11 @@ impl Medium for Files {
             return Ok(Written::Unchanged);
         }
         let temporary = self.temporary_in(staging, "chunk");
-        self.perform(&Operation::Write(temporary.clone(), contents))?;
+        if let Err(error) = self.perform(&Operation::Write(temporary.clone(), contents)) {
+            // On a full disk its room is what the next attempt lacks.
+            let _ = self.remove(&temporary);
+            return Err(error);
+        }
         Ok(Written::Unnamed(temporary))
     }
 

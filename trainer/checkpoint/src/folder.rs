@@ -77,7 +77,10 @@ impl Folder {
     }
 
     /// Deletes the unfinished saves of generations before this one: their members have left.
-    pub(crate) fn clear_generations_before(&self, generation: u64) -> Result<(), CheckpointError> {
+    ///
+    /// # Errors
+    /// [`CheckpointError::Storage`], and its kin, where one cannot be deleted.
+    pub fn clear_generations_before(&self, generation: u64) -> Result<(), CheckpointError> {
         let leftovers = self.medium.leftovers()?.into_iter();
         let mut old = leftovers.filter(|leftover| leftover.staged.is_some_and(|staged| staged.generation < generation));
         old.try_for_each(|leftover| self.medium.discard(leftover))

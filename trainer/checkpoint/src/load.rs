@@ -1,5 +1,5 @@
 use std::{
-    io,
+    fmt, io,
     ops::Range,
     panic::resume_unwind,
     path::{Path, PathBuf},
@@ -347,7 +347,7 @@ fn read_chunks(
     for entry in layout.entries() {
         // The system makes these pages when they are first written, which each reader does for its own.
         let values = bytemuck::allocation::try_zeroed_vec(entry.elements().unwrap_or(0))
-            .map_err(|()| Unusable::Damaged(format!("tensor {} cannot be held: memory lacks", entry.name)))?;
+            .map_err(|()| lacks_memory(folder, &format!("tensor {} cannot be held", entry.name)))?;
         tensors.push(OwnedTensor { name: entry.name.clone(), shape: entry.shape.clone(), values });
     }
     let mut unread: Vec<&mut [f32]> = tensors.iter_mut().map(|tensor| &mut tensor.values[..]).collect();
@@ -424,7 +424,7 @@ pub(crate) fn read_file(
     let length = look_at(medium, path, accept)?;
     let mut bytes = Vec::new();
     let reserved = bytes.try_reserve_exact(length as usize);
-    reserved.map_err(|error| Unusable::Damaged(format!("{} cannot be read: {error}", name_of(path))))?;
+    reserved.map_err(|error| lacks_memory(path, &error))?;
     read_blocks(medium, path, length, &mut |block| bytes.extend_from_slice(block))?;
     Ok(bytes)
 }
@@ -439,6 +439,12 @@ fn read_blocks(medium: &dyn Medium, path: &Path, length: u64, act: &mut dyn FnMu
         return Err(Unusable::Damaged(format!("{} shrank while it was read", name_of(path))));
     }
     Ok(())
+}
+
+/// What is too large for this process now may be whole.
+fn lacks_memory(path: &Path, problem: &dyn fmt::Display) -> Unusable {
+    let source = io::Error::new(io::ErrorKind::OutOfMemory, format!("{problem}: memory lacks"));
+    Unusable::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
 }
 
 /// The length of a regular file, which `accept`s it.

@@ -2,6 +2,7 @@ use std::{
     num::NonZeroU32,
     ops::Range,
     panic::resume_unwind,
+    path::Path,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
@@ -88,30 +89,41 @@ impl Folder {
         let before = self.medium.slots()?.first().map(|slot| self.place(*slot));
         let parts: Vec<_> = cut(range.clone(), self.chunk_bytes).collect();
         let next = AtomicUsize::new(0);
-        let written = || {
+        let write = || {
             let mut written = Vec::new();
-            while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if cancelled.load(Ordering::Relaxed) {
-                    return Err(CheckpointError::Cancelled { path: staging.clone() });
+            let mut write = || {
+                while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if cancelled.load(Ordering::Relaxed) {
+                        return Err(CheckpointError::Cancelled { path: staging.clone() });
+                    }
+                    let within = layout.values_of(&(part.start - range.start..part.end - range.start));
+                    let values = slice(values, within);
+                    let contents = Contents::Values(&values);
+                    let chunk = Chunk::of(part.start, &contents);
+                    written.push((chunk, self.medium.write_chunk(&staging, before.as_deref(), &chunk, contents)?));
                 }
-                let within = layout.values_of(&(part.start - range.start..part.end - range.start));
-                let values = slice(values, within);
-                let contents = Contents::Values(&values);
-                let chunk = Chunk::of(part.start, &contents);
-                written.push((chunk, self.medium.write_chunk(&staging, before.as_deref(), &chunk, contents)?));
-            }
+                Ok(())
+            };
             // Once all are written: meanwhile the storage has been at work, and these waits are short.
-            self.medium.sync_chunks(&written)?;
-            Ok(written)
+            let stored = write().and_then(|()| self.medium.sync_chunks(&written));
+            (written, stored)
         };
-        let mut written = thread::scope(|scope| -> Result<_, CheckpointError> {
-            let threads: Vec<_> = (1..self.at_once.min(parts.len())).map(|_| scope.spawn(written)).collect();
-            let mut all = written()?;
+        let (mut written, stored) = thread::scope(|scope| {
+            let threads: Vec<_> = (1..self.at_once.min(parts.len())).map(|_| scope.spawn(write)).collect();
+            let (mut all, mut stored) = write();
             for thread in threads {
-                all.extend(thread.join().unwrap_or_else(|cause| resume_unwind(cause))?);
+                let (written, as_well) = thread.join().unwrap_or_else(|cause| resume_unwind(cause));
+                all.extend(written);
+                stored = stored.and(as_well);
             }
-            Ok(all)
-        })?;
+            (all, stored)
+        });
+        if let Err(error) = stored {
+            if !matches!(error, CheckpointError::Cancelled { .. }) {
+                self.keep_for_later(&staging, &written);
+            }
+            return Err(error);
+        }
         written.sort_by_key(|(chunk, _)| chunk.start);
         // After all are written: the storage is slower when it is to finish one before it gets the next.
         self.medium.name_chunks(&staging, &written)?;
@@ -119,6 +131,18 @@ impl Folder {
         receipt.unchanged_bytes = unchanged.map(|(chunk, _)| chunk.bytes).sum();
         receipt.chunks = written.into_iter().map(|(chunk, _)| chunk).collect();
         Ok(receipt)
+    }
+
+    /// Of a shard that could not be written whole: what is stored gets its name, so that the next attempt need not write it again; what
+    /// cannot be stored goes, so that on a full disk it does not take the room of the next.
+    fn keep_for_later(&self, staging: &Path, written: &[(Chunk, Written)]) {
+        let kept = self.medium.sync_chunks(written).and_then(|()| self.medium.name_chunks(staging, written));
+        for (_, written) in written.iter().filter(|_| kept.is_err()) {
+            if let Written::Unnamed(file) = written {
+                // The error that matters is the one at hand.
+                let _ = self.medium.remove(file);
+            }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -163,6 +163,37 @@ fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
     assert_eq!(steps(&folder), [5, 4]);
     let left: Vec<_> = leftovers(&folder).into_iter().map(|leftover| leftover.path).collect();
     assert_eq!(left, [under_way]);
+}
+
+/// A disk that is full after so many files were written whole.
+#[derive(Debug)]
+struct Small(AtomicUsize);
+
+impl Perform for Small {
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        let Operation::Write(path, _) = operation else { return FileSystem.perform(operation) };
+        let room = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
+        if room.is_ok() {
+            return FileSystem.perform(operation);
+        }
+        fs::write(path, [0; 4]).expect("some of it");
+        Err(CheckpointError::of("writing", path.clone(), io::ErrorKind::StorageFull.into()))
+    }
+}
+
+#[test]
+fn a_part_for_which_there_is_no_room_keeps_only_what_the_next_attempt_need_not_write() {
+    let root = tempfile::tempdir().expect("a folder");
+    let state = State::at(1);
+    let small = Arc::new(Small(AtomicUsize::new(2)));
+    let folder = open_performed_by(Arc::clone(&small) as Arc<dyn Perform>, root.path());
+    let full = state.write(&folder, 0, number(1)).expect_err("no room");
+    assert!(matches!(full, CheckpointError::Full { .. }), "{full:?}");
+    let kept = || fs::read_dir(staging(&folder, 1, 1)).expect("begun").flatten().collect::<Vec<_>>();
+    let chunks = state.layout().bytes().div_ceil(CHUNK_BYTES) as usize;
+    assert!(chunks > 3 && kept().len() == 2, "{chunks} chunks, {:?}", kept());
+    small.0.store(chunks - 2, Ordering::Relaxed);
+    state.write(&folder, 0, number(1)).expect("room for the others");
 }
 
 #[test]

@@ -64,6 +64,14 @@ impl Storage {
         Ok(newest.checkpoint)
     }
 
+    /// Clears what saves of groups before this generation have left, which may take the room that journals need. An object store has room.
+    pub(crate) fn clear_before(&self, generation: u64) -> Result<(), Failure> {
+        if !self.keeps_journals {
+            return Ok(());
+        }
+        told_of(&self.uri, || self.folder.clear_generations_before(generation)).map_err(|error| self.refused(&error))
+    }
+
     /// Leaves a token that the other members look for.
     pub(crate) fn leave_token(&self, token: &str) -> Result<(), Failure> {
         told_of(&self.uri, || self.folder.probe_write(token)).map_err(|error| self.refused(&error))

@@ -229,6 +229,7 @@ impl Run<'_> {
         let mut reporter = if group.reports() {
             let Member { membership, metrics, .. } = self.member;
             let open = || Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed);
+            until_stored(membership, || self.storage.clear_before(group.generation))?;
             until_stored(membership, || self.keep_plan(group, group.base.step, agreed))?;
             Some(until_stored(membership, open)?)
         } else {

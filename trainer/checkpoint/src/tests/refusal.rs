@@ -1,5 +1,6 @@
 use std::{
     fs, io,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -167,6 +168,21 @@ fn a_path_below_a_file_is_no_folder() {
 fn a_place_that_takes_no_folder_is_unwritable() {
     let text = error_of(Folder::open("/proc/lockstep"));
     assert!(text.contains("/proc/lockstep cannot be written") && text.contains("spec.checkpoint.uri"), "{text}");
+}
+
+#[test]
+fn a_folder_that_takes_nothing_any_more_is_read_all_the_same() {
+    let root = tempfile::tempdir().expect("a folder");
+    save(&open(root.path()), 1);
+    let probes = root.path().join("probes");
+    fs::remove_dir_all(&probes).expect("made when it was opened");
+    // Nothing can be created there.
+    symlink("/proc", &probes).expect("a link");
+    let again = Folder::open(root.path()).expect("opens");
+    assert_eq!(newest(&again), (Some(1), vec![]));
+
+    fs::remove_dir_all(root.path().join("checkpoints")).expect("there");
+    assert!(matches!(Folder::open(root.path()), Err(CheckpointError::Unwritable { .. })), "it was never written");
 }
 
 #[test]
