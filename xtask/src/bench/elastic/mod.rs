@@ -192,11 +192,11 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
     ensure!(churned.steps == undisturbed.steps, "{} steps, {} undisturbed", churned.steps, undisturbed.steps);
     ensure!(churned.model == undisturbed.model, "the weights differ from those of an undisturbed run");
     println!(
-        "{killed} kills, {} generations, {} rollbacks; {} of {} steps without a loss line",
-        churned.generations, churned.rollbacks, churned.unseen, churned.steps
+        "{killed} kills, {} generations; all workers killed before one was back, which takes the newest checkpoint: {}; {} of {} steps without a loss line",
+        churned.generations, churned.extinct, churned.unseen, churned.steps
     );
     book.write(&Figure {
-        case: "changes after which steps had to be done again from a checkpoint",
+        case: "changes after which steps had to be done again although a worker was left that had done them",
         unit: "changes",
         ours: churned.rollbacks as f64,
         peer: None,

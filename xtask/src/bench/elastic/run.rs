@@ -33,6 +33,7 @@ pub(super) struct Finished {
     pub(super) unseen: usize,
     pub(super) generations: usize,
     pub(super) rollbacks: usize,
+    pub(super) extinct: usize,
     pub(super) model: Vec<u8>,
 }
 
@@ -86,6 +87,7 @@ impl Run {
             unseen: steps.iter().filter(|line| line["loss"].is_null()).count(),
             generations: history.len(),
             rollbacks: self.rollbacks(),
+            extinct: self.changes(|change| is_rollback(change) && all_are_new(change)),
             model: fs::read(self.folder.join("model.safetensors"))?,
         })
     }
@@ -162,9 +164,13 @@ impl Run {
         }
     }
 
-    /// Changes after which steps had to be done again.
+    /// Changes after which steps had to be done again although a process was left that took part in them.
     pub(super) fn rollbacks(&self) -> usize {
-        self.lines("history.jsonl").iter().filter(|change| change["rollback"] == true).count()
+        self.changes(|change| is_rollback(change) && !all_are_new(change))
+    }
+
+    fn changes(&self, which: impl Fn(&Value) -> bool) -> usize {
+        self.lines("history.jsonl").iter().filter(|change| which(change)).count()
     }
 
     fn wait_for<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> anyhow::Result<T> {
@@ -217,6 +223,15 @@ impl Drop for Run {
         let _ = child.kill();
         let _ = child.wait();
     }
+}
+
+fn is_rollback(change: &Value) -> bool {
+    change["rollback"] == true
+}
+
+/// Whether no process is left of the group before.
+fn all_are_new(change: &Value) -> bool {
+    change["joined"].as_array().map(Vec::len) == change["workers"].as_u64().map(|workers| workers as usize)
 }
 
 /// The last lines of a file that may be long.
