@@ -55,7 +55,7 @@ pub(crate) fn carry_on(
         }
         if pod.stuck_at.is_none() {
             let reason = if pod.unreachable { "NodeLost" } else { "Lost" };
-            plan.events.push(Note::coordinator_lost(&last_failure(pod, reason, now)));
+            plan.events.push(Note::coordinator_lost(last_failure(pod, reason, now)));
         }
         plan.delete.extend(deletion(pod, now));
     }

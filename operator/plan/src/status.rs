@@ -46,11 +46,12 @@ impl Note {
         Self::warning("WorkerLost", told(failure))
     }
 
-    pub(crate) fn coordinator_lost(failure: &LastFailure) -> Self {
-        Self::warning(
-            "Restarting",
-            format!("the coordinator is made anew, training goes on meanwhile: {}", told(failure)),
-        )
+    /// What it said last tells why it ended, its log before that does not.
+    pub(crate) fn coordinator_lost(failure: LastFailure) -> Self {
+        let pod = failure.pod.clone().unwrap_or_default();
+        let message = failure.message.lines().next_back().unwrap_or_default().to_owned();
+        let why = told(&LastFailure { message, ..failure });
+        Self::warning("Restarting", format!("pod {pod} is made anew; training goes on meanwhile. {why}"))
     }
 
     pub(crate) fn worker_replaced(job: &ValidJob, lost: &Replacing, now: Timestamp) -> Self {
