@@ -6,7 +6,6 @@ use std::{
     fs::{self, File, OpenOptions},
     hash::{BuildHasher, Hasher, RandomState},
     io::{self, Read, Write},
-    num::NonZeroU64,
     path::{Path, PathBuf},
 };
 
@@ -103,10 +102,7 @@ pub(crate) trait Perform: fmt::Debug + Send + Sync {
 
     /// The first `most` bytes of a file, or all that it has, in blocks of whole values but for the last.
     fn read(&self, path: &Path, most: u64, act: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-        let file = File::open(path)?;
-        // Storage is at work then while blocks are verified. Where it cannot be told, it is not.
-        let _ = fadvise(&file, 0, NonZeroU64::new(most), Advice::WillNeed);
-        let mut file = file.take(most);
+        let mut file = File::open(path)?.take(most);
         let mut block = vec![0; BLOCK_BYTES];
         loop {
             match fill(&mut block, &mut file)? {
