@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use jiff::SignedDuration;
 use lockstep_api::Phase;
 use lockstep_launch::{BenchmarkReport, Change, CheckpointMark, CollectivesReport, Ending, Progress, ShortGrace};
-use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, plan};
+use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, Settings, plan};
 use proptest::prelude::*;
 use situations::{benchmark, job, now, outcome, pod, settings};
 
@@ -233,6 +233,18 @@ fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
     assert_eq!(told(&mut seen, second), [], "once");
     let found = told(&mut seen, Change { generation: 3, workers: 1, rollback: true, ..Change::default() });
     assert_eq!((found[0].0, found[0].1), ("RolledBack", true));
+}
+
+#[test]
+fn an_updated_operator_gives_its_image_to_the_next_attempt() {
+    let updated = Settings { trainer_image: "trainer:2".into(), ..settings() };
+    for (situation, image) in [("Running; all ready; no worker 1", "trainer:1"), ("new", "trainer:2")] {
+        let (job, seen) = situations::read(situation);
+        let made = plan(&job, &seen, &updated, now()).create;
+        let pods = made.iter().filter_map(|child| if let Child::Pod(pod) = child { pod.spec.as_ref() } else { None });
+        let images: BTreeSet<_> = pods.filter_map(|spec| spec.containers[0].image.as_deref()).collect();
+        assert_eq!(images, BTreeSet::from([image]), "{situation}");
+    }
 }
 
 #[test]

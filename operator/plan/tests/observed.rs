@@ -1,0 +1,67 @@
+//! What is seen of a pod, by what Kubernetes says of it.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use lockstep_api::TRAINER_CONTAINER;
+use lockstep_plan::{PodSeen, PodState};
+use serde_json::{Value, json};
+
+fn time(second: u32) -> Value {
+    json!(format!("2026-11-23T20:{:02}:{:02}Z", second / 60, second % 60))
+}
+
+fn at(second: u32) -> Timestamp {
+    time(second).as_str().and_then(|text| text.parse().ok()).expect("a time")
+}
+
+/// A worker whose trainer runs since second 10, unready since `unready`.
+fn running(unready: u32, containers_ready: bool) -> Value {
+    json!({
+        "metadata": {"name": "lenet-worker-0", "uid": "u", "labels": {
+            "lockstep.dev/role": "worker", "lockstep.dev/index": "0", "lockstep.dev/attempt": "0",
+        }},
+        "spec": {"nodeName": "n1", "containers": [{"name": TRAINER_CONTAINER, "image": "trainer:1"}]},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [{
+                "name": TRAINER_CONTAINER, "image": "trainer:1", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"running": {"startedAt": time(10)}},
+            }],
+            "conditions": [
+                {"type": "Ready", "status": "False", "lastTransitionTime": time(unready)},
+                {"type": "ContainersReady", "status": if containers_ready { "True" } else { "False" }},
+            ],
+        },
+    })
+}
+
+fn seen(pod: Value) -> PodSeen {
+    let pod: Pod = serde_json::from_value(pod).expect("a pod");
+    PodSeen::of(&pod).expect("a job's")
+}
+
+#[test]
+fn a_pod_was_ready_where_it_ceased_to_be_after_its_trainer_began() {
+    for (unready, was_ready) in [(9, false), (10, false), (11, true)] {
+        let pod = seen(running(unready, false));
+        assert_eq!((pod.state, pod.ready, pod.unready_since), (PodState::Running, false, Some(at(unready))));
+        assert_eq!(pod.was_ready, was_ready, "unready since second {unready}");
+    }
+}
+
+#[test]
+fn a_pod_says_what_its_trainer_runs() {
+    assert_eq!(seen(running(10, false)).image.as_deref(), Some("trainer:1"));
+}
+
+#[test]
+fn a_node_that_reports_has_all_of_the_grace_period_and_another_one_no_more_than_a_minute() {
+    // Asked for in second 100.
+    for (grace, unreachable, stuck) in [(30, false, 160), (30, true, 140), (300, false, 410), (300, true, 160)] {
+        let mut pod = running(50, unreachable);
+        pod["metadata"]["deletionTimestamp"] = time(100 + grace);
+        pod["metadata"]["deletionGracePeriodSeconds"] = grace.into();
+        let pod = seen(pod);
+        assert_eq!((pod.unreachable, pod.stuck_at), (unreachable, Some(at(stuck))), "{grace} s, {unreachable}");
+    }
+}
