@@ -40,15 +40,15 @@ pub struct Description {
 }
 
 impl Folder {
-    /// All checkpoints, newest first.
+    /// All checkpoints, newest first. One whose manifest the storage does not give says so; the others are described all the same.
     ///
     /// # Errors
-    /// Any error of the storage.
+    /// Any error of the storage where it does not give their names.
     pub fn list(&self) -> Result<Vec<Listed>, CheckpointError> {
-        self.medium.slots()?.into_iter().map(|slot| self.describe(slot)).collect()
+        Ok(self.medium.slots()?.into_iter().map(|slot| self.describe(slot)).collect())
     }
 
-    fn describe(&self, slot: Slot) -> Result<Listed, CheckpointError> {
+    fn describe(&self, slot: Slot) -> Listed {
         let path = self.place(slot);
         let described = match self.manifest_of(slot) {
             Ok((manifest, _, length)) => Ok(Description {
@@ -68,9 +68,9 @@ impl Folder {
             Err(Unusable::Newer(version)) => {
                 Err(format!("has format version {version}, which this program does not read"))
             }
-            Err(unread @ Unusable::Unread(_)) => return Err(unread.at(path)),
+            Err(Unusable::Unread(error)) => Err(error.to_string()),
         };
-        Ok(Listed { step: slot.step, path, described, slot })
+        Listed { step: slot.step, path, described, slot }
     }
 
     /// Reads and verifies a checkpoint, whosever it is; tells what is wrong with it.

@@ -170,7 +170,10 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
     let mut damaged = 0;
     for listed in &all {
         let step = listed.step;
-        let found = folder.verify(listed).unwrap_or_else(|error| Err(error.to_string()));
+        let found = match folder.verify(listed) {
+            Ok(found) => found.map_err(|reason| format!("damaged: {reason}")),
+            Err(error) => Err(format!("not verified: {error}")),
+        };
         damaged += usize::from(found.is_err());
         if json {
             lines.push(match &found {
@@ -183,7 +186,7 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
         }
         match found {
             Ok(whole) => writeln!(out, "step {step}: whole, {} read", size(whole.bytes))?,
-            Err(reason) => writeln!(out, "step {step}: damaged: {reason}")?,
+            Err(reason) => writeln!(out, "step {step}: {reason}")?,
         }
     }
     if json {
