@@ -20,7 +20,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder at `path`, making it where it is missing, and sees that it can be written.
+    /// Opens the folder at `path`, making it where it is missing, and sees that it can be written; one that was made before need not take
+    /// anything now.
     ///
     /// # Errors
     /// [`CheckpointError::NotAFolder`], [`CheckpointError::ReadOnly`], [`CheckpointError::Unwritable`] or
@@ -79,7 +80,7 @@ impl Folder {
     /// Deletes the unfinished saves of generations before this one: their members have left.
     ///
     /// # Errors
-    /// [`CheckpointError::Storage`], and its kin, where one cannot be deleted.
+    /// Any error of the storage.
     pub fn clear_generations_before(&self, generation: u64) -> Result<(), CheckpointError> {
         let leftovers = self.medium.leftovers()?.into_iter();
         let mut old = leftovers.filter(|leftover| leftover.staged.is_some_and(|staged| staged.generation < generation));

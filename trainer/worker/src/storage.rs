@@ -64,7 +64,7 @@ impl Storage {
         Ok(newest.checkpoint)
     }
 
-    /// Clears what saves of groups before this generation have left, which may take the room that journals need. An object store has room.
+    /// Clears what saves of groups before this generation have left, where that may take the room that the journal needs.
     pub(crate) fn clear_before(&self, generation: u64) -> Result<(), Failure> {
         if !self.keeps_journals {
             return Ok(());
