@@ -420,9 +420,7 @@ impl World {
                 return self.stand(pod, None);
             }
         };
-        if let LastWord::Drained { .. } = word {
-            self.saved(pod, held);
-        }
+        self.saved(pod, held);
         self.processes[pod].worker.doing = Doing::Done;
         self.processes[pod].worker.turn += 1;
         if self.processes[pod].worker.sealing.is_some() {
