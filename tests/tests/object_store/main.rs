@@ -13,6 +13,7 @@ use std::{
 
 use lockstep_checkpoint::{
     CheckpointError, Created, Facts, Folder, Identity, Layout, Objects, Position, Saved, Shard, ShardReceipt, Tensor,
+    Tensors,
 };
 use lockstep_objects::{Bucket, Limits};
 use lockstep_tests::{object_store::ObjectStore, skip};
@@ -102,10 +103,11 @@ impl State {
     }
 
     fn is_newest(&self, folder: &Folder) {
-        let newest = folder.newest(&Self::identity()).expect("ours");
+        let mut tensors = Tensors::default();
+        let newest = folder.newest(&Self::identity(), &mut tensors).expect("ours");
         let checkpoint = newest.checkpoint.expect("whole");
         assert_eq!((checkpoint.position, newest.skipped.len()), (self.position(), 0));
-        assert!(checkpoint.weights[0].values == self.values, "other values came back");
+        assert!(tensors.weights[0].values == self.values, "other values came back");
     }
 }
 
@@ -228,7 +230,8 @@ fn of_two_that_commit_different_states_at_once_one_wins_and_the_other_is_told() 
             committers.map(|committer| committer.join().expect("ended")).into()
         });
         let won: Vec<_> = ended.iter().filter(|(_, result)| result.is_ok()).map(|(digest, _)| *digest).collect();
-        let newest = folder.newest(&State::identity()).expect("ours").checkpoint.expect("whole");
+        let newest =
+            folder.newest(&State::identity(), &mut Tensors::default()).expect("ours").checkpoint.expect("whole");
         assert_eq!(won, [newest.state_digest.as_str()], "{ended:?}");
         let told = ended.iter().find_map(|(_, result)| result.as_ref().err()).expect("one was told");
         assert!(matches!(told, CheckpointError::Conflict { .. }), "{told}");

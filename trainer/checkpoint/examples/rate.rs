@@ -12,7 +12,9 @@ use std::{
     time::Instant,
 };
 
-use lockstep_checkpoint::{Ended, Facts, Folder, Identity, Layout, Part, Position, Snapshotter, Taken};
+use lockstep_checkpoint::{
+    Destination, Ended, Facts, Folder, Identity, Layout, NoPlace, Part, Position, Snapshotter, Taken,
+};
 use rustix::fs::{Advice, fadvise};
 
 const BLOCK_BYTES: usize = 1 << 20;
@@ -30,6 +32,7 @@ fn main() {
     let layout = Layout::new(names.iter().map(String::as_str).zip(shapes.iter().map(|shape| &shape[..])), []);
     let layout = Arc::new(layout.expect("fits"));
     let mut state: Vec<Vec<f32>> = shapes.iter().map(|[length]| vec![0.5; *length]).collect();
+    let mut model: Vec<Vec<f32>> = shapes.iter().map(|[length]| vec![0.25; *length]).collect();
     let bytes = layout.bytes() as f64;
 
     let opened = Folder::open(folder).expect("opens");
@@ -88,10 +91,10 @@ fn main() {
 
         forget(&saved.path);
         let begun = Instant::now();
-        let loaded = opened.newest(&identity).expect("ours").checkpoint.expect("whole");
+        let loaded = opened.newest(&identity, &mut Model(&mut model)).expect("ours").checkpoint.expect("whole");
         loads.push(begun.elapsed().as_secs_f64());
         assert_eq!(loaded.position.step, shard.position.step);
-        drop(loaded);
+        assert!(model == state, "the state that was saved is loaded");
         fs::remove_dir_all(saved.path).expect("removed");
 
         let block: Vec<u8> = state[0].iter().flat_map(|value| value.to_le_bytes()).take(BLOCK_BYTES).collect();
@@ -124,6 +127,15 @@ fn main() {
         quantile(&mut stalls, 0.5) * 1e3,
         quantile(&mut stalls, 0.99) * 1e3,
     );
+}
+
+/// Memory that is there before anything is loaded, as a model's is.
+struct Model<'a>(&'a mut [Vec<f32>]);
+
+impl Destination for Model<'_> {
+    fn places(&mut self, _: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+        Ok(self.0.iter_mut().map(Vec::as_mut_slice).collect())
+    }
 }
 
 /// Has the system read a file, or those of a folder, from the storage when they are next read.

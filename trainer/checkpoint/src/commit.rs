@@ -117,7 +117,7 @@ impl Folder {
         let own = self.medium.slot(facts.position);
         let rivals = self.medium.rivals(facts.position)?;
         for slot in &rivals {
-            match self.load(*slot, &facts.identity)? {
+            match self.verify_slot(*slot, Some(&facts.identity))? {
                 Ok(whole) if whole.state_digest == facts.state_digest => return self.keep(&whole),
                 // Where each generation has a place of its own, nobody but a member of this very one can have saved another state there.
                 Ok(whole) if own.generation.is_some() => return Err(CheckpointError::Conflict { path: whole.path }),

@@ -62,6 +62,14 @@ pub enum CheckpointError {
         /// In this job.
         expected: String,
     },
+    /// A checkpoint of this job whose tensors are not those of its model.
+    #[error("{} does not fit the model: {problem}; nothing was overwritten, move it away or train with the version of lockstep that wrote it", path.display())]
+    Misfit {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs.
+        problem: String,
+    },
     /// A checkpoint written by a newer version of this program.
     #[error("{} has format version {found}, this program reads up to {supported}; nothing was overwritten, use the newer program or another folder", path.display())]
     NewerFormat {

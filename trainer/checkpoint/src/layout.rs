@@ -88,6 +88,11 @@ impl Layout {
         &self.entries
     }
 
+    /// Name and shape of each tensor, weights first.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.entries.iter().map(|entry| (&entry.name[..], &entry.shape[..]))
+    }
+
     /// Number of values.
     #[must_use]
     pub fn values(&self) -> usize {

@@ -19,6 +19,7 @@
 mod bucket;
 mod chunk;
 mod commit;
+mod destination;
 mod error;
 mod export;
 mod files;
@@ -43,6 +44,7 @@ mod version_1;
 
 pub use chunk::{Chunk, ChunkDigest, MAX_CHUNK_BYTES};
 pub use commit::{Facts, Saved};
+pub use destination::{Destination, NoPlace, Tensors};
 pub use error::CheckpointError;
 pub use export::export_model;
 pub use folder::Folder;

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    Checkpoint, CheckpointError, Folder, Identity, Position,
+    Checkpoint, CheckpointError, Destination, Folder, Identity, Position,
     manifest::{Stored, Unusable},
     slot::Slot,
 };
@@ -73,11 +73,23 @@ impl Folder {
         Listed { step: slot.step, path, described, slot }
     }
 
-    /// Reads and verifies a checkpoint, whosever it is; tells what is wrong with it.
+    /// Reads and verifies a checkpoint, whosever it is, and keeps none of it; tells what is wrong with it.
     ///
     /// # Errors
     /// [`CheckpointError::NewerFormat`] and any error of the storage.
     pub fn verify(&self, listed: &Listed) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.read(listed.slot, |_, _| Ok(()))
+        self.verify_slot(listed.slot, None)
+    }
+
+    /// Loads and verifies a checkpoint, whosever it is; tells what is wrong with it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Misfit`], [`CheckpointError::NewerFormat`] and any error of the storage.
+    pub fn load(
+        &self,
+        listed: &Listed,
+        into: &mut impl Destination,
+    ) -> Result<Result<Checkpoint, String>, CheckpointError> {
+        self.load_slot(listed.slot, None, into)
     }
 }

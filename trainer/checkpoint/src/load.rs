@@ -8,10 +8,10 @@ use std::{
 };
 
 use crate::{
-    CheckpointError, Folder, Identity, Layout, OwnedTensor, Piece, Position,
+    CheckpointError, Destination, Folder, Identity, Layout, NoPlace, Piece, Position,
     chunk::{Chunk, Seen},
     layout::VALUE_BYTES,
-    manifest::{FORMAT_VERSION, MANIFEST, MAX_MANIFEST_BYTES, Manifest, Role, Stored, Unusable},
+    manifest::{FORMAT_VERSION, MANIFEST, MAX_MANIFEST_BYTES, Manifest, Stored, Unusable},
     medium::Medium,
     slot::Slot,
     version_1::read_objects,
@@ -40,7 +40,7 @@ pub struct Skipped {
     pub reason: String,
 }
 
-/// State to resume from, every byte of it verified.
+/// A checkpoint, every byte of which was verified.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
     /// Its folder.
@@ -57,10 +57,6 @@ pub struct Checkpoint {
     pub communication: Option<String>,
     /// Version of its format.
     pub format_version: u64,
-    /// The model's parameters, in the order they were saved.
-    pub weights: Vec<OwnedTensor>,
-    /// The optimiser's slots, in the order they were saved.
-    pub slots: Vec<OwnedTensor>,
     /// Bytes of all its files.
     pub bytes: u64,
     /// blake3 of its manifest.
@@ -68,16 +64,16 @@ pub struct Checkpoint {
 }
 
 impl Folder {
-    /// The newest checkpoint that is whole. A damaged one is passed over and reported.
+    /// Loads the newest checkpoint that is whole. A damaged one is passed over and reported.
     ///
     /// # Errors
-    /// [`CheckpointError::Foreign`] and [`CheckpointError::NewerFormat`] where a whole checkpoint is not this job's, and
-    /// [`CheckpointError::Storage`] where the storage does not give the folder or a file: that is no damage, and an older
-    /// checkpoint would throw work away.
-    pub fn newest(&self, expected: &Identity) -> Result<Newest, CheckpointError> {
+    /// [`CheckpointError::Foreign`], [`CheckpointError::Misfit`] and [`CheckpointError::NewerFormat`] where a whole checkpoint is not this
+    /// job's, and [`CheckpointError::Storage`] where the storage does not give the folder or a file, or memory lacks: that is no damage,
+    /// and an older checkpoint would throw work away.
+    pub fn newest(&self, expected: &Identity, into: &mut impl Destination) -> Result<Newest, CheckpointError> {
         let mut slots = self.settled()?;
         for _ in 1..MOST_LISTINGS {
-            let newest = self.newest_of(&slots, expected)?;
+            let newest = self.newest_of(&slots, expected, into)?;
             if newest.skipped.is_empty() {
                 return Ok(newest);
             }
@@ -88,7 +84,7 @@ impl Folder {
             }
             slots = now;
         }
-        self.newest_of(&slots, expected)
+        self.newest_of(&slots, expected, into)
     }
 
     /// The checkpoints as two listings in a row have them: one alone may miss what gave way to a newer one while it was listed, and that too.
@@ -104,10 +100,15 @@ impl Folder {
         Ok(slots)
     }
 
-    fn newest_of(&self, slots: &[Slot], expected: &Identity) -> Result<Newest, CheckpointError> {
+    fn newest_of(
+        &self,
+        slots: &[Slot],
+        expected: &Identity,
+        into: &mut impl Destination,
+    ) -> Result<Newest, CheckpointError> {
         let mut skipped = Vec::new();
         for slot in slots.iter().copied() {
-            match self.load(slot, expected)? {
+            match self.load_slot(slot, Some(expected), into)? {
                 Ok(checkpoint) => return Ok(Newest { checkpoint: Some(checkpoint), skipped }),
                 Err(reason) => skipped.push(Skipped { step: slot.step, path: self.place(slot), reason }),
             }
@@ -154,16 +155,30 @@ impl Folder {
         }
     }
 
-    /// A checkpoint, or what is wrong with it.
-    pub(crate) fn load(&self, slot: Slot, expected: &Identity) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.read(slot, |path, found| refuse_foreign(path, found, expected))
-    }
-
-    /// A checkpoint whose identity `accept`s, or what is wrong with it.
-    pub(crate) fn read(
+    /// A checkpoint of this identity, or of any, or what is wrong with it.
+    pub(crate) fn load_slot(
         &self,
         slot: Slot,
-        accept: impl FnOnce(&Path, &Identity) -> Result<(), CheckpointError>,
+        expected: Option<&Identity>,
+        into: &mut impl Destination,
+    ) -> Result<Result<Checkpoint, String>, CheckpointError> {
+        self.read(slot, expected, |medium, path, manifest| read_state(medium, path, manifest, self.at_once, into))
+    }
+
+    /// As [`Folder::load_slot`], but none of it is kept: memory for one chunk is enough.
+    pub(crate) fn verify_slot(
+        &self,
+        slot: Slot,
+        expected: Option<&Identity>,
+    ) -> Result<Result<Checkpoint, String>, CheckpointError> {
+        self.read(slot, expected, verify_state)
+    }
+
+    fn read(
+        &self,
+        slot: Slot,
+        expected: Option<&Identity>,
+        state: impl FnOnce(&dyn Medium, &Path, &Manifest) -> Result<(), Unusable>,
     ) -> Result<Result<Checkpoint, String>, CheckpointError> {
         let path = self.place(slot);
         let (manifest, manifest_digest, manifest_bytes) = match self.manifest_of(slot) {
@@ -171,13 +186,15 @@ impl Folder {
             Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
         };
-        accept(&path, &manifest.identity)?;
-        let bytes = manifest_bytes + manifest.stored_bytes();
-        let (weights, slots) = match read_state(&*self.medium, &path, &manifest, self.at_once) {
-            Ok(read) => read,
+        if let Some(expected) = expected {
+            refuse_foreign(&path, &manifest.identity, expected)?;
+        }
+        match state(&*self.medium, &path, &manifest) {
+            Ok(()) => {}
             Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
-        };
+        }
+        let bytes = manifest_bytes + manifest.stored_bytes();
         let Manifest { position, state_digest, time, identity, communication, format_version, .. } = manifest;
         Ok(Ok(Checkpoint {
             path,
@@ -187,33 +204,20 @@ impl Folder {
             time,
             communication,
             format_version,
-            weights,
-            slots,
             bytes,
             manifest_digest,
         }))
     }
 
-    /// The first of `slots` that is whole, and where training stands in it. All of it is read and verified, and none of it kept: memory for
-    /// one chunk is enough.
+    /// The first of `slots` that is whole.
     pub(crate) fn first_verified(
         &self,
         slots: &[Slot],
         expected: &Identity,
-    ) -> Result<Option<(Slot, Position)>, CheckpointError> {
+    ) -> Result<Option<(Slot, Checkpoint)>, CheckpointError> {
         for slot in slots.iter().copied() {
-            let path = self.place(slot);
-            let verified = match self.manifest_of(slot) {
-                Ok((manifest, ..)) => {
-                    refuse_foreign(&path, &manifest.identity, expected)?;
-                    verify_state(&*self.medium, &path, &manifest).map(|()| manifest.position)
-                }
-                Err(unusable) => Err(unusable),
-            };
-            match verified {
-                Ok(position) => return Ok(Some((slot, position))),
-                Err(Unusable::Damaged(_)) => {}
-                Err(other) => return Err(other.at(path)),
+            if let Ok(whole) = self.verify_slot(slot, Some(expected))? {
+                return Ok(Some((slot, whole)));
             }
         }
         Ok(None)
@@ -280,12 +284,28 @@ fn read_state(
     folder: &Path,
     manifest: &Manifest,
     at_once: usize,
-) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
+    into: &mut impl Destination,
+) -> Result<(), Unusable> {
+    let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
+    let no_place = |problem| match problem {
+        NoPlace::Memory(problem) => lacks_memory(folder, &problem),
+        NoPlace::Misfit(problem) => {
+            Unusable::Unread(Box::new(CheckpointError::Misfit { path: folder.to_owned(), problem }))
+        }
+    };
     match &manifest.stored {
-        Stored::Objects(objects) => read_objects(medium, folder, objects, &manifest.tensors),
+        Stored::Objects(objects) => {
+            let tensors = read_objects(medium, folder, objects, &manifest.tensors)?;
+            for (place, tensor) in into.places(&layout).map_err(no_place)?.into_iter().zip(&tensors) {
+                place.copy_from_slice(&tensor.values);
+            }
+            Ok(())
+        }
         Stored::Chunks(chunks) => {
-            let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
-            read_chunks(medium, folder, chunks, &layout, at_once)
+            // Before memory is reserved for what a manifest says.
+            look_at_all(medium, folder, chunks)?;
+            let places = into.places(&layout).map_err(no_place)?;
+            read_chunks(medium, folder, chunks, &layout, places, at_once)
         }
     }
 }
@@ -293,7 +313,10 @@ fn read_state(
 fn verify_state(medium: &dyn Medium, folder: &Path, manifest: &Manifest) -> Result<(), Unusable> {
     match &manifest.stored {
         Stored::Objects(objects) => read_objects(medium, folder, objects, &manifest.tensors).map(drop),
-        Stored::Chunks(chunks) => chunks.iter().try_for_each(|chunk| read_chunk(medium, folder, chunk, &mut |_| {})),
+        Stored::Chunks(chunks) => {
+            look_at_all(medium, folder, chunks)?;
+            chunks.iter().try_for_each(|chunk| read_chunk(medium, folder, chunk, &mut |_| {}))
+        }
     }
 }
 
@@ -307,8 +330,7 @@ fn read_range(
     let mut values = Vec::new();
     match &manifest.stored {
         Stored::Objects(objects) => {
-            let (weights, slots) = read_objects(medium, folder, objects, &manifest.tensors)?;
-            let tensors: Vec<_> = weights.iter().chain(&slots).collect();
+            let tensors = read_objects(medium, folder, objects, &manifest.tensors)?;
             for Piece { tensor, values: within, .. } in layout.pieces(range) {
                 values.extend_from_slice(&tensors[tensor].values[within]);
             }
@@ -331,26 +353,17 @@ fn extend(values: &mut Vec<f32>, bytes: &[[u8; VALUE_BYTES as usize]]) {
     values.extend(bytes.iter().map(|value| f32::from_le_bytes(*value)));
 }
 
-/// The weights and slots that `layout` names, from chunks that are known to tile it. While one is verified others are read.
+/// Fills the places of the tensors that `layout` names from chunks that are known to tile it. While one is verified others are read.
 fn read_chunks(
     medium: &dyn Medium,
     folder: &Path,
     chunks: &[Chunk],
     layout: &Layout,
+    mut unread: Vec<&mut [f32]>,
     at_once: usize,
-) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
-    // Before memory is reserved for what a manifest says.
-    for chunk in chunks {
-        look_at(medium, &folder.join(chunk.file()), |length| chunk.accept(length))?;
-    }
-    let mut tensors = Vec::with_capacity(layout.entries().len());
-    for entry in layout.entries() {
-        // The system makes these pages when they are first written, which each reader does for its own.
-        let values = bytemuck::allocation::try_zeroed_vec(entry.elements().unwrap_or(0))
-            .map_err(|()| lacks_memory(folder, &format!("tensor {} cannot be held", entry.name)))?;
-        tensors.push(OwnedTensor { name: entry.name.clone(), shape: entry.shape.clone(), values });
-    }
-    let mut unread: Vec<&mut [f32]> = tensors.iter_mut().map(|tensor| &mut tensor.values[..]).collect();
+) -> Result<(), Unusable> {
+    let expected = layout.entries().iter().map(|entry| entry.elements().unwrap_or(0));
+    assert!(unread.iter().map(|place| place.len()).eq(expected), "places for {layout:?}");
     // Chunks come in order, and so do the values of each tensor.
     let places = chunks.iter().map(|chunk| {
         let place = |piece: Piece<'_>| unread[piece.tensor].split_off_mut(..piece.values.len()).unwrap_or_default();
@@ -389,12 +402,7 @@ fn read_chunks(
         let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|cause| resume_unwind(cause)));
         [read()].into_iter().chain(joined).filter_map(Result::err).min_by_key(|(start, _)| *start)
     });
-    if let Some((_, unusable)) = failed {
-        return Err(unusable);
-    }
-    let weights = layout.entries().iter().filter(|entry| entry.role == Role::Weight).count();
-    let slots = tensors.split_off(weights);
-    Ok((tensors, slots))
+    failed.map_or(Ok(()), |(_, unusable)| Err(unusable))
 }
 
 /// Gives `act` the bytes of a chunk in blocks, each of which is in a core's cache then. They are not to be used where this fails: only all
@@ -445,6 +453,13 @@ fn read_blocks(medium: &dyn Medium, path: &Path, length: u64, act: &mut dyn FnMu
 fn lacks_memory(path: &Path, problem: &dyn fmt::Display) -> Unusable {
     let source = io::Error::new(io::ErrorKind::OutOfMemory, format!("{problem}: memory lacks"));
     Unusable::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
+}
+
+/// Whether the files of all chunks have their lengths.
+fn look_at_all(medium: &dyn Medium, folder: &Path, chunks: &[Chunk]) -> Result<(), Unusable> {
+    chunks
+        .iter()
+        .try_for_each(|chunk| look_at(medium, &folder.join(chunk.file()), |length| chunk.accept(length)).map(drop))
 }
 
 /// The length of a regular file, which `accept`s it.

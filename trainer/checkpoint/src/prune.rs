@@ -1,7 +1,7 @@
 use std::num::NonZeroU32;
 
 use crate::{
-    CheckpointError, Folder, Identity, Position, Saved,
+    Checkpoint, CheckpointError, Folder, Identity, Position, Saved,
     slot::{Leftover, Slot, Staged},
 };
 
@@ -58,10 +58,10 @@ impl Folder {
         }
         let leftovers = self.medium.leftovers()?.into_iter();
         let stale: Vec<_> =
-            leftovers.filter(|leftover| is_stale(leftover, newest.map(|(_, position)| position))).collect();
+            leftovers.filter(|leftover| is_stale(leftover, newest.as_ref().map(|(_, whole)| whole.position))).collect();
         pruned.leftovers = stale.len();
         stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
-        if let Some((newest, position)) = newest {
+        if let Some((newest, Checkpoint { position, .. })) = newest {
             let older = slots.iter().copied().filter(|slot| *slot < newest);
             let own: Vec<_> = older.filter(|slot| !self.is_foreign(*slot, expected)).collect();
             let mut kept: Vec<_> = own.iter().map(|slot| slot.step).filter(|step| *step < newest.step).collect();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     OwnedTensor,
     load::read_file,
-    manifest::{Entry, MANIFEST, Role, Unusable, is_plain_name},
+    manifest::{Entry, MANIFEST, Unusable, is_plain_name},
     medium::Medium,
     tensors,
 };
@@ -46,13 +46,13 @@ impl Object {
     }
 }
 
-/// The weights and slots that `entries` name.
+/// The tensors that `entries` name.
 pub(crate) fn read_objects(
     medium: &dyn Medium,
     folder: &Path,
     objects: &[Object],
     entries: &[Entry],
-) -> Result<(Vec<OwnedTensor>, Vec<OwnedTensor>), Unusable> {
+) -> Result<Vec<OwnedTensor>, Unusable> {
     let damaged = |reason: String| Err(Unusable::Damaged(reason));
     let mut found = BTreeMap::new();
     for object in objects {
@@ -62,20 +62,17 @@ pub(crate) fn read_objects(
             }
         }
     }
-    let (mut weights, mut slots) = (Vec::new(), Vec::new());
+    let mut tensors = Vec::new();
     for entry in entries {
         let name = &entry.name;
         let tensor = found.remove(name).ok_or_else(|| Unusable::Damaged(format!("tensor {name} is missing")))?;
         if tensor.shape != entry.shape || Some(tensor.values.len()) != entry.elements() {
             return damaged(format!("tensor {name} has shape {:?}, {MANIFEST} says {:?}", tensor.shape, entry.shape));
         }
-        match entry.role {
-            Role::Weight => weights.push(tensor),
-            Role::Slot => slots.push(tensor),
-        }
+        tensors.push(tensor);
     }
     match found.first_key_value() {
-        None => Ok((weights, slots)),
+        None => Ok(tensors),
         Some((name, _)) => damaged(format!("tensor {name} is not in {MANIFEST}")),
     }
 }

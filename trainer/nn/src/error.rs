@@ -60,7 +60,7 @@ pub enum Error {
         /// The shape that the network needs.
         shape: Vec<usize>,
     },
-    /// A loaded tensor is not one of the network's.
+    /// A loaded tensor is not one of the network's, or there twice.
     #[error("loading the state: tensor {name} does not belong to this network: load a checkpoint of the same model")]
     UnknownTensor {
         /// The tensor.

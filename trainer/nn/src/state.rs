@@ -2,13 +2,18 @@
 
 use std::ops::Range;
 
-use crate::device::{Device, Event, Memory};
+use crate::device::{Device, Event, Memory, Region};
 use crate::error::Error;
 use crate::parameters::ParamMeta;
 use crate::replica::Replica;
 
 /// What the momentum of a parameter is called after the parameter's own name, as PyTorch's optimiser state calls it.
 const MOMENTUM_SUFFIX: &str = ".momentum_buffer";
+
+/// The parameter to whose state a tensor belongs.
+fn parameter_of(tensor: &str) -> &str {
+    tensor.strip_suffix(MOMENTUM_SUFFIX).unwrap_or(tensor)
+}
 
 /// One tensor of a model's state.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,13 +74,9 @@ impl<D: Device> Replica<D> {
     pub fn copy_tensor(&mut self, name: &str, values: Range<usize>, into: &mut [f32]) {
         self.assert_between_steps("reading the state");
         self.device.ready().wait();
-        let (parameter, memory) = match name.strip_suffix(MOMENTUM_SUFFIX) {
-            Some(parameter) => (parameter, self.plan.velocity),
-            None => (name, self.plan.weights),
-        };
-        let all = self.parameter(parameter).range.clone();
-        assert!(values.end <= all.len(), "values {values:?} of {name}, which has {}", all.len());
-        self.device.read(memory.region(all.start + values.start..all.start + values.end), into);
+        let Region { memory, start, len } = self.region_of(name);
+        assert!(values.end <= len, "values {values:?} of {name}, which has {len}");
+        self.device.read(memory.region(start + values.start..start + values.end), into);
     }
 
     /// Takes over a state from [`tensors`](Replica::tensors), in any order. With [`weights`](Replica::weights) alone
@@ -84,35 +85,62 @@ impl<D: Device> Replica<D> {
     /// # Panics
     /// In mid-step.
     pub fn load_tensors(&mut self, tensors: &[StateTensor]) -> Result<(), Error> {
-        self.assert_between_steps("load_tensors");
-        let find = |parameter: &ParamMeta, suffix: &str| {
-            let name = format!("{}{suffix}", parameter.name);
-            let Some(tensor) = tensors.iter().find(|tensor| tensor.name == name) else {
-                return Err(Error::MissingTensor { name, shape: parameter.shape.clone() });
-            };
-            if tensor.shape != parameter.shape || tensor.values.len() != parameter.range.len() {
-                let (expected, found) = (parameter.shape.clone(), tensor.shape.clone());
-                return Err(Error::TensorShape { name, expected, found, values: tensor.values.len() });
-            }
-            Ok((parameter.range.clone(), tensor))
-        };
-        let known = |name: &str| self.table.get(name.strip_suffix(MOMENTUM_SUFFIX).unwrap_or(name)).is_some();
-        if let Some(stranger) = tensors.iter().find(|tensor| !known(&tensor.name)) {
-            return Err(Error::UnknownTensor { name: stranger.name.clone() });
+        let torn = tensors.iter().find(|tensor| tensor.values.len() != tensor.shape.iter().product());
+        if let Some(StateTensor { name, shape, values }) = torn {
+            let (name, expected, found) = (name.clone(), shape.clone(), shape.clone());
+            return Err(Error::TensorShape { name, expected, found, values: values.len() });
         }
-        let parameters = self.table.parameters();
-        let weights = parameters.iter().map(|parameter| find(parameter, "")).collect::<Result<Vec<_>, _>>()?;
-        let with_slots = tensors.iter().any(|tensor| tensor.name.ends_with(MOMENTUM_SUFFIX));
-        let slots = parameters.iter().filter(|_| with_slots).map(|parameter| find(parameter, MOMENTUM_SUFFIX));
-        let slots = slots.collect::<Result<Vec<_>, _>>()?;
-        for (range, tensor) in weights {
-            self.device.write(self.plan.weights.region(range), &tensor.values);
-        }
-        self.device.zero(self.plan.velocity.region(0..self.table.elements()));
-        for (range, tensor) in slots {
-            self.device.write(self.plan.velocity.region(range), &tensor.values);
+        let views = self.state_views(tensors.iter().map(|tensor| (&tensor.name[..], &tensor.shape[..])))?;
+        for (mut view, tensor) in views.into_iter().zip(tensors) {
+            view.as_mut().copy_from_slice(&tensor.values);
         }
         Ok(())
+    }
+
+    /// Where the values of a state are to be written: one view for each of `tensors`, which are those of [`tensors`](Replica::tensors), in any
+    /// order, or those of [`weights`](Replica::weights) alone, and then the optimiser starts afresh. The state is of use again once all values
+    /// were written and the views are dropped. On an error nothing has changed.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn state_views<'a>(
+        &mut self,
+        tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
+    ) -> Result<Vec<D::HostView>, Error> {
+        self.assert_between_steps("writing the state");
+        let found: Vec<(&str, &[usize])> = tensors.collect();
+        let is_strange = |at: usize, name: &str| {
+            self.table.get(parameter_of(name)).is_none() || found[..at].iter().any(|(earlier, _)| *earlier == name)
+        };
+        if let Some((_, (name, _))) = found.iter().enumerate().find(|(at, (name, _))| is_strange(*at, name)) {
+            return Err(Error::UnknownTensor { name: (*name).to_owned() });
+        }
+        let parameters = self.table.parameters();
+        let with_slots = found.iter().any(|(name, _)| name.ends_with(MOMENTUM_SUFFIX));
+        let needed =
+            |suffix| parameters.iter().map(move |parameter| (format!("{}{suffix}", parameter.name), parameter));
+        for (name, ParamMeta { shape, .. }) in needed("").chain(needed(MOMENTUM_SUFFIX).filter(|_| with_slots)) {
+            match found.iter().find(|(other, _)| *other == name) {
+                None => return Err(Error::MissingTensor { name, shape: shape.clone() }),
+                Some((_, other)) if other != shape => {
+                    let (expected, values) = (shape.clone(), other.iter().product());
+                    return Err(Error::TensorShape { name, expected, found: other.to_vec(), values });
+                }
+                Some(_) => {}
+            }
+        }
+        if !with_slots {
+            self.device.zero(self.plan.velocity.region(0..self.table.elements()));
+        }
+        let event = self.device.ready();
+        let regions: Vec<_> = found.iter().map(|(name, _)| self.region_of(name)).collect();
+        Ok(regions.into_iter().map(|region| self.device.host_view(region, event.clone())).collect())
+    }
+
+    /// Where the values of a tensor of the state lie.
+    fn region_of(&self, tensor: &str) -> Region {
+        let memory = if tensor.ends_with(MOMENTUM_SUFFIX) { self.plan.velocity } else { self.plan.weights };
+        memory.region(self.parameter(parameter_of(tensor)).range.clone())
     }
 
     /// The [`StateDigest`] of [`tensors`](Replica::tensors): equal on ranks whose states are equal; waits.

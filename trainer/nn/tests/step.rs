@@ -373,6 +373,11 @@ fn a_state_of_another_model_is_refused_and_nothing_changes() {
     assert!(matches!(small.load_tensors(&tensors[1..]), Err(Error::MissingTensor { .. })));
     tensors[0].name = "fc9.weight".to_owned();
     assert!(matches!(small.load_tensors(&tensors), Err(Error::UnknownTensor { .. })));
+    let [mut torn, mut twice] = [(); 2].map(|()| small.tensors());
+    torn[1].values.pop();
+    assert!(matches!(small.load_tensors(&torn), Err(Error::TensorShape { .. })), "fewer values than its shape says");
+    twice.push(twice[0].clone());
+    assert!(matches!(small.load_tensors(&twice), Err(Error::UnknownTensor { .. })), "one is there twice");
     assert_eq!(small.digest(), before);
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Description, Folder, Listed, OwnedTensor, Tensor, export_model,
+    Checkpoint, CheckpointError, Description, Folder, Listed, OwnedTensor, Tensor, Tensors, export_model,
 };
 use lockstep_launch::ObjectUri;
 use serde_json::{Value, json};
@@ -198,7 +198,7 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
 }
 
 fn prune(folder: &Folder, keep_last: NonZeroU32, json: bool, out: &mut impl Write) -> Result<Outcome, Problem> {
-    let newest = newest_whole(folder)?;
+    let newest = newest_whole(folder, |listed| folder.verify(listed))?;
     let pruned = folder.prune(keep_last, &newest.identity)?;
     if json {
         let Checkpoint { position, .. } = newest;
@@ -225,16 +225,17 @@ fn export(
     out: &mut impl Write,
 ) -> Result<Outcome, Problem> {
     let path = || folder.path().display().to_string();
+    let mut tensors = Tensors::default();
     let checkpoint = match step {
-        None => newest_whole(folder)?,
+        None => newest_whole(folder, |listed| folder.load(listed, &mut tensors))?,
         Some(step) => {
             let listed = folder.list()?.into_iter().find(|listed| listed.step == step);
             let listed = listed.ok_or_else(|| Problem::NoSuchStep { path: path(), step })?;
             let damaged = |reason| Problem::Damaged { path: listed.path.display().to_string(), reason };
-            folder.verify(&listed)?.map_err(damaged)?
+            folder.load(&listed, &mut tensors)?.map_err(damaged)?
         }
     };
-    let Checkpoint { position, weights, identity, .. } = &checkpoint;
+    let (Checkpoint { position, identity, .. }, weights) = (&checkpoint, &tensors.weights);
     let metadata = BTreeMap::from(
         [("step", position.step.to_string()), ("epoch", position.epoch.to_string()), ("model", identity.model.clone())]
             .map(|(key, value)| (key.to_owned(), value)),
@@ -248,10 +249,13 @@ fn export(
     Ok(Outcome::Done)
 }
 
-/// The newest that is whole, whosever it is; newer ones that are not are named on standard error.
-fn newest_whole(folder: &Folder) -> Result<Checkpoint, Problem> {
+/// The newest that is whole as `read` finds, whosever it is; newer ones that are not are named on standard error.
+fn newest_whole(
+    folder: &Folder,
+    mut read: impl FnMut(&Listed) -> Result<Result<Checkpoint, String>, CheckpointError>,
+) -> Result<Checkpoint, Problem> {
     for listed in folder.list()? {
-        match folder.verify(&listed)? {
+        match read(&listed)? {
             Ok(whole) => return Ok(whole),
             Err(reason) => eprintln!("step {} is passed over: {reason}", listed.step),
         }

@@ -10,7 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_checkpoint::{Checkpoint, CheckpointError, Folder, Identity, Layout, Objects, Saved, Snapshotter, Tensor};
+use lockstep_checkpoint::{
+    Checkpoint, CheckpointError, Destination, Folder, Identity, Layout, Objects, Saved, Snapshotter, Tensor,
+};
 use lockstep_elastic::Digest;
 use lockstep_launch::{CheckpointMark, Launch, ObjectUri, Workload};
 use lockstep_nn::{Cpu, Replica};
@@ -55,9 +57,10 @@ impl Storage {
         Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri, keeps_journals })
     }
 
-    /// The newest state that is whole.
-    pub(crate) fn newest(&self) -> Result<Option<Checkpoint>, Failure> {
-        let newest = told_of(&self.uri, || self.folder.newest(&self.identity)).map_err(|error| self.refused(&error))?;
+    /// Loads the newest state that is whole. Where there is none the state that `into` had may be gone.
+    pub(crate) fn load_newest(&self, into: &mut (impl Destination + Send)) -> Result<Option<Checkpoint>, Failure> {
+        let newest = told_of(&self.uri, || self.folder.newest(&self.identity, into));
+        let newest = newest.map_err(|error| self.refused(&error))?;
         for skipped in &newest.skipped {
             warn!(step = skipped.step, path = %skipped.path.display(), reason = skipped.reason, "checkpoint passed over");
         }

@@ -1,12 +1,12 @@
 //! What a worker keeps from one generation to the next: its copy of the model, and how far that is.
 
-use std::{collections::VecDeque, ops::Range, path::Path};
+use std::{collections::VecDeque, ops::Range};
 
-use lockstep_checkpoint::Checkpoint;
+use lockstep_checkpoint::{Checkpoint, Destination, Layout, NoPlace};
 use lockstep_collective::{Costs, Group as Ranks, SharedArena, Tag};
 use lockstep_data::{Samples, Seat};
 use lockstep_elastic::{Digest, Group, Sampler, State};
-use lockstep_nn::{Cpu, Network, Replica, StateTensor, StepResult};
+use lockstep_nn::{Cpu, Device, Network, Replica, StepResult};
 use tracing::info;
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     failure::Failure,
     follow::parts,
     journal::StepLine,
-    storage::{is_of_blocks, spelled},
+    storage::{Storage, is_of_blocks, spelled},
     training::Recipe,
 };
 
@@ -48,11 +48,11 @@ pub(crate) struct Trainee {
 }
 
 impl Trainee {
-    /// With the state of `newest`, or the seed's first weights, and measured by itself.
+    /// With the newest state in `storage`, or the seed's first weights, and measured by itself.
     pub(crate) fn new(
         network: Network,
         recipe: Recipe,
-        newest: Option<Checkpoint>,
+        storage: &Storage,
         train: &Samples,
         seat: Seat,
         devices: usize,
@@ -78,14 +78,16 @@ impl Trainee {
             known: KnownCosts::default(),
             remembered: VecDeque::new(),
         };
-        trainee.begin(newest)?;
+        trainee.begin(storage)?;
         Ok(trainee)
     }
 
-    /// Takes over the state of a checkpoint, or without one the seed's first weights.
-    pub(crate) fn begin(&mut self, newest: Option<Checkpoint>) -> Result<(), Failure> {
-        (self.step, self.communication) = match newest {
-            Some(checkpoint) => load(&mut self.replica, checkpoint)?,
+    /// Takes over the newest state in `storage`, or without one the seed's first weights.
+    pub(crate) fn begin(&mut self, storage: &Storage) -> Result<(), Failure> {
+        self.is_whole = false;
+        let loaded = storage.load_newest(&mut Views { replica: &mut self.replica, lent: Vec::new() })?;
+        (self.step, self.communication) = match loaded {
+            Some(checkpoint) => verified(&mut self.replica, checkpoint)?,
             None => {
                 self.replica.initialise(self.recipe.seed);
                 (0, None)
@@ -218,20 +220,30 @@ impl Trainee {
     }
 }
 
-/// The state of a checkpoint; gives its step, and how the group summed that made it.
-fn load(replica: &mut Replica<Cpu>, checkpoint: Checkpoint) -> Result<(u64, Option<String>), Failure> {
-    let Checkpoint { path, position, state_digest, weights, slots, communication, .. } = checkpoint;
-    let refused =
-        |path: &Path, problem: &dyn std::fmt::Display| Failure::fatal(format!("{}: {problem}", path.display()));
-    let tensors: Vec<StateTensor> = weights
-        .into_iter()
-        .chain(slots)
-        .map(|tensor| StateTensor { name: tensor.name, shape: tensor.shape, values: tensor.values })
-        .collect();
-    replica.load_tensors(&tensors).map_err(|error| refused(&path, &error))?;
+/// The memory of a replica's state, which a checkpoint is read into.
+struct Views<'a> {
+    replica: &'a mut Replica<Cpu>,
+    lent: Vec<<Cpu as Device>::HostView>,
+}
+
+impl Destination for Views<'_> {
+    fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+        // Those of a checkpoint that turned out to be damaged.
+        self.lent.clear();
+        self.lent = self.replica.state_views(layout.tensors()).map_err(|error| NoPlace::Misfit(error.to_string()))?;
+        Ok(self.lent.iter_mut().map(AsMut::as_mut).collect())
+    }
+}
+
+/// Whether the state that was loaded is the one that was saved; gives its step, and how the group summed that made it.
+fn verified(replica: &mut Replica<Cpu>, checkpoint: Checkpoint) -> Result<(u64, Option<String>), Failure> {
+    let Checkpoint { path, position, state_digest, communication, .. } = checkpoint;
     let digest = spelled(replica.digest());
     if is_of_blocks(&state_digest) && digest != state_digest {
-        return Err(refused(&path, &format!("its state has digest {digest}, its manifest says {state_digest}")));
+        return Err(Failure::fatal(format!(
+            "{}: its state has digest {digest}, its manifest says {state_digest}",
+            path.display()
+        )));
     }
     info!(step = position.step, path = %path.display(), "checkpoint loaded");
     Ok((position.step, communication))

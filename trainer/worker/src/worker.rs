@@ -53,7 +53,6 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
             let network = model::network(&workload.model, &dataset)?;
             let data = Digest::from_bytes(dataset.fingerprint());
             let storage = Storage::open(launch, workload, data)?;
-            let newest = storage.newest()?;
             let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
             // What a rank does by itself depends on its share of a step, which is the first group's.
             let Some(first) = device_seats(workload, 0, launch.replicas, shards).next() else {
@@ -61,7 +60,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
             };
             let recipe = recipe(workload, &dataset, replay.and_then(|replay| replay.last_step));
             let devices = workload.devices_per_worker as usize;
-            let mut trainee = Trainee::new(network, recipe, newest, &dataset.train, first, devices)?;
+            let mut trainee = Trainee::new(network, recipe, &storage, &dataset.train, first, devices)?;
             let held = trainee.held();
             let (member, place) = Member::join(launch, &metrics, &stop, &ready, data, held)?;
             let Dataset { train, evaluation } = dataset;
@@ -172,7 +171,7 @@ impl Run<'_> {
             };
             // Those it copied from may be gone for good.
             if !trainee.is_whole() {
-                trainee.begin(self.storage.newest()?)?;
+                trainee.begin(self.storage)?;
                 self.member.membership.reloaded();
             }
             let place = self.member.regroup(trainee.held(), broken)?;

@@ -8,7 +8,11 @@ use std::{
     },
 };
 
-use super::{CHUNK_BYTES, newest, number, save, save_in_parts, state::State, steps};
+use super::{
+    CHUNK_BYTES, newest, number, save, save_in_parts,
+    state::{State, load},
+    steps,
+};
 use crate::{CheckpointError, Created, Folder, Objects, ObjectsError, Snapshotter, Taken, manifest::Manifest};
 
 const URI: &str = "s3://bucket/job";
@@ -184,7 +188,7 @@ fn what_is_saved_in_a_bucket_is_loaded_bit_for_bit() {
     assert_eq!((newest(&folder), store.keys()), ((None, vec![]), vec![]));
     let state = State::at(120);
     let saved = state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
-    let loaded = folder.newest(&state.identity).expect("ours").checkpoint.expect("whole");
+    let loaded = load(&folder, &state.identity).expect("ours").checkpoint.expect("whole");
     assert!(state.is(&loaded), "{loaded:?}");
     assert_eq!(loaded.saved(), saved);
     assert_eq!(saved.path.to_str(), Some("s3://bucket/job/checkpoints/step-00000120.g1"));
@@ -281,8 +285,8 @@ fn the_later_generation_of_a_step_is_the_newer_one_and_the_older_takes_its_place
         state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     }
     let found = |folder: &Folder| {
-        let newest = folder.newest(&state.identity).expect("ours");
-        (newest.checkpoint.expect("whole").state_digest, newest.skipped.len())
+        let newest = load(folder, &state.identity).expect("ours");
+        (newest.checkpoint.expect("whole").checkpoint.state_digest, newest.skipped.len())
     };
     assert_eq!(found(&folder), ("newest".to_owned(), 0));
     store.change(&manifest_of(2, 3), |bytes| bytes[40] ^= 1);
@@ -357,7 +361,7 @@ fn foreign_checkpoints_and_newer_formats_in_a_bucket_are_refused_and_left_alone(
     theirs.identity.model = "mlp-2e".into();
     let before = store.objects.lock().expect("not poisoned").clone();
     let refusals = [
-        folder.newest(&theirs.identity).expect_err("refused").to_string(),
+        load(&folder, &theirs.identity).expect_err("refused").to_string(),
         folder.prune(number(1), &theirs.identity).expect_err("refused").to_string(),
         theirs.with_snapshot(|snapshot| folder.save(snapshot)).expect_err("refused").to_string(),
     ];
@@ -373,7 +377,7 @@ fn foreign_checkpoints_and_newer_formats_in_a_bucket_are_refused_and_left_alone(
         (manifest.format_version, manifest.readable_from) = (3, Some(3));
         *bytes = manifest.to_bytes().expect("serialises");
     });
-    let text = folder.newest(&State::at(4).identity).expect_err("refused").to_string();
+    let text = load(&folder, &State::at(4).identity).expect_err("refused").to_string();
     assert!(text.contains("format version 3") && text.contains("up to 2"), "{text}");
 }
 

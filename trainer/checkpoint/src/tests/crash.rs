@@ -8,7 +8,10 @@ use std::{
     },
 };
 
-use super::{newest, number, open, open_performed_by, place, save, save_in_parts, staging, state::State};
+use super::{
+    newest, number, open, open_performed_by, place, save, save_in_parts, staging,
+    state::{State, load},
+};
 use crate::{
     CheckpointError, Folder,
     operation::{FileSystem, Operation, Perform},
@@ -156,7 +159,7 @@ fn a_crash_while_a_state_is_saved_beside_that_of_an_older_group_leaves_one_of_th
         save(&folder, 2);
         let begun =
             crash_after(after, root.path(), |folder| drop(newer.with_snapshot(|snapshot| folder.save(snapshot))));
-        let newest = || folder.newest(&newer.identity).expect("ours").checkpoint.expect("one is whole");
+        let newest = || load(&folder, &newer.identity).expect("ours").checkpoint.expect("one is whole");
         let left = newest();
         assert!(State::at(2).is(&left) || newer.is(&left), "after a crash at operation {after}: {left:?}");
         found.push(left.position.generation);

@@ -7,9 +7,12 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::{CHUNK_BYTES, newest, number, open, place, save, staging, state::State};
+use super::{
+    CHUNK_BYTES, newest, number, open, place, save, staging,
+    state::{State, load},
+};
 use crate::{
-    Chunk, Folder, Part,
+    Chunk, Destination, Folder, Layout, NoPlace, Part,
     manifest::{Manifest, Stored},
     note::Note,
     version_1::Object,
@@ -92,7 +95,7 @@ fn a_file_that_the_storage_does_not_give_is_no_damage_and_no_older_checkpoint_ta
         fs::rename(stored.file(&name), &aside).expect("moved");
         // A link to itself: reading fails, whoever reads.
         std::os::unix::fs::symlink(stored.file(&name), stored.file(&name)).expect("linked");
-        let error = stored.folder.newest(&State::at(0).identity).expect_err("not given").to_string();
+        let error = load(&stored.folder, &State::at(0).identity).expect_err("not given").to_string();
         assert!(error.contains("reading") && error.contains("check the storage"), "{error}");
         fs::remove_file(stored.file(&name)).expect("removed");
         fs::rename(&aside, stored.file(&name)).expect("moved back");
@@ -123,9 +126,36 @@ fn of_several_damaged_chunks_the_first_is_reported_whichever_is_read_first() {
         fs::write(stored.file(&chunk.file()), vec![0; chunk.bytes as usize]).expect("damaged");
     }
     for _ in 0..100 {
-        let skipped = stored.folder.newest(&State::at(0).identity).expect("ours").skipped;
+        let skipped = load(&stored.folder, &State::at(0).identity).expect("ours").skipped;
         assert!(skipped[0].reason.contains(&chunks[1].file()), "{skipped:?}");
     }
+}
+
+/// Memory that is the same for each checkpoint that is tried.
+struct Model(Vec<Vec<f32>>);
+
+impl Destination for Model {
+    fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+        let lengths: Vec<usize> = layout.tensors().map(|(_, shape)| shape.iter().product()).collect();
+        assert_eq!(self.0.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
+        Ok(self.0.iter_mut().map(Vec::as_mut_slice).collect())
+    }
+}
+
+#[test]
+fn nothing_stays_in_a_models_memory_of_a_checkpoint_that_was_found_damaged_while_it_was_read() {
+    let stored = Pair::with_chunks_of(8);
+    let manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
+    let Stored::Chunks(chunks) = manifest.stored else { panic!("of version 1") };
+    let last = chunks.last().expect("there are some");
+    fs::write(stored.file(&last.file()), vec![0; last.bytes as usize]).expect("damaged");
+    let lengths = State::at(1).tensors.each_ref().map(|tensor| tensor.values.len());
+    let mut model = Model(lengths.map(|length| vec![f32::NAN; length]).into());
+    let newest = stored.folder.newest(&State::at(0).identity, &mut model).expect("ours");
+    assert_eq!(newest.checkpoint.map(|found| found.position.step), Some(1));
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let expected = State::at(1).tensors.map(|tensor| bits(&tensor.values));
+    assert_eq!(model.0.iter().map(|values| bits(values)).collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -133,7 +163,7 @@ fn a_missing_file_is_reported_by_name() {
     for name in Pair::saved().files() {
         let stored = Pair::saved();
         fs::remove_file(stored.file(&name)).expect("removed");
-        let skipped = stored.folder.newest(&super::State::at(0).identity).expect("ours").skipped;
+        let skipped = load(&stored.folder, &super::State::at(0).identity).expect("ours").skipped;
         assert!(skipped[0].reason.contains(&name), "{skipped:?}");
     }
 }
@@ -168,7 +198,7 @@ fn forge(stored: &Pair, change: impl FnOnce(&mut Manifest)) -> String {
     let mut manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
     change(&mut manifest);
     fs::write(stored.file("manifest.json"), manifest.to_bytes().expect("serialises")).expect("written");
-    let skipped = stored.folder.newest(&super::State::at(0).identity).expect("ours").skipped;
+    let skipped = load(&stored.folder, &super::State::at(0).identity).expect("ours").skipped;
     skipped.into_iter().next().expect("step 2 is skipped").reason
 }
 

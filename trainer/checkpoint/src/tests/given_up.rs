@@ -3,7 +3,11 @@
 
 use std::{fs, path::Path};
 
-use super::{number, open, place, state::State, steps};
+use super::{
+    number, open, place,
+    state::{State, load},
+    steps,
+};
 use crate::{Ended, Folder, Position, Pruned, Snapshotter, Taken};
 
 /// The state of a step as a generation has it.
@@ -30,7 +34,7 @@ fn save(folder: &Folder, step: u64, generation: u64) -> Pruned {
 
 /// Step and generation of what a restart begins with.
 fn newest(folder: &Folder) -> (u64, u64) {
-    let newest = folder.newest(&State::at(0).identity).expect("ours").checkpoint.expect("whole").position;
+    let newest = load(folder, &State::at(0).identity).expect("ours").checkpoint.expect("whole").position;
     (newest.step, newest.generation)
 }
 

@@ -6,10 +6,12 @@ use std::{
 };
 
 use super::{
-    leftovers, newest, number, open, open_performed_by, place, save, save_in_parts, staging, state::State, steps,
+    leftovers, newest, number, open, open_performed_by, place, save, save_in_parts, staging,
+    state::{State, load},
+    steps,
 };
 use crate::{
-    CheckpointError, Folder, Identity, ShardReceipt, Tensor, export_model,
+    CheckpointError, Destination, Folder, Identity, Layout, NoPlace, ShardReceipt, Tensor, export_model,
     manifest::Manifest,
     operation::{FileSystem, Found, Operation, Perform},
 };
@@ -32,7 +34,7 @@ fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
         let mut state = State::at(4);
         state.identity = theirs.clone();
         let refusals = [
-            error_of(folder.newest(theirs)),
+            error_of(load(&folder, theirs)),
             error_of(folder.prune(number(1), theirs)),
             error_of(state.with_snapshot(|snapshot| folder.save(snapshot))),
             error_of(
@@ -47,6 +49,30 @@ fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
         }
     }
     assert_eq!(newest(&folder), (Some(4), vec![]));
+}
+
+/// A model that has other tensors than the checkpoint, or no memory for them.
+struct Refusing(NoPlace);
+
+impl Destination for Refusing {
+    fn places(&mut self, _: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+        Err(self.0.clone())
+    }
+}
+
+#[test]
+fn a_whole_checkpoint_that_the_model_cannot_take_is_named_and_no_older_one_is_taken() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    save(&folder, 4);
+    save(&folder, 5);
+    let identity = State::at(5).identity;
+    let refusal = |why| error_of(folder.newest(&identity, &mut Refusing(why)));
+    let misfit = refusal(NoPlace::Misfit("tensor fc9.bias is missing".into()));
+    assert!(misfit.contains("step-00000005 does not fit the model: tensor fc9.bias is missing"), "{misfit}");
+    let lacking = refusal(NoPlace::Memory("tensor fc1.weight cannot be held".into()));
+    assert!(lacking.contains("step-00000005: tensor fc1.weight cannot be held: memory lacks"), "{lacking}");
+    assert_eq!(newest(&folder), (Some(5), vec![]));
 }
 
 #[test]
@@ -96,7 +122,7 @@ fn a_checkpoint_that_the_storage_does_not_show_passes_neither_for_absent_nor_for
     let blind = open_performed_by(Arc::new(Blind(unseen.clone())), root.path());
     let state = State::at(2);
     let refusals = [
-        error_of(blind.newest(&state.identity)),
+        error_of(load(&blind, &state.identity)),
         error_of(blind.prune(number(1), &state.identity)),
         error_of(state.with_snapshot(|snapshot| blind.save(snapshot))),
     ];
@@ -133,7 +159,7 @@ fn a_newer_format_is_refused_with_both_versions() {
     (manifest.format_version, manifest.readable_from) = (3, Some(3));
     let bytes = manifest.to_bytes().expect("serialises");
     fs::write(&path, &bytes).expect("written");
-    let text = error_of(folder.newest(&State::at(0).identity));
+    let text = error_of(load(&folder, &State::at(0).identity));
     assert!(text.contains("format version 3") && text.contains("up to 2"), "{text}");
     let text = error_of(State::at(1).with_snapshot(|snapshot| folder.save(snapshot)));
     assert!(text.contains("format version 3"), "{text}");
@@ -298,7 +324,7 @@ fn an_older_generations_other_state_gives_way_and_a_newer_ones_stays() {
     for (generation, expected) in [(1, "digest-2"), (3, "another"), (2, "another")] {
         other.position.generation = generation;
         other.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
-        let found = folder.newest(&other.identity).expect("ours").checkpoint.expect("whole").state_digest;
+        let found = load(&folder, &other.identity).expect("ours").checkpoint.expect("whole").checkpoint.state_digest;
         assert_eq!(found, expected, "after generation {generation}");
         assert_eq!(leftovers(&folder).iter().filter(|left| left.staged.is_some()).count(), 0);
     }

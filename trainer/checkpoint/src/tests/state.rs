@@ -1,8 +1,8 @@
-use std::{num::NonZeroU32, sync::Arc};
+use std::{num::NonZeroU32, ops::Deref, sync::Arc};
 
 use crate::{
-    Checkpoint, CheckpointError, Facts, Folder, Identity, Layout, OwnedTensor, Part, Position, Shard, ShardReceipt,
-    Snapshot, Snapshotter, Taken, Tensor,
+    Checkpoint, CheckpointError, Facts, Folder, Identity, Layout, Newest, OwnedTensor, Part, Position, Shard,
+    ShardReceipt, Skipped, Snapshot, Snapshotter, Taken, Tensor, Tensors,
 };
 
 /// Values of a block, so that a small state has many.
@@ -114,8 +114,9 @@ impl State {
     }
 
     /// Whether `checkpoint` holds this state, bit for bit.
-    pub(super) fn is(&self, checkpoint: &Checkpoint) -> bool {
-        let Checkpoint { position, state_digest, communication, weights, slots, .. } = checkpoint;
+    pub(super) fn is(&self, loaded: &Whole) -> bool {
+        let Checkpoint { position, state_digest, communication, .. } = &loaded.checkpoint;
+        let Tensors { weights, slots } = &loaded.tensors;
         (*position, state_digest, communication.as_deref()) == (self.position, &self.digest, Some("a plan"))
             && bits(weights) == bits(&self.tensors[..2])
             && bits(slots) == bits(&self.tensors[2..])
@@ -125,4 +126,33 @@ impl State {
 fn bits(tensors: &[OwnedTensor]) -> Vec<(&str, &[usize], Vec<u32>)> {
     let of = |tensor: &OwnedTensor| tensor.values.iter().map(|value| value.to_bits()).collect();
     tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice(), of(tensor))).collect()
+}
+
+/// A checkpoint and its tensors.
+#[derive(Debug)]
+pub(super) struct Whole {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) tensors: Tensors,
+}
+
+impl Deref for Whole {
+    type Target = Checkpoint;
+
+    fn deref(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+}
+
+/// The newest checkpoint that is whole, and what was passed over.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) checkpoint: Option<Whole>,
+    pub(super) skipped: Vec<Skipped>,
+}
+
+/// Loads the newest checkpoint into memory of its own.
+pub(super) fn load(folder: &Folder, identity: &Identity) -> Result<Loaded, CheckpointError> {
+    let mut tensors = Tensors::default();
+    let Newest { checkpoint, skipped } = folder.newest(identity, &mut tensors)?;
+    Ok(Loaded { checkpoint: checkpoint.map(|checkpoint| Whole { checkpoint, tensors }), skipped })
 }

@@ -1,6 +1,9 @@
 use std::{fs, os::unix::fs::MetadataExt};
 
-use super::{newest, number, open, place, state::State};
+use super::{
+    newest, number, open, place,
+    state::{State, load},
+};
 use crate::{Folder, Saved, operation::Operation};
 
 /// Saves the weights of step 1 as those of `step`, with `slot` as one of the slots' values: all else is as it was.
@@ -10,7 +13,7 @@ fn save_with_slot(folder: &Folder, step: u64, slot: f32) -> (Saved, u64) {
     state.tensors[3].values = vec![slot];
     let receipts: Vec<_> = (0..2).map(|writer| state.write(folder, writer, number(2)).expect("written")).collect();
     let saved = folder.commit(&state.facts(), &state.layout(), &receipts).expect("saved");
-    let loaded = folder.newest(&state.identity).expect("ours").checkpoint.expect("whole");
+    let loaded = load(folder, &state.identity).expect("ours").checkpoint.expect("whole");
     assert_eq!(loaded.position.step, step);
     assert!(state.is(&loaded), "{loaded:?}");
     (saved, receipts.iter().map(|receipt| receipt.unchanged_bytes).sum())
@@ -48,7 +51,7 @@ fn what_is_shared_outlives_the_checkpoint_that_wrote_it() {
         let pruned = folder.prune(number(1), &State::at(1).identity).expect("pruned");
         assert_eq!(pruned.steps, if step == 1 { vec![] } else { vec![step - 1] });
     }
-    let loaded = folder.newest(&State::at(1).identity).expect("ours").checkpoint.expect("whole");
+    let loaded = load(&folder, &State::at(1).identity).expect("ours").checkpoint.expect("whole");
     assert_eq!(loaded.position.step, 4);
     assert!(names(&folder, 4).iter().all(|names| *names == 1), "nothing else is left");
 }
@@ -65,7 +68,7 @@ fn a_damaged_chunk_is_written_again_and_not_referred_to() {
     fs::write(&chunk, bytes).expect("written");
     let (_, unchanged) = save_with_slot(&folder, 2, 0.5);
     assert!(unchanged < State::at(1).layout().bytes());
-    let newest = folder.newest(&State::at(1).identity).expect("ours");
+    let newest = load(&folder, &State::at(1).identity).expect("ours");
     assert_eq!((newest.checkpoint.expect("whole").position.step, newest.skipped.len()), (2, 0));
 }
 

@@ -12,10 +12,10 @@ use super::{
     state::state,
 };
 use crate::{
-    Checkpoint, Folder, Newest, Saved, Skipped,
+    Checkpoint, Folder, Saved, Skipped,
     files::TEMPORARY,
     slot::{Slot, Staged},
-    tests::state::State,
+    tests::state::{Loaded, State, Whole, load},
 };
 
 #[derive(Debug, Default)]
@@ -86,8 +86,8 @@ impl History {
     }
 
     /// Which state a checkpoint holds; every bit of it is of that one.
-    pub(super) fn identify(&self, checkpoint: &Checkpoint) -> Result<u64, String> {
-        let Checkpoint { position, state_digest, .. } = checkpoint;
+    pub(super) fn identify(&self, checkpoint: &Whole) -> Result<u64, String> {
+        let Checkpoint { position, state_digest, .. } = &checkpoint.checkpoint;
         let tried = self.tried.get(&(position.step, state_digest.clone()));
         let tried = tried.filter(|(_, generations)| generations.contains(&position.generation));
         let (number, _) = tried.ok_or_else(|| format!("nobody committed {position:?} {state_digest}"))?;
@@ -103,7 +103,7 @@ impl History {
     }
 
     /// Whether what was found fits with what happened, at a moment at which nobody is at work.
-    fn check(&self, disk: &Disk, newest: &Newest) -> Result<(), String> {
+    fn check(&self, disk: &Disk, newest: &Loaded) -> Result<(), String> {
         let (found, floor) = (newest.checkpoint.as_ref(), self.floor(disk));
         let slot = found.map(|found| slot_of(&found.path));
         if slot < floor {
@@ -120,10 +120,10 @@ impl History {
 }
 
 /// Looks at the folder while nobody is at work: loading, listing and reading in part have to agree with each other and with the history.
-pub(super) fn look(machine: &Arc<Machine>) -> Result<Option<Checkpoint>, String> {
+pub(super) fn look(machine: &Arc<Machine>) -> Result<Option<Whole>, String> {
     let folder = machine.folder();
     let identity = state(Default::default(), 0).identity;
-    let newest = folder.newest(&identity).map_err(|error| format!("nothing is loaded: {error}"))?;
+    let newest = load(&folder, &identity).map_err(|error| format!("nothing is loaded: {error}"))?;
     {
         let world = machine.world();
         world.history.check(&world.disk, &newest)?;
@@ -139,7 +139,7 @@ pub(super) fn look(machine: &Arc<Machine>) -> Result<Option<Checkpoint>, String>
         let (start, end) = (found.position.step % 7 * 8, bytes - found.position.step % 5 * 12);
         let values = folder.load_range(found.position.step, &identity, start..end);
         let values = values.map_err(|error| error.to_string())??;
-        let all = found.weights.iter().chain(&found.slots).flat_map(|tensor| &tensor.values);
+        let all = found.tensors.weights.iter().chain(&found.tensors.slots).flat_map(|tensor| &tensor.values);
         let expected = all.skip(start as usize / 4).take((end - start) as usize / 4);
         if !values.iter().map(|value| value.to_bits()).eq(expected.map(|value| value.to_bits())) {
             return Err(format!("a part of step {} is not what the whole has there", found.position.step));
@@ -149,7 +149,7 @@ pub(super) fn look(machine: &Arc<Machine>) -> Result<Option<Checkpoint>, String>
 }
 
 /// Whether the list has what loading met, in the same order, and calls whole and damaged the same. No checkpoint is torn.
-fn agree(machine: &Machine, folder: &Folder, newest: &Newest) -> Result<(), String> {
+fn agree(machine: &Machine, folder: &Folder, newest: &Loaded) -> Result<(), String> {
     let listed = folder.list().map_err(|error| error.to_string())?;
     let met: Vec<PathBuf> = newest.skipped.iter().map(|skipped| skipped.path.clone()).collect();
     let met: Vec<_> = met.into_iter().chain(newest.checkpoint.as_ref().map(|found| found.path.clone())).collect();

@@ -17,10 +17,13 @@ use super::{
     state::state,
 };
 use crate::{
-    Checkpoint, CheckpointError, Committed, Ended, Folder, Newest, Part, Position, Pruned,
+    CheckpointError, Committed, Ended, Folder, Part, Position, Pruned,
     slot::Slot,
     snapshotter::{Work, Writer},
-    tests::{number, state::State},
+    tests::{
+        number,
+        state::{Loaded, State, Whole, load},
+    },
 };
 
 /// Pieces of work in a run, at least, and generations.
@@ -80,7 +83,7 @@ struct AtWork {
 enum Done {
     Ended(Ended),
     Pruned(Result<Pruned, CheckpointError>),
-    Loaded(Result<Newest, CheckpointError>),
+    Loaded(Result<Loaded, CheckpointError>),
     Panicked(String),
 }
 
@@ -270,7 +273,7 @@ impl Job {
             }
             let (alone, before, flips) = (self.at_work.is_empty(), self.promised(), self.flips());
             self.begin("loader".to_owned(), Role::Loader, |Writer { folder, .. }| {
-                Done::Loaded(folder.newest(&State::at(0).identity))
+                Done::Loaded(load(folder, &State::at(0).identity))
             });
             let mut loaded = None;
             self.play(|done| {
@@ -282,11 +285,11 @@ impl Job {
             if self.machine.world().down {
                 continue;
             }
-            let Some(Newest { checkpoint, skipped }) = loaded else { continue };
+            let Some(Loaded { checkpoint, skipped }) = loaded else { continue };
             self.run.fallen_back += u64::from(!skipped.is_empty());
             // What was hit while it was read may have been hit before or after that.
             if flips == self.flips() {
-                let slot = |of: &Option<Checkpoint>| of.as_ref().map(|checkpoint| slot_of(&checkpoint.path));
+                let slot = |of: &Option<Whole>| of.as_ref().map(|checkpoint| slot_of(&checkpoint.path));
                 if alone && slot(&checkpoint) != slot(&found) {
                     return Err(format!("{:?} is loaded, then {:?}", slot(&checkpoint), slot(&found)));
                 }
@@ -316,7 +319,7 @@ impl Job {
         world.history.floor(&world.disk)
     }
 
-    fn go_on(&mut self, checkpoint: Option<&Checkpoint>) -> Result<(), String> {
+    fn go_on(&mut self, checkpoint: Option<&Whole>) -> Result<(), String> {
         (self.step, self.number) = match checkpoint {
             None => (0, 0),
             Some(checkpoint) => (checkpoint.position.step, self.machine.world().history.identify(checkpoint)?),
