@@ -235,10 +235,10 @@ impl Folder {
         }
     }
 
-    /// Whether a manifest is whole and says that another job wrote it, or may say so.
-    pub(crate) fn is_foreign(&self, slot: Slot, expected: &Identity) -> bool {
+    /// Whether a manifest is whole and says that another job wrote it, or a generation after this one, or may say so.
+    pub(crate) fn is_others(&self, generation: u64, slot: Slot, expected: &Identity) -> bool {
         match self.manifest_of(slot) {
-            Ok((manifest, ..)) => manifest.identity != *expected,
+            Ok((found, ..)) => found.identity != *expected || found.position.generation > generation,
             Err(Unusable::Damaged(_)) => false,
             Err(Unusable::Newer(_) | Unusable::Unread(_)) => true,
         }

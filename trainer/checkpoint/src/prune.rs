@@ -17,7 +17,8 @@ pub struct Pruned {
 impl Folder {
     /// Keeps this job's checkpoints of the newest `keep_last` steps and removes the older ones, all others of the newest one's step among
     /// them, and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged ones that are newer than
-    /// it, other jobs' ones, and saves of later steps that may be under way stay. To be called by the one member that commits.
+    /// it, other jobs' ones, those of a later generation, which went back and takes what this one saved for given up, and saves of later
+    /// steps that may be under way stay. To be called by the one member that commits.
     ///
     /// # Errors
     /// As of [`Folder::newest`]; [`CheckpointError::Storage`] where something cannot be deleted.
@@ -63,7 +64,7 @@ impl Folder {
         stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
         if let Some((newest, Checkpoint { position, .. })) = newest {
             let older = slots.iter().copied().filter(|slot| *slot < newest);
-            let own: Vec<_> = older.filter(|slot| !self.is_foreign(*slot, expected)).collect();
+            let own: Vec<_> = older.filter(|slot| !self.is_others(position.generation, *slot, expected)).collect();
             let mut kept: Vec<_> = own.iter().map(|slot| slot.step).filter(|step| *step < newest.step).collect();
             kept.dedup();
             kept.truncate(keep_last.get() as usize - 1);

@@ -62,6 +62,16 @@ fn what_a_group_saves_that_went_back_is_kept_and_loaded_rather_than_what_it_gave
 }
 
 #[test]
+fn who_saves_what_was_given_up_deletes_nothing_that_the_later_group_has_saved() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = gone_back(root.path());
+    assert_eq!(save(&folder, 15, 5).steps, [20, 10]);
+    assert_eq!(save(&folder, 25, 4).steps, [0; 0], "by a worker that has yet to hear of generation 5");
+    assert_eq!(steps(&folder), [25, 15]);
+    assert_eq!(save(&folder, 18, 5).steps, [25, 15], "and that one goes on");
+}
+
+#[test]
 fn the_step_that_was_given_up_is_saved_anew() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
