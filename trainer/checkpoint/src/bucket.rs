@@ -12,10 +12,10 @@ use std::{
 use crate::{
     CheckpointError, Created, Objects, ObjectsError, Position,
     chunk::Chunk,
-    load::name_of,
     manifest::{MANIFEST, Unusable},
     medium::{Medium, Published, Replacing, Written},
     operation::{BLOCK_BYTES, Contents, drawn},
+    read::name_of,
     slot::{Leftover, Slot, Staged},
 };
 

@@ -6,9 +6,9 @@ use std::{
 use crate::{
     Checkpoint, CheckpointError, Folder, Identity, Layout, Position, ShardReceipt,
     chunk::Chunk,
-    load::name_of,
     manifest::{FORMAT_VERSION, Manifest, Stored, files, tile},
     medium::{Published, Replacing},
+    read::name_of,
 };
 
 /// What a checkpoint says besides its tensors.
@@ -117,7 +117,7 @@ impl Folder {
         let own = self.medium.slot(facts.position);
         let rivals = self.medium.rivals(facts.position)?;
         for slot in &rivals {
-            match self.verify_slot(*slot, Some(&facts.identity))? {
+            match self.verify_slot(*slot, Some(&facts.identity), self.at_once)? {
                 Ok(whole) if whole.state_digest == facts.state_digest => return self.keep(&whole),
                 // Where each generation has a place of its own, nobody but a member of this very one can have saved another state there.
                 Ok(whole) if own.generation.is_some() => return Err(CheckpointError::Conflict { path: whole.path }),

@@ -34,6 +34,7 @@ mod objects;
 mod operation;
 mod probe;
 mod prune;
+mod read;
 mod save;
 mod shard;
 mod slot;

@@ -78,7 +78,7 @@ impl Folder {
     /// # Errors
     /// [`CheckpointError::NewerFormat`] and any error of the storage.
     pub fn verify(&self, listed: &Listed) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.verify_slot(listed.slot, None)
+        self.verify_slot(listed.slot, None, self.at_once)
     }
 
     /// Loads and verifies a checkpoint, whosever it is; tells what is wrong with it.

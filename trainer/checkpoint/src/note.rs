@@ -12,7 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    CheckpointError, Folder, Part, Position, ShardReceipt, load::read_file, manifest::Unusable, operation::Contents,
+    CheckpointError, Folder, Part, Position, ShardReceipt, manifest::Unusable, operation::Contents, read::read_file,
 };
 
 /// The greatest note that is read.

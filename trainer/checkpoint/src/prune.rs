@@ -16,22 +16,23 @@ pub struct Pruned {
 
 impl Folder {
     /// Keeps this job's checkpoints of the newest `keep_last` steps and removes the older ones, all others of the newest one's step among
-    /// them, and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged ones that are newer than
-    /// it, other jobs' ones, those of a later generation, which went back and takes what this one saved for given up, and saves of later
-    /// steps that may be under way stay. To be called by the one member that commits.
+    /// them, and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged
+    /// ones that are newer than it, other jobs' ones, and saves of later steps that may be under way stay. No group may be saving.
     ///
     /// # Errors
     /// As of [`Folder::newest`]; [`CheckpointError::Storage`] where something cannot be deleted.
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
         let slots = self.medium.slots()?;
-        self.prune_after(&[], &slots, keep_last, expected)
+        self.prune_after(&[], &slots, None, keep_last, expected)
     }
 
-    /// As [`Folder::prune`], for a group that has just `saved` a checkpoint. Where groups before it had come further it went back behind
-    /// their checkpoints: those would pass for newer than this one, and are deleted too.
+    /// As [`Folder::prune`], for the group of this generation, which has just `saved` a checkpoint. Where groups before it had come further
+    /// it went back behind their checkpoints: those would pass for newer than this one, and are deleted too. What a later generation has
+    /// saved, or is saving, stays: that one takes this checkpoint for given up.
     pub(crate) fn prune_saved(
         &self,
         saved: &Saved,
+        generation: u64,
         keep_last: NonZeroU32,
         expected: &Identity,
     ) -> Result<Pruned, CheckpointError> {
@@ -40,14 +41,16 @@ impl Folder {
         // A group after this one has deleted it, and has the say.
         let Some(place) = place else { return Ok(Pruned::default()) };
         let (later, slots) = slots.split_at(place);
-        self.prune_after(later, slots, keep_last, expected)
+        self.prune_after(later, slots, Some(generation), keep_last, expected)
     }
 
-    /// Deletes of `slots` all but the newest, once one is known to be whole, and of those `later` what was given up for it.
+    /// Deletes of `slots` all but the newest, once one is known to be whole, and of those `later` what was given up for it, as far as the
+    /// generation that saves may.
     fn prune_after(
         &self,
         later: &[Slot],
         slots: &[Slot],
+        saving: Option<u64>,
         keep_last: NonZeroU32,
         expected: &Identity,
     ) -> Result<Pruned, CheckpointError> {
@@ -57,14 +60,15 @@ impl Folder {
             // It was read, but a power failure could yet take its name, and what is deleted would be all there was.
             self.medium.sync_slots()?;
         }
+        let position = newest.as_ref().map(|(_, whole)| whole.position);
         let leftovers = self.medium.leftovers()?.into_iter();
-        let stale: Vec<_> =
-            leftovers.filter(|leftover| is_stale(leftover, newest.as_ref().map(|(_, whole)| whole.position))).collect();
+        let stale: Vec<_> = leftovers.filter(|leftover| is_stale(leftover, position, saving)).collect();
         pruned.leftovers = stale.len();
         stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
         if let Some((newest, Checkpoint { position, .. })) = newest {
             let older = slots.iter().copied().filter(|slot| *slot < newest);
-            let own: Vec<_> = older.filter(|slot| !self.is_others(position.generation, *slot, expected)).collect();
+            let latest = saving.unwrap_or(u64::MAX);
+            let own: Vec<_> = older.filter(|slot| !self.is_others(latest, *slot, expected)).collect();
             let mut kept: Vec<_> = own.iter().map(|slot| slot.step).filter(|step| *step < newest.step).collect();
             kept.dedup();
             kept.truncate(keep_last.get() as usize - 1);
@@ -82,11 +86,15 @@ impl Folder {
     }
 }
 
-/// Whether nobody can be writing it: the newest checkpoint is of that step or a later one, or of a later generation.
-fn is_stale(leftover: &Leftover, newest: Option<Position>) -> bool {
+/// Whether nobody can be writing it: the newest checkpoint is of that step or a later one, or of a later generation, and no generation
+/// after the one that saves began it.
+fn is_stale(leftover: &Leftover, newest: Option<Position>, saving: Option<u64>) -> bool {
     match (leftover.staged, newest) {
         (None, _) => true,
         (Some(_), None) => false,
-        (Some(Staged { step, generation }), Some(newest)) => step <= newest.step || generation < newest.generation,
+        (Some(Staged { step, generation }), Some(newest)) => {
+            let is_later = saving.is_some_and(|saving| generation > saving);
+            !is_later && (step <= newest.step || generation < newest.generation)
+        }
     }
 }

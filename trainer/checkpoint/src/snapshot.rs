@@ -3,9 +3,9 @@ use serde::{Deserialize, Serialize};
 /// Whose state it is. Only a checkpoint of the same identity can be resumed from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Fingerprint of the model: its name with the names and shapes of its tensors.
+    /// The model as the job names it.
     pub model: String,
-    /// Digest of everything else that decides the run: data set, batch, seed, optimiser, schedule.
+    /// What else decides which samples a step sums: data set, batch, seed. The optimiser's rates and the number of passes may differ.
     pub workload_digest: String,
 }
 
@@ -27,7 +27,7 @@ pub struct Position {
 /// A named block of 32-bit floats, borrowed from an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
-    /// As PyTorch would name it: `conv1.weight`; a slot `momentum.conv1.weight`.
+    /// As PyTorch would name it: `conv1.weight`; a slot `conv1.weight.momentum_buffer`.
     pub name: &'a str,
     /// Length of each dimension, last fastest.
     pub shape: &'a [usize],

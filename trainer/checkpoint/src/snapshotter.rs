@@ -311,7 +311,7 @@ impl Writer {
             notes.into_iter().map(|Note { receipt, digest }| (receipt, digest)).unzip();
         let facts = facts(&digests)?;
         let saved = self.folder.commit(&facts, layout, &receipts)?;
-        let pruned = self.folder.prune_saved(&saved, self.keep_last, &facts.identity);
+        let pruned = self.folder.prune_saved(&saved, position.generation, self.keep_last, &facts.identity);
         Ok(Committed { saved, pruned })
     }
 }

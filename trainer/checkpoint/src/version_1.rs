@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     OwnedTensor,
-    load::read_file,
     manifest::{Entry, MANIFEST, Unusable, is_plain_name},
     medium::Medium,
+    read::read_file,
     tensors,
 };
 

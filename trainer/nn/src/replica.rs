@@ -90,7 +90,7 @@ impl Drop for Claim {
 
 impl<D: Device> Replica<D> {
     /// Plans all memory on `device`, for micro-batches of up to `max_micro_batch` samples. Weights are zero until
-    /// [`initialise`](Replica::initialise) or [`load_tensors`](Replica::load_tensors).
+    /// [`initialise`](Replica::initialise) or a state is taken over.
     ///
     /// `buckets` tile the gradient arena in order; a plan starts from [`ParamTable::ready_order`] of
     /// [`Network::table`].

@@ -80,18 +80,21 @@ impl<D: Device> Replica<D> {
     }
 
     /// Takes over a state from [`tensors`](Replica::tensors), in any order. With [`weights`](Replica::weights) alone
-    /// the optimiser starts afresh. On an error nothing has changed.
+    /// the optimiser starts afresh. On an error nothing has changed. Waits.
     ///
     /// # Panics
     /// In mid-step.
     pub fn load_tensors(&mut self, tensors: &[StateTensor]) -> Result<(), Error> {
-        let torn = tensors.iter().find(|tensor| tensor.values.len() != tensor.shape.iter().product());
-        if let Some(StateTensor { name, shape, values }) = torn {
-            let (name, expected, found) = (name.clone(), shape.clone(), shape.clone());
-            return Err(Error::TensorShape { name, expected, found, values: values.len() });
+        let shapes = || tensors.iter().map(|tensor| (&tensor.name[..], &tensor.shape[..]));
+        self.accept(&shapes().collect::<Vec<_>>())?;
+        for StateTensor { name, shape, values } in tensors {
+            let expected = &self.parameter(parameter_of(name)).shape;
+            if values.len() != expected.iter().product() {
+                let (name, expected, found) = (name.clone(), expected.clone(), shape.clone());
+                return Err(Error::TensorShape { name, expected, found, values: values.len() });
+            }
         }
-        let views = self.state_views(tensors.iter().map(|tensor| (&tensor.name[..], &tensor.shape[..])))?;
-        for (mut view, tensor) in views.into_iter().zip(tensors) {
+        for (mut view, tensor) in self.state_views(shapes())?.into_iter().zip(tensors) {
             view.as_mut().copy_from_slice(&tensor.values);
         }
         Ok(())
@@ -109,6 +112,17 @@ impl<D: Device> Replica<D> {
     ) -> Result<Vec<D::HostView>, Error> {
         self.assert_between_steps("writing the state");
         let found: Vec<(&str, &[usize])> = tensors.collect();
+        self.accept(&found)?;
+        if !found.iter().any(|(name, _)| name.ends_with(MOMENTUM_SUFFIX)) {
+            self.device.zero(self.plan.velocity.region(0..self.table.elements()));
+        }
+        let event = self.device.ready();
+        let regions: Vec<_> = found.iter().map(|(name, _)| self.region_of(name)).collect();
+        Ok(regions.into_iter().map(|region| self.device.host_view(region, event.clone())).collect())
+    }
+
+    /// Whether these are the tensors of a state, or of the weights alone.
+    fn accept(&self, found: &[(&str, &[usize])]) -> Result<(), Error> {
         let is_strange = |at: usize, name: &str| {
             self.table.get(parameter_of(name)).is_none() || found[..at].iter().any(|(earlier, _)| *earlier == name)
         };
@@ -129,12 +143,7 @@ impl<D: Device> Replica<D> {
                 Some(_) => {}
             }
         }
-        if !with_slots {
-            self.device.zero(self.plan.velocity.region(0..self.table.elements()));
-        }
-        let event = self.device.ready();
-        let regions: Vec<_> = found.iter().map(|(name, _)| self.region_of(name)).collect();
-        Ok(regions.into_iter().map(|region| self.device.host_view(region, event.clone())).collect())
+        Ok(())
     }
 
     /// Where the values of a tensor of the state lie.

@@ -57,8 +57,8 @@ impl Storage {
         Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri, keeps_journals })
     }
 
-    /// Loads the newest state that is whole. Where there is none the state that `into` had may be gone.
-    pub(crate) fn load_newest(&self, into: &mut (impl Destination + Send)) -> Result<Option<Checkpoint>, Failure> {
+    /// Loads the newest state that is whole. Where there is none, or on an error, the state that `into` had may be gone.
+    pub(crate) fn load_newest(&self, into: &mut impl Destination) -> Result<Option<Checkpoint>, Failure> {
         let newest = told_of(&self.uri, || self.folder.newest(&self.identity, into));
         let newest = newest.map_err(|error| self.refused(&error))?;
         for skipped in &newest.skipped {
@@ -201,6 +201,7 @@ fn refused(uri: &str, error: &CheckpointError) -> Failure {
         | CheckpointError::Conflict { .. }
         | CheckpointError::Full { .. }
         | CheckpointError::Shards { .. }
+        | CheckpointError::Thread { .. }
         | CheckpointError::Cancelled { .. } => Failure::retry(message),
         _ => Failure::fatal(message),
     }

@@ -32,7 +32,7 @@ pub(crate) struct Trainee {
     pub recipe: Recipe,
     /// Optimiser steps that the replica holds.
     pub step: u64,
-    /// Not in the middle of a copy.
+    /// Not in the middle of a copy, or of a checkpoint that is being loaded.
     is_whole: bool,
     /// What this worker does by itself.
     pub baseline: Baseline,
@@ -98,7 +98,7 @@ impl Trainee {
         Ok(())
     }
 
-    /// Whether its state is of use: not in the middle of a copy.
+    /// Whether its state is of use: not in the middle of a copy, or of a checkpoint.
     pub(crate) fn is_whole(&self) -> bool {
         self.is_whole
     }

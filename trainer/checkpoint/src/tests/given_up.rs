@@ -66,9 +66,13 @@ fn who_saves_what_was_given_up_deletes_nothing_that_the_later_group_has_saved() 
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
     assert_eq!(save(&folder, 15, 5).steps, [20, 10]);
-    assert_eq!(save(&folder, 25, 4).steps, [0; 0], "by a worker that has yet to hear of generation 5");
+    let next = state(18, 5);
+    let receipt = next.write(&folder, 0, number(1)).expect("written");
+    let late = save(&folder, 25, 4);
+    assert_eq!((late.steps, late.leftovers), (vec![], 0), "by a worker that has yet to hear of generation 5");
     assert_eq!(steps(&folder), [25, 15]);
-    assert_eq!(save(&folder, 18, 5).steps, [25, 15], "and that one goes on");
+    folder.commit(&next.facts(), &next.layout(), &[receipt]).expect("nobody cleared it away");
+    assert_eq!(save(&folder, 19, 5).steps, [25, 18, 15], "and that one goes on");
 }
 
 #[test]
@@ -91,7 +95,7 @@ fn what_was_given_up_is_deleted_for_none_but_a_whole_one_of_this_job_and_a_later
     let saved = later.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     let manifest = fs::read(saved.path.join("manifest.json")).expect("readable");
     fs::write(saved.path.join("manifest.json"), "damaged").expect("written");
-    let prune = || folder.prune_saved(&saved, number(1), &later.identity).expect("pruned").steps;
+    let prune = || folder.prune_saved(&saved, 5, number(1), &later.identity).expect("pruned").steps;
     assert_eq!(prune(), Vec::<u64>::new(), "it is damaged");
     fs::write(saved.path.join("manifest.json"), manifest).expect("restored");
     assert_eq!(prune(), [20, 10]);
@@ -106,6 +110,6 @@ fn a_committer_whose_checkpoint_a_later_group_has_deleted_deletes_nothing() {
     let saved = late.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     save(&folder, 15, 5);
     save(&folder, 18, 5);
-    assert_eq!(folder.prune_saved(&saved, number(1), &late.identity).expect("pruned"), Pruned::default());
+    assert_eq!(folder.prune_saved(&saved, 4, number(1), &late.identity).expect("pruned"), Pruned::default());
     assert_eq!((steps(&folder), newest(&folder)), (vec![18], (18, 5)));
 }
