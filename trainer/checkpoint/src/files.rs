@@ -7,13 +7,15 @@ use std::{
     sync::Arc,
 };
 
+use rustix::io::Errno;
+
 use crate::{
     CheckpointError, Position,
     chunk::Chunk,
-    load::{name_of, read_chunk},
     manifest::{MANIFEST, Unusable},
     medium::{Medium, Published, Replacing, Written},
     operation::{Contents, FileSystem, Found, Operation, Perform, sync},
+    read::{name_of, read_chunk},
     slot::{Leftover, Slot, Staged},
 };
 
@@ -39,7 +41,7 @@ impl Files {
     /// Makes the folder where it is missing, and sees that it can be written. One that was made before may be full or read-only now: who
     /// only reads it needs no more, and saving waits until it is writable again.
     pub(crate) fn make(&self) -> Result<(), CheckpointError> {
-        let was_made = self.checkpoints().is_dir();
+        let was_made = self.is_made()?;
         let probes = self.root.join("probes");
         for needed in [&probes, &self.checkpoints()] {
             make(needed).map_err(|source| self.unwritable(source))?;
@@ -49,6 +51,16 @@ impl Files {
         match File::create_new(&trial).and_then(|_| fs::remove_file(&trial)) {
             Err(source) if !was_made => Err(self.unwritable(source)),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether there is a folder of checkpoints. One that the storage does not give now is not to be made anew.
+    fn is_made(&self) -> Result<bool, CheckpointError> {
+        match self.checkpoints().metadata() {
+            Ok(found) => Ok(found.is_dir()),
+            Err(source) if passes(&source) => Err(CheckpointError::of("reading", self.checkpoints(), source)),
+            // Making it says what is wrong.
+            Err(_) => Ok(false),
         }
     }
 
@@ -111,6 +123,7 @@ impl Files {
         match source.kind() {
             // `create_dir_all` says this where a file stands in the way.
             io::ErrorKind::AlreadyExists => CheckpointError::NotAFolder { path },
+            _ if passes(&source) => CheckpointError::of("making", path, source),
             _ => match CheckpointError::of("writing", path, source) {
                 CheckpointError::Storage { path, source, .. } => CheckpointError::Unwritable { path, source },
                 clear => clear,
@@ -298,6 +311,31 @@ fn unnamed(written: &[(Chunk, Written)]) -> impl Iterator<Item = (&Chunk, &PathB
     })
 }
 
+/// Whether storage is away, or a resource is used up, which others may give back: nothing is wrong with the path.
+fn passes(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(
+            Errno::IO
+                | Errno::STALE
+                | Errno::NOTCONN
+                | Errno::SHUTDOWN
+                | Errno::REMOTEIO
+                | Errno::TIMEDOUT
+                | Errno::HOSTDOWN
+                | Errno::HOSTUNREACH
+                | Errno::NETDOWN
+                | Errno::NETUNREACH
+                | Errno::BUSY
+                | Errno::AGAIN
+                | Errno::INTR
+                | Errno::NOMEM
+                | Errno::MFILE
+                | Errno::NFILE
+        )
+    )
+}
+
 fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
@@ -320,5 +358,24 @@ fn make(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(error) => Err(error),
         Ok(()) => sync(parent.unwrap_or(Path::new("."))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_made_while_the_storage_is_away_is_tried_again_and_one_that_never_can_is_not() {
+        let files = Files::at(PathBuf::from("/job"));
+        let error = |errno: Errno| files.unwritable(io::Error::from(errno));
+        for passing in [Errno::IO, Errno::STALE, Errno::NOTCONN, Errno::TIMEDOUT, Errno::MFILE] {
+            assert!(matches!(error(passing), CheckpointError::Storage { .. }), "{passing}");
+        }
+        assert!(matches!(error(Errno::ACCESS), CheckpointError::Unwritable { .. }));
+        assert!(matches!(error(Errno::NAMETOOLONG), CheckpointError::Unwritable { .. }));
+        assert!(matches!(error(Errno::NOTDIR), CheckpointError::NotAFolder { .. }));
+        assert!(matches!(error(Errno::ROFS), CheckpointError::ReadOnly { .. }));
+        assert!(matches!(error(Errno::NOSPC), CheckpointError::Full { .. }));
     }
 }
