@@ -32,6 +32,12 @@ struct Trial {
 }
 
 impl Trial {
+    /// What rank 0 says that is summed next: doublings and repetitions.
+    fn of([doublings, repetitions]: [u8; 2]) -> Option<Self> {
+        let is_possible = doublings <= MAX_DOUBLINGS && (1..=REPETITIONS).contains(&repetitions);
+        is_possible.then_some(Self { doublings, repetitions })
+    }
+
     fn bytes(self) -> usize {
         SHORTEST << self.doublings
     }
@@ -97,7 +103,8 @@ impl Group {
         let mut costs = fitted.map_or([f64::NAN; 3], |costs| [costs.message, costs.wire_byte, costs.reduced_byte]);
         self.broadcast(0, Tag { step: u64::MAX, bucket: u32::MAX }, &mut costs)?;
         let [message, wire_byte, reduced_byte] = costs;
-        Ok((!message.is_nan()).then_some(Costs { message, wire_byte, reduced_byte }))
+        let is_fitted = costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0);
+        Ok(is_fitted.then_some(Costs { message, wire_byte, reduced_byte }))
     }
 
     /// What rank 0 sums next: each rank has times of its own.
@@ -106,8 +113,16 @@ impl Group {
         let Some(Trial { doublings, repetitions }) = own else { return Ok(None) };
         let mut words = [doublings, repetitions];
         self.broadcast(0, Tag { step: u64::MAX, bucket: LENGTHS as u32 }, &mut words)?;
-        let [doublings, repetitions] = words;
-        Ok(Some(Trial { doublings, repetitions }))
+        match Trial::of(words) {
+            Some(trial) => Ok(Some(trial)),
+            None => Err(self.refuse(CollectiveError::WrongFrame {
+                rank: 0,
+                field: "length to measure",
+                expected: format!("at most {MAX_DOUBLINGS} doublings, 1 to {REPETITIONS} times"),
+                found: format!("{} doublings, {} times", words[0], words[1]),
+                at: None,
+            })),
+        }
     }
 }
 
@@ -165,6 +180,14 @@ mod tests {
                     assert!((fitted.wire_byte / costs.wire_byte - 1.0).abs() < 0.01, "{found}: {fitted:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_rank_0_says_is_summed_next_is_within_what_it_may_say() {
+        assert_eq!(Trial::of([MAX_DOUBLINGS, 1]), Some(Trial { doublings: MAX_DOUBLINGS, repetitions: 1 }));
+        for words in [[MAX_DOUBLINGS + 1, 1], [u8::MAX, 1], [0, 0], [0, REPETITIONS + 1]] {
+            assert_eq!(Trial::of(words), None, "{words:?}");
         }
     }
 
