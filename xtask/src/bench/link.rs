@@ -20,8 +20,7 @@ use serde_json::Value;
 use super::{
     Effort,
     line::{self, Line},
-    load::{self, Watch},
-    median,
+    load, median,
     record::{Better, Book, Figure},
 };
 use crate::cargo;
@@ -71,20 +70,19 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     }
     for (gigabits, with_tls) in LINES {
         let programs = Programs { ours: ours.clone(), folder: folder.clone(), line: Line::of(gigabits)? };
-        let (mut rates, mut disturbed) = (BTreeMap::<Side, Vec<f64>>::new(), false);
-        for _ in 0..rounds {
-            let (watch, before) = (Watch::start(), load::children());
-            rates.entry(Side::Iperf).or_default().push(programs.iperf()?);
+        let (found, disturbed) = load::rounds(rounds, || {
+            let mut rates = vec![(Side::Iperf, programs.iperf()?)];
             for (is_tls, side) in [(false, Side::Plain as fn(usize) -> Side), (true, Side::Tls)] {
                 if is_tls && !with_tls {
                     continue;
                 }
-                for (bytes, rate) in programs.rates("auto", &SIZES, Ranks { is_tls, ..Ranks::PAIR })? {
-                    rates.entry(side(bytes)).or_default().push(rate);
-                }
+                let found = programs.rates("auto", &SIZES, Ranks { is_tls, ..Ranks::PAIR })?;
+                rates.extend(found.into_iter().map(|(bytes, rate)| (side(bytes), rate)));
             }
-            disturbed |= watch.disturbed(load::children().saturating_sub(before));
-        }
+            Ok(rates)
+        })?;
+        let mut rates = BTreeMap::<Side, Vec<f64>>::new();
+        found.into_iter().flatten().for_each(|(side, rate)| rates.entry(side).or_default().push(rate));
         let mut middle = |side| median(rates.entry(side).or_default());
         let iperf = middle(Side::Iperf);
         for bytes in SIZES {
@@ -109,21 +107,19 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
 
 /// How much sooner ranks are done that know which of them share a host.
 fn shared_hosts(book: &mut Book, rounds: usize, programs: Programs) -> anyhow::Result<()> {
-    let (mut known, mut unknown, mut disturbed) = (Vec::new(), Vec::new(), false);
-    for _ in 0..rounds {
-        let (watch, before) = (Watch::start(), load::children());
-        for (knows_hosts, rates) in [(true, &mut known), (false, &mut unknown)] {
-            let ranks = Ranks { ends: &SHARED, knows_hosts, is_tls: false };
-            rates.extend(programs.rates("auto", &[SHARED_BYTES], ranks)?.into_iter().map(|(_, rate)| rate));
-        }
-        disturbed |= watch.disturbed(load::children().saturating_sub(before));
-    }
-    let seconds = |rates: &mut Vec<f64>| SHARED_BYTES as f64 / median(rates);
+    let rates = |knows_hosts| {
+        let ranks = Ranks { ends: &SHARED, knows_hosts, is_tls: false };
+        let found = programs.rates("auto", &[SHARED_BYTES], ranks)?;
+        anyhow::Ok(found.into_iter().map(|(_, rate)| rate).collect::<Vec<_>>())
+    };
+    let (found, disturbed) = load::rounds(rounds, || Ok((rates(true)?, rates(false)?)))?;
+    let (known, unknown): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    let seconds = |rates: Vec<Vec<f64>>| SHARED_BYTES as f64 / median(&mut rates.concat());
     book.write(&Figure {
         case: &format!("{} MiB over {SHARED_LINE} Gb/s, 4 ranks on 2 hosts by turns", SHARED_BYTES >> 20),
         unit: "s",
-        ours: seconds(&mut known),
-        peer: Some(("hosts unknown", seconds(&mut unknown))),
+        ours: seconds(known),
+        peer: Some(("hosts unknown", seconds(unknown))),
         goal: SHARED_GOAL,
         better: Better::Less,
         disturbed,
@@ -138,18 +134,17 @@ pub(crate) fn state_transfer(book: &mut Book, effort: Effort) -> anyhow::Result<
     };
     let (folder, ours) = prepare()?;
     let programs = Programs { ours, folder, line: Line::of(STATE_LINE)? };
-    let (mut peer, mut ours, mut disturbed) = (Vec::new(), Vec::new(), false);
-    for _ in 0..rounds {
-        let (watch, before) = (Watch::start(), load::children());
-        peer.push(programs.iperf()?);
-        ours.extend(programs.rates("send", &[STATE_BYTES], Ranks::PAIR)?.into_iter().map(|(_, rate)| rate));
-        disturbed |= watch.disturbed(load::children().saturating_sub(before));
-    }
+    let (found, disturbed) = load::rounds(rounds, || {
+        let peer = programs.iperf()?;
+        let ours = programs.rates("send", &[STATE_BYTES], Ranks::PAIR)?;
+        Ok((peer, ours.into_iter().map(|(_, rate)| rate).collect::<Vec<_>>()))
+    })?;
+    let (mut peer, ours): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     let seconds = |rates: &mut Vec<f64>| STATE_BYTES as f64 / median(rates);
     book.write(&Figure {
         case: &format!("{} MiB of state from a peer over {STATE_LINE} Gb/s", STATE_BYTES >> 20),
         unit: "s",
-        ours: seconds(&mut ours),
+        ours: seconds(&mut ours.concat()),
         peer: Some((IPERF, seconds(&mut peer))),
         goal: STATE_GOAL,
         better: Better::Less,
