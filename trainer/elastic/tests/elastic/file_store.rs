@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use lockstep_elastic::{FileStore, GenerationStore, Record, StoreError, Swap};
+use lockstep_elastic::{FileStore, GenerationStore, Record, RecordError, StoreError, Swap};
 
 /// Tells a process of this test where the record lies and who it is.
 const CONTENDER: &str = "LOCKSTEP_TEST_CONTENDER";
@@ -110,12 +110,19 @@ fn a_leftover_of_a_crash_is_ignored() {
 fn a_newer_or_torn_record_is_refused_and_never_overwritten() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("record.json");
-    for text in ["{\"version\":3}", "{\"version\":2"] {
-        fs::write(&path, text).expect("written");
+    let own = Record::empty().to_json();
+    let mut newer: serde_json::Value = serde_json::from_str(&own).expect("JSON");
+    newer["version"] = (newer["version"].as_u64().expect("a number") + 1).into();
+    let problem = |result| match result {
+        Err(StoreError::Record { source, .. }) => source,
+        other => panic!("{other:?}"),
+    };
+    for (text, is_newer) in [(newer.to_string(), true), (own[..own.len() / 2].to_owned(), false)] {
+        fs::write(&path, &text).expect("written");
         let store = FileStore::new(path.clone());
-        assert!(matches!(run(store.load()), Err(StoreError::Record { .. })), "{text}");
-        let swapped = run(store.compare_and_swap(None, &Record::empty()));
-        assert!(matches!(swapped, Err(StoreError::Record { .. })), "{text}");
+        let refused = |source| assert_eq!(matches!(source, RecordError::Newer { .. }), is_newer, "{source}");
+        refused(problem(run(store.load()).map(drop)));
+        refused(problem(run(store.compare_and_swap(None, &Record::empty())).map(drop)));
         assert_eq!(fs::read_to_string(&path).expect("still there"), text);
     }
 }

@@ -1,6 +1,6 @@
 use lockstep_collective::{Loss, Origin, Position};
 use lockstep_elastic::{
-    Active, Break, CheckpointMark, Digest, Message, Report, Seat, State,
+    Active, Break, CheckpointMark, Digest, Follower, Lead, Message, Report, Seat, State, Summing,
     message::{Decoder, FrameError, MAX_MESSAGE_BYTES, MAX_REASON_BYTES, PROTOCOL_VERSION},
 };
 use proptest::prelude::*;
@@ -36,6 +36,11 @@ fn one_of_each() -> Vec<Message> {
         Message::Report(report),
         Message::Broken { generation: 3, broken: Break { reason: text(), unreached: Some(2), origin: Some(origin) } },
         Message::Commit { rank: 1, active },
+        Message::Stand { generation: 3 },
+        Message::Follow(Lead { generation: 3, addresses: vec![hello(0, 7).address, hello(1, 7).address] }),
+        Message::Feed(Follower { generation: 3, member: hello(2, 8).member, address: hello(2, 8).address }),
+        Message::CaughtUp { generation: 3, unreached: Some(1) },
+        Message::Agreed { generation: 3, summing: Summing { after: 9, plan: Digest::of(b"plan") } },
         Message::Heartbeat,
         Message::Progress { step: 9, payload: vec![1, 2, 3] },
         Message::Checkpoint(CheckpointMark { step: 9, manifest_digest: Digest::of(b"manifest") }),
@@ -50,6 +55,34 @@ fn one_of_each() -> Vec<Message> {
     ]
 }
 
+/// Its place in `one_of_each`, so that no kind is forgotten there.
+fn place(message: &Message) -> usize {
+    match message {
+        Message::Hello(_) => 0,
+        Message::Refuse { .. } => 1,
+        Message::Prepare { .. } => 2,
+        Message::Report(_) => 3,
+        Message::Broken { .. } => 4,
+        Message::Commit { .. } => 5,
+        Message::Stand { .. } => 6,
+        Message::Follow(_) => 7,
+        Message::Feed(_) => 8,
+        Message::CaughtUp { .. } => 9,
+        Message::Agreed { .. } => 10,
+        Message::Heartbeat => 11,
+        Message::Progress { .. } => 12,
+        Message::Checkpoint(_) => 13,
+        Message::Leave { .. } => 14,
+        Message::Stuck { .. } => 15,
+        Message::Drain { .. } => 16,
+        Message::Abort { .. } => 17,
+        Message::Fatal { .. } => 18,
+        Message::Finished { .. } => 19,
+        Message::Drained { .. } => 20,
+        Message::Release => 21,
+    }
+}
+
 fn decode(bytes: &[u8]) -> Result<Option<Message>, FrameError> {
     let mut decoder = Decoder::default();
     decoder.push(bytes);
@@ -59,6 +92,7 @@ fn decode(bytes: &[u8]) -> Result<Option<Message>, FrameError> {
 #[test]
 fn every_message_arrives_as_it_was_sent_however_the_stream_is_cut() {
     let messages = one_of_each();
+    assert_eq!(messages.iter().map(place).collect::<Vec<_>>(), (0..22).collect::<Vec<_>>());
     let stream: Vec<u8> = messages.iter().flat_map(Message::to_frame).collect();
     for piece in [1, 7, stream.len()] {
         let mut decoder = Decoder::default();
