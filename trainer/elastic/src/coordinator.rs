@@ -395,6 +395,11 @@ impl Coordinator {
         self.commands.push(Command::Swap(record));
     }
 
+    /// Whether what is being stored changes the group, or ends it.
+    fn is_changing(&self) -> bool {
+        self.swapping.as_ref().is_some_and(|(purpose, _)| *purpose != Purpose::Mark)
+    }
+
     fn swapped(&mut self, now: Duration) {
         let Some((purpose, record)) = self.swapping.take() else { return };
         self.record = record;

@@ -21,12 +21,14 @@ use crate::{Active, Digest, Hello, MemberId, Message, Report, Seat, State, membe
 const LAST_STEPS_LIMIT: Duration = Duration::from_secs(10);
 
 const DID_NOT_RETURN: &str = "it did not come back";
+/// Why a member is lost of whose pod another process is here.
+pub(super) const REPLACED: &str = "a new process took its place";
 const WENT_MEANWHILE: &str = "it went while the group was formed";
 
 /// What is waited for before a group can be formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gathering {
-    /// This coordinator has just begun: for everybody, for a while.
+    /// This coordinator has just begun, or heard nobody for a while: for everybody, for a while.
     Start,
     /// Its group broke and too few were left.
     Paused,
@@ -411,11 +413,11 @@ impl Coordinator {
 
     fn tell_change(&mut self, active: Active, left: Vec<(String, String)>, now: Duration) {
         let mut reasons = mem::take(&mut self.reasons);
-        // Whom a coordinator never saw it cannot have seen go.
-        let stays = |member: &MemberId| active.members.iter().any(|seat| seat.pod == member.pod);
+        // Whom a coordinator did not see go.
+        let is_there = |pod: &str| active.members.iter().any(|seat| seat.pod == pod);
         let has_left = |member: &MemberId| left.iter().any(|(pod, _)| *pod == member.pod);
-        for gone in self.told.iter().filter(|member| !stays(member) && !has_left(member)) {
-            reasons.lose(gone, DID_NOT_RETURN);
+        for gone in self.told.iter().filter(|member| active.seat(member).is_none() && !has_left(member)) {
+            reasons.lose(gone, if is_there(&gone.pod) { REPLACED } else { DID_NOT_RETURN });
         }
         // A loss explains what its peers saw of it.
         let broken = reasons.broken().filter(|_| reasons.lost.is_empty());

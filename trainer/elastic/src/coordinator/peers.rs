@@ -7,6 +7,8 @@ use super::{
 };
 use crate::{Digest, Hello, MemberId, Message, message::FrameError};
 
+const NOBODY: &str = "nobody was heard any more";
+
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     pub(super) hello: Hello,
@@ -42,7 +44,7 @@ impl Coordinator {
             self.commands.push(Command::Close(connection));
             return;
         }
-        if takes_part && !stands && self.phase_is_start() && self.swapping.is_none() {
+        if takes_part && !stands && self.phase_is_start() && !self.is_changing() {
             self.resume(now);
         }
         match &mut self.phase {
@@ -120,13 +122,39 @@ impl Coordinator {
         self.missed(&peer.hello.member, reason, now);
     }
 
+    /// Who is silent while others are heard is lost. While nobody is, that may be as well this coordinator's line.
     pub(super) fn drop_the_silent(&mut self, now: Duration) {
         let silent = |peer: &Peer| now.saturating_sub(peer.heard) > DEAD_AFTER;
+        let is_heard = |peer: &Peer| now.saturating_sub(peer.heard) <= SUSPECT_AFTER;
+        if !self.peers.is_empty() && !self.peers.values().any(is_heard) {
+            if self.peers.values().all(silent) {
+                self.lose_sight(now);
+            }
+            return;
+        }
         let dead: Vec<_> =
             self.peers.iter().filter(|(_, p)| silent(p)).map(|(pod, p)| (pod.clone(), p.connection)).collect();
         for (pod, connection) in dead {
             self.commands.push(Command::Close(connection));
             self.gone(&pod, &format!("sent nothing for {} s", DEAD_AFTER.as_secs_f64()), now);
+        }
+    }
+
+    /// Nobody is heard any more. A group that trains goes on without a coordinator: as after a start it is waited for.
+    fn lose_sight(&mut self, now: Duration) {
+        let trains = matches!(&self.phase, Phase::Running(running) if !running.is_broken()) && !self.is_changing();
+        let (pods, connections): (Vec<_>, Vec<_>) =
+            self.peers.iter().map(|(pod, peer)| (pod.clone(), peer.connection)).unzip();
+        self.commands.extend(connections.into_iter().map(Command::Close));
+        if trains {
+            self.peers.clear();
+            self.pods.clear();
+            self.leaving.clear();
+            self.phase = Phase::Gathering(Gathering::Start);
+            self.started = now;
+        }
+        for pod in pods {
+            self.gone(&pod, NOBODY, now);
         }
     }
 

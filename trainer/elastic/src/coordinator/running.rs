@@ -7,7 +7,9 @@ use std::{
 
 use super::{
     Command, Connection, Coordinator, JOIN_PATIENCE, JOIN_WINDOW, MAX_PLANS, Outcome, Phase, Purpose, RETURN_LIMIT,
-    aside::HEARING, forming::Gathering, peers::Peer,
+    aside::HEARING,
+    forming::{Gathering, REPLACED},
+    peers::Peer,
 };
 use crate::{Active, Break, Digest, MemberId, Message, Record, Seat, Summing};
 
@@ -311,7 +313,7 @@ impl Coordinator {
             .map(|member| (is_replaced(&member), member))
             .collect();
         for (replaced, member) in gone {
-            let reason = if replaced { "a new process took its place" } else { "it is not connected" };
+            let reason = if replaced { REPLACED } else { "it is not connected" };
             self.missed(&member, reason, now);
         }
     }

@@ -1,8 +1,10 @@
 //! A coordinator that was started again, and members that missed what was said.
 
+use std::time::Duration;
+
 use lockstep_elastic::{
     Hello, Message, Outcome, Record, Report,
-    coordinator::{Config, Event, JOIN_WINDOW, RETURN_LIMIT, Stage},
+    coordinator::{Command, Config, Connection, DEAD_AFTER, Event, JOIN_WINDOW, RETURN_LIMIT, Stage},
 };
 
 use super::{
@@ -42,6 +44,47 @@ fn a_member_that_does_not_return_is_lost_after_a_while() {
     let commands = table.reports(2, Some(1), state(5));
     assert_eq!(change(&commands).lost, [(pod(1), "it is not connected".to_owned())]);
     assert_eq!(change(&commands).joined, Vec::<String>::new());
+}
+
+/// A coordinator that has heard none of its members for so long that it dropped them all.
+fn cut_off(members: usize, least: usize) -> Table {
+    let mut table = Table::running(members, least);
+    let alive: Vec<u64> = (1..members as u64).collect();
+    table.wait(ms(500), &alive);
+    let commands = table.wait(DEAD_AFTER + ms(500), &[]);
+    let closed = |member| commands.contains(&Command::Close(Connection(member)));
+    assert!((0..members as u64).all(closed) && asked(&commands) == [], "{commands:?}");
+    table
+}
+
+#[test]
+fn a_coordinator_that_was_cut_off_takes_back_the_group_that_trains() {
+    let mut table = cut_off(3, 1);
+    for (connection, member) in [(11, 1), (10, 0), (12, 2)] {
+        assert_eq!(committed(&table.greets(connection, returning(member, 1, false))).1.generation, 1);
+    }
+    assert_eq!(table.stage(), Stage::Running);
+    assert_eq!(table.wait(RETURN_LIMIT * 2, &[10, 11, 12]), []);
+    assert!(table.stored.iter().all(|record| record.alloc_generation == 1), "no new generation");
+}
+
+#[test]
+fn who_is_silent_is_not_lost_while_nobody_is_heard() {
+    let mut table = Table::running(3, 1);
+    table.wait(Duration::from_secs(1), &[0, 2]);
+    // Of member 1 nothing was heard for 2.6 s, of the others for 1.6 s.
+    assert_eq!(table.wait(ms(1600), &[]), []);
+    assert_eq!(asked(&table.wait(ms(100), &[0, 2])), [(0, 2, false), (2, 2, false)], "others are heard again");
+}
+
+#[test]
+fn of_a_group_that_a_coordinator_lost_sight_of_whoever_was_replaced_is_told() {
+    let mut table = cut_off(2, 1);
+    table.greets(10, returning(0, 1, true));
+    assert_eq!(asked(&table.greets(11, replacement(1))), [(10, 2, false), (11, 2, false)]);
+    table.reports(10, Some(1), state(5));
+    let change = change(&table.reports(11, None, NOTHING));
+    assert_eq!(change.lost, [(pod(1), "a new process took its place".to_owned())]);
 }
 
 #[test]
