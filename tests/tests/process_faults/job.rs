@@ -36,6 +36,8 @@ pub(crate) const FAST: f64 = 10_000.0;
 const WEDGED: Duration = Duration::from_secs(60);
 /// Far more than any wait takes.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than a worker may be silent.
+const SILENCE: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A job under way. Its processes and its network do not outlive it.
@@ -212,6 +214,12 @@ impl Job {
     pub(crate) fn wait_for_steps(&mut self, steps: u64) {
         let first = self.steps().last().copied().unwrap_or(0);
         self.wait_for(&format!("step {}", first + steps), |job| job.steps().last() >= Some(&(first + steps)));
+    }
+
+    /// Waits for longer than anybody may be silent.
+    pub(crate) fn wait_for_silence(&mut self) {
+        let begun = Instant::now();
+        self.wait_for("a silence that nobody is allowed", |_| begun.elapsed() > SILENCE);
     }
 
     /// Waits until so many workers train together, after a change beyond the first `known`.

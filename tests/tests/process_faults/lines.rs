@@ -1,5 +1,7 @@
 //! Lines between hosts: cut, one-way, slow, or carrying something else than was sent.
 
+use rustix::process::Signal;
+
 use crate::{
     job::{FAST, Job, may_run, worker},
     network::{
@@ -8,6 +10,9 @@ use crate::{
     },
     proxy::Proxy,
 };
+
+/// So that a job lasts longer than what happens to it, in Mb/s.
+const SLOW: f64 = 25.0;
 
 /// A worker whose line is cut is left behind by the others and let in again when the line is whole.
 fn cut_off(name: &'static str, index: u32, ways: &[Way]) {
@@ -45,6 +50,45 @@ fn a_worker_that_nobody_hears_is_left_behind_and_joins_again() {
 }
 
 #[test]
+fn training_goes_on_while_the_coordinator_is_cut_off_or_deaf_or_mute_and_nobody_is_replaced() {
+    if !may_run("cut-chair") {
+        return;
+    }
+    let mut job = Job::start("cut-chair");
+    job.wait_for_steps(30);
+    Host::all().for_each(|host| job.network.shape(host, SLOW));
+    for ways in [&[In, Out][..], &[In], &[Out]] {
+        job.network.cut(Host::Coordinator, ways);
+        job.wait_for_silence();
+        job.wait_for_steps(5);
+        job.network.heal(Host::Coordinator);
+        job.wait_for_steps(20);
+    }
+    Host::all().for_each(|host| job.network.shape(host, FAST));
+    let ended = job.finished();
+    assert!(ended.changes.iter().all(|change| change.workers == 3 && !change.rollback), "{:?}", ended.changes);
+}
+
+#[test]
+fn a_worker_that_is_lost_while_the_coordinator_is_cut_off_is_replaced_once_it_is_back() {
+    if !may_run("cut-chair-kill") {
+        return;
+    }
+    let mut job = Job::start("cut-chair-kill");
+    job.wait_for_steps(30);
+    job.network.cut(Host::Coordinator, &[In, Out]);
+    job.wait_for_silence();
+    job.wait_for_steps(5);
+    job.signal(Host::Worker(1), Signal::KILL);
+    job.wait_for_silence();
+    let known = job.changes().len();
+    job.network.heal(Host::Coordinator);
+    job.wait_for_workers(3, known);
+    let ended = job.finished();
+    assert!(ended.lost().contains(&worker(1).as_str()), "{:?}", ended.changes);
+}
+
+#[test]
 fn a_slow_line_slows_the_group_and_loses_nobody() {
     if !may_run("slow") {
         return;
@@ -67,7 +111,7 @@ fn a_bit_that_flips_on_the_way_is_refused_and_never_summed() {
     let proxy = Proxy::start(&job.network, Host::Worker(0), Host::Worker(1));
     job.wait_for_steps(10);
     // Only connections that are made from now on pass by the proxy.
-    job.signal(Host::Worker(0), rustix::process::Signal::KILL);
+    job.signal(Host::Worker(0), Signal::KILL);
     job.wait_for("two flipped bits", |_| proxy.flipped() == 2);
     job.wait_for_steps(10);
     let ended = job.finished();
@@ -81,8 +125,8 @@ fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_agai
     }
     let mut job = Job::start("pair");
     job.wait_for_steps(30);
-    // Long enough for it to stand aside and to come back.
-    Host::all().for_each(|host| job.network.shape(host, 25.0));
+    // It has to stand aside and to come back.
+    Host::all().for_each(|host| job.network.shape(host, SLOW));
     job.network.part(Host::Worker(1), Host::Worker(2));
     job.wait_for_workers(2, 1);
     job.wait_for_steps(5);

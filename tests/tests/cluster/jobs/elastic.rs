@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::pods::restricted;
 
 use super::{
-    history::assert_no_step_was_lost,
+    history::{assert_no_step_was_lost, assert_same_weights_as_undisturbed},
     installed::{cluster, cluster_alone},
     job::{Job, glyphs},
 };
@@ -121,6 +121,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
     let namespace = restricted(client, "node");
     // Two workers and no fewer: the one that is left keeps the state, and waits.
     let mut manifest = glyphs("lenet", SHORT);
+    manifest["spec"]["communication"] = json!({"algorithm": "canonicalTree"});
     manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},
@@ -136,6 +137,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
     assert_eq!(status["restarts"], 0, "{status:#}");
     let done = assert_no_step_was_lost(&cluster, namespace.name(), &job);
     assert_eq!(status["progress"]["totalSteps"].as_u64(), Some(done), "{status:#}");
+    assert_same_weights_as_undisturbed(&cluster, namespace.name(), &manifest);
     cluster.power_on(node).expect("power on");
     cluster.wait_for_node(node).expect("back");
 }

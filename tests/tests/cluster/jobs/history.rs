@@ -1,12 +1,18 @@
 //! What a job's journal and its record tell of the whole run, compared with what must hold whatever happened to it.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
 
-use lockstep_tests::cluster::Cluster;
+use lockstep_tests::{cluster::Cluster, products};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::job::Job;
+
+const MODEL: &str = "model.safetensors";
 
 /// A line of metrics.jsonl about a step.
 #[derive(Debug, Deserialize)]
@@ -48,6 +54,30 @@ fn assert_nothing_was_lost(folder: &Path, group: &Value) -> u64 {
         changes.last().map_or(0, |change| change["generation"].as_u64().unwrap_or_default())
     );
     total
+}
+
+/// Checks that a job that is complete has the weights, bit for bit, of a local run of its manifest with one worker to which nothing
+/// happens. What ranks add must not depend on how many there are: the manifest says `canonicalTree`.
+pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &str, manifest: &Value) {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let (file, output) = (scratch.path().join("job.json"), scratch.path().join("run"));
+    fs::write(&file, manifest.to_string()).expect("written");
+    let mut run = Command::new(products().join("lockstep"));
+    let run = run.arg("run").arg(&file).args(["--workers", "1", "--output"]).arg(&output).stdin(Stdio::null());
+    let ran = run.output().expect("lockstep runs");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let jobs = fs::read_dir(cluster.folder_of(namespace, "checkpoints").expect("the volume")).expect("the volume");
+    let models = jobs.map(|entry| entry.expect("an entry").path().join(MODEL)).filter(|path| path.exists());
+    let models: Vec<_> = models.map(|path| weights(&path)).collect();
+    assert!(models == [weights(&output.join(MODEL))], "{} models, or other weights", models.len());
+    println!("weights: bit for bit those of a run to which nothing happened");
+}
+
+/// The values of a model file: its header names the job.
+fn weights(path: &Path) -> Vec<u8> {
+    let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    bytes[8 + header..].to_vec()
 }
 
 fn steps(folder: &Path) -> Vec<Step> {

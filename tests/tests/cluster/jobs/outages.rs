@@ -1,7 +1,7 @@
 //! Nodes, images and the control plane fail while a job trains: it goes on, or goes on once they are back, and loses no step.
 
 use lockstep_tests::{
-    cluster::{Cluster, wait_for},
+    cluster::{Client, Cluster, wait_for},
     images,
 };
 use serde_json::{Value, json};
@@ -103,6 +103,44 @@ fn training_goes_on_without_a_node_that_is_cut_off_and_with_it_once_it_is_back()
     let before = job.reported_step();
     job.wait_for_step(before + MORE);
     assert_unharmed(&cluster, namespace.name(), &job);
+}
+
+#[test]
+fn training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinator_takes_over() {
+    let test = "training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinator_takes_over";
+    let Some(cluster) = cluster_alone(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "chair");
+    let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
+    job.wait("both", |status| status["phase"] == "Running");
+    let coordinator = || ["{.metadata.uid}", "{.spec.nodeName}"].map(|of| of_coordinator(client, namespace.name(), of));
+    let [before, node] = coordinator();
+    let number: u32 = node.strip_prefix('n').and_then(|number| number.parse().ok()).expect("a node");
+    let with_it = job.nodes_of_workers().iter().filter(|worker| **worker == node).count();
+    cluster.isolate(number).expect("unplugged");
+    wait_for("another coordinator", PATIENCE, || {
+        let [uid, other] = coordinator();
+        !uid.is_empty() && uid != before && !other.is_empty() && other != node
+    })
+    .expect("another coordinator");
+    let step = job.reported_step();
+    job.wait_for_step(step + MORE);
+    // The one before still runs there, and finds that the record is not its own.
+    cluster.heal(number).expect("plugged");
+    cluster.wait_for_node(number).expect("back");
+    let whole = |status: &Value| status["replacing"].is_null() && world(status) == Some(2);
+    let status = job.wait("both, still or again", whole);
+    assert_eq!(status["replacements"].as_u64(), Some(with_it as u64), "{status:#}");
+    let step = job.reported_step();
+    job.wait_for_step(step + MORE);
+    assert_unharmed(&cluster, namespace.name(), &job);
+}
+
+/// A field of the coordinator's pod; empty while there is none.
+fn of_coordinator(client: &Client, namespace: &str, field: &str) -> String {
+    let path = format!("jsonpath={field}");
+    let words = ["-n", namespace, "get", "pod", "lenet-coordinator", "--ignore-not-found", "-o", &path];
+    client.kubectl(&words).unwrap_or_default()
 }
 
 /// A node takes pods again when this is dropped.
