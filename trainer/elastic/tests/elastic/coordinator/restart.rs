@@ -53,7 +53,7 @@ fn cut_off(members: usize, least: usize) -> Table {
     table.wait(ms(500), &alive);
     let commands = table.wait(DEAD_AFTER + ms(500), &[]);
     let closed = |member| commands.contains(&Command::Close(Connection(member)));
-    assert!((0..members as u64).all(closed) && asked(&commands) == [], "{commands:?}");
+    assert!((0..members as u64).all(closed) && asked(&commands).is_empty(), "{commands:?}");
     table
 }
 
