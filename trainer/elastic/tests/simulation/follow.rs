@@ -40,7 +40,7 @@ impl World {
         let (Some(trail), held, sealing) = (worker.trail, worker.held, worker.sealing) else { return };
         let generation = trail.generation;
         let broken = self.deserted.contains(&generation);
-        let over = broken || !self.processes.iter().any(|other| trains(other, generation));
+        let over = broken || !self.processes.iter().any(|other| takes_part(other, generation));
         let unreached = self.parted_from(pod, generation);
         let starves = !broken && (unreached.is_some() || self.somebody_is_frozen(generation));
         match trail.taking {
@@ -72,7 +72,7 @@ impl World {
                 }
             }
         }
-        self.next_turn(pod, (300, 6000), Work::Follow);
+        self.next_turn(pod, (2000, 20_000), Work::Follow);
     }
 
     /// The rank of a generation with which this worker is not connected.
@@ -99,6 +99,10 @@ impl World {
     }
 }
 
+fn takes_part(process: &Process, generation: u64) -> bool {
+    process.alive && process.worker.generation == Some(generation)
+}
+
 fn trains(process: &Process, generation: u64) -> bool {
-    process.alive && process.worker.generation == Some(generation) && process.worker.entered == Some(generation)
+    takes_part(process, generation) && process.worker.entered == Some(generation)
 }

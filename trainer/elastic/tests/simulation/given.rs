@@ -16,11 +16,15 @@ pub(crate) fn index_of(pod: &str) -> usize {
     pod.rsplit('-').next().and_then(|number| number.parse().ok()).expect("the name of a pod")
 }
 
+pub(crate) fn member(index: usize, incarnation: u128) -> MemberId {
+    MemberId { pod: pod(index), incarnation: Incarnation::from_u128(incarnation) }
+}
+
 pub(crate) fn hello(index: usize, incarnation: u128, attempt: u32) -> Hello {
     Hello {
         job: "uid".into(),
         attempt,
-        member: MemberId { pod: pod(index), incarnation: Incarnation::from_u128(incarnation) },
+        member: member(index, incarnation),
         address: SocketAddr::from(([10, 0, 0, 1], 7000 + index as u16)),
         workload: Digest::of(b"lenet"),
         data: Digest::of(b"glyphs"),

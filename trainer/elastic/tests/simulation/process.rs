@@ -8,7 +8,7 @@ use lockstep_elastic::{
 };
 
 use crate::{
-    given::{NOTHING, hello},
+    given::{NOTHING, hello, member},
     worker::{Doing, Work, Worker},
     world::{Bug, Delivery, World},
 };
@@ -54,7 +54,7 @@ impl Process {
     }
 
     pub(crate) fn id(&self) -> MemberId {
-        hello(self.index, self.incarnation, 0).member
+        member(self.index, self.incarnation)
     }
 }
 

@@ -64,7 +64,8 @@ pub(crate) struct Worker {
     pub(crate) held: Option<State>,
     /// The generation whose collectives it takes part in.
     pub(crate) generation: Option<u64>,
-    /// The last one that it entered.
+    /// The last one that it began to connect for, and the last that it entered.
+    pub(crate) begun: Option<u64>,
     pub(crate) entered: Option<u64>,
     pub(crate) group: Option<Group>,
     /// Committed, and not begun.
@@ -86,12 +87,16 @@ pub(crate) struct Worker {
 
 /// How long, in microseconds, a rank waits for one that it is not connected with.
 const FORMING: (u64, u64) = (300_000, 350_000);
+/// How long it takes to connect with those that have begun, and to look again whether the others have.
+const CONNECTING: (u64, u64) = (200, 3000);
+const RETRYING: (u64, u64) = (5000, 40_000);
 
 /// What a worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Begin(u64),
     Follow(u64),
+    Connected(u64),
     Copied(u64),
     Contribute(u64),
     Heard(u64),
@@ -163,12 +168,13 @@ impl World {
         match work {
             Work::Begin(of) if of == turn => self.begin(pod),
             Work::Follow(of) if of == turn => self.follow(pod),
+            Work::Connected(of) if of == turn => self.connected(pod),
             Work::Copied(of) if of == turn => self.copied(pod),
             Work::Contribute(of) if of == turn => self.contribute(pod),
             Work::Heard(of) if of == turn => self.heard(pod),
             Work::Summed(of) if of == turn => self.summed(pod),
             Work::Break(generation) => {
-                let waits = matches!(doing, Doing::Computing | Doing::Reducing | Doing::Summing);
+                let waits = matches!(doing, Doing::Forming | Doing::Computing | Doing::Reducing | Doing::Summing);
                 if waits && worker.generation == Some(generation) {
                     self.stand(pod, Some("a peer hung up".into()));
                 }
@@ -191,6 +197,7 @@ impl World {
             }
             Work::Begin(_)
             | Work::Follow(_)
+            | Work::Connected(_)
             | Work::Copied(_)
             | Work::Contribute(_)
             | Work::Heard(_)
@@ -203,9 +210,9 @@ impl World {
     fn begin(&mut self, pod: usize) {
         let worker = &mut self.processes[pod].worker;
         let Some(group) = worker.next.take() else { return };
-        (worker.generation, worker.stop, worker.stable) = (Some(group.generation), None, 0);
-        let (generation, base, sources) = (group.generation, group.base, group.sources.clone());
-        let copies = group.copiers.contains(&group.rank);
+        let generation = group.generation;
+        (worker.generation, worker.begun) = (Some(generation), Some(generation));
+        (worker.stop, worker.stable, worker.doing) = (None, 0, Doing::Forming);
         let pods: Vec<usize> = group.pods.iter().map(|pod| index_of(pod)).collect();
         worker.group = Some(group);
         if worker.sealing == Some(false) {
@@ -216,8 +223,20 @@ impl World {
             self.work_later(pod, delay, Work::Break(generation));
         }
         if let Some(rank) = pods.iter().position(|other| self.are_parted(pod, *other)) {
-            self.processes[pod].worker.doing = Doing::Forming;
             self.next_turn(pod, FORMING, |turn| Work::Unformed(turn, rank as u32));
+        } else {
+            self.next_turn(pod, CONNECTING, Work::Connected);
+        }
+    }
+
+    /// Connected with all that have begun; the others are waited for.
+    fn connected(&mut self, pod: usize) {
+        let Some(group) = &self.processes[pod].worker.group else { return };
+        let (generation, base, sources) = (group.generation, group.base, group.sources.clone());
+        let copies = group.copiers.contains(&group.rank);
+        let mut pods = group.pods.iter().map(|pod| index_of(pod));
+        if pods.any(|other| self.processes[other].worker.begun < Some(generation)) {
+            self.next_turn(pod, RETRYING, Work::Connected);
         } else if self.processes[pod].worker.held == Some(base) {
             self.entered(pod, base);
         } else if !copies {
@@ -228,7 +247,7 @@ impl World {
             let from = self.dice.one_of(&sources);
             let worker = &mut self.processes[pod].worker;
             (worker.doing, worker.held) = (Doing::Copying(from), None);
-            let time = if self.dice.percent(80) { (1000, 30_000) } else { (30_000, 400_000) };
+            let time = if self.dice.percent(70) { (1000, 30_000) } else { (30_000, 3_000_000) };
             self.next_turn(pod, time, Work::Copied);
         }
     }
