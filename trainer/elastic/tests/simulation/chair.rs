@@ -9,6 +9,7 @@ use lockstep_elastic::{
 
 use crate::{
     history::Verdict,
+    slow::Slow,
     worker::{ANEW, plan},
     world::{Bug, Delivery, World},
 };
@@ -19,6 +20,7 @@ pub(crate) struct Chair {
     pub(crate) machine: Option<Coordinator>,
     pub(crate) frozen: bool,
     pub(crate) backlog: Vec<Delivery>,
+    pub(crate) slow: Slow,
     /// The record as it knows it, with its version.
     known: (Option<Record>, u64),
     /// The swap under way, with its number and what came of it as far as the store knows.
@@ -36,10 +38,10 @@ impl Chair {
         self.machine.is_some()
     }
 
-    /// Whether a membership is being written, and not only a number allocated or a checkpoint noted.
-    pub(crate) fn activates(&self) -> bool {
+    /// The membership that is being written, where it is not only a number allocated or a checkpoint noted.
+    pub(crate) fn activates(&self) -> Option<&Active> {
         let before = self.known.0.as_ref().and_then(|record| record.active.as_ref());
-        self.swap.as_ref().is_some_and(|(_, record)| record.active.as_ref() != before)
+        self.swap.as_ref().and_then(|(_, record)| record.active.as_ref().filter(|active| Some(*active) != before))
     }
 
     pub(crate) fn allocates(&self) -> bool {
@@ -214,7 +216,8 @@ impl World {
         self.chairs[chair].requests += 1;
         let request = self.chairs[chair].requests;
         self.chairs[chair].swap = Some((request, record));
-        let delay = self.store_takes();
+        let asking = self.dice.micros(50, 500);
+        let delay = self.chairs[chair].slow.pace(self.now, asking) + self.store_takes();
         self.after(delay, Delivery::Apply { chair, request });
     }
 

@@ -5,9 +5,10 @@ use std::time::Duration;
 use lockstep_elastic::{coordinator, member};
 
 use crate::{
-    chair::Chair,
     coverage::{Coverage, Fault, Moment, Victim, impossible},
-    worker::Doing,
+    moments::Moments,
+    slow::Slow,
+    worker::Worker,
     world::{MIN_GENERATIONS, World},
 };
 
@@ -15,7 +16,10 @@ use crate::{
 const MAX_FAULTS: u64 = 60;
 /// Faults that come before the last one is mended.
 const MAX_CHAIN: u64 = 4;
-const FAULTY: Duration = Duration::from_secs(120);
+const FAULTY: Duration = Duration::from_secs(240);
+/// How often, of a hundred events that matter, one is looked for; and while something is under way that is soon over.
+const USUALLY: u64 = 8;
+const BRIEFLY: u64 = 40;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chaos {
@@ -23,6 +27,8 @@ pub(crate) struct Chaos {
     steps: u64,
     chain: u64,
     pub(crate) count: u64,
+    /// How often it struck at each moment, by victim.
+    met: [[u64; Victim::ALL.len()]; Moment::ALL.len()],
     pub(crate) coverage: Coverage,
 }
 
@@ -31,6 +37,26 @@ impl Chaos {
     pub(crate) fn stepped(&mut self) {
         self.steps += 1;
         self.chain = 0;
+    }
+
+    /// How little is left to see of this: what rarely holds, or only for a moment, wears off more slowly.
+    fn worn(&self, moment: Moment, victim: Victim) -> u64 {
+        let wear = match (moment, victim) {
+            (_, Victim::Source) | (Moment::Copying, _) => 1,
+            (
+                Moment::Recorded
+                | Moment::Committed
+                | Moment::Forming
+                | Moment::Following
+                | Moment::Unheard
+                | Moment::Lagging
+                | Moment::Finishing,
+                Victim::Leaver,
+            ) => 1,
+            (Moment::Activating | Moment::Recorded | Moment::Committed | Moment::Forming | Moment::Sealing, _) => 3,
+            _ => 6,
+        };
+        wear * (1 + self.met[moment as usize][victim as usize])
     }
 }
 
@@ -43,43 +69,81 @@ impl World {
             && self.script.quiet_from > 0
     }
 
-    /// Something may go wrong now. What rarely holds is looked for first.
+    /// Something may go wrong now, of which this run met least.
     pub(crate) fn tempt(&mut self) {
         let overdue = self.chaos.steps >= 2;
-        if !overdue && (self.chaos.chain >= MAX_CHAIN || !self.dice.percent(5)) {
+        let often = if self.is_brief() { BRIEFLY } else { USUALLY };
+        if !overdue && (self.chaos.chain >= MAX_CHAIN || !self.dice.percent(often)) {
             return;
         }
-        let holding: Vec<Moment> = Moment::ALL.into_iter().filter(|moment| self.holds(*moment)).collect();
-        let rare: Vec<Moment> =
-            holding.iter().copied().filter(|moment| !matches!(moment, Moment::Stepping | Moment::Done)).collect();
-        let moment = match (rare.as_slice(), holding.as_slice()) {
-            (_, []) => return,
-            ([], _) if !overdue && self.dice.percent(70) => return,
-            ([], often) => self.dice.one_of(often),
-            (rare, _) => self.dice.one_of(rare),
-        };
-        let member = self.dice.one_of(&[Victim::RankZero, Victim::OtherRank]);
-        let (fault, victim) = if self.has_few_generations() {
-            (Fault::Kill, member)
-        } else if self.chaos.steps >= 3 {
-            (self.dice.one_of(&[Fault::Freeze, Fault::Jump]), member)
+        let needs = self.needed();
+        let mut openings = self.openings();
+        if !needs.is_empty() {
+            openings.retain(|(_, victim)| matches!(victim, Victim::RankZero | Victim::OtherRank));
+        }
+        let worn = |(moment, victim): &(Moment, Victim)| self.chaos.worn(*moment, *victim);
+        let Some(least) = openings.iter().map(worn).min() else { return };
+        openings.retain(|opening| worn(opening) == least);
+        if !overdue && !self.dice.percent(100 / least) {
+            return;
+        }
+        let (moment, victim) = self.dice.one_of(&openings);
+        let fault = if !needs.is_empty() {
+            self.dice.one_of(needs)
+        } else if moment == Moment::Copying && self.dice.percent(35) {
+            // So that a change is planned while the group is not complete.
+            Fault::Leave
         } else {
-            (self.dice.one_of(&Fault::ALL), self.dice.one_of(&Victim::ALL))
+            self.dice.one_of(&Fault::ALL)
         };
+        let victim = if fault == Fault::Join { Victim::Newcomer } else { victim };
         let disaster = fault == Fault::KillAll && self.dice.percent(80);
-        if impossible(fault, victim).is_none() && !disaster {
+        if impossible(fault, moment, victim).is_none() && !disaster {
             self.strike(fault, moment, victim);
         }
     }
 
-    /// For so many steps: a run is to have as many as [`Run::shortfall`] asks for.
-    fn has_few_generations(&self) -> bool {
-        let generations = self.history.agreed.len() as u64;
-        generations < MIN_GENERATIONS && generations * 10 <= self.history.stable_steps()
+    /// What a member has to meet for the run to have as much as [`Run::shortfall`](crate::world::Run::shortfall) asks for.
+    fn needed(&self) -> &'static [Fault] {
+        let (generations, stable) = (self.history.agreed.len() as u64, self.history.stable_steps());
+        if generations < MIN_GENERATIONS && generations * 10 <= stable {
+            &[Fault::Kill]
+        } else if self.chaos.steps >= 3 {
+            &[Fault::Freeze, Fault::Jump]
+        } else {
+            &[]
+        }
     }
 
-    /// Whether this pod can be this fault's victim.
-    fn fits(&self, pod: usize, fault: Fault, victim: Victim) -> bool {
+    /// Whether something is under way that is soon over.
+    fn is_brief(&self) -> bool {
+        let stops = |worker: &Worker| worker.sealing == Some(false) && worker.generation.is_some();
+        self.processes.iter().any(|process| process.alive && stops(&process.worker))
+            || self.chairs.last().is_some_and(|chair| chair.swap.is_some())
+    }
+
+    /// Who could be hit now, and at which moment.
+    fn openings(&self) -> Vec<(Moment, Victim)> {
+        let group = self.group_moments();
+        let mut by_victim = [Moments::default(); Victim::ALL.len()];
+        by_victim[Victim::Coordinator as usize] = group;
+        for pod in (0..self.processes.len()).filter(|pod| self.processes[*pod].alive) {
+            let own = self.own_moments(pod).and(group);
+            let rank = self.rank(pod);
+            for victim in Victim::ALL.into_iter().filter(|victim| self.is(pod, rank, *victim)) {
+                let known = &mut by_victim[victim as usize];
+                *known = known.and(self.moments_as(pod, own, victim));
+            }
+            let anybody = &mut by_victim[Victim::Coordinator as usize];
+            *anybody = anybody.and(own);
+        }
+        let of = |victim: Victim| Moment::ALL.into_iter().map(move |moment| (moment, victim));
+        let is_open = |(moment, victim): &(Moment, Victim)| by_victim[*victim as usize].has(*moment);
+        Victim::ALL.into_iter().flat_map(of).filter(is_open).collect()
+    }
+
+    /// Whether this pod can be this fault's victim at this moment.
+    fn fits(&self, pod: usize, fault: Fault, moment: Moment, victim: Victim) -> bool {
         let process = &self.processes[pod];
         if fault == Fault::Join {
             return !process.alive;
@@ -88,84 +152,29 @@ impl World {
             Fault::Kill | Fault::KillAll => true,
             Fault::Freeze | Fault::Jump => !process.frozen,
             Fault::Stick => !process.frozen && process.stuck_until <= self.now,
+            Fault::Slow => !process.slow.holds(self.now),
             Fault::Cut => process.line.is_some() && !process.frozen,
-            Fault::Partition => process.deaf_until.max(process.mute_until) <= self.now,
+            Fault::Partition | Fault::Deafen | Fault::Mute => process.deaf_until.max(process.mute_until) <= self.now,
             Fault::Part => !self.somebody_is_parted(),
             Fault::Leave => !process.leaving && !process.frozen,
             Fault::Join | Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway => false,
         };
-        process.alive && able && self.is(pod, victim)
-    }
-
-    fn is(&self, pod: usize, victim: Victim) -> bool {
-        let process = &self.processes[pod];
-        let newest = self.history.newest();
-        let rank = newest.and_then(|newest| newest.seat(&process.id())).map(|seat| seat.rank);
-        match victim {
-            Victim::RankZero => rank == Some(0),
-            Victim::OtherRank => rank.is_some_and(|rank| rank > 0),
-            Victim::Source => newest.is_some_and(|newest| {
-                let hands_over = !newest.copiers.is_empty();
-                hands_over && rank.is_some_and(|rank| newest.sources.contains(&rank))
-            }),
-            Victim::Newcomer => process.newcomer,
-            Victim::Leaver => process.leaving,
-            Victim::Coordinator => false,
-        }
-    }
-
-    /// The coordinator that members look for.
-    fn seated(&self) -> Option<usize> {
-        self.chairs.iter().rposition(Chair::listens)
-    }
-
-    pub(crate) fn holds(&self, moment: Moment) -> bool {
-        let chair = self.seated().map(|seated| &self.chairs[seated]);
-        let any = |test: &dyn Fn(Doing) -> bool| {
-            self.processes.iter().any(|process| process.alive && test(process.worker.doing))
+        let is_there = || {
+            let moments = self.own_moments(pod).and(self.group_moments());
+            self.moments_as(pod, moments, victim).has(moment)
         };
-        let stage = || self.seated().and_then(|seated| self.status(seated)).map(|status| status.stage);
-        match moment {
-            Moment::Gathering => stage() == Some(coordinator::Stage::Gathering),
-            Moment::Preparing => {
-                chair.is_some_and(Chair::allocates)
-                    || stage() == Some(coordinator::Stage::Forming) && !chair.is_some_and(Chair::activates)
-            }
-            Moment::Activating => chair.is_some_and(Chair::activates),
-            Moment::Committed => self.history.newest().is_some_and(|newest| {
-                self.processes.iter().any(|process| {
-                    let worker = &process.worker;
-                    let begun = worker.generation >= Some(newest.generation) || worker.next.is_some();
-                    process.alive
-                        && !begun
-                        && worker.entered < Some(newest.generation)
-                        && newest.seat(&process.id()).is_some()
-                })
-            }),
-            Moment::Following => any(&|doing| doing == Doing::Following),
-            Moment::Copying => any(&|doing| matches!(doing, Doing::Copying(_))),
-            Moment::Stepping => any(&|doing| matches!(doing, Doing::Computing | Doing::Reducing | Doing::Summing)),
-            Moment::Done => self.processes.iter().any(|process| {
-                let worker = &process.worker;
-                let trains = matches!(worker.doing, Doing::Computing | Doing::Reducing);
-                let base = worker.group.as_ref().map(|group| group.base.step);
-                process.alive && trains && worker.held.map(|held| held.step) > base.max(Some(worker.stable))
-            }),
-            Moment::Pausing => self.processes.iter().any(|process| {
-                let worker = &process.worker;
-                process.alive && worker.generation.is_some() && (worker.sealing == Some(true) || worker.stop.is_some())
-            }),
-            Moment::Finishing => any(&|doing| doing == Doing::Done),
-        }
+        process.alive && able && self.is(pod, self.rank(pod), victim) && is_there()
     }
 
     fn strike(&mut self, fault: Fault, moment: Moment, victim: Victim) {
         let struck = if victim == Victim::Coordinator {
             self.seated().inspect(|seated| self.strike_coordinator(fault, *seated))
         } else {
-            let fitting: Vec<usize> = (0..self.processes.len()).filter(|pod| self.fits(*pod, fault, victim)).collect();
+            let fitting: Vec<usize> =
+                (0..self.processes.len()).filter(|pod| self.fits(*pod, fault, moment, victim)).collect();
             let others = self.processes.iter().filter(|process| process.alive && !process.leaving).count();
-            if fault == Fault::Leave && others <= self.script.least && self.dice.percent(90) {
+            let drains = self.processes.iter().any(|process| process.alive && process.worker.draining);
+            if fault == Fault::Leave && others <= self.script.least && !drains && self.dice.percent(90) {
                 return;
             }
             let chosen = (!fitting.is_empty()).then(|| self.dice.one_of(&fitting));
@@ -173,6 +182,7 @@ impl World {
         };
         if struck.is_some() {
             self.chaos.coverage.hit(fault, moment, victim);
+            self.chaos.met[moment as usize][victim as usize] += 1;
             self.chaos.count += 1;
             self.chaos.chain += 1;
             self.chaos.steps = 0;
@@ -190,6 +200,9 @@ impl World {
                     self.trouble(lasts);
                     self.after(lasts, crate::world::Delivery::ThawCoordinator(seated));
                 }
+            }
+            Fault::Slow => {
+                self.chairs[seated].slow = self.slow_down();
             }
             Fault::Jump => {
                 let ahead = self.jump();
@@ -211,6 +224,8 @@ impl World {
             Fault::Stick
             | Fault::Cut
             | Fault::Partition
+            | Fault::Deafen
+            | Fault::Mute
             | Fault::Part
             | Fault::Leave
             | Fault::Join
@@ -240,17 +255,18 @@ impl World {
                 let ahead = self.jump();
                 self.clock_jumps(pod, ahead);
             }
+            Fault::Slow => self.processes[pod].slow = self.slow_down(),
             Fault::Cut => self.cut(pod),
-            Fault::Partition => {
+            Fault::Partition | Fault::Deafen | Fault::Mute => {
                 let until = self.now
                     + if self.dice.percent(70) { self.dice.millis(20, 1200) } else { self.dice.millis(1200, 5000) };
-                let ways = self.dice.below(3);
                 let process = &mut self.processes[pod];
-                (process.deaf_until, process.mute_until) = match ways {
-                    0 => (until, until),
-                    1 => (until, self.now),
-                    _ => (self.now, until),
-                };
+                if fault != Fault::Mute {
+                    process.deaf_until = until;
+                }
+                if fault != Fault::Deafen {
+                    process.mute_until = until;
+                }
                 self.trouble(until.saturating_sub(self.now));
             }
             Fault::Part => {
@@ -274,6 +290,13 @@ impl World {
 
     fn jump(&mut self) -> Duration {
         if self.dice.percent(70) { self.dice.millis(100, 5000) } else { self.dice.millis(5000, 3_600_000) }
+    }
+
+    /// Slow, but for no step so slow that it would count as stuck.
+    fn slow_down(&mut self) -> Slow {
+        let lasts = if self.dice.percent(70) { self.dice.millis(50, 1000) } else { self.dice.millis(1000, 5000) };
+        self.trouble(lasts);
+        Slow::down(10 + self.dice.below(41) as u32, self.now + lasts)
     }
 
     /// The pod is told to end, and killed when its grace is over.

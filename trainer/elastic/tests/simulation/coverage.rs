@@ -6,8 +6,11 @@ pub(crate) enum Fault {
     Kill,
     Freeze,
     Stick,
+    Slow,
     Cut,
     Partition,
+    Deafen,
+    Mute,
     Part,
     Leave,
     Join,
@@ -19,17 +22,43 @@ pub(crate) enum Fault {
     Jump,
 }
 
-/// How far the group is. Several may hold at a time.
+/// How far the group is, or its victim. Several may hold at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
+    // The group's, whoever is hit.
     Gathering,
     Preparing,
+    /// The store has yet to take the membership.
     Activating,
+    /// The store has it, and nobody knows.
+    Recorded,
+    // A worker's own; anybody's, where no worker is hit.
+    /// Its membership is recorded, and it has not begun to connect.
     Committed,
+    Forming,
+    /// Takes over what a group holds that trains, or hands it over.
     Following,
+    /// Copies, or is copied from.
     Copying,
-    Stepping,
+    /// Has not contributed to its next step.
+    Computing,
+    /// Nobody knows whether all have done the step before.
+    Exchanging,
+    /// Others know it already.
+    Unheard,
+    /// Waits for shares of the sum.
+    Adding,
+    /// Waits for what is summed.
+    Spreading,
+    /// Others have the sum already.
+    Lagging,
+    /// Has the sum, and has not applied it.
+    Summed,
+    /// Has done a step, and does not know whether all have.
     Done,
+    /// Was asked to stop, and does not stand yet.
+    Sealing,
+    /// Stops with the others after a step.
     Pausing,
     Finishing,
 }
@@ -46,12 +75,15 @@ pub(crate) enum Victim {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::Kill,
         Self::Freeze,
         Self::Stick,
+        Self::Slow,
         Self::Cut,
         Self::Partition,
+        Self::Deafen,
+        Self::Mute,
         Self::Part,
         Self::Leave,
         Self::Join,
@@ -68,8 +100,11 @@ impl Fault {
             Self::Kill => "kill -9",
             Self::Freeze => "stopped and continued",
             Self::Stick => "training thread stuck",
+            Self::Slow => "slow machine",
             Self::Cut => "connection reset",
             Self::Partition => "partition",
+            Self::Deafen => "partition, hears nothing",
+            Self::Mute => "partition, is not heard",
             Self::Part => "two not connected",
             Self::Leave => "planned leave",
             Self::Join => "new pod",
@@ -84,15 +119,24 @@ impl Fault {
 }
 
 impl Moment {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Gathering,
         Self::Preparing,
         Self::Activating,
+        Self::Recorded,
         Self::Committed,
+        Self::Forming,
         Self::Following,
         Self::Copying,
-        Self::Stepping,
+        Self::Computing,
+        Self::Exchanging,
+        Self::Unheard,
+        Self::Adding,
+        Self::Spreading,
+        Self::Lagging,
+        Self::Summed,
         Self::Done,
+        Self::Sealing,
         Self::Pausing,
         Self::Finishing,
     ];
@@ -102,11 +146,20 @@ impl Moment {
             Self::Gathering => "gathering",
             Self::Preparing => "preparing",
             Self::Activating => "activating",
-            Self::Committed => "committed, not entered",
-            Self::Following => "a newcomer follows",
+            Self::Recorded => "recorded, nobody told",
+            Self::Committed => "committed, not begun",
+            Self::Forming => "connecting",
+            Self::Following => "following",
             Self::Copying => "copying",
-            Self::Stepping => "stepping",
+            Self::Computing => "before its share",
+            Self::Exchanging => "amid the numbers",
+            Self::Unheard => "others have the numbers",
+            Self::Adding => "amid the sum, adding",
+            Self::Spreading => "amid the sum, copying",
+            Self::Lagging => "others have the sum",
+            Self::Summed => "summed, not applied",
             Self::Done => "done, not stable",
+            Self::Sealing => "asked to stop",
             Self::Pausing => "pausing for a planned change",
             Self::Finishing => "finishing",
         }
@@ -130,15 +183,22 @@ impl Victim {
 }
 
 /// Why a cell cannot be hit.
-pub(crate) const fn impossible(fault: Fault, victim: Victim) -> Option<&'static str> {
+pub(crate) fn impossible(fault: Fault, moment: Moment, victim: Victim) -> Option<&'static str> {
+    no_such_victim(fault, victim).or_else(|| match (fault, victim) {
+        (Fault::Join, _) | (_, Victim::Coordinator) => None,
+        _ => never_there(moment, victim),
+    })
+}
+
+const fn no_such_victim(fault: Fault, victim: Victim) -> Option<&'static str> {
     match (fault, victim) {
-        (Fault::Kill | Fault::Freeze | Fault::Jump, _) => None,
+        (Fault::Kill | Fault::Freeze | Fault::Slow | Fault::Jump, _) => None,
         (Fault::Stick, Victim::Coordinator) => Some("it does not train"),
         (Fault::Stick, _) => None,
-        (Fault::Cut | Fault::Partition, Victim::Coordinator) => {
+        (Fault::Cut | Fault::Partition | Fault::Deafen | Fault::Mute, Victim::Coordinator) => {
             Some("a connection has a member at its other end, and counts there")
         }
-        (Fault::Cut | Fault::Partition, _) => None,
+        (Fault::Cut | Fault::Partition | Fault::Deafen | Fault::Mute, _) => None,
         (Fault::Part, Victim::Coordinator) => Some("it takes part in no sum"),
         (Fault::Part, _) => None,
         (Fault::Leave, Victim::Leaver) => Some("it leaves already"),
@@ -152,6 +212,34 @@ pub(crate) const fn impossible(fault: Fault, victim: Victim) -> Option<&'static 
         }
         (Fault::KillAll, Victim::RankZero) => None,
         (Fault::KillAll, _) => Some("it happens to everybody, and counts for rank 0"),
+    }
+}
+
+const fn never_there(moment: Moment, victim: Victim) -> Option<&'static str> {
+    match (moment, victim) {
+        (
+            Moment::Computing
+            | Moment::Exchanging
+            | Moment::Unheard
+            | Moment::Adding
+            | Moment::Spreading
+            | Moment::Lagging
+            | Moment::Summed
+            | Moment::Done
+            | Moment::Finishing,
+            Victim::Newcomer,
+        ) => Some("who trains has entered a group, and is no newcomer"),
+        (
+            Moment::Unheard
+            | Moment::Adding
+            | Moment::Spreading
+            | Moment::Lagging
+            | Moment::Summed
+            | Moment::Done
+            | Moment::Finishing,
+            Victim::Source,
+        ) => Some("no sum is complete while somebody copies"),
+        _ => None,
     }
 }
 
@@ -188,7 +276,7 @@ impl Coverage {
         for fault in Fault::ALL {
             for moment in Moment::ALL {
                 for victim in Victim::ALL {
-                    if impossible(fault, victim).is_none() && self.hits[cell(fault, moment, victim)] == 0 {
+                    if impossible(fault, moment, victim).is_none() && self.hits[cell(fault, moment, victim)] == 0 {
                         empty.push(format!("{}, {}, {}", fault.name(), moment.name(), victim.name()));
                     }
                 }
@@ -200,21 +288,25 @@ impl Coverage {
     /// One line for each fault and moment; `-` where a cell cannot exist.
     pub(crate) fn print(&self) {
         let columns: Vec<_> = Victim::ALL.iter().map(|victim| format!("{:>11}", victim.name())).collect();
-        println!("{:<22} {:<28} {}", "fault", "moment", columns.join(" "));
+        println!("{:<24} {:<28} {}", "fault", "moment", columns.join(" "));
         for fault in Fault::ALL {
             for moment in Moment::ALL {
-                let hits = |victim: &Victim| match impossible(fault, *victim) {
+                let hits = |victim: &Victim| match impossible(fault, moment, *victim) {
                     None => format!("{:>11}", self.hits[cell(fault, moment, *victim)]),
                     Some(_) => format!("{:>11}", "-"),
                 };
                 let columns: Vec<_> = Victim::ALL.iter().map(hits).collect();
-                println!("{:<22} {:<28} {}", fault.name(), moment.name(), columns.join(" "));
+                println!("{:<24} {:<28} {}", fault.name(), moment.name(), columns.join(" "));
             }
         }
         let mut reasons: Vec<_> = Fault::ALL
             .iter()
             .flat_map(|fault| Victim::ALL.iter().map(move |victim| (*fault, *victim)))
-            .filter_map(|(fault, victim)| Some((fault.name(), victim.name(), impossible(fault, victim)?)))
+            .filter_map(|(fault, victim)| Some((fault.name(), victim.name(), no_such_victim(fault, victim)?)))
+            .chain(Moment::ALL.iter().flat_map(|moment| {
+                let never = |victim: &Victim| Some((moment.name(), victim.name(), never_there(*moment, *victim)?));
+                Victim::ALL.iter().filter_map(never)
+            }))
             .collect();
         reasons.dedup_by_key(|(fault, _, reason)| (*fault, *reason));
         for (fault, victim, reason) in reasons {

@@ -67,7 +67,8 @@ impl World {
             None if unreached.is_some() => {}
             None => {
                 if let Some(states) = self.offered(generation, &self.processes[pod].id()) {
-                    let taken = (self.dice.one_of(&states), self.now + self.dice.millis(1, 400));
+                    let lasts = self.dice.millis(1, 400);
+                    let taken = (self.dice.one_of(&states), self.now + self.pace(pod, lasts));
                     self.processes[pod].worker.trail = Some(Trail { taking: Some(taken), ..trail });
                 }
             }

@@ -1,6 +1,6 @@
 //! The product's own state machines under virtual clocks that jump, over a network that loses, repeats, delays and reorders, with
-//! processes that crash, stop and return, coordinators that are doubled, and a store that answers late or never. Steps are summed frame
-//! by frame, by the schedules of the product's own algorithms. Every run is checked against one history: no step that anybody was told of is lost or forked, no sample counts twice, nobody waits for ever.
+//! processes that crash, stop and return, machines that are slow, coordinators that are doubled, and a store that answers late or never.
+//! Steps are summed frame by frame, by the schedules of the product's own algorithms. Every run is checked against one history: no step that anybody was told of is lost or forked, no sample counts twice, nobody waits for ever.
 
 mod chair;
 mod chaos;
@@ -9,8 +9,10 @@ mod dice;
 mod follow;
 mod given;
 mod history;
+mod moments;
 mod network;
 mod process;
+mod slow;
 mod sums;
 mod worker;
 mod world;

@@ -94,6 +94,8 @@ impl World {
     fn arrival(&mut self, line: usize, down: bool) -> Duration {
         let late = self.is_faulty() && self.dice.percent(self.script.late_percent);
         let delay = if late { self.dice.millis(1, 300) } else { self.dice.micros(50, 1500) };
+        let Line { pod, chair, .. } = self.lines[line];
+        let delay = if late { delay } else { self.pace(pod, delay).max(self.chairs[chair].slow.pace(self.now, delay)) };
         let mut at = self.now + delay;
         if self.script.ordered {
             at = at.max(self.blocked_until(line, down));

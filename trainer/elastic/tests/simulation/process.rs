@@ -9,6 +9,7 @@ use lockstep_elastic::{
 
 use crate::{
     given::{NOTHING, hello, member},
+    slow::Slow,
     worker::{Doing, Work, Worker},
     world::{Bug, Delivery, World},
 };
@@ -41,6 +42,8 @@ pub(crate) struct Process {
     pub(crate) mute_until: Duration,
     /// Its training thread does nothing; the others of the process go on.
     pub(crate) stuck_until: Duration,
+    /// Its machine, whichever process is on it.
+    pub(crate) slow: Slow,
     clock: Awake,
     /// By how much time is ahead for it.
     ahead: Duration,
@@ -81,7 +84,7 @@ impl World {
         let fresh = former == 0 || self.script.bug != Some(Bug::KeepsItsIncarnation);
         let incarnation = if fresh { self.incarnations } else { former };
         let held = self.newest_checkpoint();
-        let Process { deaf_until, mute_until, .. } = self.processes[pod];
+        let Process { deaf_until, mute_until, slow, .. } = self.processes[pod];
         let member = Some(Member::new(hello(pod, incarnation, self.attempt), held));
         let worker = Worker { held: Some(held), ..Worker::default() };
         let (alive, newcomer) = (true, true);
@@ -94,6 +97,7 @@ impl World {
             newcomer,
             deaf_until,
             mute_until,
+            slow,
             ..Process::default()
         };
         let delay = self.dice.millis(0, 20);
@@ -182,6 +186,11 @@ impl World {
         }
     }
 
+    /// How long something takes this process.
+    pub(crate) fn pace(&self, pod: usize, takes: Duration) -> Duration {
+        self.processes[pod].slow.pace(self.now, takes)
+    }
+
     pub(crate) fn wake_member(&mut self, pod: usize, incarnation: u128) {
         if !self.is_alive(pod, incarnation) {
             return;
@@ -224,6 +233,7 @@ impl World {
         let incarnation = process.incarnation;
         if process.line.is_some() {
             let delay = self.dice.micros(1, 300);
+            let delay = self.pace(pod, delay);
             self.after(delay, Delivery::Flush { pod, incarnation });
         }
     }
@@ -280,6 +290,19 @@ impl World {
 
     pub(crate) fn work_later(&mut self, pod: usize, delay: Duration, work: Work) {
         let incarnation = self.processes[pod].incarnation;
-        self.after(delay, Delivery::Work { pod, incarnation, work });
+        let takes = match work {
+            // What a clock measures, or the others.
+            Work::Break(_) | Work::Unformed(..) | Work::Reload(_) | Work::StopAtLast(_) => delay,
+            Work::Begin(_)
+            | Work::Follow(_)
+            | Work::Connected(_)
+            | Work::Copied(_)
+            | Work::Contribute(_)
+            | Work::Heard(_)
+            | Work::Summed(_)
+            | Work::Notice
+            | Work::Saved(_) => self.pace(pod, delay),
+        };
+        self.after(takes, Delivery::Work { pod, incarnation, work });
     }
 }

@@ -59,6 +59,23 @@ pub(crate) struct Part {
     arrived: BTreeMap<(usize, usize), Vec<Shares>>,
 }
 
+/// How far a rank is with a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Progress {
+    /// Has not contributed.
+    Computing,
+    /// Amid the sum of the numbers.
+    Exchanging,
+    /// Has the numbers.
+    Heard,
+    /// Amid the sum of the gradients: waits for shares to add.
+    Adding,
+    /// Waits for elements that are summed.
+    Spreading,
+    /// Has the sum, and has not applied it.
+    Summed,
+}
+
 impl Part {
     /// Sends and takes in what it can; gives what it sends, to whom, and how many went there before.
     fn go_on(&mut self) -> Result<Vec<(usize, usize, Vec<Shares>)>, String> {
@@ -124,6 +141,32 @@ impl World {
         self.sums.retain(|(sum, of), _| sum.generation != generation || *of != rank as usize);
     }
 
+    /// Which step a worker is at, and how far it is with it.
+    pub(crate) fn progress(&self, pod: usize) -> Option<(u64, Progress)> {
+        let worker = &self.processes[pod].worker;
+        let (step, group) = (worker.held?.step + 1, worker.group.as_ref()?);
+        let part = |kind| {
+            let sum = Sum { generation: group.generation, step, kind };
+            self.sums.get(&(sum, group.rank as usize)).and_then(|part| Some((part.taken, part.schedule.as_ref()?)))
+        };
+        let progress = match worker.doing {
+            Doing::Computing => Progress::Computing,
+            Doing::Reducing if part(Kind::Numbers).is_some() => Progress::Exchanging,
+            Doing::Reducing => Progress::Heard,
+            Doing::Summing => match part(Kind::Gradient) {
+                None => Progress::Summed,
+                Some((taken, schedule)) => match schedule.receives.get(taken).map(|receive| receive.arrival) {
+                    Some(Arrival::Reduce) => Progress::Adding,
+                    Some(Arrival::Copy) | None => Progress::Spreading,
+                },
+            },
+            Doing::Standing | Doing::Following | Doing::Forming | Doing::Copying(_) | Doing::Done | Doing::Gone => {
+                return None;
+            }
+        };
+        Some((step, progress))
+    }
+
     fn go_on_with(&mut self, pod: usize, sum: Sum, rank: usize) {
         let Some(part) = self.sums.get_mut(&(sum, rank)) else { return };
         let frames = match part.go_on() {
@@ -167,6 +210,7 @@ impl World {
             }
         };
         let whole = cut.max(self.processes[pod].mute_until).max(self.processes[other].deaf_until);
+        let delay = self.pace(pod, delay);
         let incarnation = self.processes[other].incarnation;
         self.at(whole.max(self.now) + delay, Delivery::Frame { pod: other, incarnation, frame });
     }

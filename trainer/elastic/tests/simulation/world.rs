@@ -158,6 +158,37 @@ pub(crate) enum Delivery {
     ThawCoordinator(usize),
 }
 
+impl Delivery {
+    /// Whether it is more than another look at the same.
+    const fn matters(&self) -> bool {
+        match self {
+            Self::ToCoordinator(_, Message::Heartbeat)
+            | Self::ToMember(_, Message::Heartbeat)
+            | Self::WakeCoordinator(_)
+            | Self::WakeMember { .. }
+            | Self::Work { work: Work::Follow(_), .. } => false,
+            Self::ToCoordinator(..)
+            | Self::ToMember(..)
+            | Self::CoordinatorLearnsOfClose(_)
+            | Self::MemberLearnsOfClose(_)
+            | Self::Connect { .. }
+            | Self::Flush { .. }
+            | Self::Work { .. }
+            | Self::Frame { .. }
+            | Self::Apply { .. }
+            | Self::Answer { .. }
+            | Self::LookAgain { .. }
+            | Self::Start { .. }
+            | Self::Thaw { .. }
+            | Self::Stuck { .. }
+            | Self::Kill { .. }
+            | Self::StartCoordinator
+            | Self::KillCoordinator(_)
+            | Self::ThawCoordinator(_) => true,
+        }
+    }
+}
+
 pub(crate) struct World {
     pub(crate) script: Script,
     pub(crate) dice: Dice,
@@ -301,10 +332,11 @@ impl World {
             self.now = time;
             deliveries += 1;
             let delivery = self.slots[slot].take().expect("delivered once");
+            let matters = delivery.matters();
             self.free.push(slot);
             self.remember(&delivery);
             self.deliver(delivery);
-            if self.violation.is_none() && self.is_faulty() {
+            if matters && self.violation.is_none() && self.is_faulty() {
                 self.faulty_steps = self.faulty_steps.max(self.history.stable_steps());
                 self.tempt();
             }
