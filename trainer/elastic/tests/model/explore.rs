@@ -1,11 +1,25 @@
-//! Breadth first over all states, each visited once.
+//! Breadth first over all states, on several threads. One is left alone where another that differs only in having more messages on
+//! their way is known.
 
 use std::{
-    collections::{HashSet, VecDeque},
-    rc::Rc,
+    collections::hash_map::Entry,
+    mem,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
 };
 
-use crate::job::{Action, Job};
+use crate::{
+    job::{Action, Job},
+    part::Shards,
+    wander::path,
+};
+
+const THREADS: usize = 2;
+/// States that a thread takes at a time.
+const BATCH: usize = 64;
 
 /// What an exploration came to.
 #[derive(Debug)]
@@ -21,7 +35,7 @@ pub(crate) enum Found {
         /// Most steps that anybody was told of.
         told: usize,
     },
-    /// A rule is broken, on the shortest path there is.
+    /// A rule is broken, on a shortest path.
     Violation { rule: String, states: usize, path: Vec<String> },
     /// More states than were allowed.
     TooMany { states: usize, depth: u32 },
@@ -29,62 +43,122 @@ pub(crate) enum Found {
 
 struct Visit {
     job: Job,
-    depth: u32,
-    trail: Option<Rc<Trail>>,
+    key: (u128, Box<[u32]>),
+    trail: Option<Arc<Trail>>,
 }
 
 /// How a state was reached.
 struct Trail {
     action: Action,
-    before: Option<Rc<Trail>>,
+    before: Option<Arc<Trail>>,
 }
 
-/// What happened, from the beginning.
-fn path(mut job: Job, trail: &Option<Rc<Trail>>) -> Vec<String> {
-    let mut actions = Vec::new();
-    let mut at = trail;
-    while let Some(trail) = at {
-        actions.push(trail.action);
-        at = &trail.before;
+/// By what else tells a state: the sets of messages, of which none contains another.
+#[derive(Default)]
+struct Seen(Shards<Vec<Box<[u32]>>>);
+
+impl Seen {
+    /// Whether this state can do what no known one can.
+    fn is_news(&self, (name, packets): &(u128, Box<[u32]>)) -> bool {
+        self.0.with(*name, |entry| match entry {
+            Entry::Vacant(entry) => {
+                entry.insert(vec![packets.clone()]);
+                true
+            }
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                let news = !known.iter().any(|known| contains(known, packets));
+                if news {
+                    known.retain(|known| !contains(packets, known));
+                    known.push(packets.clone());
+                }
+                news
+            }
+        })
     }
-    let told = |action: &Action| {
-        let description = job.describe(action);
-        job.take(action);
-        description
-    };
-    actions.iter().rev().map(told).collect()
+
+    /// Whether no state is known by now that can do more.
+    fn counts(&self, (name, packets): &(u128, Box<[u32]>)) -> bool {
+        self.0.with(*name, |entry| match entry {
+            Entry::Vacant(_) => false,
+            Entry::Occupied(entry) => entry.get().contains(packets),
+        })
+    }
+}
+
+/// Both are in order.
+fn contains(more: &[u32], fewer: &[u32]) -> bool {
+    let mut more = more.iter();
+    fewer.iter().all(|number| more.any(|other| other == number))
+}
+
+impl Trail {
+    fn actions(last: &Option<Arc<Self>>) -> Vec<Action> {
+        let trails = std::iter::successors(last.as_ref(), |trail| trail.before.as_ref());
+        let mut actions: Vec<_> = trails.map(|trail| trail.action).collect();
+        actions.reverse();
+        actions
+    }
 }
 
 /// Visits what can be reached by so many transitions at most, and gives up beyond `limit` states.
 pub(crate) fn explore(begin: Job, depth_limit: u32, limit: usize) -> Found {
-    let mut seen: HashSet<u128> = HashSet::new();
-    seen.insert(begin.key());
-    let mut queue = VecDeque::from([Visit { job: begin.clone(), depth: 0, trail: None }]);
-    let (mut transitions, mut deepest, mut told) = (0, 0, 0);
-    while let Some(Visit { job, depth, trail }) = queue.pop_front() {
-        deepest = depth;
-        told = told.max(job.told.len());
-        if depth == depth_limit {
-            continue;
+    let seen = Seen::default();
+    let key = begin.key();
+    seen.is_news(&key);
+    let mut level = vec![Visit { job: begin.clone(), key, trail: None }];
+    let (states, transitions, told) = (AtomicUsize::new(1), AtomicU64::new(0), AtomicUsize::new(0));
+    let broken: Mutex<Option<(String, Option<Arc<Trail>>)>> = Mutex::default();
+    let mut depth = 0;
+    while !level.is_empty() && depth < depth_limit {
+        if states.load(Relaxed) > limit {
+            return Found::TooMany { states: states.into_inner(), depth };
         }
-        for action in job.actions() {
-            transitions += 1;
-            let mut next = job.clone();
-            next.take(&action);
-            let key = next.key();
-            if next.violation.is_none() && seen.contains(&key) {
-                continue;
+        let batches = Mutex::new(level);
+        let work = || {
+            let mut next_level = Vec::new();
+            loop {
+                let mut left = batches.lock().unwrap_or_else(PoisonError::into_inner);
+                let from = left.len().saturating_sub(BATCH);
+                let batch = left.split_off(from);
+                drop(left);
+                if batch.is_empty() || states.load(Relaxed) > limit {
+                    return next_level;
+                }
+                for Visit { job, key, trail } in batch {
+                    if !seen.counts(&key) {
+                        continue;
+                    }
+                    for action in job.actions() {
+                        transitions.fetch_add(1, Relaxed);
+                        let mut next = job.clone();
+                        next.take(&action);
+                        if next.beyond {
+                            continue;
+                        }
+                        told.fetch_max(next.told.len(), Relaxed);
+                        let trail = || Some(Arc::new(Trail { action, before: trail.clone() }));
+                        let key = next.key();
+                        if let Some(rule) = next.violation.take() {
+                            *broken.lock().unwrap_or_else(PoisonError::into_inner) = Some((rule, trail()));
+                        } else if seen.is_news(&key) {
+                            states.fetch_add(1, Relaxed);
+                            next_level.push(Visit { job: next, key, trail: trail() });
+                        }
+                    }
+                }
             }
-            let trail = Some(Rc::new(Trail { action, before: trail.clone() }));
-            if let Some(rule) = next.violation.take() {
-                return Found::Violation { rule, states: seen.len(), path: path(begin, &trail) };
-            }
-            seen.insert(key);
-            queue.push_back(Visit { job: next, depth: depth + 1, trail });
+        };
+        let next_levels: Vec<Vec<Visit>> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        if let Some((rule, trail)) = mem::take(&mut *broken.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Found::Violation { rule, states: states.into_inner(), path: path(begin, &Trail::actions(&trail)) };
         }
-        if seen.len() > limit {
-            return Found::TooMany { states: seen.len(), depth };
-        }
+        level = next_levels.into_iter().flatten().collect();
+        depth += u32::from(!level.is_empty());
     }
-    Found::Clean { states: seen.len(), transitions, depth: deepest, told }
+    let (states, told) = (states.into_inner(), told.into_inner());
+    Found::Clean { states, transitions: transitions.into_inner(), depth, told }
 }

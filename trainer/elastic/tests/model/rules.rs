@@ -1,10 +1,11 @@
 //! The rules that every state is held to, and what becomes of the product when one of its own is left out.
 
-use lockstep_elastic::{Active, Message, State};
+use lockstep_elastic::{Active, Message, Report};
 
 use crate::{
-    job::Job,
-    worker::{base, state},
+    job::{Job, Process},
+    part::Part,
+    worker::{base, lineage},
 };
 
 /// A rule that is left out.
@@ -27,13 +28,12 @@ pub(crate) enum Mutant {
 impl Job {
     /// No step that anybody was told of is missing where a generation begins, unless all who held it are gone and the record says so.
     pub(crate) fn check_base(&mut self, active: &Active) {
-        let lineage = self.lineage(&base(active));
+        let lineage = lineage(&base(active));
         let shared = self.told.iter().zip(&lineage).take_while(|(told, held)| told == held).count();
         if shared < self.told.len() {
-            let holder = self
-                .processes
-                .iter()
-                .any(|process| process.worker.held.as_ref().is_some_and(|held| held.starts_with(&self.told)));
+            let holds =
+                |process: &Process| process.worker.held.as_ref().is_some_and(|held| held.starts_with(&self.told));
+            let holder = self.processes.iter().any(|process| holds(process));
             if holder || !active.rollback {
                 let told = &self.told;
                 let rule = format!("generation {} starts from {lineage:?}, told were {told:?}", active.generation);
@@ -53,30 +53,19 @@ impl Job {
         }
     }
 
-    /// The steps that a state came from: every lineage is a list of at most two generations.
-    pub(crate) fn lineage(&self, of: &State) -> Vec<u64> {
-        let generations = 1..=self.bounds.generations;
-        let ones = generations.clone().map(|one| vec![one]);
-        let twos = generations.clone().flat_map(|one| generations.clone().map(move |two| vec![one, two]));
-        let mut all = std::iter::once(Vec::new()).chain(ones).chain(twos);
-        all.find(|lineage| state(lineage) == *of).unwrap_or_else(|| panic!("{of:?} was never computed"))
-    }
-
     /// What a coordinator without one of its rules would make of a report.
-    pub(crate) fn twisted(&self, chair: usize, message: Message) -> Message {
-        let last = self.chairs[chair].as_ref().and_then(|chair| chair.record.active.as_ref());
-        match (message, last, self.mutant) {
-            (Message::Report(mut report), Some(last), Some(Mutant::CountsEverybody)) => {
-                (report.entered_generation, report.followed) = (Some(last.generation), false);
-                Message::Report(report)
-            }
-            (Message::Report(mut report), Some(last), Some(Mutant::BaseInForeignHands))
-                if report.state == Some(base(last)) =>
-            {
-                (report.entered_generation, report.followed) = (Some(last.generation), false);
-                Message::Report(report)
-            }
-            (message, _, _) => message,
-        }
+    pub(crate) fn twisted(&self, chair: usize, message: &Part<Message>) -> Option<Part<Message>> {
+        let last = self.chairs[chair].as_ref()?.record.active.as_ref()?;
+        let Message::Report(report) = &**message else { return None };
+        let counts = match self.mutant? {
+            Mutant::CountsEverybody => true,
+            Mutant::BaseInForeignHands => report.state == Some(base(last)),
+            Mutant::ReportsBeforeSealing
+            | Mutant::ToldAtLocalCompletion
+            | Mutant::RecordsWithoutVersion
+            | Mutant::KeepsItsIncarnation => false,
+        };
+        let twisted = Report { entered_generation: Some(last.generation), followed: false, ..report.clone() };
+        counts.then(|| Part::new(Message::Report(twisted)))
     }
 }

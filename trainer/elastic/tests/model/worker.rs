@@ -38,11 +38,16 @@ pub(crate) enum Deed {
     TakeOver(usize),
 }
 
-/// The state that a lineage ends in.
+/// The state that a lineage ends in, with a digest that tells it.
 pub(crate) fn state(lineage: &[u64]) -> State {
-    let bytes: Vec<u8> = lineage.iter().map(|generation| *generation as u8).collect();
-    let digest = if lineage.is_empty() { Digest::NONE } else { Digest::of(&bytes) };
-    State { step: lineage.len() as u64, digest, sampler: SAMPLER }
+    let mut digest = [0; 32];
+    digest.iter_mut().zip(lineage).for_each(|(byte, generation)| *byte = *generation as u8);
+    State { step: lineage.len() as u64, digest: Digest::from_bytes(digest), sampler: SAMPLER }
+}
+
+/// The generation of each step that a state came from.
+pub(crate) fn lineage(of: &State) -> Vec<u64> {
+    of.digest.as_bytes()[..of.step as usize].iter().map(|generation| u64::from(*generation)).collect()
 }
 
 pub(crate) fn base(active: &Active) -> State {
@@ -156,7 +161,7 @@ impl Job {
                 self.act(index, Event::Stand { held: held.as_deref().map(state), broken });
             }
             Deed::Copy => {
-                let lineage = self.lineage(&base(&group));
+                let lineage = lineage(&base(&group));
                 let worker = &mut self.process(index).worker;
                 (worker.held, worker.copying) = (Some(lineage), false);
                 self.act(index, Event::Entered);

@@ -1,0 +1,87 @@
+//! One path after another through states that are too many to visit, as a seed has it, each until nothing is left to happen.
+
+use crate::job::{Action, Job};
+
+/// Transitions of one path: words may be exchanged for ever.
+const LONGEST: usize = 400;
+/// Of how many transitions one is a disturbance.
+const DISTURBANCE: u64 = 12;
+
+/// What came of the paths.
+#[derive(Debug)]
+pub(crate) enum Wandered {
+    /// No state on any of them breaks a rule.
+    Clean {
+        transitions: usize,
+        /// How many came to the last generation, or did all steps.
+        came_far: u64,
+        told: usize,
+    },
+    Violation {
+        rule: String,
+        seed: u64,
+        path: Vec<String>,
+    },
+}
+
+pub(crate) fn wander(begin: &Job, seeds: std::ops::Range<u64>) -> Wandered {
+    let (mut transitions, mut came_far, mut told) = (0, 0, 0);
+    for seed in seeds {
+        let mut dice = Dice(seed);
+        let mut job = begin.clone();
+        let mut taken = Vec::new();
+        while let Some(action) = one_of(job.actions(), &mut dice).filter(|_| taken.len() < LONGEST) {
+            let mut next = job.clone();
+            next.take(&action);
+            taken.push(action);
+            if let Some(rule) = next.violation {
+                return Wandered::Violation { rule, seed, path: path(begin.clone(), &taken) };
+            }
+            if next.beyond {
+                break;
+            }
+            job = next;
+            told = told.max(job.told.len());
+        }
+        transitions += taken.len();
+        let newest = job.processes.iter().map(|process| process.entered).max();
+        let all_done = job.told.len() as u64 == job.bounds.steps;
+        came_far += u64::from(newest == Some(job.bounds.generations) || all_done);
+    }
+    Wandered::Clean { transitions, came_far, told }
+}
+
+/// What happened, from the beginning.
+pub(crate) fn path(mut job: Job, actions: &[Action]) -> Vec<String> {
+    let told = |action: &Action| {
+        let description = job.describe(action);
+        job.take(action);
+        description
+    };
+    actions.iter().map(told).collect()
+}
+
+fn one_of(actions: Vec<Action>, dice: &mut Dice) -> Option<Action> {
+    let disturbs = |action: &Action| match action {
+        Action::Move(..) | Action::Kill(_) | Action::StartCoordinator | Action::Later(_) => true,
+        Action::Deliver(_) | Action::LearnClose(_) | Action::Swap(_) | Action::Connect(..) | Action::Work(..) => false,
+    };
+    let (disturbances, others): (Vec<_>, Vec<_>) = actions.into_iter().partition(disturbs);
+    let disturb = others.is_empty() || dice.below(DISTURBANCE) == 0 && !disturbances.is_empty();
+    let choices = if disturb { disturbances } else { others };
+    let count = choices.len() as u64;
+    (count > 0).then(|| choices[dice.below(count) as usize])
+}
+
+/// SplitMix64 (Steele et al., 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
