@@ -31,7 +31,7 @@ use job::{Bounds, Job};
 use rules::Mutant;
 use wander::{Wandered, wander};
 
-/// Some 700 bytes each.
+/// Less than a kilobyte each.
 const MAX_STATES: usize = 12_000_000;
 const NO_LIMIT: u32 = u32::MAX;
 
@@ -122,9 +122,9 @@ fn long_paths_through_more_of_everything_lose_no_step() {
 #[ignore = "minutes: cargo test --release -p lockstep-elastic --test model -- --ignored --nocapture"]
 fn a_death_and_two_coordinators_lose_no_step() {
     clean(Bounds { generations: 2, steps: 1, ..ALL }, NO_LIMIT, 1);
-    clean(ALL, 18, 2);
-    sampled(ALL, 10_000);
-    sampled(MORE, 10_000);
+    clean(ALL, 20, 2);
+    sampled(ALL, 5_000);
+    sampled(MORE, 5_000);
 }
 
 /// The limit of what the product promises. Once all members of the last generation were replaced, or were waited for in vain, what those
