@@ -195,6 +195,8 @@ pub struct Coordinator {
     /// Who is connected, by pod.
     peers: BTreeMap<String, Peer>,
     pods: BTreeMap<Connection, String>,
+    /// Since when pods that were connected are not.
+    away: BTreeMap<String, Duration>,
     /// Why the next generation differs from the last.
     reasons: Reasons,
     /// The members of the last one that was told.
@@ -262,6 +264,7 @@ impl Coordinator {
             phase: Phase::Gathering(Gathering::Start),
             peers: BTreeMap::new(),
             pods: BTreeMap::new(),
+            away: BTreeMap::new(),
             reasons: Reasons::default(),
             told,
             leaving: BTreeMap::new(),

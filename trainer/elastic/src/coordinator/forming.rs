@@ -277,7 +277,7 @@ impl Coordinator {
         let report = |pod: &str| Some((&self.peers.get(pod)?.hello, preparing.reports.get(pod)?));
         // Before anybody is sent to read, those that may hold more were waited for.
         let waited = now.saturating_sub(preparing.since) > RETURN_LIMIT || !self.sent_to_read.is_empty();
-        let may_roll_back = last.is_some_and(|last| self.is_extinct(last)) || waited;
+        let may_roll_back = waited || last.is_some_and(|last| self.is_extinct(last, now));
         let choose = |pods: &[&str], may_roll_back| {
             let reports: Vec<_> =
                 pods.iter().filter_map(|pod| report(pod)).map(|(hello, report)| (&hello.member, report)).collect();
@@ -360,12 +360,13 @@ impl Coordinator {
         }
     }
 
-    /// Whether no member of this generation can come back: new processes took their pods, or all processes were started anew.
-    fn is_extinct(&self, active: &Active) -> bool {
+    /// Whether nobody who holds more can come back: all processes were started anew, or new ones took the pods of this generation's
+    /// members and nobody else may be away.
+    fn is_extinct(&self, active: &Active, now: Duration) -> bool {
         let replaced = |seat: &Seat| {
             self.peers.get(&seat.pod).is_some_and(|peer| peer.hello.member.incarnation != seat.incarnation)
         };
-        active.attempt < self.config.attempt || active.members.iter().all(replaced)
+        active.attempt < self.config.attempt || active.members.iter().all(replaced) && !self.may_miss_somebody(now)
     }
 
     /// The membership is recorded: those in it enter, those that had to go may go. Whoever went meanwhile is lost.

@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::{
-    Command, Connection, Coordinator, DEAD_AFTER, Gathering, Outcome, Phase, SUSPECT_AFTER, following::Following,
+    Command, Connection, Coordinator, DEAD_AFTER, Gathering, Outcome, Phase, RETURN_LIMIT, SUSPECT_AFTER,
+    following::Following,
 };
 use crate::{Digest, Hello, MemberId, Message, message::FrameError};
 
@@ -101,6 +102,7 @@ impl Coordinator {
             self.gone(&former, &format!("its connection now speaks for {pod}"), now);
         }
         self.pods.insert(connection, pod.clone());
+        self.away.remove(&pod);
         self.peers.insert(pod, Peer { hello, connection, heard: now, following });
     }
 
@@ -119,7 +121,16 @@ impl Coordinator {
         let Some(peer) = self.peers.remove(pod) else { return };
         self.pods.remove(&peer.connection);
         self.leaving.remove(pod);
+        self.away.insert(pod.to_owned(), now);
         self.missed(&peer.hello.member, reason, now);
+    }
+
+    /// Whether a process that lives may be on its way here: one whose connection went a moment ago, or, shortly after the start, any.
+    pub(super) fn may_miss_somebody(&self, now: Duration) -> bool {
+        let is_recent = |since: Duration| now.saturating_sub(since) <= RETURN_LIMIT;
+        let may_come =
+            |pod: &String| is_recent(self.started) || self.away.get(pod).is_some_and(|since| is_recent(*since));
+        self.config.members.iter().any(|pod| !self.peers.contains_key(pod) && may_come(pod))
     }
 
     /// Who is silent while others are heard is lost. While nobody is, that may be as well this coordinator's line.

@@ -305,6 +305,53 @@ fn a_process_that_returns_with_the_last_steps_saves_them() {
     assert_eq!((active.base_step, active.sources, active.rollback), (30, vec![1], false));
 }
 
+/// All members of the last generation were replaced and read step 20; two is away since a moment, with step 30, where that began.
+fn replaced_without_two() -> Table {
+    let mut table = Table::running(3, 1);
+    table.wait(RETURN_LIMIT * 2, &[0, 1, 2]);
+    table.closes(2);
+    table.reports(0, Some(1), state(30));
+    table.reports(1, Some(1), state(30));
+    table.closes(0);
+    table.closes(1);
+    table.greets(10, replacement(0));
+    table.greets(11, replacement(1));
+    table.reports(10, None, state(20));
+    assert!(!is_committed(&table.reports(11, None, state(20))), "two may come back with more");
+    table
+}
+
+#[test]
+fn a_process_of_an_older_group_that_was_away_for_a_moment_saves_what_it_holds() {
+    let mut table = replaced_without_two();
+    table.greets(2, returning(2, 1, true));
+    let (_, active) = committed(&table.reports(2, Some(1), state(30)));
+    assert_eq!((active.base_step, active.sources, active.rollback), (30, vec![2], true));
+}
+
+#[test]
+fn a_process_of_an_older_group_is_given_up_after_a_while() {
+    let mut table = replaced_without_two();
+    assert_eq!(table.wait(RETURN_LIMIT - ms(500), &[10, 11]), []);
+    assert_eq!(committed(&table.wait(ms(500), &[10, 11])).1.base_step, 20);
+}
+
+#[test]
+fn pods_that_were_never_here_are_waited_for_only_by_a_coordinator_that_has_just_begun() {
+    for (age, waits) in [(RETURN_LIMIT / 2, true), (RETURN_LIMIT * 2, false)] {
+        let config = Config { replicas: 2, least: 1, ..crate::given::config(3) };
+        let mut table = Table::with(config, None);
+        table.form(&super::hellos(2), NOTHING);
+        table.wait(age, &[0, 1]);
+        table.closes(0);
+        table.closes(1);
+        table.greets(10, replacement(0));
+        table.reports(10, None, state(20));
+        table.greets(11, replacement(1));
+        assert_eq!(is_committed(&table.reports(11, None, state(20))), !waits);
+    }
+}
+
 #[test]
 fn a_process_that_took_part_long_ago_is_no_source_however_many_steps_it_did() {
     let mut table = Table::running(2, 1);
