@@ -197,6 +197,8 @@ pub struct Coordinator {
     pods: BTreeMap<Connection, String>,
     /// Since when pods that were connected are not.
     away: BTreeMap<String, Duration>,
+    /// Of each pod the last process that was connected when another one of it came.
+    replaced: BTreeMap<String, Incarnation>,
     /// Why the next generation differs from the last.
     reasons: Reasons,
     /// The members of the last one that was told.
@@ -265,6 +267,7 @@ impl Coordinator {
             peers: BTreeMap::new(),
             pods: BTreeMap::new(),
             away: BTreeMap::new(),
+            replaced: BTreeMap::new(),
             reasons: Reasons::default(),
             told,
             leaving: BTreeMap::new(),

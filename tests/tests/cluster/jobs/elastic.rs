@@ -121,7 +121,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
     let namespace = restricted(client, "node");
     // Two workers and no fewer: the one that is left keeps the state, and waits.
     let mut manifest = glyphs("lenet", SHORT);
-    manifest["spec"]["communication"] = json!({"algorithm": "canonicalTree"});
+    manifest["spec"]["communication"] = json!({"algorithm": "ring"});
     manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},

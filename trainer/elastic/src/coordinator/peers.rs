@@ -4,9 +4,9 @@ use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::{
     Command, Connection, Coordinator, DEAD_AFTER, Gathering, Outcome, Phase, RETURN_LIMIT, SUSPECT_AFTER,
-    following::Following,
+    following::Following, forming::REPLACED,
 };
-use crate::{Digest, Hello, MemberId, Message, message::FrameError};
+use crate::{Digest, Hello, Incarnation, MemberId, Message, message::FrameError};
 
 const NOBODY: &str = "nobody was heard any more";
 
@@ -31,6 +31,12 @@ impl Coordinator {
         // Another coordinator recorded a generation that this one does not know of.
         if committed_generation > self.active().map(|active| active.generation) {
             self.end(Outcome::Superseded);
+            return;
+        }
+        if self.is_outlived(&hello) {
+            tracing::warn!(member = %hello.member, "an older process of a pod came back");
+            self.send(connection, Message::Abort { reason: REPLACED.to_owned() });
+            self.commands.push(Command::Close(connection));
             return;
         }
         self.seat_connection(connection, hello, now);
@@ -80,6 +86,18 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Whether a newer process has its pod, as when a node that was cut off is back: one that took its place here, or, if it trained
+    /// before, one that is connected or belongs to the newest generation. A new process has trained in none.
+    fn is_outlived(&self, hello: &Hello) -> bool {
+        let Hello { member, committed_generation, .. } = hello;
+        let another = |incarnation: Incarnation| incarnation != member.incarnation;
+        let is_here = self.peers.get(&member.pod).is_some_and(|peer| another(peer.hello.member.incarnation));
+        let seats = self.active().into_iter().flat_map(|active| &active.members);
+        let is_seated = seats.filter(|seat| seat.pod == member.pod).any(|seat| another(seat.incarnation));
+        let was_replaced = self.replaced.get(&member.pod) == Some(&member.incarnation);
+        was_replaced || committed_generation.is_some() && (is_here || is_seated)
+    }
+
     /// Notes who is on this connection. Another process of the same pod takes the place of the one before.
     fn seat_connection(&mut self, connection: Connection, hello: Hello, now: Duration) {
         let pod = hello.member.pod.clone();
@@ -92,6 +110,7 @@ impl Coordinator {
                 let reason = format!("{member} was replaced by a new process of {pod}");
                 self.send(old, Message::Abort { reason: reason.clone() });
                 self.gone(&pod, &reason, now);
+                self.replaced.insert(pod.clone(), member.incarnation);
             }
             if old != connection {
                 self.commands.push(Command::Close(old));

@@ -15,10 +15,10 @@ pub(crate) const EXCHANGES: [[usize; PODS]; 6] = [[0, 1, 2], [1, 0, 2], [0, 2, 1
 /// By exchange.
 pub(crate) type Names = [u128; EXCHANGES.len()];
 
-/// Fields that decide nothing here: texts for people, who wrote the record and how it came about, when members heard anything (no
-/// coordinator is ever silent), how a member is to seal, what is the same in every state, and what follows from other fields.
+/// Fields that decide nothing here: texts for people, who wrote the record and how it came about, whose place was taken (none of those
+/// lives), when members heard anything (no coordinator is ever silent), how a member is to seal, what is the same in every state, and what follows from other fields.
 const IDLE: &[(&str, &[&str])] = &[
-    ("Coordinator", &["told", "pods", "handled", "started", "commands"]),
+    ("Coordinator", &["told", "pods", "replaced", "handled", "started", "commands"]),
     ("Config", &["job", "attempt", "name", "members", "least", "shards", "drain_limit"]),
     ("Reasons", &["lost", "broken"]),
     ("Hello", &["job", "attempt", "address", "workload", "data"]),

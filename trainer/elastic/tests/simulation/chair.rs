@@ -40,8 +40,13 @@ impl Chair {
 
     /// The membership that is being written, where it is not only a number allocated or a checkpoint noted.
     pub(crate) fn activates(&self) -> Option<&Active> {
-        let before = self.known.0.as_ref().and_then(|record| record.active.as_ref());
-        self.swap.as_ref().and_then(|(_, record)| record.active.as_ref().filter(|active| Some(*active) != before))
+        let written = self.swap.as_ref().and_then(|(_, record)| record.active.as_ref());
+        written.filter(|active| Some(*active) != self.active())
+    }
+
+    /// The newest membership that it knows of.
+    pub(crate) fn active(&self) -> Option<&Active> {
+        self.known.0.as_ref()?.active.as_ref()
     }
 
     pub(crate) fn allocates(&self) -> bool {

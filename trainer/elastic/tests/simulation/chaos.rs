@@ -157,6 +157,7 @@ impl World {
             Fault::Partition | Fault::Deafen | Fault::Mute => process.deaf_until.max(process.mute_until) <= self.now,
             Fault::Part => !self.somebody_is_parted(),
             Fault::Leave => !process.leaving && !process.frozen,
+            Fault::Return => self.outlived(pod).is_some(),
             Fault::Join | Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway => false,
         };
         let is_there = || {
@@ -228,6 +229,7 @@ impl World {
             | Fault::Mute
             | Fault::Part
             | Fault::Leave
+            | Fault::Return
             | Fault::Join
             | Fault::KillAll => {}
         }
@@ -278,6 +280,7 @@ impl World {
                 self.trouble(lasts);
             }
             Fault::Leave => self.leave(pod),
+            Fault::Return => self.come_back(pod),
             Fault::Join => self.start_later(pod, Duration::ZERO),
             Fault::KillAll => {
                 for pod in 0..self.processes.len() {

@@ -13,6 +13,8 @@ pub(crate) enum Fault {
     Mute,
     Part,
     Leave,
+    /// The process that was replaced by this one.
+    Return,
     Join,
     Double,
     StoreLate,
@@ -75,7 +77,7 @@ pub(crate) enum Victim {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::Kill,
         Self::Freeze,
         Self::Stick,
@@ -86,6 +88,7 @@ impl Fault {
         Self::Mute,
         Self::Part,
         Self::Leave,
+        Self::Return,
         Self::Join,
         Self::Double,
         Self::StoreLate,
@@ -107,6 +110,7 @@ impl Fault {
             Self::Mute => "partition, is not heard",
             Self::Part => "two not connected",
             Self::Leave => "planned leave",
+            Self::Return => "older process is back",
             Self::Join => "new pod",
             Self::Double => "second coordinator",
             Self::StoreLate => "store late",
@@ -184,8 +188,9 @@ impl Victim {
 
 /// Why a cell cannot be hit.
 pub(crate) fn impossible(fault: Fault, moment: Moment, victim: Victim) -> Option<&'static str> {
-    no_such_victim(fault, victim).or_else(|| match (fault, victim) {
-        (Fault::Join, _) | (_, Victim::Coordinator) => None,
+    no_such_victim(fault, victim).or_else(|| match (fault, moment, victim) {
+        (Fault::Return, Moment::Recorded, _) => Some("the coordinator does not know yet whom it replaced"),
+        (Fault::Join, ..) | (.., Victim::Coordinator) => None,
         _ => never_there(moment, victim),
     })
 }
@@ -204,6 +209,9 @@ const fn no_such_victim(fault: Fault, victim: Victim) -> Option<&'static str> {
         (Fault::Leave, Victim::Leaver) => Some("it leaves already"),
         (Fault::Leave, Victim::Coordinator) => Some("it is no member; to stop it counts as kill"),
         (Fault::Leave, _) => None,
+        (Fault::Return, Victim::Newcomer) => Some("nobody may know yet that it took a place"),
+        (Fault::Return, Victim::Coordinator) => Some("the record decides between two"),
+        (Fault::Return, _) => None,
         (Fault::Join, Victim::Newcomer) => None,
         (Fault::Join, _) => Some("who joins is a newcomer"),
         (Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway, Victim::Coordinator) => None,

@@ -14,6 +14,9 @@ use crate::{
     world::{Delivery, World},
 };
 
+/// Stands for a process that was replaced: no other has this number.
+const OUTLIVED: u128 = 0;
+
 /// A connection: either end may have closed it.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
@@ -58,6 +61,11 @@ pub(crate) fn kind(message: &Message) -> u64 {
 
 impl World {
     pub(crate) fn send_to_member(&mut self, line: usize, message: Message) {
+        if self.lines[line].incarnation == OUTLIVED
+            && !matches!(message, Message::Abort { .. } | Message::Refuse { .. })
+        {
+            self.fail(format!("an older process of pod {} is let in: {message:?}", self.lines[line].pod));
+        }
         if self.lines[line].open_here {
             self.post(line, true, |message| Delivery::ToMember(line, message), message);
         }
@@ -125,7 +133,9 @@ impl World {
             }
             _ => false,
         };
-        if open_here && !severed && !taken_back {
+        // By now the one that took its place may be gone as well.
+        let may_come_in = incarnation == OUTLIVED && (self.outlived(pod).is_none() || self.seated() != Some(chair));
+        if open_here && !severed && !taken_back && !may_come_in {
             let connection = Connection(line as u64);
             self.coordinate(chair, coordinator::Event::Received(connection, message));
         }
@@ -197,11 +207,25 @@ impl World {
             return;
         };
         let chair = if self.dice.percent(80) { newest } else { self.dice.one_of(&listening) };
-        self.processes[pod].line = Some(self.lines.len());
-        let (to_member, to_coordinator) = (self.now, self.now);
-        let (open_there, open_here, severed) = (true, true, false);
-        self.lines.push(Line { pod, incarnation, chair, open_there, open_here, severed, to_member, to_coordinator });
+        let line = self.lay(pod, incarnation, chair);
+        self.processes[pod].line = Some(line);
         self.act(pod, member::Event::Connected);
         self.flush(pod);
+    }
+
+    fn lay(&mut self, pod: usize, incarnation: u128, chair: usize) -> usize {
+        let (to_member, to_coordinator) = (self.now, self.now);
+        let (open_there, open_here, severed) = (true, true, false);
+        let line = Line { pod, incarnation, chair, open_there, open_here, severed, to_member, to_coordinator };
+        self.lines.push(line);
+        self.lines.len() - 1
+    }
+
+    /// The process before this one of its pod finds the coordinator.
+    pub(crate) fn come_back(&mut self, pod: usize) {
+        if let (Some(hello), Some(chair)) = (self.outlived(pod), self.seated()) {
+            let line = self.lay(pod, OUTLIVED, chair);
+            self.send_to_coordinator(line, Message::Hello(hello));
+        }
     }
 }

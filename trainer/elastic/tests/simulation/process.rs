@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Awake, Member, MemberId,
+    Awake, Hello, Member, MemberId, Message,
     member::{Command, Event},
 };
 
@@ -29,6 +29,8 @@ pub(crate) struct Process {
     /// A start is under way.
     pub(crate) due: bool,
     pub(crate) member: Option<Member>,
+    /// The one before of its pod, which may live on where nobody sees it.
+    former: Option<Member>,
     pub(crate) line: Option<usize>,
     /// What the worker said and the membership's thread has not taken yet.
     pub(crate) outbox: Vec<Event>,
@@ -79,11 +81,12 @@ impl World {
         if self.processes[pod].alive {
             return;
         }
-        let former = self.processes[pod].incarnation;
+        let before = self.processes[pod].incarnation;
         self.incarnations += 1;
-        let fresh = former == 0 || self.script.bug != Some(Bug::KeepsItsIncarnation);
-        let incarnation = if fresh { self.incarnations } else { former };
+        let fresh = before == 0 || self.script.bug != Some(Bug::KeepsItsIncarnation);
+        let incarnation = if fresh { self.incarnations } else { before };
         let held = self.newest_checkpoint();
+        let former = self.processes[pod].member.take();
         let Process { deaf_until, mute_until, slow, .. } = self.processes[pod];
         let member = Some(Member::new(hello(pod, incarnation, self.attempt), held));
         let worker = Worker { held: Some(held), ..Worker::default() };
@@ -93,6 +96,7 @@ impl World {
             index: pod,
             alive,
             member,
+            former,
             worker,
             newcomer,
             deaf_until,
@@ -120,6 +124,19 @@ impl World {
             let delay = if self.dice.percent(80) { self.dice.millis(50, 600) } else { self.dice.millis(600, 4000) };
             self.start_later(pod, delay);
         }
+    }
+
+    /// What the process before this one of its pod would say to a coordinator that knows this one to train, had it lived on behind a
+    /// partition.
+    pub(crate) fn outlived(&self, pod: usize) -> Option<Hello> {
+        let newest = self.history.newest()?;
+        newest.seat(&self.processes[pod].id())?;
+        self.chairs[self.seated()?].active().filter(|active| *active == newest)?;
+        let said = self.processes[pod].former.clone()?.handle(Event::Connected, self.now);
+        said.into_iter().find_map(|command| match command {
+            Command::Send(Message::Hello(hello)) => Some(hello).filter(|hello| hello.committed_generation.is_some()),
+            _ => None,
+        })
     }
 
     pub(crate) fn end_process(&mut self, pod: usize) {

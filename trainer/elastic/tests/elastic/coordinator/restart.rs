@@ -11,7 +11,7 @@ use super::{
     CLOSED, Table, asked, change, committed, end, finished, is_committed, leave, original, replacement, returning,
     sent, state,
 };
-use crate::given::{NOTHING, config, ms, pod};
+use crate::given::{NOTHING, config, hello, ms, pod};
 
 /// A coordinator that finds generation 1 of this many members, of which `least` are needed, in the record.
 fn restarted(members: usize, least: usize) -> Table {
@@ -284,4 +284,55 @@ fn a_coordinator_that_allocated_and_hears_of_a_group_under_that_number_knows_tha
     table.closes(1);
     assert_eq!(table.record().alloc_generation, 2);
     assert_eq!(end(&table.greets(7, returning(1, 2, false))), Some(&Outcome::Superseded));
+}
+
+/// What a process is told that comes over connection `7`, if it is sent away.
+fn sent_away(commands: &[Command]) -> bool {
+    commands.contains(&Command::Close(Connection(7)))
+        && matches!(sent(commands, 7).as_slice(), [Message::Abort { reason }] if reason.contains("took its place"))
+}
+
+#[test]
+fn a_process_that_was_cut_off_does_not_take_the_place_of_the_one_that_follows_it() {
+    let mut table = Table::running(3, 1);
+    table.closes(2);
+    table.reports(0, Some(1), state(7));
+    table.reports(1, Some(1), state(7));
+    table.greets(12, replacement(2));
+    assert!(sent_away(&table.greets(7, returning(2, 1, false))), "the new one is connected");
+    table.joins(12, replacement(2));
+    table.wait(JOIN_WINDOW + ms(500), &[0, 1, 12]);
+    for (connection, entered) in [(0, Some(2)), (1, Some(2)), (12, None)] {
+        table.reports(connection, entered, state(9));
+    }
+    assert_eq!((table.record().active.expect("a group").members.len(), table.stage()), (3, Stage::Running));
+    for stands in [false, true] {
+        assert!(sent_away(&table.greets(7, returning(2, 1, stands))), "the new one trains");
+    }
+    assert_eq!(table.stage(), Stage::Running);
+}
+
+#[test]
+fn another_coordinator_knows_from_the_record_whose_place_was_taken() {
+    let mut table = Table::running(2, 1);
+    table.closes(1);
+    table.reports(0, Some(1), state(7));
+    table.joins(11, replacement(1));
+    table.wait(JOIN_WINDOW + ms(500), &[0, 11]);
+    table.reports(0, Some(2), state(9));
+    table.reports(11, None, state(9));
+    assert_eq!(table.record().active.expect("a group").generation, 3);
+    let mut later = Table::with(Config { name: "later".into(), ..config(2) }, Some(table.record()));
+    assert!(sent_away(&later.greets(7, returning(1, 1, false))));
+}
+
+#[test]
+fn a_process_that_never_trained_takes_back_no_place_either() {
+    let mut table = Table::running(2, 1);
+    table.closes(1);
+    table.reports(0, Some(1), state(7));
+    table.greets(11, replacement(1));
+    table.greets(21, hello(1, 300));
+    assert!(sent_away(&table.greets(7, replacement(1))));
+    assert_eq!(table.stage(), Stage::Running);
 }
