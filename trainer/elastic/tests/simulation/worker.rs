@@ -439,7 +439,9 @@ impl World {
                 return self.stand(pod, None);
             }
         };
-        self.saved(pod, held);
+        if worker.group.as_ref().is_some_and(lockstep_elastic::Group::reports) {
+            self.saved(pod, held);
+        }
         self.processes[pod].worker.doing = Doing::Done;
         self.processes[pod].worker.turn += 1;
         if self.processes[pod].worker.sealing.is_some() {
