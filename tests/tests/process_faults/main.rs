@@ -9,3 +9,4 @@ mod lines;
 mod network;
 mod proxy;
 mod threads;
+mod transfers;

@@ -102,6 +102,11 @@ impl Network {
         shape(&self.namespace(host), INTERFACE, megabits).expect("a limit");
     }
 
+    /// What reaches a host is limited to so many Mb/s.
+    pub(crate) fn shape_towards(&self, host: Host, megabits: f64) {
+        shape(&self.middle(), &format!("h{}", host.number()), megabits).expect("a limit");
+    }
+
     pub(crate) fn cut(&self, host: Host, ways: &[Way]) {
         for way in ways {
             let (chain, side) = match way {

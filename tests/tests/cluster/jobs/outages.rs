@@ -118,11 +118,12 @@ fn training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinat
     let number: u32 = node.strip_prefix('n').and_then(|number| number.parse().ok()).expect("a node");
     let with_it = job.nodes_of_workers().iter().filter(|worker| **worker == node).count();
     cluster.isolate(number).expect("unplugged");
-    wait_for("another coordinator", PATIENCE, || {
+    // The operator may have been on that node, and has to be replaced first.
+    wait_for("another coordinator", 2 * PATIENCE, || {
         let [uid, other] = coordinator();
         !uid.is_empty() && uid != before && !other.is_empty() && other != node
     })
-    .expect("another coordinator");
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", job.describe()));
     let step = job.reported_step();
     job.wait_for_step(step + MORE);
     // The one before still runs there, and finds that the record is not its own.

@@ -37,6 +37,16 @@ pub(super) struct Finished {
     pub(super) model: Vec<u8>,
 }
 
+/// What a group costs while nothing happens: shares of the time that a worker trains.
+pub(super) struct Overhead {
+    /// A processor's, for the thread that keeps its membership.
+    pub(super) membership: f64,
+    /// A processor's, for the coordinator, shared out among all workers.
+    pub(super) coordinator: f64,
+    /// By which steps take longer as all have to have done the one before.
+    pub(super) stable: f64,
+}
+
 /// A step, when all ranks had done it and how long it took.
 struct Step {
     step: u64,
@@ -132,26 +142,24 @@ impl Run {
         })
     }
 
-    /// What the membership's threads of all workers take of the time, a worker.
-    pub(super) fn membership_share(&self, observed: Duration) -> anyhow::Result<f64> {
-        let spent = || -> anyhow::Result<f64> {
-            let workers = (0..self.workers).map(|index| self.worker(index)).collect::<anyhow::Result<Vec<_>>>()?;
-            Ok(workers.into_iter().map(|pid| processor_seconds(pid, "membership")).sum())
+    /// What the group costs while nothing happens, a worker.
+    pub(super) fn overhead(&self, observed: Duration) -> anyhow::Result<Overhead> {
+        let workers = (0..self.workers).map(|index| self.worker(index)).collect::<anyhow::Result<Vec<_>>>()?;
+        let coordinator = self.coordinator()?;
+        let spent = || -> anyhow::Result<[f64; 3]> {
+            let text = of_worker(&self.folder, 0).context("a worker's metrics")?;
+            Ok([
+                workers.iter().map(|pid| processor_seconds(*pid, |thread| thread == "membership")).sum(),
+                processor_seconds(coordinator, |_| true),
+                value(&text, "lockstep_stable_wait_seconds_total").context("the wait for STABLE")?,
+            ])
         };
         let (begun, before) = (Instant::now(), spent()?);
         thread::sleep(observed);
-        Ok((spent()? - before) / begun.elapsed().as_secs_f64() / self.workers as f64)
-    }
-
-    /// What steps take longer as all have to have done the one before, of the time.
-    pub(super) fn stable_share(&self, observed: Duration) -> anyhow::Result<f64> {
-        let waited = || {
-            let text = of_worker(&self.folder, 0).context("a worker's metrics")?;
-            value(&text, "lockstep_stable_wait_seconds_total").context("the wait for STABLE")
-        };
-        let (begun, before) = (Instant::now(), waited()?);
-        thread::sleep(observed);
-        Ok((waited()? - before) / begun.elapsed().as_secs_f64())
+        let (after, passed) = (spent()?, begun.elapsed().as_secs_f64());
+        let share = |index: usize| (after[index] - before[index]) / passed;
+        let all = self.workers as f64;
+        Ok(Overhead { membership: share(0) / all, coordinator: share(1) / all, stable: share(2) })
     }
 
     pub(super) fn check_wedge(&self) -> anyhow::Result<()> {
@@ -208,11 +216,13 @@ impl Run {
 
     pub(super) fn worker(&self, index: usize) -> anyhow::Result<u32> {
         let name = format!("LOCKSTEP_MEMBER=elastic-worker-{index}");
-        let is_it = |pid: &u32| {
-            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|entry| entry == name.as_bytes())
-        };
+        let is_it = |pid: &u32| entries(*pid, "environ").contains(&name);
         self.processes()?.into_iter().find(is_it).with_context(|| format!("worker {index} does not run"))
+    }
+
+    fn coordinator(&self) -> anyhow::Result<u32> {
+        let is_it = |pid: &u32| entries(*pid, "cmdline").get(1).is_some_and(|role| role == "coordinator");
+        self.processes()?.into_iter().find(is_it).context("no coordinator runs")
     }
 }
 
@@ -255,11 +265,17 @@ pub(super) fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds that threads of this name have run in a process.
-fn processor_seconds(pid: u32, name: &str) -> f64 {
+/// What a process was started with: its words, or its environment.
+fn entries(pid: u32, what: &str) -> Vec<String> {
+    let bytes = fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
+    bytes.split(|byte| *byte == 0).map(|entry| String::from_utf8_lossy(entry).into_owned()).collect()
+}
+
+/// Seconds that the threads of a process have run whose name counts.
+fn processor_seconds(pid: u32, counts: impl Fn(&str) -> bool) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let seconds = |task: fs::DirEntry| {
-        let is_it = fs::read_to_string(task.path().join("comm")).ok()?.trim_end() == name;
+        let is_it = counts(fs::read_to_string(task.path().join("comm")).ok()?.trim_end());
         // Nanoseconds on a processor, then what it waited for one.
         let statistics = fs::read_to_string(task.path().join("schedstat")).ok().filter(|_| is_it)?;
         Some(statistics.split_whitespace().next()?.parse::<f64>().ok()? * 1e-9)

@@ -1,0 +1,66 @@
+//! Newcomers that take the state over while the others train, and what comes between.
+
+use rustix::process::Signal;
+
+use crate::{
+    job::{FAST, Job, may_run, worker},
+    network::{
+        Host,
+        Way::{In, Out},
+    },
+};
+
+/// So slow, in Mb/s, that a state is on its way for a second or so.
+const SLOW: f64 = 2.0;
+
+const HANDED_OVER: &str = "a newcomer takes over the state while the group trains";
+const TAKEN_OVER: &str = "state taken over; following the group";
+const GIVEN_UP: &str = "it cannot keep up";
+const COPIED: &str = "state copied";
+
+fn count(job: &Job, said: &str) -> usize {
+    job.logs().matches(said).count()
+}
+
+/// Worker 2 is away, and the others train without it.
+fn without_one(name: &'static str) -> Job {
+    let mut job = Job::start(name);
+    job.wait_for_steps(30);
+    job.network.cut(Host::Worker(2), &[In, Out]);
+    job.wait_for_workers(2, 1);
+    job
+}
+
+#[test]
+fn a_member_that_is_killed_while_it_hands_the_state_to_a_newcomer_costs_neither_a_step() {
+    if !may_run("hand-over") {
+        return;
+    }
+    let mut job = without_one("hand-over");
+    Host::all().for_each(|host| job.network.shape(host, SLOW));
+    job.network.heal(Host::Worker(2));
+    job.wait_for("both to hand over what they hold", |job| count(job, HANDED_OVER) == 2);
+    job.signal(Host::Worker(0), Signal::KILL);
+    assert_eq!(count(&job, TAKEN_OVER), 0, "the state was on its way");
+    Host::all().for_each(|host| job.network.shape(host, FAST));
+    let known = job.changes().len();
+    job.wait_for_workers(3, known);
+    let ended = job.finished();
+    assert!(ended.lost().contains(&worker(0).as_str()), "{:?}", ended.changes);
+}
+
+#[test]
+fn a_newcomer_that_cannot_keep_up_is_handed_no_more_and_let_in_all_the_same() {
+    if !may_run("keep-up") {
+        return;
+    }
+    let mut job = without_one("keep-up");
+    job.network.shape_towards(Host::Worker(2), SLOW);
+    job.network.heal(Host::Worker(2));
+    job.wait_for("it to be given up", |job| count(job, GIVEN_UP) > 0);
+    let known = job.changes().len();
+    job.network.shape_towards(Host::Worker(2), FAST);
+    job.wait_for_workers(3, known);
+    let ended = job.finished();
+    assert!(ended.logs.contains(COPIED), "{}", ended.logs);
+}
