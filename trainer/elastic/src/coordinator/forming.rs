@@ -277,7 +277,9 @@ impl Coordinator {
         let report = |pod: &str| Some((&self.peers.get(pod)?.hello, preparing.reports.get(pod)?));
         // Before anybody is sent to read, those that may hold more were waited for.
         let waited = now.saturating_sub(preparing.since) > RETURN_LIMIT || !self.sent_to_read.is_empty();
-        let may_roll_back = waited || last.is_some_and(|last| self.is_extinct(last, now));
+        let are_all_anew = last.is_some_and(|last| last.attempt < self.config.attempt);
+        let have_all_reported = self.peers.keys().all(|pod| preparing.reports.contains_key(pod));
+        let may_roll_back = waited || are_all_anew || have_all_reported && !self.may_miss_somebody(now);
         let choose = |pods: &[&str], may_roll_back| {
             let reports: Vec<_> =
                 pods.iter().filter_map(|pod| report(pod)).map(|(hello, report)| (&hello.member, report)).collect();
@@ -358,15 +360,6 @@ impl Coordinator {
                 self.sent_to_read.insert(pod, incarnation);
             }
         }
-    }
-
-    /// Whether nobody who holds more can come back: all processes were started anew, or new ones took the pods of this generation's
-    /// members and nobody else may be away.
-    fn is_extinct(&self, active: &Active, now: Duration) -> bool {
-        let replaced = |seat: &Seat| {
-            self.peers.get(&seat.pod).is_some_and(|peer| peer.hello.member.incarnation != seat.incarnation)
-        };
-        active.attempt < self.config.attempt || active.members.iter().all(replaced) && !self.may_miss_somebody(now)
     }
 
     /// The membership is recorded: those in it enter, those that had to go may go. Whoever went meanwhile is lost.

@@ -165,6 +165,14 @@ fn new_processes_alone_wait_for_those_that_hold_the_last_steps() {
     assert_eq!(asked(&table.greets(2, returning(2, 1, true))), [(1, 2, false), (2, 2, false), (10, 2, false)]);
 }
 
+#[test]
+fn those_that_hold_the_last_steps_and_did_not_return_are_not_waited_for_twice() {
+    let mut table = restarted(2, 1);
+    table.greets(10, replacement(0));
+    assert_eq!(asked(&table.wait(RETURN_LIMIT + ms(500), &[10])), [(10, 2, false)]);
+    assert_eq!(committed(&table.reports(10, None, state(4))).1.base_step, 4);
+}
+
 /// The record after generation 2 of members 0 and 1 was allocated, and after it was agreed at step 5.
 fn killed_while_changing() -> (Record, Record) {
     let mut table = Table::running(3, 2);
