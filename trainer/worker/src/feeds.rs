@@ -36,6 +36,9 @@ use crate::{
 
 /// What may wait to be sent to a newcomer. The memory that it takes is this rank's part of so many gradients.
 pub(crate) const MAX_BEHIND: u64 = 8;
+/// What may be on its way to a newcomer, or wait in its memory: sockets swallow a hundred steps of a small model, for all of which the
+/// members would have to stand still when they let it in.
+const MAX_UNUSED: u64 = 2;
 
 /// Newcomers that this member was told of, in the order in which it was.
 pub(crate) type Newcomers = Arc<Mutex<VecDeque<Follower>>>;
@@ -199,11 +202,17 @@ impl Drop for Feeds<'_> {
     }
 }
 
-/// Sends until nothing more is to come.
+/// Sends until nothing more is to come, and all was used.
 fn send(mut star: Star, to: usize, parcels: mpsc::Receiver<Parcel>, behind: &AtomicU64) -> Result<(), Failure> {
+    let mut unused = 0;
     for parcel in parcels {
+        if unused == MAX_UNUSED {
+            Parcel::wait_until_used(&mut star, to)?;
+            unused -= 1;
+        }
         let behind = behind.fetch_sub(1, Ordering::Relaxed) - 1;
         parcel.send(&mut star, to, behind)?;
+        unused += 1;
     }
-    Ok(())
+    (0..unused).try_for_each(|_| Parcel::wait_until_used(&mut star, to))
 }

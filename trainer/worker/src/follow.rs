@@ -12,6 +12,8 @@ use crate::{failure::Failure, feeds::MAX_BEHIND, member::Member, trainee::Traine
 /// Parcels are sent in frames of a step that no gradient has.
 const HEADER: Tag = Tag { step: u64::MAX, bucket: 3 };
 const VALUES: Tag = Tag { step: u64::MAX, bucket: 4 };
+/// That a parcel was used goes back to its sender.
+const USED: Tag = Tag { step: u64::MAX, bucket: 5 };
 
 /// A rank's part of a state, which comes first, or of a step's summed gradients.
 pub(crate) struct Parcel {
@@ -26,6 +28,11 @@ impl Parcel {
         star.send(to, HEADER, &mut [self.step, behind].map(|number| number as i64)).map_err(Failure::lost)?;
         star.send(to, VALUES, &mut self.values).map_err(Failure::lost)?;
         Ok(())
+    }
+
+    /// Waits until the newcomer has used another one.
+    pub(crate) fn wait_until_used(star: &mut Star, newcomer: usize) -> Result<(), Failure> {
+        star.receive(newcomer, USED, &mut [0_u8]).map(drop).map_err(Failure::lost)
     }
 }
 
@@ -55,6 +62,7 @@ fn follow(member: &Member<'_>, trainee: &mut Trainee, lead: &Lead) -> Result<(),
     trainee.take_over(step, &state);
     member.membership.took_over();
     drop(state);
+    tell_used(&mut star, sources)?;
     info!(generation = lead.generation, step, behind, "state taken over; following the group");
     let mut gradients = vec![0.0; trainee.replica.table().elements()];
     let mut caught_up = false;
@@ -71,8 +79,14 @@ fn follow(member: &Member<'_>, trainee: &mut Trainee, lead: &Lead) -> Result<(),
             return Err(Failure::broken(format!("gradients of step {step} follow step {}", trainee.step)));
         }
         member.membership.work().during(Activity::Computing, || trainee.repeat_step(&gradients));
+        tell_used(&mut star, sources)?;
     }
     Ok(())
+}
+
+/// Tells all sources that their parcels were used.
+fn tell_used(star: &mut Star, sources: usize) -> Result<(), Failure> {
+    (0..sources).try_for_each(|source| star.send(source, USED, &mut [1_u8]).map(drop).map_err(Failure::lost))
 }
 
 /// Fills `values` with the parts of all ranks; gives their step, and how many more the slowest of them has to send.
