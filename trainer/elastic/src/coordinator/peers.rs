@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::{
     Command, Connection, Coordinator, DEAD_AFTER, Gathering, Outcome, Phase, RETURN_LIMIT, SUSPECT_AFTER,
-    following::Following, forming::REPLACED,
+    following::Following, forming::REPLACED, running::RETURN_SOON,
 };
 use crate::{Digest, Hello, Incarnation, MemberId, Message, message::FrameError};
 
@@ -144,11 +144,19 @@ impl Coordinator {
         self.missed(&peer.hello.member, reason, now);
     }
 
-    /// Whether a process that lives may be on its way here: one whose connection went a moment ago, or, shortly after the start, any.
+    /// Whether a process that lives may be on its way here: one whose connection went a moment ago, or, after a start, a member of the
+    /// newest generation, and for a shorter while any other, of which most never were.
     pub(super) fn may_miss_somebody(&self, now: Duration) -> bool {
-        let is_recent = |since: Duration| now.saturating_sub(since) <= RETURN_LIMIT;
-        let may_come =
-            |pod: &String| is_recent(self.started) || self.away.get(pod).is_some_and(|since| is_recent(*since));
+        let is_member =
+            |pod: &String| self.active().is_some_and(|last| last.members.iter().any(|seat| seat.pod == *pod));
+        let may_come = |pod: &String| {
+            let (since, limit) = match self.away.get(pod) {
+                Some(since) => (*since, RETURN_LIMIT),
+                None if is_member(pod) => (self.started, RETURN_LIMIT),
+                None => (self.started, RETURN_SOON),
+            };
+            now.saturating_sub(since) <= limit
+        };
         self.config.members.iter().any(|pod| !self.peers.contains_key(pod) && may_come(pod))
     }
 

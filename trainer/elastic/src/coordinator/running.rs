@@ -17,7 +17,7 @@ use crate::{Active, Break, Digest, MemberId, Message, Record, Seat, Summing};
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Members look for a coordinator more than once in this time: whoever is alive has found it by then.
-const RETURN_SOON: Duration = Duration::from_secs(3);
+pub(super) const RETURN_SOON: Duration = Duration::from_secs(3);
 
 /// A group that trains.
 #[derive(Clone, Debug)]

@@ -338,7 +338,7 @@ fn a_process_of_an_older_group_is_given_up_after_a_while() {
 
 #[test]
 fn pods_that_were_never_here_are_waited_for_only_by_a_coordinator_that_has_just_begun() {
-    for (age, waits) in [(RETURN_LIMIT / 2, true), (RETURN_LIMIT * 2, false)] {
+    for (age, waits) in [(ms(2000), true), (ms(4000), false)] {
         let config = Config { replicas: 2, least: 1, ..crate::given::config(3) };
         let mut table = Table::with(config, None);
         table.form(&super::hellos(2), NOTHING);
