@@ -106,6 +106,24 @@ fn what_three_workers_saved_two_and_then_one_go_on_with_to_the_same_weights() {
     assert!(run.model() == undisturbed.model(), "the weights differ");
 }
 
+#[test]
+fn a_run_goes_on_with_another_link_wire_and_algorithm_than_it_was_saved_with() {
+    let _alone = alone();
+    let saved = Manifest::glyphs(10_000, 3).replaced("bucketBytes: 64Ki", "algorithm: ring");
+    let mut run = Run::of("rewired", &saved, &[]);
+    for communication in ["backend: tcp, wire: bf16", "algorithm: canonicalTree"] {
+        let stopped_at = run.steps().last().map_or(0, |line| line.step);
+        run.wait_for_step(stopped_at + 20);
+        run.signal(Signal::INT);
+        run = run.finished();
+        assert_eq!(run.code, Some(130), "{}", run.said());
+        run = run.again(&saved.replaced("algorithm: ring", communication), &[]);
+    }
+    let run = run.finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, 3 * EPOCH_STEPS);
+}
+
 /// A file system of its own over a folder, until this is dropped.
 struct Mounted(PathBuf);
 

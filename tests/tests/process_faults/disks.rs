@@ -1,5 +1,5 @@
-//! The folder of checkpoints and journal: full, and read-only. Training goes on, and what could not be stored is stored later. A group
-//! that changes meanwhile waits, and loses no step.
+//! The folder of checkpoints and journal, and that of the record: full, and read-only. Training goes on, and what could not be stored is
+//! stored later. A group that changes meanwhile waits, and loses no step.
 
 use std::{
     fs::{self, OpenOptions},
@@ -18,6 +18,8 @@ use crate::{
 
 /// What memory file systems give files at a time.
 const PAGE: usize = 4096;
+/// What a coordinator logs whose record cannot be stored.
+const UNRECORDED: &str = "record.json is out of reach";
 /// What a worker logs that waits for storage.
 const WAITS: &str = "not stored yet; the group waits";
 
@@ -139,4 +141,34 @@ fn a_disk_that_becomes_read_only_stops_no_training_and_is_waited_for_in_the_end(
     assert!(job.disk().remount("rw"), "the disk stays read-only");
     let ended = job.finished();
     assert_eq!(ended.lost(), [""; 0], "{:?}", ended.changes);
+}
+
+#[test]
+fn a_group_that_changes_while_its_record_cannot_be_stored_waits_for_that() {
+    if !may_run("record on a bad disk") {
+        return;
+    }
+    let mut job = Job::with("record", |run| {
+        let folder = run.join("record");
+        fs::create_dir(&folder).expect("its folder");
+        Setting { disk: Some(Disk::under(&folder, 1)), record: Some(folder), ..Setting::default() }
+    });
+    job.wait_for_steps(30);
+    for (turn, is_full) in [(1, true), (2, false)] {
+        let filler = is_full.then(|| job.disk().fill());
+        assert!(is_full || job.disk().remount("ro"), "the disk stays writable");
+        let known = job.changes().len();
+        job.signal(Host::Worker(turn), Signal::KILL);
+        let said = |job: &Job| job.logs().matches(UNRECORDED).count();
+        let before = said(&job);
+        job.wait_for("a coordinator that waits", |job| said(job) > before);
+        assert_eq!(job.changes().len(), known, "nobody trains in a group that is not recorded");
+        match filler {
+            Some(filler) => fs::remove_file(filler).expect("room again"),
+            None => assert!(job.disk().remount("rw"), "the disk stays read-only"),
+        }
+        job.wait_for_workers(3, known);
+    }
+    let ended = job.finished();
+    assert_eq!(ended.lost(), [worker(1), worker(2)], "{:?}", ended.changes);
 }

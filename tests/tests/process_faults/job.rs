@@ -57,6 +57,8 @@ pub(crate) struct Job {
 pub(crate) struct Setting {
     /// A disk in its folder.
     pub(crate) disk: Option<Disk>,
+    /// The folder of the durable record, where it is not the job's own.
+    pub(crate) record: Option<PathBuf>,
     /// Variables besides those of the launch contract.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
@@ -128,6 +130,10 @@ impl Job {
         self.folder.path().join("run")
     }
 
+    fn record(&self) -> PathBuf {
+        self.setting.record.as_deref().unwrap_or(self.folder.path()).join("record.json")
+    }
+
     fn spawn(&self, host: Host) -> Child {
         let (role, member) = match host {
             Host::Coordinator => ("coordinator", names::coordinator(NAME)),
@@ -145,7 +151,7 @@ impl Job {
             inherits_listener: false,
             output: self.run_folder(),
             objects: None,
-            store: Store::File(self.folder.path().join("record.json")),
+            store: Store::File(self.record()),
             credentials: None,
             grace_seconds: DEFAULT_GRACE_SECONDS,
             ending: self.folder.path().join(format!("{member}.ending")),
@@ -291,7 +297,7 @@ impl Job {
             // A coordinator that is killed may tell of no change.
             assert!(told.is_none_or(|told| told == (*workers, *step)), "generation {generation}: {told:?}");
         }
-        let record = fs::read_to_string(self.folder.path().join("record.json")).expect("a record");
+        let record = fs::read_to_string(self.record()).expect("a record");
         let record: Value = serde_json::from_str(&record).expect("JSON");
         let last = changes.last().expect("a group");
         assert_eq!(record["active"]["generation"], last.generation, "{record}");
