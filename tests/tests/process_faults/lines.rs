@@ -1,11 +1,19 @@
 //! Lines between hosts: cut, one-way, slow, or carrying something else than was sent.
 
+use std::{
+    net::SocketAddr,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lockstep_collective::{Abort, Group, JobId, Limits, Listener, Seat, Tag};
 use rustix::process::Signal;
 
 use crate::{
     job::{FAST, Job, may_run, worker},
     network::{
-        Host,
+        DATA, Host, Network,
         Way::{self, In, Out},
     },
     proxy::Proxy,
@@ -139,4 +147,53 @@ fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_agai
     let broke = ended.changes.iter().find_map(|change| change.broken.clone()).expect("the group broke at first");
     let cut = broke.contains("nothing came from rank 1") || broke.contains("nothing came from rank 2");
     assert!(cut && broke.contains("in hop "), "{broke}");
+}
+
+/// As in an evaluation, or while a state is saved: nobody knows how long that takes, and heartbeats go to the coordinator only.
+#[test]
+fn who_waits_for_a_peer_that_may_take_any_time_finds_out_that_its_line_is_cut() {
+    const ANY_TIME: Duration = Duration::from_secs(600);
+    const UNACKNOWLEDGED: Duration = Duration::from_secs(12);
+    const SOON: Duration = Duration::from_secs(60);
+    if !may_run("cut-wait") {
+        return;
+    }
+    for has_sent in [false, true] {
+        let network = Network::of("cut-wait", FAST);
+        let hosts = [Host::Worker(0), Host::Worker(1)];
+        let peers = hosts.map(|host| SocketAddr::new(host.address().into(), DATA));
+        let member = |rank: usize| {
+            network.enter(hosts[rank]);
+            let listener = Listener::bind(hosts[rank].address().into(), DATA).expect("its port");
+            let seat = Seat { job: JobId([7; 16]), generation: 1, rank };
+            let limits = Limits { silence: ANY_TIME, ..Limits::default() };
+            let mut group = Group::form(&listener, seat, &peers, limits, &Abort::new()).expect("a group");
+            group.set_silence(ANY_TIME, UNACKNOWLEDGED).expect("sockets");
+            group
+        };
+        let (member, network) = (&member, &network);
+        let (waits, is_over) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let _computes = member(1);
+                // Until the other is done, in whatever way.
+                let _ = is_over.into_iter().next();
+            });
+            let waiting = scope.spawn(move || {
+                let _waits = waits;
+                let mut group = member(0);
+                // Longer than an acknowledgement may be put off.
+                thread::sleep(Duration::from_millis(500));
+                network.part(hosts[0], hosts[1]);
+                let begun = Instant::now();
+                if has_sent {
+                    group.send(1, Tag { step: 0, bucket: 0 }, &mut [1.0_f32]).expect("its socket takes it");
+                }
+                (group.receive(1, Tag { step: 1, bucket: 0 }, &mut [0.0_f32]), begun.elapsed())
+            });
+            let (ended, took) = waiting.join().expect("no panic");
+            let error = ended.expect_err("nobody sent anything").to_string();
+            assert!(error.contains("rank 1") && took < SOON, "after {took:?}: {error}");
+        });
+    }
 }

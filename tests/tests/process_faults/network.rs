@@ -1,12 +1,15 @@
 //! A bridge and the hosts on it: the coordinator's and one for each worker.
 
 use std::{
+    fs::File,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    os::fd::AsFd as _,
     path::Path,
     process::Command,
 };
 
-use lockstep_tests::namespaces::{exists, inside, ip, make, remove, run, shape};
+use lockstep_tests::namespaces::{exists, inside, ip, make, path, remove, run, shape};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Workers of every job here.
 pub(crate) const WORKERS: u32 = 3;
@@ -95,6 +98,12 @@ impl Network {
         let mut command = inside(&self.namespace(host), "setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(program);
         command
+    }
+
+    /// Has the thread that calls this be on a host: what it opens from now on is there.
+    pub(crate) fn enter(&self, host: Host) {
+        let namespace = File::open(path(&self.namespace(host))).expect("a namespace");
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("this thread may");
     }
 
     /// What a host sends is limited to so many Mb/s.

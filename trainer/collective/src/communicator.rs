@@ -34,7 +34,7 @@ pub struct Communicator<M> {
     rank: usize,
     world: usize,
     pending: usize,
-    silence: Option<Duration>,
+    silence: Option<(Duration, Duration)>,
     statistics: Statistics,
 }
 
@@ -226,13 +226,14 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         agreed
     }
 
-    /// Changes how long the operations submitted from now on may go without a byte moving.
-    pub fn set_silence_limit(&mut self, silence: Duration) {
-        if self.silence.replace(silence) == Some(silence) {
+    /// Changes how long the operations submitted from now on may go without a byte moving, and without an acknowledgement: see
+    /// [`Group::set_silence`].
+    pub fn set_silence_limits(&mut self, silence: Duration, unacknowledged: Duration) {
+        if self.silence.replace((silence, unacknowledged)) == Some((silence, unacknowledged)) {
             return;
         }
         if let Place::Group(group) = &mut self.place {
-            group.queue.put(Order::Silence(silence), false);
+            group.queue.put(Order::Silence(silence, unacknowledged), false);
         }
     }
 }

@@ -265,13 +265,15 @@ impl Group {
         self.waiting = waiting;
     }
 
-    /// Changes how long an operation may go without a byte moving.
+    /// Changes how long an operation may go without a byte moving, and how long a peer's system may acknowledge nothing of what it was sent
+    /// or asked. The latter counts against a peer that computes, too, once more was sent than the sockets hold: where that may be, it
+    /// must not be the less.
     ///
     /// # Errors
     /// [`CollectiveError::System`] when a socket is no longer usable.
-    pub fn set_silence(&mut self, silence: Duration) -> Result<(), CollectiveError> {
+    pub fn set_silence(&mut self, silence: Duration, unacknowledged: Duration) -> Result<(), CollectiveError> {
         self.limits.silence = silence;
-        self.mesh.set_silence(silence).inspect_err(|_| self.mesh.shut_down())
+        self.mesh.set_silence(silence, unacknowledged).inspect_err(|_| self.mesh.shut_down())
     }
 }
 

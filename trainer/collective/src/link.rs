@@ -14,6 +14,9 @@ use crate::{CollectiveError, Identity};
 const BACKLOG: i32 = 4096;
 /// Send and receive buffer of a data socket, where the system grants it.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// When a peer that says nothing is asked after, and how often from then on.
+const ASKED_AFTER: Duration = Duration::from_secs(10);
+const ASKED_EVERY: Duration = Duration::from_secs(5);
 /// The system counts milliseconds in 31 bits.
 const MAX_MILLISECONDS: u128 = i32::MAX as u128;
 /// BBR is 3.3 times slower on a virtual link between two containers.
@@ -91,7 +94,8 @@ pub(crate) fn dial(address: SocketAddr) -> io::Result<Socket> {
 pub(crate) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
-    set_silence(stream, silence)?;
+    keep_alive(stream)?;
+    set_unacknowledged(stream, silence)?;
     let _ = sockopt::set_tcp_congestion(stream, CONGESTION_CONTROL);
     if buffers_are_granted() {
         let socket = SockRef::from(stream);
@@ -101,10 +105,18 @@ pub(crate) fn tune(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the system give up on bytes that stay unacknowledged, or unwanted by a full receiver, for `silence`: not less
-/// than the operation's own limit, since a peer that still computes reads nothing.
-pub(crate) fn set_silence(stream: &TcpStream, silence: Duration) -> io::Result<()> {
-    let milliseconds = silence.as_millis().clamp(1, MAX_MILLISECONDS) as u32;
+/// Has the system ask after a peer that says nothing: its own system answers, however long it computes. Who does not is given up after the
+/// time that [`set_unacknowledged`] sets.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, ASKED_AFTER)?;
+    Ok(sockopt::set_tcp_keepintvl(stream, ASKED_EVERY)?)
+}
+
+/// Lets the system give up on bytes that stay unacknowledged for so long, or unwanted by a full receiver, or on a peer that says nothing
+/// and answers nothing.
+pub(crate) fn set_unacknowledged(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+    let milliseconds = limit.as_millis().clamp(1, MAX_MILLISECONDS) as u32;
     Ok(sockopt::set_tcp_user_timeout(stream, milliseconds)?)
 }
 

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::connection::Connection;
-use crate::link::set_silence;
+use crate::link::set_unacknowledged;
 use crate::session::Broken;
 use crate::stripes::{MAX_SOCKETS, Stripes, Watched, WrongSegment};
 use crate::{Abort, CollectiveError};
@@ -63,14 +63,12 @@ impl Mesh {
         self.peers.len()
     }
 
-    pub(crate) fn set_silence(&mut self, silence: Duration) -> Result<(), CollectiveError> {
-        if silence != self.silence {
-            for socket in self.peers.iter().flatten().flat_map(Stripes::sockets) {
-                set_silence(socket, silence)
-                    .map_err(|error| CollectiveError::system("set a socket's timeout", error))?;
-            }
-            self.silence = silence;
+    pub(crate) fn set_silence(&mut self, silence: Duration, unacknowledged: Duration) -> Result<(), CollectiveError> {
+        for socket in self.peers.iter().flatten().flat_map(Stripes::sockets) {
+            set_unacknowledged(socket, unacknowledged)
+                .map_err(|error| CollectiveError::system("set a socket's timeout", error))?;
         }
+        self.silence = silence;
         Ok(())
     }
 

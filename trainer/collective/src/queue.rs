@@ -42,7 +42,7 @@ pub(crate) enum Order<M> {
         memory: M,
         other: Option<Collective>,
     },
-    Silence(Duration),
+    Silence(Duration, Duration),
     Follow(AgreedPlan),
 }
 
@@ -236,8 +236,8 @@ impl Driver {
                     Err(error) => Err(Failed { step, bucket, memory, error }),
                 })
             }
-            Order::Silence(silence) => {
-                if let Err(error) = self.group.set_silence(silence) {
+            Order::Silence(silence, unacknowledged) => {
+                if let Err(error) = self.group.set_silence(silence, unacknowledged) {
                     self.broken.get_or_insert(error);
                 }
                 None

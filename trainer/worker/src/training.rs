@@ -40,6 +40,8 @@ const QUIET: Duration = Duration::from_secs(16);
 const QUIET_STEPS: u32 = 8;
 /// The same for the first step of a group.
 const FIRST_QUIET: Duration = Duration::from_secs(60);
+/// How long the host of a rank that may take any time may acknowledge nothing.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 
 /// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
 /// what they tell of checkpoints, then each rank's useful seconds, and how long each waited for the numbers of the step before.
@@ -195,18 +197,20 @@ impl<'a> Rank<'a> {
     pub(crate) fn expect_steps(&mut self) {
         let step = self.work().glimpse().step.unwrap_or_default();
         let quiet = QUIET.max(step * QUIET_STEPS).as_secs().next_power_of_two();
-        self.communicator.set_silence_limit(Duration::from_secs(quiet));
+        let quiet = Duration::from_secs(quiet);
+        self.communicator.set_silence_limits(quiet, quiet);
     }
 
     /// The first step of a group follows: whoever reports may wait for its storage before it, and all may be slower than later.
     pub(crate) fn expect_first_step(&mut self) {
         let step = self.work().glimpse().step.unwrap_or_default();
-        self.communicator.set_silence_limit(FIRST_QUIET.max(step * QUIET_STEPS));
+        let quiet = FIRST_QUIET.max(step * QUIET_STEPS);
+        self.communicator.set_silence_limits(quiet, quiet);
     }
 
-    /// What follows may take any time.
+    /// What follows may take any time. What is sent is little: systems acknowledge it at once.
     pub(crate) fn expect_anything(&mut self) {
-        self.communicator.set_silence_limit(LIMITS.silence);
+        self.communicator.set_silence_limits(LIMITS.silence, UNACKNOWLEDGED);
     }
 
     /// Sums `values` over all ranks, waiting for them.

@@ -56,7 +56,7 @@ fn met(
             drop(stays);
             return None;
         }
-        group.set_silence(SILENCE).unwrap();
+        group.set_silence(SILENCE, SILENCE).unwrap();
         let error = sum(&mut group, algorithm, Tag { step: BAD, bucket: 1 }, &mut data).unwrap_err();
         all_have_failed.wait();
         Some((group.seat().rank, error))
@@ -129,7 +129,7 @@ fn met_behind(
                 None
             }
             1 => {
-                group.set_silence(SILENCE).unwrap();
+                group.set_silence(SILENCE, SILENCE).unwrap();
                 group.receive(0, CHAIN, &mut [0.0_f32; 10]).unwrap_err();
                 None
             }

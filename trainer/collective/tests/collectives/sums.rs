@@ -137,7 +137,7 @@ fn the_bytes_sent_stay_within_a_hundredth_of_the_shortest_share() {
 fn the_silence_limit_can_change_between_operations() {
     ends(|| {
         group(2, PATIENT, |mut communicator| {
-            communicator.set_silence_limit(PATIENT.silence * 2);
+            communicator.set_silence_limits(PATIENT.silence * 2, PATIENT.silence * 2);
             assert!(sum_once(&mut communicator, whole, 100) == sum_of_whole(2, 100));
         })
     });
