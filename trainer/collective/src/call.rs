@@ -64,9 +64,9 @@ impl Operation {
     }
 
     /// The lowest byte of what ranks must agree on besides.
-    const fn shape(self) -> u8 {
+    fn shape(self) -> u8 {
         let number = match self {
-            Self::AllReduce(Algorithm::Torus { columns }) => columns,
+            Self::AllReduce(algorithm) => algorithm.code().1,
             Self::Broadcast { root } | Self::Reduce { root } | Self::Gather { root } | Self::Scatter { root } => root,
             Self::Send { to, .. } => to,
             _ => 0,
@@ -74,38 +74,29 @@ impl Operation {
         number as u8
     }
 
-    const fn code(self) -> u8 {
+    fn code(self) -> u8 {
         match self {
-            Self::AllReduce(Algorithm::Ring) => 1,
-            Self::AllReduce(Algorithm::RecursiveDoubling) => 2,
-            Self::AllReduce(Algorithm::HalvingDoubling) => 3,
-            Self::AllReduce(Algorithm::DoubleTree) => 4,
-            Self::AllReduce(Algorithm::Torus { .. }) => 5,
-            Self::AllReduce(Algorithm::Direct) => 15,
-            Self::AllReduce(Algorithm::Hierarchical) => 16,
-            Self::ReduceScatter => 6,
-            Self::AllGather => 7,
-            Self::Broadcast { .. } => 8,
-            Self::Reduce { .. } => 9,
-            Self::Gather { .. } => 10,
-            Self::Scatter { .. } => 11,
-            Self::AllToAll => 12,
-            Self::Send { .. } => 13,
+            Self::AllReduce(algorithm) => ALL_REDUCE | algorithm.code().0,
+            Self::ReduceScatter => 1,
+            Self::AllGather => 2,
+            Self::Broadcast { .. } => 3,
+            Self::Reduce { .. } => 4,
+            Self::Gather { .. } => 5,
+            Self::Scatter { .. } => 6,
+            Self::AllToAll => 7,
+            Self::Send { .. } => 8,
         }
     }
 }
 
 /// The code of the all-reduce that needs no frames.
-const IN_MEMORY: u8 = 14;
+const IN_MEMORY: u8 = 9;
+/// With an algorithm's code, that of an all-reduce by it.
+const ALL_REDUCE: u8 = 1 << 5;
 
-/// The names of operations by their code.
-const NAMES: [&str; 17] = [
+/// The names of other operations by their code.
+const NAMES: [&str; 10] = [
     "none",
-    "ring all-reduce",
-    "recursive doubling all-reduce",
-    "halving-doubling all-reduce",
-    "double tree all-reduce",
-    "torus all-reduce",
     "reduce-scatter",
     "all-gather",
     "broadcast",
@@ -115,8 +106,6 @@ const NAMES: [&str; 17] = [
     "all-to-all",
     "send",
     "all-reduce in memory",
-    "direct all-reduce",
-    "hierarchical all-reduce",
 ];
 
 /// An operation as a frame names it: its code; that of its elements, and in the upper half that of its reduction; and the lowest byte
@@ -144,8 +133,13 @@ impl Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self([operation, kind, shape]) = *self;
-        let name = NAMES.get(usize::from(operation)).unwrap_or(&"unknown operation");
         let (element, reduction) = (ElementType::name_of(kind & 0xf), Reduction::name_of(kind >> 4));
-        write!(f, "{name} ({shape}) of {element} by {reduction}")
+        let all_reduce = Algorithm::from_code(operation & !ALL_REDUCE, 1).filter(|_| operation & ALL_REDUCE != 0);
+        match (all_reduce, NAMES.get(usize::from(operation))) {
+            (Some(algorithm), _) => write!(f, "{} all-reduce", algorithm.name())?,
+            (None, Some(name)) => write!(f, "{name}")?,
+            (None, None) => write!(f, "unknown operation")?,
+        }
+        write!(f, " ({shape}) of {element} by {reduction}")
     }
 }

@@ -47,62 +47,14 @@ impl Default for Choice {
     }
 }
 
-/// Frames that a tree's halves are cut into at best; see [`Algorithm::DoubleTree`].
-const TREE_FRAMES: f64 = 8.0;
-
 impl Costs {
-    /// Seconds that `algorithm` takes to reduce `bytes` over the ranks of `hosts`, by the formulas of [`Algorithm`], where k ranks per host are
-    /// the fullest host's for what it gathers, and the emptiest one's for how many of a host share that.
+    /// Seconds that `algorithm` takes to reduce `bytes` over the ranks of `hosts`, by the formulas of [`Algorithm`]; none for one rank.
     ///
     /// Where hosts are mixed, all ranks of one send over one line. β is that of a ring, which crosses the line [`Hosts::crossings`] times; a
     /// hierarchy crosses it once, and what takes no heed of hosts as often as the fullest has ranks.
     #[must_use]
     pub fn seconds(&self, algorithm: Algorithm, hosts: &Hosts, bytes: usize) -> f64 {
-        let world = hosts.world();
-        if world < 2 {
-            return 0.0;
-        }
-        let Self { message, mut wire_byte, reduced_byte } = *self;
-        let (ranks, size) = (world as f64, bytes as f64);
-        let levels = f64::from(world.ilog2());
-        let (fullest, emptiest) = (hosts.fullest() as f64, hosts.emptiest() as f64);
-        if hosts.are_mixed() {
-            let crossings = hosts.crossings() as f64;
-            wire_byte *= match algorithm {
-                Algorithm::Ring => 1.0,
-                Algorithm::Hierarchical => 1.0 / crossings,
-                _ => fullest / crossings,
-            };
-        }
-        let whole = size * (wire_byte + reduced_byte);
-        // Ranks beyond a power of two lend their elements before and get the result after.
-        let folded = if world.is_power_of_two() { 0.0 } else { 2.0 * message + whole + size * wire_byte };
-        let share = (ranks - 1.0) / ranks;
-        match algorithm {
-            Algorithm::Ring | Algorithm::Direct => {
-                2.0 * (ranks - 1.0) * message + share * size * (2.0 * wire_byte + reduced_byte)
-            }
-            Algorithm::RecursiveDoubling => levels * (message + whole) + folded,
-            Algorithm::HalvingDoubling => {
-                let core = f64::from(1_u32 << world.ilog2());
-                let share = (core - 1.0) / core;
-                2.0 * levels * message + share * size * (2.0 * wire_byte + reduced_byte) + folded
-            }
-            Algorithm::DoubleTree => {
-                let height = f64::from(usize::BITS - world.leading_zeros());
-                2.0 * (height + TREE_FRAMES - 1.0) * (message + whole / TREE_FRAMES)
-            }
-            Algorithm::Hierarchical => {
-                let hosts = hosts.count() as f64;
-                let (within, between) = ((fullest - 1.0) / emptiest, (hosts - 1.0) / hosts / emptiest);
-                let messages = 2.0 * (fullest + hosts - 2.0);
-                messages * message + (within + between) * size * (2.0 * wire_byte + reduced_byte)
-            }
-            Algorithm::Torus { columns } => {
-                let (across, down) = (columns as f64, ranks / columns as f64);
-                2.0 * (across + down - 2.0) * message + share * size * (2.0 * wire_byte + reduced_byte)
-            }
-        }
+        if hosts.world() < 2 { 0.0 } else { algorithm.seconds(self, hosts, bytes) }
     }
 
     /// These costs, but for the cost of a byte on the wire: that at which `sums`, each by an algorithm and of so many bytes, take `seconds`
@@ -117,15 +69,10 @@ impl Costs {
         (wire_byte.is_finite() && wire_byte > 0.0).then_some(Self { wire_byte, ..*self })
     }
 
-    /// The cheapest algorithm; of equally cheap ones the simplest.
+    /// The cheapest algorithm.
     #[must_use]
     pub fn cheapest(&self, hosts: &Hosts, bytes: usize) -> Algorithm {
-        let torus = Some(Algorithm::torus(hosts.world())).filter(|torus| *torus != Algorithm::Torus { columns: 1 });
-        let hierarchical = hosts.are_mixed().then_some(Algorithm::Hierarchical);
-        [Algorithm::RecursiveDoubling, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::DoubleTree]
-            .into_iter()
-            .chain(torus)
-            .chain(hierarchical)
+        Algorithm::worth_trying(hosts)
             .min_by(|one, other| self.seconds(*one, hosts, bytes).total_cmp(&self.seconds(*other, hosts, bytes)))
             .unwrap_or(Algorithm::Ring)
     }

@@ -77,7 +77,6 @@ impl Plan {
         let (hosts, ends) = rest.split_at_checked(usize::try_from(*ranks).ok()?)?;
         let hosts =
             hosts.iter().map(|host| u32::try_from(*host).ok()).collect::<Option<_>>().and_then(Hosts::counted)?;
-        let fixed = |algorithm| Some(Choice::Always(algorithm));
         let wire = usize::try_from(kind >> WIRE_SHIFT).ok().and_then(|number| Wire::ALL.get(number)).copied()?;
         let choice = match kind & ((1 << WIRE_SHIFT) - 1) {
             0 => {
@@ -86,16 +85,10 @@ impl Plan {
                 let known = [message, wire_byte, reduced_byte].iter().all(|cost| cost.is_finite() && *cost >= 0.0);
                 known.then_some(Choice::Cheapest(Costs { message, wire_byte, reduced_byte }))
             }
-            1 => fixed(Algorithm::Ring),
-            2 => fixed(Algorithm::RecursiveDoubling),
-            3 => fixed(Algorithm::HalvingDoubling),
-            4 => fixed(Algorithm::DoubleTree),
-            6 => fixed(Algorithm::Direct),
-            7 => fixed(Algorithm::Hierarchical),
-            5 => {
-                fixed(Algorithm::Torus { columns: usize::try_from(parameters[0]).ok().filter(|columns| *columns > 0)? })
+            code => {
+                let columns = usize::try_from(parameters[0]).ok()?;
+                Algorithm::from_code(u8::try_from(code).ok()?, columns).map(Choice::Always)
             }
-            _ => None,
         }?;
         let mut start = 0;
         let mut buckets = Vec::with_capacity(ends.len().min(MAX_BUCKETS));
@@ -112,13 +105,10 @@ impl Plan {
             Choice::Cheapest(Costs { message, wire_byte, reduced_byte }) => {
                 [0, message.to_bits(), wire_byte.to_bits(), reduced_byte.to_bits()]
             }
-            Choice::Always(Algorithm::Ring) => [1, 0, 0, 0],
-            Choice::Always(Algorithm::RecursiveDoubling) => [2, 0, 0, 0],
-            Choice::Always(Algorithm::HalvingDoubling) => [3, 0, 0, 0],
-            Choice::Always(Algorithm::DoubleTree) => [4, 0, 0, 0],
-            Choice::Always(Algorithm::Torus { columns }) => [5, columns as u64, 0, 0],
-            Choice::Always(Algorithm::Direct) => [6, 0, 0, 0],
-            Choice::Always(Algorithm::Hierarchical) => [7, 0, 0, 0],
+            Choice::Always(algorithm) => {
+                let (code, columns) = algorithm.code();
+                [u64::from(code), columns as u64, 0, 0]
+            }
         };
         head[0] |= (self.wire as u64) << WIRE_SHIFT;
         let hosts = self.hosts.numbers().iter().map(|host| u64::from(*host));
@@ -140,8 +130,8 @@ impl Group {
         let (tag, world) = (Tag { step: u64::MAX, bucket: 0 }, self.world());
         let fits = |plan: &Plan| match plan.choice {
             _ if plan.hosts.world() != world => false,
-            Choice::Always(Algorithm::Torus { columns }) => world.is_multiple_of(columns),
-            Choice::Always(_) | Choice::Cheapest(_) => true,
+            Choice::Always(algorithm) => algorithm.fits(world),
+            Choice::Cheapest(_) => true,
         };
         let read = |words: &[u64]| Plan::from_words(words).filter(fits);
         let mut words = if self.seat().rank == 0 { propose().to_words() } else { Vec::new() };
@@ -178,17 +168,9 @@ mod tests {
     #[test]
     fn a_plan_is_the_same_after_its_words() {
         let costs = Costs { message: 1.0 / 3.0, wire_byte: 4e-10, reduced_byte: 0.0 };
-        let named = [
-            Algorithm::Ring,
-            Algorithm::RecursiveDoubling,
-            Algorithm::HalvingDoubling,
-            Algorithm::DoubleTree,
-            Algorithm::Torus { columns: 4 },
-            Algorithm::Direct,
-            Algorithm::Hierarchical,
-        ];
+        let named = Algorithm::PLAIN.into_iter().chain([Algorithm::Torus { columns: 4 }]);
         let hosts = Hosts::named(&[4, 5, 4]);
-        for choice in named.map(Choice::Always).into_iter().chain([Choice::Cheapest(costs)]) {
+        for choice in named.map(Choice::Always).chain([Choice::Cheapest(costs)]) {
             for buckets in [vec![], vec![0..7, 7..8], vec![0..7, 7..8, 8..1000]] {
                 for wire in Wire::ALL {
                     let plan = Plan { buckets: buckets.clone(), choice, wire, hosts: hosts.clone() };

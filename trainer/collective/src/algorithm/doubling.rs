@@ -1,17 +1,42 @@
 //! Recursive doubling: in hop h, ranks that differ in bit h exchange all they have.
 
-use super::{Arrival, Builder};
+use super::{AllReduce, Arrival, Builder, Terms};
+use crate::Hosts;
 
-pub(super) fn all_reduce(builder: &mut Builder, length: usize) {
-    in_core(builder, length, |builder, core, first_hop| {
-        for bit in 0..core.bits() {
-            for member in 0..core.size {
-                let (from, to) = (core.rank(member), core.rank(member ^ (1 << bit)));
-                builder.transfer(first_hop + bit, from, to, &(0..length), Arrival::Reduce);
+pub(super) struct Scheme;
+
+impl AllReduce for Scheme {
+    fn code(&self) -> u8 {
+        2
+    }
+
+    fn name(&self) -> &'static str {
+        "recursive doubling"
+    }
+
+    fn describe(&self, builder: &mut Builder, _: &Hosts, length: usize) {
+        in_core(builder, length, |builder, core, first_hop| {
+            for bit in 0..core.bits() {
+                for member in 0..core.size {
+                    let (from, to) = (core.rank(member), core.rank(member ^ (1 << bit)));
+                    builder.transfer(first_hop + bit, from, to, &(0..length), Arrival::Reduce);
+                }
             }
-        }
-        first_hop + core.bits()
-    });
+            first_hop + core.bits()
+        });
+    }
+
+    fn seconds(&self, terms: &Terms<'_>) -> f64 {
+        terms.levels() * (terms.message + terms.whole()) + folded(terms)
+    }
+}
+
+/// What the ranks beyond a power of two take: they lend their elements before and get the result after.
+pub(super) fn folded(terms: &Terms<'_>) -> f64 {
+    match terms.hosts.world().is_power_of_two() {
+        true => 0.0,
+        false => 2.0 * terms.message + terms.whole() + terms.bytes * terms.wire_byte,
+    }
 }
 
 /// The greatest power of two of ranks. Of the first ranks, the even ones are left out for every rank beyond it.

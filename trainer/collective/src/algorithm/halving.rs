@@ -5,23 +5,45 @@
 
 use std::ops::Range;
 
-use super::{Arrival, Builder, doubling::in_core, part};
+use super::{
+    AllReduce, Arrival, Builder, Terms,
+    doubling::{folded, in_core},
+    part,
+};
+use crate::Hosts;
 
-pub(super) fn all_reduce(builder: &mut Builder, length: usize) {
-    in_core(builder, length, |builder, core, first_hop| {
-        let end = first_hop + 2 * core.bits();
-        for level in 0..core.bits() {
-            for member in 0..core.size {
-                let partner = member ^ (1 << level);
-                let (from, to) = (core.rank(member), core.rank(partner));
-                let theirs = held(partner, level + 1, length);
-                builder.transfer(first_hop + level, from, to, &theirs, Arrival::Reduce);
-                let mine = held(member, level + 1, length);
-                builder.transfer(end - 1 - level, from, to, &mine, Arrival::Copy);
+pub(super) struct Scheme;
+
+impl AllReduce for Scheme {
+    fn code(&self) -> u8 {
+        3
+    }
+
+    fn name(&self) -> &'static str {
+        "halving-doubling"
+    }
+
+    fn describe(&self, builder: &mut Builder, _: &Hosts, length: usize) {
+        in_core(builder, length, |builder, core, first_hop| {
+            let end = first_hop + 2 * core.bits();
+            for level in 0..core.bits() {
+                for member in 0..core.size {
+                    let partner = member ^ (1 << level);
+                    let (from, to) = (core.rank(member), core.rank(partner));
+                    let theirs = held(partner, level + 1, length);
+                    builder.transfer(first_hop + level, from, to, &theirs, Arrival::Reduce);
+                    let mine = held(member, level + 1, length);
+                    builder.transfer(end - 1 - level, from, to, &mine, Arrival::Copy);
+                }
             }
-        }
-        end
-    });
+            end
+        });
+    }
+
+    fn seconds(&self, terms: &Terms<'_>) -> f64 {
+        let core = terms.levels().exp2();
+        2.0 * terms.levels() * terms.message + (core - 1.0) / core * terms.there_and_back() + folded(terms)
+    }
 }
 
 /// What a member reduces after so many levels.

@@ -3,41 +3,69 @@
 
 use crate::Hosts;
 
-use super::{Arrival, Builder, MAX_FRAME, part};
+use super::{AllReduce, Arrival, Builder, MAX_FRAME, Terms, part};
 
 /// Hops of the whole between two hops of a segment: segments are on their way between hosts while others are summed up within them.
 const LAG: usize = 4;
 
-pub(super) fn all_reduce(builder: &mut Builder, hosts: &Hosts, length: usize) {
-    let rows = hosts.ranks();
-    let (count, owners) = (hosts.count(), hosts.emptiest());
-    let segments = length.div_ceil(owners * count).div_ceil(MAX_FRAME).max(1);
-    let lag = LAG.min(segments);
-    for index in 0..segments {
-        let segment = part(&(0..length), segments, index);
-        let hop = |hop: usize| index + lag * hop;
-        for owner in 0..owners {
-            let owned = part(&segment, owners, owner);
-            let mut within = |hop: usize, gathers: bool| {
-                for row in &rows {
-                    for rank in row.iter().filter(|rank| **rank != row[owner]) {
-                        match gathers {
-                            true => builder.transfer(hop, *rank, row[owner], &owned, Arrival::Reduce),
-                            false => builder.transfer(hop, row[owner], *rank, &owned, Arrival::Copy),
+pub(super) struct Scheme;
+
+impl AllReduce for Scheme {
+    fn code(&self) -> u8 {
+        7
+    }
+
+    fn name(&self) -> &'static str {
+        "hierarchical"
+    }
+
+    fn describe(&self, builder: &mut Builder, hosts: &Hosts, length: usize) {
+        let rows = hosts.ranks();
+        let (count, owners) = (hosts.count(), hosts.emptiest());
+        let segments = length.div_ceil(owners * count).div_ceil(MAX_FRAME).max(1);
+        let lag = LAG.min(segments);
+        for index in 0..segments {
+            let segment = part(&(0..length), segments, index);
+            let hop = |hop: usize| index + lag * hop;
+            for owner in 0..owners {
+                let owned = part(&segment, owners, owner);
+                let mut within = |hop: usize, gathers: bool| {
+                    for row in &rows {
+                        for rank in row.iter().filter(|rank| **rank != row[owner]) {
+                            match gathers {
+                                true => builder.transfer(hop, *rank, row[owner], &owned, Arrival::Reduce),
+                                false => builder.transfer(hop, row[owner], *rank, &owned, Arrival::Copy),
+                            }
                         }
                     }
-                }
-            };
-            within(hop(0), true);
-            within(hop(2 * count - 1), false);
-            for step in 0..2 * (count - 1) {
-                // As in any ring: first each passes on the part to which its next one has yet to add, then what is complete.
-                let arrival = if step < count - 1 { Arrival::Reduce } else { Arrival::Copy };
-                for (host, row) in rows.iter().enumerate() {
-                    let passed = part(&owned, count, (host + 2 * count - step - 1) % count);
-                    builder.transfer(hop(1 + step), row[owner], rows[(host + 1) % count][owner], &passed, arrival);
+                };
+                within(hop(0), true);
+                within(hop(2 * count - 1), false);
+                for step in 0..2 * (count - 1) {
+                    // As in any ring: first each passes on the part to which its next one has yet to add, then what is complete.
+                    let arrival = if step < count - 1 { Arrival::Reduce } else { Arrival::Copy };
+                    for (host, row) in rows.iter().enumerate() {
+                        let passed = part(&owned, count, (host + 2 * count - step - 1) % count);
+                        builder.transfer(hop(1 + step), row[owner], rows[(host + 1) % count][owner], &passed, arrival);
+                    }
                 }
             }
         }
+    }
+
+    /// Of k ranks per host, where those differ, the fullest host's for what it gathers and the emptiest one's for how many share that.
+    fn seconds(&self, terms: &Terms<'_>) -> f64 {
+        let [hosts, fullest, emptiest] =
+            [terms.hosts.count(), terms.hosts.fullest(), terms.hosts.emptiest()].map(|count| count as f64);
+        let (within, between) = ((fullest - 1.0) / emptiest, (hosts - 1.0) / hosts / emptiest);
+        2.0 * (fullest + hosts - 2.0) * terms.message + (within + between) * terms.there_and_back()
+    }
+
+    fn crossings(&self, _: &Hosts) -> usize {
+        1
+    }
+
+    fn is_worth_trying(&self, hosts: &Hosts) -> bool {
+        hosts.are_mixed()
     }
 }

@@ -4,6 +4,8 @@
 //! the hop's arrivals. A [`Schedule`] is one rank's part of the list: what it sends and what it receives, both in the one order that
 //! all ranks agree on, so that the earliest transfer that is not done yet can always be done: no schedule deadlocks over links that
 //! hold one frame.
+//!
+//! An all-reduce is one file: its schedule, its cost and its name. Besides, [`Algorithm`] lists it, and the manifest names it.
 
 mod direct;
 mod doubling;
@@ -18,7 +20,7 @@ use std::ops::Range;
 
 use ring::Ring;
 
-use crate::Hosts;
+use crate::{Costs, Hosts};
 
 /// Elements of the longest frame: 256 KiB of f32, which stay in the second-level cache until they are forwarded.
 pub const MAX_FRAME: usize = 64 * 1024;
@@ -113,6 +115,127 @@ impl Algorithm {
         let columns = (1..=world.isqrt()).rev().find(|columns| world.is_multiple_of(*columns));
         Self::Torus { columns: columns.unwrap_or(1) }
     }
+
+    /// Those that may be the cheapest among these hosts; of equally cheap ones the first is as good as any.
+    pub(crate) fn worth_trying(hosts: &Hosts) -> impl Iterator<Item = Self> {
+        let all = Self::PLAIN.into_iter().chain([Self::torus(hosts.world())]);
+        all.filter(|algorithm| algorithm.as_scheme(|scheme| scheme.is_worth_trying(hosts)))
+    }
+
+    /// Seconds that it takes to reduce `bytes` over the ranks of `hosts`.
+    pub(crate) fn seconds(self, costs: &Costs, hosts: &Hosts, bytes: usize) -> f64 {
+        self.as_scheme(|scheme| {
+            let Costs { message, mut wire_byte, reduced_byte } = *costs;
+            if hosts.are_mixed() {
+                wire_byte *= scheme.crossings(hosts) as f64 / hosts.crossings() as f64;
+            }
+            scheme.seconds(&Terms { message, wire_byte, reduced_byte, hosts, bytes: bytes as f64 })
+        })
+    }
+
+    /// Whether so many ranks can do it.
+    pub(crate) fn fits(self, world: usize) -> bool {
+        self.as_scheme(|scheme| scheme.fits(world))
+    }
+
+    /// As errors call it.
+    pub(crate) fn name(self) -> &'static str {
+        self.as_scheme(|scheme| scheme.name())
+    }
+
+    /// Its code and what it needs besides, for [`Self::from_code`].
+    pub(crate) fn code(self) -> (u8, usize) {
+        let columns = if let Self::Torus { columns } = self { columns } else { 0 };
+        (self.as_scheme(|scheme| scheme.code()), columns)
+    }
+
+    /// The algorithm of this code; `None` where there is none, or none that any ranks can do.
+    pub(crate) fn from_code(code: u8, columns: usize) -> Option<Self> {
+        let torus = Some(Self::Torus { columns }).filter(|_| columns > 0);
+        Self::PLAIN.into_iter().chain(torus).find(|algorithm| algorithm.code().0 == code)
+    }
+
+    fn as_scheme<T>(self, act: impl FnOnce(&dyn AllReduce) -> T) -> T {
+        match self {
+            Self::Ring => act(&ring::Scheme),
+            Self::RecursiveDoubling => act(&doubling::Scheme),
+            Self::HalvingDoubling => act(&halving::Scheme),
+            Self::DoubleTree => act(&tree::Scheme),
+            Self::Direct => act(&direct::Scheme),
+            Self::Hierarchical => act(&hierarchical::Scheme),
+            Self::Torus { columns } => act(&torus::Scheme { columns }),
+        }
+    }
+}
+
+/// An algorithm of an all-reduce.
+trait AllReduce {
+    /// In plans, which outlive a version, and in frames: no other has it, and none had it before. Below 2⁵.
+    fn code(&self) -> u8;
+
+    /// As errors call it.
+    fn name(&self) -> &'static str;
+
+    /// All transfers that reduce `length` elements over the ranks of `hosts`.
+    fn describe(&self, builder: &mut Builder, hosts: &Hosts, length: usize);
+
+    /// Seconds that it takes, by the formula of [`Algorithm`].
+    fn seconds(&self, terms: &Terms<'_>) -> f64;
+
+    /// How often all elements cross the line of a mixed host: as often as the fullest has ranks, where it takes no heed of hosts.
+    fn crossings(&self, hosts: &Hosts) -> usize {
+        hosts.fullest()
+    }
+
+    /// Whether so many ranks can do it.
+    fn fits(&self, _world: usize) -> bool {
+        true
+    }
+
+    /// Whether it may be cheaper than all others among these hosts.
+    fn is_worth_trying(&self, _hosts: &Hosts) -> bool {
+        true
+    }
+}
+
+/// What the formulas of costs are about.
+struct Terms<'a> {
+    /// α, in seconds.
+    message: f64,
+    /// β, in seconds; where hosts are mixed, of the line that all ranks of one share.
+    wire_byte: f64,
+    /// γ, in seconds.
+    reduced_byte: f64,
+    hosts: &'a Hosts,
+    /// S.
+    bytes: f64,
+}
+
+impl Terms<'_> {
+    /// n.
+    fn ranks(&self) -> f64 {
+        self.hosts.world() as f64
+    }
+
+    /// ⌊log₂n⌋.
+    fn levels(&self) -> f64 {
+        f64::from(self.hosts.world().ilog2())
+    }
+
+    /// S(β + γ): all bytes are sent once, and reduced.
+    fn whole(&self) -> f64 {
+        self.bytes * (self.wire_byte + self.reduced_byte)
+    }
+
+    /// S(2β + γ): all bytes are sent, reduced and sent back.
+    fn there_and_back(&self) -> f64 {
+        self.bytes * (2.0 * self.wire_byte + self.reduced_byte)
+    }
+
+    /// So many messages, and (n−1)/n of all bytes there and back.
+    fn in_parts(&self, messages: f64) -> f64 {
+        messages * self.message + (self.ranks() - 1.0) / self.ranks() * self.there_and_back()
+    }
 }
 
 /// The sum, or another reduction, of `length` elements over all ranks, on all ranks.
@@ -121,15 +244,9 @@ impl Algorithm {
 /// When `rank` is not among those of `hosts`, or a torus' columns do not divide their number.
 #[must_use]
 pub fn all_reduce(algorithm: Algorithm, rank: usize, hosts: &Hosts, length: usize) -> Schedule {
-    built(rank, hosts.world(), |builder| match algorithm {
-        Algorithm::Hierarchical => hierarchical::all_reduce(builder, hosts, length),
-        Algorithm::Ring => ring::all_reduce(builder, length),
-        Algorithm::RecursiveDoubling => doubling::all_reduce(builder, length),
-        Algorithm::HalvingDoubling => halving::all_reduce(builder, length),
-        Algorithm::DoubleTree => tree::all_reduce(builder, length),
-        Algorithm::Direct => direct::all_reduce(builder, length),
-        Algorithm::Torus { columns } => torus::all_reduce(builder, columns, length),
-    })
+    let world = hosts.world();
+    assert!(algorithm.fits(world), "{world} ranks cannot do {algorithm:?}");
+    built(rank, world, |builder| algorithm.as_scheme(|scheme| scheme.describe(builder, hosts, length)))
 }
 
 /// The reduction of [`part`] `rank` of `length` elements over all ranks, on that rank; the other elements are used up.

@@ -5,15 +5,36 @@
 
 use std::ops::Range;
 
-use super::{Arrival, Builder, MAX_FRAME, all, part};
+use super::{AllReduce, Arrival, Builder, MAX_FRAME, Terms, all, part};
+use crate::Hosts;
 
 /// Hops of the whole between two hops of a strip.
 const LAG: usize = 4;
 
-pub(super) fn all_reduce(builder: &mut Builder, length: usize) {
-    let ring = Ring::new(all(builder.world), 0..length);
-    let middle = ring.reduce_scatter(builder, 0);
-    ring.all_gather(builder, middle);
+pub(super) struct Scheme;
+
+impl AllReduce for Scheme {
+    fn code(&self) -> u8 {
+        1
+    }
+
+    fn name(&self) -> &'static str {
+        "ring"
+    }
+
+    fn describe(&self, builder: &mut Builder, _: &Hosts, length: usize) {
+        let ring = Ring::new(all(builder.world), 0..length);
+        let middle = ring.reduce_scatter(builder, 0);
+        ring.all_gather(builder, middle);
+    }
+
+    fn seconds(&self, terms: &Terms<'_>) -> f64 {
+        terms.in_parts(2.0 * (terms.ranks() - 1.0))
+    }
+
+    fn crossings(&self, hosts: &Hosts) -> usize {
+        hosts.crossings()
+    }
 }
 
 /// Members in a ring, and the elements that go round.

@@ -1,23 +1,51 @@
 //! Rings along the rows, along the columns, and along the rows again: 2(X−1) + 2(Y−1) hops instead of 2(XY−1), and only one column's
 //! share of the elements crosses between rows.
 
-use super::{Builder, part, ring::Ring};
+use super::{AllReduce, Builder, Terms, part, ring::Ring};
+use crate::Hosts;
 
-pub(super) fn all_reduce(builder: &mut Builder, columns: usize, length: usize) {
-    let world = builder.world;
-    assert!(columns > 0 && world.is_multiple_of(columns), "{world} ranks make no rows of {columns}");
-    let in_rows: Vec<Ring> =
-        (0..world).step_by(columns).map(|first| Ring::new((first..first + columns).collect(), 0..length)).collect();
-    let in_columns: Vec<Ring> = (0..columns)
-        .map(|column| Ring::new((column..world).step_by(columns).collect(), part(&(0..length), columns, column)))
-        .collect();
-    let mut hop = 0;
-    hop = in_step(&in_rows, |ring| ring.reduce_scatter(builder, hop));
-    hop = in_step(&in_columns, |ring| {
-        let middle = ring.reduce_scatter(builder, hop);
-        ring.all_gather(builder, middle)
-    });
-    in_step(&in_rows, |ring| ring.all_gather(builder, hop));
+pub(super) struct Scheme {
+    pub(super) columns: usize,
+}
+
+impl AllReduce for Scheme {
+    fn code(&self) -> u8 {
+        5
+    }
+
+    fn name(&self) -> &'static str {
+        "torus"
+    }
+
+    fn describe(&self, builder: &mut Builder, _: &Hosts, length: usize) {
+        let (world, columns) = (builder.world, self.columns);
+        let in_rows: Vec<Ring> =
+            (0..world).step_by(columns).map(|first| Ring::new((first..first + columns).collect(), 0..length)).collect();
+        let in_columns: Vec<Ring> = (0..columns)
+            .map(|column| Ring::new((column..world).step_by(columns).collect(), part(&(0..length), columns, column)))
+            .collect();
+        let mut hop = 0;
+        hop = in_step(&in_rows, |ring| ring.reduce_scatter(builder, hop));
+        hop = in_step(&in_columns, |ring| {
+            let middle = ring.reduce_scatter(builder, hop);
+            ring.all_gather(builder, middle)
+        });
+        in_step(&in_rows, |ring| ring.all_gather(builder, hop));
+    }
+
+    fn seconds(&self, terms: &Terms<'_>) -> f64 {
+        let (across, down) = (self.columns as f64, terms.ranks() / self.columns as f64);
+        terms.in_parts(2.0 * (across + down - 2.0))
+    }
+
+    fn fits(&self, world: usize) -> bool {
+        self.columns > 0 && world.is_multiple_of(self.columns)
+    }
+
+    fn is_worth_trying(&self, _: &Hosts) -> bool {
+        // Else it is a ring.
+        self.columns > 1
+    }
 }
 
 /// Does the same along every ring; the hop after the last.

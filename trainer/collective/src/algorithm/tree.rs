@@ -3,28 +3,46 @@
 //! In the first tree the ranks stand in order, so that the even ones are leaves. The second is the first one mirrored, or shifted by one
 //! where the number of ranks is odd, which makes the odd ones leaves: every rank sends and receives about as much as every other.
 
-use super::{Arrival, Builder, MAX_FRAME, part};
+use super::{AllReduce, Arrival, Builder, MAX_FRAME, Terms, part};
+use crate::Hosts;
 
 /// Frames of a half aimed at: more hide the tree's height better, fewer cost less each.
 const FRAMES: usize = 8;
 /// Frames shorter than this cost more than they hide.
 const MIN_FRAME: usize = 4 * 1024;
 
-pub(super) fn all_reduce(builder: &mut Builder, length: usize) {
-    let world = builder.world;
-    let height = (1..=world).map(|place| Node::at(place, world).depth).max().unwrap_or_default();
-    for tree in 0..2 {
-        let half = part(&(0..length), 2, tree);
-        let size = (half.end - half.start).div_ceil(FRAMES).clamp(MIN_FRAME, MAX_FRAME);
-        for (frame, start) in half.clone().step_by(size).enumerate() {
-            let elements = start..half.end.min(start + size);
-            for place in 1..=world {
-                let Node { depth, parent: Some(parent) } = Node::at(place, world) else { continue };
-                let (child, parent) = (rank_at(place, tree, world), rank_at(parent, tree, world));
-                builder.transfer(frame + height - depth, child, parent, &elements, Arrival::Reduce);
-                builder.transfer(frame + height + depth - 1, parent, child, &elements, Arrival::Copy);
+pub(super) struct Scheme;
+
+impl AllReduce for Scheme {
+    fn code(&self) -> u8 {
+        4
+    }
+
+    fn name(&self) -> &'static str {
+        "double tree"
+    }
+
+    fn describe(&self, builder: &mut Builder, _: &Hosts, length: usize) {
+        let world = builder.world;
+        let height = (1..=world).map(|place| Node::at(place, world).depth).max().unwrap_or_default();
+        for tree in 0..2 {
+            let half = part(&(0..length), 2, tree);
+            let size = (half.end - half.start).div_ceil(FRAMES).clamp(MIN_FRAME, MAX_FRAME);
+            for (frame, start) in half.clone().step_by(size).enumerate() {
+                let elements = start..half.end.min(start + size);
+                for place in 1..=world {
+                    let Node { depth, parent: Some(parent) } = Node::at(place, world) else { continue };
+                    let (child, parent) = (rank_at(place, tree, world), rank_at(parent, tree, world));
+                    builder.transfer(frame + height - depth, child, parent, &elements, Arrival::Reduce);
+                    builder.transfer(frame + height + depth - 1, parent, child, &elements, Arrival::Copy);
+                }
             }
         }
+    }
+
+    fn seconds(&self, terms: &Terms<'_>) -> f64 {
+        let frames = FRAMES as f64;
+        2.0 * (terms.levels() + frames) * (terms.message + terms.whole() / frames)
     }
 }
 

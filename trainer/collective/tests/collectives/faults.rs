@@ -53,7 +53,7 @@ fn a_frame_that_belongs_elsewhere_is_refused_with_what_was_expected() {
             "operation",
             "recursive doubling all-reduce (0) of f32 by sum",
             "broadcast (3) of f64 by none",
-            Header { call: Call([8, 2, 3]), ..right },
+            Header { call: Call([3, 2, 3]), ..right },
         ),
         ("kind", "Segment", "Hello", Header { kind: Kind::Hello, ..right }),
         ("job", &"42".repeat(16), &"00".repeat(16), Header { job: JobId([0; 16]), ..right }),

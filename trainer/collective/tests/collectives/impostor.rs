@@ -65,7 +65,7 @@ pub(crate) fn expected_frame() -> (Header, Vec<u8>) {
     assert_eq!(algorithm, Algorithm::RecursiveDoubling);
     let header = Header {
         kind: Kind::Segment,
-        call: Call([2, 0x11, 0]),
+        call: Call([0x22, 0x11, 0]),
         step: 3,
         bucket: 5,
         length: payload.len() as u32,
