@@ -7,6 +7,7 @@ pub mod image;
 pub mod metrics;
 pub mod namespaces;
 pub mod object_store;
+pub mod samples;
 
 use std::{
     io::{self, Write as _},

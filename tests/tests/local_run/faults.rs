@@ -2,6 +2,7 @@
 
 use std::{thread, time::Duration};
 
+use lockstep_tests::samples;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::run::{Manifest, Run, alone, wait_for};
@@ -10,9 +11,12 @@ pub(crate) fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).expect("the process is alive");
 }
 
+/// Each step was done once, with the samples that are next in the order of its epoch.
 pub(crate) fn assert_each_step_once(run: &Run, last: u64) {
     let steps: Vec<u64> = run.steps().iter().map(|line| line.step).collect();
     assert_eq!(steps, (1..=last).collect::<Vec<_>>());
+    let told = samples::each_was_taken_once(&run.workload(), &run.journal()).expect("each sample of an epoch once");
+    assert!(told > 0, "no step tells which samples it took");
 }
 
 #[test]

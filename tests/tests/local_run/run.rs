@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockstep_api::ValidJob;
+use lockstep_launch::{Task, Workload};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
@@ -290,10 +292,23 @@ impl Run {
         self.evaluations().last().map_or(0.0, |line| line.evaluation.accuracy)
     }
 
+    /// What it trains.
+    pub(crate) fn workload(&self) -> Workload {
+        let manifest = fs::read_to_string(self.folder.join("manifest.yaml")).expect("the manifest as it was run");
+        match ValidJob::from_manifest(&manifest).expect("a valid manifest").task {
+            Task::Train(workload) => workload,
+            Task::Benchmark { .. } => panic!("a benchmark trains nothing"),
+        }
+    }
+
+    /// The text of metrics.jsonl.
+    pub(crate) fn journal(&self) -> String {
+        fs::read_to_string(self.folder.join("metrics.jsonl")).unwrap_or_default()
+    }
+
     /// A last line may still be under way.
     fn lines<T: for<'de> Deserialize<'de>>(&self) -> Vec<T> {
-        let text = fs::read_to_string(self.folder.join("metrics.jsonl")).unwrap_or_default();
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        self.journal().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     fn stop_now(&mut self) {

@@ -15,7 +15,7 @@ use lockstep_launch::{
     Address, Change, DEFAULT_GRACE_SECONDS, Elastic, Exit, Job as JobId, Launch, PLANS_FILE, Planned, Ports, Store,
     Task, Workload, names,
 };
-use lockstep_tests::{products, skip};
+use lockstep_tests::{products, samples, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -268,7 +268,7 @@ impl Job {
         Host::all().map(read).collect()
     }
 
-    /// Waits for the end. Whatever happened, each step was done once, the memberships form one chain, and the weights are those of a
+    /// Waits for the end. Whatever happened, each step was done once with the samples that are next, the memberships form one chain, and the weights are those of a
     /// job to which nothing happened.
     pub(crate) fn finished(mut self) -> Ended {
         while !self.tend() {
@@ -276,6 +276,9 @@ impl Job {
         }
         let changes = self.changes();
         assert_eq!(self.steps(), (1..=STEPS).collect::<Vec<_>>(), "each step once, in order");
+        let journal = fs::read_to_string(self.run_folder().join("metrics.jsonl")).expect("a journal");
+        let told = samples::each_was_taken_once(&workload(), &journal).expect("each sample of an epoch once");
+        assert!(told > 0, "no step tells which samples it took");
         for pair in changes.windows(2) {
             let in_order = pair[0].generation < pair[1].generation && pair[0].step <= pair[1].step;
             assert!(in_order && pair[0].history != pair[1].history && !pair[1].rollback, "{pair:?}\n{}", self.logs());

@@ -1,7 +1,7 @@
 //! Dataset → batches.
 //!
 //! [`idx`] reads samples, [`glyphs`] draws them; [`Permutation`] orders an epoch, [`Step`] and [`Seat`] say which samples of
-//! it a rank takes in a step, and [`Loader`] prepares them as normalised micro-batches on a thread of its own.
+//! it a rank takes in a step, [`Loader`] prepares them as normalised micro-batches on a thread of its own, and [`Tally`] tells which were taken.
 
 mod error;
 pub mod glyphs;
@@ -11,6 +11,7 @@ mod normalise;
 mod partition;
 mod permutation;
 mod samples;
+mod tally;
 
 pub use error::DataError;
 pub use loader::{Batch, Evaluation, Loader, Order, QUEUED_BATCHES, StepShare};
@@ -18,3 +19,4 @@ pub use normalise::{DEVIATION, MEAN};
 pub use partition::{Seat, Step, check_global_batch, steps_per_epoch};
 pub use permutation::Permutation;
 pub use samples::{Dataset, MAX_CLASSES, Samples, Shape};
+pub use tally::Tally;

@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use crate::{DataError, Permutation, Samples, Seat, Step, normalise::levels, steps_per_epoch};
+use crate::{DataError, Permutation, Samples, Seat, Step, Tally, normalise::levels, steps_per_epoch};
 
 pub use self::evaluation::Evaluation;
 
@@ -43,6 +43,7 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// Classes, one per sample.
     pub labels: Vec<u32>,
+    taken: Tally,
     home: Option<SyncSender<Buffers>>,
 }
 
@@ -64,6 +65,7 @@ pub struct Loader {
     len: u64,
     next: u64,
     undelivered: u64,
+    taken: Tally,
     ready: Option<Receiver<Batch>>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -109,7 +111,15 @@ impl Loader {
             .name("loader".to_owned())
             .spawn(move || prepare(&samples, order, &batches))
             .map_err(|source| DataError::Thread { source })?;
-        Ok(Self { order, len, next: 0, undelivered: 0, ready: Some(ready), thread: Some(thread) })
+        Ok(Self {
+            order,
+            len,
+            next: 0,
+            undelivered: 0,
+            taken: Tally::default(),
+            ready: Some(ready),
+            thread: Some(thread),
+        })
     }
 
     /// Steps of one epoch.
@@ -131,6 +141,7 @@ impl Loader {
         let micro_batches = parts.map(|part| (part.end - part.start).div_ceil(self.order.micro_batch as u64)).sum();
         self.next += 1;
         self.undelivered = micro_batches;
+        self.taken = Tally::default();
         Some(StepShare { step, samples, micro_batches })
     }
 
@@ -145,7 +156,14 @@ impl Loader {
         self.undelivered -= 1;
         let batch = self.ready.as_ref().and_then(|ready| ready.recv().ok());
         assert!(batch.is_some(), "the loader thread ended with {} micro-batches undelivered", self.undelivered + 1);
+        self.taken += batch.as_ref().map_or_else(Tally::default, |batch| batch.taken);
         batch
+    }
+
+    /// Which samples of the step were delivered so far.
+    #[must_use]
+    pub const fn taken(&self) -> Tally {
+        self.taken
     }
 }
 
@@ -179,28 +197,31 @@ fn prepare(samples: &Samples, order: Order, batches: &SyncSender<Batch>) {
         for Range { start: first, end: last } in order.seat.parts(step.samples).flat_map(batches_of) {
             let (mut images, mut labels) = returned.try_recv().unwrap_or_default();
             let ids = (first..last).map(|place| permutation.at(step.cursor + place) as usize);
-            fill(samples, &levels, ids, &mut images, &mut labels);
-            if batches.send(Batch { images, labels, home: Some(home.clone()) }).is_err() {
+            let taken = fill(samples, &levels, ids, &mut images, &mut labels);
+            if batches.send(Batch { images, labels, taken, home: Some(home.clone()) }).is_err() {
                 return;
             }
         }
     }
 }
 
-/// Replaces what the buffers hold by the samples `ids`.
+/// Replaces what the buffers hold by the samples `ids`; tells which those were.
 fn fill(
     samples: &Samples,
     levels: &[f32; 256],
     ids: impl Iterator<Item = usize>,
     images: &mut Vec<f32>,
     labels: &mut Vec<u32>,
-) {
+) -> Tally {
     images.clear();
     labels.clear();
+    let mut taken = Tally::default();
     for id in ids {
+        taken.take(id as u64);
         images.extend(samples.image(id).iter().map(|pixel| levels[usize::from(*pixel)]));
         labels.push(u32::from(samples.label(id)));
     }
+    taken
 }
 
 #[cfg(test)]

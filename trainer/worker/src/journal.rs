@@ -23,6 +23,9 @@ pub(crate) struct StepLine {
     pub world_size: u32,
     /// Mean over the global batch, in nats; `None` where nobody is left who had it.
     pub loss: Option<f64>,
+    /// How many samples all ranks took, and the hash that tells which; see [`lockstep_data::Tally`].
+    pub samples: Option<u64>,
+    pub sample_hash: Option<u64>,
     pub learning_rate: f32,
     pub samples_per_second: f64,
     pub step_seconds: f64,
@@ -39,6 +42,8 @@ impl StepLine {
             generation,
             world_size: 0,
             loss: None,
+            samples: None,
+            sample_hash: None,
             learning_rate: 0.0,
             samples_per_second: 0.0,
             step_seconds: 0.0,

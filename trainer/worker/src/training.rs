@@ -16,7 +16,7 @@ use std::{
 };
 
 use lockstep_collective::{BESIDE, Communicator, Completed, Statistics};
-use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare};
+use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
 use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
 use lockstep_nn::{Cpu, Device, Gradient, Sgd};
@@ -44,13 +44,14 @@ const FIRST_QUIET: Duration = Duration::from_secs(60);
 const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 
 /// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
-/// what they tell of checkpoints, then each rank's useful seconds, and how long each waited for the numbers of the step before.
+/// what they tell of checkpoints, which samples they took, then each rank's useful seconds, and how long each waited for the numbers of the step before.
 const LOSS: usize = 0;
 const CHANGE: usize = 1;
 const DRAIN: usize = 2;
 const NEWCOMER: usize = 3;
 const SAVING: Range<usize> = 4..4 + Word::SLOTS;
-const USEFUL: usize = SAVING.end;
+const TAKEN: Range<usize> = SAVING.end..SAVING.end + Tally::SLOTS;
+const USEFUL: usize = TAKEN.end;
 
 /// A slice of the gradient arena, leased.
 pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
@@ -293,6 +294,9 @@ impl<'a> Rank<'a> {
         }
         numbers[NEWCOMER] = f32::from(u8::from(self.feeds.knows_another()));
         word.put(&mut numbers[SAVING]);
+        let mut taken = Tally::default();
+        self.loaders.iter().for_each(|loader| taken += loader.taken());
+        numbers[TAKEN].copy_from_slice(&taken.slots());
         numbers[USEFUL + self.rank] = useful as f32;
         numbers[USEFUL + self.world + self.rank] = self.waited.as_secs_f32();
         if !rides {
@@ -339,12 +343,15 @@ impl<'a> Rank<'a> {
             (true, false) => Some(Halt::Change),
             (false, false) => None,
         };
+        let taken = Tally::of_sums(&numbers[TAKEN]);
         let line = StepLine {
             step,
             epoch: step / self.trainee.recipe.steps_per_epoch,
             generation: self.generation,
             world_size: self.world as u32,
             loss: Some(loss),
+            samples: Some(taken.samples),
+            sample_hash: Some(taken.hash),
             learning_rate: self.trainee.recipe.rate,
             samples_per_second: samples as f64 / seconds,
             step_seconds: seconds,
@@ -356,6 +363,12 @@ impl<'a> Rank<'a> {
         self.meter.record(Step { samples, wall: seconds, useful: useful.to_vec() });
         let told = Word::of_sum(&numbers[SAVING]);
         self.feeds.hear(step, numbers[NEWCOMER] == self.world as f32);
+        if taken.samples != samples {
+            let taken = taken.samples;
+            return Err(Failure::fatal(format!(
+                "all ranks together took {taken} samples in step {step}, which has {samples}: report this as a bug"
+            )));
+        }
         if !loss.is_finite() {
             return Err(Failure::fatal(format!(
                 "the training loss became {loss} at step {step}: lower spec.training.schedule.baseLearningRate ({})",

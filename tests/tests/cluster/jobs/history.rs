@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use lockstep_tests::{cluster::Cluster, products};
+use lockstep_tests::{cluster::Cluster, products, samples};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -21,16 +21,22 @@ struct Step {
     generation: u64,
 }
 
-/// As [`assert_nothing_was_lost`], of a job whose checkpoints go to the claim that all jobs of these tests have.
+/// As [`assert_nothing_was_lost`], and that each step took the samples that are next in its epoch, of a job whose checkpoints go to the claim that all jobs of these tests have.
 pub(super) fn assert_no_step_was_lost(cluster: &Cluster, namespace: &str, job: &Job<'_>) -> u64 {
     let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
-    assert_nothing_was_lost(&folder, &job.group())
+    let journal = journal(&folder);
+    let total = assert_nothing_was_lost(&journal, &job.group());
+    let told = samples::each_was_taken_once(&job.workload(), &journal).expect("each sample of an epoch once");
+    assert!(told > 0, "no step tells which samples it took");
+    println!("samples: {told} of {total} steps tell which they took, all of them those that were next in their epoch");
+    total
 }
 
 /// Checks that the steps were done once each and in order, that generations form one chain of which each goes on where the one before
 /// stood, and that nothing that had been told of was taken back. Says so in one line; gives the last step that was done.
-fn assert_nothing_was_lost(folder: &Path, group: &Value) -> u64 {
-    let steps = steps(folder);
+fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
+    // Evaluations are lines too.
+    let steps: Vec<Step> = journal.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let total = steps.last().expect("steps").step;
     let numbers: Vec<u64> = steps.iter().map(|line| line.step).collect();
     assert_eq!(numbers, (1..=total).collect::<Vec<_>>(), "each step once, in order");
@@ -80,10 +86,9 @@ fn weights(path: &Path) -> Vec<u8> {
     bytes[8 + header..].to_vec()
 }
 
-fn steps(folder: &Path) -> Vec<Step> {
+/// What the metrics.jsonl of the job that trains in `folder` says.
+fn journal(folder: &Path) -> String {
     let job = fs::read_dir(folder).expect("the volume").map(|entry| entry.expect("an entry").path());
     let journal = job.map(|folder| folder.join("metrics.jsonl")).find(|path| path.exists()).expect("a journal");
-    let text = fs::read_to_string(journal).expect("a journal");
-    // Evaluations are lines too.
-    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    fs::read_to_string(journal).expect("a journal")
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use lockstep_api::ValidJob;
+use lockstep_launch::{Task, Workload};
 use lockstep_tests::{
     cluster::{Client, wait_for},
     root,
@@ -66,6 +68,16 @@ impl<'a> Job<'a> {
     pub(crate) fn status(&self) -> Value {
         let text = self.kubectl(&["get", "tj", self.name, "-o", "json"]);
         serde_json::from_str::<Value>(&text).expect("JSON")["status"].take()
+    }
+
+    /// What it trains.
+    pub(crate) fn workload(&self) -> Workload {
+        let object = self.kubectl(&["get", "tj", self.name, "-o", "json"]);
+        let object = serde_json::from_str(&object).expect("a training job");
+        match ValidJob::from_object(&object).expect("a valid one").task {
+            Task::Train(workload) => workload,
+            Task::Benchmark { .. } => panic!("a benchmark trains nothing"),
+        }
     }
 
     /// The job's record.

@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use super::{Batch, fill};
-use crate::{Samples, normalise::levels};
+use crate::{Samples, Tally, normalise::levels};
 
 /// A run of samples in order, in micro-batches of one buffer.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ impl<'a> Evaluation<'a> {
     #[must_use]
     pub fn new(samples: &'a Samples, run: Range<u64>, micro_batch: usize) -> Self {
         assert!(micro_batch > 0, "micro-batches of no samples");
-        let batch = Batch { images: Vec::new(), labels: Vec::new(), home: None };
+        let batch = Batch { images: Vec::new(), labels: Vec::new(), taken: Tally::default(), home: None };
         Self { samples, left: run, micro_batch, levels: levels(), batch }
     }
 
@@ -32,7 +32,7 @@ impl<'a> Evaluation<'a> {
         }
         let last = self.left.end.min(self.left.start + self.micro_batch as u64);
         let ids = (self.left.start..last).map(|id| id as usize);
-        fill(self.samples, &self.levels, ids, &mut self.batch.images, &mut self.batch.labels);
+        self.batch.taken = fill(self.samples, &self.levels, ids, &mut self.batch.images, &mut self.batch.labels);
         self.left.start = last;
         Some(&self.batch)
     }

@@ -41,6 +41,7 @@ fn deliver(samples: &Arc<Samples>, order: Order) -> Vec<(StepShare, Vec<u64>)> {
             micro_batches += 1;
         }
         assert_eq!((share.samples, share.micro_batches), (ids.len() as u64, micro_batches));
+        assert_eq!(loader.taken(), ids.iter().copied().collect());
         steps.push((share, ids));
     }
     steps
