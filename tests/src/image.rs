@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::target;
+use crate::{cluster::install_packages, target};
 use archive::Content;
 
 /// The version in the images' tags.
@@ -27,8 +27,9 @@ const PASSWD: &str = "root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:65532:65532
 const GROUP: &str = "root:x:0:\nnonroot:x:65532:\n";
 /// Where clients look for certificate authorities; copied from the machine that builds, if it has any.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// Debian's static busybox.
+/// Debian's static busybox, and its package.
 const BUSYBOX: &str = "/bin/busybox";
+const BUSYBOX_PACKAGE: &str = "busybox-static";
 const PROGRAM: u32 = 0o755;
 const PLAIN: u32 = 0o644;
 
@@ -147,10 +148,14 @@ impl Recipe {
         }
     }
 
+    /// Adds it under these names too; installs it where it is missing.
     fn busybox(&mut self, names: &[String]) -> anyhow::Result<()> {
-        let file = fs::read(BUSYBOX).with_context(|| format!("reading {BUSYBOX} (Debian's busybox-static)"))?;
+        if !Path::new(BUSYBOX).exists() {
+            install_packages(&[BUSYBOX_PACKAGE])?;
+        }
+        let file = fs::read(BUSYBOX).with_context(|| format!("reading {BUSYBOX}, of {BUSYBOX_PACKAGE}"))?;
         if libraries::is_dynamic(&file) {
-            bail!("{BUSYBOX} is linked dynamically: install busybox-static");
+            bail!("{BUSYBOX} is linked dynamically: install {BUSYBOX_PACKAGE}");
         }
         self.files.insert("bin/busybox".to_owned(), Content::File(file, PROGRAM));
         for name in names {

@@ -44,7 +44,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn up(nodes: u32) -> anyhow::Result<()> {
     Cluster::available().map_err(anyhow::Error::msg)?;
-    // The images take busybox from one of them.
     ensure_packages()?;
     let images = image::make()?;
     let cluster = match Cluster::running(Settings::development(nodes)) {

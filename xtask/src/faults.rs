@@ -17,7 +17,7 @@ const FAULTS: [&str; 3] = ["jobs::faults", "jobs::elastic", "jobs::outages"];
 /// real cluster.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How often in a row; a quarter of an hour each on two cores.
+    /// How often in a row; some eight minutes each on two cores.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     times: u32,
     /// Only those whose name contains this.

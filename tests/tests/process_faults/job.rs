@@ -15,7 +15,7 @@ use lockstep_launch::{
     Address, Change, DEFAULT_GRACE_SECONDS, Elastic, Exit, Job as JobId, Launch, PLANS_FILE, Planned, Ports, Store,
     Task, Workload, names,
 };
-use lockstep_tests::{products, samples, skip};
+use lockstep_tests::{cluster::ensure_packages, products, samples, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -83,13 +83,19 @@ pub(crate) struct Ended {
     model: Vec<u8>,
 }
 
-/// Whether namespaces can be made here; says loudly where not.
+/// Whether namespaces can be made here, and lines cut; says loudly where not. Installs what that takes.
 pub(crate) fn may_run(test: &str) -> bool {
-    if rustix::process::geteuid().is_root() {
-        return true;
+    static REFUSAL: OnceLock<Option<String>> = OnceLock::new();
+    let refusal = REFUSAL.get_or_init(|| {
+        if !rustix::process::geteuid().is_root() {
+            return Some("network namespaces, limits of lines and mounts need root".to_owned());
+        }
+        ensure_packages().err().map(|error| format!("{error:#}"))
+    });
+    if let Some(why) = refusal {
+        skip(test, why);
     }
-    skip(test, "network namespaces, limits of lines and mounts need root");
-    false
+    refusal.is_none()
 }
 
 impl Job {
