@@ -146,44 +146,4 @@ fn refusal(status: &Status) -> Refusal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What is to become of the record where the API server answers so.
-    fn fate(answer: serde_json::Value) -> &'static str {
-        match refusal(&serde_json::from_value(answer).expect("a status")) {
-            Refusal::Passing => "passes",
-            Refusal::Mendable { .. } => "mendable",
-            Refusal::Final { .. } => "final",
-        }
-    }
-
-    #[test]
-    fn what_the_api_server_answers_tells_whether_waiting_helps() {
-        for (code, expected) in [
-            (400, "mendable"),
-            (401, "mendable"),
-            (403, "mendable"),
-            (404, "mendable"),
-            (405, "mendable"),
-            (408, "passes"),
-            (409, "passes"),
-            (410, "final"),
-            (413, "final"),
-            (415, "mendable"),
-            (422, "mendable"),
-            (429, "passes"),
-            (500, "passes"),
-            (502, "passes"),
-            (503, "passes"),
-            (504, "passes"),
-            (0, "passes"),
-        ] {
-            assert_eq!(fate(serde_json::json!({ "code": code })), expected, "{code}");
-        }
-        let gone = serde_json::json!({"code": 404, "reason": "NotFound", "details": {"name": "lenet", "kind": "traininggroups"}});
-        assert_eq!(fate(gone), "final", "the object is gone, not its kind");
-        let too_large = serde_json::json!({"code": 500, "message": "etcdserver: request is too large"});
-        assert_eq!(fate(too_large), "final", "as etcd says it");
-    }
-}
+mod tests;
