@@ -1,15 +1,16 @@
-//! `lockstep replay`: trains a run's job once more without faults, by the memberships that the run had, and compares the weights.
+//! `lockstep replay`: trains a run's job once more without faults, by the memberships that the run had, and compares the state
+//! after each step and the weights.
 
 mod parts;
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail, ensure};
 use lockstep_api::ValidJob;
-use lockstep_launch::{Replay, Task};
+use lockstep_launch::{JOURNAL_FILE, Replay, States, Task};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -40,6 +41,8 @@ pub(crate) struct Replaying {
     job: ValidJob,
     /// What `job` was read from.
     manifest: Value,
+    /// What the run wrote of its steps.
+    journal: String,
     parts: Vec<Part>,
     original: Weights,
     trainer: Option<PathBuf>,
@@ -76,6 +79,7 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Replaying> {
     }
     ensure!(model.exists(), "{shown}: {MODEL} is missing: let the run come to its end, `lockstep run` continues it");
     let original = Weights::read(&model)?;
+    let journal = journal_of(run)?;
     let parts = parts(other.plans()?, &other.history()?).with_context(|| shown.to_string())?;
     let folder = TempDir::with_prefix("lockstep-replay-").context("create a folder for the replay")?;
     let Other { mut job, value: manifest, .. } = other;
@@ -83,13 +87,13 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Replaying> {
         // The run's own may be in an object store, where a replay has no business.
         workload.checkpoint.uri = "file:///checkpoints".to_owned();
     }
-    Ok(Replaying { job, manifest, parts, original, trainer: trainer.clone(), folder })
+    Ok(Replaying { job, manifest, journal, parts, original, trainer: trainer.clone(), folder })
 }
 
 impl Replaying {
     /// Trains part after part, each from the state that the one before left.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
-        let Self { job, manifest, parts, original, trainer, folder } = self;
+        let Self { job, manifest, journal, parts, original, trainer, folder } = self;
         for part in parts {
             tell(&part.to_string());
             let Part { generation: _, workers, from: _, to, plan } = part;
@@ -103,15 +107,28 @@ impl Replaying {
                 return outcome;
             }
         }
+        let states = States::compared(&journal, &journal_of(folder.path())?);
+        print(&format!("states  {states}\n"));
         let replayed = Weights::read(&folder.path().join(MODEL))?;
         let (digest, other) = (original.digest(), replayed.digest());
-        if original == replayed {
-            print(&format!("digest  {digest}  equal\n"));
+        let are_equal = original == replayed;
+        let found = if are_equal { "equal".to_owned() } else { format!("differs: {other} when replayed") };
+        print(&format!("digest  {digest}  {found}\n"));
+        if are_equal && states.differ_from.is_none() {
             folder.close().context("remove the replay")?;
             return Ok(Outcome::Done);
         }
-        print(&format!("digest  {digest}  differs: {other} when replayed, in {}\n", folder.keep().display()));
+        tell(&format!("the replay stays in {}", folder.keep().display()));
         Ok(Outcome::Failed)
+    }
+}
+
+/// What a run has written of its steps; nothing where somebody took that away.
+fn journal_of(run: &Path) -> anyhow::Result<String> {
+    let path = run.join(JOURNAL_FILE);
+    match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        read => read.with_context(|| format!("read {}", path.display())),
     }
 }
 

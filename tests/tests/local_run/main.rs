@@ -6,6 +6,7 @@ mod checkpoints;
 mod devices;
 mod elastic;
 mod faults;
+mod memory;
 mod metrics;
 mod object_store;
 mod replay;

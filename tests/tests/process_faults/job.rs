@@ -12,8 +12,8 @@ use std::{
 
 use lockstep_elastic::Digest;
 use lockstep_launch::{
-    Address, Change, DEFAULT_GRACE_SECONDS, Elastic, Exit, Job as JobId, Launch, PLANS_FILE, Planned, Ports, Store,
-    Task, Workload, names,
+    Address, Change, DEFAULT_GRACE_SECONDS, Elastic, Exit, JOURNAL_FILE, Job as JobId, Launch, PLANS_FILE, Planned,
+    Ports, States, Store, Task, Workload, names,
 };
 use lockstep_tests::{cluster::ensure_packages, products, samples, skip};
 use rustix::process::{Pid, Signal, kill_process};
@@ -80,6 +80,7 @@ impl Drop for Process {
 pub(crate) struct Ended {
     pub(crate) changes: Vec<Change>,
     pub(crate) logs: String,
+    journal: String,
     model: Vec<u8>,
 }
 
@@ -244,13 +245,13 @@ impl Job {
 
     /// The steps of the journal.
     pub(crate) fn steps(&self) -> Vec<u64> {
-        let lines = lines::<Value>(&self.run_folder().join("metrics.jsonl"));
+        let lines = lines::<Value>(&self.run_folder().join(JOURNAL_FILE));
         lines.iter().filter(|line| line["evaluation"].is_null()).filter_map(|line| line["step"].as_u64()).collect()
     }
 
     /// Whether the last step was done so many seconds after now, give or take the minutes that a test takes.
     pub(crate) fn clock_is_off_by(&self, seconds: i64) -> bool {
-        let lines = lines::<Value>(&self.run_folder().join("metrics.jsonl"));
+        let lines = lines::<Value>(&self.run_folder().join(JOURNAL_FILE));
         let told = lines.iter().rev().find_map(|line| line["time"].as_str()?.parse::<jiff::Timestamp>().ok());
         told.is_some_and(|told| (told.as_second() - jiff::Timestamp::now().as_second() - seconds).abs() < 300)
     }
@@ -274,15 +275,15 @@ impl Job {
         Host::all().map(read).collect()
     }
 
-    /// Waits for the end. Whatever happened, each step was done once with the samples that are next, the memberships form one chain, and the weights are those of a
-    /// job to which nothing happened.
+    /// Waits for the end. Whatever happened, each step was done once with the samples that are next, the memberships form one chain, and the
+    /// state after each step and the weights are those of a job to which nothing happened.
     pub(crate) fn finished(mut self) -> Ended {
         while !self.tend() {
             thread::park_timeout(LOOK);
         }
         let changes = self.changes();
         assert_eq!(self.steps(), (1..=STEPS).collect::<Vec<_>>(), "each step once, in order");
-        let journal = fs::read_to_string(self.run_folder().join("metrics.jsonl")).expect("a journal");
+        let journal = fs::read_to_string(self.run_folder().join(JOURNAL_FILE)).expect("a journal");
         let told = samples::each_was_taken_once(&workload(), &journal).expect("each sample of an epoch once");
         assert!(told > 0, "no step tells which samples it took");
         for pair in changes.windows(2) {
@@ -290,9 +291,12 @@ impl Job {
             assert!(in_order && pair[0].history != pair[1].history && !pair[1].rollback, "{pair:?}\n{}", self.logs());
         }
         self.check_chain(&changes);
-        let ended = Ended { changes, logs: self.logs(), model: model(&self.run_folder()) };
+        let ended = Ended { changes, logs: self.logs(), journal, model: model(&self.run_folder()) };
         if self.workers == WORKERS {
-            assert!(ended.model == *undisturbed(), "the weights differ from those of a job to which nothing happened");
+            let other = undisturbed();
+            assert!(ended.model == other.model, "the weights differ from those of a job to which nothing happened");
+            let states = States::compared(&ended.journal, &other.journal);
+            assert!(states.told > 0 && states.differ_from.is_none(), "the states of both jobs: {states}");
         }
         ended
     }
@@ -333,10 +337,10 @@ pub(crate) fn worker(index: u32) -> String {
     names::worker(NAME, index)
 }
 
-/// The weights of the job with one worker, to which nothing happens; trained once.
-fn undisturbed() -> &'static Vec<u8> {
-    static MODEL: OnceLock<Vec<u8>> = OnceLock::new();
-    MODEL.get_or_init(|| Job::of(Network::of("undisturbed", FAST), 1, |_| Setting::default()).finished().model)
+/// What the job leaves with one worker, to which nothing happens; trained once.
+fn undisturbed() -> &'static Ended {
+    static ENDED: OnceLock<Ended> = OnceLock::new();
+    ENDED.get_or_init(|| Job::of(Network::of("undisturbed", FAST), 1, |_| Setting::default()).finished())
 }
 
 fn workload() -> Workload {

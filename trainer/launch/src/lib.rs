@@ -2,7 +2,7 @@
 //!
 //! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Task`] what it does,
 //! [`Progress`] what it reports while it runs, [`Change`] how its group changed, [`Planned`] how a group sums and [`Replay`] that it is to
-//! do so again, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
+//! do so again, [`States`] whether that led to the same, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
 
 mod benchmark;
 mod change;
@@ -22,6 +22,7 @@ mod object_uri;
 mod progress;
 mod replay;
 mod size;
+mod states;
 mod task;
 mod workload;
 
@@ -42,6 +43,7 @@ pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, Obj
 pub use progress::{CheckpointMark, CommunicationReport, Link, Progress};
 pub use replay::{PLANS_FILE, Planned, REPLAY, Replay};
 pub use size::{ByteSize, ByteSizeError};
+pub use states::{JOURNAL_FILE, States};
 pub use task::Task;
 pub use workload::{
     Checkpoint, Dataset, DatasetFormat, InvalidField, MIN_SHARDS, Model, ModelName, NO_TREE_OF_DEVICES, Optimizer,

@@ -42,5 +42,5 @@ pub use network::{Block, BlockKind, Layer, Network, NetworkBuilder, Shape};
 pub use optimizer::Sgd;
 pub use parameters::{DType, Layout, ParamMeta, ParamTable};
 pub use replica::{Gradient, Replica, StepResult};
-pub use state::{DIGEST_BLOCK, StateDigest, StateTensor, digest_blocks};
+pub use state::{DIGEST_BLOCK, StateDigest, StateTensor, WINDOWS, digest_blocks};
 pub use summary::{LayerSummary, Summary};

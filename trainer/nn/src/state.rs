@@ -181,6 +181,22 @@ impl<D: Device> Replica<D> {
         digest.finish()
     }
 
+    /// Digest of a small window of the state: another one with each `turn`, so that [`WINDOWS`] turns in a row cover all of it. Equal on replicas whose states are; waits.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn window_digest(&mut self, turn: u64) -> [u8; 32] {
+        self.assert_between_steps("reading the state");
+        let elements = self.table.elements();
+        let window = elements.div_ceil(WINDOWS / 2).max(MIN_WINDOW);
+        let windows = elements.div_ceil(window) as u64;
+        let start = (turn / 2 % windows) as usize * window;
+        let memory = if turn.is_multiple_of(2) { self.plan.weights } else { self.plan.velocity };
+        let event = self.device.ready();
+        let mut view = self.device.host_view(memory.region(start..elements.min(start + window)), event);
+        digest_block(view.as_mut())
+    }
+
     /// The digest of a state of this network, to which its blocks are to be added.
     pub fn begin_digest(&self) -> StateDigest {
         StateDigest::of(&self.tensor_shapes())
@@ -240,6 +256,10 @@ impl<D: Device> Replica<D> {
         self.table.get(name).unwrap_or_else(|| panic!("the table lacks {name}"))
     }
 }
+
+/// In how many turns [`Replica::window_digest`] covers a state, at the most: windows have so many values that it is worth the call.
+pub const WINDOWS: usize = 128;
+const MIN_WINDOW: usize = 1 << 10;
 
 /// Values that are digested together, the last block of a state having fewer.
 pub const DIGEST_BLOCK: usize = 16 << 10;

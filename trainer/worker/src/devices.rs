@@ -53,6 +53,14 @@ impl Devices {
         self.devices.iter_mut().for_each(|device| device.replica().write_state(&state));
     }
 
+    /// The number of one whose window of the state has another digest.
+    pub(crate) fn other_than(&mut self, digest: [u8; 32], turn: u64) -> Option<usize> {
+        self.devices
+            .iter_mut()
+            .position(|device| device.replica().window_digest(turn) != digest)
+            .map(|further| further + 1)
+    }
+
     /// As the first one, from the next step on.
     pub(crate) fn set_buckets(&mut self, buckets: &[Range<usize>]) -> Result<(), Failure> {
         let set = |device: &mut Device| device.replica().set_buckets(buckets.to_vec()).map_err(Failure::fatal);

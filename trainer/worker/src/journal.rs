@@ -7,10 +7,9 @@ use std::{
     path::Path,
 };
 
+use lockstep_launch::JOURNAL_FILE;
 use serde::{Deserialize, Serialize};
 
-/// Name of the file in the run's folder.
-pub(crate) const FILE_NAME: &str = "metrics.jsonl";
 /// A journal that is to take the place of the one before.
 const COPY_NAME: &str = ".metrics.jsonl.tmp";
 
@@ -26,6 +25,8 @@ pub(crate) struct StepLine {
     /// How many samples all ranks took, and the hash that tells which; see [`lockstep_data::Tally`].
     pub samples: Option<u64>,
     pub sample_hash: Option<u64>,
+    /// What a window of the state looks like after it, on all ranks; another window with each step, so that 128 of them cover the state.
+    pub state_hash: Option<u32>,
     pub learning_rate: f32,
     pub samples_per_second: f64,
     pub step_seconds: f64,
@@ -44,6 +45,7 @@ impl StepLine {
             loss: None,
             samples: None,
             sample_hash: None,
+            state_hash: None,
             learning_rate: 0.0,
             samples_per_second: 0.0,
             step_seconds: 0.0,
@@ -106,7 +108,7 @@ impl Journal {
     }
 
     fn copied(folder: &Path, copy: &Path, base_step: u64) -> Result<(Self, Kept), NotContinued> {
-        let path = folder.join(FILE_NAME);
+        let path = folder.join(JOURNAL_FILE);
         let mut file = File::create_new(copy)?;
         let (mut found, mut known) = (None, Kept::default());
         match File::open(&path) {
@@ -263,7 +265,7 @@ mod tests {
     #[test]
     fn a_restart_drops_the_steps_that_it_will_do_again_and_a_torn_line() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join(FILE_NAME);
+        let path = folder.path().join(JOURNAL_FILE);
         fs::write(
             &path,
             "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n{\"step\":3}\n{\"st",
@@ -294,7 +296,7 @@ mod tests {
         let whole = lines.concat();
         assert!(whole.len() as u64 > 2 * BLOCK);
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join(FILE_NAME);
+        let path = folder.path().join(JOURNAL_FILE);
         for (torn_by, base) in [(0, 3000), (1, 3000), (30, 3000), (0, 2999), (0, 1000), (0, 999), (7, 1), (0, 0)] {
             fs::write(&path, &whole[..whole.len() - torn_by]).expect("written");
             let (_, kept) = Journal::continue_after(folder.path(), base).expect("opens");
@@ -322,7 +324,7 @@ mod tests {
         newest.write(&line(2)).expect("written");
         newest.flush().expect("written");
         cut_off.flush().expect("written");
-        let text = fs::read_to_string(folder.path().join(FILE_NAME)).expect("readable");
+        let text = fs::read_to_string(folder.path().join(JOURNAL_FILE)).expect("readable");
         assert_eq!(text, "{\"step\":1}\n{\"step\":2}\n");
     }
 

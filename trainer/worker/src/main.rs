@@ -11,6 +11,7 @@ mod devices;
 mod efficiency;
 mod failure;
 mod feeds;
+mod fingerprint;
 mod follow;
 mod grace;
 mod gradients;

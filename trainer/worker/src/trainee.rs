@@ -14,6 +14,7 @@ use crate::{
     communication::{KnownCosts, Places},
     devices::Devices,
     failure::Failure,
+    fingerprint::Fingerprint,
     follow::parts,
     journal::StepLine,
     storage::{Storage, is_of_blocks, spelled},
@@ -198,6 +199,18 @@ impl Trainee {
         let result = self.devices.update(&mut self.replica, &self.recipe.optimiser, self.recipe.rate);
         self.step += 1;
         result
+    }
+
+    /// What a window of its state looks like after the newest step, on all devices.
+    pub(crate) fn fingerprint(&mut self) -> Result<Fingerprint, Failure> {
+        let digest = self.replica.window_digest(self.step);
+        if let Some(device) = self.devices.other_than(digest, self.step) {
+            return Err(Failure::fatal(format!(
+                "after step {} device {device} of this worker does not hold the weights of device 0: one of them is faulty",
+                self.step
+            )));
+        }
+        Ok(Fingerprint::of(digest))
     }
 
     /// Hands over buckets of this kind from the next step on.

@@ -19,7 +19,7 @@ use lockstep_collective::{BESIDE, Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
 use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
-use lockstep_nn::{Cpu, Device, Gradient, Sgd};
+use lockstep_nn::{Cpu, Device, Gradient, Sgd, WINDOWS};
 
 use crate::{
     communication::{Agreed, Seen, agree_anew},
@@ -27,6 +27,7 @@ use crate::{
     efficiency::{Meter, Step},
     failure::Failure,
     feeds::Feeds,
+    fingerprint::Fingerprint,
     gradients,
     journal::{Evaluation, StepLine},
     member::{Halt, LIMITS, Member},
@@ -44,14 +45,16 @@ const FIRST_QUIET: Duration = Duration::from_secs(60);
 const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 
 /// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
-/// what they tell of checkpoints, which samples they took, then each rank's useful seconds, and how long each waited for the numbers of the step before.
+/// what they tell of checkpoints, which samples they took, what their state looks like, then each rank's useful seconds, and how long each
+/// waited for the numbers of the step before.
 const LOSS: usize = 0;
 const CHANGE: usize = 1;
 const DRAIN: usize = 2;
 const NEWCOMER: usize = 3;
 const SAVING: Range<usize> = 4..4 + Word::SLOTS;
 const TAKEN: Range<usize> = SAVING.end..SAVING.end + Tally::SLOTS;
-const USEFUL: usize = TAKEN.end;
+const STATE: Range<usize> = TAKEN.end..TAKEN.end + Fingerprint::SLOTS;
+const USEFUL: usize = STATE.end;
 
 /// A slice of the gradient arena, leased.
 pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
@@ -125,6 +128,7 @@ struct Pending {
     rides: bool,
     samples: u64,
     seconds: f64,
+    fingerprint: Fingerprint,
 }
 
 impl<'a> Rank<'a> {
@@ -272,6 +276,7 @@ impl<'a> Rank<'a> {
         let updating = Instant::now();
         let result = self.trainee.apply();
         let update = updating.elapsed();
+        let fingerprint = self.trainee.fingerprint()?;
 
         let useful = (gradients + update).as_secs_f64();
         let seconds = self.last_end.elapsed().as_secs_f64();
@@ -282,7 +287,7 @@ impl<'a> Rank<'a> {
         }
         // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
         let rides = self.trainee.replica.beside() > 0 && self.seen.is_none() && last == 0;
-        self.pending = Some(Pending { step: self.trainee.step, rides, samples: step.samples, seconds });
+        self.pending = Some(Pending { step: self.trainee.step, rides, samples: step.samples, seconds, fingerprint });
         let numbers = &mut self.numbers;
         numbers.clear();
         numbers.resize(slots(self.world), 0.0);
@@ -297,6 +302,7 @@ impl<'a> Rank<'a> {
         let mut taken = Tally::default();
         self.loaders.iter().for_each(|loader| taken += loader.taken());
         numbers[TAKEN].copy_from_slice(&taken.slots());
+        numbers[STATE].copy_from_slice(&fingerprint.slots());
         numbers[USEFUL + self.rank] = useful as f32;
         numbers[USEFUL + self.world + self.rank] = self.waited.as_secs_f32();
         if !rides {
@@ -335,7 +341,9 @@ impl<'a> Rank<'a> {
 
     /// What the sums of the last step's numbers tell.
     fn conclude(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { step, rides: _, samples, seconds }) = self.pending.take() else { return Ok(None) };
+        let Some(Pending { step, rides: _, samples, seconds, fingerprint }) = self.pending.take() else {
+            return Ok(None);
+        };
         let numbers = &self.numbers;
         let loss = f64::from(numbers[LOSS]) / samples as f64;
         let halt = match (numbers[CHANGE] > 0.0, numbers[DRAIN] > 0.0) {
@@ -352,6 +360,7 @@ impl<'a> Rank<'a> {
             loss: Some(loss),
             samples: Some(taken.samples),
             sample_hash: Some(taken.hash),
+            state_hash: Some(fingerprint.bits()),
             learning_rate: self.trainee.recipe.rate,
             samples_per_second: samples as f64 / seconds,
             step_seconds: seconds,
@@ -367,6 +376,12 @@ impl<'a> Rank<'a> {
             let taken = taken.samples;
             return Err(Failure::fatal(format!(
                 "all ranks together took {taken} samples in step {step}, which has {samples}: report this as a bug"
+            )));
+        }
+        if !fingerprint.is_that_of_all(&numbers[STATE], self.world) {
+            return Err(Failure::fatal(format!(
+                "after step {step} the workers do not hold the same weights: the memory or a processor of one of their hosts is faulty; \
+                 checkpoints of the {WINDOWS} steps before may have its values, `lockstep checkpoints list` tells the older ones"
             )));
         }
         if !loss.is_finite() {

@@ -6,6 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use lockstep_launch::{JOURNAL_FILE, States};
 use lockstep_tests::{cluster::Cluster, products, samples};
 use serde::Deserialize;
 use serde_json::Value;
@@ -62,7 +63,7 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
     total
 }
 
-/// Checks that a job that is complete has the weights, bit for bit, of a local run of its manifest to which nothing happens. As many
+/// Checks that a job that is complete had the states and has the weights, bit for bit, of a local run of its manifest to which nothing happens. As many
 /// ranks have to add in each of its steps, by the algorithm that the manifest names.
 pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &str, manifest: &Value) {
     let scratch = tempfile::tempdir().expect("a scratch folder");
@@ -72,11 +73,18 @@ pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &
     let run = run.arg("run").arg(&file).arg("--output").arg(&output).stdin(Stdio::null());
     let ran = run.output().expect("lockstep runs");
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    let jobs = fs::read_dir(cluster.folder_of(namespace, "checkpoints").expect("the volume")).expect("the volume");
+    let volume = cluster.folder_of(namespace, "checkpoints").expect("the volume");
+    let undisturbed = fs::read_to_string(output.join(JOURNAL_FILE)).expect("a journal");
+    let states = States::compared(&journal(&volume), &undisturbed);
+    assert!(states.told > 0 && states.differ_from.is_none(), "the states of both runs: {states}");
+    let jobs = fs::read_dir(volume).expect("the volume");
     let models = jobs.map(|entry| entry.expect("an entry").path().join(MODEL)).filter(|path| path.exists());
     let models: Vec<_> = models.map(|path| weights(&path)).collect();
     assert!(models == [weights(&output.join(MODEL))], "{} models, or other weights", models.len());
-    println!("weights: bit for bit those of a run to which nothing happened");
+    println!(
+        "states and weights: {} steps and the model, bit for bit those of a run to which nothing happened",
+        states.told
+    );
 }
 
 /// The values of a model file: its header names the job.
@@ -89,6 +97,6 @@ fn weights(path: &Path) -> Vec<u8> {
 /// What the metrics.jsonl of the job that trains in `folder` says.
 fn journal(folder: &Path) -> String {
     let job = fs::read_dir(folder).expect("the volume").map(|entry| entry.expect("an entry").path());
-    let journal = job.map(|folder| folder.join("metrics.jsonl")).find(|path| path.exists()).expect("a journal");
+    let journal = job.map(|folder| folder.join(JOURNAL_FILE)).find(|path| path.exists()).expect("a journal");
     fs::read_to_string(journal).expect("a journal")
 }

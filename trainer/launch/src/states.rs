@@ -1,0 +1,70 @@
+//! What the journals of two runs of a job tell of the workers' state after each step, compared.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::Deserialize;
+
+/// Name of the file in a job's folder with a line of JSON for each step: its journal.
+pub const JOURNAL_FILE: &str = "metrics.jsonl";
+
+/// After which steps two runs held the same state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct States {
+    /// Steps of which both tell.
+    pub told: usize,
+    /// The first after which the states differed.
+    pub differ_from: Option<u64>,
+}
+
+/// A line about a step whose state somebody was left to tell of.
+#[derive(Deserialize)]
+struct Line {
+    step: u64,
+    state_hash: u32,
+}
+
+impl States {
+    /// Of runs with these journals.
+    #[must_use]
+    pub fn compared(one: &str, other: &str) -> Self {
+        let (one, other) = (hashes(one), hashes(other));
+        let both = || one.iter().filter_map(|(step, hash)| Some((step, hash, other.get(step)?)));
+        let differ_from = both().find(|(_, hash, other)| hash != other).map(|(step, ..)| *step);
+        Self { told: both().count(), differ_from }
+    }
+}
+
+impl fmt::Display for States {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "after {} steps  ", self.told)?;
+        match self.differ_from {
+            None => f.write_str("equal"),
+            Some(step) => write!(f, "differ from step {step} on"),
+        }
+    }
+}
+
+/// By step.
+fn hashes(journal: &str) -> BTreeMap<u64, u32> {
+    let lines = journal.lines().filter_map(|line| serde_json::from_str(line).ok());
+    lines.map(|Line { step, state_hash }| (step, state_hash)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_of_which_both_tell_are_compared() {
+        let one = concat!(
+            "{\"step\":1,\"state_hash\":7}\n",
+            "{\"step\":2,\"state_hash\":8}\n{\"step\":2,\"evaluation\":{\"loss\":0.5}}\n",
+            "{\"step\":3,\"state_hash\":null}\n{\"step\":4,\"state_hash\":9}\n",
+        );
+        let whole = one.replace("null", "5");
+        let compared = |one: &str, other: &str| States::compared(one, other).to_string();
+        assert_eq!(compared(one, &whole), "after 3 steps  equal");
+        assert_eq!(compared(one, &whole.replace('8', "6")), "after 3 steps  differ from step 2 on");
+        assert_eq!(compared("", &whole), "after 0 steps  equal");
+    }
+}
