@@ -144,41 +144,82 @@ fn of_coordinator(client: &Client, namespace: &str, field: &str) -> String {
     client.kubectl(&words).unwrap_or_default()
 }
 
-/// A node takes pods again when this is dropped.
-struct Cordoned<'a>(&'a Cluster, String);
+/// A taint with which pods are asked to leave a node that is about to be taken away: how what heeds a cloud's notices tells of one.
+const NOTICE: &str = "example.com/spot-notice";
 
-impl Drop for Cordoned<'_> {
+/// How a node is emptied.
+#[derive(Clone, Copy)]
+enum Emptied {
+    Drained,
+    Tainted,
+}
+
+/// A node takes pods again when this is dropped.
+struct Closed<'a> {
+    cluster: &'a Cluster,
+    node: String,
+    emptied: Emptied,
+}
+
+impl<'a> Closed<'a> {
+    fn emptied(emptied: Emptied, cluster: &'a Cluster, node: String) -> Self {
+        let closed = Self { cluster, node, emptied };
+        let node = &closed.node;
+        match emptied {
+            Emptied::Drained => {
+                let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=80s"];
+                let evicted = cluster.kubectl(&drain).expect("drained");
+                assert!(evicted.contains("lenet-worker-1 evicted"), "{evicted}");
+            }
+            Emptied::Tainted => {
+                cluster.kubectl(&["taint", "node", node, &format!("{NOTICE}=:NoExecute")]).expect("tainted");
+            }
+        }
+        closed
+    }
+}
+
+impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        let Self(cluster, node) = self;
-        if let Err(error) = cluster.kubectl(&["uncordon", node]) {
+        let Self { cluster, node, emptied } = self;
+        let opened = match emptied {
+            Emptied::Drained => cluster.kubectl(&["uncordon", node]),
+            Emptied::Tainted => cluster.kubectl(&["taint", "node", node, &format!("{NOTICE}-")]),
+        };
+        if let Err(error) = opened {
             eprintln!("the tests after this one lack {node}: {error:#}");
         }
     }
 }
 
-#[test]
-fn a_drained_node_costs_no_step() {
-    let Some(cluster) = cluster_alone("a_drained_node_costs_no_step") else { return };
+/// Empties the node of one of two workers: that one leaves after a step, and another takes its place elsewhere.
+fn assert_it_costs_no_step(test: &str, emptied: Emptied) {
+    let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
-    let namespace = restricted(client, "drain");
+    let namespace = restricted(client, "emptied");
     let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
     job.wait("both", |status| status["phase"] == "Running");
-    let node = format!("n{}", node_of(&job, 1));
-    let cordoned = Cordoned(&cluster, node.clone());
     let before = job.reported_step();
-    let drain = ["drain", &node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=80s"];
-    let evicted = client.kubectl(&drain).expect("drained");
-    assert!(evicted.contains("lenet-worker-1 evicted"), "{evicted}");
+    let closed = Closed::emptied(emptied, &cluster, format!("n{}", node_of(&job, 1)));
     job.wait("a replacement", |status| status["replacements"] == 1);
     job.wait("both again", |status| status["replacing"].is_null() && world(status) == Some(2));
-    assert!(!job.nodes_of_workers().contains(&node), "{}", job.describe());
+    assert!(!job.nodes_of_workers().contains(&closed.node), "{}", job.describe());
     job.wait_for_step(before + MORE);
     let changes = job.group()["status"]["changes"].clone();
     let changes = changes.as_array().expect("changes");
     let left = |change: &Value| change["left"][0]["pod"] == "lenet-worker-1";
     assert!(changes.iter().any(left) && changes.iter().all(|change| change["lost"].is_null()), "{changes:#?}");
     assert_unharmed(&cluster, namespace.name(), &job);
-    drop(cordoned);
+}
+
+#[test]
+fn a_drained_node_costs_no_step() {
+    assert_it_costs_no_step("a_drained_node_costs_no_step", Emptied::Drained);
+}
+
+#[test]
+fn a_node_that_is_about_to_be_taken_away_costs_no_step() {
+    assert_it_costs_no_step("a_node_that_is_about_to_be_taken_away_costs_no_step", Emptied::Tainted);
 }
 
 /// Records of jobs in a namespace are refused until this is dropped.
