@@ -6,6 +6,7 @@ use clap::Subcommand;
 use lockstep_tests::{
     chart::{self, NAMESPACE, RELEASE},
     cluster::{Cluster, MAX_NODES, Settings, ensure_packages},
+    image::Image,
 };
 
 use crate::{cargo, image};
@@ -58,15 +59,18 @@ fn up(nodes: u32) -> anyhow::Result<()> {
             cluster
         }
     };
-    for image in &images {
-        cluster.load_image(&image.path)?;
-    }
+    load(&images, &cluster)?;
     install(&cluster)?;
     cluster.apply(&fs::read_to_string(cargo::root().join(CHECKPOINTS))?)?;
     println!("\nLockstep runs in namespace {NAMESPACE}. Now:\n");
     println!("{}", environment(&cluster));
     println!("kubectl apply -f deploy/examples/mnist.yaml && kubectl get tj -w");
     Ok(())
+}
+
+/// Gives the nodes the images.
+pub(crate) fn load(images: &[Image], cluster: &Cluster) -> anyhow::Result<()> {
+    images.iter().try_for_each(|image| cluster.load_image(&image.path))
 }
 
 fn install(cluster: &Cluster) -> anyhow::Result<()> {

@@ -4,20 +4,28 @@ use std::{
     collections::BTreeMap,
     io::{BufRead as _, BufReader},
     process::{ExitCode, Stdio},
+    time::Instant,
 };
 
 use anyhow::{Context as _, ensure};
+use lockstep_tests::{
+    chart,
+    cluster::{Cluster, KEPT_CLUSTER, Settings, TEST_NODES},
+};
 
-use crate::cargo;
+use crate::{cargo, cluster, image};
 
 /// Tests of jobs to which something happens.
 const FAULTS: [&str; 3] = ["jobs::faults", "jobs::elastic", "jobs::outages"];
 
+/// Those that break nothing but their own jobs run side by side, and wait for more than they compute.
+const AT_ONCE: &str = "--test-threads=4";
+
 /// Kills, evicts, hangs, scales and suspends workers, drains nodes, and fails nodes, images and the control plane, while jobs train on a
-/// real cluster.
+/// real cluster, the same one through all turns.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How often in a row; some eight minutes each on two cores.
+    /// How often in a row; some six minutes each on two cores.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     times: u32,
     /// Only those whose name contains this.
@@ -27,12 +35,20 @@ pub(crate) struct Arguments {
 
 /// Ends well if nothing failed in any turn; says what failed how often.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    Cluster::available().map_err(anyhow::Error::msg)?;
+    let images = image::make()?;
+    // It ends with this process.
+    let kept = Cluster::start_guarded(Settings::tests(TEST_NODES))?;
+    cluster::load(&images, &kept)?;
+    chart::install(kept.client())?;
     let mut passed: BTreeMap<String, u32> = BTreeMap::new();
     for turn in 1..=arguments.times {
         println!("== turn {turn} of {}", arguments.times);
+        let begun = Instant::now();
         for (name, well) in faults(&arguments.filters)? {
             *passed.entry(name).or_default() += u32::from(well);
         }
+        println!("turn {turn} took {:.0} s", begun.elapsed().as_secs_f64());
     }
     println!();
     for (name, passed) in &passed {
@@ -45,13 +61,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// One turn: each test and whether it passed.
 fn faults(filters: &[String]) -> anyhow::Result<Vec<(String, bool)>> {
     let mut command = cargo::everything("test");
-    command.args(["--quiet", "--test", "cluster", "--", "--format=pretty"]);
+    command.args(["--quiet", "--test", "cluster", "--", "--format=pretty", AT_ONCE]);
     match filters {
         [] => command.args(FAULTS),
         filters => command.args(filters),
     };
     // What cannot run here is no success.
-    command.env("CI", "true");
+    command.env("CI", "true").env(KEPT_CLUSTER, "");
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
     let output = child.stdout.take().context("it was piped")?;
     let mut ended = Vec::new();

@@ -12,7 +12,16 @@ const OTHERS_TEST_FOR: Duration = Duration::from_secs(20 * 60);
 /// no node faults run there.
 pub const TEST_KUBECONFIG: &str = "LOCKSTEP_TEST_KUBECONFIG";
 
+/// The variable by which `cargo xtask faults` says that it keeps the tests' cluster, with Lockstep on it, for one test binary after another.
+pub const KEPT_CLUSTER: &str = "LOCKSTEP_KEPT_CLUSTER";
+
 impl Cluster {
+    /// Whether the tests' cluster is another process's, which has installed Lockstep on it; see [`KEPT_CLUSTER`].
+    #[must_use]
+    pub fn is_kept() -> bool {
+        env::var_os(KEPT_CLUSTER).is_some()
+    }
+
     /// The cluster of this test binary: started by the first test that asks, ended with the process.
     ///
     /// # Errors
@@ -31,9 +40,12 @@ impl Cluster {
     }
 }
 
-/// Starts the tests' cluster, after that of another test binary that runs at the same time.
+/// Takes the tests' cluster that is kept, or starts it, after that of another test binary that runs at the same time.
 fn start_in_turn() -> anyhow::Result<Cluster> {
     let settings = Settings::tests(TEST_NODES);
+    if Cluster::is_kept() {
+        return Cluster::running(settings);
+    }
     let state = State::of(settings.name);
     if let Some(owner) = state.living_owner() {
         say(&format!("waiting for process {}, which tests with cluster `{}`", owner.as_raw_nonzero(), settings.name));

@@ -21,7 +21,7 @@ use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context as _, bail};
 
-pub use any::{AnyCluster, TEST_KUBECONFIG};
+pub use any::{AnyCluster, KEPT_CLUSTER, TEST_KUBECONFIG};
 pub use client::{Client, Namespace};
 pub use fake_nodes::FAKE_NODE_LABEL;
 pub use images::SHELL_IMAGE;
@@ -76,7 +76,7 @@ impl Settings {
     /// A cluster of another name, beside those.
     #[must_use]
     pub const fn named(name: &'static str, nodes: u32, port: u16) -> Self {
-        Self { name, nodes, port, node_lost_after: Duration::from_secs(16), evicted_after: Duration::from_secs(20) }
+        Self { name, nodes, port, node_lost_after: Duration::from_secs(16), evicted_after: Duration::from_secs(10) }
     }
 }
 

@@ -11,7 +11,7 @@ use lockstep_tests::{
     skip,
 };
 
-/// A node is lost after 16 s and its pods are evicted 20 s later; whatever a test waits for takes less than this.
+/// A node is lost after 16 s and its pods are evicted 10 s later; whatever a test waits for takes less than this.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Tests that break something run alone, the others side by side.

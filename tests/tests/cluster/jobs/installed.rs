@@ -33,6 +33,9 @@ pub(crate) fn any_cluster(test: &str) -> Option<(AnyCluster, RwLockReadGuard<'st
 
 fn install(cluster: &Cluster) {
     static DONE: OnceLock<()> = OnceLock::new();
+    if Cluster::is_kept() {
+        return;
+    }
     DONE.get_or_init(|| {
         for archive in images() {
             cluster.load_image(archive).expect("the nodes take the image");
