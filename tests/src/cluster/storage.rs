@@ -53,11 +53,20 @@ impl Cluster {
         Ok(self.state.volumes().join(self.kubectl(&words)?))
     }
 
-    /// The default storage class and the volumes that wait for its claims.
+    /// The default storage class and the first volumes that wait for its claims.
     pub(super) fn make_storage(&self) -> anyhow::Result<()> {
-        let mut objects = vec![STORAGE.to_owned()];
+        self.apply(STORAGE)?;
+        self.add_volumes(1)
+    }
+
+    /// Makes volumes of this `series` wait for claims that come with manifests, as many as one run of all tests takes.
+    ///
+    /// # Errors
+    /// What kubectl complained about.
+    pub fn add_volumes(&self, series: u32) -> anyhow::Result<()> {
+        let mut objects = Vec::new();
         for index in 1..=WAITING_VOLUMES {
-            let volume = format!("{STORAGE_CLASS}-{index}");
+            let volume = format!("{STORAGE_CLASS}-{series}-{index}");
             self.make_folder(&volume)?;
             objects.push(persistent_volume(&volume, STORAGE_CLASS).to_string());
         }
