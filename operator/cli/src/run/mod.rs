@@ -234,7 +234,7 @@ impl Session {
     }
 
     fn failure(&self, heard: &Heard, lost: Role, end: End, why: Why) -> String {
-        let told = self.ending(lost).map(|ending| ending.message).filter(|message| !message.is_empty());
+        let told = self.message(lost);
         let said = heard.ending.as_ref().map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
         let what = told.or(said).map_or_else(|| format!("{lost} {end}"), |message| format!("{lost} {end}: {message}"));
         let log = self.folder.log(lost);
@@ -250,6 +250,11 @@ impl Session {
             absent.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             logs.concat()
         )
+    }
+
+    /// Why a process ended, as far as it told.
+    fn message(&self, role: Role) -> Option<String> {
+        self.ending(role).map(|ending| ending.message).filter(|message| !message.is_empty())
     }
 
     fn ending(&self, role: Role) -> Option<Ending> {

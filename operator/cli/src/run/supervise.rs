@@ -54,6 +54,8 @@ struct Supervised<'a> {
     joined: BTreeSet<String>,
     /// The last step that was reported.
     step: Option<u64>,
+    /// The last reason that was shown: several processes may end for the same.
+    shown: Option<String>,
     /// By when everybody has to end, once somebody is done.
     finish: Option<Instant>,
 }
@@ -79,6 +81,7 @@ impl Session {
             pending: Vec::new(),
             joined: BTreeSet::new(),
             step: None,
+            shown: None,
             finish: None,
         };
         let startup = Instant::now() + Duration::from_secs(self.job.failure_policy.startup_timeout_seconds.into());
@@ -225,7 +228,15 @@ impl Supervised<'_> {
                 None
             }
             Next::Restart { delay } => {
-                display.note(&format!("{role} {end}; a new one takes its place"));
+                // Whoever was killed has left no reason; one of a process before it may be there.
+                let reason = self.session.message(role).filter(|_| end == End::Exit(Exit::Retry));
+                match reason.filter(|reason| self.shown.as_ref() != Some(reason)) {
+                    Some(reason) => {
+                        display.note(&format!("{role} {end}: {reason}; a new one takes its place"));
+                        self.shown = Some(reason);
+                    }
+                    None => display.note(&format!("{role} {end}; a new one takes its place")),
+                }
                 self.pending.push((Instant::now() + delay, role));
                 None
             }
