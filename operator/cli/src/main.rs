@@ -34,7 +34,8 @@ enum Command {
     Scale(scale::Arguments),
     /// Tell how the group of a run changed: when, why, and at what cost.
     History(history::Arguments),
-    /// Train a finished run's job once more without faults, by the memberships that it had, and compare the weights bit for bit.
+    /// Train a finished run's job once more without faults, by the memberships that it had, and compare the
+    /// states after its steps and the weights bit for bit.
     Replay(replay::Arguments),
     /// Measure this machine by local processes, as a job with spec.benchmark measures a cluster.
     Bench(bench::Arguments),

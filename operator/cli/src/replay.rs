@@ -126,9 +126,11 @@ impl Replaying {
 /// What a run has written of its steps; nothing where somebody took that away.
 fn journal_of(run: &Path) -> anyhow::Result<String> {
     let path = run.join(JOURNAL_FILE);
-    match fs::read_to_string(&path) {
+    match fs::read(&path) {
+        // Lines that a power failure has spoiled tell nothing; the others do.
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        read => read.with_context(|| format!("read {}", path.display())),
+        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
     }
 }
 

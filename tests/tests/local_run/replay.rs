@@ -82,7 +82,7 @@ fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
     altered(&run, "plans.jsonl", 1, by_two_trees, || {
         let (code, said) = replay(&run);
         assert_eq!(code, Some(1), "{said}");
-        assert!(said.contains("  differ from step ") && said.contains("  differs: "), "{said}");
+        assert!(said.contains("  differ, seen from step ") && said.contains("  differs: "), "{said}");
     });
     let fewer = |line: &mut Value| line["workers"] = json!(2);
     altered(&run, "history.jsonl", 1, fewer, || {

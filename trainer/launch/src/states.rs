@@ -12,7 +12,7 @@ pub const JOURNAL_FILE: &str = "metrics.jsonl";
 pub struct States {
     /// Steps of which both tell.
     pub told: usize,
-    /// The first after which the states differed.
+    /// The first after which that was seen of the states.
     pub differ_from: Option<u64>,
 }
 
@@ -38,8 +38,9 @@ impl fmt::Display for States {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "after {} steps  ", self.told)?;
         match self.differ_from {
+            None if self.told == 0 => f.write_str("not compared: no journal tells of them"),
             None => f.write_str("equal"),
-            Some(step) => write!(f, "differ from step {step} on"),
+            Some(step) => write!(f, "differ, seen from step {step} on"),
         }
     }
 }
@@ -64,7 +65,7 @@ mod tests {
         let whole = one.replace("null", "5");
         let compared = |one: &str, other: &str| States::compared(one, other).to_string();
         assert_eq!(compared(one, &whole), "after 3 steps  equal");
-        assert_eq!(compared(one, &whole.replace('8', "6")), "after 3 steps  differ from step 2 on");
-        assert_eq!(compared("", &whole), "after 0 steps  equal");
+        assert_eq!(compared(one, &whole.replace('8', "6")), "after 3 steps  differ, seen from step 2 on");
+        assert_eq!(compared("", &whole), "after 0 steps  not compared: no journal tells of them");
     }
 }
