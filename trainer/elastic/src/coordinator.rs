@@ -172,6 +172,13 @@ pub enum Outcome {
         /// What it said.
         message: String,
     },
+    /// What the members hold is of no use; the job can go on from its newest checkpoint.
+    Diverged {
+        /// Who said so, or is one of those that differ.
+        member: MemberId,
+        /// What differs, and what to do.
+        message: String,
+    },
     /// Another coordinator took over; the group goes on with that one.
     Superseded,
     /// Asked to stop before the group drained; it can go on with another coordinator.
@@ -348,7 +355,14 @@ impl Coordinator {
             Message::Broken { generation, broken } => self.broken(&member, generation, broken, now),
             Message::CaughtUp { generation, unreached } => self.caught_up(&member, generation, unreached, now),
             Message::Agreed { generation, summing } => self.agreed(member, generation, summing),
-            Message::Fatal { message } => self.fatal(member, message),
+            Message::Fatal { message } => {
+                self.acknowledge(&member);
+                self.fatal(member, message);
+            }
+            Message::Diverged { message } => {
+                self.acknowledge(&member);
+                self.diverged(member, message);
+            }
             Message::Progress { step, payload } => self.progressed(member, step, payload),
             Message::Checkpoint(mark) => self.checkpointed(&member, mark),
             Message::Leave { reason } => self.wants_to_leave(&member, reason, now),
@@ -375,13 +389,22 @@ impl Coordinator {
     }
 
     fn fatal(&mut self, member: MemberId, message: String) {
+        self.abort_all(&format!("{} failed: {message}", member.pod));
+        self.end(Outcome::Fatal { member, message });
+    }
+
+    fn diverged(&mut self, member: MemberId, message: String) {
+        self.abort_all(&message);
+        self.end(Outcome::Diverged { member, message });
+    }
+
+    /// Lets a member go whose last word this was.
+    fn acknowledge(&mut self, member: &MemberId) {
         if let Some(peer) = self.peers.remove(&member.pod) {
             self.pods.remove(&peer.connection);
             self.send(peer.connection, Message::Release);
             self.commands.push(Command::Close(peer.connection));
         }
-        self.abort_all(&format!("{} failed: {message}", member.pod));
-        self.end(Outcome::Fatal { member, message });
     }
 
     /// Has the record stored. A store that was away just now is left alone: the same is decided again later.

@@ -100,6 +100,11 @@ pub enum LastWord {
         /// What was attempted, on what, and what to do.
         message: String,
     },
+    /// All have to begin anew with the newest checkpoint.
+    Diverged {
+        /// What differs, and what to do.
+        message: String,
+    },
 }
 
 /// What the shell has to do.
@@ -301,6 +306,7 @@ impl Member {
             | Message::Leave { .. }
             | Message::Stuck { .. }
             | Message::Fatal { .. }
+            | Message::Diverged { .. }
             | Message::Finished { .. }
             | Message::Drained { .. } => {}
         }
@@ -422,6 +428,7 @@ impl Member {
             }
             Some(LastWord::Drained { step }) => self.say(Message::Drained { step }),
             Some(LastWord::Fatal { message }) => self.say(Message::Fatal { message }),
+            Some(LastWord::Diverged { message }) => self.say(Message::Diverged { message }),
             None => {}
         }
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -137,6 +137,11 @@ pub enum Message {
     /// Member: the job cannot succeed as it is described.
     Fatal {
         /// What was attempted, on what, and what to do.
+        message: String,
+    },
+    /// Member: what the members hold differs, or is not what they computed; all have to begin anew with the newest checkpoint.
+    Diverged {
+        /// What differs, and what to do.
         message: String,
     },
     /// Member: the last step is done and all results are stored.
@@ -275,7 +280,8 @@ impl Message {
             | Self::Drain { reason: text }
             | Self::Broken { broken: Break { reason: text, .. }, .. }
             | Self::Abort { reason: text }
-            | Self::Fatal { message: text } => text.truncate(text.floor_char_boundary(MAX_REASON_BYTES)),
+            | Self::Fatal { message: text }
+            | Self::Diverged { message: text } => text.truncate(text.floor_char_boundary(MAX_REASON_BYTES)),
             Self::Hello(_)
             | Self::Prepare { .. }
             | Self::Report(_)

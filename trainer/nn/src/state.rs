@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crc_fast::CrcAlgorithm;
+
 use crate::device::{Device, Event, Memory, Region};
 use crate::error::Error;
 use crate::parameters::ParamMeta;
@@ -181,20 +183,38 @@ impl<D: Device> Replica<D> {
         digest.finish()
     }
 
-    /// Digest of a small window of the state: another one with each `turn`, so that [`WINDOWS`] turns in a row cover all of it. Equal on replicas whose states are; waits.
+    /// CRC-32C of a small window of the state: another one with each `turn`, so that [`WINDOWS`] turns in a row cover all of it. Equal on
+    /// replicas whose states are; no proof against anybody who means it; waits.
     ///
     /// # Panics
     /// In mid-step.
-    pub fn window_digest(&mut self, turn: u64) -> [u8; 32] {
-        self.assert_between_steps("reading the state");
+    pub fn window_checksum(&mut self, turn: u64) -> u32 {
         let elements = self.table.elements();
         let window = elements.div_ceil(WINDOWS / 2).max(MIN_WINDOW);
         let windows = elements.div_ceil(window) as u64;
         let start = (turn / 2 % windows) as usize * window;
         let memory = if turn.is_multiple_of(2) { self.plan.weights } else { self.plan.velocity };
-        let event = self.device.ready();
-        let mut view = self.device.host_view(memory.region(start..elements.min(start + window)), event);
-        digest_block(view.as_mut())
+        self.checksum_of([memory.region(start..elements.min(start + window))])
+    }
+
+    /// The same of the whole state.
+    ///
+    /// # Panics
+    /// In mid-step.
+    pub fn checksum(&mut self) -> u32 {
+        let all = 0..self.table.elements();
+        self.checksum_of([self.plan.weights, self.plan.velocity].map(|memory| memory.region(all.clone())))
+    }
+
+    fn checksum_of<const COUNT: usize>(&mut self, regions: [Region; COUNT]) -> u32 {
+        self.assert_between_steps("reading the state");
+        let mut checksum = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
+        for region in regions {
+            let event = self.device.ready();
+            checksum.update(bytemuck::cast_slice(self.device.host_view(region, event).as_mut()));
+        }
+        // It has 32 bits.
+        checksum.finalize() as u32
     }
 
     /// The digest of a state of this network, to which its blocks are to be added.
@@ -257,9 +277,9 @@ impl<D: Device> Replica<D> {
     }
 }
 
-/// In how many turns [`Replica::window_digest`] covers a state, at the most: windows have so many values that it is worth the call.
+/// In how many turns [`Replica::window_checksum`] covers a state, at the most: windows have so many values that it is worth the call.
 pub const WINDOWS: usize = 128;
-const MIN_WINDOW: usize = 1 << 10;
+const MIN_WINDOW: usize = 1 << 14;
 
 /// Values that are digested together, the last block of a state having fewer.
 pub const DIGEST_BLOCK: usize = 16 << 10;

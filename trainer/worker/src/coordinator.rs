@@ -148,6 +148,7 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
         }
         Ok(Outcome::Drained { step }) => Err(Failure::Drained { step, drain: None }),
         Ok(Outcome::Fatal { message, .. }) => Err(Failure::fatal(message)),
+        Ok(Outcome::Diverged { message, .. }) => Err(Failure::retry(message)),
         Ok(Outcome::Superseded) => Err(Failure::retry("another coordinator took over")),
         Ok(Outcome::Stopped) => Err(Failure::retry("asked to stop before the group had drained")),
         Ok(Outcome::StoreFailed { message }) => Err(Failure::retry(message)),

@@ -53,11 +53,11 @@ impl Devices {
         self.devices.iter_mut().for_each(|device| device.replica().write_state(&state));
     }
 
-    /// The number of one whose window of the state has another digest.
-    pub(crate) fn other_than(&mut self, digest: [u8; 32], turn: u64) -> Option<usize> {
+    /// The number of one whose window of the state has another checksum.
+    pub(crate) fn other_than(&mut self, checksum: u32, turn: u64) -> Option<usize> {
         self.devices
             .iter_mut()
-            .position(|device| device.replica().window_digest(turn) != digest)
+            .position(|device| device.replica().window_checksum(turn) != checksum)
             .map(|further| further + 1)
     }
 

@@ -1,6 +1,6 @@
 //! Why a process ends before its work is done, and what that means for the job.
 
-use std::{borrow::Borrow, fs, path::Path};
+use std::{borrow::Borrow, fmt::Display, fs, path::Path};
 
 use lockstep_collective::CollectiveError;
 use lockstep_elastic::Break;
@@ -18,6 +18,9 @@ pub(crate) enum Failure {
     /// A peer or the infrastructure was lost; the job can go on from its newest checkpoint.
     #[error("{0}")]
     Retry(String),
+    /// What the workers hold differs, or is not what they computed; all begin anew with the newest checkpoint.
+    #[error("{0}")]
+    Diverged(String),
     /// This generation cannot go on, or was not formed: the worker goes on in the next one.
     #[error("{}", .0.reason)]
     Broken(Break),
@@ -42,6 +45,14 @@ impl Failure {
         Self::Retry(cause.to_string())
     }
 
+    /// The states of ranks or devices differ: `difference` says where that was seen.
+    pub(crate) fn diverged(difference: impl Display) -> Self {
+        Self::Diverged(format!(
+            "{difference}: the memory or a processor of one of their hosts is faulty; training begins anew with the newest checkpoint, \
+             which all of them held alike"
+        ))
+    }
+
     /// The group is of no use any more.
     pub(crate) fn broken(reason: impl ToString) -> Self {
         Self::Broken(Break::from(reason.to_string()))
@@ -62,7 +73,7 @@ impl Failure {
     pub(crate) fn into_break(self) -> Result<Break, Self> {
         match self {
             Self::Broken(broken) => Ok(broken),
-            Self::Fatal(_) | Self::Retry(_) | Self::Drained { .. } => Err(self),
+            Self::Fatal(_) | Self::Retry(_) | Self::Diverged(_) | Self::Drained { .. } => Err(self),
         }
     }
 
@@ -74,7 +85,7 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Fatal(_) => Exit::Fatal,
-            Self::Retry(_) | Self::Broken(_) => Exit::Retry,
+            Self::Retry(_) | Self::Diverged(_) | Self::Broken(_) => Exit::Retry,
             Self::Drained { .. } => Exit::Drained,
         }
     }

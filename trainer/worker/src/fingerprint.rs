@@ -6,8 +6,8 @@ use lockstep_data::Tally;
 const BITS: u32 = 12;
 const SLOT: u32 = (1 << BITS) - 1;
 
-/// 24 bits of the digest of a window of the state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// 24 bits of the checksum of a state, or of a window of it; none of them are set where nothing is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fingerprint(u32);
 
 impl Fingerprint {
@@ -16,9 +16,8 @@ impl Fingerprint {
     /// How many ranks' slots may be added.
     const MAX_RANKS: usize = Tally::MAX_RANKS;
 
-    pub(crate) fn of(digest: [u8; 32]) -> Self {
-        let [first, second, third, ..] = digest;
-        Self(u32::from_le_bytes([first, second, third, 0]))
+    pub(crate) const fn of(checksum: u32) -> Self {
+        Self(checksum & ((1 << (BITS * Self::SLOTS as u32)) - 1))
     }
 
     /// Numbers to be summed over up to [`Self::MAX_RANKS`] ranks.
@@ -51,8 +50,8 @@ mod tests {
 
     #[test]
     fn ranks_that_hold_the_same_agree_however_many_they_are() {
-        for digest in [[0; 32], [0xff; 32], std::array::from_fn(|byte| 37 * byte as u8 + 5)] {
-            let mine = Fingerprint::of(digest);
+        for checksum in [0, u32::MAX, 0x1234_5678] {
+            let mine = Fingerprint::of(checksum);
             for ranks in [1, 2, 3, 1000, Fingerprint::MAX_RANKS] {
                 assert!(mine.is_that_of_all(&sums(&vec![mine; ranks]), ranks), "{ranks} ranks");
             }
@@ -61,7 +60,8 @@ mod tests {
 
     #[test]
     fn one_that_holds_something_else_is_noticed_by_itself_and_by_others() {
-        let (one, another) = (Fingerprint::of([1; 32]), Fingerprint(Fingerprint::of([1; 32]).0 ^ 1));
+        let checksum = 0x1234_5678;
+        let (one, another) = (Fingerprint::of(checksum), Fingerprint::of(checksum ^ 1));
         for ranks in [2, 3, 1000, Fingerprint::MAX_RANKS] {
             let mut all = vec![one; ranks];
             all[ranks / 2] = another;
@@ -69,7 +69,7 @@ mod tests {
             assert!(!one.is_that_of_all(&sums, ranks) && !another.is_that_of_all(&sums, ranks), "{ranks} ranks");
         }
         // Both slots count.
-        let far = Fingerprint(Fingerprint::of([1; 32]).0 ^ (1 << BITS));
+        let far = Fingerprint::of(checksum ^ (1 << BITS));
         assert!(!one.is_that_of_all(&sums(&[one, far]), 2));
     }
 }

@@ -42,6 +42,8 @@ pub(crate) const LIMITS: Limits = Limits {
     shares_memory: true,
     sockets: Sockets::ONE,
 };
+/// How long the host of a rank that may take any time may acknowledge nothing.
+pub(crate) const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 /// Members may evaluate, or save, before they hand anything over, and a group that changes ends it anyway. Nothing is waited for by
 /// spinning: a newcomer has time.
 const FEED_LIMITS: Limits = Limits { forming: LIMITS.silence, waiting: Waiting::Block, shares_memory: false, ..LIMITS };
@@ -137,9 +139,16 @@ impl<'a> Member<'a> {
     pub(crate) fn work(&self, work: impl FnOnce() -> Result<Ending, Failure>) -> Result<Ending, Failure> {
         let ended = work();
         // Others must not wait for a worker that will never take part.
-        if let Err(Failure::Fatal(message)) = &ended
-            && let Err(error) = self.membership.fatal(message, FAREWELL_PATIENCE)
-        {
+        let told = match &ended {
+            Err(Failure::Fatal(message)) => self.membership.fatal(message, FAREWELL_PATIENCE),
+            Err(Failure::Diverged(message)) => self.membership.diverged(message, FAREWELL_PATIENCE),
+            Err(Failure::Retry(_)) => {
+                self.membership.hang_up();
+                Ok(())
+            }
+            Ok(_) | Err(Failure::Broken(_) | Failure::Drained { .. }) => Ok(()),
+        };
+        if let Err(error) = told {
             warn!(%error, "the group does not know why this worker ends");
         }
         ended

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! step s            the one that reports asks for a checkpoint in the step's numbers
-//! step s + 1        all read that; after it each copies its part, and begins to write it and a note for whoever commits
+//! step s + 1        all read that; after it each copies its part, and begins to write it and a note for whoever commits; the step's
+//!                   numbers tell whether all hold the same: if not, it is never committed
 //! each step then    who still writes says so in the step's numbers, and who could not write
 //! step u            in whose numbers nobody writes any more: all read that in step u + 1, and the one that reports commits, or abandons
 //! ```
@@ -56,6 +57,7 @@ pub(crate) struct Saver<'a> {
     rank: u32,
     world: NonZeroU32,
     generation: u64,
+    reports: bool,
     asked: bool,
     copied: Option<Copied>,
     committing: Option<Committing>,
@@ -115,6 +117,7 @@ impl<'a> Saver<'a> {
             rank: group.rank,
             world,
             generation: group.generation,
+            reports: group.reports(),
             asked: false,
             copied: None,
             committing: None,
@@ -134,8 +137,9 @@ impl<'a> Saver<'a> {
         self.rank = group.rank;
         self.world = NonZeroU32::new(group.world).unwrap_or(NonZeroU32::MIN);
         self.generation = group.generation;
+        self.reports = group.reports();
         (self.asked, self.copied) = (false, None);
-        self.newest.take_if(|_| !group.reports());
+        self.newest.take_if(|_| !self.reports);
     }
 
     /// The newest checkpoint that this worker committed.
@@ -199,9 +203,10 @@ impl<'a> Saver<'a> {
 
     /// Copies this rank's part of the state after the steps that are done, and begins to write it.
     pub(crate) fn copy(&mut self, rank: &mut Rank<'_>) {
-        let copied = self.take(rank);
+        let mut copied = self.take(rank);
         rank.rest();
         self.metrics.spent(Phase::Checkpoint, copied.stall.as_secs_f64());
+        copied.stall += rank.checking();
         self.metrics.checkpoint_stall.observe(copied.stall.as_secs_f64());
         self.copied = Some(copied);
     }
@@ -374,7 +379,8 @@ impl<'a> Saver<'a> {
             warn!(%error, "old checkpoints were not removed");
         }
         self.membership.checkpoint(saved.step, Digest::from_bytes(saved.manifest_digest));
-        self.newest = Some(self.storage.mark(&saved, time));
+        // One that an older group had begun may end once another rank reports.
+        self.newest = self.reports.then(|| self.storage.mark(&saved, time));
     }
 }
 

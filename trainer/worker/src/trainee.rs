@@ -203,14 +203,14 @@ impl Trainee {
 
     /// What a window of its state looks like after the newest step, on all devices.
     pub(crate) fn fingerprint(&mut self) -> Result<Fingerprint, Failure> {
-        let digest = self.replica.window_digest(self.step);
-        if let Some(device) = self.devices.other_than(digest, self.step) {
-            return Err(Failure::fatal(format!(
-                "after step {} device {device} of this worker does not hold the weights of device 0: one of them is faulty",
-                self.step
+        let checksum = self.replica.window_checksum(self.step);
+        if let Some(device) = self.devices.other_than(checksum, self.step) {
+            let step = self.step;
+            return Err(Failure::diverged(format_args!(
+                "after step {step} device {device} of a worker does not hold the weights of its device 0"
             )));
         }
-        Ok(Fingerprint::of(digest))
+        Ok(Fingerprint::of(checksum))
     }
 
     /// Hands over buckets of this kind from the next step on.

@@ -19,7 +19,7 @@ use lockstep_collective::{BESIDE, Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
 use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
-use lockstep_nn::{Cpu, Device, Gradient, Sgd, WINDOWS};
+use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 
 use crate::{
     communication::{Agreed, Seen, agree_anew},
@@ -30,7 +30,7 @@ use crate::{
     fingerprint::Fingerprint,
     gradients,
     journal::{Evaluation, StepLine},
-    member::{Halt, LIMITS, Member},
+    member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
     metrics::Phase,
     trainee::Trainee,
     word::Word,
@@ -41,20 +41,19 @@ const QUIET: Duration = Duration::from_secs(16);
 const QUIET_STEPS: u32 = 8;
 /// The same for the first step of a group.
 const FIRST_QUIET: Duration = Duration::from_secs(60);
-/// How long the host of a rank that may take any time may acknowledge nothing.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 
 /// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
-/// what they tell of checkpoints, which samples they took, what their state looks like, then each rank's useful seconds, and how long each
-/// waited for the numbers of the step before.
+/// what they tell of checkpoints, which samples they took, what a window of their state looks like and, before it is saved, all of it, then
+/// each rank's useful seconds, and how long each waited for the numbers of the step before.
 const LOSS: usize = 0;
 const CHANGE: usize = 1;
 const DRAIN: usize = 2;
 const NEWCOMER: usize = 3;
 const SAVING: Range<usize> = 4..4 + Word::SLOTS;
 const TAKEN: Range<usize> = SAVING.end..SAVING.end + Tally::SLOTS;
-const STATE: Range<usize> = TAKEN.end..TAKEN.end + Fingerprint::SLOTS;
-const USEFUL: usize = STATE.end;
+const WINDOW: Range<usize> = TAKEN.end..TAKEN.end + Fingerprint::SLOTS;
+const WHOLE: Range<usize> = WINDOW.end..WINDOW.end + Fingerprint::SLOTS;
+const USEFUL: usize = WHOLE.end;
 
 /// A slice of the gradient arena, leased.
 pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
@@ -120,6 +119,10 @@ pub(crate) struct Rank<'a> {
     counted: Statistics,
     /// What the first steps take, until all agree by it how to sum; and when the gradients of the newest one were begun.
     seen: Option<(Seen, Instant)>,
+    /// After which step before the last all ranks save their state, as far as they agreed.
+    saves_after: Option<u64>,
+    /// What the checksum of the whole state took that was saved last.
+    checking: Duration,
 }
 
 struct Pending {
@@ -128,7 +131,9 @@ struct Pending {
     rides: bool,
     samples: u64,
     seconds: f64,
-    fingerprint: Fingerprint,
+    window: Fingerprint,
+    /// Of the whole state, where it is to be saved.
+    whole: Fingerprint,
 }
 
 impl<'a> Rank<'a> {
@@ -182,6 +187,8 @@ impl<'a> Rank<'a> {
             meter,
             counted: Statistics::default(),
             seen: agreed.is_open.then(|| (Seen::of(agreed.plan.buckets().len()), Instant::now())),
+            saves_after: None,
+            checking: Duration::ZERO,
         })
     }
 
@@ -276,7 +283,8 @@ impl<'a> Rank<'a> {
         let updating = Instant::now();
         let result = self.trainee.apply();
         let update = updating.elapsed();
-        let fingerprint = self.trainee.fingerprint()?;
+        let window = self.trainee.fingerprint()?;
+        let whole = self.whole_to_be_saved();
 
         let useful = (gradients + update).as_secs_f64();
         let seconds = self.last_end.elapsed().as_secs_f64();
@@ -287,7 +295,7 @@ impl<'a> Rank<'a> {
         }
         // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
         let rides = self.trainee.replica.beside() > 0 && self.seen.is_none() && last == 0;
-        self.pending = Some(Pending { step: self.trainee.step, rides, samples: step.samples, seconds, fingerprint });
+        self.pending = Some(Pending { step: self.trainee.step, rides, samples: step.samples, seconds, window, whole });
         let numbers = &mut self.numbers;
         numbers.clear();
         numbers.resize(slots(self.world), 0.0);
@@ -302,7 +310,8 @@ impl<'a> Rank<'a> {
         let mut taken = Tally::default();
         self.loaders.iter().for_each(|loader| taken += loader.taken());
         numbers[TAKEN].copy_from_slice(&taken.slots());
-        numbers[STATE].copy_from_slice(&fingerprint.slots());
+        numbers[WINDOW].copy_from_slice(&window.slots());
+        numbers[WHOLE].copy_from_slice(&whole.slots());
         numbers[USEFUL + self.rank] = useful as f32;
         numbers[USEFUL + self.world + self.rank] = self.waited.as_secs_f32();
         if !rides {
@@ -310,6 +319,24 @@ impl<'a> Rank<'a> {
         }
         self.count(mine, seconds, useful, (data + loading).as_secs_f64());
         Ok(done)
+    }
+
+    /// What the whole state looks like, where it is saved after the step that was done last: a checkpoint is made of all ranks' parts.
+    fn whole_to_be_saved(&mut self) -> Fingerprint {
+        let Trainee { step, replica, recipe, .. } = &mut *self.trainee;
+        if *step != recipe.total_steps && self.saves_after != Some(*step) {
+            return Fingerprint::default();
+        }
+        let start = Instant::now();
+        let whole = Fingerprint::of(replica.checksum());
+        self.checking = start.elapsed();
+        self.member.metrics.spent(Phase::Checkpoint, self.checking.as_secs_f64());
+        whole
+    }
+
+    /// How long training stood still for the checksum of the state that is saved.
+    pub(crate) const fn checking(&self) -> Duration {
+        self.checking
     }
 
     /// Has the numbers of the last step summed by themselves.
@@ -341,7 +368,7 @@ impl<'a> Rank<'a> {
 
     /// What the sums of the last step's numbers tell.
     fn conclude(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { step, rides: _, samples, seconds, fingerprint }) = self.pending.take() else {
+        let Some(Pending { step, rides: _, samples, seconds, window, whole }) = self.pending.take() else {
             return Ok(None);
         };
         let numbers = &self.numbers;
@@ -360,7 +387,7 @@ impl<'a> Rank<'a> {
             loss: Some(loss),
             samples: Some(taken.samples),
             sample_hash: Some(taken.hash),
-            state_hash: Some(fingerprint.bits()),
+            state_hash: Some(window.bits()),
             learning_rate: self.trainee.recipe.rate,
             samples_per_second: samples as f64 / seconds,
             step_seconds: seconds,
@@ -378,11 +405,12 @@ impl<'a> Rank<'a> {
                 "all ranks together took {taken} samples in step {step}, which has {samples}: report this as a bug"
             )));
         }
-        if !fingerprint.is_that_of_all(&numbers[STATE], self.world) {
-            return Err(Failure::fatal(format!(
-                "after step {step} the workers do not hold the same weights: the memory or a processor of one of their hosts is faulty; \
-                 checkpoints of the {WINDOWS} steps before may have its values, `lockstep checkpoints list` tells the older ones"
-            )));
+        let all_hold = |fingerprint: Fingerprint, sums| fingerprint.is_that_of_all(&numbers[sums], self.world);
+        if !all_hold(window, WINDOW) || !all_hold(whole, WHOLE) {
+            return Err(Failure::diverged(format_args!("after step {step} the workers do not hold the same weights")));
+        }
+        if told.asks || halt.is_some() {
+            self.saves_after = Some(step + 1);
         }
         if !loss.is_finite() {
             return Err(Failure::fatal(format!(

@@ -264,6 +264,12 @@ impl Coordinator {
                 let stale = self.stale(preparing);
                 let [(one, a), (other, b)] = *fork;
                 let message = format!("{} would start from {}, {} from {}", one.pod, Held(a), other.pod, Held(b));
+                let report = |member: &MemberId| preparing.reports.get(&member.pod);
+                let trained = |member| report(member).is_some_and(|report| report.entered_generation.is_some());
+                if trained(&one) && trained(&other) {
+                    let cause = "they trained together: the memory or a processor of one of their hosts is faulty";
+                    return self.diverged(other, format!("{message}; {cause}"));
+                }
                 match stale.is_empty() {
                     true => self.fatal(other, format!("{message}: every worker must see the same checkpoints")),
                     false => self.send_to_read(&message, stale, now),

@@ -301,6 +301,20 @@ impl Membership {
         self.last_word(LastWord::Fatal { message: message.to_owned() }, patience).map(|_| ())
     }
 
+    /// What the members hold is of no use: all have to begin anew with the newest checkpoint. Blocks until the coordinator knows.
+    ///
+    /// # Errors
+    /// See [`FarewellError`].
+    pub fn diverged(&self, message: &str, patience: Duration) -> Result<(), FarewellError> {
+        self.shared.change(|state| state.sealing = None);
+        self.last_word(LastWord::Diverged { message: message.to_owned() }, patience).map(|_| ())
+    }
+
+    /// Ends the connection with the coordinator without a word: this process is lost to the group.
+    pub fn hang_up(&self) {
+        self.shared.put(|outbox| outbox.stop = true);
+    }
+
     fn last_word(&self, word: LastWord, patience: Duration) -> Result<Farewell, FarewellError> {
         self.shared.put(|outbox| outbox.last_word = Some(word));
         let answer = self.shared.wait(patience, |state| match (&state.end, state.sealing) {
@@ -317,7 +331,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.shared.put(|outbox| outbox.stop = true);
+        self.hang_up();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was printed where it happened.
             let _ = thread.join();

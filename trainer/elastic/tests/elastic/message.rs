@@ -52,6 +52,7 @@ fn one_of_each() -> Vec<Message> {
         Message::Finished { step: 9, digest: Digest::of(b"state"), payload: vec![] },
         Message::Drained { step: 9 },
         Message::Release,
+        Message::Diverged { message: text() },
     ]
 }
 
@@ -80,6 +81,7 @@ fn place(message: &Message) -> usize {
         Message::Finished { .. } => 19,
         Message::Drained { .. } => 20,
         Message::Release => 21,
+        Message::Diverged { .. } => 22,
     }
 }
 
@@ -92,7 +94,7 @@ fn decode(bytes: &[u8]) -> Result<Option<Message>, FrameError> {
 #[test]
 fn every_message_arrives_as_it_was_sent_however_the_stream_is_cut() {
     let messages = one_of_each();
-    assert_eq!(messages.iter().map(place).collect::<Vec<_>>(), (0..22).collect::<Vec<_>>());
+    assert_eq!(messages.iter().map(place).collect::<Vec<_>>(), (0..23).collect::<Vec<_>>());
     let stream: Vec<u8> = messages.iter().flat_map(Message::to_frame).collect();
     for piece in [1, 7, stream.len()] {
         let mut decoder = Decoder::default();
@@ -139,6 +141,7 @@ fn a_long_text_is_cut_at_a_character() {
     let (long, cut) = (|| "é".repeat(MAX_REASON_BYTES), || "é".repeat(MAX_REASON_BYTES / 2));
     for (said, heard) in [
         (Message::Fatal { message: long() }, Message::Fatal { message: cut() }),
+        (Message::Diverged { message: long() }, Message::Diverged { message: cut() }),
         (broken(long()), broken(cut())),
         (Message::Leave { reason: long() }, Message::Leave { reason: cut() }),
         (Message::Stuck { reason: long() }, Message::Stuck { reason: cut() }),

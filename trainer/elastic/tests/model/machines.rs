@@ -95,7 +95,9 @@ impl Job {
                         chair.swap = Some(record.clone());
                     }
                 }
-                Asked::End(Outcome::Fatal { message, .. }) => self.violated(format!("coordinator {index}: {message}")),
+                Asked::End(Outcome::Fatal { message, .. } | Outcome::Diverged { message, .. }) => {
+                    self.violated(format!("coordinator {index}: {message}"))
+                }
                 Asked::End(_) => self.end_chair(index),
             }
         }

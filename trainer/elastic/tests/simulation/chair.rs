@@ -159,7 +159,7 @@ impl World {
                 self.start_anew();
             }
             Outcome::Superseded | Outcome::Stopped => self.kill_coordinator(index),
-            other @ (Outcome::Fatal { .. } | Outcome::StoreFailed { .. }) => {
+            other @ (Outcome::Fatal { .. } | Outcome::Diverged { .. } | Outcome::StoreFailed { .. }) => {
                 self.fail(format!("no reason for {other:?}: {}", self.picture()));
             }
         }

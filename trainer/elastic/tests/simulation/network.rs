@@ -56,6 +56,7 @@ pub(crate) fn kind(message: &Message) -> u64 {
         Message::CaughtUp { .. } => 19,
         Message::Agreed { .. } => 20,
         Message::Stand { .. } => 21,
+        Message::Diverged { .. } => 22,
     }
 }
 

@@ -125,6 +125,16 @@ fn a_fatal_error_of_one_ends_all_and_is_acknowledged() {
 }
 
 #[test]
+fn what_has_diverged_ends_all_which_is_acknowledged_and_no_failure_for_good() {
+    let mut table = Table::running(2, 1);
+    let commands = table.says(1, Message::Diverged { message: "other weights".into() });
+    assert_eq!(sent(&commands, 0), [&Message::Abort { reason: "other weights".into() }]);
+    assert_eq!(sent(&commands, 1), [&Message::Release]);
+    let diverged = Outcome::Diverged { member: original(1).member, message: "other weights".into() };
+    assert_eq!(end(&commands), Some(&diverged));
+}
+
+#[test]
 fn a_fatal_error_ends_all_while_the_group_changes_too() {
     let mut table = Table::running(3, 1);
     table.closes(2);

@@ -77,6 +77,22 @@ fn a_loss_during_the_pause_is_told_too() {
 }
 
 #[test]
+fn survivors_that_hold_different_states_of_a_step_begin_with_a_checkpoint_and_are_named() {
+    let other = State { digest: Digest::of(b"a bit flipped"), ..state(5) };
+    let mut table = Table::running(3, 2);
+    table.closes(2);
+    table.reports(0, Some(1), state(5));
+    let commands = table.reports(1, Some(1), other);
+    let Some(Outcome::Diverged { message, .. }) = end(&commands) else { panic!("{commands:?}") };
+    for name in ["x-worker-0", "x-worker-1", "step 5"] {
+        assert!(message.contains(name), "{name} in {message}");
+    }
+    for survivor in [0, 1] {
+        assert!(matches!(sent(&commands, survivor).as_slice(), [Message::Abort { .. }]), "{commands:?}");
+    }
+}
+
+#[test]
 fn whoever_does_not_report_is_asked_again() {
     let mut table = Table::running(3, 2);
     table.closes(2);
