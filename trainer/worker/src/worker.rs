@@ -19,7 +19,7 @@ use crate::{
     communication::{self, Agreed, Before, Places},
     failure::Failure,
     follow::until_let_in,
-    member::{Halt, Member},
+    member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
     metrics::Metrics,
     model,
     reporter::Reporter,
@@ -72,15 +72,16 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
                 train: Arc::new(train),
                 held_out: Arc::new(evaluation),
             };
-            member.work(|| {
+            let mut saver = None;
+            let ended = member.work(|| {
                 let group = until_let_in(&member, &mut trainee, place)?;
                 let interval = Duration::from_secs(workload.checkpoint.interval_seconds.into());
-                let mut saver = Saver::start(&storage, &member, &trainee.replica, &group, interval)?;
-                let ended = run.train(&mut trainee, &mut saver, group);
-                // What it still writes is waited for.
-                told_of(storage.uri(), || drop(saver));
-                ended
-            })
+                let saver = saver.insert(Saver::start(&storage, &member, &trainee.replica, &group, interval)?);
+                run.train(&mut trainee, saver, group)
+            });
+            // What it still writes is waited for, by this process only.
+            told_of(storage.uri(), || drop(saver));
+            ended
         }
         Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication } => {
             let no_data = Digest::of(b"");
@@ -189,6 +190,7 @@ impl Run<'_> {
         saver.enter(group);
         let mut ranks = self.member.form(group)?;
         trainee.catch_up(group, &mut ranks)?;
+        ranks.set_silence(LIMITS.silence, UNACKNOWLEDGED).map_err(Failure::lost)?;
         trainee.devices.take_over(&mut trainee.replica);
         self.member.membership.entered();
 
