@@ -8,6 +8,14 @@ pub trait Destination {
     /// # Errors
     /// Why there are none.
     fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace>;
+
+    /// Whether the state that lies in the places now is the one that was saved, whose digest this is as whoever saved it spelled it.
+    ///
+    /// # Errors
+    /// In which way it is not: the checkpoint is damaged.
+    fn accept(&mut self, _state_digest: &str) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Why a state is not loaded.

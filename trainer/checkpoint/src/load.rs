@@ -157,7 +157,10 @@ impl Folder {
         expected: Option<&Identity>,
         into: &mut impl Destination,
     ) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.read(slot, expected, |medium, path, manifest| read_state(medium, path, manifest, self.at_once, into))
+        self.read(slot, expected, |medium, path, manifest| {
+            read_state(medium, path, manifest, self.at_once, into)?;
+            into.accept(&manifest.state_digest).map_err(Unusable::Damaged)
+        })
     }
 
     /// As [`Folder::load_slot`], but none of it is kept. So many chunks are read at once.

@@ -88,7 +88,10 @@ impl Trainee {
         self.is_whole = false;
         let loaded = storage.load_newest(&mut Views { replica: &mut self.replica, lent: Vec::new() })?;
         (self.step, self.communication) = match loaded {
-            Some(checkpoint) => verified(&mut self.replica, checkpoint)?,
+            Some(Checkpoint { path, position, communication, .. }) => {
+                info!(step = position.step, path = %path.display(), "checkpoint loaded");
+                (position.step, communication)
+            }
             None => {
                 self.replica.initialise(self.recipe.seed);
                 (0, None)
@@ -246,18 +249,13 @@ impl Destination for Views<'_> {
         self.lent = self.replica.state_views(layout.tensors()).map_err(|error| NoPlace::Misfit(error.to_string()))?;
         Ok(self.lent.iter_mut().map(AsMut::as_mut).collect())
     }
-}
 
-/// Whether the state that was loaded is the one that was saved; gives its step, and how the group summed that made it.
-fn verified(replica: &mut Replica<Cpu>, checkpoint: Checkpoint) -> Result<(u64, Option<String>), Failure> {
-    let Checkpoint { path, position, state_digest, communication, .. } = checkpoint;
-    let digest = spelled(replica.digest());
-    if is_of_blocks(&state_digest) && digest != state_digest {
-        return Err(Failure::fatal(format!(
-            "{}: its state has digest {digest}, its manifest says {state_digest}",
-            path.display()
-        )));
+    fn accept(&mut self, state_digest: &str) -> Result<(), String> {
+        self.lent.clear();
+        let digest = spelled(self.replica.digest());
+        if is_of_blocks(state_digest) && digest != state_digest {
+            return Err(format!("its state has digest {digest}, its manifest says {state_digest}"));
+        }
+        Ok(())
     }
-    info!(step = position.step, path = %path.display(), "checkpoint loaded");
-    Ok((position.step, communication))
 }

@@ -12,7 +12,7 @@ use super::{
     state::{State, load},
 };
 use crate::{
-    Chunk, Destination, Folder, Layout, NoPlace, Part,
+    Chunk, Destination, Folder, Layout, NoPlace, Part, Tensors,
     manifest::{Manifest, Stored},
     note::Note,
     version_1::Object,
@@ -129,6 +129,32 @@ fn of_several_damaged_chunks_the_first_is_reported_whichever_is_read_first() {
         let skipped = load(&stored.folder, &State::at(0).identity).expect("ours").skipped;
         assert!(skipped[0].reason.contains(&chunks[1].file()), "{skipped:?}");
     }
+}
+
+/// Whoever finds another state in its memory than this one's digest was made of.
+struct Suspicious {
+    memory: Tensors,
+    digest: String,
+}
+
+impl Destination for Suspicious {
+    fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+        self.memory.places(layout)
+    }
+
+    fn accept(&mut self, state_digest: &str) -> Result<(), String> {
+        if state_digest == self.digest { Err("it is of another state".to_owned()) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn a_state_that_is_not_the_one_that_was_saved_is_passed_over_as_damage_is() {
+    let stored = Pair::saved();
+    let mut suspicious = Suspicious { memory: Tensors::default(), digest: State::at(2).digest };
+    let newest = stored.folder.newest(&State::at(0).identity, &mut suspicious).expect("ours");
+    assert_eq!(newest.checkpoint.map(|found| found.position.step), Some(1));
+    assert_eq!(newest.skipped.iter().map(|skipped| &*skipped.reason).collect::<Vec<_>>(), ["it is of another state"]);
+    assert_eq!(suspicious.memory.weights[0].values, State::at(1).tensors[0].values);
 }
 
 /// Memory that is the same for each checkpoint that is tried.
