@@ -9,7 +9,7 @@ use super::{AllReduce, Arrival, Builder, MAX_FRAME, Terms, all, part};
 use crate::Hosts;
 
 /// Hops of the whole between two hops of a strip.
-const LAG: usize = 4;
+const LAG: usize = 2;
 
 pub(super) struct Scheme;
 
