@@ -2,6 +2,9 @@
 
 use half::{bf16, f16};
 
+/// Bytes of the widest one.
+pub(crate) const MAX_ELEMENT_BYTES: usize = size_of::<f64>();
+
 /// A type of numbers that ranks exchange: `f32`, `f64`, [`bf16`](half::bf16), [`f16`](half::f16), `i32`, `i64` or `u8`.
 pub trait Element: bytemuck::Pod + Send + sealed::Arithmetic {
     /// Which of them it is.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::crc32c::crc32c;
 
 use crate::algorithm::{Arrival, MAX_FRAME, Receive, Schedule, Send};
+use crate::element::MAX_ELEMENT_BYTES;
 use crate::farewell::{self, FAREWELL_BYTES};
 use crate::frame::{HEADER_BYTES, Header, Kind};
 use crate::limits::Waiting;
@@ -15,9 +16,6 @@ use crate::position::Position;
 use crate::seat::Seat;
 use crate::wire::Coding;
 use crate::{Abort, CollectiveError, Transferred};
-
-/// Bytes of the widest element.
-const MAX_ELEMENT_BYTES: usize = 8;
 
 /// Room for a frame of any elements, aligned for each.
 #[derive(Debug)]

@@ -4,15 +4,16 @@
 //! 48 sender u32 · 52 length u32 · 56 crc32c of the payload · 60 crc32c of bytes 0..60
 //! ```
 
-use crate::crc32c::crc32c;
-
+use crate::algorithm::MAX_FRAME;
 use crate::call::Call;
+use crate::crc32c::crc32c;
+use crate::element::MAX_ELEMENT_BYTES;
 use crate::{CollectiveError, JobId};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
 /// The longest payload that a frame may announce.
-pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
+pub const MAX_PAYLOAD_BYTES: usize = MAX_FRAME * MAX_ELEMENT_BYTES;
 
 /// The last byte is the version of the format.
 const MAGIC: [u8; 4] = *b"LSF3";

@@ -28,7 +28,7 @@ use crate::session::Broken;
 
 /// The most connections that a pair of ranks may have.
 pub const MAX_SOCKETS: usize = 8;
-/// The longest payload of a segment: a quarter of a frame of `f32`, and the frame's header.
+/// The longest payload of a segment: a part of a frame, so that the connections share it, and the frame's header.
 const MAX_SEGMENT_BYTES: usize = (64 << 10) + HEADER_BYTES;
 const SEGMENT_HEADER_BYTES: usize = 16;
 /// Unsent bytes that the system takes over on one of several connections: more would wait behind a slow one while others are free.

@@ -1,7 +1,7 @@
 //! Every operation, algorithm, type and reduction over real sockets.
 
 use half::{bf16, f16};
-use lockstep_collective::algorithm::{Algorithm, block, part};
+use lockstep_collective::algorithm::{Algorithm, MAX_FRAME, block, part};
 use lockstep_collective::{
     Abort, Choice, CollectiveError, Element, Group, Hosts, Limits, Plan, Reduction, Tag, Transferred, Waiting, Wire,
 };
@@ -86,6 +86,17 @@ fn partners_that_exchange_all_they_have_do_not_wait_for_each_other() {
             })
         });
     }
+}
+
+#[test]
+fn the_longest_frames_of_the_widest_elements_arrive() {
+    ends(|| {
+        bare_group(2, PATIENT, |mut group| {
+            let mut data = vec![1.0_f64; 2 * MAX_FRAME];
+            group.all_reduce(Algorithm::Ring, TAG, &mut data, Reduction::Sum).unwrap();
+            assert!(data.iter().all(|value| *value == 2.0));
+        })
+    });
 }
 
 fn reduced<T: Element>(reduction: Reduction, values: fn(usize) -> T) -> Vec<T> {
