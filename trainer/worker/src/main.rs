@@ -21,6 +21,7 @@ mod member;
 mod metrics;
 mod model;
 mod networks;
+mod numbers;
 mod reporter;
 mod saving;
 mod serve;

@@ -10,7 +10,6 @@
 //! count.
 
 use std::{
-    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -32,6 +31,7 @@ use crate::{
     journal::{Evaluation, StepLine},
     member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
     metrics::Phase,
+    numbers::{Sums, Told, slots},
     trainee::Trainee,
     word::Word,
 };
@@ -41,19 +41,6 @@ const QUIET: Duration = Duration::from_secs(16);
 const QUIET_STEPS: u32 = 8;
 /// The same for the first step of a group.
 const FIRST_QUIET: Duration = Duration::from_secs(60);
-
-/// Slots of a step's numbers: the summed loss, how many ranks were asked to halt for a change and to drain, how many know of a newcomer,
-/// what they tell of checkpoints, which samples they took, what a window of their state looks like and, before it is saved, all of it, then
-/// each rank's useful seconds, and how long each waited for the numbers of the step before.
-const LOSS: usize = 0;
-const CHANGE: usize = 1;
-const DRAIN: usize = 2;
-const NEWCOMER: usize = 3;
-const SAVING: Range<usize> = 4..4 + Word::SLOTS;
-const TAKEN: Range<usize> = SAVING.end..SAVING.end + Tally::SLOTS;
-const WINDOW: Range<usize> = TAKEN.end..TAKEN.end + Fingerprint::SLOTS;
-const WHOLE: Range<usize> = WINDOW.end..WINDOW.end + Fingerprint::SLOTS;
-const USEFUL: usize = WHOLE.end;
 
 /// A slice of the gradient arena, leased.
 pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
@@ -286,7 +273,7 @@ impl<'a> Rank<'a> {
         let window = self.trainee.fingerprint()?;
         let whole = self.whole_to_be_saved();
 
-        let useful = (gradients + update).as_secs_f64();
+        let useful = gradients + update;
         let seconds = self.last_end.elapsed().as_secs_f64();
         self.last_end = Instant::now();
         work.did_step(Duration::from_secs_f64(seconds));
@@ -296,28 +283,24 @@ impl<'a> Rank<'a> {
         // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
         let rides = self.trainee.replica.beside() > 0 && self.seen.is_none() && last == 0;
         self.pending = Some(Pending { step: self.trainee.step, rides, samples: step.samples, seconds, window, whole });
-        let numbers = &mut self.numbers;
-        numbers.clear();
-        numbers.resize(slots(self.world), 0.0);
-        numbers[LOSS] = result.loss_sum as f32;
-        match self.member.halt() {
-            Some(Halt::Change) => numbers[CHANGE] = 1.0,
-            Some(Halt::Drain) => numbers[DRAIN] = 1.0,
-            None => {}
-        }
-        numbers[NEWCOMER] = f32::from(u8::from(self.feeds.knows_another()));
-        word.put(&mut numbers[SAVING]);
         let mut taken = Tally::default();
         self.loaders.iter().for_each(|loader| taken += loader.taken());
-        numbers[TAKEN].copy_from_slice(&taken.slots());
-        numbers[WINDOW].copy_from_slice(&window.slots());
-        numbers[WHOLE].copy_from_slice(&whole.slots());
-        numbers[USEFUL + self.rank] = useful as f32;
-        numbers[USEFUL + self.world + self.rank] = self.waited.as_secs_f32();
+        let told = Told {
+            loss: result.loss_sum,
+            halt: self.member.halt(),
+            knows_newcomer: self.feeds.knows_another(),
+            word,
+            taken,
+            window,
+            whole,
+            useful,
+            waited: self.waited,
+        };
+        told.put(&mut self.numbers, self.rank, self.world);
         if !rides {
             self.send_numbers();
         }
-        self.count(mine, seconds, useful, (data + loading).as_secs_f64());
+        self.count(mine, seconds, useful.as_secs_f64(), (data + loading).as_secs_f64());
         Ok(done)
     }
 
@@ -371,14 +354,9 @@ impl<'a> Rank<'a> {
         let Some(Pending { step, rides: _, samples, seconds, window, whole }) = self.pending.take() else {
             return Ok(None);
         };
-        let numbers = &self.numbers;
-        let loss = f64::from(numbers[LOSS]) / samples as f64;
-        let halt = match (numbers[CHANGE] > 0.0, numbers[DRAIN] > 0.0) {
-            (_, true) => Some(Halt::Drain),
-            (true, false) => Some(Halt::Change),
-            (false, false) => None,
-        };
-        let taken = Tally::of_sums(&numbers[TAKEN]);
+        let sums = Sums::of(&self.numbers, self.world);
+        let (halt, told, taken) = (sums.halt(), sums.word(), sums.taken());
+        let loss = sums.loss() / samples as f64;
         let line = StepLine {
             step,
             epoch: step / self.trainee.recipe.steps_per_epoch,
@@ -394,19 +372,16 @@ impl<'a> Rank<'a> {
             time: jiff::Timestamp::now().to_string(),
         };
         self.trainee.remember(line.clone());
-        let (useful, waited) = numbers[USEFUL..].split_at(self.world);
-        self.member.metrics.waited_for_stable(waited);
-        self.meter.record(Step { samples, wall: seconds, useful: useful.to_vec() });
-        let told = Word::of_sum(&numbers[SAVING]);
-        self.feeds.hear(step, numbers[NEWCOMER] == self.world as f32);
+        self.member.metrics.waited_for_stable(sums.waited());
+        self.meter.record(Step { samples, wall: seconds, useful: sums.useful().to_vec() });
+        self.feeds.hear(step, sums.all_know_newcomer());
         if taken.samples != samples {
             let taken = taken.samples;
             return Err(Failure::fatal(format!(
                 "all ranks together took {taken} samples in step {step}, which has {samples}: report this as a bug"
             )));
         }
-        let all_hold = |fingerprint: Fingerprint, sums| fingerprint.is_that_of_all(&numbers[sums], self.world);
-        if !all_hold(window, WINDOW) || !all_hold(whole, WHOLE) {
+        if !sums.all_hold(window, whole) {
             return Err(Failure::diverged(format_args!("after step {step} the workers do not hold the same weights")));
         }
         if told.asks || halt.is_some() {
@@ -544,11 +519,6 @@ impl<'a> Rank<'a> {
         metrics.collective_bytes.inc_by(statistics.bytes_sent - self.counted.bytes_sent);
         self.counted = statistics;
     }
-}
-
-/// How many numbers a step of so many ranks has.
-pub(crate) const fn slots(world: usize) -> usize {
-    USEFUL + 2 * world
 }
 
 /// Each rank's part of a step's samples, seated as `seat` is.

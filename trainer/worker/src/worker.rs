@@ -22,6 +22,7 @@ use crate::{
     member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
     metrics::Metrics,
     model,
+    numbers::slots,
     reporter::Reporter,
     saving::Saver,
     serve::{self, Ready},
@@ -29,7 +30,7 @@ use crate::{
     storage::Storage,
     stored::{told_of, until_stored},
     trainee::Trainee,
-    training::{Rank, Recipe, Slice, slots},
+    training::{Rank, Recipe, Slice},
 };
 
 /// Does a worker's whole life, or repeats a part of another one's.
