@@ -12,35 +12,35 @@
 
 mod aside;
 mod base;
+mod event;
 mod following;
 mod forming;
 mod peers;
 mod reasons;
 mod running;
 mod status;
+mod storing;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-use crate::{
-    Active, CheckpointMark, Digest, Incarnation, MemberId, Message, Record, Seat, message::FrameError, rank_order,
-};
+use crate::{Active, CheckpointMark, Digest, Incarnation, MemberId, Message, Record, Seat, rank_order};
 use aside::Aside;
+pub use event::{Change, Command, Connection, Event, Outcome};
 use forming::{Gathering, Preparing};
 use peers::Peer;
 use reasons::Reasons;
 use running::Running;
 pub use status::{Stage, Status};
+use storing::Purpose;
 
 /// A member that is silent this long is shown as suspected.
 pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 /// A member that is silent this long is lost. Heartbeats come ten times a second from a thread of their own; one that was only slow
 /// stands still and joins again.
 pub const DEAD_AFTER: Duration = Duration::from_millis(2500);
-/// Pause before a store that was away is asked again.
-const STORE_PAUSE: Duration = Duration::from_secs(5);
 /// How long members of the recorded generation may take to find a coordinator that was started again, and how long the last ones that
 /// may hold its state are waited for before an older one is taken.
 pub const RETURN_LIMIT: Duration = Duration::from_secs(30);
@@ -74,120 +74,6 @@ pub struct Config {
     pub shards: u32,
     /// How long it waits for its group to drain when it is asked to stop.
     pub drain_limit: Duration,
-}
-
-/// A control connection, as the shell numbers them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Connection(pub u64);
-
-/// What happens to a coordinator.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::large_enum_variant, reason = "nearly all events are messages")]
-pub enum Event {
-    /// A message arrived.
-    Received(Connection, Message),
-    /// Something else arrived.
-    Garbled(Connection, FrameError),
-    /// The connection is gone, and why.
-    Closed(Connection, String),
-    /// The record that was asked for is stored.
-    Swapped,
-    /// Another coordinator changed the record.
-    Conflict,
-    /// The store was out of reach for long. It may have the record that was asked for, or get it yet.
-    StoreAway,
-    /// The store fails for good.
-    StoreFailed(String),
-    /// The process is asked to end.
-    Stop,
-    /// Time has passed.
-    Tick,
-}
-
-/// What the shell has to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// Send a message.
-    Send(Connection, Message),
-    /// Close a connection after all was sent.
-    Close(Connection),
-    /// Replace the record by compare-and-swap and answer [`Event::Swapped`], [`Event::Conflict`], [`Event::StoreAway`] or
-    /// [`Event::StoreFailed`]; one at a time.
-    Swap(Record),
-    /// Pass a member's progress on.
-    Publish {
-        /// Who reports.
-        member: MemberId,
-        /// Optimiser steps that are done.
-        step: u64,
-        /// The worker's report.
-        payload: Vec<u8>,
-    },
-    /// Tell that the membership changed.
-    Changed(Change),
-    /// Come back with [`Event::Tick`] at this time unless something happens before; replaces the former time.
-    WakeAt(Duration),
-    /// The coordinator's work is over.
-    End(Outcome),
-}
-
-/// How one generation followed another.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// The new membership.
-    pub active: Active,
-    /// Pods that belong to it and did not belong to the one before.
-    pub joined: Vec<String>,
-    /// Pods that went as planned, and why.
-    pub left: Vec<(String, String)>,
-    /// Pods that were lost, and what was seen.
-    pub lost: Vec<(String, String)>,
-    /// What failed although nobody was lost.
-    pub broken: Option<String>,
-    /// From the moment when a loss was seen, or a planned change began, to the recorded membership.
-    pub took: Duration,
-}
-
-/// How a group ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// All members finished with the same state.
-    Finished {
-        /// Optimiser steps that are done.
-        step: u64,
-        /// Digest of the final state.
-        digest: Digest,
-        /// The last report of the lowest rank that gave one.
-        payload: Vec<u8>,
-    },
-    /// All members stopped after a step, as was asked.
-    Drained {
-        /// Optimiser steps that are done.
-        step: u64,
-    },
-    /// The job cannot succeed as it is described.
-    Fatal {
-        /// Who said so.
-        member: MemberId,
-        /// What it said.
-        message: String,
-    },
-    /// What the members hold is of no use; the job can go on from its newest checkpoint.
-    Diverged {
-        /// Who said so, or is one of those that differ.
-        member: MemberId,
-        /// What differs, and what to do.
-        message: String,
-    },
-    /// Another coordinator took over; the group goes on with that one.
-    Superseded,
-    /// Asked to stop before the group drained; it can go on with another coordinator.
-    Stopped,
-    /// The store failed for good.
-    StoreFailed {
-        /// Why.
-        message: String,
-    },
 }
 
 /// Forms the group, changes it and watches it. See the module's picture.
@@ -232,15 +118,6 @@ pub struct Coordinator {
     handled: Duration,
     stop_by: Option<Duration>,
     commands: Vec<Command>,
-}
-
-/// What a swap of the record is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
-    Allocate { planned: bool },
-    Activate,
-    Mark,
-    Conclude,
 }
 
 #[derive(Clone, Debug)]
@@ -407,71 +284,6 @@ impl Coordinator {
         }
     }
 
-    /// Has the record stored. A store that was away just now is left alone: the same is decided again later.
-    fn swap(&mut self, purpose: Purpose, record: Record) {
-        assert!(self.swapping.is_none(), "two swaps at a time: {:?} and {record:?}", self.swapping);
-        if self.handled < self.store_again {
-            return;
-        }
-        if let Some(message) = self.unkept.clone() {
-            return match purpose {
-                Purpose::Conclude => self.conclude(),
-                Purpose::Mark => {}
-                Purpose::Allocate { .. } | Purpose::Activate => self.give_up(message),
-            };
-        }
-        self.swapping = Some((purpose, record.clone()));
-        self.commands.push(Command::Swap(record));
-    }
-
-    /// Whether what is being stored changes the group, or ends it.
-    fn is_changing(&self) -> bool {
-        self.swapping.as_ref().is_some_and(|(purpose, _)| *purpose != Purpose::Mark)
-    }
-
-    fn swapped(&mut self, now: Duration) {
-        let Some((purpose, record)) = self.swapping.take() else { return };
-        self.record = record;
-        match purpose {
-            Purpose::Allocate { planned } => self.prepare(planned, now),
-            Purpose::Activate => self.commit(now),
-            Purpose::Mark => {}
-            Purpose::Conclude => self.conclude(),
-        }
-    }
-
-    /// A group that trains goes on, one that was to be formed stands, and what is to be recorded is when the store is back: so is how the
-    /// group ended, as another coordinator may have begun the next one.
-    fn store_is_away(&mut self, now: Duration) {
-        let Some((purpose, record)) = self.swapping.take() else { return };
-        self.store_again = now + STORE_PAUSE;
-        match purpose {
-            Purpose::Mark | Purpose::Conclude => self.mark = self.mark.max(record.last_durable_checkpoint),
-            Purpose::Activate => self.lose_unseated(record.active),
-            Purpose::Allocate { .. } => {}
-        }
-    }
-
-    /// A record can be neither kept nor read. A group that trains saves its state before it ends.
-    fn store_failed(&mut self, message: String) {
-        let trains = matches!(&self.phase, Phase::Running(running) if !running.is_broken());
-        match self.swapping.take() {
-            Some((Purpose::Conclude, _)) => self.conclude(),
-            Some((Purpose::Mark | Purpose::Allocate { .. }, _)) if trains => {
-                let reason = unkept(&message);
-                self.unkept = Some(message);
-                self.draining = Some(reason.clone());
-                self.send_to_all(&Message::Drain { reason });
-            }
-            _ => self.give_up(message),
-        }
-    }
-
-    fn give_up(&mut self, message: String) {
-        self.abort_all(&unkept(&message));
-        self.end(Outcome::StoreFailed { message });
-    }
-
     fn send(&mut self, connection: Connection, message: Message) {
         self.commands.push(Command::Send(connection, message));
     }
@@ -534,8 +346,4 @@ impl Coordinator {
             self.mark = Some(mark);
         }
     }
-}
-
-fn unkept(message: &str) -> String {
-    format!("the membership record cannot be kept: {message}")
 }
