@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::Hosts;
-use crate::algorithm::{self, Algorithm, Schedule};
+use crate::algorithm::{self, Algorithm, MAX_FRAME, Schedule};
 use crate::element::{ElementType, Reduction};
 
 /// A collective operation.
@@ -51,15 +51,15 @@ impl Operation {
     pub(crate) fn schedule(self, rank: usize, hosts: &Hosts, length: usize) -> Schedule {
         let world = hosts.world();
         match self {
-            Self::AllReduce(algorithm) => algorithm::all_reduce(algorithm, rank, hosts, length),
-            Self::ReduceScatter => algorithm::reduce_scatter(rank, world, length),
-            Self::AllGather => algorithm::all_gather(rank, world, length),
-            Self::Broadcast { root } => algorithm::broadcast(rank, world, root, length),
-            Self::Reduce { root } => algorithm::reduce(rank, world, root, length),
-            Self::Gather { root } => algorithm::gather(rank, world, root, length),
-            Self::Scatter { root } => algorithm::scatter(rank, world, root, length),
-            Self::AllToAll => algorithm::all_to_all(rank, world, length),
-            Self::Send { from, to } => algorithm::send(rank, world, from, to, length),
+            Self::AllReduce(algorithm) => algorithm::all_reduce(algorithm, rank, hosts, length, MAX_FRAME),
+            Self::ReduceScatter => algorithm::reduce_scatter(rank, world, length, MAX_FRAME),
+            Self::AllGather => algorithm::all_gather(rank, world, length, MAX_FRAME),
+            Self::Broadcast { root } => algorithm::broadcast(rank, world, root, length, MAX_FRAME),
+            Self::Reduce { root } => algorithm::reduce(rank, world, root, length, MAX_FRAME),
+            Self::Gather { root } => algorithm::gather(rank, world, root, length, MAX_FRAME),
+            Self::Scatter { root } => algorithm::scatter(rank, world, root, length, MAX_FRAME),
+            Self::AllToAll => algorithm::all_to_all(rank, world, length, MAX_FRAME),
+            Self::Send { from, to } => algorithm::send(rank, world, from, to, length, MAX_FRAME),
         }
     }
 

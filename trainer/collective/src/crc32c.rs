@@ -104,6 +104,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::MAX_PAYLOAD_BYTES;
 
     /// Bit by bit.
     fn reference(bytes: &[u8]) -> u32 {
@@ -112,18 +113,34 @@ mod tests {
         !bytes.iter().fold(u32::MAX, |state, byte| (0..8).fold(state ^ u32::from(*byte), |state, _| shifted(state)))
     }
 
+    fn random(seed: u64, length: usize) -> Vec<u8> {
+        let mut random = seed | 1;
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random as u8
+        };
+        (0..length).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn frames_of_any_length_have_the_checksum_that_the_reference_finds() {
+        for length in [200_003, 1 << 20, MAX_PAYLOAD_BYTES - 1, MAX_PAYLOAD_BYTES] {
+            let bytes = random(7, length);
+            let expected = reference(&bytes);
+            assert_eq!(crc32c(&bytes), expected, "{length} bytes");
+            #[cfg(target_arch = "x86_64")]
+            assert_eq!(streams::checksum(&bytes).unwrap_or(expected), expected, "{length} bytes");
+        }
+    }
+
     proptest! {
         #[test]
         fn it_is_the_checksum_that_the_reference_finds_whichever_instructions_there_are(
             seed in any::<u64>(), length in prop_oneof![0_usize..4000, 120_000_usize..140_000], start in 0_usize..16
         ) {
-            let mut random = seed | 1;
-            let bytes: Vec<u8> = (0..length + start).map(|_| {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                random as u8
-            }).collect();
+            let bytes = random(seed, length + start);
             let (bytes, expected) = (&bytes[start..], reference(&bytes[start..]));
             prop_assert_eq!(crc32c(bytes), expected);
             #[cfg(target_arch = "x86_64")]

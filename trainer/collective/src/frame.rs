@@ -1,6 +1,6 @@
 //! One frame: a header of fixed size, little endian, then the payload.
 //! ```text
-//! 0 magic "LSF3" · 4 kind u8 · 5 call [3] · 8 job [16] · 24 generation u64 · 32 step u64 · 40 bucket u32 · 44 chunk u32
+//! 0 magic "LSF4" · 4 kind u8 · 5 call [3] · 8 job [16] · 24 generation u64 · 32 step u64 · 40 bucket u32 · 44 chunk u32
 //! 48 sender u32 · 52 length u32 · 56 crc32c of the payload · 60 crc32c of bytes 0..60
 //! ```
 
@@ -16,7 +16,7 @@ pub const HEADER_BYTES: usize = 64;
 pub const MAX_PAYLOAD_BYTES: usize = MAX_FRAME * MAX_ELEMENT_BYTES;
 
 /// The last byte is the version of the format.
-const MAGIC: [u8; 4] = *b"LSF3";
+const MAGIC: [u8; 4] = *b"LSF4";
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -305,7 +305,7 @@ mod tests {
             payload_crc32c: crc32c(b"123456789"),
         };
         let bytes = header.encode();
-        assert_eq!(&bytes[..8], b"LSF3\x04\x08\x01\0");
+        assert_eq!(&bytes[..8], b"LSF4\x04\x08\x01\0");
         assert_eq!(
             &bytes[24..60],
             b"\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x02\0\0\0\x09\0\0\0\x01\0\0\0\0\x10\0\0\x83\x92\x06\xe3"

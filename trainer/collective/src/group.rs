@@ -198,7 +198,8 @@ impl Group {
     }
 
     /// An arena of so many elements for each rank, of which [`Group::all_reduce_in_memory`] copies no whole page; all ranks call it.
-    /// `None`, on all of them, where they share no memory, ask for different lengths or none, or the system refuses so much.
+    /// `None`, on all of them, where they share no memory, ask for different lengths or none, or the system refuses so much. What it takes
+    /// is given back with the group, not before.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].

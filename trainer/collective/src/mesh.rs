@@ -16,7 +16,7 @@ use crate::{Abort, CollectiveError};
 /// may still be on their way.
 const MAX_CLOSING: Duration = Duration::from_secs(2);
 
-/// The most bytes that are read to find the last ones: as many as the sockets of a pair may hold.
+/// The most bytes that are read from each connection of a pair to find the last ones: as many as its two sockets may hold.
 const MAX_UNREAD_BYTES: usize = 16 << 20;
 /// Bytes of those that are read at once.
 const READ_BYTES: usize = 64 << 10;
@@ -174,10 +174,11 @@ impl Mesh {
         }
     }
 
-    /// What a rank that has closed has sent last, up to so many bytes; of more than [`MAX_UNREAD_BYTES`] any.
+    /// What a rank that has closed has sent last, up to so many bytes; where more is unread than may be, any.
     pub(crate) fn last_bytes(&mut self, rank: usize, most: usize) -> Vec<u8> {
         let (mut bytes, mut filled, mut read) = (vec![0; most + READ_BYTES], 0, 0);
-        while read < MAX_UNREAD_BYTES {
+        let limit = MAX_UNREAD_BYTES * self.peer(rank).sockets().count();
+        while read < limit {
             let Ok(count @ 1..) = self.peer(rank).receive(&mut [], &mut bytes[filled..]) else { break };
             (filled, read) = (filled + count, read + count);
             let kept = filled.min(most);

@@ -21,8 +21,8 @@ const STRIPED_CYCLES: u64 = 2_000;
 const ENCRYPTED_CYCLES: u64 = 2_000;
 /// Within which an aborted operation fails. A single one may take longer where the machine has other work.
 const ABORTED_WITHIN: Duration = Duration::from_millis(10);
-/// Pages that the allocator may keep for itself.
-const SLACK_PAGES: usize = 1024;
+/// Pages that the allocator may keep for itself: twice what the two groups of a cycle have for frames.
+const SLACK_PAGES: usize = 4096;
 
 #[test]
 fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_memory_behind() {
@@ -119,8 +119,8 @@ impl Driver {
         Self::Background(Background::over(group).unwrap(), None)
     }
 
-    /// Starts a sum; what aborts it.
-    fn start(&mut self, arena: Arena) -> Abort {
+    /// Starts an operation that lacks rank 1, in the background another one each `turn`; what aborts it.
+    fn start(&mut self, arena: Arena, turn: u64) -> Abort {
         match self {
             Self::Communicator(communicator) => {
                 communicator.submit(1, 0, arena);
@@ -128,13 +128,23 @@ impl Driver {
             }
             Self::Background(background, handle) => {
                 let tag = Tag { step: 1, bucket: 0 };
-                *handle = Some(background.all_reduce(Algorithm::Ring, tag, arena, Reduction::Sum));
+                *handle = Some(match turn % 9 {
+                    0 => background.all_reduce(Algorithm::Ring, tag, arena, Reduction::Sum),
+                    1 => background.reduce_scatter(tag, arena, Reduction::Sum),
+                    2 => background.all_gather(tag, arena),
+                    3 => background.broadcast(1, tag, arena),
+                    4 => background.reduce(0, tag, arena, Reduction::Sum),
+                    5 => background.gather(0, tag, arena),
+                    6 => background.scatter(1, tag, arena),
+                    7 => background.all_to_all(tag, arena),
+                    _ => background.receive(1, tag, arena),
+                });
                 background.abort_handle()
             }
         }
     }
 
-    /// Why the sum was not formed.
+    /// Why it was not done.
     fn failed(&mut self) -> CollectiveError {
         match self {
             Self::Communicator(communicator) => communicator.wait().unwrap_err().error,
@@ -162,7 +172,7 @@ fn abort_once(
         let other = scope.spawn(|| join(1));
         let (mut driver, arena) = join(0);
         let other = other.join().unwrap();
-        let abort = driver.start(arena);
+        let abort = driver.start(arena, generation);
         let aborted = scope.spawn(move || {
             let now = Instant::now();
             abort.abort("a test");

@@ -3,7 +3,7 @@
 
 use crate::Hosts;
 
-use super::{AllReduce, Arrival, Builder, MAX_FRAME, Terms, part};
+use super::{AllReduce, Arrival, Builder, Terms, part};
 
 /// Hops of the whole between two hops of a segment: segments are on their way between hosts while others are summed up within them.
 const LAG: usize = 4;
@@ -22,19 +22,23 @@ impl AllReduce for Scheme {
     fn describe(&self, builder: &mut Builder, hosts: &Hosts, length: usize) {
         let rows = hosts.ranks();
         let (count, owners) = (hosts.count(), hosts.emptiest());
-        let segments = length.div_ceil(owners * count).div_ceil(MAX_FRAME).max(1);
+        let segments = length.div_ceil(owners * count).div_ceil(builder.frame).max(1);
         let lag = LAG.min(segments);
         for index in 0..segments {
-            let segment = part(&(0..length), segments, index);
             let hop = |hop: usize| index + lag * hop;
             for owner in 0..owners {
-                let owned = part(&segment, owners, owner);
+                let owned = part(&(0..length), owners, owner);
+                // What goes round as one part of the ring. Whose part an element is in does not depend on how many segments there are.
+                let passed = |number: usize| part(&part(&owned, count, number), segments, index);
+                let gathered = if segments == 1 { vec![owned.clone()] } else { (0..count).map(passed).collect() };
                 let mut within = |hop: usize, gathers: bool| {
                     for row in &rows {
                         for rank in row.iter().filter(|rank| **rank != row[owner]) {
-                            match gathers {
-                                true => builder.transfer(hop, *rank, row[owner], &owned, Arrival::Reduce),
-                                false => builder.transfer(hop, row[owner], *rank, &owned, Arrival::Copy),
+                            for elements in &gathered {
+                                match gathers {
+                                    true => builder.transfer(hop, *rank, row[owner], elements, Arrival::Reduce),
+                                    false => builder.transfer(hop, row[owner], *rank, elements, Arrival::Copy),
+                                }
                             }
                         }
                     }
@@ -45,7 +49,7 @@ impl AllReduce for Scheme {
                     // As in any ring: first each passes on the part to which its next one has yet to add, then what is complete.
                     let arrival = if step < count - 1 { Arrival::Reduce } else { Arrival::Copy };
                     for (host, row) in rows.iter().enumerate() {
-                        let passed = part(&owned, count, (host + 2 * count - step - 1) % count);
+                        let passed = passed((host + 2 * count - step - 1) % count);
                         builder.transfer(hop(1 + step), row[owner], rows[(host + 1) % count][owner], &passed, arrival);
                     }
                 }

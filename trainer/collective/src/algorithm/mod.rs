@@ -22,7 +22,7 @@ use ring::Ring;
 
 use crate::{Costs, Hosts};
 
-/// Elements of the longest frame: 1 MiB of f32. Each frame costs some 10 µs over loopback besides its bytes.
+/// Elements of the longest frame that is sent: 1 MiB of f32. Each frame costs some 10 µs over loopback besides its bytes.
 pub const MAX_FRAME: usize = 256 * 1024;
 
 /// One rank's part in a collective operation.
@@ -238,15 +238,16 @@ impl Terms<'_> {
     }
 }
 
-/// The sum, or another reduction, of `length` elements over all ranks, on all ranks.
+/// The sum, or another reduction, of `length` elements over all ranks, on all ranks; as all schedules in frames of up to `frame` elements,
+/// [`MAX_FRAME`] where they are sent. In which order an element's terms are added does not depend on the frames.
 ///
 /// # Panics
 /// When `rank` is not among those of `hosts`, or a torus' columns do not divide their number.
 #[must_use]
-pub fn all_reduce(algorithm: Algorithm, rank: usize, hosts: &Hosts, length: usize) -> Schedule {
+pub fn all_reduce(algorithm: Algorithm, rank: usize, hosts: &Hosts, length: usize, frame: usize) -> Schedule {
     let world = hosts.world();
     assert!(algorithm.fits(world), "{world} ranks cannot do {algorithm:?}");
-    built(rank, world, |builder| algorithm.as_scheme(|scheme| scheme.describe(builder, hosts, length)))
+    built(rank, world, frame, |builder| algorithm.as_scheme(|scheme| scheme.describe(builder, hosts, length)))
 }
 
 /// The reduction of [`part`] `rank` of `length` elements over all ranks, on that rank; the other elements are used up.
@@ -254,9 +255,9 @@ pub fn all_reduce(algorithm: Algorithm, rank: usize, hosts: &Hosts, length: usiz
 /// # Panics
 /// When `rank` is not below `world`.
 #[must_use]
-pub fn reduce_scatter(rank: usize, world: usize, length: usize) -> Schedule {
-    built(rank, world, |builder| {
-        Ring::new(all(world), 0..length).reduce_scatter(builder, 0);
+pub fn reduce_scatter(rank: usize, world: usize, length: usize, frame: usize) -> Schedule {
+    built(rank, world, frame, |builder| {
+        Ring::new(all(world), 0..length, frame).reduce_scatter(builder, 0);
     })
 }
 
@@ -265,9 +266,9 @@ pub fn reduce_scatter(rank: usize, world: usize, length: usize) -> Schedule {
 /// # Panics
 /// When `rank` is not below `world`.
 #[must_use]
-pub fn all_gather(rank: usize, world: usize, length: usize) -> Schedule {
-    built(rank, world, |builder| {
-        Ring::new(all(world), 0..length).all_gather(builder, 0);
+pub fn all_gather(rank: usize, world: usize, length: usize, frame: usize) -> Schedule {
+    built(rank, world, frame, |builder| {
+        Ring::new(all(world), 0..length, frame).all_gather(builder, 0);
     })
 }
 
@@ -276,8 +277,8 @@ pub fn all_gather(rank: usize, world: usize, length: usize) -> Schedule {
 /// # Panics
 /// When `rank` or `root` is not below `world`.
 #[must_use]
-pub fn broadcast(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
-    built(rank, world, |builder| rooted::broadcast(builder, root, length))
+pub fn broadcast(rank: usize, world: usize, root: usize, length: usize, frame: usize) -> Schedule {
+    built(rank, world, frame, |builder| rooted::broadcast(builder, root, length))
 }
 
 /// The reduction over all ranks on `root`; the elements of the others are used up.
@@ -285,8 +286,8 @@ pub fn broadcast(rank: usize, world: usize, root: usize, length: usize) -> Sched
 /// # Panics
 /// When `rank` or `root` is not below `world`.
 #[must_use]
-pub fn reduce(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
-    built(rank, world, |builder| rooted::reduce(builder, root, length))
+pub fn reduce(rank: usize, world: usize, root: usize, length: usize, frame: usize) -> Schedule {
+    built(rank, world, frame, |builder| rooted::reduce(builder, root, length))
 }
 
 /// All of `length` elements on `root`, where each rank r begins with [`part`] r.
@@ -294,8 +295,8 @@ pub fn reduce(rank: usize, world: usize, root: usize, length: usize) -> Schedule
 /// # Panics
 /// When `rank` or `root` is not below `world`.
 #[must_use]
-pub fn gather(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
-    built(rank, world, |builder| rooted::gather(builder, root, length))
+pub fn gather(rank: usize, world: usize, root: usize, length: usize, frame: usize) -> Schedule {
+    built(rank, world, frame, |builder| rooted::gather(builder, root, length))
 }
 
 /// [`part`] r of the elements of `root` on each rank r.
@@ -303,8 +304,8 @@ pub fn gather(rank: usize, world: usize, root: usize, length: usize) -> Schedule
 /// # Panics
 /// When `rank` or `root` is not below `world`.
 #[must_use]
-pub fn scatter(rank: usize, world: usize, root: usize, length: usize) -> Schedule {
-    built(rank, world, |builder| rooted::scatter(builder, root, length))
+pub fn scatter(rank: usize, world: usize, root: usize, length: usize, frame: usize) -> Schedule {
+    built(rank, world, frame, |builder| rooted::scatter(builder, root, length))
 }
 
 /// The elements of one rank on another.
@@ -312,9 +313,9 @@ pub fn scatter(rank: usize, world: usize, root: usize, length: usize) -> Schedul
 /// # Panics
 /// When `rank`, `from` or `to` is not below `world`, or `from` is `to`.
 #[must_use]
-pub fn send(rank: usize, world: usize, from: usize, to: usize, length: usize) -> Schedule {
+pub fn send(rank: usize, world: usize, from: usize, to: usize, length: usize, frame: usize) -> Schedule {
     assert!(from.max(to) < world && from != to, "rank {from} cannot send to rank {to} in a group of {world}");
-    built(rank, world, |builder| builder.transfer(0, from, to, &(0..length), Arrival::Copy))
+    built(rank, world, frame, |builder| builder.transfer(0, from, to, &(0..length), Arrival::Copy))
 }
 
 /// Over an arena of `2 · length` elements, its first half given, its second half taken: [`block`] r of the second half of rank s is
@@ -323,8 +324,8 @@ pub fn send(rank: usize, world: usize, from: usize, to: usize, length: usize) ->
 /// # Panics
 /// When `rank` is not below `world`.
 #[must_use]
-pub fn all_to_all(rank: usize, world: usize, length: usize) -> Schedule {
-    built(rank, world, |builder| {
+pub fn all_to_all(rank: usize, world: usize, length: usize, frame: usize) -> Schedule {
+    built(rank, world, frame, |builder| {
         for hop in 1..world {
             for from in 0..world {
                 let to = (from + hop) % world;
@@ -352,8 +353,8 @@ pub fn part(range: &Range<usize>, count: usize, index: usize) -> Range<usize> {
     range.start + length * index / count..range.start + length * (index + 1) / count
 }
 
-fn built(rank: usize, world: usize, describe: impl FnOnce(&mut Builder)) -> Schedule {
-    let mut builder = Builder::new(rank, world);
+fn built(rank: usize, world: usize, frame: usize, describe: impl FnOnce(&mut Builder)) -> Schedule {
+    let mut builder = Builder::new(rank, world, frame);
     describe(&mut builder);
     builder.build()
 }
@@ -366,6 +367,8 @@ fn all(world: usize) -> Vec<usize> {
 struct Builder {
     rank: usize,
     world: usize,
+    /// Elements of the longest frame.
+    frame: usize,
     hops: usize,
     sends: Vec<(Key, Send)>,
     receives: Vec<(Key, Receive)>,
@@ -375,9 +378,9 @@ struct Builder {
 type Key = (usize, usize, usize, usize);
 
 impl Builder {
-    fn new(rank: usize, world: usize) -> Self {
+    fn new(rank: usize, world: usize, frame: usize) -> Self {
         assert!(rank < world, "rank {rank} is not in a group of {world}");
-        Self { rank, world, hops: 0, sends: Vec::new(), receives: Vec::new() }
+        Self { rank, world, frame, hops: 0, sends: Vec::new(), receives: Vec::new() }
     }
 
     /// `elements` go to the same place of `to`.
@@ -394,8 +397,8 @@ impl Builder {
         if self.rank != from && self.rank != to {
             return;
         }
-        for start in elements.clone().step_by(MAX_FRAME) {
-            let sent = start..elements.end.min(start + MAX_FRAME);
+        for start in elements.clone().step_by(self.frame) {
+            let sent = start..elements.end.min(start + self.frame);
             let key = (hop, from, to, start);
             if self.rank == from {
                 self.sends.push((key, Send { hop, to, elements: sent, after: 0 }));
@@ -408,7 +411,7 @@ impl Builder {
 
     /// Puts all in order and finds what must wait for what.
     fn build(self) -> Schedule {
-        let Self { rank: _, world: _, hops, mut sends, mut receives } = self;
+        let Self { rank: _, world: _, frame: _, hops, mut sends, mut receives } = self;
         sends.sort_by_key(|(key, _)| *key);
         receives.sort_by_key(|(key, _)| *key);
         let mut last = 0;

@@ -1,11 +1,11 @@
 //! The ring: each member sends to the next one and receives from the previous one.
 //!
-//! The elements are cut into one part per member, a part into strips, so that a strip is forwarded while it is in cache and the line is
-//! never idle while a member reduces: strip s takes its hop h in hop s + lag·h of the whole.
+//! The elements are cut into one part per member, and a part that is longer than a frame into strips, so that the line is busy while a
+//! member reduces: strip s takes its hop h in hop s + lag·h of the whole.
 
 use std::ops::Range;
 
-use super::{AllReduce, Arrival, Builder, MAX_FRAME, Terms, all, part};
+use super::{AllReduce, Arrival, Builder, Terms, all, part};
 use crate::Hosts;
 
 /// Hops of the whole between two hops of a strip.
@@ -23,7 +23,7 @@ impl AllReduce for Scheme {
     }
 
     fn describe(&self, builder: &mut Builder, _: &Hosts, length: usize) {
-        let ring = Ring::new(all(builder.world), 0..length);
+        let ring = Ring::new(all(builder.world), 0..length, builder.frame);
         let middle = ring.reduce_scatter(builder, 0);
         ring.all_gather(builder, middle);
     }
@@ -46,10 +46,10 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(members: Vec<usize>, range: Range<usize>) -> Self {
+    pub(super) fn new(members: Vec<usize>, range: Range<usize>, frame: usize) -> Self {
         let longest = (range.end - range.start).div_ceil(members.len());
         // Shorter ones cost more per frame than they hide.
-        let strips = longest.div_ceil(MAX_FRAME).max(1);
+        let strips = longest.div_ceil(frame).max(1);
         Self { members, range, strips, lag: LAG.min(strips) }
     }
 

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::{Arrival, Builder, MAX_FRAME, part};
+use super::{Arrival, Builder, part};
 
 /// Along a binomial tree: in hop h, the ranks below 2ʰ send to those 2ʰ further. Frame follows frame, so that no rank waits for all of
 /// another's.
 pub(super) fn broadcast(builder: &mut Builder, root: usize, length: usize) {
     binomial(builder, root, |builder, hop, near, far, _| {
-        for (frame, elements) in frames(0..length) {
+        for (frame, elements) in frames(0..length, builder.frame) {
             builder.transfer(frame + hop, near, far, &elements, Arrival::Copy);
         }
     });
@@ -17,7 +17,7 @@ pub(super) fn broadcast(builder: &mut Builder, root: usize, length: usize) {
 /// The same tree backwards.
 pub(super) fn reduce(builder: &mut Builder, root: usize, length: usize) {
     binomial(builder, root, |builder, hop, near, far, hops| {
-        for (frame, elements) in frames(0..length) {
+        for (frame, elements) in frames(0..length, builder.frame) {
             builder.transfer(frame + hops - 1 - hop, far, near, &elements, Arrival::Reduce);
         }
     });
@@ -26,7 +26,7 @@ pub(super) fn reduce(builder: &mut Builder, root: usize, length: usize) {
 pub(super) fn gather(builder: &mut Builder, root: usize, length: usize) {
     assert_is_rank(builder, root);
     for from in 0..builder.world {
-        for (frame, elements) in frames(part(&(0..length), builder.world, from)) {
+        for (frame, elements) in frames(part(&(0..length), builder.world, from), builder.frame) {
             builder.transfer(frame, from, root, &elements, Arrival::Copy);
         }
     }
@@ -35,7 +35,7 @@ pub(super) fn gather(builder: &mut Builder, root: usize, length: usize) {
 pub(super) fn scatter(builder: &mut Builder, root: usize, length: usize) {
     assert_is_rank(builder, root);
     for to in 0..builder.world {
-        for (frame, elements) in frames(part(&(0..length), builder.world, to)) {
+        for (frame, elements) in frames(part(&(0..length), builder.world, to), builder.frame) {
             builder.transfer(frame, root, to, &elements, Arrival::Copy);
         }
     }
@@ -56,8 +56,8 @@ fn assert_is_rank(builder: &Builder, root: usize) {
     assert!(root < builder.world, "root {root} is not in a group of {}", builder.world);
 }
 
-/// A range in frames, numbered.
-fn frames(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+/// A range in frames of up to `longest` elements, numbered.
+fn frames(range: Range<usize>, longest: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let end = range.end;
-    range.step_by(MAX_FRAME).map(move |start| start..end.min(start + MAX_FRAME)).enumerate()
+    range.step_by(longest).map(move |start| start..end.min(start + longest)).enumerate()
 }

@@ -18,12 +18,13 @@ impl AllReduce for Scheme {
     }
 
     fn describe(&self, builder: &mut Builder, _: &Hosts, length: usize) {
-        let (world, columns) = (builder.world, self.columns);
-        let in_rows: Vec<Ring> =
-            (0..world).step_by(columns).map(|first| Ring::new((first..first + columns).collect(), 0..length)).collect();
-        let in_columns: Vec<Ring> = (0..columns)
-            .map(|column| Ring::new((column..world).step_by(columns).collect(), part(&(0..length), columns, column)))
-            .collect();
+        let (world, columns, frame) = (builder.world, self.columns, builder.frame);
+        let row = |first: usize| Ring::new((first..first + columns).collect(), 0..length, frame);
+        let in_rows: Vec<Ring> = (0..world).step_by(columns).map(row).collect();
+        let column = |first: usize| {
+            Ring::new((first..world).step_by(columns).collect(), part(&(0..length), columns, first), frame)
+        };
+        let in_columns: Vec<Ring> = (0..columns).map(column).collect();
         let mut hop = 0;
         hop = in_step(&in_rows, |ring| ring.reduce_scatter(builder, hop));
         hop = in_step(&in_columns, |ring| {

@@ -3,7 +3,7 @@
 //! In the first tree the ranks stand in order, so that the even ones are leaves. The second is the first one mirrored, or shifted by one
 //! where the number of ranks is odd, which makes the odd ones leaves: every rank sends and receives about as much as every other.
 
-use super::{AllReduce, Arrival, Builder, MAX_FRAME, Terms, part};
+use super::{AllReduce, Arrival, Builder, Terms, part};
 use crate::Hosts;
 
 /// Frames of a half aimed at: more hide the tree's height better, fewer cost less each.
@@ -27,7 +27,7 @@ impl AllReduce for Scheme {
         let height = (1..=world).map(|place| Node::at(place, world).depth).max().unwrap_or_default();
         for tree in 0..2 {
             let half = part(&(0..length), 2, tree);
-            let size = (half.end - half.start).div_ceil(FRAMES).clamp(MIN_FRAME, MAX_FRAME);
+            let size = (half.end - half.start).div_ceil(FRAMES).clamp(MIN_FRAME.min(builder.frame), builder.frame);
             for (frame, start) in half.clone().step_by(size).enumerate() {
                 let elements = start..half.end.min(start + size);
                 for place in 1..=world {

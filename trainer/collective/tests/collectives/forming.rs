@@ -3,7 +3,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::algorithm::{Algorithm, MAX_FRAME};
 use lockstep_collective::{
     Abort, CollectiveError, Group, Header, JobId, Kind, Limits, Listener, Missing, Reduction, Seat, Tag,
 };
@@ -204,7 +204,8 @@ fn a_star_hands_parts_to_its_last_rank_while_the_others_form_a_group_at_the_same
             for (rank, listener) in listeners[..3].iter().enumerate() {
                 let (star, peers) = (&star, &peers[..3]);
                 scope.spawn(move || {
-                    let sending = scope.spawn(move || star(rank).send(3, TAG, &mut [rank as f32; 100_000]).unwrap());
+                    let sending =
+                        scope.spawn(move || star(rank).send(3, TAG, &mut vec![rank as f32; MAX_FRAME + 7]).unwrap());
                     for generation in 8..20 {
                         let mut values = vec![1.0; 1000];
                         sum(&mut form(listener, Seat { generation, ..seat(rank) }, peers).unwrap(), &mut values)
@@ -216,7 +217,7 @@ fn a_star_hands_parts_to_its_last_rank_while_the_others_form_a_group_at_the_same
             }
             let mut hub = star(3);
             for rank in 0..3 {
-                let mut part = vec![9.0; 100_000];
+                let mut part = vec![9.0; MAX_FRAME + 7];
                 hub.receive(rank, TAG, &mut part).unwrap();
                 assert!(part.iter().all(|value| *value == rank as f32));
             }

@@ -4,13 +4,13 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::algorithm::{Algorithm, MAX_FRAME};
 use lockstep_collective::{CollectiveError, Group, Limits, Loss, Origin, Reduction, Tag};
 
 use crate::group::{PATIENT, bare_group, ends, with_sockets};
 
-/// Elements of several frames for each rank.
-const LENGTH: usize = 300_001;
+/// Elements of more than a frame for each of up to four ranks.
+const LENGTH: usize = 4 * MAX_FRAME + 1;
 const SILENCE: Duration = Duration::from_millis(400);
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::Ring,

@@ -1,3 +1,4 @@
+use lockstep_collective::algorithm::MAX_FRAME;
 use lockstep_collective::{Communicator, Limits, Waiting};
 
 use crate::group::{PATIENT, ends, group};
@@ -30,7 +31,7 @@ fn every_rank_holds_the_sum_for_any_group_and_length() {
     for world in 1..=5 {
         ends(move || {
             group(world, PATIENT, |mut communicator| {
-                for length in [0, 1, world - 1, world, 999, 12_345, 32 * 1024 * world + 1, 1 << 20] {
+                for length in [0, 1, world - 1, world, 999, 12_345, MAX_FRAME * world + 1] {
                     let sum = sum_once(&mut communicator, whole, length);
                     assert!(sum == sum_of_whole(world, length), "{world} ranks, length {length}");
                 }
@@ -69,7 +70,7 @@ fn spinning_ranks_form_the_same_sum() {
 fn buckets_come_back_in_the_order_of_submission_each_with_its_sum() {
     ends(|| {
         group(3, PATIENT, |mut communicator| {
-            let lengths = [40_000, 1, 0, 300_000, 17, 5000];
+            let lengths = [40_000, 1, 0, 3 * MAX_FRAME + 1, 17, 5000];
             for step in 0..10 {
                 for (bucket, length) in lengths.into_iter().enumerate() {
                     communicator.submit(step, bucket as u32, whole(communicator.rank(), length));

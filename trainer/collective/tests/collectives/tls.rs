@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use lockstep_collective::algorithm::Algorithm;
+use lockstep_collective::algorithm::{Algorithm, MAX_FRAME};
 use lockstep_collective::{
     Abort, CollectiveError, Communicator, CredentialPart, Credentials, Group, Identity, Limits, Listener, Missing,
     Reduction, Tag,
@@ -88,7 +88,7 @@ fn every_algorithm_sums_inside_tls() {
             encrypted(world, with_sockets(sockets), |mut group, _| {
                 let term = (group.seat().rank + 1) as f32;
                 let sum = (world * (world + 1) / 2) as f32;
-                for length in [1, world, 999, 70_001] {
+                for length in [1, world, 999, MAX_FRAME + 7] {
                     for algorithm in [
                         Algorithm::Ring,
                         Algorithm::RecursiveDoubling,

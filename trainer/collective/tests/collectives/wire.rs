@@ -1,7 +1,7 @@
 //! Sums of `f32` that travel in fewer bits.
 
 use half::{bf16, f16};
-use lockstep_collective::algorithm::{Algorithm, part};
+use lockstep_collective::algorithm::{Algorithm, MAX_FRAME, part};
 use lockstep_collective::{Choice, Communicator, HEADER_BYTES, Plan, Tag, Wire};
 
 use crate::group::{PATIENT, bare_group, ends};
@@ -38,7 +38,7 @@ fn a_direct_sum_is_added_in_f32_and_rounded_once_as_term_and_once_as_sum() {
         for (wire, round) in NARROW {
             ends(move || {
                 bare_group(world, PATIENT, |mut group| {
-                    for length in [0, 1, 7, 999, 70_001] {
+                    for length in [0, 1, 7, 999, world * MAX_FRAME + 1] {
                         let mut data = uneven(group.seat().rank, length);
                         group.sum(wire, Algorithm::Direct, TAG, &mut data).unwrap();
                         assert!(data == rounded_twice(world, length, round), "{wire:?}, {world} ranks, {length}");
@@ -52,7 +52,8 @@ fn a_direct_sum_is_added_in_f32_and_rounded_once_as_term_and_once_as_sum() {
 #[test]
 fn whatever_the_algorithm_all_ranks_hold_the_same_bits_near_the_sum() {
     let alike = [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree];
-    for world in [2, 3, 5, 6] {
+    // Of two ranks several frames.
+    for (world, length) in [(2, 2 * MAX_FRAME + 1), (3, 10_007), (5, 10_007), (6, 10_007)] {
         for (algorithm, (wire, _)) in alike
             .into_iter()
             .chain([Algorithm::torus(world), Algorithm::Hierarchical])
@@ -60,13 +61,13 @@ fn whatever_the_algorithm_all_ranks_hold_the_same_bits_near_the_sum() {
         {
             let sums = ends(move || {
                 bare_group(world, PATIENT, |mut group| {
-                    let mut data = uneven(group.seat().rank, 10_007);
+                    let mut data = uneven(group.seat().rank, length);
                     group.sum(wire, algorithm, TAG, &mut data).unwrap();
                     data
                 })
             });
-            let terms: Vec<Vec<f32>> = (0..world).map(|rank| uneven(rank, 10_007)).collect();
-            let exact: Vec<f32> = (0..10_007).map(|index| terms.iter().map(|terms| terms[index]).sum()).collect();
+            let terms: Vec<Vec<f32>> = (0..world).map(|rank| uneven(rank, length)).collect();
+            let exact: Vec<f32> = (0..length).map(|index| terms.iter().map(|terms| terms[index]).sum()).collect();
             assert!(sums.iter().all(|sum| *sum == sums[0]), "{world} ranks, {wire:?}, {algorithm:?}");
             // Some terms near 1, each hop rounded to 8 bits or 11.
             let near = |(sum, exact): (&f32, &f32)| (sum - exact).abs() <= exact / 64.0;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use lockstep_collective::{
     Hosts,
-    algorithm::{Algorithm, Arrival, Schedule, all_reduce},
+    algorithm::{Algorithm, Arrival, MAX_FRAME, Schedule, all_reduce},
 };
 
 use crate::{
@@ -125,7 +125,7 @@ impl World {
         let sum = Sum { generation: group.generation, step: held.step + 1, kind };
         let part = self.sums.entry((sum, rank)).or_default();
         let algorithm = algorithm(sum.generation, world);
-        part.schedule = Some(all_reduce(algorithm, rank, &Hosts::apart(world), ELEMENTS));
+        part.schedule = Some(all_reduce(algorithm, rank, &Hosts::apart(world), ELEMENTS, MAX_FRAME));
         part.elements = vec![1 << rank; ELEMENTS];
         self.go_on_with(pod, sum, rank);
     }
