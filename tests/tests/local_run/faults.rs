@@ -5,7 +5,10 @@ use std::{thread, time::Duration};
 use lockstep_tests::samples;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-use crate::run::{Manifest, Run, alone, wait_for};
+use crate::{
+    replay::assert_replayed,
+    run::{Manifest, Run, alone, wait_for},
+};
 
 pub(crate) fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).expect("the process is alive");
@@ -38,6 +41,7 @@ fn the_others_wait_for_the_replacement_of_a_killed_worker_and_lose_no_step() {
     assert_eq!((first.workers, second.workers, second.rollback), (2, 2, false));
     assert!(second.step >= 60 && second.lost[0].pod == "lenet-worker-1", "{second:?}");
     assert!(run.steps().iter().all(|line| line.world_size == 2 || line.loss.is_none()), "never with fewer");
+    assert_replayed(&run);
 }
 
 #[test]
@@ -86,6 +90,7 @@ fn a_killed_coordinator_does_not_lose_the_job() {
     let run = run.finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(&run, 20 * 141);
+    assert_replayed(&run);
 }
 
 #[test]

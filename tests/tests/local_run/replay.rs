@@ -18,10 +18,19 @@ const EPOCHS: u32 = 10;
 const STEPS: u64 = 10 * 141;
 
 /// Repeats a run that has ended; its exit code and all it says.
-pub(crate) fn replay(run: &Run) -> (Option<i32>, String) {
+fn replay(run: &Run) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } =
         Command::new(lockstep()).arg("replay").arg(run.folder()).output().expect("lockstep starts");
     (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
+}
+
+/// The run had the states after its steps, and has the weights, that its own history and plans lead to without faults. What was said.
+pub(crate) fn assert_replayed(run: &Run) -> String {
+    let (code, said) = replay(run);
+    assert_eq!(code, Some(0), "{said}");
+    let equal = |of: &str| said.lines().any(|line| line.starts_with(of) && line.ends_with("  equal"));
+    assert!(equal("states  after ") && equal("digest  "), "{said}");
+    said
 }
 
 /// Changes the line of a generation in one of the run's files for as long as `look` takes.
@@ -66,11 +75,8 @@ fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(&run, STEPS);
 
-    let (code, said) = replay(&run);
-    assert_eq!(code, Some(0), "{said}");
+    let said = assert_replayed(&run);
     assert!(said.contains("generation 1: 3 workers, steps 1 to"), "{said}");
-    let equal = |of: &str| said.lines().any(|line| line.starts_with(of) && line.ends_with("  equal"));
-    assert!(equal("states  after ") && equal("digest  "), "{said}");
 
     // Three ranks never sum by two trees unless they are told to.
     let by_two_trees = |line: &mut Value| {

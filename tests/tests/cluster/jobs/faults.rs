@@ -8,12 +8,12 @@ use lockstep_tests::{
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    history::assert_no_step_was_lost,
+    history::assert_nothing_changed_it,
     installed::{cluster, cluster_alone},
-    job::{Job, glyphs},
+    job::{Job, exact},
 };
 
-/// Epochs of a job that no machine ends before a pod of it was killed: 145,000 steps.
+/// Epochs of a job that no machine ends before a pod of it was killed: a million steps.
 const LONG: u32 = 5000;
 
 #[test]
@@ -22,7 +22,7 @@ fn training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over() {
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "operator");
-    let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", LONG).to_string());
+    let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
     job.wait_for_step(20);
 
     let (killed, before) = (operator(client), job.reported_step());
@@ -43,6 +43,7 @@ fn training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over() {
     let progress = job.status()["progress"]["step"].as_u64();
     let status = job.wait("the next operator's status", |status| status["progress"]["step"].as_u64() > progress);
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &0.into()), "{status:#}");
+    assert_nothing_changed_it(&cluster, namespace.name(), &job, after);
 }
 
 #[test]
@@ -52,7 +53,7 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     };
     let client = cluster.client();
     let namespace = restricted(client, "worker");
-    let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", LONG).to_string());
+    let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
     job.wait_for_step(20);
     let survivor = job.uid_of("lenet-worker-0");
     cluster.kill_container(namespace.name(), "lenet-worker-1").expect("killed");
@@ -69,7 +70,7 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     for event in ["WorkerLost", "WorkerReplaced", "Resized"] {
         assert!(described.contains(event), "{event}: {described}");
     }
-    assert_no_step_was_lost(&cluster, namespace.name(), &job);
+    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn a_worker_that_hangs_is_replaced_once_nothing_goes_on() {
     let Some(cluster) = cluster("a_worker_that_hangs_is_replaced_once_nothing_goes_on") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "hung");
-    let mut manifest = glyphs("lenet", LONG);
+    let mut manifest = exact("lenet", LONG);
     manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1.into();
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
@@ -87,7 +88,7 @@ fn a_worker_that_hangs_is_replaced_once_nothing_goes_on() {
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &1.into()), "{status:#}");
     assert_eq!(status["lastFailure"]["reason"], "Hung", "{status:#}");
     job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
-    assert_no_step_was_lost(&cluster, namespace.name(), &job);
+    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
@@ -95,7 +96,7 @@ fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
     let Some(cluster) = cluster("a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "limit");
-    let mut manifest = glyphs("lenet", LONG);
+    let mut manifest = exact("lenet", LONG);
     manifest["spec"]["failurePolicy"] = serde_json::json!({"backoffLimit": 0});
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
@@ -106,7 +107,7 @@ fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
     assert_eq!(condition["reason"], "BackoffLimitExceeded", "{status:#}");
     let message = condition["message"].as_str().unwrap_or_default();
     assert!(message.contains("backoffLimit is 0") && message.contains("lenet-worker-0"), "{message}");
-    assert_no_step_was_lost(&cluster, namespace.name(), &job);
+    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
@@ -114,7 +115,7 @@ fn a_deleted_worker_counts_as_lost_not_as_failed() {
     let Some(cluster) = cluster("a_deleted_worker_counts_as_lost_not_as_failed") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "deleted");
-    let mut manifest = glyphs("lenet", LONG);
+    let mut manifest = exact("lenet", LONG);
     manifest["spec"]["failurePolicy"] = serde_json::json!({"backoffLimit": 0});
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
@@ -124,7 +125,7 @@ fn a_deleted_worker_counts_as_lost_not_as_failed() {
     assert_eq!(status["failures"], 0, "{status:#}");
     assert_eq!(status["lastFailure"]["pod"], "lenet-worker-1", "{status:#}");
     job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
-    assert_no_step_was_lost(&cluster, namespace.name(), &job);
+    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
@@ -132,7 +133,7 @@ fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
     let Some(cluster) = cluster("a_killed_coordinator_is_made_anew_while_training_goes_on") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "coordinator");
-    let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", LONG).to_string());
+    let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
     job.wait_for_step(20);
     cluster.kill_container(namespace.name(), "lenet-coordinator").expect("killed");
 
@@ -141,7 +142,7 @@ fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
     let last = job.reported_step();
     let status = job.wait("news of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &0.into()), "{status:#}");
-    assert_no_step_was_lost(&cluster, namespace.name(), &job);
+    assert_nothing_changed_it(&cluster, namespace.name(), &job, last + 1);
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced() {
     let Some(cluster) = cluster("a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "oom");
-    let mut manifest = glyphs("lenet", LONG);
+    let mut manifest = exact("lenet", LONG);
     manifest["spec"]["template"]["spec"]["containers"][0]["resources"] =
         serde_json::json!({"limits": {"memory": "256Mi"}});
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
@@ -161,7 +162,7 @@ fn a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced() {
     let failure = &status["lastFailure"];
     assert_eq!((&failure["pod"], &failure["reason"]), (&"lenet-worker-1".into(), &"OOMKilled".into()), "{status:#}");
     job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
-    assert_no_step_was_lost(&cluster, namespace.name(), &job);
+    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
 
 /// The group that trains.

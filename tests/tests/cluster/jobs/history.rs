@@ -2,8 +2,9 @@
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
 };
 
 use lockstep_launch::{JOURNAL_FILE, States};
@@ -11,15 +12,51 @@ use lockstep_tests::{cluster::Cluster, products, samples};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::job::Job;
+use super::job::{EXACT_STEPS_PER_EPOCH, Job, exact};
 
 const MODEL: &str = "model.safetensors";
+/// Steps after a change of the group in which what it did to the state shows.
+const AFTER_CHANGE: u64 = 100;
 
 /// A line of metrics.jsonl about a step.
 #[derive(Debug, Deserialize)]
 struct Step {
     step: u64,
     generation: u64,
+}
+
+/// As [`assert_no_step_was_lost`] of an [`exact`] job, and [`assert_undisturbed_states`].
+pub(super) fn assert_nothing_changed_it(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
+    assert_no_step_was_lost(cluster, namespace, job);
+    assert_undisturbed_states(cluster, namespace, job, through);
+}
+
+/// Checks that an [`exact`] job held, after each of its steps up to `through` and some beyond its last change, the state of a run to which
+/// nothing happens, bit for bit.
+pub(super) fn assert_undisturbed_states(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
+    let journal = journal(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
+    let last = steps(&journal).last().expect("steps").step;
+    let changes = job.group()["status"]["changes"].clone();
+    let changed = changes.as_array().and_then(|changes| changes.last()?["step"].as_u64()).expect("a change");
+    let through = through.max(changed + AFTER_CHANGE).min(last);
+    let states = States::compared(&journal, &undisturbed(through));
+    assert!(states.told > 0 && states.differ_from.is_none(), "the states of both: {states}");
+    println!("states: after {} steps, past the last change, those of a run to which nothing happened", states.told);
+}
+
+/// The journal of a run on this machine of an [`exact`] job, through a step at least.
+fn undisturbed(through: u64) -> String {
+    static LONGEST: Mutex<String> = Mutex::new(String::new());
+    let mut longest = LONGEST.lock().unwrap_or_else(PoisonError::into_inner);
+    let has = |journal: &str| steps(journal).last().is_some_and(|line| line.step >= through);
+    if !has(&longest) {
+        // The next job may want more of it.
+        let epochs = (through + through / 2).div_ceil(EXACT_STEPS_PER_EPOCH);
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        *longest = journal_of(&run_here(&exact("undisturbed", epochs as u32), scratch.path()));
+        assert!(has(&longest), "a run of {epochs} epochs ended before step {through}");
+    }
+    longest.clone()
 }
 
 /// As [`assert_nothing_was_lost`], and that each step took the samples that are next in its epoch, of a job whose checkpoints go to the claim that all jobs of these tests have.
@@ -36,8 +73,7 @@ pub(super) fn assert_no_step_was_lost(cluster: &Cluster, namespace: &str, job: &
 /// Checks that the steps were done once each and in order, that generations form one chain of which each goes on where the one before
 /// stood, and that nothing that had been told of was taken back. Says so in one line; gives the last step that was done.
 fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
-    // Evaluations are lines too.
-    let steps: Vec<Step> = journal.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let steps = steps(journal);
     let total = steps.last().expect("steps").step;
     let numbers: Vec<u64> = steps.iter().map(|line| line.step).collect();
     assert_eq!(numbers, (1..=total).collect::<Vec<_>>(), "each step once, in order");
@@ -63,19 +99,18 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
     total
 }
 
+/// Evaluations are lines too.
+fn steps(journal: &str) -> Vec<Step> {
+    journal.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
 /// Checks that a job that is complete had the states and has the weights, bit for bit, of a local run of its manifest to which nothing happens. As many
 /// ranks have to add in each of its steps, by the algorithm that the manifest names.
 pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &str, manifest: &Value) {
     let scratch = tempfile::tempdir().expect("a scratch folder");
-    let (file, output) = (scratch.path().join("job.json"), scratch.path().join("run"));
-    fs::write(&file, manifest.to_string()).expect("written");
-    let mut run = Command::new(products().join("lockstep"));
-    let run = run.arg("run").arg(&file).arg("--output").arg(&output).stdin(Stdio::null());
-    let ran = run.output().expect("lockstep runs");
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let output = run_here(manifest, scratch.path());
     let volume = cluster.folder_of(namespace, "checkpoints").expect("the volume");
-    let undisturbed = fs::read_to_string(output.join(JOURNAL_FILE)).expect("a journal");
-    let states = States::compared(&journal(&volume), &undisturbed);
+    let states = States::compared(&journal(&volume), &journal_of(&output));
     assert!(states.told > 0 && states.differ_from.is_none(), "the states of both runs: {states}");
     let jobs = fs::read_dir(volume).expect("the volume");
     let models = jobs.map(|entry| entry.expect("an entry").path().join(MODEL)).filter(|path| path.exists());
@@ -87,6 +122,17 @@ pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &
     );
 }
 
+/// Trains a manifest on this machine; the folder of the run, in `scratch`.
+fn run_here(manifest: &Value, scratch: &Path) -> PathBuf {
+    let (file, output) = (scratch.join("job.json"), scratch.join("run"));
+    fs::write(&file, manifest.to_string()).expect("written");
+    let mut run = Command::new(products().join("lockstep"));
+    let run = run.arg("run").arg(&file).arg("--output").arg(&output).stdin(Stdio::null());
+    let ran = run.output().expect("lockstep runs");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    output
+}
+
 /// The values of a model file: its header names the job.
 fn weights(path: &Path) -> Vec<u8> {
     let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -94,9 +140,12 @@ fn weights(path: &Path) -> Vec<u8> {
     bytes[8 + header..].to_vec()
 }
 
-/// What the metrics.jsonl of the job that trains in `folder` says.
-fn journal(folder: &Path) -> String {
-    let job = fs::read_dir(folder).expect("the volume").map(|entry| entry.expect("an entry").path());
-    let journal = job.map(|folder| folder.join(JOURNAL_FILE)).find(|path| path.exists()).expect("a journal");
-    fs::read_to_string(journal).expect("a journal")
+/// The journal of the job that trains in a volume.
+fn journal(volume: &Path) -> String {
+    let mut job = fs::read_dir(volume).expect("the volume").map(|entry| entry.expect("an entry").path());
+    journal_of(&job.find(|folder| folder.join(JOURNAL_FILE).exists()).expect("a journal"))
+}
+
+fn journal_of(folder: &Path) -> String {
+    fs::read_to_string(folder.join(JOURNAL_FILE)).expect("a journal")
 }

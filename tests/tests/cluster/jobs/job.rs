@@ -36,6 +36,17 @@ pub(crate) fn glyphs(name: &str, epochs: u32) -> Value {
     })
 }
 
+/// Such a job whose states after each step are the same bits whoever trains it and whatever happens to them, in steps of 8 samples.
+pub(crate) fn exact(name: &str, epochs: u32) -> Value {
+    let mut manifest = glyphs(name, epochs);
+    manifest["spec"]["communication"] = json!({"algorithm": "canonicalTree"});
+    manifest["spec"]["training"]["globalBatchSize"] = json!(8);
+    manifest
+}
+
+/// Of the 1,800 samples of [`exact`] that are not held out.
+pub(crate) const EXACT_STEPS_PER_EPOCH: u64 = 225;
+
 /// A manifest of deploy/examples.
 pub(crate) fn example(name: &str) -> String {
     let path = root().join("deploy/examples").join(name);

@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    history::assert_no_step_was_lost,
+    history::{assert_nothing_changed_it, assert_undisturbed_states},
     installed::{cluster, cluster_alone},
-    job::{Job, glyphs},
+    job::{Job, exact, glyphs},
 };
 
-/// More than the outages take on most machines: 145,000 steps.
+/// More than the outages take on most machines: a million steps.
 const LONG: u32 = 5000;
 /// Steps that show that training goes on.
 const MORE: u64 = 200;
 
 /// Two workers on nodes of their own, one of which is enough.
 fn apart() -> Value {
-    let mut manifest = glyphs("lenet", LONG);
+    let mut manifest = exact("lenet", LONG);
     manifest["spec"]["elastic"] = json!({"minReplicas": 1, "maxReplicas": 3});
     manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
@@ -34,11 +34,11 @@ fn world(status: &Value) -> Option<u64> {
     status["membership"]["worldSize"].as_u64()
 }
 
-/// Nothing failed or began anew, and the journal has every step once.
-fn assert_unharmed(cluster: &Cluster, namespace: &str, job: &Job<'_>) {
+/// Nothing failed or began anew, and the journal has every step once, with the states of a run to which nothing happens through a step.
+fn assert_unharmed(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
     let status = job.status();
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
-    assert_no_step_was_lost(cluster, namespace, job);
+    assert_nothing_changed_it(cluster, namespace, job, through);
 }
 
 /// The node of a worker beside which there are others.
@@ -60,7 +60,7 @@ fn training_goes_on_while_the_control_plane_is_restarted() {
     job.wait_for_step(before + MORE);
     let status = job.wait("news of it", |status| status["progress"]["step"].as_u64() >= Some(before + MORE));
     assert_eq!((&status["replacements"], world(&status)), (&json!(0), Some(2)), "nobody was replaced: {status:#}");
-    assert_unharmed(&cluster, namespace.name(), &job);
+    assert_unharmed(&cluster, namespace.name(), &job, before + MORE);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_worker_goes_on_while_its_nodes_kubelet_is_stopped() {
     cluster.start_kubelet(node).expect("started");
     cluster.wait_for_node(node).expect("back");
     job.wait_for_step(before + 2 * MORE);
-    assert_unharmed(&cluster, namespace.name(), &job);
+    assert_unharmed(&cluster, namespace.name(), &job, before + 2 * MORE);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn training_goes_on_without_a_node_that_is_cut_off_and_with_it_once_it_is_back()
     job.wait("both again", |status| status["replacing"].is_null() && world(status) == Some(2));
     let before = job.reported_step();
     job.wait_for_step(before + MORE);
-    assert_unharmed(&cluster, namespace.name(), &job);
+    assert_unharmed(&cluster, namespace.name(), &job, before + MORE);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinat
     assert_eq!(status["replacements"].as_u64(), Some(with_it as u64), "{status:#}");
     let step = job.reported_step();
     job.wait_for_step(step + MORE);
-    assert_unharmed(&cluster, namespace.name(), &job);
+    assert_unharmed(&cluster, namespace.name(), &job, step + MORE);
 }
 
 /// A field of the coordinator's pod; empty while there is none.
@@ -209,7 +209,7 @@ fn assert_it_costs_no_step(test: &str, emptied: Emptied) {
     let changes = changes.as_array().expect("changes");
     let left = |change: &Value| change["left"][0]["pod"] == "lenet-worker-1";
     assert!(changes.iter().any(left) && changes.iter().all(|change| change["lost"].is_null()), "{changes:#?}");
-    assert_unharmed(&cluster, namespace.name(), &job);
+    assert_unharmed(&cluster, namespace.name(), &job, before + MORE);
 }
 
 #[test]
@@ -286,6 +286,7 @@ fn a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is
     let changes = job.group()["status"]["changes"].clone();
     let begun = changes.as_array().and_then(|changes| changes.iter().find(|change| change["rollback"] == true));
     assert_eq!(begun.and_then(|change| change["step"].as_u64()), Some(saved), "{changes:#}");
+    assert_undisturbed_states(&cluster, namespace.name(), &job, saved + MORE);
 }
 
 /// Every node has all images again when this is dropped.
@@ -320,7 +321,7 @@ fn a_new_worker_without_an_image_is_waited_for_while_the_others_train() {
     job.wait_for_step(before + MORE);
     drop(loaded);
     job.wait("all three", |status| world(status) == Some(3));
-    assert_unharmed(&cluster, namespace.name(), &job);
+    assert_unharmed(&cluster, namespace.name(), &job, before + MORE);
 }
 
 #[test]
