@@ -89,7 +89,8 @@ fn quick_tests(summary: &mut Summary) -> anyhow::Result<()> {
 }
 
 fn unit_tests(summary: &mut Summary) -> anyhow::Result<()> {
-    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins"]))
+    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins"]))?;
+    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--doc"]))
 }
 
 fn system_tests(summary: &mut Summary) -> anyhow::Result<()> {
