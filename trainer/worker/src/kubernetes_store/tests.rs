@@ -9,6 +9,7 @@ use axum::{
     routing::{get, put},
 };
 use kube::Config;
+use lockstep_elastic::RecordError;
 use lockstep_launch::Job;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -154,6 +155,25 @@ async fn a_store_in_which_every_write_meets_another_counts_as_away_and_keeps_its
     let swap = store.compare_and_swap(Some(&version_of(&first)), &ours).await;
     assert!(matches!(swap, Err(StoreError::Unavailable { .. })), "{swap:?}");
     assert_eq!(written(&server), (value(&first), MAX_ATTEMPTS));
+}
+
+#[tokio::test]
+async fn a_newer_or_foreign_record_is_refused_and_never_overwritten() {
+    let [first, ours, _] = records();
+    let mut newer = value(&first);
+    newer["version"] = (newer["version"].as_u64().expect("a number") + 1).into();
+    for (record, is_newer) in [(newer, true), (json!({"replicas": 3}), false)] {
+        let (server, store) = holding(&first, Vec::new()).await;
+        locked(&server).record = record.clone();
+        let loaded = store.load().await.map(drop);
+        let swapped = store.compare_and_swap(Some(&version_of(&first)), &ours).await.map(drop);
+        for refused in [loaded, swapped] {
+            let Err(StoreError::Record { place, source }) = refused else { panic!("{refused:?}") };
+            assert_eq!(matches!(source, RecordError::Newer { .. }), is_newer, "{source}");
+            assert_eq!(place, "TrainingGroup lenet");
+        }
+        assert_eq!(written(&server), (record, 0));
+    }
 }
 
 /// What is to become of the record where the API server answers so.
