@@ -31,13 +31,17 @@ fn a_frozen_worker_is_left_behind_and_joins_again_when_it_wakes() {
     }
     let mut job = Job::start("freeze");
     job.wait_for_steps(30);
-    job.signal(Host::Worker(2), Signal::STOP);
-    job.wait_for_workers(2, 1);
-    job.wait_for_steps(20);
-    let known = job.changes().len();
-    job.signal(Host::Worker(2), Signal::CONT);
-    job.wait_for_workers(3, known);
-    assert_eq!(job.finished().lost(), [worker(2)]);
+    // The first rank reports and saves.
+    for frozen in [Host::Worker(2), Host::Worker(0)] {
+        let known = job.changes().len();
+        job.signal(frozen, Signal::STOP);
+        job.wait_for_workers(2, known);
+        job.wait_for_steps(20);
+        let known = job.changes().len();
+        job.signal(frozen, Signal::CONT);
+        job.wait_for_workers(3, known);
+    }
+    assert_eq!(job.finished().lost(), [worker(2), worker(0)]);
 }
 
 #[test]

@@ -152,6 +152,11 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0)?;
     write("planned leave of one of 8 workers: training stands still, median", median(&mut leave_stalls), 0.1)?;
     write("another one joins: training stands still, median", median(&mut join_stalls), 0.1)?;
+    println!(
+        "the slowest of {leaves} leaves stood still for {:.1} ms, the slowest join for {:.1}",
+        1e3 * slowest(&leave_stalls),
+        1e3 * slowest(&join_stalls)
+    );
     let Overhead { membership, coordinator, stable } = overhead;
     println!(
         "of the time, a worker: its membership's thread {:.3} % of a processor, its part of the coordinator {:.3} %, steps longer as all have to have done the one before {:.3} %",
