@@ -122,7 +122,8 @@ impl Summary {
         for line in BufReader::new(output).lines() {
             let line = line?;
             println!("{line}");
-            if let Some(running) = line.trim_start().strip_prefix("Running ") {
+            let text = line.trim_start();
+            if let Some(running) = text.strip_prefix("Running ").or(text.strip_prefix("Doc-tests ")) {
                 program = running.split(" (").next().unwrap_or(running).to_owned();
                 began = Instant::now();
             } else if line.starts_with("test result: ") {

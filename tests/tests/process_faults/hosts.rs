@@ -4,7 +4,7 @@ use lockstep_launch::Change;
 use rustix::process::Signal;
 
 use crate::{
-    job::{Job, may_run, worker},
+    job::{FAST, Job, SLOW, may_run, worker},
     network::Host,
 };
 
@@ -31,16 +31,19 @@ fn a_frozen_worker_is_left_behind_and_joins_again_when_it_wakes() {
     }
     let mut job = Job::start("freeze");
     job.wait_for_steps(30);
+    // It has to come back twice.
+    Host::all().for_each(|host| job.network.shape(host, SLOW));
     // The first rank reports and saves.
     for frozen in [Host::Worker(2), Host::Worker(0)] {
         let known = job.changes().len();
         job.signal(frozen, Signal::STOP);
         job.wait_for_workers(2, known);
-        job.wait_for_steps(20);
+        job.wait_for_steps(5);
         let known = job.changes().len();
         job.signal(frozen, Signal::CONT);
         job.wait_for_workers(3, known);
     }
+    Host::all().for_each(|host| job.network.shape(host, FAST));
     assert_eq!(job.finished().lost(), [worker(2), worker(0)]);
 }
 

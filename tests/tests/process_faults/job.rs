@@ -30,6 +30,8 @@ const EPOCHS: u64 = 3;
 const STEPS: u64 = EPOCHS * 141;
 /// A step sends some two Mb: the lines decide how long one takes, whatever the machine.
 const MEGABITS: f64 = 100.0;
+/// So that a job lasts longer than what happens to it.
+pub(crate) const SLOW: f64 = 25.0;
 /// Without limit.
 pub(crate) const FAST: f64 = 10_000.0;
 /// Without a step for so long, although enough workers live, a group is wedged.

@@ -11,16 +11,13 @@ use lockstep_collective::{Abort, Group, JobId, Limits, Listener, Seat, Tag};
 use rustix::process::Signal;
 
 use crate::{
-    job::{FAST, Job, may_run, worker},
+    job::{FAST, Job, SLOW, may_run, worker},
     network::{
         DATA, Host, Network,
         Way::{self, In, Out},
     },
     proxy::Proxy,
 };
-
-/// So that a job lasts longer than what happens to it, in Mb/s.
-const SLOW: f64 = 25.0;
 
 /// A worker whose line is cut is left behind by the others and let in again when the line is whole.
 fn cut_off(name: &'static str, index: u32, ways: &[Way]) {

@@ -6,7 +6,8 @@
 //! reduced byte; then one for each algorithm and size: `{"bytes", "algorithm", "chosen", "seconds", "busbw"}`; seconds are the median over the
 //! repetitions of rank 0, busbw = bytes / seconds · 2(n−1)/n in bytes a second, as nccl-tests define it: comparable with the line's own
 //! bandwidth for any n. With `send` rank 0 sends the bytes to rank 1, which says that it has them; busbw = bytes / seconds. With `line`
-//! two ranks only carry the bytes, both ways at once over a bare socket: no frames, no checksums, no sum.
+//! two ranks only carry the bytes, both ways at once over a bare socket: no frames, no checksums, no sum; busbw = bytes / seconds, and no
+//! costs are printed.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -58,6 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let peers = peers.split(' ').map(str::parse).collect::<Result<Vec<SocketAddr>, _>>()?;
         let rank: usize = rank.parse()?;
         if algorithm == "line" {
+            assert_eq!(peers.len(), 2, "a line has two ends");
             return Ok(line(rank, &peers, &sizes, budget)?);
         }
         let mut listener = Listener::bind(peers[rank].ip(), peers[rank].port())?;
@@ -108,6 +110,12 @@ fn line(rank: usize, peers: &[SocketAddr], sizes: &[usize], budget: usize) -> io
     let options = SockRef::from(&socket);
     options.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
     options.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+    let granted = options.send_buffer_size()?.min(options.recv_buffer_size()?);
+    if granted < SOCKET_BUFFER_BYTES {
+        return Err(io::Error::other(format!(
+            "buffers of {granted} bytes are granted, groups would leave them as they are"
+        )));
+    }
     let longest = sizes.iter().copied().max().unwrap_or_default();
     let (mut out, mut into) = (vec![0_u8; longest], vec![0_u8; longest]);
     for &bytes in sizes {
@@ -135,6 +143,7 @@ fn line(rank: usize, peers: &[SocketAddr], sizes: &[usize], budget: usize) -> io
 /// The bytes that moved.
 fn now_or_not(moved: io::Result<usize>) -> io::Result<usize> {
     match moved {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
         moved => moved,
     }

@@ -21,8 +21,8 @@ const STRIPED_CYCLES: u64 = 2_000;
 const ENCRYPTED_CYCLES: u64 = 2_000;
 /// Within which an aborted operation fails. A single one may take longer where the machine has other work.
 const ABORTED_WITHIN: Duration = Duration::from_millis(10);
-/// Pages that the allocator may keep for itself: twice what the two groups of a cycle have for frames.
-const SLACK_PAGES: usize = 4096;
+/// Pages that the allocator may keep for itself: what the two groups of a cycle have for frames.
+const SLACK_PAGES: usize = 2048;
 
 #[test]
 fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_memory_behind() {

@@ -12,6 +12,8 @@ pub const JOURNAL_FILE: &str = "metrics.jsonl";
 pub struct States {
     /// Steps of which both tell.
     pub told: usize,
+    /// The last of them.
+    pub last: Option<u64>,
     /// The first after which that was seen of the states.
     pub differ_from: Option<u64>,
 }
@@ -30,7 +32,7 @@ impl States {
         let (one, other) = (hashes(one), hashes(other));
         let both = || one.iter().filter_map(|(step, hash)| Some((step, hash, other.get(step)?)));
         let differ_from = both().find(|(_, hash, other)| hash != other).map(|(step, ..)| *step);
-        Self { told: both().count(), differ_from }
+        Self { told: both().count(), last: both().next_back().map(|(step, ..)| *step), differ_from }
     }
 }
 
@@ -67,5 +69,6 @@ mod tests {
         assert_eq!(compared(one, &whole), "after 3 steps  equal");
         assert_eq!(compared(one, &whole.replace('8', "6")), "after 3 steps  differ, seen from step 2 on");
         assert_eq!(compared("", &whole), "after 0 steps  not compared: no journal tells of them");
+        assert_eq!(States::compared(&whole, "{\"step\":3,\"state_hash\":5}\n").last, Some(3));
     }
 }

@@ -48,21 +48,22 @@ pub(crate) struct Told {
 impl Told {
     /// Puts it into `numbers`, whatever they were, as `rank` of `world`.
     pub(crate) fn put(self, numbers: &mut Vec<f32>, rank: usize, world: usize) {
+        let Self { loss, halt, knows_newcomer, word, taken, window, whole, useful, waited } = self;
         numbers.clear();
         numbers.resize(slots(world), 0.0);
-        numbers[LOSS] = self.loss as f32;
-        match self.halt {
+        numbers[LOSS] = loss as f32;
+        match halt {
             Some(Halt::Change) => numbers[CHANGE] = 1.0,
             Some(Halt::Drain) => numbers[DRAIN] = 1.0,
             None => {}
         }
-        numbers[NEWCOMER] = f32::from(u8::from(self.knows_newcomer));
-        self.word.put(&mut numbers[SAVING]);
-        numbers[TAKEN].copy_from_slice(&self.taken.slots());
-        numbers[WINDOW].copy_from_slice(&self.window.slots());
-        numbers[WHOLE].copy_from_slice(&self.whole.slots());
-        numbers[SECONDS + rank] = self.useful.as_secs_f32();
-        numbers[SECONDS + world + rank] = self.waited.as_secs_f32();
+        numbers[NEWCOMER] = f32::from(u8::from(knows_newcomer));
+        word.put(&mut numbers[SAVING]);
+        numbers[TAKEN].copy_from_slice(&taken.slots());
+        numbers[WINDOW].copy_from_slice(&window.slots());
+        numbers[WHOLE].copy_from_slice(&whole.slots());
+        numbers[SECONDS + rank] = useful.as_secs_f32();
+        numbers[SECONDS + world + rank] = waited.as_secs_f32();
     }
 }
 

@@ -86,11 +86,12 @@ impl Book {
         unit: &str,
         ours: f64,
         (name, theirs): (&str, f64),
+        disturbed: bool,
     ) -> anyhow::Result<()> {
         let ratio = theirs / ours;
         let line = json!({
             "bench": self.bench, "case": case, "unit": unit, "ours": ours, "peer": theirs, "peer_name": name, "ratio": ratio,
-            "commit": self.commit, "machine": self.machine,
+            "disturbed": disturbed, "commit": self.commit, "machine": self.machine,
         });
         writeln!(self.file, "{line}")?;
         println!("{case}: {}; {name} {}, ratio {ratio:.2}", readable(ours, unit), readable(theirs, unit));

@@ -10,13 +10,12 @@ use super::{
     job::{Job, exact, glyphs},
 };
 
-/// More than any of these tests takes: a million steps.
+/// More than any of these tests takes: 145,000 steps, or of an exact job a million.
 const LONG: u32 = 5000;
 /// Enough to lose a worker on the way, and to end: 8,700 steps.
 const SHORT: u32 = 300;
 
-fn elastic(name: &str, least: u32, most: u32) -> Value {
-    let mut manifest = exact(name, LONG);
+fn elastic(mut manifest: Value, least: u32, most: u32) -> Value {
     manifest["spec"]["elastic"] = json!({"minReplicas": least, "maxReplicas": most});
     manifest
 }
@@ -30,7 +29,7 @@ fn scaling_up_and_down_while_training_loses_no_step() {
     let Some(cluster) = cluster("scaling_up_and_down_while_training_loses_no_step") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "scale");
-    let mut manifest = elastic("lenet", 1, 4);
+    let mut manifest = elastic(glyphs("lenet", LONG), 1, 4);
     // Certificates that the operator made, mounted from the job's Secret, and the network that every pod has.
     manifest["spec"]["communication"] = json!({"encryption": "tls", "interfaces": ["eth0"], "socketsPerPeer": 2});
     manifest["spec"]["devicesPerWorker"] = json!(2);
@@ -61,7 +60,7 @@ fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
     let Some(cluster) = cluster("an_evicted_worker_leaves_after_a_step_and_another_takes_its_place") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "evict");
-    let job = Job::apply(client, namespace.name(), "lenet", &elastic("lenet", 1, 2).to_string());
+    let job = Job::apply(client, namespace.name(), "lenet", &elastic(exact("lenet", LONG), 1, 2).to_string());
     job.wait_for_step(20);
     let eviction = json!({
         "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "lenet-worker-1", "namespace": namespace.name()},

@@ -8,7 +8,7 @@ use lockstep_tests::{
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    history::assert_nothing_changed_it,
+    history::{assert_no_step_was_lost, assert_nothing_changed_it},
     installed::{cluster, cluster_alone},
     job::{Job, exact},
 };
@@ -107,7 +107,7 @@ fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
     assert_eq!(condition["reason"], "BackoffLimitExceeded", "{status:#}");
     let message = condition["message"].as_str().unwrap_or_default();
     assert!(message.contains("backoffLimit is 0") && message.contains("lenet-worker-0"), "{message}");
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+    assert_no_step_was_lost(&cluster, namespace.name(), &job);
 }
 
 #[test]

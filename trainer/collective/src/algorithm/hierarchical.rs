@@ -49,8 +49,9 @@ impl AllReduce for Scheme {
                     // As in any ring: first each passes on the part to which its next one has yet to add, then what is complete.
                     let arrival = if step < count - 1 { Arrival::Reduce } else { Arrival::Copy };
                     for (host, row) in rows.iter().enumerate() {
-                        let passed = passed((host + 2 * count - step - 1) % count);
-                        builder.transfer(hop(1 + step), row[owner], rows[(host + 1) % count][owner], &passed, arrival);
+                        let (slice, next) =
+                            (passed((host + 2 * count - step - 1) % count), rows[(host + 1) % count][owner]);
+                        builder.transfer(hop(1 + step), row[owner], next, &slice, arrival);
                     }
                 }
             }

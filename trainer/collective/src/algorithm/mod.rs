@@ -242,7 +242,7 @@ impl Terms<'_> {
 /// [`MAX_FRAME`] where they are sent. In which order an element's terms are added does not depend on the frames.
 ///
 /// # Panics
-/// When `rank` is not among those of `hosts`, or a torus' columns do not divide their number.
+/// When `rank` is not among those of `hosts`, or a torus' columns do not divide their number; as all of them when `frame` is 0.
 #[must_use]
 pub fn all_reduce(algorithm: Algorithm, rank: usize, hosts: &Hosts, length: usize, frame: usize) -> Schedule {
     let world = hosts.world();

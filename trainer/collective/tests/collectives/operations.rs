@@ -56,7 +56,7 @@ fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
             assert!(group.hosts().are_mixed(), "{:?}", group.hosts());
             let mut narrow: Vec<f32> = (0..999).map(|index| 1.0 / (rank * 7 + index + 1) as f32).collect();
             group.sum(Wire::Bf16, Algorithm::Hierarchical, TAG, &mut narrow).unwrap();
-            for length in [0, 1, 7, 999] {
+            for length in [0, 1, 7, 999, 4 * MAX_FRAME + 1] {
                 let mut data = given(rank, length);
                 group.all_reduce(Algorithm::Hierarchical, TAG, &mut data, Reduction::Sum).unwrap();
                 assert_eq!(data, sum(names.len(), length));

@@ -1,5 +1,5 @@
 //! All-reduce between processes of one host, over loopback TCP and through shared memory, against PyTorch's gloo and Debian's Open MPI:
-//! in the same network namespace, so with the same congestion control and buffer limits, in turns.
+//! in the same network namespace, so with the same congestion control and buffer limits, in turns; and beside what the line alone takes.
 
 mod plot;
 
@@ -127,7 +127,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             }
             if sides.contains(&Side::Line) {
                 let line = middle(Side::Line);
-                book.compare(&case, "s", ours, ("the line alone", line))?;
+                book.compare(&case, "s", ours, ("the line alone", line), disturbed)?;
             }
         }
     }
