@@ -7,6 +7,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use jiff::Timestamp;
 use lockstep_launch::{JOURNAL_FILE, States};
 use lockstep_tests::{cluster::Cluster, products, samples};
 use serde::Deserialize;
@@ -25,6 +26,7 @@ const UNWRITTEN: u64 = 200;
 struct Step {
     step: u64,
     generation: u64,
+    time: Timestamp,
 }
 
 /// As [`assert_no_step_was_lost`] of an [`exact`] job, and [`assert_undisturbed_states`].
@@ -102,6 +104,12 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
         changes.last().map_or(0, |change| change["generation"].as_u64().unwrap_or_default())
     );
     total
+}
+
+/// How many steps the job in a volume did from one moment to another.
+pub(super) fn steps_between(cluster: &Cluster, namespace: &str, from: Timestamp, to: Timestamp) -> usize {
+    let journal = journal(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
+    steps(&journal).iter().filter(|line| (from..to).contains(&line.time)).count()
 }
 
 /// Evaluations are lines too.
