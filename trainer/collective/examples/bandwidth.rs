@@ -123,7 +123,9 @@ fn line(rank: usize, peers: &[SocketAddr], sizes: &[usize], budget: usize) -> io
             out.fill(1);
             let (started, mut sent, mut received) = (Instant::now(), 0, 0);
             while sent < bytes || received < bytes {
-                sent += now_or_not(socket.write(&out[sent..bytes.min(sent + 4 * MAX_FRAME)]))?;
+                if sent < bytes {
+                    sent += now_or_not(socket.write(&out[sent..bytes.min(sent + 4 * MAX_FRAME)]))?;
+                }
                 if received < bytes {
                     received += now_or_not(socket.read(&mut into[received..bytes.min(received + 4 * MAX_FRAME)]))?;
                 }
