@@ -25,7 +25,7 @@ const AT_ONCE: &str = "--test-threads=4";
 /// real cluster, the same one through all turns.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How often in a row; some six minutes each on two cores.
+    /// How often in a row; some eight minutes each on two cores.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     times: u32,
     /// Only those whose name contains this.

@@ -1,8 +1,7 @@
 //! The training loop of one rank: batches in, gradients averaged over the group while backward goes on, weights updated, every rank
 //! in lockstep.
 //!
-//! Whatever all ranks must agree on in mid-run travels in the numbers that they sum anyway: rank r adds its useful seconds in a
-//! slot of its own, whoever was asked to halt adds 1 to the slot that says why, and so does who has something to tell of a checkpoint.
+//! Whatever all ranks must agree on in mid-run travels in the [`numbers`](crate::numbers) of a step, which they sum anyway.
 //! The sum of step s is read during step s + 1, so it costs no waiting; every rank reads the same sum at the same step, so all of them
 //! stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group. Where gradients
 //! are one bucket, which is summed when nothing is left to compute, the numbers of step s go behind the gradients of step s + 1; where they
