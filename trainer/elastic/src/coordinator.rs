@@ -247,10 +247,12 @@ impl Coordinator {
                 self.commands.push(Command::Close(connection));
                 self.gone(&member.pod, &reason, now);
             }
-            Message::Finished { step, digest, payload } => {
-                self.last_word(&member, running::LastWord::Finished { step, digest, payload });
+            Message::Finished { generation, step, digest, payload } => {
+                self.last_word(&member, generation, running::LastWord::Finished { step, digest, payload });
             }
-            Message::Drained { step } => self.last_word(&member, running::LastWord::Drained { step }),
+            Message::Drained { generation, step } => {
+                self.last_word(&member, generation, running::LastWord::Drained { step });
+            }
             // Said by coordinators; here they mean nothing.
             Message::Hello(_)
             | Message::Refuse { .. }

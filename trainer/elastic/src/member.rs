@@ -422,14 +422,15 @@ impl Member {
     }
 
     fn say_last_word(&mut self) {
-        match self.last_word.clone() {
-            Some(LastWord::Finished { step, digest, payload }) => {
-                self.say(Message::Finished { step, digest, payload });
+        let (Some(word), newest) = (self.last_word.clone(), self.hello.committed_generation) else { return };
+        match (word, newest) {
+            (LastWord::Finished { step, digest, payload }, Some(generation)) => {
+                self.say(Message::Finished { generation, step, digest, payload });
             }
-            Some(LastWord::Drained { step }) => self.say(Message::Drained { step }),
-            Some(LastWord::Fatal { message }) => self.say(Message::Fatal { message }),
-            Some(LastWord::Diverged { message }) => self.say(Message::Diverged { message }),
-            None => {}
+            (LastWord::Drained { step }, Some(generation)) => self.say(Message::Drained { generation, step }),
+            (LastWord::Fatal { message }, _) => self.say(Message::Fatal { message }),
+            (LastWord::Diverged { message }, _) => self.say(Message::Diverged { message }),
+            (LastWord::Finished { .. } | LastWord::Drained { .. }, None) => {}
         }
     }
 

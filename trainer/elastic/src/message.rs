@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -146,6 +146,8 @@ pub enum Message {
     },
     /// Member: the last step is done and all results are stored.
     Finished {
+        /// The generation that did it.
+        generation: u64,
         /// Optimiser steps that are done.
         step: u64,
         /// Digest of the final state, the same on every member.
@@ -155,6 +157,8 @@ pub enum Message {
     },
     /// Member: stopped after this step, as was asked; a checkpoint holds it.
     Drained {
+        /// The generation that did.
+        generation: u64,
         /// Optimiser steps that are done.
         step: u64,
     },

@@ -41,14 +41,6 @@ pub(super) enum LastWord {
     Drained { step: u64 },
 }
 
-impl LastWord {
-    fn step(&self) -> u64 {
-        match self {
-            Self::Finished { step, .. } | Self::Drained { step } => *step,
-        }
-    }
-}
-
 impl Running {
     pub(super) fn new(active: Active, return_by: Duration) -> Self {
         let (seen, lost) = (BTreeSet::new(), BTreeSet::new());
@@ -236,15 +228,13 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn last_word(&mut self, member: &MemberId, word: LastWord) {
-        if self.active().is_some_and(|active| active.seat(member).is_some()) {
+    /// A word of an older generation may come late, of a member that trains on in the newest: it says nothing of that.
+    pub(super) fn last_word(&mut self, member: &MemberId, generation: u64, word: LastWord) {
+        if self.active().is_some_and(|active| active.generation == generation && active.seat(member).is_some()) {
             // Also while too few are here to train: the last step is done.
             self.finishing |= matches!(word, LastWord::Finished { .. });
             if let Phase::Running(running) = &mut self.phase {
-                // A word of an older generation may come late; the later one says more.
-                if running.words.get(member).is_none_or(|known| known.step() <= word.step()) {
-                    running.words.insert(member.clone(), word);
-                }
+                running.words.insert(member.clone(), word);
             }
         }
     }

@@ -198,8 +198,12 @@ fn broken(generation: u64) -> Message {
     Message::Broken { generation, broken: Break::from("rank 2 hung up") }
 }
 
-fn finished(digest: &[u8]) -> Message {
-    Message::Finished { step: 90, digest: Digest::of(digest), payload: Vec::new() }
+fn finished(generation: u64, digest: &[u8]) -> Message {
+    Message::Finished { generation, step: 90, digest: Digest::of(digest), payload: Vec::new() }
+}
+
+fn drained(generation: u64, step: u64) -> Message {
+    Message::Drained { generation, step }
 }
 
 fn end(commands: &[Command]) -> Option<&Outcome> {

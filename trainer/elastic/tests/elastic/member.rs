@@ -276,7 +276,7 @@ fn it_returns_to_a_new_coordinator_with_its_generation_checkpoint_and_last_word(
         [
             Command::Send(Message::Hello(again)),
             Command::Send(Message::Checkpoint(mark)),
-            Command::Send(Message::Drained { step: 5 }),
+            Command::Send(Message::Drained { generation: 1, step: 5 }),
         ]
     );
     assert_eq!(handle(&mut member, Event::Received(Message::Release), 21), [Command::Released]);
@@ -324,7 +324,7 @@ fn it_returns_with_what_the_coordinator_before_did_not_answer() {
 #[test]
 fn a_last_word_is_said_again_until_it_is_released() {
     let mut member = running();
-    let says = Command::Send(Message::Drained { step: 5 });
+    let says = Command::Send(Message::Drained { generation: 1, step: 5 });
     assert_eq!(handle(&mut member, Event::LastWord(LastWord::Drained { step: 5 }), 3), std::slice::from_ref(&says));
     assert_eq!(later(&mut member, 3 + REPEAT_MS), [says]);
     assert_eq!(handle(&mut member, Event::Received(Message::Release), 4 + REPEAT_MS), [Command::Released]);

@@ -245,14 +245,14 @@ fn another_version_is_refused_in_words() {
     let mut coordinator = start(config(1), &record);
     let mut stream = TcpStream::connect(coordinator.address).expect("connected");
     let mut frame = Message::Hello(hello(0, 1)).to_frame();
-    frame[4..6].copy_from_slice(&9_u16.to_le_bytes());
+    frame[4..6].copy_from_slice(&99_u16.to_le_bytes());
     stream.write_all(&frame).expect("written");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("closed in order");
     let mut decoder = Decoder::default();
     decoder.push(&answer);
     let Ok(Some(Message::Refuse { reason })) = decoder.next_message() else { panic!("{answer:?}") };
-    assert!(reason.contains("version 9"), "{reason}");
+    assert!(reason.contains("version 99"), "{reason}");
     coordinator.stop.take().expect("running").send(()).expect("listening");
     assert_eq!(coordinator.outcome(), Outcome::Stopped);
 }
@@ -263,10 +263,10 @@ fn a_worker_understands_that_the_coordinator_is_of_another_version() {
     let joining = join(listener.local_addr().expect("an address"), hello(0, 1));
     let (mut stream, _) = listener.accept().expect("it connects");
     let mut frame = Message::Heartbeat.to_frame();
-    frame[4..6].copy_from_slice(&9_u16.to_le_bytes());
+    frame[4..6].copy_from_slice(&99_u16.to_le_bytes());
     stream.write_all(&frame).expect("written");
     let error = joining.join().expect("no panic").expect_err("refused");
-    assert!(matches!(&error, JoinError::Refused { reason } if reason.contains("version 9")), "{error}");
+    assert!(matches!(&error, JoinError::Refused { reason } if reason.contains("version 99")), "{error}");
 }
 
 #[test]

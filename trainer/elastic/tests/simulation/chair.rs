@@ -339,7 +339,9 @@ impl World {
         let witness = newest.members.iter().find(|seat| {
             let process = &self.processes[crate::given::index_of(&seat.pod)];
             let qualified = process.worker.held.is_some_and(|held| {
-                let base = (held.step, held.digest) == (newest.base_step, newest.base_digest);
+                // It may have read what it holds just now; as long as the new one begins with the same, nothing is given up.
+                let base = (held.step, held.digest) == (newest.base_step, newest.base_digest)
+                    && (held.step, held.digest) != (active.base_step, active.base_digest);
                 base || process.worker.entered == Some(newest.generation)
             });
             process.alive && process.id() == seat.id() && qualified

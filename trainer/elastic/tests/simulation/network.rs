@@ -10,7 +10,6 @@ use lockstep_elastic::{
 
 use crate::{
     process::Process,
-    worker::Doing,
     world::{Delivery, World},
 };
 
@@ -123,20 +122,9 @@ impl World {
 
     pub(crate) fn arrived_at_coordinator(&mut self, line: usize, message: Message) {
         let Line { open_here, severed, chair, pod, incarnation, .. } = self.lines[line];
-        // A last word names no generation: that none comes late is the promise of a connection that keeps the order.
-        let taken_back = match &message {
-            Message::Finished { step, .. } | Message::Drained { step } => {
-                let process = &self.processes[pod];
-                let said = matches!(process.worker.doing, Doing::Done | Doing::Gone);
-                let same =
-                    process.incarnation == incarnation && process.worker.held.is_some_and(|held| held.step == *step);
-                !(self.script.ordered || said && same)
-            }
-            _ => false,
-        };
         // By now the one that took its place may be gone as well.
         let may_come_in = incarnation == OUTLIVED && (self.outlived(pod).is_none() || self.seated() != Some(chair));
-        if open_here && !severed && !taken_back && !may_come_in {
+        if open_here && !severed && !may_come_in {
             let connection = Connection(line as u64);
             self.coordinate(chair, coordinator::Event::Received(connection, message));
         }

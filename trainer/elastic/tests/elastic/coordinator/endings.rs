@@ -7,14 +7,15 @@ use lockstep_elastic::{
     coordinator::{Command, Event},
 };
 
-use super::{Store, Table, asked, committed, end, finished, leave, mark, original, replacement, sent, state};
+use super::{Store, Table, asked, committed, drained, end, finished, leave, mark, original, replacement, sent, state};
 use crate::given::{config, ms, pod};
 
 #[test]
 fn the_group_is_finished_when_all_are_and_only_then_released() {
     let mut table = Table::running(2, 1);
-    assert!(table.says(0, finished(b"model")).is_empty());
-    let commands = table.says(1, Message::Finished { step: 90, digest: Digest::of(b"model"), payload: vec![7] });
+    assert!(table.says(0, finished(1, b"model")).is_empty());
+    let commands =
+        table.says(1, Message::Finished { generation: 1, step: 90, digest: Digest::of(b"model"), payload: vec![7] });
     for member in 0..2 {
         assert_eq!(sent(&commands, member), [&Message::Release]);
     }
@@ -25,16 +26,16 @@ fn the_group_is_finished_when_all_are_and_only_then_released() {
 #[test]
 fn a_member_may_go_after_its_last_word() {
     let mut table = Table::running(2, 2);
-    table.says(0, finished(b"model"));
+    table.says(0, finished(1, b"model"));
     assert_eq!(table.closes(0), []);
-    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+    assert!(matches!(end(&table.says(1, finished(1, b"model"))), Some(Outcome::Finished { .. })));
 }
 
 #[test]
 fn different_final_models_are_fatal_and_both_members_are_named() {
     let mut table = Table::running(2, 1);
-    table.says(0, finished(b"model"));
-    let commands = table.says(1, finished(b"another"));
+    table.says(0, finished(1, b"model"));
+    let commands = table.says(1, finished(1, b"another"));
     let Some(Outcome::Fatal { message, .. }) = end(&commands) else { panic!("{commands:?}") };
     assert!(message.contains("x-worker-0") && message.contains("x-worker-1"), "{message}");
     assert!(matches!(sent(&commands, 0).as_slice(), [Message::Abort { .. }]));
@@ -43,21 +44,21 @@ fn different_final_models_are_fatal_and_both_members_are_named() {
 #[test]
 fn once_the_member_that_reports_told_the_result_a_loss_does_not_matter() {
     let mut table = Table::running(3, 3);
-    table.says(0, finished(b"model"));
-    table.says(1, finished(b"model"));
+    table.says(0, finished(1, b"model"));
+    table.says(1, finished(1, b"model"));
     assert!(matches!(end(&table.closes(2)), Some(Outcome::Finished { step: 90, .. })));
 }
 
 #[test]
 fn whoever_is_left_tells_the_result_once_more_when_the_member_that_reports_is_lost_before_its_word() {
     let mut table = Table::running(3, 3);
-    table.says(1, finished(b"model"));
-    table.says(2, finished(b"model"));
+    table.says(1, finished(1, b"model"));
+    table.says(2, finished(1, b"model"));
     assert_eq!(asked(&table.closes(0)), [(1, 2, false), (2, 2, false)], "although three are needed to train");
     table.reports(1, Some(1), state(90));
     assert_eq!(committed(&table.reports(2, Some(1), state(90))).0, [1, 2]);
-    table.says(1, finished(b"model"));
-    assert!(matches!(end(&table.says(2, finished(b"model"))), Some(Outcome::Finished { .. })));
+    table.says(1, finished(2, b"model"));
+    assert!(matches!(end(&table.says(2, finished(2, b"model"))), Some(Outcome::Finished { .. })));
 }
 
 #[test]
@@ -70,7 +71,7 @@ fn the_member_that_reports_is_the_first_that_did_not_copy_the_state() {
         table.reports(2, Some(1), state(5));
         for member in [1, 2, 10] {
             if member != lost {
-                assert_eq!(end(&table.says(member, finished(b"model"))), None);
+                assert_eq!(end(&table.says(member, finished(2, b"model"))), None);
             }
         }
         let commands = table.closes(lost);
@@ -82,27 +83,27 @@ fn the_member_that_reports_is_the_first_that_did_not_copy_the_state() {
 fn a_result_that_is_told_while_too_few_are_left_to_train_ends_the_pause() {
     let mut table = Table::running(2, 2);
     table.closes(0);
-    assert_eq!(asked(&table.says(1, finished(b"model"))), [(1, 2, false)]);
+    assert_eq!(asked(&table.says(1, finished(1, b"model"))), [(1, 2, false)]);
     assert_eq!(committed(&table.reports(1, Some(1), state(90))).0, [1]);
-    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+    assert!(matches!(end(&table.says(1, finished(2, b"model"))), Some(Outcome::Finished { .. })));
 }
 
 #[test]
 fn a_loss_while_another_is_still_on_its_last_step_takes_one_more_generation() {
     let mut table = Table::running(3, 3);
-    table.says(0, finished(b"model"));
+    table.says(0, finished(1, b"model"));
     assert_eq!(asked(&table.closes(2)), [(0, 2, false), (1, 2, false)]);
     table.reports(0, Some(1), state(90));
     let (_, active) = committed(&table.reports(1, Some(1), state(89)));
     assert_eq!((active.base_step, active.sources), (90, vec![0]));
-    table.says(0, finished(b"model"));
-    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+    table.says(0, finished(2, b"model"));
+    assert!(matches!(end(&table.says(1, finished(2, b"model"))), Some(Outcome::Finished { .. })));
 }
 
 #[test]
 fn where_the_result_was_lost_with_all_who_had_it_training_needs_enough_members_again() {
     let mut table = Table::running(2, 2);
-    table.says(1, finished(b"model"));
+    table.says(1, finished(1, b"model"));
     table.closes(0);
     table.closes(1);
     assert_eq!(asked(&table.greets(10, replacement(0))), [(10, 3, false)]);
@@ -158,8 +159,8 @@ fn a_result_is_told_once_the_record_shows_that_nobody_goes_on() {
     let mut table = Table::running(2, 1);
     table.store = Store::IsAway;
     table.says(0, Message::Checkpoint(mark(20)));
-    table.says(0, finished(b"model"));
-    assert_eq!(end(&table.says(1, finished(b"model"))), None);
+    table.says(0, finished(1, b"model"));
+    assert_eq!(end(&table.says(1, finished(1, b"model"))), None);
     assert_eq!(end(&table.wait(Duration::from_secs(60), &[0, 1])), None);
     table.store = Store::Agrees;
     let commands = table.wait(Duration::from_secs(10), &[0, 1]);
@@ -173,8 +174,8 @@ fn who_has_drained_is_released_once_the_record_tells_that_nobody_goes_on() {
     table.says(0, leave());
     table.says(0, Message::Checkpoint(mark(20)));
     table.store = Store::IsAway;
-    table.says(0, Message::Drained { step: 20 });
-    assert_eq!(end(&table.says(1, Message::Drained { step: 20 })), None);
+    table.says(0, drained(1, 20));
+    assert_eq!(end(&table.says(1, drained(1, 20))), None);
     table.closes(0);
     table.closes(1);
     assert_eq!(end(&table.wait(Duration::from_secs(60), &[])), None);
@@ -226,8 +227,8 @@ fn a_group_whose_record_can_be_kept_no_more_saves_its_state_and_ends() {
     assert!(drain(&commands) && end(&commands).is_none(), "{commands:?}");
     // What is saved at the end is no more recorded than what was before it.
     assert_eq!(table.says(0, Message::Checkpoint(mark(44))), []);
-    assert_eq!(end(&table.says(0, Message::Drained { step: 44 })), None);
-    let commands = table.says(1, Message::Drained { step: 44 });
+    assert_eq!(end(&table.says(0, drained(1, 44))), None);
+    let commands = table.says(1, drained(1, 44));
     assert_eq!(end(&commands), Some(&failed));
     assert!(matches!(sent(&commands, 0).as_slice(), [Message::Abort { .. }]), "{commands:?}");
 
@@ -242,9 +243,9 @@ fn a_group_whose_record_can_be_kept_no_more_saves_its_state_and_ends() {
     let mut done = Table::running(2, 2);
     done.store = Store::Fails;
     done.says(1, Message::Checkpoint(mark(88)));
-    done.says(0, finished(b"model"));
+    done.says(0, finished(1, b"model"));
     assert!(
-        matches!(end(&done.says(1, finished(b"model"))), Some(Outcome::Finished { .. })),
+        matches!(end(&done.says(1, finished(1, b"model"))), Some(Outcome::Finished { .. })),
         "a result is one without a record"
     );
 }
@@ -276,9 +277,9 @@ fn a_coordinator_whose_group_changes_or_pauses_stops_after_a_while_and_aborts_no
 
 #[test]
 fn a_coordinator_with_a_group_lets_it_drain_for_a_while() {
-    let mut drained = Table::running(1, 1);
-    assert_eq!(end(&drained.handle(Event::Stop)), None);
-    assert_eq!(end(&drained.says(0, Message::Drained { step: 8 })), Some(&Outcome::Drained { step: 8 }));
+    let mut asked_to_stop = Table::running(1, 1);
+    assert_eq!(end(&asked_to_stop.handle(Event::Stop)), None);
+    assert_eq!(end(&asked_to_stop.says(0, drained(1, 8))), Some(&Outcome::Drained { step: 8 }));
 
     let mut abandoned = Table::running(1, 1);
     abandoned.handle(Event::Stop);
@@ -286,18 +287,30 @@ fn a_coordinator_with_a_group_lets_it_drain_for_a_while() {
 }
 
 #[test]
+fn a_last_word_of_an_older_generation_says_nothing_of_the_newest() {
+    for late in [finished(1, b"model"), drained(1, 5)] {
+        let mut table = Table::running(3, 1);
+        table.closes(2);
+        table.reports(0, Some(1), state(5));
+        table.reports(1, Some(1), state(5));
+        assert_eq!(table.says(0, late.clone()), []);
+        assert_eq!(asked(&table.closes(0)), [(1, 3, false)], "it trained on, and is lost: {late:?}");
+    }
+}
+
+#[test]
 fn of_members_that_drained_at_different_steps_the_furthest_counts() {
     let mut table = Table::running(2, 1);
-    table.says(0, Message::Drained { step: 9 });
-    assert_eq!(end(&table.says(1, Message::Drained { step: 8 })), Some(&Outcome::Drained { step: 9 }));
+    table.says(0, drained(1, 9));
+    assert_eq!(end(&table.says(1, drained(1, 8))), Some(&Outcome::Drained { step: 9 }));
 }
 
 #[test]
 fn a_group_that_drained_holds_nothing_that_is_not_in_its_checkpoint() {
     let mut table = Table::running(2, 2);
     table.says(0, Message::Checkpoint(mark(9)));
-    table.says(0, Message::Drained { step: 9 });
-    table.says(1, Message::Drained { step: 9 });
+    table.says(0, drained(1, 9));
+    table.says(1, drained(1, 9));
     assert_eq!(table.record().rested, Some(9), "the next group need not wait for these members");
 }
 
@@ -319,8 +332,8 @@ fn how_a_group_summed_is_part_of_its_history() {
             plans.iter().for_each(|(after, plan)| drop(table.says(member, agreed(*after, plan))));
         }
         table.says(0, Message::Agreed { generation: 7, summing: summing(0, b"another generation's") });
-        table.says(0, finished(b"model"));
-        table.says(1, finished(b"model"));
+        table.says(0, finished(1, b"model"));
+        table.says(1, finished(1, b"model"));
         table.record().history
     });
     let without = Table::running(2, 2).record();

@@ -8,8 +8,8 @@ use lockstep_elastic::{
 };
 
 use super::{
-    CLOSED, Store, Table, asked, broken, change, committed, end, finished, hellos, is_committed, leave, original, pods,
-    replacement, returning, sent, state,
+    CLOSED, Store, Table, asked, broken, change, committed, drained, end, finished, hellos, is_committed, leave,
+    original, pods, replacement, returning, sent, state,
 };
 use crate::given::{NOTHING, config, ms, pod};
 
@@ -218,9 +218,9 @@ fn where_too_few_can_stay_all_drain_together() {
         assert_eq!(sent(&commands, member), [&drain]);
     }
     assert_eq!(table.wait(JOIN_WINDOW * 2, &[0, 1, 2]), [], "there is nothing to plan");
-    table.says(0, Message::Drained { step: 30 });
-    table.says(1, Message::Drained { step: 30 });
-    assert_eq!(end(&table.says(2, Message::Drained { step: 30 })), Some(&Outcome::Drained { step: 30 }));
+    table.says(0, drained(1, 30));
+    table.says(1, drained(1, 30));
+    assert_eq!(end(&table.says(2, drained(1, 30))), Some(&Outcome::Drained { step: 30 }));
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn a_loss_while_all_drain_leaves_the_survivors_to_drain_however_few() {
     assert_eq!(asked(&table.closes(0)), [(1, 2, false)]);
     let commands = table.reports(1, Some(1), state(5));
     assert!(matches!(sent(&commands, 1).as_slice(), [Message::Commit { .. }, Message::Drain { .. }]), "{commands:?}");
-    assert_eq!(end(&table.says(1, Message::Drained { step: 5 })), Some(&Outcome::Drained { step: 5 }));
+    assert_eq!(end(&table.says(1, drained(2, 5))), Some(&Outcome::Drained { step: 5 }));
 }
 
 #[test]
@@ -463,10 +463,10 @@ fn a_loss_before_the_planned_generation_is_allocated_makes_it_unplanned() {
 #[test]
 fn nobody_is_let_in_once_a_member_is_done() {
     let mut table = elastic(2, 2);
-    table.says(0, finished(b"model"));
+    table.says(0, finished(1, b"model"));
     table.greets(2, original(2));
     assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), []);
-    let commands = table.says(1, finished(b"model"));
+    let commands = table.says(1, finished(1, b"model"));
     assert!(matches!(end(&commands), Some(Outcome::Finished { .. })));
     assert_eq!(sent(&commands, 2), [&Message::Release], "it is needed no more");
 }
@@ -477,12 +477,12 @@ fn a_member_that_finished_while_the_change_was_allocated_has_to_stand_and_say_it
     table.joins(2, original(2));
     table.store = Store::IsSlow;
     table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
-    table.says(0, finished(b"model"));
+    table.says(0, finished(1, b"model"));
     assert_eq!(asked(&table.store_answers()), [(0, 2, true), (1, 2, true), (2, 2, true)]);
     table.reports(0, Some(1), state(90));
     table.reports(1, Some(1), state(90));
     assert!(is_committed(&table.reports(2, None, NOTHING)));
-    assert_eq!(end(&table.says(0, finished(b"model"))), None);
-    table.says(1, finished(b"model"));
-    assert!(matches!(end(&table.says(2, finished(b"model"))), Some(Outcome::Finished { step: 90, .. })));
+    assert_eq!(end(&table.says(0, finished(2, b"model"))), None);
+    table.says(1, finished(2, b"model"));
+    assert!(matches!(end(&table.says(2, finished(2, b"model"))), Some(Outcome::Finished { step: 90, .. })));
 }

@@ -28,8 +28,8 @@ fn running_members_are_taken_back_without_a_new_generation() {
     }
     assert_eq!(table.stage(), Stage::Running);
     assert_eq!(table.wait(RETURN_LIMIT * 2, &[0, 1]), []);
-    table.says(0, finished(b"model"));
-    assert!(matches!(end(&table.says(1, finished(b"model"))), Some(Outcome::Finished { .. })));
+    table.says(0, finished(1, b"model"));
+    assert!(matches!(end(&table.says(1, finished(1, b"model"))), Some(Outcome::Finished { .. })));
     assert!(table.stored.iter().all(|record| record.alloc_generation == 1), "no new generation");
 }
 
