@@ -1,27 +1,22 @@
 //! Times all-reduces between processes over loopback TCP, by algorithm and size.
 //!
-//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…|memory|send|line] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
+//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…|memory|send] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
 //!
 //! Prints a line of JSON with the fitted costs, which auto chooses by: `{"alpha", "beta", "gamma"}` in seconds a message, a byte and a
 //! reduced byte; then one for each algorithm and size: `{"bytes", "algorithm", "chosen", "seconds", "busbw"}`; seconds are the median over the
 //! repetitions of rank 0, busbw = bytes / seconds · 2(n−1)/n in bytes a second, as nccl-tests define it: comparable with the line's own
-//! bandwidth for any n. With `send` rank 0 sends the bytes to rank 1, which says that it has them; busbw = bytes / seconds. With `line`
-//! two ranks only carry the bytes, both ways at once over a bare socket: no frames, no checksums, no sum; busbw = bytes / seconds, and no
-//! costs are printed.
+//! bandwidth for any n. With `send` rank 0 sends the bytes to rank 1, which says that it has them; busbw = bytes / seconds.
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use lockstep_collective::algorithm::{Algorithm, MAX_FRAME};
+use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
     Abort, Choice, CollectiveError, Costs, Credentials, Group, Identity, JobId, Limits, Listener, MAX_SOCKETS,
     Reduction, Seat, SharedArena, Sockets, Tag, Waiting,
 };
-use socket2::SockRef;
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
 const NAMES: [&str; 10] = [
@@ -36,8 +31,6 @@ const NAMES: [&str; 10] = [
     "hierarchical",
     "direct",
 ];
-/// As the sockets of groups have them.
-const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// Tells a child its rank, and the addresses of all.
 const RANK: &str = "BANDWIDTH_RANK";
 /// A number for the host that a child says it is on.
@@ -58,10 +51,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (rank, peers) = place.split_once(' ').ok_or("a rank and the addresses of all")?;
         let peers = peers.split(' ').map(str::parse).collect::<Result<Vec<SocketAddr>, _>>()?;
         let rank: usize = rank.parse()?;
-        if algorithm == "line" {
-            assert_eq!(peers.len(), 2, "a line has two ends");
-            return Ok(line(rank, &peers, &sizes, budget)?);
-        }
         let mut listener = Listener::bind(peers[rank].ip(), peers[rank].port())?;
         if let Ok(host) = std::env::var(HOST) {
             listener = listener.on_host(host.parse()?);
@@ -91,72 +80,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     Ok(())
-}
-
-/// Carries the bytes both ways at once, in pieces of the longest frame, as fast as the system can with the buffers that groups ask for.
-fn line(rank: usize, peers: &[SocketAddr], sizes: &[usize], budget: usize) -> io::Result<()> {
-    let mut socket = match rank {
-        0 => TcpListener::bind(peers[0])?.accept()?.0,
-        // The other one may not listen yet.
-        _ => loop {
-            match TcpStream::connect(peers[0]) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => thread::yield_now(),
-                connected => break connected?,
-            }
-        },
-    };
-    socket.set_nonblocking(true)?;
-    socket.set_nodelay(true)?;
-    let options = SockRef::from(&socket);
-    options.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
-    options.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
-    let granted = options.send_buffer_size()?.min(options.recv_buffer_size()?);
-    if granted < SOCKET_BUFFER_BYTES {
-        return Err(io::Error::other(format!(
-            "buffers of {granted} bytes are granted, groups would leave them as they are"
-        )));
-    }
-    let longest = sizes.iter().copied().max().unwrap_or_default();
-    let (mut out, mut into) = (vec![0_u8; longest], vec![0_u8; longest]);
-    for &bytes in sizes {
-        let median = median(bytes, budget, |_| {
-            out.fill(1);
-            let (started, mut sent, mut received) = (Instant::now(), 0, 0);
-            while sent < bytes || received < bytes {
-                if sent < bytes {
-                    sent += now_or_not(socket.write(&out[sent..bytes.min(sent + 4 * MAX_FRAME)]))?;
-                }
-                if received < bytes {
-                    received += now_or_not(socket.read(&mut into[received..bytes.min(received + 4 * MAX_FRAME)]))?;
-                }
-            }
-            Ok::<_, io::Error>(started.elapsed())
-        })?;
-        if rank == 0 {
-            println!(
-                r#"{{"bytes":{bytes},"algorithm":"line","seconds":{median:.9},"busbw":{:.0}}}"#,
-                bytes as f64 / median
-            );
-        }
-    }
-    Ok(())
-}
-
-/// The bytes that moved.
-fn now_or_not(moved: io::Result<usize>) -> io::Result<usize> {
-    match moved {
-        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-        moved => moved,
-    }
-}
-
-/// Of what a size takes, after three times to warm up.
-fn median<E>(bytes: usize, budget: usize, mut once: impl FnMut(u64) -> Result<Duration, E>) -> Result<f64, E> {
-    let times = 3 + (budget / bytes).clamp(5, 500) as u64;
-    let mut took = (0..times).map(&mut once).collect::<Result<Vec<Duration>, E>>()?.split_off(3);
-    took.sort();
-    Ok(took[took.len() / 2].as_secs_f64())
 }
 
 fn identity(folder: &Path) -> Result<Identity, Box<dyn std::error::Error>> {
@@ -192,17 +115,23 @@ fn measure(
         {
             let algorithm = choice(name, world, costs).algorithm(group.hosts(), bytes);
             let data = &mut data[..bytes / 4];
-            let median = median(bytes, budget, |step| {
+            let mut seconds = Vec::new();
+            for step in 0..3 + (budget / bytes).clamp(5, 500) as u64 {
                 data.fill(0.5);
-                let (started, tag) = (Instant::now(), Tag { step, bucket: 0 });
+                let started = Instant::now();
+                let tag = Tag { step, bucket: 0 };
                 match (name, rank) {
                     ("memory", _) => group.all_reduce_in_memory(tag, data, Reduction::Sum)?,
                     ("send", 0) => group.send(1, tag, data).and_then(|_| group.receive(1, tag, &mut [0_u8]))?,
                     ("send", _) => group.receive(0, tag, data).and_then(|_| group.send(0, tag, &mut [0_u8]))?,
                     _ => group.all_reduce(algorithm, tag, data, Reduction::Sum)?,
                 };
-                Ok::<_, CollectiveError>(started.elapsed())
-            })?;
+                if step >= 3 {
+                    seconds.push(started.elapsed().as_secs_f64());
+                }
+            }
+            seconds.sort_by(f64::total_cmp);
+            let median = seconds[seconds.len() / 2];
             let share = if name == "send" { 1.0 } else { 2.0 * (world - 1) as f64 / world as f64 };
             if rank == 0 {
                 let busbw = bytes as f64 * share / median;

@@ -78,25 +78,6 @@ impl Book {
         println!("{case}: {ours}; {against}: {verdict}{disturbed}\n  {}", self.origin());
         Ok(())
     }
-
-    /// Writes down how a figure compares with one that tells what is possible, and that no goal is about.
-    pub(crate) fn compare(
-        &mut self,
-        case: &str,
-        unit: &str,
-        ours: f64,
-        (name, theirs): (&str, f64),
-        disturbed: bool,
-    ) -> anyhow::Result<()> {
-        let ratio = theirs / ours;
-        let line = json!({
-            "bench": self.bench, "case": case, "unit": unit, "ours": ours, "peer": theirs, "peer_name": name, "ratio": ratio,
-            "disturbed": disturbed, "commit": self.commit, "machine": self.machine,
-        });
-        writeln!(self.file, "{line}")?;
-        println!("{case}: {}; {name} {}, ratio {ratio:.2}", readable(ours, unit), readable(theirs, unit));
-        Ok(())
-    }
 }
 
 /// Short times in microseconds.

@@ -1,5 +1,5 @@
 //! All-reduce between processes of one host, over loopback TCP and through shared memory, against PyTorch's gloo and Debian's Open MPI:
-//! in the same network namespace, so with the same congestion control and buffer limits, in turns; and beside what the line alone takes.
+//! in the same network namespace, so with the same congestion control and buffer limits, in turns.
 
 mod plot;
 
@@ -67,8 +67,6 @@ enum Side {
     Ours,
     Gloo,
     OpenMpi,
-    /// The same bytes both ways over a bare socket, and nothing else.
-    Line,
 }
 
 struct Programs {
@@ -86,13 +84,10 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     let programs = prepare()?;
     let mut curves = Vec::new();
     for (link, ranks, goals) in [(Link::Tcp, 2, &PAIR[..]), (Link::Memory, 2, &SHARED[..]), (Link::Tcp, 4, &FOUR[..])] {
-        let takes_part = |side: &Side| match side {
-            Side::Ours | Side::OpenMpi => true,
-            Side::Gloo => goals.iter().any(|(_, gloo, _)| gloo.is_some()),
-            Side::Line => (link, ranks) == (Link::Tcp, 2),
-        };
-        let sides: Vec<Side> =
-            [Side::Ours, Side::Gloo, Side::OpenMpi, Side::Line].into_iter().filter(takes_part).collect();
+        let sides: Vec<Side> = [Side::Ours, Side::Gloo, Side::OpenMpi]
+            .into_iter()
+            .filter(|side| *side != Side::Gloo || goals.iter().any(|(_, gloo, _)| gloo.is_some()))
+            .collect();
         let sizes: Vec<usize> = goals.iter().map(|(size, ..)| *size).collect();
         let (found, disturbed) = load::rounds(rounds, || {
             let mut round = Vec::new();
@@ -111,12 +106,12 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         }
         for &(size, gloo, openmpi) in goals {
             let mut middle = |side| median(seconds.entry((side, size)).or_default());
-            let (ours, case) = (middle(Side::Ours), format!("{link:?}, {ranks} ranks, {}", named(size)));
+            let ours = middle(Side::Ours);
             for (side, name, goal) in [(Side::Gloo, "gloo", gloo), (Side::OpenMpi, "Open MPI", openmpi)] {
                 let Some(goal) = goal else { continue };
                 let theirs = middle(side);
                 book.write(&Figure {
-                    case: &case,
+                    case: &format!("{link:?}, {ranks} ranks, {}", named(size)),
                     unit: "s",
                     ours,
                     peer: Some((name, theirs)),
@@ -124,10 +119,6 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                     better: Better::Less,
                     disturbed,
                 })?;
-            }
-            if sides.contains(&Side::Line) {
-                let line = middle(Side::Line);
-                book.compare(&case, "s", ours, ("the line alone", line), disturbed)?;
             }
         }
     }
@@ -147,7 +138,6 @@ fn curve(side: Side, link: Link, sizes: &[usize], seconds: &mut BTreeMap<(Side, 
         Side::Ours => "Lockstep",
         Side::Gloo => "gloo",
         Side::OpenMpi => "Open MPI",
-        Side::Line => "the line alone",
     };
     let mut point = |size: usize| (size as f64, size as f64 / median(seconds.entry((side, size)).or_default()));
     let points = sizes.iter().map(|size| point(*size)).filter(|(_, rate)| rate.is_finite()).collect();
@@ -186,12 +176,8 @@ impl Programs {
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
         let (ranks, budget, list) = (ranks.to_string(), budget.to_string(), sizes.join(","));
         let command = match side {
-            Side::Ours | Side::Line => {
-                let algorithm = match (side, link) {
-                    (Side::Line, _) => "line",
-                    (_, Link::Memory) => "memory",
-                    (_, Link::Tcp) => "auto",
-                };
+            Side::Ours => {
+                let algorithm = if link == Link::Memory { "memory" } else { "auto" };
                 in_own_network(&self.ours, &[&ranks, algorithm, &list, &budget])
             }
             Side::Gloo => {
