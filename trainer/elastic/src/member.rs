@@ -430,6 +430,7 @@ impl Member {
             (LastWord::Drained { step }, Some(generation)) => self.say(Message::Drained { generation, step }),
             (LastWord::Fatal { message }, _) => self.say(Message::Fatal { message }),
             (LastWord::Diverged { message }, _) => self.say(Message::Diverged { message }),
+            // It speaks for no group yet: the commitment that it missed is sent again.
             (LastWord::Finished { .. } | LastWord::Drained { .. }, None) => {}
         }
     }

@@ -146,7 +146,7 @@ pub enum Message {
     },
     /// Member: the last step is done and all results are stored.
     Finished {
-        /// The generation that did it.
+        /// The generation in which it was done.
         generation: u64,
         /// Optimiser steps that are done.
         step: u64,
@@ -157,7 +157,7 @@ pub enum Message {
     },
     /// Member: stopped after this step, as was asked; a checkpoint holds it.
     Drained {
-        /// The generation that did.
+        /// The generation that stopped.
         generation: u64,
         /// Optimiser steps that are done.
         step: u64,
