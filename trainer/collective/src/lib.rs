@@ -79,6 +79,7 @@ pub use hosts::Hosts;
 pub use identity::{CredentialPart, Credentials, Identity, IdentityError};
 pub use limits::{Limits, Waiting};
 pub use link::Listener;
+pub use measure::LENGTHS;
 pub use memory::SharedArena;
 pub use merging::{Ready, last_end, merge};
 pub use outcome::{Completed, Failed};

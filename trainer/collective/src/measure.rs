@@ -16,7 +16,7 @@ const MAX_DOUBLINGS: u8 = 12;
 /// By how many doublings a slice may be longer than the longest before: its time is foretold by those of shorter ones.
 const STEP: u8 = 3;
 /// How many lengths are summed.
-const LENGTHS: usize = 7;
+pub const LENGTHS: usize = 7;
 /// How often each is summed, if there is time; the median counts.
 const REPETITIONS: u8 = 5;
 /// How often a length must be summed to be chosen while a shorter one is left.
@@ -77,44 +77,79 @@ fn foretold(measured: &[(u8, f64)], doublings: u8) -> f64 {
     }
 }
 
-impl Group {
-    /// The [`Costs`] of this group, the same on all ranks, as rank 0 sees them: fitted to ring all-reduces of seven lengths, which take
-    /// less than 0.2 s from 10 Mb/s on, where the messages of one take less than 5 ms. `None` where the times fit no costs.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    pub fn measure_costs(&mut self) -> Result<Option<Costs>, CollectiveError> {
+/// A measurement under way: some of the lengths were summed.
+pub(crate) struct Measurement {
+    /// What is summed, as long as the longest.
+    data: Vec<f32>,
+    reduced_byte: f64,
+    /// Doublings and seconds of each length.
+    measured: Vec<(u8, f64)>,
+    /// The seconds that all of it took.
+    spent: f64,
+}
+
+impl Measurement {
+    pub(crate) fn new() -> Self {
         let started = Instant::now();
         let mut data = vec![0.0_f32; (SHORTEST << MAX_DOUBLINGS) / size_of::<f32>()];
         let reduced_byte = reduction_seconds(&mut data) / size_of_val(&data[..]) as f64;
-        let mut measured = Vec::new();
-        while let Some(trial) = self.agree_on(next(&measured, LIMIT - started.elapsed().as_secs_f64()))? {
-            let slice = &mut data[..trial.bytes() / size_of::<f32>()];
-            let tag = Tag { step: u64::MAX, bucket: measured.len() as u32 };
-            let mut seconds = Vec::new();
-            for _ in 0..trial.repetitions {
-                seconds.push(self.all_reduce(Algorithm::Ring, tag, slice, Reduction::Sum)?.took.as_secs_f64());
-            }
-            measured.push((trial.doublings, median(&mut seconds)));
+        Self { data, reduced_byte, measured: Vec::new(), spent: started.elapsed().as_secs_f64() }
+    }
+
+    /// Sums the next length. All ranks do so, [`LENGTHS`] times.
+    pub(crate) fn sum_next(&mut self, group: &mut Group) -> Result<(), CollectiveError> {
+        let started = Instant::now();
+        let Some(own) = next(&self.measured, LIMIT - self.spent) else { unreachable!("{LENGTHS} lengths are summed") };
+        let trial = group.agree_on(own)?;
+        let slice = &mut self.data[..trial.bytes() / size_of::<f32>()];
+        let tag = Tag { step: u64::MAX, bucket: self.measured.len() as u32 };
+        let mut seconds = Vec::new();
+        for _ in 0..trial.repetitions {
+            seconds.push(group.all_reduce(Algorithm::Ring, tag, slice, Reduction::Sum)?.took.as_secs_f64());
         }
-        let times: Vec<(usize, f64)> =
-            measured.iter().map(|(doublings, seconds)| (SHORTEST << doublings, *seconds)).collect();
-        let fitted = Costs::fit(self.world(), &times, reduced_byte);
+        self.measured.push((trial.doublings, median(&mut seconds)));
+        self.spent += started.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Whether all lengths were summed.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.measured.len() == LENGTHS
+    }
+
+    /// What rank 0 fits to what it measured, on all ranks.
+    pub(crate) fn fit(self, group: &mut Group) -> Result<Option<Costs>, CollectiveError> {
+        let seconds = self.measured.iter().map(|(doublings, seconds)| (SHORTEST << doublings, *seconds));
+        let fitted = Costs::fit(group.world(), &seconds.collect::<Vec<_>>(), self.reduced_byte);
         let mut costs = fitted.map_or([f64::NAN; 3], |costs| [costs.message, costs.wire_byte, costs.reduced_byte]);
-        self.broadcast(0, Tag { step: u64::MAX, bucket: u32::MAX }, &mut costs)?;
+        group.broadcast(0, Tag { step: u64::MAX, bucket: u32::MAX }, &mut costs)?;
         let [message, wire_byte, reduced_byte] = costs;
         let is_fitted = costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0);
         Ok(is_fitted.then_some(Costs { message, wire_byte, reduced_byte }))
     }
+}
+
+impl Group {
+    /// The [`Costs`] of this group, the same on all ranks, as rank 0 sees them: fitted to ring all-reduces of [`LENGTHS`] lengths, which
+    /// take less than 0.2 s from 10 Mb/s on, where the messages of one take less than 5 ms. `None` where the times fit no costs. A
+    /// [`Communicator`](crate::Communicator) measures beside what its caller computes.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn measure_costs(&mut self) -> Result<Option<Costs>, CollectiveError> {
+        let mut measurement = Measurement::new();
+        while !measurement.is_complete() {
+            measurement.sum_next(self)?;
+        }
+        measurement.fit(self)
+    }
 
     /// What rank 0 sums next: each rank has times of its own.
-    fn agree_on(&mut self, own: Option<Trial>) -> Result<Option<Trial>, CollectiveError> {
-        // The end is the same on all ranks.
-        let Some(Trial { doublings, repetitions }) = own else { return Ok(None) };
-        let mut words = [doublings, repetitions];
+    fn agree_on(&mut self, own: Trial) -> Result<Trial, CollectiveError> {
+        let mut words = [own.doublings, own.repetitions];
         self.broadcast(0, Tag { step: u64::MAX, bucket: LENGTHS as u32 }, &mut words)?;
         match Trial::of(words) {
-            Some(trial) => Ok(Some(trial)),
+            Some(trial) => Ok(trial),
             None => Err(self.refuse(CollectiveError::WrongFrame {
                 rank: 0,
                 field: "length to measure",

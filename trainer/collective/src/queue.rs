@@ -8,9 +8,10 @@ use crate::collective::Collective;
 use crate::element::Reduction;
 use crate::group::{Group, Tag, Transferred};
 use crate::limits::Waiting;
+use crate::measure::Measurement;
 use crate::outcome::{Completed, Failed, Outcome};
 use crate::wire::Wire;
-use crate::{AgreedPlan, CollectiveError, Plan};
+use crate::{AgreedPlan, CollectiveError, Costs, Plan};
 
 /// What was handed over to a communicator, carried out in turn by its thread or by the caller while he waits.
 pub(crate) struct Queue<M> {
@@ -44,6 +45,8 @@ pub(crate) enum Order<M> {
     },
     Silence(Duration, Duration),
     Follow(AgreedPlan),
+    /// One length for the fit of costs.
+    Measure,
 }
 
 /// Somebody has panicked in an order, and the driver is gone with him.
@@ -52,7 +55,15 @@ pub(crate) struct Panicked;
 impl<M> Queue<M> {
     pub(crate) fn new(group: Group) -> Self {
         let waiting = group.waiting();
-        let driver = Driver { group, choice: Choice::default(), wire: Wire::F32, buckets: 0, broken: None };
+        let driver = Driver {
+            group,
+            choice: Choice::default(),
+            wire: Wire::F32,
+            buckets: 0,
+            measurement: None,
+            costs: None,
+            broken: None,
+        };
         let state = State {
             orders: VecDeque::new(),
             urgent: 0,
@@ -148,6 +159,11 @@ impl<M: AsMut<[f32]>> Queue<M> {
         })
     }
 
+    /// What was fitted, after all orders.
+    pub(crate) fn costs(&self) -> Result<Option<Costs>, Panicked> {
+        self.now(|driver| driver.costs)
+    }
+
     fn now<T>(&self, carry_out: impl FnOnce(&mut Driver) -> T) -> Result<T, Panicked> {
         let mut state = self.lock();
         loop {
@@ -216,6 +232,9 @@ struct Driver {
     wire: Wire,
     /// Those numbered below are what `wire` is for.
     buckets: usize,
+    measurement: Option<Measurement>,
+    /// What the last measurement that was completed found.
+    costs: Option<Costs>,
     /// The first failure; all later sums fail for its cause.
     broken: Option<CollectiveError>,
 }
@@ -246,11 +265,25 @@ impl Driver {
                 self.follow(&plan);
                 None
             }
+            Order::Measure => {
+                // The next operation that is waited for tells of a failure.
+                let _ = self.unless_broken(Self::measure);
+                None
+            }
         }
     }
 
     fn follow(&mut self, plan: &AgreedPlan) {
         (self.choice, self.wire, self.buckets) = (plan.choice(), plan.wire(), plan.buckets().len());
+    }
+
+    fn measure(&mut self) -> Result<(), CollectiveError> {
+        let measurement = self.measurement.get_or_insert_with(Measurement::new);
+        measurement.sum_next(&mut self.group)?;
+        if let Some(complete) = self.measurement.take_if(|measurement| measurement.is_complete()) {
+            self.costs = complete.fit(&mut self.group)?;
+        }
+        Ok(())
     }
 
     fn sum(&mut self, tag: Tag, data: &mut [f32]) -> Result<Transferred, CollectiveError> {

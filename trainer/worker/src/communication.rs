@@ -64,17 +64,17 @@ pub(crate) struct Agreed {
     pub report: Option<CommunicationReport>,
     /// The mean speed of one rank by itself, in samples a second.
     pub baseline: Option<f64>,
-    /// What messages cost, where that was measured.
-    pub costs: Option<Costs>,
     /// When each range of the ready order was complete in a step of one rank by itself, in seconds; the mean of all ranks.
     pub ready: Vec<f64>,
-    /// Whether all agree anew, by what the first steps took.
+    /// Whether all measure what messages cost, beside the first steps.
+    pub measures: bool,
+    /// Whether all agree anew, by what was measured and what the first steps took.
     pub is_open: bool,
 }
 
 /// Agrees with the other ranks, which are at `places`. `ready_order` are the ranges of the gradient arena as `own` times them; `before` and
 /// `known` are what this rank knows of another group, the costs those of messages between the same places. What rank 0 knows counts, so
-/// that all measure, or none.
+/// that all measure, or none: beside the first steps, which wait for no measurement and sum by a plan that needs none.
 pub(crate) fn agree(
     group: &mut Group,
     settings: &Communication,
@@ -100,7 +100,10 @@ pub(crate) fn agree(
         Before::Repeated(record) => replayed(record, &circumstances, elements),
         Before::Kept(record) => kept(record, &circumstances, group.hosts(), elements),
     });
-    let measures = costs_matter && found.is_none() && known.is_none();
+    // One that was to be agreed on anew is of no use where more is known by now.
+    let found = found.filter(|found| is_repeated || found.settled || known.is_none());
+    let settles = found.as_ref().is_some_and(|found| is_repeated || found.settled);
+    let measures = costs_matter && !settles && known.is_none();
     let (recorded, settled, places) = match found {
         Some(Found { plan, settled, places }) => (Some(plan), settled, places),
         None => (None, false, places),
@@ -108,8 +111,7 @@ pub(crate) fn agree(
     let mut told = [u8::from(measures), u8::from(settled)];
     group.broadcast(0, tag(1), &mut told)?;
     let [measures, settled] = told.map(|told| told == 1);
-    let measured = if measures { group.measure_costs()? } else { None };
-    let costs = measured.or(known.filter(|_| costs_matter));
+    let costs = known.filter(|_| costs_matter);
     let hosts = group.hosts().clone();
     let plan = group
         .agree(|| recorded.unwrap_or_else(|| proposed(settings, algorithm, hosts, ready_order, &means.ready, costs)))?;
@@ -131,8 +133,8 @@ pub(crate) fn agree(
     // One worker sends nothing.
     let report = (world > 1).then_some(report);
     let Baseline { samples_per_second: baseline, ready } = means;
-    let is_open = costs_matter && settings.bucket_bytes.is_none() && !settled && !is_repeated;
-    Ok(Agreed { plan, record, report, baseline, costs: measured, ready, is_open })
+    let is_open = costs_matter && (settings.bucket_bytes.is_none() || measures) && !settled && !is_repeated;
+    Ok(Agreed { plan, record, report, baseline, ready, measures, is_open })
 }
 
 /// The mean of all ranks that measured something.
@@ -411,8 +413,7 @@ mod tests {
         ] {
             let ranks = agreed(before, places);
             for rank in &ranks {
-                assert_eq!(rank.is_open, anew, "{situation}");
-                assert!(anew || rank.costs.is_none(), "{situation}: measured");
+                assert_eq!((rank.measures, rank.is_open), (anew, anew), "{situation}");
                 assert_eq!((&rank.plan, &rank.record), (&ranks[0].plan, &ranks[0].record), "{situation}");
             }
             assert_eq!(Some(&ranks[0].record[..]) == settled, !anew, "{situation}");

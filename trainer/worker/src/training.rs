@@ -13,11 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{BESIDE, Communicator, Completed, Statistics};
+use lockstep_collective::{BESIDE, Communicator, Completed, LENGTHS, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
 use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
 use lockstep_nn::{Cpu, Device, Gradient, Sgd};
+use tracing::info;
 
 use crate::{
     communication::{Agreed, Seen, agree_anew},
@@ -103,6 +104,8 @@ pub(crate) struct Rank<'a> {
     waited: Duration,
     meter: Meter,
     counted: Statistics,
+    /// How many lengths are yet to be summed, one beside each step, to measure what messages cost.
+    unmeasured: usize,
     /// What the first steps take, until all agree by it how to sum; and when the gradients of the newest one were begun.
     seen: Option<(Seen, Instant)>,
     /// After which step before the last all ranks save their state, as far as they agreed.
@@ -172,7 +175,8 @@ impl<'a> Rank<'a> {
             waited: Duration::ZERO,
             meter,
             counted: Statistics::default(),
-            seen: agreed.is_open.then(|| (Seen::of(agreed.plan.buckets().len()), Instant::now())),
+            unmeasured: if agreed.measures { LENGTHS } else { 0 },
+            seen: agreed.is_open.then(|| (Seen::of(agreed.plan.buckets().len(), agreed.measures), Instant::now())),
             saves_after: None,
             checking: Duration::ZERO,
         })
@@ -231,6 +235,11 @@ impl<'a> Rank<'a> {
         if let Some((_, begun)) = &mut self.seen {
             *begun = computing;
         }
+        let measures = self.unmeasured > 0;
+        if measures {
+            self.communicator.measure();
+            self.unmeasured -= 1;
+        }
         let rides = self.pending.as_ref().is_some_and(|pending| pending.rides);
         let Self { trainee, communicator, loaders, numbers, .. } = self;
         let Trainee { replica, devices, .. } = &mut **trainee;
@@ -265,6 +274,9 @@ impl<'a> Rank<'a> {
             self.gather()?;
             done
         };
+        if measures && self.unmeasured == 0 {
+            self.learn_costs();
+        }
         self.feeds.put(self.trainee.step + 1, self.trainee);
         let updating = Instant::now();
         let result = self.trainee.apply();
@@ -301,6 +313,14 @@ impl<'a> Rank<'a> {
         }
         self.count(mine, seconds, useful.as_secs_f64(), (data + loading).as_secs_f64());
         Ok(done)
+    }
+
+    /// What was measured beside the first steps; nothing is pending.
+    fn learn_costs(&mut self) {
+        let Some(costs) = self.communicator.costs() else { return };
+        let (latency_us, gigabytes_per_second) = (costs.message * 1e6, 1e-9 / costs.wire_byte);
+        info!(latency_us, gigabytes_per_second, "communication measured");
+        self.trainee.learn(costs);
     }
 
     /// What the whole state looks like, where it is saved after the step that was done last: a checkpoint is made of all ranks' parts.

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
-use lockstep_collective::Communicator;
+use lockstep_collective::{Choice, Communicator};
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
 use lockstep_elastic::{Activity, Digest, Group, Place, Sampler, State, Summing, Work};
 use lockstep_launch::{
@@ -273,9 +273,6 @@ impl Run<'_> {
     /// Sums as agreed from the next step on.
     fn take_over(&self, trainee: &mut Trainee, agreed: &Agreed) -> Result<(), Failure> {
         trainee.set_buckets(agreed.plan.buckets())?;
-        if let Some(costs) = agreed.costs {
-            trainee.learn(costs);
-        }
         trainee.communication = Some(agreed.record.clone());
         let plan = Digest::of(agreed.record.as_bytes());
         self.member.membership.agreed(Summing { after: trainee.step, plan });
@@ -295,6 +292,9 @@ impl Run<'_> {
         if stays {
             rank.trainee.communication = Some(agreed.record.clone());
         } else {
+            if let Choice::Cheapest(costs) = agreed.plan.choice() {
+                rank.trainee.learn(costs);
+            }
             self.take_over(rank.trainee, &agreed)?;
         }
         if let Some(reporter) = reporter {

@@ -3,10 +3,11 @@
 use half::{bf16, f16};
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME, block, part};
 use lockstep_collective::{
-    Abort, Choice, CollectiveError, Element, Group, Hosts, Limits, Plan, Reduction, Tag, Transferred, Waiting, Wire,
+    Abort, Choice, CollectiveError, Element, Group, Hosts, LENGTHS, Limits, Plan, Reduction, Tag, Transferred, Waiting,
+    Wire,
 };
 
-use crate::group::{PATIENT, bare_group, ends, listener, ranks_at, seat};
+use crate::group::{PATIENT, bare_group, ends, group, listener, ranks_at, seat};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
 
@@ -250,6 +251,37 @@ fn all_ranks_find_the_same_costs() {
     for costs in costs.into_iter().flatten() {
         assert!(costs.message > 0.0 && costs.wire_byte > 0.0 && costs.reduced_byte > 0.0, "{costs:?}");
     }
+}
+
+#[test]
+fn a_communicator_finds_the_same_costs_on_all_ranks_beside_its_sums() {
+    let found = ends(|| {
+        group(3, PATIENT, |mut communicator| {
+            for step in 0..LENGTHS as u64 {
+                assert_eq!(communicator.costs(), None, "after {step} of {LENGTHS} lengths");
+                communicator.measure();
+                communicator.submit(step, 0, vec![1.0; 1000]);
+                assert_eq!(communicator.wait().unwrap().memory, [3.0; 1000]);
+            }
+            communicator.costs()
+        })
+    });
+    assert!(found.iter().all(|costs| *costs == found[0]), "{found:?}");
+}
+
+#[test]
+fn a_measurement_that_fails_is_told_of_by_what_follows() {
+    ends(|| {
+        group(2, PATIENT, |mut communicator| {
+            if communicator.rank() == 1 {
+                communicator.abort_handle().abort("rank 1 measures nothing");
+            }
+            communicator.measure();
+            communicator.submit(1, 0, vec![1.0; 10]);
+            assert!(communicator.wait().is_err());
+            assert_eq!(communicator.costs(), None);
+        })
+    });
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! The plan that would have been better, by what a group's first steps took: the line may carry less in the long run than in the few
-//! messages that were measured before, and backward takes longer beside sums than by itself.
+//! The plan that would have been better, by what messages were found to cost and what a group's first steps took: the line may carry less
+//! in the long run than in the few messages that were measured, and backward takes longer beside sums than by itself.
 
 use std::ops::Range;
 
-use lockstep_collective::{Choice, CollectiveError, Communicator, Costs, Plan};
+use lockstep_collective::{Choice, CollectiveError, Communicator, Costs, LENGTHS, Plan};
 use tracing::info;
 
 use super::{Agreed, Recorded, bytes_sent, ends, merged};
 use crate::training::Slice;
 
-/// The first steps, in which connections and caches warm up, are not measured.
+/// The first steps, in which connections and caches warm up, are not looked at.
 const WARM_UP: u32 = 3;
-/// So many after them are.
+/// So many after them, and after those in which costs are measured, are.
 const MEASURED: u32 = 9;
 /// A plan stays where the best one would end sooner by less than this part.
 const LEAST_GAIN: f64 = 0.02;
@@ -20,6 +20,8 @@ const LEAST_GAIN: f64 = 0.02;
 #[derive(Debug)]
 pub(crate) struct Seen {
     steps: u32,
+    /// The steps that are not looked at.
+    warm_up: u32,
     /// Seconds from the beginning of a step until a bucket could be summed.
     ready: Vec<Vec<f64>>,
     /// Seconds that its sum took.
@@ -27,13 +29,15 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    pub(crate) fn of(buckets: usize) -> Self {
-        Self { steps: 0, ready: vec![Vec::new(); buckets], took: vec![Vec::new(); buckets] }
+    /// Of a group that `measures` costs beside its first steps, one length in each.
+    pub(crate) fn of(buckets: usize, measures: bool) -> Self {
+        let warm_up = if measures { WARM_UP.max(LENGTHS as u32) } else { WARM_UP };
+        Self { steps: 0, warm_up, ready: vec![Vec::new(); buckets], took: vec![Vec::new(); buckets] }
     }
 
     /// A bucket was ready so long after the beginning of the step, and its sum took so long.
     pub(crate) fn summed(&mut self, bucket: usize, ready: f64, took: f64) {
-        if (WARM_UP..WARM_UP + MEASURED).contains(&self.steps) {
+        if (self.warm_up..self.warm_up + MEASURED).contains(&self.steps) {
             self.ready[bucket].push(ready);
             self.took[bucket].push(took);
         }
@@ -44,9 +48,9 @@ impl Seen {
         self.steps += 1;
     }
 
-    /// Whether the step that was done last is the last to be measured: the same one on all ranks.
+    /// Whether the step that was done last is the last to be looked at: the same one on all ranks.
     pub(crate) fn is_enough(&self) -> bool {
-        self.steps == WARM_UP + MEASURED
+        self.steps == self.warm_up + MEASURED
     }
 
     /// When buckets were ready, the mean over ranks, and what sums took for the rank that was waited for: the others' began before they
@@ -87,35 +91,34 @@ pub(crate) fn agree_anew(
 ) -> Result<Agreed, CollectiveError> {
     let (ready, took) = seen.together(communicator, step)?;
     let present = before.plan.proposed();
-    let plan = communicator.agree(|| better(present, ready_order, &before.ready, &ready, &took, known))?;
-    let buckets = u32::try_from(plan.buckets().len()).unwrap_or(u32::MAX);
-    let report = before.report.map(|report| lockstep_launch::CommunicationReport { buckets, ..report });
     // A record that was made here reads back.
     let mut recorded: Recorded = serde_json::from_str(&before.record).unwrap_or_else(|error| unreachable!("{error}"));
+    let named_size = recorded.communication.bucket_bytes.is_some();
+    let plan = communicator.agree(|| better(present, named_size, ready_order, &before.ready, &ready, &took, known))?;
+    let buckets = u32::try_from(plan.buckets().len()).unwrap_or(u32::MAX);
+    let report = before.report.map(|report| lockstep_launch::CommunicationReport { buckets, ..report });
     (recorded.words, recorded.settled) = (plan.to_words(), true);
     let record = serde_json::to_string(&recorded).unwrap_or_default();
-    let costs = match plan.choice() {
-        Choice::Cheapest(costs) => Some(costs),
-        Choice::Always(_) => before.costs,
-    };
     info!(step, buckets, stays = plan == before.plan, "communication settled");
-    Ok(Agreed { plan, record, report, costs, is_open: false, ..before.clone() })
+    Ok(Agreed { plan, record, report, measures: false, is_open: false, ..before.clone() })
 }
 
 /// The plan that ends soonest by what was seen of `present`: when its buckets were ready, and how long their sums took. `alone` is when the
-/// ranges of `ready_order` were ready in a step of one rank by itself.
+/// ranges of `ready_order` were ready in a step of one rank by itself, and `known` what messages cost by themselves, where that is known
+/// otherwise than from `present`. Buckets of a size that the job names stay.
 fn better(
     present: &Plan,
+    named_size: bool,
     ready_order: &[Range<usize>],
     alone: &[f64],
     ready: &[f64],
     took: &[f64],
     known: Option<Costs>,
 ) -> Plan {
-    let thought = match present.choice {
+    let thought = known.or(match present.choice {
         Choice::Cheapest(costs) => Some(costs),
-        Choice::Always(_) => known,
-    };
+        Choice::Always(_) => None,
+    });
     let sums: Vec<_> = present
         .buckets
         .iter()
@@ -130,7 +133,8 @@ fn better(
         Choice::Cheapest(_) => Choice::Cheapest(costs),
         named @ Choice::Always(_) => named,
     };
-    let best = merged(Plan { choice, ..present.clone() }, ready_order, &ready, &costs);
+    let chosen = Plan { choice, ..present.clone() };
+    let best = if named_size { chosen } else { merged(chosen, ready_order, &ready, &costs) };
     let (now, then) = (ends(present, ready_order, &ready, &costs), ends(&best, ready_order, &ready, &costs));
     info!(
         gigabytes_per_second = 1e-9 / costs.wire_byte,
@@ -188,7 +192,7 @@ mod tests {
     fn a_plan_that_is_as_good_as_any_stays() {
         let present = plan(&[0..1000, 1000..301_000], COSTS);
         let ready = [ALONE[0], ALONE[2]];
-        assert_eq!(better(&present, &READY_ORDER, &ALONE, &ready, &took(&present, COSTS), None), present);
+        assert_eq!(better(&present, false, &READY_ORDER, &ALONE, &ready, &took(&present, COSTS), None), present);
     }
 
     #[test]
@@ -196,7 +200,7 @@ mod tests {
         // At a tenth of the price the large gradient is not worth a message of its own beside the last one.
         let thought = Costs { wire_byte: 1e-11, ..COSTS };
         let present = plan(&[WHOLE], thought);
-        let found = better(&present, &READY_ORDER, &ALONE, &[ALONE[2]], &took(&present, COSTS), None);
+        let found = better(&present, false, &READY_ORDER, &ALONE, &[ALONE[2]], &took(&present, COSTS), None);
         assert!(found.buckets.len() > 1, "{:?}", found.buckets);
         let Choice::Cheapest(costs) = found.choice else { panic!("{:?}", found.choice) };
         assert!((costs.wire_byte / COSTS.wire_byte - 1.0).abs() < 1e-6, "{costs:?}");
@@ -207,10 +211,22 @@ mod tests {
         let (algorithm, costs) = (Algorithm::Ring, Costs { message: 1e-5, ..COSTS });
         let present = Plan { choice: Choice::Always(algorithm), ..plan(&[WHOLE], costs) };
         let took = [costs.seconds(algorithm, &present.hosts, WHOLE.len() * size_of::<f32>())];
-        let found = |known| better(&present, &READY_ORDER, &ALONE, &[ALONE[2]], &took, known);
+        let found = |known| better(&present, false, &READY_ORDER, &ALONE, &[ALONE[2]], &took, known);
         let with_costs = found(Some(costs));
         assert!(with_costs.choice == present.choice && with_costs.buckets.len() > 1, "{with_costs:?}");
         assert_eq!(found(None), present, "of unknown costs");
+    }
+
+    #[test]
+    fn buckets_of_a_named_size_stay_and_are_summed_by_what_was_measured() {
+        // Nothing was known of a line whose messages cost more than all their bytes.
+        let present = plan(&[0..1000, 1000..301_000], Costs::default());
+        let truth = Costs { message: 1.0, wire_byte: 1e-12, reduced_byte: 0.0 };
+        let ready = [ALONE[0], ALONE[2]];
+        let found = better(&present, true, &READY_ORDER, &ALONE, &ready, &took(&present, truth), Some(truth));
+        assert_eq!(found.buckets, present.buckets);
+        let algorithm = |plan: &Plan| plan.choice.algorithm(&plan.hosts, 300_000 * size_of::<f32>());
+        assert_eq!([&present, &found].map(algorithm), [Algorithm::HalvingDoubling, Algorithm::RecursiveDoubling]);
     }
 
     #[test]
@@ -232,7 +248,7 @@ mod tests {
                 let before =
                     agree(&mut group, &settings, &READY_ORDER, &own, None, places, Some(thought)).expect("a plan");
                 let mut communicator = Communicator::<Slice>::over(group).expect("a thread");
-                let mut seen = Seen::of(before.plan.buckets().len());
+                let mut seen = Seen::of(before.plan.buckets().len(), false);
                 while !seen.is_enough() {
                     for bucket in 0..before.plan.buckets().len() {
                         // The others wait for rank 1.
@@ -274,17 +290,19 @@ mod tests {
 
     #[test]
     fn of_the_steps_after_the_warm_up_the_one_in_the_middle_counts() {
-        let mut seen = Seen::of(1);
-        let mut ended = Vec::new();
-        for step in 0..WARM_UP + MEASURED {
-            let stands_still = step < WARM_UP || step == WARM_UP + 2;
-            seen.summed(0, if stands_still { 1e3 } else { 2.0 }, f64::from(step));
-            seen.did_step();
-            ended.push(seen.is_enough());
+        for (measures, warm_up) in [(false, WARM_UP), (true, LENGTHS as u32)] {
+            let mut seen = Seen::of(1, measures);
+            let mut ended = Vec::new();
+            for step in 0..warm_up + MEASURED {
+                let stands_still = step < warm_up || step == warm_up + 2;
+                seen.summed(0, if stands_still { 1e3 } else { 2.0 }, f64::from(step));
+                seen.did_step();
+                ended.push(seen.is_enough());
+            }
+            assert_eq!(middle(seen.ready[0].clone()), 2.0);
+            assert_eq!(middle(seen.took[0].clone()), f64::from(warm_up + MEASURED / 2));
+            assert_eq!(ended.iter().filter(|ended| **ended).count(), 1);
+            assert!(ended[ended.len() - 1]);
         }
-        assert_eq!(middle(seen.ready[0].clone()), 2.0);
-        assert_eq!(middle(seen.took[0].clone()), f64::from(WARM_UP + MEASURED / 2));
-        assert_eq!(ended.iter().filter(|ended| **ended).count(), 1);
-        assert!(ended[ended.len() - 1]);
     }
 }
