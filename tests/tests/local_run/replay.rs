@@ -13,9 +13,9 @@ use crate::{
     run::{Manifest, Run, alone, lockstep, wait_for},
 };
 
-const EPOCHS: u32 = 10;
+const EPOCHS: u32 = 30;
 /// Of 9,000 samples in batches of 64.
-const STEPS: u64 = 10 * 141;
+const STEPS: u64 = 30 * 141;
 
 /// Repeats a run that has ended; its exit code and all it says.
 fn replay(run: &Run) -> (Option<i32>, String) {
