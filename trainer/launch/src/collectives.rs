@@ -216,6 +216,16 @@ mod tests {
     }
 
     #[test]
+    fn a_report_that_is_read_is_the_one_that_was_made_to_the_last_bit() {
+        for nanoseconds in (1_000..1_000_000).step_by(997) {
+            let mut made = report();
+            made.add(1 << 20, "torus", f64::from(nanoseconds) * 1e-9 / 3.0, false);
+            let text = serde_json::to_string(&made).unwrap();
+            assert_eq!(serde_json::from_str::<CollectivesReport>(&text).unwrap(), made, "{text}");
+        }
+    }
+
+    #[test]
     fn the_table_is_aligned_and_marks_what_is_chosen() {
         let expected = "all-reduce of f32 over 4 workers\n\
             fit: 20.0 µs a message, 2.500 GB/s sent, 10.000 GB/s added\n\
