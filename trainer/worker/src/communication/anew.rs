@@ -142,7 +142,15 @@ fn better(
         best_ends_ms = then * 1e3,
         "communication seen"
     );
-    if then < now * (1.0 - LEAST_GAIN) { best } else { present.clone() }
+    // So that whoever goes on with the plan knows the costs too.
+    let was_unknown = known.is_some() && present.choice == Choice::Cheapest(Costs::default());
+    if then < now * (1.0 - LEAST_GAIN) {
+        best
+    } else if was_unknown {
+        Plan { choice, ..present.clone() }
+    } else {
+        present.clone()
+    }
 }
 
 /// When the ranges are ready beside sums: as `alone`, but so much later and slower that the first and the last bucket are ready when they
@@ -193,6 +201,16 @@ mod tests {
         let present = plan(&[0..1000, 1000..301_000], COSTS);
         let ready = [ALONE[0], ALONE[2]];
         assert_eq!(better(&present, false, &READY_ORDER, &ALONE, &ready, &took(&present, COSTS), None), present);
+    }
+
+    #[test]
+    fn a_plan_that_was_made_before_anything_was_measured_keeps_its_buckets_and_learns_the_costs() {
+        let present = plan(&[0..1000, 1000..301_000], Costs::default());
+        let took = took(&present, COSTS);
+        let found = better(&present, false, &READY_ORDER, &ALONE, &[ALONE[0], ALONE[2]], &took, Some(COSTS));
+        assert_eq!(found.buckets, present.buckets);
+        let Choice::Cheapest(costs) = found.choice else { panic!("{:?}", found.choice) };
+        assert!((costs.message / COSTS.message - 1.0).abs() < 1e-6, "{costs:?}");
     }
 
     #[test]

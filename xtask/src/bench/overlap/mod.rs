@@ -30,8 +30,8 @@ const WEIGHTS: f64 = 24_925_082.0;
 const FRAMING: f64 = 1514.0 / 1448.0;
 /// No run takes longer, however slow the machine.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Steps at the beginning that do not count: after twelve a group plans anew.
-const WARM_UP: usize = 13;
+/// Steps at the beginning that do not count: after sixteen a group plans anew.
+const WARM_UP: usize = 17;
 
 /// Samples a worker: little to compute beside the sums, then about as much as they take; and the part of DDP's step that gradients in
 /// bf16 are to take.
