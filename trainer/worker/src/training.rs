@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{BESIDE, Communicator, Completed, LENGTHS, Statistics};
+use lockstep_collective::{BESIDE, Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
 use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
@@ -104,8 +104,6 @@ pub(crate) struct Rank<'a> {
     waited: Duration,
     meter: Meter,
     counted: Statistics,
-    /// How many lengths are yet to be summed, one beside each step, to measure what messages cost.
-    unmeasured: usize,
     /// What the first steps take, until all agree by it how to sum; and when the gradients of the newest one were begun.
     seen: Option<(Seen, Instant)>,
     /// After which step before the last all ranks save their state, as far as they agreed.
@@ -175,7 +173,6 @@ impl<'a> Rank<'a> {
             waited: Duration::ZERO,
             meter,
             counted: Statistics::default(),
-            unmeasured: if agreed.measures { LENGTHS } else { 0 },
             seen: agreed.is_open.then(|| (Seen::of(agreed.plan.buckets().len(), agreed.measures), Instant::now())),
             saves_after: None,
             checking: Duration::ZERO,
@@ -232,13 +229,11 @@ impl<'a> Rank<'a> {
         let Some(StepShare { step, .. }) = shares.into_iter().next() else { return self.settle() };
         let data = waiting.elapsed();
         let computing = Instant::now();
-        if let Some((_, begun)) = &mut self.seen {
+        if let Some((seen, begun)) = &mut self.seen {
             *begun = computing;
-        }
-        let measures = self.unmeasured > 0;
-        if measures {
-            self.communicator.measure();
-            self.unmeasured -= 1;
+            if seen.measures() {
+                self.communicator.measure();
+            }
         }
         let rides = self.pending.as_ref().is_some_and(|pending| pending.rides);
         let Self { trainee, communicator, loaders, numbers, .. } = self;
@@ -274,9 +269,6 @@ impl<'a> Rank<'a> {
             self.gather()?;
             done
         };
-        if measures && self.unmeasured == 0 {
-            self.learn_costs();
-        }
         self.feeds.put(self.trainee.step + 1, self.trainee);
         let updating = Instant::now();
         let result = self.trainee.apply();
@@ -290,6 +282,9 @@ impl<'a> Rank<'a> {
         work.did_step(Duration::from_secs_f64(seconds));
         if let Some((seen, _)) = &mut self.seen {
             seen.did_step();
+            if seen.has_measured() {
+                self.learn_costs();
+            }
         }
         // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
         let rides = self.trainee.replica.beside() > 0 && self.seen.is_none() && last == 0;

@@ -20,8 +20,8 @@ const LEAST_GAIN: f64 = 0.02;
 #[derive(Debug)]
 pub(crate) struct Seen {
     steps: u32,
-    /// The steps that are not looked at.
-    warm_up: u32,
+    /// Whether costs are measured beside the first steps, one length in each.
+    measures: bool,
     /// Seconds from the beginning of a step until a bucket could be summed.
     ready: Vec<Vec<f64>>,
     /// Seconds that its sum took.
@@ -29,15 +29,14 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Of a group that `measures` costs beside its first steps, one length in each.
+    /// Of a group that `measures` costs beside its first steps, or does not.
     pub(crate) fn of(buckets: usize, measures: bool) -> Self {
-        let warm_up = if measures { WARM_UP.max(LENGTHS as u32) } else { WARM_UP };
-        Self { steps: 0, warm_up, ready: vec![Vec::new(); buckets], took: vec![Vec::new(); buckets] }
+        Self { steps: 0, measures, ready: vec![Vec::new(); buckets], took: vec![Vec::new(); buckets] }
     }
 
     /// A bucket was ready so long after the beginning of the step, and its sum took so long.
     pub(crate) fn summed(&mut self, bucket: usize, ready: f64, took: f64) {
-        if (self.warm_up..self.warm_up + MEASURED).contains(&self.steps) {
+        if (self.warm_up()..self.warm_up() + MEASURED).contains(&self.steps) {
             self.ready[bucket].push(ready);
             self.took[bucket].push(took);
         }
@@ -50,7 +49,22 @@ impl Seen {
 
     /// Whether the step that was done last is the last to be looked at: the same one on all ranks.
     pub(crate) fn is_enough(&self) -> bool {
-        self.steps == self.warm_up + MEASURED
+        self.steps == self.warm_up() + MEASURED
+    }
+
+    /// Whether a length is to be summed beside the next step.
+    pub(crate) fn measures(&self) -> bool {
+        self.measures && self.steps < LENGTHS as u32
+    }
+
+    /// Whether the last length was summed beside the step that was done last.
+    pub(crate) fn has_measured(&self) -> bool {
+        self.measures && self.steps == LENGTHS as u32
+    }
+
+    /// The steps that are not looked at.
+    fn warm_up(&self) -> u32 {
+        if self.measures { WARM_UP.max(LENGTHS as u32) } else { WARM_UP }
     }
 
     /// When buckets were ready, the mean over ranks, and what sums took for the rank that was waited for: the others' began before they
@@ -313,8 +327,10 @@ mod tests {
             let mut ended = Vec::new();
             for step in 0..warm_up + MEASURED {
                 let stands_still = step < warm_up || step == warm_up + 2;
+                assert_eq!(seen.measures(), measures && step < LENGTHS as u32, "step {step}");
                 seen.summed(0, if stands_still { 1e3 } else { 2.0 }, f64::from(step));
                 seen.did_step();
+                assert_eq!(seen.has_measured(), measures && step + 1 == LENGTHS as u32, "step {step}");
                 ended.push(seen.is_enough());
             }
             assert_eq!(middle(seen.ready[0].clone()), 2.0);
