@@ -10,7 +10,7 @@ pub(crate) struct Arguments {
     /// Of what.
     #[arg(value_enum, default_value_t = Simulated::Membership)]
     simulated: Simulated,
-    /// How many histories: some 40,000 of the membership a minute, or 20,000 of checkpoints, on two cores that do nothing else.
+    /// How many histories: some 40,000 of the membership a minute, or 10,000 of checkpoints, on two cores that do nothing else.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     seeds: u64,
     /// The first one's seed; the others follow it.

@@ -1,4 +1,4 @@
-//! Which fault was met at which moment.
+//! Which fault was met at which moment by whom.
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,18 @@ pub(super) enum Moment {
     Verifying,
     Deleting,
     Loading,
+}
+
+/// Whom it hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Victim {
+    Writer,
+    Committer,
+    /// Was held up, and goes on beside a newer generation.
+    LateWriter,
+    LateCommitter,
+    Pruner,
+    Loader,
 }
 
 impl Fault {
@@ -90,7 +102,39 @@ impl Moment {
     }
 }
 
-/// Why a cell cannot be hit.
+impl Victim {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Writer, Self::Committer, Self::LateWriter, Self::LateCommitter, Self::Pruner, Self::Loader];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Writer => "writer",
+            Self::Committer => "committer",
+            Self::LateWriter => "late writer",
+            Self::LateCommitter => "late committer",
+            Self::Pruner => "who prunes",
+            Self::Loader => "who loads",
+        }
+    }
+
+    /// Whether it is ever about to do that.
+    const fn does(self, moment: Moment) -> bool {
+        match moment {
+            Moment::Copying | Moment::Syncing | Moment::Naming | Moment::Noting => {
+                matches!(self, Self::Writer | Self::LateWriter)
+            }
+            Moment::Gathering | Moment::Replacing | Moment::Publishing => {
+                matches!(self, Self::Committer | Self::LateCommitter)
+            }
+            Moment::Verifying | Moment::Deleting => {
+                matches!(self, Self::Committer | Self::LateCommitter | Self::Pruner)
+            }
+            Moment::Loading => matches!(self, Self::Loader),
+        }
+    }
+}
+
+/// Why a fault cannot be met then, by anybody.
 pub(super) const fn impossible(fault: Fault, moment: Moment) -> Option<&'static str> {
     match (fault, moment) {
         (Fault::LostAnswer | Fault::Full, Moment::Loading) => Some("it only reads"),
@@ -106,52 +150,63 @@ pub(super) const fn impossible(fault: Fault, moment: Moment) -> Option<&'static 
 
 /// How often each cell was hit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Coverage([[u64; Moment::ALL.len()]; Fault::ALL.len()]);
+pub(super) struct Coverage([[[u64; Victim::ALL.len()]; Moment::ALL.len()]; Fault::ALL.len()]);
 
 impl Coverage {
-    pub(super) fn hit(&mut self, fault: Fault, moment: Moment) {
-        self.0[fault as usize][moment as usize] += 1;
+    pub(super) fn hit(&mut self, fault: Fault, moment: Moment, victim: Victim) {
+        self.0[fault as usize][moment as usize][victim as usize] += 1;
     }
 
     pub(super) fn add(&mut self, other: &Self) {
-        for (mine, theirs) in self.0.iter_mut().flatten().zip(other.0.iter().flatten()) {
+        for (mine, theirs) in self.cells_mut().zip(other.0.iter().flatten().flatten()) {
             *mine += theirs;
         }
     }
 
+    fn cells_mut(&mut self) -> impl Iterator<Item = &mut u64> {
+        self.0.iter_mut().flatten().flatten()
+    }
+
     pub(super) fn of(&self, fault: Fault) -> u64 {
-        self.0[fault as usize].iter().sum()
+        self.0[fault as usize].iter().flatten().sum()
     }
 
     pub(super) fn faults(&self) -> u64 {
-        self.0.iter().flatten().sum()
+        self.0.iter().flatten().flatten().sum()
+    }
+
+    /// How often a cell was hit; none where it cannot exist.
+    fn hits(&self, fault: Fault, moment: Moment, victim: Victim) -> Option<u64> {
+        let exists = impossible(fault, moment).is_none() && victim.does(moment);
+        exists.then(|| self.0[fault as usize][moment as usize][victim as usize])
     }
 
     /// Cells that can be hit and were not.
     pub(super) fn empty(&self) -> Vec<String> {
-        let all = Fault::ALL.into_iter().flat_map(|fault| Moment::ALL.map(|moment| (fault, moment)));
-        let empty = all.filter(|(fault, moment)| {
-            impossible(*fault, *moment).is_none() && self.0[*fault as usize][*moment as usize] == 0
-        });
-        empty.map(|(fault, moment)| format!("{} while {}", fault.name(), moment.name())).collect()
+        let mut empty = Vec::new();
+        for fault in Fault::ALL {
+            for moment in Moment::ALL {
+                let unmet = Victim::ALL.into_iter().filter(|victim| self.hits(fault, moment, *victim) == Some(0));
+                empty
+                    .extend(unmet.map(|victim| format!("{} while {}, {}", fault.name(), moment.name(), victim.name())));
+            }
+        }
+        empty
     }
 
-    /// One line for each fault; `-` where a cell cannot exist.
+    /// One line for each fault and moment; `-` where a cell cannot exist.
     pub(super) fn print(&self) {
-        let columns: Vec<_> = Moment::ALL.iter().map(|moment| format!("{:>10}", moment.name())).collect();
-        println!("{:<18} {}", "fault", columns.join(" "));
-        for fault in Fault::ALL {
-            let hits = |moment: Moment| match impossible(fault, moment) {
-                None => format!("{:>10}", self.0[fault as usize][moment as usize]),
-                Some(_) => format!("{:>10}", "-"),
-            };
-            println!("{:<18} {}", fault.name(), Moment::ALL.map(hits).join(" "));
-        }
+        let columns: Vec<_> = Victim::ALL.iter().map(|victim| format!("{:>14}", victim.name())).collect();
+        println!("{:<18} {:<10} {}", "fault", "moment", columns.join(" "));
         for fault in Fault::ALL {
             for moment in Moment::ALL {
                 if let Some(reason) = impossible(fault, moment) {
-                    println!("- {} while {}: {reason}", fault.name(), moment.name());
+                    println!("{:<18} {:<10} {reason}", fault.name(), moment.name());
+                    continue;
                 }
+                let hits = |victim| self.hits(fault, moment, victim).map_or("-".to_owned(), |hits| hits.to_string());
+                let columns = Victim::ALL.map(|victim| format!("{:>14}", hits(victim)));
+                println!("{:<18} {:<10} {}", fault.name(), moment.name(), columns.join(" "));
             }
         }
     }

@@ -26,9 +26,11 @@ use crate::{
     },
 };
 
-/// Pieces of work in a run, at least, and generations.
-const WORK: u64 = 52;
-const GENERATIONS: u64 = 4;
+/// Steps of a run that are saved, at least, and generations.
+const STEPS: u64 = 50;
+const GENERATIONS: u64 = 3;
+/// Steps to a fault, at most.
+const STEPS_PER_FAULT: u64 = 3;
 const MOST_MEMBERS: usize = 4;
 const MOST_KEPT: usize = 3;
 /// Pieces of work in which a fault that was planned may find its moment.
@@ -41,6 +43,8 @@ const MOST_LOADS: usize = 50;
 /// What happened in a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
+    /// Steps that were to be saved.
+    pub(super) steps: u64,
     pub(super) work: u64,
     pub(super) generations: u64,
     pub(super) restarts: u64,
@@ -116,7 +120,7 @@ impl Job {
     /// Ends with the first thing that must not be.
     pub(super) fn run(mut self) -> Result<Run, String> {
         self.form();
-        while self.run.work < WORK || self.run.generations < GENERATIONS {
+        while !self.has_seen_enough() {
             self.plan();
             self.thaw();
             let lives = match self.dice(|dice| dice.below(100)) {
@@ -145,6 +149,12 @@ impl Job {
         Ok(self.run.clone())
     }
 
+    fn has_seen_enough(&self) -> bool {
+        let Run { steps, generations, .. } = self.run;
+        let faults = self.machine.world().coverage.faults();
+        steps >= STEPS && generations >= GENERATIONS && STEPS_PER_FAULT * faults >= steps
+    }
+
     fn dice<R>(&self, throw: impl FnOnce(&mut Dice) -> R) -> R {
         throw(&mut self.machine.world().dice)
     }
@@ -159,10 +169,11 @@ impl Job {
         }
         while planned.len() < FAULTS_PLANNED {
             self.planned = self.run.work;
-            let (fault, moment) = match dice.percent(15) {
+            let (fault, moment) = match dice.below(100) {
                 // A committer that is held up comes back to a step that a newer generation has reached as well.
-                true => (Fault::Freeze, dice.one_of(&[Moment::Gathering, Moment::Publishing])),
-                false => (dice.one_of(&Fault::ALL), dice.one_of(&Moment::ALL)),
+                0..12 => (Fault::Freeze, dice.one_of(&[Moment::Gathering, Moment::Publishing])),
+                12..24 => (Fault::Freeze, Moment::Copying),
+                _ => (dice.one_of(&Fault::ALL), dice.one_of(&Moment::ALL)),
             };
             let after = if moment == Moment::Replacing { dice.below(3) } else { dice.below(12) };
             let is_new = planned.iter().all(|planned| planned.moment != moment);
@@ -193,6 +204,7 @@ impl Job {
     fn form(&mut self) {
         self.generation += 1;
         self.run.generations += 1;
+        self.machine.world().tasks.iter_mut().for_each(|task| task.is_late = true);
         self.members = 1 + self.dice(|dice| dice.below(MOST_MEMBERS)) as u32;
     }
 
@@ -206,6 +218,7 @@ impl Job {
 
     /// Has the members write their parts and one of them commit. Whether the group lives on.
     fn save(&mut self) -> Result<bool, String> {
+        self.run.steps += 1;
         // Sometimes what was saved is saved again, as the state after the last step is.
         if self.step == 0 || self.closing || self.dice(|dice| dice.percent(85)) {
             self.step += 1 + self.dice(|dice| dice.below(5)) as u64 / 4;
@@ -251,11 +264,12 @@ impl Job {
     /// Somebody prunes by hand.
     fn prune(&mut self) -> Result<bool, String> {
         let bug = self.machine.world().bug;
-        self.begin("prune".to_owned(), Role::Pruner, move |Writer { folder, keep_last }| {
+        let fewer = number(1 + self.dice(|dice| dice.below(self.keep_last.get() as usize)) as u32);
+        self.begin("prune".to_owned(), Role::Pruner, move |Writer { folder, .. }| {
             let identity = State::at(0).identity;
             Done::Pruned(match bug {
-                Some(Bug::PrunedUnread) => prune_unread(folder, *keep_last),
-                _ => folder.prune(*keep_last, &identity),
+                Some(Bug::PrunedUnread) => prune_unread(folder, fewer),
+                _ => folder.prune(fewer, &identity),
             })
         });
         self.play(|_| {})?;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    coverage::{Coverage, Fault, Moment},
+    coverage::{Coverage, Fault, Moment, Victim},
     dice::{Dice, mixed},
     disk::{Disk, Extent, ROOT, digest},
     history::History,
@@ -71,6 +71,8 @@ pub(super) struct Task {
     pub(super) name: String,
     pub(super) role: Role,
     pub(super) moment: Moment,
+    /// Its generation is over.
+    pub(super) is_late: bool,
     /// When it began to verify, by the disk's clock.
     pub(super) verifies_since: u64,
     pub(super) alive: bool,
@@ -127,6 +129,7 @@ impl Machine {
             name,
             role,
             moment,
+            is_late: false,
             verifies_since,
             alive: true,
             frozen: false,
@@ -185,7 +188,7 @@ impl World {
             return None;
         }
         let fault = self.planned.swap_remove(which).fault;
-        self.coverage.hit(fault, moment);
+        self.coverage.hit(fault, moment, self.tasks[task].victim());
         self.tell(|world| format!("{}: {fault:?} while {moment:?}", world.tasks[task].name));
         Some(fault)
     }
@@ -222,6 +225,17 @@ impl World {
 }
 
 impl Task {
+    fn victim(&self) -> Victim {
+        match (self.role, self.is_late) {
+            (Role::Writer, false) => Victim::Writer,
+            (Role::Writer, true) => Victim::LateWriter,
+            (Role::Committer, false) => Victim::Committer,
+            (Role::Committer, true) => Victim::LateCommitter,
+            (Role::Pruner, _) => Victim::Pruner,
+            (Role::Loader, _) => Victim::Loader,
+        }
+    }
+
     pub(super) fn moment_of(&self, operation: &Operation<'_>) -> Moment {
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let purpose = |path: &Path| name(path).strip_prefix(TEMPORARY).unwrap_or_default().to_owned();
