@@ -18,11 +18,12 @@ mod arena;
 mod meeting;
 #[cfg(test)]
 mod model;
+mod pages;
 mod segment;
 mod staging;
 
 use std::cell::Cell;
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -38,13 +39,11 @@ use crate::{Abort, CollectiveError, Tag};
 pub use arena::SharedArena;
 pub(crate) use arena::{Arenas, size as arenas_size};
 use meeting::TICK;
+use pages::{InPlace, Pages};
 use segment::make_private;
 pub(crate) use segment::{Offer, Segment};
 pub(crate) use staging::size as staging_size;
-use staging::{Staged, Staging, bytes_of, meetings};
-
-/// Bytes that a rank reduces at once: of more than two ranks, they stay in the first-level cache until they are in all arenas.
-const BLOCK: usize = 8 << 10;
+use staging::{Staged, Staging, meetings};
 
 /// The memory of one generation.
 #[derive(Debug)]
@@ -93,12 +92,28 @@ struct Place<'a> {
     pages: Range<usize>,
 }
 
-/// How elements are reduced.
-#[derive(Clone, Copy)]
-struct How {
-    element_bytes: usize,
-    reduce: Reducer,
-    reduce_both: MutualReducer,
+/// Those pages in the arenas of all ranks.
+struct WholePages<'a> {
+    arenas: &'a Arenas,
+    pages: Range<usize>,
+    rank: usize,
+    /// In this rank's arena.
+    own: *mut [u8],
+}
+
+impl Pages for WholePages<'_> {
+    fn bytes(&self) -> usize {
+        self.pages.len()
+    }
+
+    unsafe fn of(&self, rank: usize, range: Range<usize>) -> impl DerefMut<Target = [u8]> {
+        if rank == self.rank {
+            // SAFETY: the caller's promise; it is borrowed while this lives, and used by nothing else.
+            return &mut unsafe { &mut *self.own }[range];
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.arenas.write(rank, self.pages.start + range.start..self.pages.start + range.end) }
+    }
 }
 
 impl SharedMemory {
@@ -172,86 +187,26 @@ impl SharedMemory {
         let (head, rest) = work.data.split_at_mut(pages.start - offset);
         let (whole, tail) = rest.split_at_mut(pages.len());
         let mut room = std::mem::take(&mut self.edges);
-        let edges = &mut bytemuck::cast_slice_mut(&mut room)[..head.len() + tail.len()];
-        edges[..head.len()].copy_from_slice(head);
-        edges[head.len()..].copy_from_slice(tail);
-        let how = How { element_bytes: work.element_bytes, reduce: work.reduce, reduce_both: work.reduce_both };
-        let ended = self.reduce_pages_and_edges(whole, edges, place, how, agenda, patience);
-        head.copy_from_slice(&edges[..head.len()]);
-        tail.copy_from_slice(&edges[head.len()..]);
+        let beside = &mut bytemuck::cast_slice_mut(&mut room)[..head.len() + tail.len()];
+        beside[..head.len()].copy_from_slice(head);
+        beside[head.len()..].copy_from_slice(tail);
+        let Work { element_bytes, reduce, reduce_both, .. } = work;
+        let edges = Staged {
+            rank: self.rank,
+            world: self.world,
+            data: &mut *beside,
+            element_bytes,
+            reduce,
+            chunks: self.chunks,
+        };
+        let pages = WholePages { arenas: place.arenas, pages: place.pages.clone(), rank: self.rank, own: whole };
+        let check = || patience.abort.check();
+        let ended = InPlace { pages, reduce_both, edges }.through(&self.staging, check, self.meeting(agenda, patience));
+        head.copy_from_slice(&beside[..head.len()]);
+        tail.copy_from_slice(&beside[head.len()..]);
         self.edges = room;
         // SAFETY: they are whole pages of the arenas' segment.
         self.chunks = ended.inspect_err(|_| unsafe { make_private(whole) })?;
-        Ok(())
-    }
-
-    /// The chunks that have gone through the staging areas then.
-    fn reduce_pages_and_edges(
-        &self,
-        whole: &mut [u8],
-        edges: &mut [u8],
-        place: Place<'_>,
-        how: How,
-        agenda: [u64; 5],
-        patience: Patience<'_>,
-    ) -> Result<usize, CollectiveError> {
-        let How { element_bytes, reduce, .. } = how;
-        let before = self.arrivals.get();
-        let meetings = || self.arrivals.get().wrapping_sub(before);
-        let mut go_on = || {
-            patience.abort.check()?;
-            match meetings() {
-                0 => {
-                    self.meet(patience)?;
-                    self.require(agenda)
-                }
-                1 => {
-                    self.reduce_pages(whole, &place, how, patience)?;
-                    self.meet(patience)
-                }
-                _ => self.meet(patience),
-            }
-        };
-        let staged =
-            Staged { rank: self.rank, world: self.world, data: edges, element_bytes, reduce, chunks: self.chunks };
-        let chunks = staged.through(&self.staging, &mut go_on)?;
-        while meetings() < 2 {
-            go_on()?;
-        }
-        Ok(chunks)
-    }
-
-    /// Reduces this rank's part of the pages into all arenas. All ranks have arrived, and arrive again after it.
-    fn reduce_pages(
-        &self,
-        whole: &mut [u8],
-        place: &Place<'_>,
-        how: How,
-        patience: Patience<'_>,
-    ) -> Result<(), CollectiveError> {
-        let How { element_bytes, reduce, reduce_both } = how;
-        let Place { arenas, pages, .. } = place;
-        let own = bytes_of(self.rank, self.world, whole.len(), element_bytes);
-        for start in own.clone().step_by(BLOCK) {
-            patience.abort.check()?;
-            let range = start..own.end.min(start + BLOCK);
-            let theirs = pages.start + range.start..pages.start + range.end;
-            let mut own = Some(&mut whole[range]);
-            // SAFETY: all have arrived, so that nobody but this rank touches this part of any arena until it arrives again; its own is
-            // borrowed as `whole`.
-            let of_another = |rank| unsafe { arenas.write(rank, theirs.clone()) };
-            let mut of = |rank| own.take_if(|_| rank == self.rank).unwrap_or_else(|| of_another(rank));
-            let (first, last) = (of(0), of(self.world - 1));
-            let between = 1..self.world - 1;
-            for rank in between.clone() {
-                reduce(first, own.as_deref().filter(|_| rank == self.rank).unwrap_or_else(|| of_another(rank)));
-            }
-            reduce_both(first, last);
-            for rank in between {
-                let others = own.as_deref_mut().filter(|_| rank == self.rank).unwrap_or_else(|| of_another(rank));
-                others.copy_from_slice(first);
-            }
-        }
         Ok(())
     }
 
@@ -263,13 +218,22 @@ impl SharedMemory {
     ) -> Result<(), CollectiveError> {
         let Work { data, element_bytes, reduce, .. } = work;
         let staged = Staged { rank: self.rank, world: self.world, data, element_bytes, reduce, chunks: self.chunks };
+        self.chunks = staged.through(&self.staging, self.meeting(agenda, patience))?;
+        Ok(())
+    }
+
+    /// How the ranks meet in an operation, of which all have to tell the same.
+    fn meeting<'a>(
+        &'a self,
+        agenda: [u64; 5],
+        patience: Patience<'a>,
+    ) -> impl FnMut() -> Result<(), CollectiveError> + 'a {
         let mut is_first = true;
-        self.chunks = staged.through(&self.staging, || {
+        move || {
             patience.abort.check()?;
             self.meet(patience)?;
             if std::mem::take(&mut is_first) { self.require(agenda) } else { Ok(()) }
-        })?;
-        Ok(())
+        }
     }
 
     /// Returns once all ranks have come here as often as this one.

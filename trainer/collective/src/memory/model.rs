@@ -1,17 +1,19 @@
-//! How two ranks meet in the memory that they share, and reduce through its staging areas, in every order that the memory model allows with
-//! few interruptions: loom tries them all, and fails where two touch a byte at a time, or where all sleep. Nobody's tick wakes its sleepers.
+//! How two ranks meet in the memory that they share, and reduce through its staging areas and in their arenas, in every order that the
+//! memory model allows with few interruptions: loom tries them all, and fails where two touch a byte at a time, or where all sleep.
+//! Nobody's tick wakes its sleepers.
 
 use std::convert::Infallible;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::Ordering;
 
-use loom::cell::UnsafeCell;
+use loom::cell::{MutPtr, UnsafeCell};
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
 use super::meeting::{Meeting, Word};
+use super::pages::{InPlace, Pages};
 use super::staging::{AREAS, Areas, Staged};
 
 /// How often a thread may be interrupted where it need not wait: most faults take one or two.
@@ -20,6 +22,8 @@ const INTERRUPTIONS: usize = 2;
 const CHUNK: usize = 2;
 /// Bytes up to which each rank reduces the whole.
 const WHOLE: usize = 1;
+/// Bytes that an operation has of an arena.
+const PAGES: usize = 2;
 
 /// A number, and the system's queue of those who sleep on it.
 struct Futex {
@@ -74,6 +78,7 @@ impl Word for Futex {
 struct Memory {
     meetings: [Meeting<Futex>; 2],
     areas: [[[UnsafeCell<u8>; CHUNK]; AREAS]; 2],
+    arenas: [[UnsafeCell<u8>; PAGES]; 2],
 }
 
 // SAFETY: who touches which byte when is what loom checks.
@@ -140,6 +145,80 @@ fn whoever_meets_another_sees_what_it_did_and_is_woken() {
     });
 }
 
+/// Bytes of an arena that one rank has.
+struct Held {
+    cells: Vec<MutPtr<u8>>,
+    bytes: Vec<u8>,
+}
+
+impl Deref for Held {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for (cell, value) in self.cells.iter().zip(&self.bytes) {
+            cell.with(|byte| {
+                // SAFETY: loom checks that nobody else touches it.
+                unsafe { *byte = *value };
+            });
+        }
+    }
+}
+
+impl Pages for &Memory {
+    fn bytes(&self) -> usize {
+        PAGES
+    }
+
+    unsafe fn of(&self, rank: usize, range: Range<usize>) -> impl DerefMut<Target = [u8]> {
+        let cells: Vec<_> = self.arenas[rank][range].iter().map(UnsafeCell::get_mut).collect();
+        // SAFETY: loom checks that nobody else touches it.
+        let bytes = cells.iter().map(|cell| cell.with(|byte| unsafe { *byte })).collect();
+        Held { cells, bytes }
+    }
+}
+
+/// Has both ranks reduce what they have in their arenas and so many bytes beside it, one operation after another.
+fn reduced_in_place(lengths: &'static [u8]) {
+    both(move |memory, rank| {
+        let (mut count, mut chunks) = (0, 0);
+        for length in lengths {
+            let scale = [1, 10][rank];
+            let mut beside: Vec<u8> = (1..=*length).map(|index| scale * index).collect();
+            // SAFETY: a rank's own pages, between two operations.
+            unsafe { memory.of(rank, 0..PAGES) }.copy_from_slice(&[scale, 2 * scale]);
+            let reduce = |sum: &mut [u8], terms: &[u8]| sum.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+            let reduce_both = |one: &mut [u8], other: &mut [u8]| {
+                one.iter_mut().zip(other).for_each(|(one, other)| (*one, *other) = (*one + *other, *one + *other));
+            };
+            let edges = Staged { rank, world: 2, data: &mut beside, element_bytes: 1, reduce, chunks };
+            let Ok(through) = InPlace { pages: memory, reduce_both, edges }.through(
+                memory,
+                || Ok::<(), Infallible>(()),
+                || {
+                    memory.meet(rank, &mut count);
+                    Ok(())
+                },
+            );
+            chunks = through;
+            // SAFETY: as above.
+            assert_eq!(*unsafe { memory.of(rank, 0..PAGES) }, [11, 22]);
+            assert_eq!(beside, (1..=*length).map(|index| 11 * index).collect::<Vec<_>>());
+        }
+    });
+}
+
 /// Has both ranks reduce data of so many bytes, one after another.
 fn reduced(lengths: &'static [u8]) {
     both(move |memory, rank| {
@@ -172,4 +251,11 @@ fn nor_where_each_rank_reduces_the_whole() {
 #[test]
 fn nor_where_the_last_chunk_of_many_is_reduced_whole() {
     reduced(&[3, 3, 2]);
+}
+
+#[test]
+fn nor_in_the_arenas_where_pages_and_what_lies_beside_them_are_reduced_between_the_same_meetings() {
+    reduced_in_place(&[0, 0]);
+    reduced_in_place(&[1, 2]);
+    reduced_in_place(&[3]);
 }
