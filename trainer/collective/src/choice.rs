@@ -58,7 +58,8 @@ impl Costs {
     }
 
     /// These costs, but for the cost of a byte on the wire: that at which `sums`, each by an algorithm and of so many bytes, take `seconds`
-    /// altogether. `None` where messages and reductions alone would take as long.
+    /// altogether. Where messages and reductions alone would take as long, all costs are too high, and become as much lower as the sums took
+    /// less. `None` where nothing was summed.
     #[must_use]
     pub fn seen_in(&self, sums: &[(Algorithm, usize)], hosts: &Hosts, seconds: f64) -> Option<Self> {
         let all =
@@ -66,7 +67,12 @@ impl Costs {
         // Every formula is a constant and a multiple of β.
         let without = all(Self { wire_byte: 0.0, ..*self });
         let wire_byte = (seconds - without) / (all(Self { wire_byte: 1.0, ..*self }) - without);
-        (wire_byte.is_finite() && wire_byte > 0.0).then_some(Self { wire_byte, ..*self })
+        let part = seconds / all(*self);
+        let lower = || [self.message, self.wire_byte, self.reduced_byte].map(|cost| cost * part);
+        let [message, wire_byte, reduced_byte] =
+            if wire_byte > 0.0 { [self.message, wire_byte, self.reduced_byte] } else { lower() };
+        let found = Self { message, wire_byte, reduced_byte };
+        (part.is_finite() && part > 0.0).then_some(found)
     }
 
     /// The cheapest algorithm.
@@ -175,9 +181,21 @@ mod tests {
             let thought = Costs { wire_byte: SLOW.wire_byte / 8.0, ..SLOW };
             let found = thought.seen_in(&sums, &hosts, seconds).expect("a rate");
             assert!((found.wire_byte / SLOW.wire_byte - 1.0).abs() < 1e-9, "{found:?}");
-            assert_eq!(thought.seen_in(&sums, &hosts, 1e-6), None, "less than the messages alone");
             assert_eq!(thought.seen_in(&[], &hosts, 1.0), None);
         }
+    }
+
+    #[test]
+    fn sums_that_take_less_than_their_messages_were_thought_to_have_all_costs_lowered() {
+        let (hosts, sums) = (Hosts::apart(4), [(Algorithm::Ring, 1000), (Algorithm::Ring, 5 << 20)]);
+        let found = SLOW.seen_in(&sums, &hosts, 1e-6).expect("costs");
+        let part = found.message / SLOW.message;
+        for (found, before) in [(found.wire_byte, SLOW.wire_byte), (found.reduced_byte, SLOW.reduced_byte)] {
+            assert!((found / before / part - 1.0).abs() < 1e-9, "{found}");
+        }
+        let seconds: f64 = sums.iter().map(|(algorithm, bytes)| found.seconds(*algorithm, &hosts, *bytes)).sum();
+        assert!((seconds / 1e-6 - 1.0).abs() < 1e-9, "{seconds}");
+        assert_eq!(SLOW.seen_in(&sums, &hosts, 0.0), None);
     }
 
     #[test]

@@ -49,7 +49,8 @@ pub struct Statistics {
     pub bytes_received: u64,
     /// The time in which an operation was under way.
     pub busy: Duration,
-    /// The part of it that the caller waited for: communication that computation did not hide.
+    /// The time in which the caller waited: communication that computation did not hide. Where an operation stood behind a measurement of
+    /// costs, that is in it too, and in none of the others.
     pub exposed: Duration,
 }
 

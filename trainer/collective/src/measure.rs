@@ -84,7 +84,7 @@ pub(crate) struct Measurement {
     reduced_byte: f64,
     /// Doublings and seconds of each length.
     measured: Vec<(u8, f64)>,
-    /// The seconds that all of it took.
+    /// The seconds that all of it took, without those in which ranks waited for each other to begin.
     spent: f64,
 }
 
@@ -98,9 +98,10 @@ impl Measurement {
 
     /// Sums the next length. All ranks do so, [`LENGTHS`] times.
     pub(crate) fn sum_next(&mut self, group: &mut Group) -> Result<(), CollectiveError> {
-        let started = Instant::now();
         let Some(own) = next(&self.measured, LIMIT - self.spent) else { unreachable!("{LENGTHS} lengths are summed") };
         let trial = group.agree_on(own)?;
+        group.barrier(Tag { step: u64::MAX, bucket: LENGTHS as u32 + 1 })?;
+        let started = Instant::now();
         let slice = &mut self.data[..trial.bytes() / size_of::<f32>()];
         let tag = Tag { step: u64::MAX, bucket: self.measured.len() as u32 };
         let mut seconds = Vec::new();
@@ -174,15 +175,22 @@ fn reduction_seconds(data: &mut [f32]) -> f64 {
     median(&mut seconds)
 }
 
+/// Of an even number the lower one: whatever comes between makes a sum longer.
 fn median(seconds: &mut [f64]) -> f64 {
     seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+    seconds[(seconds.len() - 1) / 2]
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
-    use crate::Hosts;
+    use crate::{Abort, Hosts, JobId, Limits, Listener, Seat};
+
+    const LATE: Duration = Duration::from_millis(200);
 
     /// What is measured where sums take as long as `costs` say, and the seconds that all of it takes, with a message that agrees on each.
     fn simulated(world: usize, costs: Costs) -> (Vec<(u8, f64)>, f64) {
@@ -216,6 +224,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_rank_that_comes_late_is_not_taken_for_a_slow_line() {
+        let listeners = [(); 2].map(|()| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).expect("a listener"));
+        let peers = listeners.each_ref().map(Listener::address);
+        let measured = |rank: usize| {
+            let seat = Seat { job: JobId([7; 16]), generation: 1, rank };
+            let limits = Limits { shares_memory: false, ..Limits::default() };
+            let group = Group::form(&listeners[rank], seat, &peers, limits, &Abort::new());
+            let (mut group, mut measurement) = (group.expect("a group"), Measurement::new());
+            while !measurement.is_complete() {
+                thread::sleep(LATE * rank as u32);
+                measurement.sum_next(&mut group).expect("summed");
+            }
+            measurement.measured
+        };
+        let measured = thread::scope(|scope| {
+            scope.spawn(|| measured(1));
+            measured(0)
+        });
+        assert!(measured.iter().all(|(_, seconds)| *seconds < LATE.as_secs_f64()), "{measured:?}");
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl fmt::Display for Position {
         let Self { hop, hops, bucket, step, .. } = self;
         write!(f, "hop {hop} of {hops} of ")?;
         match *step {
-            u64::MAX => f.write_str("an operation between steps"),
+            u64::MAX => f.write_str("an operation of no step"),
             step => match *bucket {
                 BESIDE.. => write!(f, "step {step}"),
                 bucket => write!(f, "bucket {bucket} of step {step}"),

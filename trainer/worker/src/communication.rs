@@ -74,7 +74,7 @@ pub(crate) struct Agreed {
 
 /// Agrees with the other ranks, which are at `places`. `ready_order` are the ranges of the gradient arena as `own` times them; `before` and
 /// `known` are what this rank knows of another group, the costs those of messages between the same places. What rank 0 knows counts, so
-/// that all measure, or none: beside the first steps, which wait for no measurement and sum by a plan that needs none.
+/// that all measure, or none: beside the first steps, which sum by a plan that needs no costs.
 pub(crate) fn agree(
     group: &mut Group,
     settings: &Communication,
@@ -89,7 +89,7 @@ pub(crate) fn agree(
     let algorithm = if over_memory { settings.algorithm } else { by_messages(settings) };
     let means = means(group, own)?;
     let communication = settings.clone();
-    let open = settings.bucket_bytes.is_none() || settings.algorithm == CommunicationAlgorithm::Auto;
+    let open = settings.bucket_bytes.is_none() || algorithm == CommunicationAlgorithm::Auto;
     let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
     let costs_matter = world > 1 && !over_memory && useful;
     let places = costs_matter.then_some(places);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     /// What each rank of a group agreed on, where `before` are the records that they have of the group before, and all were at `places`.
-    fn agreed(before: [Option<&str>; 3], places: Places) -> Vec<Agreed> {
+    fn agreed(settings: &Communication, before: [Option<&str>; 3], places: Places) -> Vec<Agreed> {
         let listeners = before.map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).expect("a listener"));
         let peers: Vec<_> = listeners.iter().map(Listener::address).collect();
         thread::scope(|scope| {
@@ -389,8 +389,7 @@ mod tests {
                     let mut group = Group::form(&listener, seat, &peers, limits, &Abort::new()).expect("a group");
                     let own = Baseline { samples_per_second: Some(1.0), ready: READY.to_vec() };
                     let before = before.as_deref().map(Before::Kept);
-                    agree(&mut group, &Communication::default(), &READY_ORDER, &own, before, places, None)
-                        .expect("a plan")
+                    agree(&mut group, settings, &READY_ORDER, &own, before, places, None).expect("a plan")
                 })
             };
             let ranks: Vec<_> = listeners.into_iter().zip(before).enumerate().map(rank).collect();
@@ -402,7 +401,8 @@ mod tests {
     fn a_group_measures_anew_unless_rank_0_has_a_record_of_the_same_places() {
         let [old, new] = [["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"], ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.4:1"]]
             .map(|group| Places::of(&group.map(|address| address.parse::<SocketAddr>().expect("an address"))));
-        let first = &agreed([None; 3], old)[0].record;
+        let auto = Communication::default();
+        let first = &agreed(&auto, [None; 3], old)[0].record;
         let settled = first.replace("\"settled\":false", "\"settled\":true");
         assert!(settled != *first && !tell_the_same(&settled, first));
         let settled = Some(&settled[..]);
@@ -411,12 +411,24 @@ mod tests {
             ("the same of rank 0", [None, settled, settled], old, true),
             ("a rank that was replaced on another host", [settled, None, settled], new, true),
         ] {
-            let ranks = agreed(before, places);
+            let ranks = agreed(&auto, before, places);
             for rank in &ranks {
                 assert_eq!((rank.measures, rank.is_open), (anew, anew), "{situation}");
                 assert_eq!((&rank.plan, &rank.record), (&ranks[0].plan, &ranks[0].record), "{situation}");
             }
             assert_eq!(Some(&ranks[0].record[..]) == settled, !anew, "{situation}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_measured_where_costs_choose_neither_buckets_nor_an_algorithm() {
+        let places = Places::of(&[]);
+        let sized = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };
+        let narrow = Communication { wire: WireFormat::Bf16, ..sized.clone() };
+        let named = Communication { algorithm: CommunicationAlgorithm::Ring, ..sized.clone() };
+        for (settings, measures) in [(sized, true), (narrow, false), (named, false)] {
+            let ranks = agreed(&settings, [None; 3], places);
+            assert!(ranks.iter().all(|rank| (rank.measures, rank.is_open) == (measures, measures)), "{settings:?}");
         }
     }
 }

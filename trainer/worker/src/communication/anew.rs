@@ -156,15 +156,7 @@ fn better(
         best_ends_ms = then * 1e3,
         "communication seen"
     );
-    // So that whoever goes on with the plan knows the costs too.
-    let was_unknown = known.is_some() && present.choice == Choice::Cheapest(Costs::default());
-    if then < now * (1.0 - LEAST_GAIN) {
-        best
-    } else if was_unknown {
-        Plan { choice, ..present.clone() }
-    } else {
-        present.clone()
-    }
+    if then < now * (1.0 - LEAST_GAIN) { best } else { present.clone() }
 }
 
 /// When the ranges are ready beside sums: as `alone`, but so much later and slower that the first and the last bucket are ready when they
@@ -218,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_was_made_before_anything_was_measured_keeps_its_buckets_and_learns_the_costs() {
-        let present = plan(&[0..1000, 1000..301_000], Costs::default());
-        let took = took(&present, COSTS);
-        let found = better(&present, false, &READY_ORDER, &ALONE, &[ALONE[0], ALONE[2]], &took, Some(COSTS));
-        assert_eq!(found.buckets, present.buckets);
-        let Choice::Cheapest(costs) = found.choice else { panic!("{:?}", found.choice) };
-        assert!((costs.message / COSTS.message - 1.0).abs() < 1e-6, "{costs:?}");
+    fn where_messages_were_measured_too_dear_a_plan_that_was_made_without_costs_does_not_stay() {
+        let present = plan(&[0..1000, 1000..300_000, 300_000..301_000], Costs::default());
+        let truth = Costs { message: 1e-2, ..COSTS };
+        let measured = Costs { message: 1.5 * truth.message, ..truth };
+        let ready = ALONE;
+        let found = better(&present, false, &READY_ORDER, &ALONE, &ready, &took(&present, truth), Some(measured));
+        assert_eq!(found.buckets, [WHOLE], "{found:?}");
     }
 
     #[test]
