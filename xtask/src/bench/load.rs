@@ -1,7 +1,9 @@
 //! How much of the machine others used while something was measured.
 
 use std::{
+    collections::BTreeMap,
     fs,
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -9,6 +11,9 @@ use std::{
 const MAX_FOREIGN_SHARE: f64 = 0.08;
 /// Kernel clock ticks per second, as /proc counts CPU time.
 const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Ticks of processes that nobody waits for.
+static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
 /// Rounds that may be thrown away before figures are given with the mark "disturbed".
 const MAX_DISTURBED: usize = 10;
@@ -48,13 +53,42 @@ impl Watch {
     }
 }
 
-/// CPU seconds that this process's ended children have used.
+/// CPU seconds that this process's ended children have used, and those that were [left behind](leave_behind).
 pub(crate) fn children() -> Duration {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Fields 16 and 17, counted after the command name, which may hold spaces.
-    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks: f64 = after_name.split_whitespace().skip(13).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
-    Duration::from_secs_f64(ticks / TICKS_PER_SECOND)
+    let ended = times("self").map_or(0, |times| times.of_children);
+    seconds(ended + LEFT_BEHIND.load(Ordering::Relaxed))
+}
+
+/// Counts what the processes below a child have used that is about to be killed: nobody waits for them any more.
+pub(crate) fn leave_behind(child: u32) {
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let all: BTreeMap<u32, Times> = pids.filter_map(|pid| Some((pid, times(&pid.to_string())?))).collect();
+    let is_below = |times: &Times| {
+        let mut parents = std::iter::successors(Some(times.parent), |pid| Some(all.get(pid)?.parent));
+        parents.any(|pid| pid == child)
+    };
+    let ticks = all.values().filter(|times| is_below(times)).map(|times| times.own + times.of_children).sum();
+    LEFT_BEHIND.fetch_add(ticks, Ordering::Relaxed);
+}
+
+/// What a process and its ended children have used, in ticks.
+struct Times {
+    parent: u32,
+    own: u64,
+    of_children: u64,
+}
+
+fn times(pid: &str) -> Option<Times> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Field 3 is the first after the command's name, which may hold spaces.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    Some(Times { parent: field(4)? as u32, own: field(14)? + field(15)?, of_children: field(16)? + field(17)? })
+}
+
+fn seconds(ticks: u64) -> Duration {
+    Duration::from_secs_f64(ticks as f64 / TICKS_PER_SECOND)
 }
 
 fn busy_seconds() -> f64 {
@@ -65,4 +99,29 @@ fn busy_seconds() -> f64 {
     let busy: f64 =
         fields.iter().take(8).enumerate().filter(|(index, _)| !matches!(index, 3 | 4)).map(|(_, ticks)| ticks).sum();
     busy / TICKS_PER_SECOND
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{process::Command, thread};
+
+    use super::*;
+
+    #[test]
+    fn what_a_process_has_used_whose_parent_is_about_to_be_killed_counts() {
+        let mut parent = Command::new("sh").args(["-c", "(while :; do :; done) & wait"]).spawn().expect("a shell");
+        let (used, begun) = (Duration::from_millis(50), Instant::now());
+        // It counts each time; the last one alone shows that it has worked.
+        let counts = || {
+            let before = children();
+            leave_behind(parent.id());
+            children() - before >= used
+        };
+        while !counts() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the child of the shell is not counted");
+            thread::sleep(Duration::from_millis(10));
+        }
+        Command::new("pkill").args(["-P", &parent.id().to_string()]).status().expect("pkill");
+        parent.wait().expect("ended");
+    }
 }

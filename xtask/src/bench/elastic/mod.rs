@@ -4,7 +4,7 @@ mod checkpoints;
 mod run;
 mod torchrun;
 
-use std::{thread, time::Duration};
+use std::{path::Path, thread, time::Duration};
 
 use anyhow::ensure;
 
@@ -14,7 +14,7 @@ use self::{
     torchrun::Torchrun,
 };
 use super::{
-    Effort, Options, link, median,
+    Effort, Options, link, load, median,
     record::{Better, Book, Figure},
     torch,
 };
@@ -59,55 +59,17 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         println!("NO PEER: PyTorch cannot be installed, so there is no ratio: {error:#}");
     }
     let mut dice = Dice(1);
-    let (mut resumed, mut rollbacks, mut peer_resumed, mut peer_lost) = (Vec::new(), 0, Vec::new(), Vec::new());
-    for _ in 0..turns {
-        let run = Run::start("recovery", WORKERS, 100_000)?;
-        for _ in 0..kills {
-            run.settle()?;
-            let victim = run.worker(dice.below(WORKERS))?;
-            let killed = now();
-            signal(victim, "KILL")?;
-            resumed.push(run.resumed_after(killed)?);
-        }
-        rollbacks += run.rollbacks();
-        drop(run);
-        let Ok(python) = &python else { continue };
-        let peer = Torchrun::start(python, WORKERS)?;
-        for _ in 0..peer_kills {
-            let before = peer.settle()?;
-            // At any moment between two checkpoints.
-            thread::sleep(CHECKPOINT_EVERY.mul_f64(dice.share()));
-            let victim = peer.worker(before.restart, dice.below(WORKERS))?;
-            let killed = now();
-            signal(victim, "KILL")?;
-            let (seconds, lost) = peer.resumed_after(killed)?;
-            peer_resumed.push(seconds);
-            peer_lost.push(lost as f64);
-        }
-    }
-    let run = Run::start("recovery", WORKERS, 100_000)?;
-    run.settle()?;
-    let overhead = run.overhead(OBSERVED)?;
-    let mut noticed = Vec::new();
-    for _ in 0..freezes {
-        run.settle()?;
-        let victim = run.worker(dice.below(WORKERS))?;
-        let stopped = now();
-        signal(victim, "STOP")?;
-        noticed.push(run.resumed_after(stopped)?);
-        signal(victim, "CONT")?;
-    }
-    let (mut leave_stalls, mut join_stalls) = (Vec::new(), Vec::new());
-    for _ in 0..leaves {
-        run.settle()?;
-        let asked = now();
-        signal(run.worker(dice.below(WORKERS))?, "TERM")?;
-        let left = run.change_after(asked)?;
-        leave_stalls.push(run.stall_at(left)?);
-        let joined = run.change_after(left)?;
-        join_stalls.push(run.stall_at(joined)?);
-    }
-    drop(run);
+    let mut rollbacks = 0;
+    let (turns, kills_disturbed) = load::rounds(turns, || {
+        let turn = Recovered::of(&mut dice, kills, python.as_deref().ok(), peer_kills)?;
+        rollbacks += turn.rollbacks;
+        Ok(turn)
+    })?;
+    let all = |of: fn(&Recovered) -> &[f64]| turns.iter().flat_map(of).copied().collect::<Vec<_>>();
+    let [mut resumed, mut peer_resumed, mut peer_lost] =
+        [all(|turn| &turn.resumed), all(|turn| &turn.peer_resumed), all(|turn| &turn.peer_lost)];
+    let (mut found, disturbed) = load::rounds(1, || Changed::of(&mut dice, freezes, leaves))?;
+    let Changed { overhead, noticed, mut leave_stalls, mut join_stalls } = found.remove(0);
     let killed = "kill -9 of one of 8 workers to the next step, that step's own time left out, p50";
     let ours = median(&mut resumed);
     if !peer_resumed.is_empty() {
@@ -120,7 +82,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
             peer,
             goal: SOONER,
             better: Better::Less,
-            disturbed: false,
+            disturbed: kills_disturbed,
         })?;
         // As long as fewer than half of the kills cost a step.
         if 2 * rollbacks < resumed.len() {
@@ -131,7 +93,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
                 peer: Some((name.as_str(), median(&mut peer_lost))),
                 goal: 1.0,
                 better: Better::Less,
-                disturbed: false,
+                disturbed: kills_disturbed,
             })?;
         }
     }
@@ -144,14 +106,19 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         better: Better::Less,
         disturbed: false,
     })?;
-    let mut write = |case: &str, ours: f64, goal: f64| {
-        book.write(&Figure { case, unit: "s", ours, peer: None, goal, better: Better::Less, disturbed: false })
+    let mut write = |case: &str, ours: f64, goal: f64, disturbed: bool| {
+        book.write(&Figure { case, unit: "s", ours, peer: None, goal, better: Better::Less, disturbed })
     };
-    write(killed, ours, 0.5)?;
-    write("the same, the slowest", slowest(&resumed), 2.0)?;
-    write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0)?;
-    write("planned leave of one of 8 workers: training stands still, median", median(&mut leave_stalls), 0.1)?;
-    write("another one joins: training stands still, median", median(&mut join_stalls), 0.1)?;
+    write(killed, ours, 0.5, kills_disturbed)?;
+    write("the same, the slowest", slowest(&resumed), 2.0, kills_disturbed)?;
+    write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0, disturbed)?;
+    write(
+        "planned leave of one of 8 workers: training stands still, median",
+        median(&mut leave_stalls),
+        0.1,
+        disturbed,
+    )?;
+    write("another one joins: training stands still, median", median(&mut join_stalls), 0.1, disturbed)?;
     println!(
         "the slowest of {leaves} leaves stood still for {:.1} ms, the slowest join for {:.1}",
         1e3 * slowest(&leave_stalls),
@@ -171,10 +138,85 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         peer: None,
         goal: 0.005,
         better: Better::Less,
-        disturbed: false,
+        disturbed,
     })?;
     checkpoints(book, effort)?;
     link::state_transfer(book, effort)
+}
+
+/// How a group of 8 went on after kills, in one turn with its peer.
+struct Recovered {
+    resumed: Vec<f64>,
+    rollbacks: usize,
+    peer_resumed: Vec<f64>,
+    peer_lost: Vec<f64>,
+}
+
+impl Recovered {
+    fn of(dice: &mut Dice, kills: usize, python: Option<&Path>, peer_kills: usize) -> anyhow::Result<Self> {
+        let (mut resumed, mut peer_resumed, mut peer_lost) = (Vec::new(), Vec::new(), Vec::new());
+        let run = Run::start("recovery", WORKERS, 100_000)?;
+        for _ in 0..kills {
+            run.settle()?;
+            let victim = run.worker(dice.below(WORKERS))?;
+            let killed = now();
+            signal(victim, "KILL")?;
+            resumed.push(run.resumed_after(killed)?);
+        }
+        let rollbacks = run.rollbacks();
+        drop(run);
+        if let Some(python) = python {
+            let peer = Torchrun::start(python, WORKERS)?;
+            for _ in 0..peer_kills {
+                let before = peer.settle()?;
+                // At any moment between two checkpoints.
+                thread::sleep(CHECKPOINT_EVERY.mul_f64(dice.share()));
+                let victim = peer.worker(before.restart, dice.below(WORKERS))?;
+                let killed = now();
+                signal(victim, "KILL")?;
+                let (seconds, lost) = peer.resumed_after(killed)?;
+                peer_resumed.push(seconds);
+                peer_lost.push(lost as f64);
+            }
+        }
+        Ok(Self { resumed, rollbacks, peer_resumed, peer_lost })
+    }
+}
+
+/// What a group of 8 costs that is left alone, whose workers freeze, and are let go and replaced.
+struct Changed {
+    overhead: Overhead,
+    noticed: Vec<f64>,
+    leave_stalls: Vec<f64>,
+    join_stalls: Vec<f64>,
+}
+
+impl Changed {
+    fn of(dice: &mut Dice, freezes: usize, leaves: usize) -> anyhow::Result<Self> {
+        let run = Run::start("recovery", WORKERS, 100_000)?;
+        run.settle()?;
+        let overhead = run.overhead(OBSERVED)?;
+        let mut noticed = Vec::new();
+        for _ in 0..freezes {
+            run.settle()?;
+            let victim = run.worker(dice.below(WORKERS))?;
+            let stopped = now();
+            signal(victim, "STOP")?;
+            noticed.push(run.resumed_after(stopped)?);
+            signal(victim, "CONT")?;
+        }
+        let (mut leave_stalls, mut join_stalls) = (Vec::new(), Vec::new());
+        for _ in 0..leaves {
+            run.settle()?;
+            let asked = now();
+            signal(run.worker(dice.below(WORKERS))?, "TERM")?;
+            let left = run.change_after(asked)?;
+            leave_stalls.push(run.stall_at(left)?);
+            let joined = run.change_after(left)?;
+            join_stalls.push(run.stall_at(joined)?);
+        }
+        Ok(Self { overhead, noticed, leave_stalls, join_stalls })
+    }
 }
 
 /// Kills processes of a group, the coordinator included, at random moments until it is done.

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 use lockstep_tests::metrics::{of_worker, value};
 use serde_json::Value;
 
-use super::{LOOK, PATIENCE, QUIET_STEPS};
+use super::{super::load, LOOK, PATIENCE, QUIET_STEPS};
 use crate::cargo;
 
 /// A group that does no step for so long, although workers live, is wedged.
@@ -230,6 +230,9 @@ impl Drop for Run {
     fn drop(&mut self) {
         // It may have ended, which is what is wanted.
         let mut child = self.child.borrow_mut();
+        if matches!(child.try_wait(), Ok(None)) {
+            load::leave_behind(child.id());
+        }
         let _ = child.kill();
         let _ = child.wait();
     }
