@@ -23,6 +23,8 @@ use super::{
 const WORKERS: usize = 8;
 /// Workers of the group that is kept in churn.
 const CHURNED: usize = 4;
+/// The algorithm whose sums do not depend on how many workers form them.
+const REPEATABLE: &str = "canonicalTree";
 /// Far more than any change takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(10);
@@ -155,7 +157,7 @@ struct Recovered {
 impl Recovered {
     fn of(dice: &mut Dice, kills: usize, python: Option<&Path>, peer_kills: usize) -> anyhow::Result<Self> {
         let (mut resumed, mut peer_resumed, mut peer_lost) = (Vec::new(), Vec::new(), Vec::new());
-        let run = Run::start("recovery", WORKERS, 100_000)?;
+        let run = Run::start("recovery", WORKERS, 100_000, "auto")?;
         for _ in 0..kills {
             run.settle()?;
             let victim = run.worker(dice.below(WORKERS))?;
@@ -193,7 +195,7 @@ struct Changed {
 
 impl Changed {
     fn of(dice: &mut Dice, freezes: usize, leaves: usize) -> anyhow::Result<Self> {
-        let run = Run::start("recovery", WORKERS, 100_000)?;
+        let run = Run::start("recovery", WORKERS, 100_000, "auto")?;
         run.settle()?;
         let overhead = run.overhead(OBSERVED)?;
         let mut noticed = Vec::new();
@@ -226,12 +228,12 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
         Effort::Full => 2000,
     });
     let mean = options.mean.unwrap_or(Duration::from_secs(1)).as_secs_f64();
-    let probe = Run::start("churn-probe", CHURNED, 2)?;
+    let probe = Run::start("churn-probe", CHURNED, 2, REPEATABLE)?;
     let seconds = probe.finish()?.seconds / 2.0;
     let epochs = (MARGIN * f64::from(kills) * mean / seconds).ceil().max(2.0) as u32;
-    let undisturbed = Run::start("churn-undisturbed", CHURNED, epochs)?.finish()?;
+    let undisturbed = Run::start("churn-undisturbed", CHURNED, epochs, REPEATABLE)?.finish()?;
 
-    let run = Run::start("churn", CHURNED, epochs)?;
+    let run = Run::start("churn", CHURNED, epochs, REPEATABLE)?;
     let mut dice = Dice(2);
     let mut killed = 0;
     while killed < kills && !run.is_over() {

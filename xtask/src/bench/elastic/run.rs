@@ -55,7 +55,8 @@ struct Step {
 }
 
 impl Run {
-    pub(super) fn start(name: &str, workers: usize, epochs: u32) -> anyhow::Result<Self> {
+    /// With an `algorithm` as manifests name it.
+    pub(super) fn start(name: &str, workers: usize, epochs: u32, algorithm: &str) -> anyhow::Result<Self> {
         let binaries = cargo::build()?;
         let folder = cargo::target().join("bench").join(name);
         if folder.exists() {
@@ -64,6 +65,7 @@ impl Run {
         let child = Command::new(binaries.join("lockstep"))
             .args(["run", "deploy/examples/elastic.yaml", "--workers", &workers.to_string()])
             .args(["--set", &format!("spec.elastic={{minReplicas: 1, maxReplicas: {workers}}}")])
+            .args(["--set", &format!("spec.communication.algorithm={algorithm}")])
             .args(["--set", &format!("spec.training.epochs={epochs}"), "--output"])
             .arg(&folder)
             .current_dir(cargo::root())
