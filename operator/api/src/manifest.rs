@@ -48,8 +48,16 @@ pub fn set(manifest: &mut Value, assignment: &str) -> Result<(), InvalidField> {
 }
 
 /// Reads YAML (or JSON, which is YAML) of one document.
-pub(crate) fn parse(yaml: &str) -> Result<Value, InvalidField> {
-    serde_saphyr::from_str(yaml).map_err(|error| InvalidField::new("manifest", "not readable", error))
+///
+/// # Errors
+/// It is neither, or of several documents.
+pub fn parse(yaml: &str) -> Result<Value, InvalidField> {
+    serde_saphyr::from_str(yaml).map_err(|error| match error.without_snippet() {
+        serde_saphyr::Error::MultipleDocuments { .. } => {
+            InvalidField::new("manifest", "several YAML documents", "one: put the TrainingJob into a file of its own")
+        }
+        _ => InvalidField::new("manifest", "not readable", error),
+    })
 }
 
 /// Everything in the manifest that the schema does not accept.

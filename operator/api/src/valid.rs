@@ -84,6 +84,7 @@ impl ValidJob {
             wrong.push(InvalidField::new("spec.replicas", replicas, ALONE));
         }
         wrong.extend(check_containers(&template).err());
+        wrong.extend(check_quantities(&template));
         let elastic = elastic.unwrap_or(Elastic::fixed(replicas));
         wrong.extend(check_elastic(elastic, replicas));
         let algorithm = spec.communication.algorithm;
@@ -206,6 +207,10 @@ fn task(spec: &TrainingJobSpec) -> Result<Task, Vec<InvalidField>> {
     }
 }
 
+/// Of quantities, beside none.
+const SUFFIXES: [&str; 16] = ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+const QUANTITY_ACCEPTED: &str = "a quantity, such as 500m, 2, 128Mi or 4Gi";
+
 fn training_by_default() -> Training {
     serde_json::from_value(serde_json::json!({})).expect("every field of the optimisation has a default")
 }
@@ -220,12 +225,51 @@ fn is_name(name: &str) -> bool {
 
 fn check_elastic(elastic: Elastic, replicas: u32) -> Vec<InvalidField> {
     let Elastic { min_replicas, max_replicas } = elastic;
-    let min = (min_replicas < 1 || min_replicas > replicas)
-        .then(|| InvalidField::new("spec.elastic.minReplicas", min_replicas, AT_LEAST_MIN));
-    let max = (max_replicas < replicas || max_replicas > MAX_REPLICAS)
-        .then(|| InvalidField::new("spec.elastic.maxReplicas", max_replicas, AT_MOST_MAX));
+    let min = (min_replicas < 1 || min_replicas > replicas).then(|| {
+        InvalidField::new("spec.elastic.minReplicas", min_replicas, format!("{AT_LEAST_MIN}, which is {replicas}"))
+    });
+    let max = (max_replicas < replicas || max_replicas > MAX_REPLICAS).then(|| {
+        let accepted = format!("{AT_MOST_MAX}; spec.replicas is {replicas}");
+        InvalidField::new("spec.elastic.maxReplicas", max_replicas, accepted)
+    });
     // What is wrong with replicas itself is said there.
     min.into_iter().chain(max).filter(|_| (1..=MAX_REPLICAS).contains(&replicas)).collect()
+}
+
+/// What the API server would refuse once the job's pods are made.
+fn check_quantities(template: &PodTemplateSpec) -> Vec<InvalidField> {
+    let Some(spec) = &template.spec else { return Vec::new() };
+    let mut wrong = Vec::new();
+    for (list, containers) in
+        [("containers", Some(&spec.containers)), ("initContainers", spec.init_containers.as_ref())]
+    {
+        for (index, container) in containers.into_iter().flatten().enumerate() {
+            let Some(resources) = &container.resources else { continue };
+            for (kind, quantities) in [("requests", &resources.requests), ("limits", &resources.limits)] {
+                let refused = quantities.iter().flatten().filter(|(_, quantity)| !is_quantity(&quantity.0));
+                wrong.extend(refused.map(|(resource, quantity)| {
+                    let field = format!("spec.template.spec.{list}[{index}].resources.{kind}.{resource}");
+                    InvalidField::new(&field, format!("\"{}\"", quantity.0), QUANTITY_ACCEPTED)
+                }));
+            }
+        }
+    }
+    wrong
+}
+
+/// As Kubernetes spells numbers of bytes, cores and the like: digits, a decimal point, and a suffix or an exponent.
+fn is_quantity(text: &str) -> bool {
+    let number = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let end = number.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(number.len());
+    let (digits, suffix) = number.split_at(end);
+    let is_exponent = |suffix: &str| {
+        let exponent = suffix.strip_prefix(['e', 'E']).unwrap_or_default();
+        let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+        !exponent.is_empty() && exponent.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    digits.bytes().any(|byte| byte.is_ascii_digit())
+        && digits.bytes().filter(|byte| *byte == b'.').count() <= 1
+        && (SUFFIXES.contains(&suffix) || is_exponent(suffix))
 }
 
 fn check_containers(template: &PodTemplateSpec) -> Result<(), InvalidField> {

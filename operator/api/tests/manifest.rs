@@ -143,6 +143,21 @@ fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
             "",
             "spec.checkpoint: missing: required to train; to measure instead",
         ),
+        (
+            "replicas: 2",
+            "replicas: 2\n  elastic: {minReplicas: 3, maxReplicas: 4}",
+            "spec.elastic.minReplicas: 3: 1 to spec.replicas, which is 2",
+        ),
+        (
+            "replicas: 2",
+            "replicas: 2\n  elastic: {minReplicas: 1, maxReplicas: 1}",
+            "spec.elastic.maxReplicas: 1: spec.replicas to 1000; spec.replicas is 2",
+        ),
+        (
+            "memory: 1Gi",
+            "memory: 128MB",
+            "spec.template.spec.containers[0].resources.limits.memory: \"128MB\": a quantity, such as 500m, 2, 128Mi",
+        ),
     ];
     for (from, to, message) in cases {
         assert!(GOOD.contains(from), "{from}");
@@ -247,4 +262,24 @@ fn set_refuses_what_the_field_does_not_take_and_changes_nothing() {
         assert!(error.contains(message), "{assignment}: {error}");
         assert_eq!(manifest, good(), "{assignment}");
     }
+}
+
+#[test]
+fn quantities_are_spelled_as_kubernetes_reads_them() {
+    let of = |quantity: &str| {
+        let manifest = GOOD.replacen("cpu: 2", &format!("cpu: {quantity}"), 1);
+        ValidJob::from_manifest(&manifest).map_or_else(|wrong| wrong, |_| Vec::new())
+    };
+    for good in ["2", "'2'", "'0.5'", "'.5'", "'1.'", "500m", "128Mi", "'+4Gi'", "'1e3'", "'12E-2'", "3E"] {
+        assert!(of(good).is_empty(), "{good}: {:?}", of(good));
+    }
+    for bad in ["128MB", "12x", "''", "m", "'.'", "'1.2.3'", "'1 Gi'", "'1e'", "'2e3k'", "mi"] {
+        assert_eq!(of(bad).len(), 1, "{bad}: {:?}", of(bad));
+    }
+}
+
+#[test]
+fn a_file_of_several_objects_is_refused_with_what_to_do() {
+    let two = format!("apiVersion: v1\nkind: Secret\n---\n{GOOD}");
+    assert_eq!(told(&two), ["manifest: several YAML documents: one: put the TrainingJob into a file of its own"]);
 }

@@ -1,6 +1,6 @@
 //! `lockstep checkpoints`: the trainer beside this program reads and writes checkpoints, so it gets the same words.
 
-use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
+use std::{env, ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::Context;
 
@@ -18,6 +18,8 @@ pub(crate) struct Arguments {
 /// Becomes the trainer, whose exit code is the answer; returns only where that fails.
 pub(crate) fn checkpoints(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let trainer = find_trainer(None)?;
-    let error = Command::new(&trainer).arg("checkpoints").args(&arguments.words).exec();
+    // Its help is about the words that were typed.
+    let typed = env::args_os().next().unwrap_or_default();
+    let error = Command::new(&trainer).arg0(typed).arg("checkpoints").args(&arguments.words).exec();
     Err(error).with_context(|| format!("start {}", trainer.display()))
 }

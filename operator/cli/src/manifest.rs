@@ -19,11 +19,6 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(attempt)
 }
 
-/// The value that a manifest states.
-pub(crate) fn parse(text: &str) -> anyhow::Result<Value> {
-    Ok(serde_saphyr::from_str(text)?)
-}
-
 /// A manifest that states the value.
 pub(crate) fn write(value: &Value) -> anyhow::Result<String> {
     serde_saphyr::to_string(value).context("write the manifest")

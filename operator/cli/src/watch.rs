@@ -38,7 +38,10 @@ pub(crate) struct Arguments {
 pub(crate) async fn watch(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let Arguments { name, namespace, context } = arguments;
     let config = match context {
-        None => Config::infer().await.context("find a cluster: no kubeconfig; set KUBECONFIG or say --context")?,
+        None => Config::infer().await.map_err(|error| {
+            let cause = anyhow!(error);
+            anyhow!("no cluster: set KUBECONFIG to a kubeconfig; {}", cause.root_cause())
+        })?,
         Some(context) => {
             let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
             Config::from_kubeconfig(&options).await.with_context(|| format!("--context {context}"))?

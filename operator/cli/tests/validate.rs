@@ -14,7 +14,7 @@ fn lockstep(arguments: &[&str]) -> Output {
 #[test]
 fn every_example_is_valid() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples");
-    for name in ["collectives.yaml", "glyphs.yaml", "mlp.yaml", "mnist.yaml", "object-store.yaml"] {
+    for name in ["collectives.yaml", "elastic.yaml", "glyphs.yaml", "mlp.yaml", "mnist.yaml", "object-store.yaml"] {
         let output = lockstep(&["validate", &examples.join(name).display().to_string()]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }

@@ -56,10 +56,10 @@ enum Role {
     Worker,
     /// Form the group and keep its record.
     Coordinator,
-    /// Look at the checkpoints in a job's folder, delete old ones, or take the weights out of one; needs no orders.
+    /// Look at the checkpoints in a job's folder, delete old ones, or take the weights out of one.
     #[command(subcommand)]
     Checkpoints(checkpoints::Action),
-    /// Draw glyphs and write them as IDX files, for tests and data images; needs no orders.
+    /// Draw glyphs and write them as IDX files, for tests and data images.
     Glyphs {
         /// How many, training and evaluation together.
         #[arg(long, default_value_t = 10_000)]

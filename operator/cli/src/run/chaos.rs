@@ -8,6 +8,7 @@ use super::restart::Role;
 
 /// How often something is killed, as the command line says it.
 #[derive(Clone, Copy, Debug, clap::Args)]
+#[group(id = "chaos")]
 pub(crate) struct Arguments {
     /// Kill a process of the job, whichever, again and again: after so long on average, such as 15s.
     #[arg(long = "chaos", value_name = "MEAN", value_parser = interval)]

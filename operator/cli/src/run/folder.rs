@@ -143,8 +143,7 @@ impl Folder {
         let text = manifest::write(value)?;
         if self.continued {
             let earlier_text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-            let earlier = manifest::parse(&earlier_text)
-                .and_then(|value| ValidJob::from_value(value).map_err(|fields| manifest::refused(&path, &fields)))?;
+            let earlier = ValidJob::from_manifest(&earlier_text).map_err(|fields| manifest::refused(&path, &fields))?;
             if let Some(conflict) = conflict(&earlier.task, &job.task) {
                 bail!(
                     "{conflict}, as the run in {} was begun with; or another --output for a new run",
@@ -224,9 +223,11 @@ impl Other {
     /// `path` is no run's folder.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         let manifest_path = path.join(MANIFEST);
-        let text = fs::read_to_string(&manifest_path)
-            .with_context(|| format!("{}: no run's folder: {MANIFEST} cannot be read", path.display()))?;
-        let value = manifest::parse(&text).with_context(|| manifest_path.display().to_string())?;
+        let text = fs::read_to_string(&manifest_path).with_context(|| {
+            let path = path.display();
+            format!("{path}: no run's folder, which `lockstep run` tells at its start: {MANIFEST} cannot be read")
+        })?;
+        let value = lockstep_api::manifest::parse(&text).with_context(|| manifest_path.display().to_string())?;
         let job = ValidJob::from_value(value.clone()).map_err(|fields| manifest::refused(&manifest_path, &fields))?;
         Ok(Self { path: path.to_owned(), job, value })
     }

@@ -90,12 +90,22 @@ struct Heard {
 /// Checks everything that can be checked beforehand; the run's folder comes last, so that a refusal leaves nothing behind.
 pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
     let Arguments { manifest: path, workers, set, data, output, port, trainer, chaos } = arguments;
-    let mut value = manifest::parse(&manifest::read(path)?).with_context(|| path.display().to_string())?;
+    let mut value =
+        lockstep_api::manifest::parse(&manifest::read(path)?).with_context(|| path.display().to_string())?;
     for assignment in set {
         set_field(&mut value, assignment).with_context(|| format!("--set {assignment}"))?;
     }
     if let Some(workers) = workers {
         set_field(&mut value, &format!("spec.replicas={workers}")).with_context(|| format!("--workers {workers}"))?;
+        let bound = |name| value["spec"]["elastic"][name].as_u64();
+        if let (Some(least), Some(most)) = (bound("minReplicas"), bound("maxReplicas"))
+            && !(least..=most).contains(&u64::from(workers.get()))
+        {
+            bail!(
+                "--workers {workers}: {least} to {most}, as spec.elastic says; for another number add \
+                 --set spec.elastic.minReplicas=… or --set spec.elastic.maxReplicas=…"
+            );
+        }
     }
     let mut job = valid(path, &value)?;
     let mounts = job.volume_mounts();
