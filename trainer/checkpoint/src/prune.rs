@@ -17,7 +17,8 @@ pub struct Pruned {
 impl Folder {
     /// Keeps this job's checkpoints of the newest `keep_last` steps and removes the older ones, all others of the newest one's step among
     /// them, and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged
-    /// ones that are newer than it, other jobs' ones, and saves of later steps that may be under way stay. No group may be saving.
+    /// ones that are newer than it, other jobs' ones, and saves of later steps that may be under way stay; so do those of a later
+    /// generation than its own, which has gone back behind it and may be about to delete it. No group may be saving.
     ///
     /// # Errors
     /// As of [`Folder::newest`]; [`CheckpointError::Storage`] where something cannot be deleted.
@@ -67,7 +68,7 @@ impl Folder {
         stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
         if let Some((newest, Checkpoint { position, .. })) = newest {
             let older = slots.iter().copied().filter(|slot| *slot < newest);
-            let latest = saving.unwrap_or(u64::MAX);
+            let latest = saving.unwrap_or(position.generation);
             let own: Vec<_> = older.filter(|slot| !self.is_others(latest, *slot, expected)).collect();
             let mut kept: Vec<_> = own.iter().map(|slot| slot.step).filter(|step| *step < newest.step).collect();
             kept.dedup();

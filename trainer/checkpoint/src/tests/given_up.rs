@@ -62,6 +62,15 @@ fn what_a_group_saves_that_went_back_is_kept_and_loaded_rather_than_what_it_gave
 }
 
 #[test]
+fn who_prunes_by_hand_leaves_what_a_group_has_saved_that_is_about_to_delete_the_newest() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = gone_back(root.path());
+    state(15, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
+    assert_eq!((pruned.steps, steps(&folder)), (vec![10], vec![20, 15]));
+}
+
+#[test]
 fn who_saves_what_was_given_up_deletes_nothing_that_the_later_group_has_saved() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
