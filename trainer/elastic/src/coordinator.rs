@@ -178,6 +178,9 @@ impl Coordinator {
             return Vec::new();
         }
         self.handled = now;
+        if let Event::Received(connection, Message::Heartbeat) = event {
+            return self.beaten(connection, now);
+        }
         match event {
             Event::Received(connection, Message::Hello(hello)) => self.greeted(connection, hello, now),
             Event::Received(connection, message) => self.received(connection, message, now),
@@ -219,6 +222,18 @@ impl Coordinator {
         }
     }
 
+    /// What follows from the time that has passed follows at the next tick: many members say this ten times a second.
+    fn beaten(&mut self, connection: Connection, now: Duration) -> Vec<Command> {
+        let peer = self.pods.get(&connection).and_then(|pod| self.peers.get_mut(pod));
+        vec![match peer {
+            Some(peer) => {
+                peer.heard = now;
+                Command::Send(connection, Message::Heartbeat)
+            }
+            None => Command::Close(connection),
+        }]
+    }
+
     fn received(&mut self, connection: Connection, message: Message, now: Duration) {
         let Some(peer) = self.pods.get(&connection).and_then(|pod| self.peers.get_mut(pod)) else {
             self.commands.push(Command::Close(connection));
@@ -227,7 +242,6 @@ impl Coordinator {
         peer.heard = now;
         let member = peer.hello.member.clone();
         match message {
-            Message::Heartbeat => self.send(connection, Message::Heartbeat),
             Message::Report(report) => self.reported(&member, connection, report, now),
             Message::Broken { generation, broken } => self.broken(&member, generation, broken, now),
             Message::CaughtUp { generation, unreached } => self.caught_up(&member, generation, unreached, now),
@@ -253,8 +267,9 @@ impl Coordinator {
             Message::Drained { generation, step } => {
                 self.last_word(&member, generation, running::LastWord::Drained { step });
             }
-            // Said by coordinators; here they mean nothing.
-            Message::Hello(_)
+            // Said by coordinators, or handled before; here they mean nothing.
+            Message::Heartbeat
+            | Message::Hello(_)
             | Message::Refuse { .. }
             | Message::Prepare { .. }
             | Message::Commit { .. }

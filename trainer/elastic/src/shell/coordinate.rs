@@ -121,6 +121,7 @@ pub async fn coordinate<S: GenerationStore>(
             () = sleep_until(wake) => Event::Tick,
         };
         let now = clock.look(started.elapsed());
+        let is_news = !matches!(event, Event::Received(_, Message::Heartbeat));
         let mut ended = None;
         for command in coordinator.handle(event, now) {
             match command {
@@ -140,10 +141,12 @@ pub async fn coordinate<S: GenerationStore>(
                 Command::End(outcome) => ended = Some(outcome),
             }
         }
-        let before = std::mem::replace(&mut status, coordinator.status(now));
-        if status != before {
-            info!(%status, "group");
-            notify(Notice::Status(&status));
+        if is_news {
+            let before = std::mem::replace(&mut status, coordinator.status(now));
+            if status != before {
+                info!(%status, "group");
+                notify(Notice::Status(&status));
+            }
         }
         if let Some(outcome) = ended {
             drop(events);
@@ -164,7 +167,7 @@ async fn run_optional<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
 }
 
 /// Compare-and-swap where the version may move although the record does not, and where an answer may get lost: what
-/// the store holds then decides who won.
+/// the store holds then decides who won. A store that is not written within the patience is away, also where it can be read.
 async fn replace<S: GenerationStore>(
     store: &S,
     stored: Option<Record>,
@@ -173,23 +176,23 @@ async fn replace<S: GenerationStore>(
 ) -> Result<(Record, Swap), StoreError> {
     let begun = Instant::now();
     loop {
-        let problem = match store.compare_and_swap(version.as_ref(), &record).await {
+        let outcome = match store.compare_and_swap(version.as_ref(), &record).await {
             Ok(Swap::Swapped(version)) => return Ok((record, Swap::Swapped(version))),
-            Ok(Swap::Conflict) => None,
-            Err(error @ StoreError::Unavailable { .. }) if begun.elapsed() < STORE_PATIENCE => Some(error),
+            Ok(Swap::Conflict) => Ok((record.clone(), Swap::Conflict)),
+            Err(error @ StoreError::Unavailable { .. }) => {
+                warn!(%error, "trying again");
+                sleep(STORE_RETRY).await;
+                Err(error)
+            }
             Err(error) => return Err(error),
         };
-        if let Some(error) = problem {
-            warn!(%error, "trying again");
-            sleep(STORE_RETRY).await;
-        }
-        match patiently(|| store.load()).await? {
+        let found = patiently(|| store.load()).await?;
+        let is_over = begun.elapsed() >= STORE_PATIENCE;
+        match found {
             Some((found, new)) if found == record => return Ok((record, Swap::Swapped(new))),
-            Some((found, new)) if Some(&found) == stored.as_ref() && begun.elapsed() < STORE_PATIENCE => {
-                version = Some(new);
-            }
-            None if stored.is_none() && begun.elapsed() < STORE_PATIENCE => version = None,
-            _ => return Ok((record, Swap::Conflict)),
+            found if found.as_ref().map(|(found, _)| found) != stored.as_ref() => return Ok((record, Swap::Conflict)),
+            _ if is_over => return outcome,
+            found => version = found.map(|(_, new)| new),
         }
     }
 }
@@ -351,4 +354,42 @@ async fn write(
     }
     writer.shutdown().await?;
     Ok(writer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store that can be read, and not written.
+    struct ReadOnly(Option<(Record, Version)>);
+
+    impl GenerationStore for ReadOnly {
+        async fn load(&self) -> Result<Option<(Record, Version)>, StoreError> {
+            Ok(self.0.clone())
+        }
+
+        async fn compare_and_swap(&self, _: Option<&Version>, _: &Record) -> Result<Swap, StoreError> {
+            Err(StoreError::Unavailable { place: "record".into(), cause: "no space left".into() })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_can_only_be_read_is_away_and_nobody_elses() {
+        let stored = Record::empty().allocate("before");
+        for stored in [None, Some((stored, Version("1".into())))] {
+            let (record, version) = stored.clone().unzip();
+            let next = Record::empty().allocate("coordinator");
+            let ended = replace(&ReadOnly(stored), record, version, next).await;
+            assert!(matches!(ended, Err(StoreError::Unavailable { .. })), "{ended:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_somebody_else_has_changed_is_his() {
+        let theirs = Record::empty().allocate("another");
+        let store = ReadOnly(Some((theirs, Version("2".into()))));
+        let next = Record::empty().allocate("coordinator");
+        let (_, swap) = replace(&store, None, None, next).await.expect("readable");
+        assert_eq!(swap, Swap::Conflict);
+    }
 }
