@@ -173,8 +173,11 @@ impl Snapshotter {
     }
 
     /// Begins to remove the parts of a checkpoint that was not to be; [`Ended::Abandonment`] tells of its end. No member may be writing one.
+    /// Where too much waits for storage that takes nothing, they stay until the next one prunes: nobody waits for this.
     pub fn abandon(&mut self, position: Position) {
-        self.begin(Work::Abandon { position });
+        if self.under_way < MAX_QUEUED {
+            self.begin(Work::Abandon { position });
+        }
     }
 
     /// Gives up the parts that are not written yet, each before its next chunk, and a commitment that still looks for its parts.

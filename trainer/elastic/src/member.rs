@@ -137,7 +137,7 @@ pub enum Command {
         /// Why.
         reason: String,
     },
-    /// This process cannot belong to the group.
+    /// This process, which never belonged to the group, cannot.
     Refused {
         /// Why, and what to do.
         reason: String,
@@ -286,6 +286,11 @@ impl Member {
             Message::Stand { generation } => self.stand(generation),
             Message::Follow(lead) => self.follow(lead),
             Message::Feed(follower) => self.commands.push(Command::Feed(follower)),
+            // This group's coordinator has taken it in before: at its address is another one now.
+            Message::Refuse { .. } if self.has_belonged() => {
+                self.connected = false;
+                self.commands.push(Command::Reconnect);
+            }
             Message::Refuse { reason } => self.over(Command::Refused { reason }),
             Message::Abort { reason } => self.over(Command::Abort { reason }),
             Message::Release => self.over(Command::Released),
@@ -346,6 +351,11 @@ impl Member {
             (self.entered, self.followed) = (Some(generation), false);
         }
         self.commands.push(Command::Enter(group));
+    }
+
+    /// Whether it was committed to a generation.
+    pub(crate) fn has_belonged(&self) -> bool {
+        self.hello.committed_generation.is_some()
     }
 
     /// Whether a newer one was promised, or this one or a newer one was committed.

@@ -71,8 +71,8 @@ impl Board {
     /// Publishes the newest report now.
     pub(crate) async fn flush(&mut self) {
         let Some(progress) = &self.newest else { return };
-        self.published = Some(Instant::now());
         self.publish(json!({ group::PROGRESS: progress })).await;
+        self.published = Some(Instant::now());
     }
 
     /// Publishes how the job ended.

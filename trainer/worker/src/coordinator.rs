@@ -1,7 +1,7 @@
 //! `lockstep-trainer coordinator`: agrees on the group, keeps its record, passes its reports on. Training needs none of it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     net::SocketAddr,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
@@ -80,11 +80,15 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         },
     };
     let publishing = async {
-        while let Some(news) = posted.recv().await {
-            match news {
-                News::Joined(member) => board.joined(&member),
-                News::Changed(change) => board.changed(change).await,
-                News::Progress(progress) => board.post(*progress).await,
+        while let Some(first) = posted.recv().await {
+            let mut waiting = VecDeque::from([first]);
+            while let Some(news) = next(&mut waiting) {
+                match news {
+                    News::Joined(member) => board.joined(&member),
+                    News::Changed(change) => board.changed(change).await,
+                    News::Progress(progress) => board.post(*progress).await,
+                }
+                waiting.extend(std::iter::from_fn(|| posted.try_recv().ok()));
             }
         }
     };
@@ -115,6 +119,17 @@ enum News {
     Joined(String),
     Changed(Change),
     Progress(Box<Progress>),
+}
+
+/// The oldest that is still news: the newest report tells all that those before it do.
+fn next(waiting: &mut VecDeque<News>) -> Option<News> {
+    let is_report = |news: &News| matches!(news, News::Progress(_));
+    while let Some(news) = waiting.pop_front() {
+        if !is_report(&news) || !waiting.iter().any(is_report) {
+            return Some(news);
+        }
+    }
+    None
 }
 
 /// A change of the membership as others are told of it.
@@ -166,4 +181,23 @@ async fn asked_to_stop() {
     };
     tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
     info!("asked to stop");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_reports_that_wait_only_the_newest_is_told() {
+        let report = |step| News::Progress(Box::new(Progress { step, ..Progress::default() }));
+        let mut waiting = VecDeque::from([report(1), News::Joined("a".into()), report(2), report(3)]);
+        let told: Vec<_> = std::iter::from_fn(|| next(&mut waiting))
+            .map(|news| match news {
+                News::Joined(member) => member,
+                News::Progress(progress) => progress.step.to_string(),
+                News::Changed(_) => unreachable!("none was told"),
+            })
+            .collect();
+        assert_eq!(told, ["a", "3"]);
+    }
 }

@@ -118,6 +118,10 @@ impl<'a> Feeds<'a> {
         };
         let Some(Follower { member: newcomer, address, .. }) = self.next(take) else { return };
         info!(%newcomer, step = trainee.step, "a newcomer takes over the state while the group trains");
+        for feed in self.feeds.iter().filter(|feed| feed.newcomer.pod == newcomer.pod) {
+            feed.abort.abort("a new process took its place");
+        }
+        self.feeds.retain(|feed| feed.newcomer.pod != newcomer.pod);
         let part = self.part(trainee.replica.state_elements());
         let mut state = vec![0.0; part.len()];
         trainee.replica.copy_state(part, &mut state);

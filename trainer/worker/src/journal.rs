@@ -55,7 +55,7 @@ impl StepLine {
 }
 
 /// One evaluation on the held-out samples.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct EvaluationLine {
     pub step: u64,
     pub epoch: u64,

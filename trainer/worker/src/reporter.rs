@@ -1,6 +1,7 @@
 //! What one worker of a generation does besides training: journal, and reports to the coordinator.
 
 use std::{
+    collections::VecDeque,
     fs::File,
     time::{Duration, Instant},
 };
@@ -12,7 +13,7 @@ use tracing::warn;
 use crate::{
     communication::Agreed,
     failure::Failure,
-    journal::{Evaluation, EvaluationLine, Journal, Kept, NotContinued, StepLine},
+    journal::{EvaluationLine, Journal, Kept, NotContinued, StepLine},
     metrics::Metrics,
     saving::Saver,
     storage::Storage,
@@ -82,19 +83,16 @@ impl<'a> Reporter<'a> {
 
     /// Writes the lines that the worker which reported before took with it.
     fn make_up(&mut self, trainee: &Trainee, kept: Kept) -> Result<(), Failure> {
-        let mut next = kept.step + 1;
-        let base = self.group.base.step;
-        let known: Vec<StepLine> =
-            trainee.remembered_after(kept.step).filter(|line| line.step <= base).cloned().collect();
-        for step in known.iter().map(|line| line.step).chain([base + 1]) {
-            // All ranks did the step, but none that is left saw what came of it.
-            for missed in next..step {
-                self.write(&StepLine::unseen(missed, trainee.recipe.steps_per_epoch, self.group.generation))?;
+        let known: Vec<StepLine> = trainee.remembered_after(kept.step).cloned().collect();
+        for line in owed(kept, self.group.base.step, &known, trainee.evaluations()) {
+            match line {
+                // All ranks did the step, but none that is left saw what came of it.
+                Owed::Unseen(step) => {
+                    self.write(&StepLine::unseen(step, trainee.recipe.steps_per_epoch, self.group.generation))?;
+                }
+                Owed::Step(line) => self.write(line)?,
+                Owed::Evaluation(line) => self.evaluated(line)?,
             }
-            if let Some(line) = known.iter().find(|line| line.step == step) {
-                self.write(line)?;
-            }
-            next = step + 1;
         }
         Ok(())
     }
@@ -129,12 +127,12 @@ impl<'a> Reporter<'a> {
         self.report(false)
     }
 
-    /// Takes down an evaluation of the state after `step` steps.
-    pub(crate) fn evaluated(&mut self, step: u64, epoch: u64, found: Evaluation) -> Result<(), Failure> {
-        self.write(&EvaluationLine { step, epoch, evaluation: found })?;
-        self.progress.accuracy = Some(found.accuracy);
-        self.progress.accuracy_step = Some(step);
-        self.progress.epoch = epoch;
+    /// Takes down an evaluation.
+    pub(crate) fn evaluated(&mut self, line: &EvaluationLine) -> Result<(), Failure> {
+        self.write(line)?;
+        self.progress.accuracy = Some(line.evaluation.accuracy);
+        self.progress.accuracy_step = Some(line.step);
+        self.progress.epoch = line.epoch;
         self.report(true)
     }
 
@@ -191,5 +189,53 @@ impl<'a> Reporter<'a> {
     pub(crate) fn sums_by(&mut self, agreed: &Agreed) {
         self.progress.communication = agreed.report;
         self.communication_record.clone_from(&agreed.record);
+    }
+}
+
+/// A line that is not in the journal.
+enum Owed<'a> {
+    Unseen(u64),
+    Step(&'a StepLine),
+    Evaluation(&'a EvaluationLine),
+}
+
+/// What is missing of the steps up to `base` behind the lines that are `kept`, in order; the evaluation of the last step among these may
+/// be, too. `known` is in order of steps.
+fn owed<'a>(kept: Kept, base: u64, known: &'a [StepLine], evaluated: &'a VecDeque<EvaluationLine>) -> Vec<Owed<'a>> {
+    let has_evaluated = |step| kept.accuracy.is_some_and(|(evaluated, _)| step <= evaluated);
+    let evaluation = |step| evaluated.iter().find(|line| line.step == step && !has_evaluated(step));
+    let mut owed: Vec<_> = evaluation(kept.step).map(Owed::Evaluation).into_iter().collect();
+    for step in kept.step + 1..=base {
+        let place = known.binary_search_by_key(&step, |line| line.step);
+        owed.push(place.map_or(Owed::Unseen(step), |place| Owed::Step(&known[place])));
+        owed.extend(evaluation(step).map(Owed::Evaluation));
+    }
+    owed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::Evaluation;
+
+    #[test]
+    fn lines_that_the_journal_lacks_are_made_up_in_order_and_none_twice() {
+        let known = [7, 8, 10].map(|step| StepLine { step, ..StepLine::unseen(step, 4, 1) });
+        let evaluation = Evaluation { loss: 1.0, accuracy: 0.5 };
+        let evaluated: VecDeque<_> =
+            [4, 8, 12].map(|step| EvaluationLine { step, epoch: step / 4, evaluation }).into_iter().collect();
+        let lines = |kept, base| {
+            let name = |line: &Owed<'_>| match line {
+                Owed::Unseen(step) => format!("unseen {step}"),
+                Owed::Step(line) => format!("step {}", line.step),
+                Owed::Evaluation(line) => format!("evaluation {}", line.step),
+            };
+            owed(kept, base, &known, &evaluated).iter().map(name).collect::<Vec<_>>()
+        };
+        let kept = |step, evaluated: Option<u64>| Kept { step, accuracy: evaluated.map(|step| (step, 0.5)) };
+        assert_eq!(lines(kept(6, Some(4)), 10), ["step 7", "step 8", "evaluation 8", "unseen 9", "step 10"]);
+        assert_eq!(lines(kept(8, Some(4)), 8), ["evaluation 8"], "the disk had room for the step only");
+        assert_eq!(lines(kept(8, Some(8)), 9), ["unseen 9"]);
+        assert_eq!(lines(kept(4, None), 4), ["evaluation 4"]);
     }
 }

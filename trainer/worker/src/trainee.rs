@@ -16,13 +16,15 @@ use crate::{
     failure::Failure,
     fingerprint::Fingerprint,
     follow::parts,
-    journal::StepLine,
+    journal::{Evaluation, EvaluationLine, StepLine},
     storage::{Storage, is_of_blocks, spelled},
     training::Recipe,
 };
 
 /// Steps whose lines a worker remembers, in case it has to write those that the reporting worker did not.
 const MAX_REMEMBERED: usize = 4096;
+/// And of evaluations.
+const MAX_EVALUATED: usize = 64;
 /// State is sent in frames of a step that no gradient has.
 const COPY: Tag = Tag { step: u64::MAX, bucket: 2 };
 
@@ -46,6 +48,7 @@ pub(crate) struct Trainee {
     /// What messages cost, as far as this worker took part in measuring it.
     known: KnownCosts,
     remembered: VecDeque<StepLine>,
+    evaluated: VecDeque<EvaluationLine>,
 }
 
 impl Trainee {
@@ -78,6 +81,7 @@ impl Trainee {
             places: Places::of(&[]),
             known: KnownCosts::default(),
             remembered: VecDeque::new(),
+            evaluated: VecDeque::new(),
         };
         trainee.begin(storage)?;
         Ok(trainee)
@@ -97,7 +101,7 @@ impl Trainee {
                 (0, None)
             }
         };
-        self.remembered.clear();
+        self.forget_lines();
         self.is_whole = true;
         Ok(())
     }
@@ -184,8 +188,13 @@ impl Trainee {
     pub(crate) fn take_over(&mut self, step: u64, state: &[f32]) {
         self.replica.write_state(state);
         self.step = step;
-        // Lines of steps that this worker did before may not be those of the state that it has now.
+        self.forget_lines();
+    }
+
+    /// Those of steps that this worker did before may not be those of the state that it has now.
+    fn forget_lines(&mut self) {
         self.remembered.clear();
+        self.evaluated.clear();
     }
 
     /// Does the next step as a group has done it that summed these gradients, on the first device only: the others take its state over when
@@ -228,6 +237,20 @@ impl Trainee {
             self.remembered.pop_front();
         }
         self.remembered.push_back(line);
+    }
+
+    /// Keeps what the evaluation of the present state found, as all ranks did.
+    pub(crate) fn remember_evaluation(&mut self, evaluation: Evaluation) {
+        if self.evaluated.len() == MAX_EVALUATED {
+            self.evaluated.pop_front();
+        }
+        let epoch = self.step / self.recipe.steps_per_epoch;
+        self.evaluated.push_back(EvaluationLine { step: self.step, epoch, evaluation });
+    }
+
+    /// The lines of the newest evaluations.
+    pub(crate) fn evaluations(&self) -> &VecDeque<EvaluationLine> {
+        &self.evaluated
     }
 
     /// The lines of the steps after `step`, as far as this worker knows them.

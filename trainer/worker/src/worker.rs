@@ -455,9 +455,9 @@ impl Run<'_> {
     fn evaluate(&self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let Some(found) = rank.evaluate()? else { return Ok(()) };
         self.member.metrics.evaluated(found.loss);
-        let Some(reporter) = reporter else { return Ok(()) };
-        let epoch = rank.step() / rank.recipe().steps_per_epoch;
-        self.work().during(Activity::Storing, || reporter.evaluated(rank.step(), epoch, found))
+        rank.trainee.remember_evaluation(found);
+        let (Some(reporter), Some(line)) = (reporter, rank.trainee.evaluations().back()) else { return Ok(()) };
+        self.work().during(Activity::Storing, || reporter.evaluated(line))
     }
 
     /// Saves the state before everybody goes.

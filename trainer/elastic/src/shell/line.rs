@@ -187,7 +187,7 @@ impl Line<'_> {
     }
 
     fn garbled(&self, error: FrameError) -> io::Result<Next> {
-        if let FrameError::Version { .. } = error {
+        if matches!(error, FrameError::Version { .. }) && !self.member.has_belonged() {
             self.shared.ended(End::Refused(error.to_string()));
             return Ok(Next::Over);
         }

@@ -370,14 +370,26 @@ fn whenever_it_is_released_it_is_over() {
 
 #[test]
 fn after_the_end_it_says_nothing() {
-    for (message, command) in [
-        (Message::Abort { reason: "given up".into() }, Command::Abort { reason: "given up".into() }),
-        (Message::Refuse { reason: "other data".into() }, Command::Refused { reason: "other data".into() }),
+    for (mut member, message, command) in [
+        (running(), Message::Abort { reason: "given up".into() }, Command::Abort { reason: "given up".into() }),
+        (
+            connected(),
+            Message::Refuse { reason: "other data".into() },
+            Command::Refused { reason: "other data".into() },
+        ),
     ] {
-        let mut member = running();
         assert_eq!(handle(&mut member, Event::Received(message), 3), [command]);
         assert!(member.handle(Event::Connected, ms(4)).is_empty());
     }
+}
+
+#[test]
+fn whoever_has_trained_looks_for_its_coordinator_elsewhere_when_one_refuses_it() {
+    let mut member = running();
+    let commands = handle(&mut member, Event::Received(Message::Refuse { reason: "another job".into() }), 3);
+    assert_eq!(commands.first(), Some(&Command::Reconnect), "{commands:?}");
+    let greeted = member.handle(Event::Connected, ms(4));
+    assert!(matches!(greeted.first(), Some(Command::Send(Message::Hello(_)))), "{greeted:?}");
 }
 
 #[test]
