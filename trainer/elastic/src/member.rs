@@ -353,6 +353,11 @@ impl Member {
         self.commands.push(Command::Enter(group));
     }
 
+    /// Whether its worker stands still.
+    pub(crate) fn stands(&self) -> bool {
+        self.standing.is_some()
+    }
+
     /// Whether it was committed to a generation.
     pub(crate) fn has_belonged(&self) -> bool {
         self.hello.committed_generation.is_some()

@@ -109,12 +109,13 @@ impl Work {
 }
 
 impl Watchdog {
-    /// Whether the thread is stuck at `now`, which counts from any fixed moment and never goes back.
-    pub fn look(&mut self, work: Glimpse, now: Duration) -> Option<Stuck> {
+    /// Whether the thread is stuck at `now`, which counts from any fixed moment and never goes back. All others may stand still until it
+    /// does, and it `is_awaited`: then it waits for no peer any more, and storage that others have may be gone for this worker alone.
+    pub fn look(&mut self, work: Glimpse, is_awaited: bool, now: Duration) -> Option<Stuck> {
         let since = now.saturating_sub(self.looked).min(NAP);
         self.looked = now;
         let patience = match work.activity {
-            Activity::Waiting => None,
+            Activity::Waiting => is_awaited.then_some(SLOW_AFTER),
             Activity::Computing => Some(work.step.map_or(SLOW_AFTER, |step| STUCK_AFTER.max(step * STEPS))),
             Activity::Storing => Some(SLOW_AFTER),
         };
@@ -124,7 +125,11 @@ impl Watchdog {
         };
         self.still += since;
         let (still, activity) = (self.still, work.activity);
-        (still >= patience).then(|| Stuck { activity, still, is_hung: still >= patience * HUNG_TIMES })
+        (still >= patience).then(|| Stuck {
+            activity,
+            still,
+            is_hung: activity != Activity::Waiting && still >= patience * HUNG_TIMES,
+        })
     }
 }
 
@@ -144,35 +149,39 @@ mod tests {
     use super::*;
 
     /// When a thread that stops `moves` counts as stuck, and as hung, looked at ten times a second.
-    fn verdicts(activity: Activity, step: Option<Duration>) -> Option<(u64, u64)> {
+    fn verdicts(activity: Activity, is_awaited: bool, step: Option<Duration>) -> (Option<u64>, Option<u64>) {
         let mut dog = Watchdog::default();
         let work = Glimpse { moves: 1, activity, step };
         let (mut stuck, mut hung) = (None, None);
         for tenth in 0..20_000 {
-            if let Some(found) = dog.look(work, Duration::from_millis(100 * tenth)) {
+            if let Some(found) = dog.look(work, is_awaited, Duration::from_millis(100 * tenth)) {
                 stuck = stuck.or(Some(tenth / 10));
                 hung = hung.or(found.is_hung.then_some(tenth / 10));
             }
         }
-        stuck.zip(hung)
+        (stuck, hung)
     }
 
     #[test]
     fn patience_follows_from_what_is_done_and_how_long_a_step_takes() {
         let seconds = |seconds| Some(Duration::from_secs(seconds));
         let milliseconds = |milliseconds| Some(Duration::from_millis(milliseconds));
-        assert_eq!(verdicts(Activity::Computing, milliseconds(10)), Some((5, 50)));
-        assert_eq!(verdicts(Activity::Computing, seconds(2)), Some((16, 160)), "eight steps");
-        assert_eq!(verdicts(Activity::Computing, None), Some((60, 600)), "no step is known yet");
-        assert_eq!(verdicts(Activity::Storing, milliseconds(10)), Some((60, 600)));
-        assert_eq!(verdicts(Activity::Waiting, milliseconds(10)), None, "others answer for themselves");
+        let found = |stuck, hung| (Some(stuck), Some(hung));
+        for is_awaited in [false, true] {
+            assert_eq!(verdicts(Activity::Computing, is_awaited, milliseconds(10)), found(5, 50));
+            assert_eq!(verdicts(Activity::Computing, is_awaited, seconds(2)), found(16, 160), "eight steps");
+            assert_eq!(verdicts(Activity::Computing, is_awaited, None), found(60, 600), "no step is known yet");
+            assert_eq!(verdicts(Activity::Storing, is_awaited, milliseconds(10)), found(60, 600));
+        }
+        assert_eq!(verdicts(Activity::Waiting, false, milliseconds(10)), (None, None), "others answer for themselves");
+        assert_eq!(verdicts(Activity::Waiting, true, milliseconds(10)), (Some(60), None), "storage may come back");
     }
 
     #[test]
     fn whoever_moves_or_waits_has_all_its_patience_again() {
         let mut dog = Watchdog::default();
         let mut work = Glimpse { moves: 1, activity: Activity::Computing, step: Some(Duration::from_millis(1)) };
-        let mut look = |work, tenth: u64| dog.look(work, Duration::from_millis(100 * tenth)).is_some();
+        let mut look = |work, tenth: u64| dog.look(work, false, Duration::from_millis(100 * tenth)).is_some();
         assert!((0..50).all(|tenth| !look(work, tenth)));
         work.moves += 1;
         assert!((50..100).all(|tenth| !look(work, tenth)));
@@ -185,8 +194,8 @@ mod tests {
     fn a_process_that_was_stopped_as_a_whole_accuses_nobody_when_it_wakes() {
         let mut dog = Watchdog::default();
         let work = Glimpse { moves: 1, activity: Activity::Computing, step: Some(Duration::from_millis(1)) };
-        assert_eq!(dog.look(work, Duration::ZERO), None);
-        assert_eq!(dog.look(work, Duration::from_secs(3600)), None);
+        assert_eq!(dog.look(work, false, Duration::ZERO), None);
+        assert_eq!(dog.look(work, false, Duration::from_secs(3600)), None);
     }
 
     #[test]

@@ -19,7 +19,8 @@ const DELAY: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// Stores something, however long the storage does not take it: with this process the state of its group would end, and storage is no
-/// better for whoever comes next. Ends without it only where the group changes.
+/// better for whoever comes next. Ends without it only where the group changes; where it gives no answer even then, the others go on
+/// without this worker after a minute: its watchdog sees to that.
 pub(crate) fn until_stored<T>(
     membership: &Membership,
     mut store: impl FnMut() -> Result<T, Failure>,

@@ -122,7 +122,8 @@ impl Line<'_> {
     }
 
     fn stuck(&mut self) -> Option<Stuck> {
-        self.watchdog.look(self.shared.work.glimpse(), self.started.elapsed())
+        let is_awaited = self.shared.state().sealing == Some(false) && !self.member.stands();
+        self.watchdog.look(self.shared.work.glimpse(), is_awaited, self.started.elapsed())
     }
 
     async fn talk(&mut self, mut stream: TcpStream) -> io::Result<Next> {
