@@ -197,7 +197,10 @@ const LOSSES: [(&str, &[&str]); 4] = [
     ("oom", &["OOMKilled"]),
     ("preempted", &["PreemptionByScheduler", "Preempting"]),
     ("evicted", &["EvictionByEvictionAPI", "TerminationByKubelet", "Evicted", "Drained", "Deleted"]),
-    ("node_lost", &["DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeShutdown", "ContainerStatusUnknown"]),
+    (
+        "node_lost",
+        &["DeletionByTaintManager", "DeletionByPodGC", "NodeLost", "NodeShutdown", "ContainerStatusUnknown", "Unknown"],
+    ),
 ];
 
 fn kind_of_loss(reason: &str) -> &'static str {

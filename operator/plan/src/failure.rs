@@ -263,8 +263,12 @@ pub(crate) fn coordinator_is_gone(pod: &PodSeen) -> bool {
 
 /// When a coordinator that is gone may be replaced, if not at once.
 pub(crate) fn replaced_at(pod: &PodSeen) -> Option<Timestamp> {
-    let PodState::Ended(Ended { at: Some(at), ran: Some(ran), .. }) = &pod.state else { return None };
-    (*ran < SHORT_LIFE).then(|| *at + SHORT_LIFE)
+    match &pod.state {
+        PodState::Ended(Ended { at: Some(at), ran: Some(ran), .. }) => (*ran < SHORT_LIFE).then(|| *at + SHORT_LIFE),
+        // It never ran: the node refused it, and may refuse the next one.
+        PodState::Ended(Ended { ran: None, .. }) => pod.created.map(|created| created + SHORT_LIFE),
+        _ => None,
+    }
 }
 
 fn when_over(ending: Option<Ending>, others: &[&PodSeen], last: Option<Timestamp>, now: Timestamp) -> Verdict {

@@ -199,6 +199,9 @@ fn stuck_at(pod: &Pod, unreachable: bool) -> Option<Timestamp> {
     Some(if unreachable { by_request.min(by_grace) } else { by_request.max(by_grace) })
 }
 
+/// Why a container ended without an exit code that is its own: the kubelet lost it, or the runtime found it gone after a reboot.
+const NO_CODE: [&str; 2] = ["ContainerStatusUnknown", "Unknown"];
+
 fn state(status: &PodStatus) -> PodState {
     let containers = status.container_statuses.as_deref().unwrap_or_default();
     let trainer = containers.iter().find(|container| container.name == TRAINER_CONTAINER);
@@ -213,7 +216,7 @@ fn state(status: &PodStatus) -> PodState {
             ran: None,
         }),
         (Some(ended), _) => PodState::Ended(Ended {
-            code: Some(ended.exit_code).filter(|_| ended.reason.as_deref() != Some("ContainerStatusUnknown")),
+            code: Some(ended.exit_code).filter(|_| !ended.reason.as_deref().is_some_and(|why| NO_CODE.contains(&why))),
             reason: ended.reason.clone(),
             message: clip_ending(ended.message.as_deref().unwrap_or_default()),
             at: ended.finished_at.as_ref().map(|time| time.0),

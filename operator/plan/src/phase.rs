@@ -304,6 +304,13 @@ pub(crate) fn enter(status: &mut TrainingJobStatus, phase: Phase, reason: Reason
     status.phase = Some(phase);
     status.reason = Some(reason.to_string());
     set_condition(status, ConditionType::Running, phase == Phase::Running, reason, message, now);
+    if matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended) {
+        // Nobody is replaced any more.
+        status.replacing.clear();
+        if status.conditions.iter().any(|condition| condition.type_ == ConditionType::Degraded.to_string()) {
+            set_condition(status, ConditionType::Degraded, false, reason, message, now);
+        }
+    }
 }
 
 /// A finished job never makes anything again.

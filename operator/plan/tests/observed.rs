@@ -65,3 +65,16 @@ fn a_node_that_reports_has_all_of_the_grace_period_and_another_one_no_more_than_
         assert_eq!((pod.unreachable, pod.stuck_at), (unreachable, Some(at(stuck))), "{grace} s, {unreachable}");
     }
 }
+
+#[test]
+fn a_container_that_its_node_lost_has_no_exit_code_of_its_own() {
+    for (reason, code, own) in
+        [("Error", 255, Some(255)), ("Unknown", 255, None), ("ContainerStatusUnknown", 137, None)]
+    {
+        let mut pod = running(10, false);
+        pod["status"]["phase"] = "Failed".into();
+        pod["status"]["containerStatuses"][0]["state"] = json!({"terminated": {"exitCode": code, "reason": reason}});
+        let PodState::Ended(ended) = seen(pod).state else { panic!("{reason}: it has ended") };
+        assert_eq!((ended.code, ended.reason.as_deref()), (own, Some(reason)));
+    }
+}
