@@ -154,9 +154,11 @@ impl Folder {
                 return Ok(());
             }
             let kept = unused(&self.path.join(EARLIER_MANIFEST));
-            fs::rename(&path, &kept).with_context(|| format!("rename {}", path.display()))?;
+            fs::hard_link(&path, &kept)
+                .or_else(|_| fs::copy(&path, &kept).map(drop))
+                .with_context(|| format!("copy {}", path.display()))?;
         }
-        fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+        replace(&path, &text)
     }
 }
 
@@ -239,10 +241,7 @@ impl Other {
 
     /// Asks the `lockstep run` at work there for so many workers.
     pub(crate) fn want_workers(&self, workers: u32) -> anyhow::Result<()> {
-        let (path, temporary) = (self.path.join(WANTED), self.path.join(format!("{WANTED}.tmp")));
-        fs::write(&temporary, workers.to_string())
-            .and_then(|()| fs::rename(&temporary, &path))
-            .with_context(|| format!("write {}", path.display()))
+        replace(&self.path.join(WANTED), &workers.to_string())
     }
 
     /// A manifest by which the run was begun, if it went on by another one.
@@ -270,8 +269,19 @@ impl Other {
 fn next_attempt(path: &Path) -> anyhow::Result<u32> {
     let before: Option<u32> = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
     let attempt = before.map_or(0, |before| before + 1);
-    fs::write(path, attempt.to_string()).with_context(|| format!("write {}", path.display()))?;
+    replace(path, &attempt.to_string())?;
     Ok(attempt)
+}
+
+/// Writes a file in one instant, in place of one of that name: whoever is killed, or finds the disk full, leaves that one as it was.
+fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
+    let temporary = path.with_added_extension("tmp");
+    let written = File::create(&temporary).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    });
+    written.with_context(|| format!("write {}", path.display()))
 }
 
 fn uid(path: &Path) -> anyhow::Result<String> {
@@ -281,7 +291,7 @@ fn uid(path: &Path) -> anyhow::Result<String> {
         return Ok(text.trim().to_owned());
     }
     let uid = uuid::Uuid::new_v4().to_string();
-    fs::write(path, &uid).with_context(|| format!("write {}", path.display()))?;
+    replace(path, &uid)?;
     Ok(uid)
 }
 

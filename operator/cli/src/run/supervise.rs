@@ -23,6 +23,8 @@ const FINISH: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(1);
 /// Seconds that a clean stop may take where the job's template does not say.
 const GRACE_SECONDS: u32 = 60;
+/// Time until a process that could not be started is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
 /// Time between two looks at what `lockstep scale` wants.
 const LOOK: Duration = Duration::from_millis(200);
 /// Namespace of jobs without a cluster.
@@ -101,7 +103,7 @@ impl Session {
                         }
                     }
                 },
-                () = sleep_until(start.unwrap_or(look)), if start.is_some() => job.start_pending()?,
+                () = sleep_until(start.unwrap_or(look)), if start.is_some() => job.start_pending(display),
                 signal = signals.next() => {
                     job.drain(signals, heard, display).await?;
                     return Ok(if job.finish.is_some() { Finish::Complete } else { Finish::Interrupted(signal) });
@@ -180,10 +182,11 @@ impl Supervised<'_> {
                 }
             }
             Said::Progress(progress) => {
-                if self.step.is_some_and(|step| step < progress.step) {
+                // What is done again is no progress.
+                if self.step.is_some_and(|furthest| furthest < progress.step) {
                     self.restarts.progressed();
                 }
-                self.step = Some(progress.step);
+                self.step = self.step.max(Some(progress.step));
                 display.phase(if progress.benchmark.is_some() { "measuring" } else { "training" });
                 display.progress(&progress);
                 heard.progress = Some(*progress);
@@ -244,15 +247,22 @@ impl Supervised<'_> {
         }
     }
 
-    fn start_pending(&mut self) -> anyhow::Result<()> {
+    /// Starts those that are due. One that cannot be started is tried again: the others hold the state, and train on or wait.
+    fn start_pending(&mut self, display: &Display) {
         let now = Instant::now();
         let (due, later) = std::mem::take(&mut self.pending).into_iter().partition(|(time, _)| *time <= now);
         self.pending = later;
         for (_, role) in due {
-            let process = self.session.process(role, self.workers)?;
-            self.children.add(&self.session.trainer, process)?;
+            let process = self.session.process(role, self.workers);
+            if let Err(error) = process.and_then(|process| self.children.add(&self.session.trainer, process)) {
+                let reason = format!("{error:#}");
+                if self.shown.as_ref() != Some(&reason) {
+                    display.note(&format!("{role} is not started, tried again every {} s: {reason}", AGAIN.as_secs()));
+                    self.shown = Some(reason);
+                }
+                self.pending.push((now + AGAIN, role));
+            }
         }
-        Ok(())
     }
 
     /// Has as many workers as `lockstep scale` asked for.
