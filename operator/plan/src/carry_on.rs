@@ -10,7 +10,7 @@ use crate::{
     Child, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
     failure::{Pulse, coordinator_is_gone, is_alive, last_failure, replaced_at, wanted},
-    phase::{deletion, enter, restart_pause_ends},
+    phase::{deletion, enter, restart_pause_ends, tell_not_degraded},
     pod_name,
     pods::pod,
     status::{Note, at_work, set_condition, told},
@@ -200,11 +200,8 @@ fn progress_of(
 fn tell_whether_degraded(job: &ValidJob, status: &mut TrainingJobStatus, present: &[&PodSeen], now: Timestamp) {
     let all = job.replicas.get();
     if status.replacing.is_empty() {
-        if status.conditions.iter().any(|condition| condition.type_ == ConditionType::Degraded.to_string()) {
-            let message = format!("none of {all} workers is missing");
-            set_condition(status, ConditionType::Degraded, false, Reason::AllWorkersJoined, &message, now);
-        }
-        return;
+        let message = format!("none of {all} workers is missing");
+        return tell_not_degraded(status, Reason::AllWorkersJoined, &message, now);
     }
     let missing: Vec<String> = status.replacing.iter().map(|entry| entry.worker.to_string()).collect();
     let message =

@@ -307,9 +307,14 @@ pub(crate) fn enter(status: &mut TrainingJobStatus, phase: Phase, reason: Reason
     if matches!(phase, Phase::Complete | Phase::Failed | Phase::Suspended) {
         // Nobody is replaced any more.
         status.replacing.clear();
-        if status.conditions.iter().any(|condition| condition.type_ == ConditionType::Degraded.to_string()) {
-            set_condition(status, ConditionType::Degraded, false, reason, message, now);
-        }
+        tell_not_degraded(status, reason, message, now);
+    }
+}
+
+/// Takes back that the job is degraded, if that was ever told.
+pub(crate) fn tell_not_degraded(status: &mut TrainingJobStatus, reason: Reason, message: &str, now: Timestamp) {
+    if status.conditions.iter().any(|condition| condition.type_ == ConditionType::Degraded.to_string()) {
+        set_condition(status, ConditionType::Degraded, false, reason, message, now);
     }
 }
 

@@ -191,7 +191,7 @@ impl Trainee {
         self.forget_lines();
     }
 
-    /// Those of steps that this worker did before may not be those of the state that it has now.
+    /// Lines of steps that this worker did before may not be those of the state that it has now.
     fn forget_lines(&mut self) {
         self.remembered.clear();
         self.evaluated.clear();
