@@ -9,7 +9,7 @@ use lockstep_api::{ConditionType, Phase, Reason, Replacing, TrainingJobStatus, V
 use crate::{
     Child, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
-    failure::{Pulse, coordinator_is_gone, is_alive, last_failure, replaced_at, wanted},
+    failure::{Pulse, coordinator_is_gone, hung_at, is_alive, last_failure, replaced_at, wanted},
     phase::{deletion, enter, restart_pause_ends, tell_not_degraded},
     pod_name,
     pods::pod,
@@ -47,14 +47,20 @@ pub(crate) fn carry_on(
             plan.delete.extend(deletion(pod, now));
         }
     }
-    let is_gone = |pod: &PodSeen| coordinator_is_gone(pod) || (pod.unreachable && pulse != Pulse::Whole);
-    for pod in present.iter().filter(|pod| pod.role == Role::Coordinator && is_gone(pod)) {
-        if let Some(time) = replaced_at(pod).filter(|time| *time > now) {
-            plan.look_again_at(time, now);
+    for pod in present.iter().filter(|pod| pod.role == Role::Coordinator) {
+        // While the whole group's steps are reported, it does its work.
+        let (is_silent, is_lost) = (pulse != Pulse::Whole, coordinator_is_gone(pod));
+        let (due, reason) = match hung_at(pod).filter(|_| pod.was_ready && is_silent) {
+            _ if is_lost => (replaced_at(pod).unwrap_or(now), "Lost"),
+            _ if pod.unreachable && is_silent => (now, "NodeLost"),
+            Some(hung) if is_alive(pod) => (hung, "Hung"),
+            _ => continue,
+        };
+        if due > now {
+            plan.look_again_at(due, now);
             continue;
         }
         if pod.stuck_at.is_none() {
-            let reason = if pod.unreachable { "NodeLost" } else { "Lost" };
             plan.events.push(Note::coordinator_lost(last_failure(pod, reason, now)));
         }
         plan.delete.extend(deletion(pod, now));

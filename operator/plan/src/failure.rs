@@ -13,7 +13,7 @@ const DRAIN_SECONDS: i64 = 60;
 /// Seconds that the other pods have to end once the training is done.
 const FINISH_SECONDS: i64 = 60;
 
-/// Seconds after which a worker that does not answer is held for hung, where training stands still for want of it.
+/// Seconds after which a pod that does not answer is held for hung, where training stands still, or tells nothing, for want of it.
 const HUNG_SECONDS: i64 = 60;
 
 /// A pod that lived for less than this many seconds is replaced so many seconds after its end, another one at once: one
@@ -224,11 +224,10 @@ fn losses(
     for (worker, pod) in workers.iter().filter(|(_, pod)| is_alive(pod) && pulse != Pulse::Whole) {
         if pod.unreachable {
             losses.gone.push(gone(*worker, pod, Cause::Lost, "NodeLost"));
-        } else if let (Pulse::Still { all }, Some(since)) = (pulse, pod.unready_since) {
+        } else if let (Pulse::Still { all }, Some(hung)) = (pulse, hung_at(pod)) {
             if !all && !pod.was_ready {
                 continue;
             }
-            let hung = since + SignedDuration::from_secs(HUNG_SECONDS);
             if hung <= now {
                 losses.gone.push(gone(*worker, pod, Cause::Failed, "Hung"));
             } else {
@@ -259,6 +258,11 @@ fn deleted(job: &ValidJob, worker: u32, now: Timestamp) -> LastFailure {
 /// Whether a coordinator has to be replaced; training goes on without it meanwhile.
 pub(crate) fn coordinator_is_gone(pod: &PodSeen) -> bool {
     matches!(end(pod), Some(End::Asked | End::Crashed | End::Drained | End::Lost(_)))
+}
+
+/// When a pod whose probe fails is held for hung.
+pub(crate) fn hung_at(pod: &PodSeen) -> Option<Timestamp> {
+    Some(pod.unready_since? + SignedDuration::from_secs(HUNG_SECONDS))
 }
 
 /// When a coordinator that is gone may be replaced, if not at once.

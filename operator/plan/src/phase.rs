@@ -175,7 +175,8 @@ fn pulse(
     let all = status.membership.as_ref().is_some_and(|membership| membership.world_size as usize >= run().count());
     // A worker may stop before anybody saw that it was ready.
     let took_part = all && run().all(|pod| pod.created.is_some() && pod.created <= reported);
-    let is_doubtful = run().any(|pod| pod.unready_since.is_some() || pod.unreachable);
+    let coordinator = present.iter().copied().filter(|pod| pod.role == Role::Coordinator);
+    let is_doubtful = run().chain(coordinator).any(|pod| pod.unready_since.is_some() || pod.unreachable);
     let pulse = match (stale, all) {
         (Some(_), true) => Pulse::Whole,
         (None, _) if took_part || status.phase == Some(Phase::Running) => Pulse::Still { all: took_part },

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -33,13 +34,22 @@ impl Cluster {
         self.signal_container(namespace, pod, "SIGSTOP")
     }
 
+    /// Takes a pod's network away; its node keeps its own.
+    ///
+    /// # Errors
+    /// As [`Self::kill_container`].
+    pub fn cut_off(&self, namespace: &str, pod: &str) -> anyhow::Result<()> {
+        let processes = fs::read_to_string(self.memory_group(namespace, pod)?.join("cgroup.procs"))?;
+        let process = processes.lines().next().context("nothing runs in the container")?;
+        run(Command::new("nsenter").args(["--target", process, "--net", "ip", "link", "set", "eth0", "down"]))
+    }
+
     /// Fills what the first container of a pod may have of memory, until the kernel kills what runs in it.
     ///
     /// # Errors
     /// As [`Self::kill_container`], or its memory has no limit.
     pub fn exhaust_memory(&self, namespace: &str, pod: &str) -> anyhow::Result<()> {
-        let (node, id) = self.container(namespace, pod)?;
-        let group = cgroups::memory_of(self.settings.name, node, &id).context("the container has no control group")?;
+        let group = self.memory_group(namespace, pod)?;
         let known = cgroups::killed_for_memory(&group);
         // Of all in the group the kernel then chooses what fills it last.
         for process in fs::read_to_string(group.join("cgroup.procs"))?.lines() {
@@ -65,6 +75,11 @@ impl Cluster {
         let (node, id) = self.container(namespace, pod)?;
         let init = self.init(node).with_context(|| format!("n{node} has no power"))?;
         run(ctr(init).args(["tasks", "kill", "--signal", signal, &id]))
+    }
+
+    fn memory_group(&self, namespace: &str, pod: &str) -> anyhow::Result<PathBuf> {
+        let (node, id) = self.container(namespace, pod)?;
+        cgroups::memory_of(self.settings.name, node, &id).context("the container has no control group")
     }
 
     /// The node and the id of the first container of a pod.

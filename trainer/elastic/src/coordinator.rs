@@ -46,6 +46,8 @@ pub const DEAD_AFTER: Duration = Duration::from_millis(2500);
 pub const RETURN_LIMIT: Duration = Duration::from_secs(30);
 /// How long the first group waits for all its members when fewer would do.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long a coordinator waits for any of those whom it has seen. Then another one may have a better line to them; they go on meanwhile.
+pub const DESERTED_AFTER: Duration = Duration::from_secs(60);
 /// How long planned changes are gathered, so that several become one.
 pub const JOIN_WINDOW: Duration = Duration::from_millis(500);
 /// How long newcomers that could be let in wait for others that still take the state over.
@@ -207,6 +209,9 @@ impl Coordinator {
     /// Everything that follows from the state and the time alone.
     fn advance(&mut self, now: Duration) {
         self.drop_the_silent(now);
+        if self.is_deserted(now) {
+            return self.end(Outcome::Deserted);
+        }
         self.call_back();
         if self.swapping.is_none() {
             match &self.phase {

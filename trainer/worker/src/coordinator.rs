@@ -165,6 +165,9 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
         Ok(Outcome::Fatal { message, .. }) => Err(Failure::fatal(message)),
         Ok(Outcome::Diverged { message, .. }) => Err(Failure::retry(message)),
         Ok(Outcome::Superseded) => Err(Failure::retry("another coordinator took over")),
+        Ok(Outcome::Deserted) => {
+            Err(Failure::retry("no worker was heard any more: another coordinator may have a better line to them"))
+        }
         Ok(Outcome::Stopped) => Err(Failure::retry("asked to stop before the group had drained")),
         Ok(Outcome::StoreFailed { message }) => Err(Failure::retry(message)),
         Err(error @ (StoreError::Record { .. } | StoreError::Io { .. })) => Err(Failure::fatal(error)),

@@ -144,6 +144,30 @@ fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
 }
 
 #[test]
+fn a_coordinator_that_hangs_or_reaches_nobody_is_made_anew_while_training_goes_on() {
+    let test = "a_coordinator_that_hangs_or_reaches_nobody_is_made_anew_while_training_goes_on";
+    let Some(cluster) = cluster(test) else { return };
+    let client = cluster.client();
+    let mut manifest = exact("lenet", LONG);
+    manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1.into();
+    let (hung, lonely) = (restricted(client, "hung"), restricted(client, "lonely"));
+    let jobs = [&hung, &lonely].map(|space| Job::apply(client, space.name(), "lenet", &manifest.to_string()));
+    jobs.iter().for_each(|job| job.wait_for_step(20));
+    cluster.freeze_container(hung.name(), "lenet-coordinator").expect("frozen");
+    cluster.cut_off(lonely.name(), "lenet-coordinator").expect("cut off");
+
+    for (job, namespace) in jobs.iter().zip([&hung, &lonely]) {
+        wait_for("the event", 2 * PATIENCE, || job.describe().contains("lenet-coordinator is made anew"))
+            .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
+        let last = job.reported_step();
+        let status = job.wait("news of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
+        let counts = ["restarts", "replacements", "failures"].map(|count| &status[count]);
+        assert_eq!(counts, [&0, &0, &0], "{status:#}");
+        assert_no_step_was_lost(&cluster, namespace.name(), job);
+    }
+}
+
+#[test]
 fn a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced() {
     let Some(cluster) = cluster("a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced") else { return };
     let client = cluster.client();

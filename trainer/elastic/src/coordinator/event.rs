@@ -109,6 +109,8 @@ pub enum Outcome {
     },
     /// Another coordinator took over; the group goes on with that one.
     Superseded,
+    /// Nobody was heard for [`DESERTED_AFTER`](super::DESERTED_AFTER); the group goes on, with another coordinator.
+    Deserted,
     /// Asked to stop before the group drained; it can go on with another coordinator.
     Stopped,
     /// The store failed for good.

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, fmt, time::Duration};
 
 use super::{
-    Command, Connection, Coordinator, DEAD_AFTER, Gathering, Outcome, Phase, RETURN_LIMIT, SUSPECT_AFTER,
-    following::Following, forming::REPLACED, running::RETURN_SOON,
+    Command, Connection, Coordinator, DEAD_AFTER, DESERTED_AFTER, Gathering, Outcome, Phase, RETURN_LIMIT,
+    SUSPECT_AFTER, following::Following, forming::REPLACED, running::RETURN_SOON,
 };
 use crate::{Digest, Hello, Incarnation, MemberId, Message, message::FrameError};
 
@@ -185,6 +185,7 @@ impl Coordinator {
             self.peers.iter().map(|(pod, peer)| (pod.clone(), peer.connection)).unzip();
         self.commands.extend(connections.into_iter().map(Command::Close));
         if trains {
+            self.away.extend(pods.iter().map(|pod| (pod.clone(), now)));
             self.peers.clear();
             self.pods.clear();
             self.leaving.clear();
@@ -194,6 +195,13 @@ impl Coordinator {
         for pod in pods {
             self.gone(&pod, NOBODY, now);
         }
+    }
+
+    /// Whether all whom it has seen have been gone for long. A group that is over waits for its record, and for nobody.
+    pub(super) fn is_deserted(&self, now: Duration) -> bool {
+        let waits = self.swapping.is_none() && matches!(self.phase, Phase::Gathering(_) | Phase::Preparing(_));
+        let last = self.away.values().max();
+        waits && self.peers.is_empty() && last.is_some_and(|since| now.saturating_sub(*since) >= DESERTED_AFTER)
     }
 
     /// Whether this very process is connected.

@@ -158,7 +158,7 @@ impl World {
                 }
                 self.start_anew();
             }
-            Outcome::Superseded | Outcome::Stopped => self.kill_coordinator(index),
+            Outcome::Superseded | Outcome::Deserted | Outcome::Stopped => self.kill_coordinator(index),
             other @ (Outcome::Fatal { .. } | Outcome::Diverged { .. } | Outcome::StoreFailed { .. }) => {
                 self.fail(format!("no reason for {other:?}: {}", self.picture()));
             }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockstep_elastic::{
     Hello, Message, Outcome, Record, Report,
-    coordinator::{Command, Config, Connection, DEAD_AFTER, Event, JOIN_WINDOW, RETURN_LIMIT, Stage},
+    coordinator::{Command, Config, Connection, DEAD_AFTER, DESERTED_AFTER, Event, JOIN_WINDOW, RETURN_LIMIT, Stage},
 };
 
 use super::{
@@ -66,6 +66,27 @@ fn a_coordinator_that_was_cut_off_takes_back_the_group_that_trains() {
     assert_eq!(table.stage(), Stage::Running);
     assert_eq!(table.wait(RETURN_LIMIT * 2, &[10, 11, 12]), []);
     assert!(table.stored.iter().all(|record| record.alloc_generation == 1), "no new generation");
+}
+
+#[test]
+fn a_coordinator_that_heard_nobody_for_long_makes_room_for_one_that_may() {
+    let deserted = |mut table: Table| {
+        let waited = table.wait(DESERTED_AFTER - ms(1000), &[]);
+        assert_eq!((end(&waited), asked(&waited)), (None, vec![]));
+        assert_eq!(end(&table.wait(ms(1500), &[])), Some(&Outcome::Deserted));
+    };
+    deserted(cut_off(3, 1));
+    let mut closed = Table::running(1, 1);
+    closed.closes(0);
+    deserted(closed);
+
+    let mut found_again = cut_off(2, 1);
+    found_again.wait(DESERTED_AFTER - ms(1000), &[]);
+    found_again.greets(10, returning(0, 1, false));
+    assert_eq!(end(&found_again.wait(DESERTED_AFTER * 2, &[10])), None);
+
+    let mut never_visited = restarted(2, 1);
+    assert_eq!(never_visited.wait(DESERTED_AFTER * 2, &[]), [], "they may have yet to be started");
 }
 
 #[test]
