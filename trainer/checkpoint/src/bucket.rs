@@ -225,7 +225,7 @@ impl Medium for Bucket {
     }
 
     /// What is put is stored.
-    fn sync_chunks(&self, _: &[(Chunk, Written)]) -> Result<(), CheckpointError> {
+    fn sync_chunk(&self, _: &Written) -> Result<(), CheckpointError> {
         Ok(())
     }
 

@@ -263,8 +263,11 @@ impl Medium for Files {
         Ok(Written::Unnamed(temporary))
     }
 
-    fn sync_chunks(&self, written: &[(Chunk, Written)]) -> Result<(), CheckpointError> {
-        unnamed(written).try_for_each(|(_, file)| self.perform(&Operation::Sync(file.clone())))
+    fn sync_chunk(&self, written: &Written) -> Result<(), CheckpointError> {
+        match written {
+            Written::Unnamed(file) => self.perform(&Operation::Sync(file.clone())),
+            Written::Unchanged | Written::Named => Ok(()),
+        }
     }
 
     fn name_chunks(&self, staging: &Path, written: &[(Chunk, Written)]) -> Result<(), CheckpointError> {

@@ -71,7 +71,7 @@ pub(crate) trait Medium: fmt::Debug + Send + Sync {
     ) -> Result<Written, CheckpointError>;
 
     /// Waits until the bytes of what was written are stored.
-    fn sync_chunks(&self, written: &[(Chunk, Written)]) -> Result<(), CheckpointError>;
+    fn sync_chunk(&self, written: &Written) -> Result<(), CheckpointError>;
 
     /// Gives what was written the names of its chunks; when this returns, they survive a power failure.
     fn name_chunks(&self, staging: &Path, written: &[(Chunk, Written)]) -> Result<(), CheckpointError>;

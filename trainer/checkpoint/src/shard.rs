@@ -1,4 +1,5 @@
 use std::{
+    collections::VecDeque,
     num::NonZeroU32,
     ops::Range,
     panic::resume_unwind,
@@ -90,7 +91,7 @@ impl Folder {
         let parts: Vec<_> = cut(range.clone(), self.chunk_bytes).collect();
         let next = AtomicUsize::new(0);
         let write = || {
-            let mut written = Vec::new();
+            let (mut written, mut synced) = (VecDeque::new(), Vec::new());
             let mut write = || {
                 while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if cancelled.load(Ordering::Relaxed) {
@@ -100,48 +101,71 @@ impl Folder {
                     let values = slice(values, within);
                     let contents = Contents::Values(&values);
                     let chunk = Chunk::of(part.start, &contents);
-                    written.push((chunk, self.medium.write_chunk(&staging, before.as_deref(), &chunk, contents)?));
+                    written.push_back((chunk, self.medium.write_chunk(&staging, before.as_deref(), &chunk, contents)?));
                 }
                 Ok(())
             };
             // Once all are written: meanwhile the storage has been at work, and these waits are short.
-            let stored = write().and_then(|()| self.medium.sync_chunks(&written));
-            (written, stored)
+            let stored = write().and_then(|()| self.sync(&mut written, &mut synced));
+            (written, synced, stored)
         };
-        let (mut written, stored) = thread::scope(|scope| {
+        let (written, mut synced, stored) = thread::scope(|scope| {
             let threads: Vec<_> = (1..self.at_once.min(parts.len())).map(|_| scope.spawn(write)).collect();
-            let (mut all, mut stored) = write();
+            let (mut written, mut synced, mut stored) = write();
             for thread in threads {
-                let (written, as_well) = thread.join().unwrap_or_else(|cause| resume_unwind(cause));
-                all.extend(written);
-                stored = stored.and(as_well);
+                let others = thread.join().unwrap_or_else(|cause| resume_unwind(cause));
+                written.extend(others.0);
+                synced.extend(others.1);
+                stored = stored.and(others.2);
             }
-            (all, stored)
+            (written, synced, stored)
         });
         if let Err(error) = stored {
             if !matches!(error, CheckpointError::Cancelled { .. }) {
-                self.keep_for_later(&staging, &written);
+                self.keep_for_later(&staging, written, synced);
             }
             return Err(error);
         }
-        written.sort_by_key(|(chunk, _)| chunk.start);
+        synced.sort_by_key(|(chunk, _)| chunk.start);
         // After all are written: the storage is slower when it is to finish one before it gets the next.
-        self.medium.name_chunks(&staging, &written)?;
-        let unchanged = written.iter().filter(|(_, written)| *written == Written::Unchanged);
+        self.medium.name_chunks(&staging, &synced)?;
+        let unchanged = synced.iter().filter(|(_, written)| *written == Written::Unchanged);
         receipt.unchanged_bytes = unchanged.map(|(chunk, _)| chunk.bytes).sum();
-        receipt.chunks = written.into_iter().map(|(chunk, _)| chunk).collect();
+        receipt.chunks = synced.into_iter().map(|(chunk, _)| chunk).collect();
         Ok(receipt)
+    }
+
+    /// Moves chunks from `written` to `synced`, each once it is stored; one that cannot be goes. A system that could not store a file tells of
+    /// it once, and says of the next attempt that all is well.
+    fn sync(
+        &self,
+        written: &mut VecDeque<(Chunk, Written)>,
+        synced: &mut Vec<(Chunk, Written)>,
+    ) -> Result<(), CheckpointError> {
+        while let Some(chunk) = written.pop_front() {
+            self.medium.sync_chunk(&chunk.1).inspect_err(|_| self.drop_chunk(&chunk.1))?;
+            synced.push(chunk);
+        }
+        Ok(())
     }
 
     /// Of a shard that could not be written whole: what is stored gets its name, so that the next attempt need not write it again; what
     /// cannot be stored goes, so that on a full disk it does not take the room of the next.
-    fn keep_for_later(&self, staging: &Path, written: &[(Chunk, Written)]) {
-        let kept = self.medium.sync_chunks(written).and_then(|()| self.medium.name_chunks(staging, written));
-        for (_, written) in written.iter().filter(|_| kept.is_err()) {
-            if let Written::Unnamed(file) = written {
-                // The error that matters is the one at hand.
-                let _ = self.medium.remove(file);
-            }
+    fn keep_for_later(
+        &self,
+        staging: &Path,
+        mut written: VecDeque<(Chunk, Written)>,
+        mut synced: Vec<(Chunk, Written)>,
+    ) {
+        let _ = self.sync(&mut written, &mut synced);
+        let unnamed = if self.medium.name_chunks(staging, &synced).is_err() { synced } else { Vec::new() };
+        written.iter().chain(&unnamed).for_each(|(_, written)| self.drop_chunk(written));
+    }
+
+    fn drop_chunk(&self, written: &Written) {
+        if let Written::Unnamed(file) = written {
+            // The error that matters is the one at hand.
+            let _ = self.medium.remove(file);
         }
     }
 }

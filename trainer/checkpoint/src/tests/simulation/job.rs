@@ -17,7 +17,7 @@ use super::{
     state::state,
 };
 use crate::{
-    CheckpointError, Committed, Ended, Folder, Part, Position, Pruned,
+    CheckpointError, Committed, Ended, Folder, Layout, Part, Position, Pruned,
     slot::Slot,
     snapshotter::{Work, Writer},
     tests::{
@@ -227,21 +227,14 @@ impl Job {
         let position = Position { step: self.step, generation: self.generation, ..Position::default() };
         let (state, writers) = (state(position, self.number), number(self.members));
         let layout = Arc::new(state.layout());
-        for writer in 0..self.members {
-            let values = state.values()[layout.values_of(&layout.shard(writer, writers))].to_vec();
-            let part = Part { position, layout: Arc::clone(&layout), writer, writers };
-            let name = format!("writer {writer} of {writers}, generation {}", self.generation);
-            self.begin(name, Role::Writer, move |worker| {
-                let cancelled = Arc::new(AtomicBool::new(false));
-                let digest = Box::new(|_: &[f32]| "of a part".to_owned());
-                Done::Ended(worker.perform(Work::Write { part, digest, values, cancelled }).ended)
-            });
-        }
         let mut written = 0;
-        let lives =
-            self.play(|done| written += u32::from(matches!(done, Done::Ended(Ended::Part { result: Ok(()), .. }))))?;
-        if !lives {
-            return Ok(false);
+        while written < self.members {
+            let Some(parts) = self.write(&state, &layout)? else { return Ok(false) };
+            written = parts;
+            // The last parts of all are written until they are stored.
+            if self.dice(|dice| dice.percent(50)) {
+                break;
+            }
         }
         let name = format!("committer of generation {}", self.generation);
         if written < self.members {
@@ -259,6 +252,25 @@ impl Job {
             Done::Ended(worker.perform(Work::Commit { position, layout, writers, facts, cancelled }).ended)
         });
         self.play(|_| {})
+    }
+
+    /// Has the members write their parts; how many did, where all live on.
+    fn write(&mut self, state: &State, layout: &Arc<Layout>) -> Result<Option<u32>, String> {
+        let (position, writers) = (state.position, number(self.members));
+        for writer in 0..self.members {
+            let values = state.values()[layout.values_of(&layout.shard(writer, writers))].to_vec();
+            let part = Part { position, layout: Arc::clone(layout), writer, writers };
+            let name = format!("writer {writer} of {writers}, generation {}", self.generation);
+            self.begin(name, Role::Writer, move |worker| {
+                let cancelled = Arc::new(AtomicBool::new(false));
+                let digest = Box::new(|_: &[f32]| "of a part".to_owned());
+                Done::Ended(worker.perform(Work::Write { part, digest, values, cancelled }).ended)
+            });
+        }
+        let mut written = 0;
+        let lives =
+            self.play(|done| written += u32::from(matches!(done, Done::Ended(Ended::Part { result: Ok(()), .. }))))?;
+        Ok(lives.then_some(written))
     }
 
     /// Somebody prunes by hand.
