@@ -26,7 +26,8 @@ impl Default for Costs {
 pub enum Choice {
     /// Always this one.
     Always(Algorithm),
-    /// Through shared memory where the group has it, else the cheapest for each length.
+    /// The cheapest for each length; a [`Communicator`](crate::Communicator) goes through shared memory where its group has it, as
+    /// [`Group::all_reduce_in_memory`](crate::Group::all_reduce_in_memory) does.
     Cheapest(Costs),
 }
 

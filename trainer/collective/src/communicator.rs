@@ -229,7 +229,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
 
     /// Has one of the [`LENGTHS`](crate::LENGTHS) that a fit of [`Costs`] needs summed after what is pending, beside what the caller
     /// computes; all ranks ask for it at the same place. All lengths together take as long as [`Group::measure_costs`]. What is submitted
-    /// later tells where it fails.
+    /// later tells where it fails, and whoever drops the communicator waits until it has ended.
     pub fn measure(&mut self) {
         if let Place::Group(group) = &mut self.place {
             group.queue.put(Order::Measure, true);

@@ -47,7 +47,7 @@ pub enum CollectiveError {
     /// A rank is in a newer generation already.
     #[error("rank {rank} is in generation {newer} already, this rank tried to form {generation}; join the newer one")]
     Superseded {
-        /// The rank.
+        /// The rank, by its number in either generation.
         rank: usize,
         /// The generation that this rank tried to form.
         generation: u64,
@@ -139,13 +139,13 @@ impl CollectiveError {
             | Self::PeerSilent { rank, .. }
             | Self::BadFrame { rank, .. }
             | Self::BadRecord { rank, .. }
-            | Self::WrongFrame { rank, .. }
-            | Self::Superseded { rank, .. } => Some(*rank),
+            | Self::WrongFrame { rank, .. } => Some(*rank),
             Self::PeerGaveUp { origin, .. } => Some(origin.rank),
             Self::NotFormed { missing, .. } => Some(missing.rank()),
             Self::PortInUse { .. }
             | Self::Listen { .. }
             | Self::NotInGroup { .. }
+            | Self::Superseded { .. }
             | Self::Aborted { .. }
             | Self::System { .. } => None,
         }

@@ -3,7 +3,7 @@ mod operations;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::algorithm::{Algorithm, Schedule};
 use crate::call::Operation;
@@ -16,7 +16,7 @@ use crate::link::Listener;
 use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, staging_size};
 use crate::mesh::Mesh;
 use crate::seat::{JobId, Seat};
-use crate::{Abort, CollectiveError};
+use crate::{Abort, CollectiveError, Missing};
 
 /// Schedules kept for operations that come again.
 const MAX_SCHEDULES: usize = 1024;
@@ -79,7 +79,8 @@ impl Group {
     /// failed to form a generation, or to go on in it, tries again in a newer one: others may count its first connections.
     ///
     /// # Errors
-    /// [`CollectiveError::NotFormed`] when a rank is missing at the end of `limits.forming`,
+    /// [`CollectiveError::NotFormed`] when a rank is missing at the end of `limits.forming`, or is silent for as long while the ranks tell
+    /// each other which hosts they are on and agree on shared memory,
     /// [`CollectiveError::Superseded`] when one is in a newer generation, [`CollectiveError::Aborted`] within
     /// milliseconds of `abort`, [`CollectiveError::NotInGroup`] when `peers` lacks this rank; those of an operation while the ranks
     /// tell each other which hosts they are on and agree on shared memory.
@@ -90,26 +91,50 @@ impl Group {
         limits: Limits,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
+        let begun = Instant::now();
         let mut group = Self::connect(listener, seat, peers, Shape::Mesh, limits, abort)?;
+        let patience = limits.forming.min(limits.silence);
+        group.mesh.set_silence(patience, patience)?;
+        group.get_acquainted(listener).map_err(|error| match error {
+            CollectiveError::PeerSilent { rank, waited, .. } => CollectiveError::NotFormed {
+                generation: seat.generation,
+                waited: begun.elapsed(),
+                missing: Missing::Unreached {
+                    rank,
+                    address: peers[rank],
+                    last_attempt: format!("connected, and silent for {waited:?} since"),
+                    others: 0,
+                },
+            },
+            error => error,
+        })?;
+        group.mesh.set_silence(limits.silence, limits.silence)?;
+        Ok(group)
+    }
+
+    /// Ranks that are connected tell each other which hosts they are on, and share memory where they may.
+    fn get_acquainted(&mut self, listener: &Listener) -> Result<(), CollectiveError> {
+        let (rank, world, limits) = (self.seat.rank, self.world(), self.limits);
         // Two ranks have nothing else to choose by it.
-        if peers.len() > 2 || (peers.len() == 2 && limits.waiting == Waiting::Adaptive) {
-            let mut names = vec![0; peers.len()];
-            names[seat.rank] = listener.host.cast_signed();
-            group.all_gather(Tag { step: u64::MAX, bucket: 0 }, &mut names)?;
-            group.hosts = Hosts::named(bytemuck::cast_slice(&names));
+        if world > 2 || (world == 2 && limits.waiting == Waiting::Adaptive) {
+            let mut names = vec![0; world];
+            names[rank] = listener.host.cast_signed();
+            self.all_gather(Tag { step: u64::MAX, bucket: 0 }, &mut names)?;
+            self.hosts = Hosts::named(bytemuck::cast_slice(&names));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        group.waiting = limits.waiting.resolved(group.hosts.beside(seat.rank), limits.threads, cores);
-        if limits.shares_memory && peers.len() > 1 && peers.iter().all(|peer| peer.ip() == peers[0].ip()) {
-            let segment = group.share(staging_size(peers.len()))?;
-            group.memory = segment.map(|segment| SharedMemory::on(segment, seat.rank, peers.len()));
+        self.waiting = limits.waiting.resolved(self.hosts.beside(rank), limits.threads, cores);
+        let is_one_host = self.addresses.iter().all(|peer| peer.ip() == self.addresses[0].ip());
+        if limits.shares_memory && world > 1 && is_one_host {
+            let segment = self.share(staging_size(world))?;
+            self.memory = segment.map(|segment| SharedMemory::on(segment, rank, world));
         }
-        Ok(group)
+        Ok(())
     }
 
     /// Forms a star: the last rank of `peers` is connected with each of the others, and those with nobody else. [`Group::send`] and
     /// [`Group::receive`] between the two are all that can be done in it. Only the last rank needs `listener` for connections that come:
-    /// the others may form another group through theirs meanwhile.
+    /// the others may form another group through theirs meanwhile. What needs any other connection panics.
     ///
     /// # Errors
     /// As [`Group::form`].

@@ -8,7 +8,8 @@
 //! starts any other [`Collective`], until an [`Abort`] ends it from any other thread. A [`Background`] does so with every operation of a
 //! group on elements of any type, and has a [`Handle`] for each.
 //!
-//! The crate knows no layers and reads no environment.
+//! The crate knows no layers and reads no environment: who starts the ranks tells each the addresses of all, those that the others reach
+//! it by. `examples/bandwidth.rs` is a program of several ranks.
 //!
 //! ```
 //! use lockstep_collective::{Abort, CollectiveError, Communicator, JobId, Limits, Listener, Seat};

@@ -8,10 +8,11 @@ use crate::stripes::Sockets;
 /// What a group may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long a group may take to form.
+    /// How long the ranks of a group may take to connect, and then one to tell the others anything, before the group is formed.
     pub forming: Duration,
     /// How long a rank may go without a byte moving in an operation. It must exceed the time by which one rank may come to
-    /// an operation later than another, and the longest operation.
+    /// an operation later than another, and the longest operation. So long, too, a peer's system may acknowledge nothing, until
+    /// [`Group::set_silence`](crate::Group::set_silence) says otherwise.
     pub silence: Duration,
     /// How a rank waits for bytes; [`Waiting::Adaptive`] on all ranks or none.
     pub waiting: Waiting,

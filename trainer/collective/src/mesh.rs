@@ -27,6 +27,8 @@ pub(crate) struct Mesh {
     /// By rank; none to this one itself.
     peers: Box<[Option<Stripes>]>,
     silence: Duration,
+    /// How long a peer's system may acknowledge nothing.
+    unacknowledged: Duration,
     /// The rank for which bytes were taken that are not out. One at most, so that a rank waits for what it would wait for if each had
     /// a single connection, which takes only what it sends.
     unsent: Option<usize>,
@@ -56,7 +58,7 @@ impl Mesh {
     pub(crate) fn over(peers: Vec<Vec<Connection>>, silence: Duration, abort: &Abort) -> Result<Self, CollectiveError> {
         peers.iter().flatten().try_for_each(|connection| abort.guard(connection.socket()))?;
         let stripes = |connections: Vec<_>| (!connections.is_empty()).then(|| Stripes::over(connections));
-        Ok(Self { peers: peers.into_iter().map(stripes).collect(), silence, unsent: None })
+        Ok(Self { peers: peers.into_iter().map(stripes).collect(), silence, unacknowledged: silence, unsent: None })
     }
 
     pub(crate) fn world(&self) -> usize {
@@ -68,7 +70,7 @@ impl Mesh {
             set_unacknowledged(socket, unacknowledged)
                 .map_err(|error| CollectiveError::system("set a socket's timeout", error))?;
         }
-        self.silence = silence;
+        (self.silence, self.unacknowledged) = (silence, unacknowledged);
         Ok(())
     }
 
@@ -200,14 +202,14 @@ impl Mesh {
     fn stripes(&self, rank: usize) -> &Stripes {
         match &self.peers[rank] {
             Some(peer) => peer,
-            None => unreachable!("no schedule has a rank send to itself"),
+            None => panic!("rank {rank} is not connected with this one: in a star only its centre is"),
         }
     }
 
     fn peer(&mut self, rank: usize) -> &mut Stripes {
         match &mut self.peers[rank] {
             Some(peer) => peer,
-            None => unreachable!("no schedule has a rank send to itself"),
+            None => panic!("rank {rank} is not connected with this one: in a star only its centre is"),
         }
     }
 
@@ -234,10 +236,16 @@ impl Mesh {
             Errno::PIPE | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::SHUTDOWN => {
                 CollectiveError::PeerClosed { rank, at: None }
             }
-            // A host that has vanished is unreachable by the time that its silence is over.
-            Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => {
-                CollectiveError::PeerSilent { rank, waited: self.silence, at: None }
-            }
+            // What the network said last of a host that has vanished, or a firewall, is told when its silence is over.
+            Errno::TIMEDOUT
+            | Errno::HOSTUNREACH
+            | Errno::HOSTDOWN
+            | Errno::NETUNREACH
+            | Errno::NETDOWN
+            | Errno::NONET
+            | Errno::CONNREFUSED
+            | Errno::ACCESS
+            | Errno::PERM => CollectiveError::PeerSilent { rank, waited: self.unacknowledged, at: None },
             error => CollectiveError::system(format!("exchange bytes with rank {rank}"), error.into()),
         }
     }

@@ -40,6 +40,7 @@ impl AgreedPlan {
 
     /// The plan of a group of one, who agrees with himself.
     pub(crate) fn alone(plan: Plan) -> Self {
+        assert!(Plan::from_words(&plan.to_words()).as_ref() == Some(&plan), "no plan: {plan:?}");
         Self(plan)
     }
 
@@ -134,12 +135,12 @@ impl Group {
             Choice::Cheapest(_) => true,
         };
         let read = |words: &[u64]| Plan::from_words(words).filter(fits);
-        let mut words = if self.seat().rank == 0 { propose().to_words() } else { Vec::new() };
-        assert!(
-            self.seat().rank != 0 || read(&words).is_some(),
-            "a plan of {} words is none for {world} ranks",
-            words.len()
-        );
+        let mut words = Vec::new();
+        if self.seat().rank == 0 {
+            let plan = propose();
+            words = plan.to_words();
+            assert!(read(&words).as_ref() == Some(&plan), "no plan for {world} ranks: {plan:?}");
+        }
         let mut length = [words.len() as u64];
         self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut length))?;
         let refused = |found: String| CollectiveError::WrongFrame {
@@ -178,6 +179,13 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "no plan")]
+    fn buckets_that_leave_something_out_are_no_plan() {
+        let hosts = Hosts::named(&[4]);
+        AgreedPlan::alone(Plan { buckets: vec![0..10, 20..30], choice: Choice::default(), wire: Wire::F32, hosts });
     }
 
     #[test]

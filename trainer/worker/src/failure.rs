@@ -1,6 +1,6 @@
 //! Why a process ends before its work is done, and what that means for the job.
 
-use std::{borrow::Borrow, fmt::Display, fs, path::Path};
+use std::{borrow::Borrow, error::Error, fmt::Display, fs, iter, path::Path};
 
 use lockstep_collective::CollectiveError;
 use lockstep_elastic::Break;
@@ -63,7 +63,7 @@ impl Failure {
         let error = error.borrow();
         let missing = error.peer().filter(|_| matches!(error, CollectiveError::NotFormed { .. }));
         let unreached = missing.map(|rank| rank as u32);
-        Self::Broken(Break { reason: error.to_string(), unreached, origin: error.origin() })
+        Self::Broken(Break { reason: with_causes(error), unreached, origin: error.origin() })
     }
 
     /// What the coordinator is told of a group that broke.
@@ -91,6 +91,12 @@ impl Failure {
     }
 }
 
+/// An error and what caused it, in one line.
+pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let chain = iter::successors(Some(error), |error| (*error).source());
+    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 fn of_grace(drain: Option<&Drain>) -> String {
     drain.map(|drain| format!(": {drain}")).unwrap_or_default()
 }
@@ -99,5 +105,20 @@ fn of_grace(drain: Option<&Drain>) -> String {
 pub(crate) fn leave(path: &Path, ending: &Ending) {
     if let Err(problem) = fs::write(path, ending.to_line()) {
         error!(path = %path.display(), %problem, "the ending could not be written");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, sync::Arc};
+
+    use super::*;
+
+    #[test]
+    fn a_group_that_breaks_says_what_the_system_or_the_peer_said() {
+        let source = Arc::new(io::Error::other("no buffer space"));
+        let error = CollectiveError::System { attempted: "exchange bytes with rank 3".to_owned(), source };
+        let Failure::Broken(broken) = Failure::lost(error) else { panic!("the group is broken") };
+        assert_eq!(broken.reason, "cannot exchange bytes with rank 3: no buffer space");
     }
 }

@@ -23,7 +23,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     credentials::identity,
-    failure::{Failure, leave},
+    failure::{Failure, leave, with_causes},
     feeds::Newcomers,
     grace::Drain,
     metrics::Metrics,
@@ -89,7 +89,8 @@ impl<'a> Member<'a> {
         data: Digest,
         held: State,
     ) -> Result<(Self, Place), Failure> {
-        let listener = Listener::bind(data_address(launch)?, launch.ports.data).map_err(Failure::fatal)?;
+        let listener = Listener::bind(data_address(launch)?, launch.ports.data)
+            .map_err(|error| Failure::fatal(with_causes(&error)))?;
         let listener = match identity(launch)? {
             Some(identity) => listener.with_identity(identity),
             None => listener,

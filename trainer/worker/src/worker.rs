@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use crate::{
     benchmark,
     communication::{self, Agreed, Before, Places},
-    failure::Failure,
+    failure::{Failure, with_causes},
     follow::until_let_in,
     member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
     metrics::Metrics,
@@ -201,7 +201,7 @@ impl Run<'_> {
         trainee.put_gradients(arena, beside);
         let places = trainee.meet(group);
         let agreed = self.agree(trainee, &mut ranks, places)?;
-        let mut communicator = Communicator::over(ranks).map_err(Failure::retry)?;
+        let mut communicator = Communicator::over(ranks).map_err(|error| Failure::retry(with_causes(&error)))?;
         communicator.follow(&agreed.plan);
         self.work().during(Activity::Computing, || self.bound(trainee, saver, group, communicator, &agreed))
     }

@@ -57,7 +57,13 @@ impl Dial {
             Dialling::Connecting { since, .. } if since.elapsed() >= MAX_CONNECTING => {
                 Err(format!("no answer within {MAX_CONNECTING:?}"))
             }
-            Dialling::Connecting { socket, since } => greet(socket, since, seat, self.place, silence, identity),
+            Dialling::Connecting { socket, since } => {
+                let greeted = greet(socket, since, seat, self.place, silence, identity);
+                if matches!(greeted, Ok(Dialling::Greeting(_))) {
+                    self.last_attempt = "connected, but it is not forming this group yet".to_owned();
+                }
+                greeted
+            }
             Dialling::Greeting(caller) => self.hear_answer(caller, seat)?,
             Dialling::Joined(connection) => Ok(Dialling::Joined(connection)),
         };

@@ -201,13 +201,14 @@ impl Group {
         self.run(Operation::AllToAll, tag, length, data, None)
     }
 
-    /// Sends `data` to another rank, which calls [`Group::receive`] with the same tag.
+    /// Sends `data` to another rank, which calls [`Group::receive`] with the same tag. It returns once the system has taken all of it: two
+    /// ranks that both send first wait for each other where that is more than their sockets hold. [`Group::all_to_all`] exchanges.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// When `to` is this rank or none.
+    /// When `to` is this rank, or none that this one is connected with.
     pub fn send<T: Element>(&mut self, to: usize, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
         let from = self.seat.rank;
         self.run(Operation::Send { from, to }, tag, data.len(), data, None)
@@ -219,7 +220,7 @@ impl Group {
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// When `from` is this rank or none.
+    /// When `from` is this rank, or none that this one is connected with.
     pub fn receive<T: Element>(
         &mut self,
         from: usize,

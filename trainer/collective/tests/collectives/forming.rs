@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME};
 use lockstep_collective::{
-    Abort, CollectiveError, Group, Header, JobId, Kind, Limits, Listener, Missing, Reduction, Seat, Tag,
+    Abort, CollectiveError, Group, Header, JobId, Kind, Limits, Listener, Missing, Reduction, Seat, Tag, Waiting,
 };
 
 use crate::group::{GENERATION, PATIENT, ends, listener, seat};
@@ -111,6 +111,21 @@ fn a_rank_left_in_an_older_generation_learns_of_the_newer() {
             });
         });
     }
+}
+
+#[test]
+fn a_rank_that_connects_and_is_silent_is_named_as_one_that_never_comes() {
+    let error = ends(|| {
+        let second = listener();
+        let peers = [deserted(5), second.address()];
+        let _silent = call(peers[1], &greeting(Kind::Hello, 0).encode());
+        let limits = Limits { forming: Duration::from_millis(300), waiting: Waiting::Adaptive, ..PATIENT };
+        Group::form(&second, seat(1), &peers, limits, &Abort::new()).unwrap_err()
+    });
+    let CollectiveError::NotFormed { missing: Missing::Unreached { rank: 0, last_attempt, .. }, .. } = error else {
+        panic!("{error}")
+    };
+    assert!(last_attempt.contains("connected, and silent"), "{last_attempt}");
 }
 
 #[test]
