@@ -167,13 +167,18 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
         }
     }
     let mut lines = Vec::new();
-    let mut damaged = 0;
+    let (mut damaged, mut whole) = (0, 0);
     for listed in &all {
         let step = listed.step;
         let found = match folder.verify(listed) {
             Ok(found) => found.map_err(|reason| format!("damaged: {reason}")),
             Err(error) => Err(format!("not verified: {error}")),
         };
+        if found.is_err() && is_gone(folder, listed)? {
+            eprintln!("step {step} was deleted meanwhile");
+            continue;
+        }
+        whole += usize::from(found.is_ok());
         damaged += usize::from(found.is_err());
         if json {
             lines.push(match &found {
@@ -192,7 +197,7 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
     if json {
         writeln!(out, "{:#}", json!(lines))?;
     } else {
-        writeln!(out, "{} of {} whole", all.len() - damaged, all.len())?;
+        writeln!(out, "{whole} of {} whole", whole + damaged)?;
     }
     Ok(if damaged == 0 { Outcome::Done } else { Outcome::Damaged })
 }
@@ -254,13 +259,22 @@ fn newest_whole(
     folder: &Folder,
     mut read: impl FnMut(&Listed) -> Result<Result<Checkpoint, String>, CheckpointError>,
 ) -> Result<Checkpoint, Problem> {
-    for listed in folder.list()? {
-        match read(&listed)? {
-            Ok(whole) => return Ok(whole),
-            Err(reason) => eprintln!("step {} is passed over: {reason}", listed.step),
+    'listed: loop {
+        for listed in folder.list()? {
+            match read(&listed)? {
+                Ok(whole) => return Ok(whole),
+                // A job that goes on keeps newer ones.
+                Err(_) if is_gone(folder, &listed)? => continue 'listed,
+                Err(reason) => eprintln!("step {} is passed over: {reason}", listed.step),
+            }
         }
+        return Err(Problem::NoneWhole { path: folder.path().display().to_string() });
     }
-    Err(Problem::NoneWhole { path: folder.path().display().to_string() })
+}
+
+/// Whether a checkpoint was deleted since it was listed.
+fn is_gone(folder: &Folder, listed: &Listed) -> Result<bool, CheckpointError> {
+    Ok(folder.list()?.iter().all(|now| now.path != listed.path))
 }
 
 fn borrowed(tensors: &[OwnedTensor]) -> Vec<Tensor<'_>> {
@@ -389,6 +403,25 @@ mod tests {
         let (_, text) = said(&Action::Export { place: place(&root, false), step: None, output: output.clone() });
         assert!(text.contains("step 2: 1 tensors written"), "{text}");
         assert!(std::fs::read(output).expect("written").ends_with(&[2.0_f32, 0.5].map(f32::to_le_bytes).concat()));
+    }
+
+    #[test]
+    fn a_checkpoint_that_its_job_deletes_meanwhile_is_not_damaged_and_newer_ones_are_looked_for() {
+        let root = folder();
+        let folder = Folder::open_existing(root.path()).expect("opens");
+        let (aside, place) = (root.path().join("aside"), root.path().join("checkpoints/step-00000002"));
+        std::fs::rename(&place, &aside).expect("moved");
+        let mut looked_at = Vec::new();
+        let newest = newest_whole(&folder, |listed| {
+            looked_at.push(listed.step);
+            if listed.step == 3 {
+                std::fs::remove_dir_all(&listed.path).expect("deleted");
+                std::fs::rename(&aside, &place).expect("moved back");
+            }
+            folder.verify(listed)
+        });
+        assert!(newest.is_ok_and(|newest| newest.position.step == 2));
+        assert_eq!(looked_at, [3, 2]);
     }
 
     #[test]
