@@ -22,6 +22,9 @@ use crate::{
 /// What a save in progress is called, so that no reader takes it for a checkpoint.
 pub(crate) const TEMPORARY: &str = ".tmp-";
 
+/// A file that is stored in one piece, such as a model, until it is.
+const STORED: &str = "file";
+
 /// A job's folder in a file system.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
@@ -167,7 +170,12 @@ impl Medium for Files {
             let staged = Staged::of_name(name.strip_prefix(TEMPORARY)?);
             Some(Leftover { staged, path: self.checkpoints().join(name) })
         };
-        Ok(self.names(&self.checkpoints())?.into_iter().filter_map(leftover).collect())
+        let left_beside = |name: String| {
+            name.starts_with(&format!("{TEMPORARY}{STORED}-"))
+                .then(|| Leftover { staged: None, path: self.root.join(name) })
+        };
+        let (beside, below) = (self.names(&self.root)?, self.names(&self.checkpoints())?);
+        Ok(beside.into_iter().filter_map(left_beside).chain(below.into_iter().filter_map(leftover)).collect())
     }
 
     fn discard(&self, leftover: Leftover) -> Result<(), CheckpointError> {
@@ -216,7 +224,7 @@ impl Medium for Files {
 
     fn store(&self, path: &Path, contents: Contents<'_>) -> Result<(), CheckpointError> {
         let folder = path.parent().unwrap_or(Path::new("."));
-        let temporary = self.temporary_in(folder, "file");
+        let temporary = self.temporary_in(folder, STORED);
         let stored = [
             Operation::Write(temporary.clone(), contents),
             Operation::Sync(temporary.clone()),

@@ -157,10 +157,11 @@ fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
     for torn in [unknown, staging(&folder, 4, 1), staging(&folder, 6, 0)] {
         fs::create_dir_all(torn.join("inner")).expect("a torn save");
     }
+    fs::write(root.path().join(".tmp-file-0123456789abcdef"), "half a model").expect("a torn export");
     let under_way = staging(&folder, 6, 1);
     fs::create_dir(&under_way).expect("a save under way");
     let pruned = folder.prune(number(2), &State::at(0).identity).expect("pruned");
-    assert_eq!((pruned.steps, pruned.leftovers), (vec![3, 2, 1], 3));
+    assert_eq!((pruned.steps, pruned.leftovers), (vec![3, 2, 1], 4));
     assert_eq!(steps(&folder), [5, 4]);
     let left: Vec<_> = leftovers(&folder).into_iter().map(|leftover| leftover.path).collect();
     assert_eq!(left, [under_way]);
