@@ -10,7 +10,8 @@
 //! ```
 //!
 //! By then the journal has a line of step s + 1, which will not be done again. When the group changes, what is not being committed is
-//! given up, and the next group's is due at once: a part may have been lost with its rank.
+//! given up, and mostly that too: the next one that reports clears it away. The next group's is due at once: a part may have been lost with
+//! its rank.
 
 use std::{
     num::NonZeroU32,
@@ -341,6 +342,10 @@ impl<'a> Saver<'a> {
                         self.tell(committed, committing);
                     }
                     (Err(CheckpointError::Cancelled { .. }), _) | (Ok(_), None) => {}
+                    // The one that reports now has cleared its parts away.
+                    (Err(error), Some(Committing { copied, .. })) if copied.position.generation < self.generation => {
+                        info!(%error, step = copied.position.step, "checkpoint given up with its group");
+                    }
                     (Err(error), _) => {
                         self.ended = Instant::now();
                         self.metrics.checkpoint_failures.inc();
