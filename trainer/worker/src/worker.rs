@@ -226,7 +226,6 @@ impl Run<'_> {
             communicator,
             agreed,
         )?;
-        // A large journal takes its time on slow storage, as a large state does.
         self.work().during(Activity::Waiting, || self.check_shared(&mut rank, group))?;
         let mut reporter = if group.reports() {
             let Member { membership, metrics, .. } = self.member;
@@ -371,14 +370,14 @@ impl Run<'_> {
         Ok(found.pop_if(|away| *away == 0.0).map(|_| found))
     }
 
-    /// A group that broke while it evaluated has done the step before it already.
+    /// A group that broke while it evaluated has done the step before it already. All wait here for the one that opens the journal: a large
+    /// one takes its time on slow storage.
     fn make_up_evaluation(&self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let step = rank.step();
-        if step == 0 || !step.is_multiple_of(rank.recipe().steps_per_epoch) {
-            return Ok(());
-        }
-        let mut owed = [f32::from(u8::from(reporter.as_ref().is_some_and(|reporter| !reporter.has_evaluated(step))))];
-        rank.sum(&mut owed)?;
+        let ends_epoch = step > 0 && step.is_multiple_of(rank.recipe().steps_per_epoch);
+        let lacks = |reporter: &&mut Reporter<'_>| ends_epoch && !reporter.has_evaluated(step);
+        let mut owed = [f32::from(u8::from(reporter.as_ref().is_some_and(lacks)))];
+        self.work().during(Activity::Waiting, || rank.sum(&mut owed))?;
         if owed == [0.0] { Ok(()) } else { self.evaluate(rank, reporter) }
     }
 
