@@ -113,8 +113,13 @@ impl Attempt<'_> {
                 format!("set {}, in a cluster by envFrom from a Secret", variables.credentials)
             }
             Cause::Denied(_) => format!(
-                "see that {} are right and may read, write, list and delete objects there",
-                variables.credentials
+                "see that {} are right and may read, write, list and delete objects there{}",
+                variables.credentials,
+                if *worked {
+                    "; a worker keeps those that it began with: delete the pods one by one once they are right"
+                } else {
+                    ""
+                }
             ),
             Cause::Refused(_) => format!("check spec.checkpoint.uri and {}", variables.endpoint),
             Cause::Unreachable(_) => format!("check {} and the network", variables.endpoint),
