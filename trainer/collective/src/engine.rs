@@ -10,6 +10,7 @@ use crate::algorithm::{Arrival, MAX_FRAME, Receive, Schedule, Send};
 use crate::element::MAX_ELEMENT_BYTES;
 use crate::farewell::{self, FAREWELL_BYTES};
 use crate::frame::{HEADER_BYTES, Header, Kind};
+use crate::idle::Idle;
 use crate::limits::Waiting;
 use crate::mesh::{Mesh, Wanted};
 use crate::position::Position;
@@ -143,7 +144,7 @@ impl Execution<'_> {
 
     fn go_on(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let started = Instant::now();
-        let mut idle_since = None;
+        let mut idle: Option<Idle> = None;
         loop {
             let sent = self.send(progress, data)?;
             let received = self.receive(progress, data)?;
@@ -151,15 +152,16 @@ impl Execution<'_> {
                 return Ok(Transferred { took: started.elapsed(), ..progress.transferred });
             }
             if sent || received {
-                idle_since = None;
+                idle = None;
                 continue;
             }
-            let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
-            if self.waiting.looks_again(idle) {
+            let now = Instant::now();
+            let found_nothing = idle.get_or_insert_with(|| Idle::since(now)).look(now);
+            if self.waiting.looks_again(found_nothing) {
                 std::hint::spin_loop();
                 continue;
             }
-            self.mesh.wait(self.wanted(progress), idle)?;
+            self.mesh.wait(self.wanted(progress), found_nothing)?;
         }
     }
 

@@ -49,6 +49,7 @@ mod frame;
 mod group;
 mod hosts;
 mod identity;
+mod idle;
 mod limits;
 mod link;
 mod measure;

@@ -24,6 +24,7 @@ use socket2::SockRef;
 use crate::connection::Connection;
 use crate::crc32c::crc32c;
 use crate::frame::HEADER_BYTES;
+use crate::idle::LONGEST_SLEEP;
 use crate::session::Broken;
 
 /// The most connections that a pair of ranks may have.
@@ -33,8 +34,6 @@ const MAX_SEGMENT_BYTES: usize = (64 << 10) + HEADER_BYTES;
 const SEGMENT_HEADER_BYTES: usize = 16;
 /// Unsent bytes that the system takes over on one of several connections: more would wait behind a slow one while others are free.
 const UNSENT_BYTES: u32 = 128 << 10;
-/// Sleeps are cut into pieces of a length that the system can count.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1 << 20);
 
 /// How many connections each pair of ranks has: from 1 to [`MAX_SOCKETS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -406,7 +405,7 @@ impl Default for Watched<'_> {
 }
 
 impl Watched<'_> {
-    /// Sleeps until something is there, but no longer than `limit`.
+    /// Sleeps until something is there, but no longer than `limit`, and [`LONGEST_SLEEP`].
     pub(crate) fn poll(&mut self, limit: Duration) -> Result<(), Errno> {
         let limit = limit.min(LONGEST_SLEEP);
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };

@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 use rustix::param::page_size;
 
 use crate::call::Call;
+use crate::idle::Idle;
 use crate::limits::Waiting;
 use crate::mesh::Mesh;
 use crate::position::Position;
@@ -250,16 +251,17 @@ impl SharedMemory {
         }
         patience.abort.check()?;
         let started = Instant::now();
-        let mut looked = started;
+        let (mut idle, mut looked) = (Idle::since(started), started);
         while let Some(arrivals) = self.lacks(rank) {
             let now = Instant::now();
-            if patience.waiting.looks_again(now.duration_since(started)) {
+            let waited = idle.look(now);
+            if patience.waiting.looks_again(waited) {
                 std::hint::spin_loop();
                 continue;
             }
             if now.duration_since(looked) >= TICK {
                 patience.abort.check()?;
-                self.look_after_the_absent(rank, now.duration_since(started), patience.mesh)?;
+                self.look_after_the_absent(rank, waited, patience.mesh)?;
                 looked = now;
             }
             self.staging.desk(rank).meeting.sleep(arrivals);
