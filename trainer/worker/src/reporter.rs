@@ -8,7 +8,7 @@ use std::{
 
 use lockstep_elastic::{Group, Membership};
 use lockstep_launch::Progress;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::{
     communication::Agreed,
@@ -24,6 +24,9 @@ use crate::{
 
 /// Time between two reports to the coordinator.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Steps that a journal may lack and has a line for each all the same: lines are written every second or so.
+const MOST_UNSEEN: u64 = 100_000;
 
 /// What one worker does besides training: journal, and reports.
 pub(crate) struct Reporter<'a> {
@@ -68,9 +71,12 @@ impl<'a> Reporter<'a> {
             communication: communication.report,
             ..Progress::default()
         };
-        // The journal of the one before ended with its pod.
-        if kept.step == 0 && !storage.keeps_journals() {
-            kept.step = trainee.remembered_after(0).next().map_or(group.base.step, |line| line.step - 1);
+        // The journal of the one before ended with its pod, or somebody took it away.
+        let lacks = group.base.step.saturating_sub(kept.step);
+        if (kept.step == 0 && !storage.keeps_journals()) || lacks > MOST_UNSEEN {
+            let first = trainee.remembered_after(kept.step).next().map_or(group.base.step + 1, |line| line.step);
+            info!(first, base = group.base.step, "the journal has no lines of the steps before");
+            kept.step = first - 1;
         }
         let reported = None;
         let communication_record = communication.record.clone();
