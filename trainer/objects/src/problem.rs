@@ -254,6 +254,17 @@ mod tests {
     }
 
     #[test]
+    fn who_is_denied_what_worked_before_is_told_that_new_credentials_need_a_new_process() {
+        let uri: ObjectUri = "s3://bucket/job".parse().expect("a URI");
+        let told = |worked| {
+            let attempt = Attempt { uri: &uri, verb: "writing", key: "k", tries: 1, lasted: Duration::ZERO, worked };
+            attempt.ended(&Cause::Denied("ExpiredToken".to_owned())).to_string()
+        };
+        assert!(told(true).contains("keeps those that it began with"), "{}", told(true));
+        assert!(!told(false).contains("keeps those that it began with"), "{}", told(false));
+    }
+
+    #[test]
     fn of_an_answer_only_code_and_message_are_passed_on() {
         let body = "Server returned non-2xx status code: 403 Forbidden: <?xml?><Error><Code>SignatureDoesNotMatch</Code>\
                     <Message>The signature does not match.</Message><StringToSign>AWS4 secret</StringToSign></Error>";
