@@ -42,9 +42,9 @@ pub struct Saved {
 /// What has the place of a checkpoint that is to be committed.
 enum Place {
     Free,
-    /// A whole one of the same state, or of a group that is not older: it is kept.
+    /// A whole one of a group that is not older: it is kept.
     Kept(Saved),
-    /// Damaged ones, or another state that an older group has left.
+    /// Damaged ones, or what an older group has left.
     Others,
 }
 
@@ -52,8 +52,8 @@ impl Folder {
     /// Makes a checkpoint of shards that were [written](Folder::write_shard), all of them; when this returns, it survives a power
     /// failure. Of all members one commits.
     ///
-    /// A whole checkpoint of the same job and step is kept as it is and returned, unless an older generation has left another state
-    /// there. The new one then lies beside it, as it does beside a damaged one, and is the newer of the two.
+    /// A whole checkpoint of the same job and step is kept as it is and returned, unless an older generation has left it. The new one then
+    /// lies beside it, as it does beside a damaged one, and is the newer of the two.
     ///
     /// # Errors
     /// [`CheckpointError::Shards`] where a part is missing, [`CheckpointError::Foreign`] and [`CheckpointError::NewerFormat`] where
@@ -118,12 +118,12 @@ impl Folder {
         let rivals = self.medium.rivals(facts.position)?;
         for slot in &rivals {
             match self.verify_slot(*slot, Some(&facts.identity), self.at_once)? {
-                Ok(whole) if whole.state_digest == facts.state_digest => return self.keep(&whole),
                 // Where each generation has a place of its own, nobody but a member of this very one can have saved another state there.
-                Ok(whole) if own.generation.is_some() => return Err(CheckpointError::Conflict { path: whole.path }),
-                Ok(whole) if whole.position.generation >= facts.position.generation => {
-                    return self.keep(&whole);
+                Ok(whole) if own.generation.is_some() && whole.state_digest != facts.state_digest => {
+                    return Err(CheckpointError::Conflict { path: whole.path });
                 }
+                Ok(whole) if whole.position.generation >= facts.position.generation => return self.keep(&whole),
+                // Also the same state: a group in between may have gone back behind it, and its committer be about to delete it.
                 Ok(_) => return Ok(Place::Others),
                 Err(_) => {}
             }

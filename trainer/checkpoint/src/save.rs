@@ -6,7 +6,8 @@ impl Folder {
     /// Stores a snapshot as the checkpoint of its step; when this returns, it survives a power failure. It is what one writer does who
     /// has the whole state: [writes](Folder::write_shard) all of it and [commits](Folder::commit) it.
     ///
-    /// A whole checkpoint of the same job and step is kept as it is and returned; a new one is saved beside a damaged one.
+    /// A whole checkpoint of the same job and step is kept as it is and returned; a new one is saved beside one that is damaged or an older
+    /// generation's.
     ///
     /// # Errors
     /// [`CheckpointError::Foreign`] and [`CheckpointError::NewerFormat`] where another job's checkpoint has the place, and

@@ -1,5 +1,5 @@
-//! The names of checkpoints: `step-00000120` in a folder, and `step-00000120.g4` where a damaged one, or another state that an older group
-//! has left, has that name; always `step-00000120.g4` in a bucket, where nothing can be renamed and each generation has names of its own.
+//! The names of checkpoints: `step-00000120` in a folder, and `step-00000120.g4` where a damaged one, or what an older group has left, has
+//! that name; always `step-00000120.g4` in a bucket, where nothing can be renamed and each generation has names of its own.
 
 use std::{fmt, path::PathBuf};
 

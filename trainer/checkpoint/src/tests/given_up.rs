@@ -71,6 +71,19 @@ fn who_prunes_by_hand_leaves_what_a_group_has_saved_that_is_about_to_delete_the_
 }
 
 #[test]
+fn who_reaches_what_was_given_up_saves_it_anew_and_it_stays_when_that_is_deleted_late() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = gone_back(root.path());
+    let behind = state(15, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    // Bit for bit what generation 4 had there.
+    let given_up = state(20, 4);
+    let again = State { position: Position { generation: 6, ..given_up.position }, ..given_up };
+    again.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    let pruned = folder.prune_saved(&behind, 5, number(1), &State::at(0).identity).expect("pruned");
+    assert_eq!((pruned.steps, newest(&folder)), (vec![20, 10], (20, 6)));
+}
+
+#[test]
 fn who_saves_what_was_given_up_deletes_nothing_that_the_later_group_has_saved() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
