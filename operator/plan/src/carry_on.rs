@@ -50,7 +50,8 @@ pub(crate) fn carry_on(
     for pod in present.iter().filter(|pod| pod.role == Role::Coordinator) {
         // While the whole group's steps are reported, it does its work.
         let (is_silent, is_lost) = (pulse != Pulse::Whole, coordinator_is_gone(pod));
-        let (due, reason) = match hung_at(pod).filter(|_| pod.was_ready && is_silent) {
+        let may_hang = matches!(pulse, Pulse::Still { .. }) || (is_silent && pod.was_ready);
+        let (due, reason) = match hung_at(pod).filter(|_| may_hang) {
             _ if is_lost => (replaced_at(pod).unwrap_or(now), "Lost"),
             _ if pod.unreachable && is_silent => (now, "NodeLost"),
             Some(hung) if is_alive(pod) => (hung, "Hung"),
