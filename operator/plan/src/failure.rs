@@ -229,7 +229,9 @@ fn losses(
                 continue;
             }
             if hung <= now {
-                losses.gone.push(gone(*worker, pod, Cause::Failed, "Hung"));
+                // One that trained, and that its node never called ready, was lost with that: a process that hangs had answered before.
+                let cause = if pod.was_ready { Cause::Failed } else { Cause::Lost };
+                losses.gone.push(gone(*worker, pod, cause, "Hung"));
             } else {
                 losses.settles = Some(losses.settles.map_or(hung, |earlier| earlier.min(hung)));
             }

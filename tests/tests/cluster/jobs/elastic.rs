@@ -128,7 +128,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
         "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},
     }]);
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
-    // A pod that its node never called ready is not known to be lost with it.
+    // That a node is lost shows sooner of a pod that it has called ready.
     job.wait("both", |status| status["phase"] == "Running");
     let node = job.nodes_of_workers().first().and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node");
     cluster.power_off(node).expect("power off");
