@@ -27,8 +27,11 @@ fn cut_off(name: &'static str, index: u32, ways: &[Way]) {
     job.wait_for_workers(2, 1);
     job.wait_for_steps(20);
     let known = job.changes().len();
+    // What was sent into the cut line is sent again after seconds only: so long the others must have something to do.
+    Host::all().for_each(|host| job.network.shape(host, SLOW));
     job.network.heal(Host::Worker(index));
     job.wait_for_workers(3, known);
+    Host::all().for_each(|host| job.network.shape(host, FAST));
     let ended = job.finished();
     assert!(ended.lost().contains(&worker(index).as_str()), "{:?}", ended.changes);
 }
