@@ -9,7 +9,7 @@ use lockstep_api::{ConditionType, Phase, Reason, Replacing, TrainingJobStatus, V
 use crate::{
     Child, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
-    failure::{Pulse, coordinator_is_gone, hung_at, is_alive, last_failure, replaced_at, wanted},
+    failure::{Pulse, is_alive, last_failure, replaces_coordinator, wanted},
     phase::{deletion, enter, restart_pause_ends, tell_not_degraded},
     pod_name,
     pods::pod,
@@ -48,15 +48,7 @@ pub(crate) fn carry_on(
         }
     }
     for pod in present.iter().filter(|pod| pod.role == Role::Coordinator) {
-        // While the whole group's steps are reported, it does its work.
-        let (is_silent, is_lost) = (pulse != Pulse::Whole, coordinator_is_gone(pod));
-        let may_hang = matches!(pulse, Pulse::Still { .. }) || (is_silent && pod.was_ready);
-        let (due, reason) = match hung_at(pod).filter(|_| may_hang) {
-            _ if is_lost => (replaced_at(pod).unwrap_or(now), "Lost"),
-            _ if pod.unreachable && is_silent => (now, "NodeLost"),
-            Some(hung) if is_alive(pod) => (hung, "Hung"),
-            _ => continue,
-        };
+        let Some((due, reason)) = replaces_coordinator(pod, pulse, now) else { continue };
         if due > now {
             plan.look_again_at(due, now);
             continue;

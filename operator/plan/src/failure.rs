@@ -257,18 +257,28 @@ fn deleted(job: &ValidJob, worker: u32, now: Timestamp) -> LastFailure {
     }
 }
 
-/// Whether a coordinator has to be replaced; training goes on without it meanwhile.
-pub(crate) fn coordinator_is_gone(pod: &PodSeen) -> bool {
-    matches!(end(pod), Some(End::Asked | End::Crashed | End::Drained | End::Lost(_)))
+/// When a coordinator is to be replaced, and why; training goes on without it meanwhile. While the whole group's steps are reported, one
+/// that lives does its work.
+pub(crate) fn replaces_coordinator(pod: &PodSeen, pulse: Pulse, now: Timestamp) -> Option<(Timestamp, &'static str)> {
+    let was_at_work = pod.was_ready || matches!(pulse, Pulse::Still { .. });
+    match end(pod) {
+        Some(End::Done | End::Refused) => None,
+        Some(End::Asked | End::Crashed | End::Drained | End::Lost(_)) => {
+            Some((replaced_at(pod).unwrap_or(now), "Lost"))
+        }
+        None if pulse == Pulse::Whole => None,
+        None if pod.unreachable => Some((now, "NodeLost")),
+        None => hung_at(pod).filter(|_| was_at_work).map(|hung| (hung, "Hung")),
+    }
 }
 
 /// When a pod whose probe fails is held for hung.
-pub(crate) fn hung_at(pod: &PodSeen) -> Option<Timestamp> {
+fn hung_at(pod: &PodSeen) -> Option<Timestamp> {
     Some(pod.unready_since? + SignedDuration::from_secs(HUNG_SECONDS))
 }
 
 /// When a coordinator that is gone may be replaced, if not at once.
-pub(crate) fn replaced_at(pod: &PodSeen) -> Option<Timestamp> {
+fn replaced_at(pod: &PodSeen) -> Option<Timestamp> {
     match &pod.state {
         PodState::Ended(Ended { at: Some(at), ran: Some(ran), .. }) => (*ran < SHORT_LIFE).then(|| *at + SHORT_LIFE),
         // It never ran: the node refused it, and may refuse the next one.

@@ -157,6 +157,7 @@ impl Folder {
         mut written: VecDeque<(Chunk, Written)>,
         mut synced: Vec<(Chunk, Written)>,
     ) {
+        // One that fails now is not the first.
         let _ = self.sync(&mut written, &mut synced);
         let unnamed = if self.medium.name_chunks(staging, &synced).is_err() { synced } else { Vec::new() };
         written.iter().chain(&unnamed).for_each(|(_, written)| self.drop_chunk(written));
