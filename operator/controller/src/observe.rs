@@ -154,8 +154,7 @@ impl Watched for DeserializeGuard<TrainingGroup> {
         let status = self.0.as_ref().ok().and_then(|group| group.status.clone()).unwrap_or_default();
         match owner.filter(|_| exists) {
             Some(owner) => {
-                let change = status.changes.into_iter().max_by_key(|change| change.generation);
-                let seen = GroupSeen { progress: status.progress, change, ending: status.ending };
+                let seen = GroupSeen { progress: status.progress, changes: status.changes, ending: status.ending };
                 known.insert(key, (owner.uid.clone(), seen));
             }
             None => drop(known.remove(&key)),

@@ -30,8 +30,8 @@ pub struct Observed {
 pub struct GroupSeen {
     /// The newest report.
     pub progress: Option<Progress>,
-    /// The newest change of the membership.
-    pub change: Option<Change>,
+    /// The newest changes of the membership.
+    pub changes: Vec<Change>,
     /// What the training left behind.
     pub ending: Option<Ending>,
 }

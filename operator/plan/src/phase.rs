@@ -12,7 +12,7 @@ use crate::{
     failure::{Cause, Losses, Pulse, Verdict, ended_at, is_alive, verdict, wanted},
     pod_name,
     replace::{count_failure, lose, pause_after, welcome},
-    status::{Note, Report, checkpoint_note, restart_note, set_condition, take_change, take_progress, told},
+    status::{Note, Report, checkpoint_note, restart_note, set_condition, take_changes, take_progress, told},
     suspend::{resume, suspend},
 };
 
@@ -54,7 +54,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         plan.look_again_at(time, now);
     }
 
-    take_change(&mut status, seen, &mut plan.events);
+    take_changes(&mut status, seen, &mut plan.events);
     let (pulse, asked_again) = pulse(job, &status, &present, now);
     if let Some(time) = asked_again {
         plan.look_again_at(time, now);

@@ -18,6 +18,8 @@ const CHECKPOINT_EVENT_SECONDS: i64 = 60;
 
 /// Names of slow workers that a status holds.
 const MAX_STRAGGLERS: usize = 16;
+/// Changes of a group that are told at a time, the newest ones.
+const MAX_CHANGES: usize = 20;
 
 /// An event: a fixed reason and the number that explains it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,21 +150,24 @@ pub(crate) fn take_progress(
     None
 }
 
-/// Takes over how the membership changed last. The first one of all is no change.
-pub(crate) fn take_change(status: &mut TrainingJobStatus, seen: &Observed, events: &mut Vec<Note>) {
-    let Some(change) = seen.group.as_ref().and_then(|group| group.change.as_ref()) else { return };
-    let membership = status.membership.get_or_insert_default();
-    let known = membership.last_change.as_ref().map(|known| known.generation);
-    if known >= Some(change.generation) {
-        return;
+/// Takes over how the membership changed, and tells of each change. The first one of all is no change.
+pub(crate) fn take_changes(status: &mut TrainingJobStatus, seen: &Observed, events: &mut Vec<Note>) {
+    let last = status.membership.as_ref().and_then(|membership| membership.last_change.as_ref());
+    let known = last.map(|last| last.generation);
+    let changes = seen.group.iter().flat_map(|group| &group.changes);
+    let mut news: Vec<_> = changes.filter(|change| Some(change.generation) > known).collect();
+    news.sort_by_key(|change| change.generation);
+    // The record is written by the user's image.
+    for change in &news[news.len().saturating_sub(MAX_CHANGES)..] {
+        let text = clip(&change.to_string());
+        if known.is_some() || change.generation > 1 {
+            events.push(Note::regrouped(&text, change));
+        }
+        let membership = status.membership.get_or_insert_default();
+        membership.generation = membership.generation.max(change.generation);
+        membership.world_size = change.workers;
+        membership.last_change = Some(LastChange { generation: change.generation, text, seconds: change.seconds });
     }
-    let text = clip(&change.to_string());
-    membership.generation = membership.generation.max(change.generation);
-    membership.world_size = change.workers;
-    if known.is_some() || change.generation > 1 {
-        events.push(Note::regrouped(&text, change));
-    }
-    membership.last_change = Some(LastChange { generation: change.generation, text, seconds: change.seconds });
 }
 
 /// The event of a checkpoint that is worth telling of.

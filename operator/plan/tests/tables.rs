@@ -218,21 +218,27 @@ fn a_suspended_job_is_left_alone() {
 #[test]
 fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
     let (job, mut seen) = situations::read("Running; all ready");
-    let told = |seen: &mut Observed, change: Change| {
-        seen.group = Some(GroupSeen { change: Some(change), ..GroupSeen::default() });
+    let told = |seen: &mut Observed, changes: &[Change]| {
+        seen.group = Some(GroupSeen { changes: changes.to_vec(), ..GroupSeen::default() });
         let next = plan(&job, seen, &settings(), now());
         seen.status = next.status.unwrap_or_else(|| seen.status.clone());
         next.events.iter().map(|note| (note.reason, note.warning, note.text.clone())).collect::<Vec<_>>()
     };
     let first = Change { generation: 1, workers: 2, joined: vec!["w-0".into(), "w-1".into()], ..Change::default() };
-    assert_eq!(told(&mut seen, first), [], "the first group is no change");
+    assert_eq!(told(&mut seen, &[first]), [], "the first group is no change");
     let second = Change { generation: 2, workers: 1, step: 70, seconds: 0.061, ..Change::default() };
-    let found = told(&mut seen, second.clone());
+    let found = told(&mut seen, std::slice::from_ref(&second));
     let text = ": 1 worker, goes on from step 70; it took 0.06 s".to_owned();
     assert_eq!(found, [("Resized", false, text)]);
-    assert_eq!(told(&mut seen, second), [], "once");
-    let found = told(&mut seen, Change { generation: 3, workers: 1, rollback: true, ..Change::default() });
-    assert_eq!((found[0].0, found[0].1), ("RolledBack", true));
+    assert_eq!(told(&mut seen, std::slice::from_ref(&second)), [], "once");
+    // The operator may look only after several.
+    let back = Change { generation: 3, workers: 1, rollback: true, ..Change::default() };
+    let more = Change { generation: 4, workers: 2, ..Change::default() };
+    let found = told(&mut seen, &[more, second, back]);
+    let kinds: Vec<_> = found.iter().map(|(reason, warning, _)| (*reason, *warning)).collect();
+    assert_eq!(kinds, [("RolledBack", true), ("Resized", false)], "each, in their order");
+    let last = seen.status.membership.expect("a membership").last_change.expect("a change");
+    assert_eq!(last.generation, 4);
 }
 
 #[test]
