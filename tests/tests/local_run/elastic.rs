@@ -1,7 +1,7 @@
 //! Workers that come and go while the others train. Gradients are added as a canonical tree, so that whatever happened the model must be
 //! that of a run to which nothing did, to the last bit.
 
-use std::sync::OnceLock;
+use std::{fs, sync::OnceLock};
 
 use rustix::process::{Signal, kill_process};
 
@@ -158,6 +158,21 @@ fn when_all_are_lost_the_newest_checkpoint_is_taken_and_that_is_told() {
     assert_each_step_once(&run, STEPS);
     assert!(run.history()[1].rollback && run.history()[1].step > 0, "{:?}", run.history());
     assert!(run.model() == undisturbed(), "the weights differ");
+}
+
+#[test]
+fn a_membership_of_which_its_coordinator_told_nobody_is_told_by_the_next() {
+    let _alone = alone();
+    let run = Run::of("untold", &manifest(), &["--workers", "2"]);
+    run.wait_for_step(20);
+    // As if it had been killed between storing the membership and telling of it.
+    fs::write(run.folder().join("history.jsonl"), "").expect("an empty history");
+    run.trainers("coordinator", "").into_iter().for_each(kill);
+    wait_for("the membership to be told", || !run.history().is_empty());
+    let run = run.finished();
+    assert_nothing_was_lost(&run);
+    let first = &run.history()[0];
+    assert_eq!((first.generation, first.workers), (1, 2));
 }
 
 fn slowest(run: &Run) -> f64 {

@@ -1,6 +1,6 @@
 //! Where the coordinator publishes the job's reports: the `TrainingGroup` in a cluster, standard output for `lockstep run`.
 
-use std::{collections::VecDeque, io::Write as _, time::Duration};
+use std::{io::Write as _, time::Duration};
 
 use kube::{
     Api, Client,
@@ -8,7 +8,7 @@ use kube::{
     core::DynamicObject,
 };
 use lockstep_launch::{Change, Ending, Job, Progress, Store, group};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
@@ -30,16 +30,28 @@ pub(crate) struct Board {
 
 enum Place {
     Output,
-    Cluster { groups: Box<Api<DynamicObject>>, name: String, changes: VecDeque<Change> },
+    Cluster(Box<Status>),
+}
+
+/// The status of a job's `TrainingGroup`.
+struct Status {
+    groups: Api<DynamicObject>,
+    name: String,
+    /// The changes that coordinators before this one told of, once they could be read.
+    before: Option<Vec<Change>>,
+    /// Those that this one knows of, oldest first.
+    changes: Vec<Change>,
+    /// Whether all of them are there.
+    all_told: bool,
 }
 
 impl Board {
-    pub(crate) async fn open(store: &Store, job: &Job, client: Option<&Client>) -> Self {
+    pub(crate) fn open(store: &Store, job: &Job, client: Option<&Client>) -> Self {
         let place = match (store, client) {
             (Store::Kubernetes, Some(client)) => {
-                let groups = Box::new(kubernetes_store::groups(client.clone(), job));
-                let changes = changes_told(&groups, &job.name).await;
-                Place::Cluster { groups, name: job.name.clone(), changes }
+                let groups = kubernetes_store::groups(client.clone(), job);
+                let (name, changes) = (job.name.clone(), Vec::new());
+                Place::Cluster(Box::new(Status { groups, name, before: None, changes, all_told: true }))
             }
             (Store::Kubernetes | Store::File(_), _) => Place::Output,
         };
@@ -55,7 +67,7 @@ impl Board {
     pub(crate) async fn post(&mut self, progress: Progress) {
         let interval = match self.place {
             Place::Output => OUTPUT_INTERVAL,
-            Place::Cluster { .. } => CLUSTER_INTERVAL,
+            Place::Cluster(_) => CLUSTER_INTERVAL,
         };
         let due = self.published.is_none_or(|at| at.elapsed() >= interval);
         // An evaluation and the end of the work are never held back.
@@ -96,38 +108,67 @@ impl Board {
 
     /// Tells that the membership changed.
     pub(crate) async fn changed(&mut self, change: Change) {
-        let news = match &mut self.place {
-            Place::Output => json!({ "change": change }),
-            Place::Cluster { changes, .. } => {
-                changes.push_back(change);
-                changes.drain(..changes.len().saturating_sub(KEPT_CHANGES));
-                json!({ group::CHANGES: changes })
-            }
-        };
-        self.publish(news).await;
+        self.tell(change, "change").await;
     }
 
-    async fn publish(&self, news: serde_json::Value) {
-        match &self.place {
-            Place::Output => print_line(&news),
-            Place::Cluster { groups, name, changes: _ } => {
-                let patch = Patch::Merge(json!({ "status": news }));
-                // Reports are news, not state: the next one makes up for one that was lost.
-                match timeout(ANSWER_LIMIT, groups.patch_status(name, &PatchParams::default(), &patch)).await {
-                    Ok(Ok(_)) => {}
-                    Ok(Err(error)) => warn!(%error, group = name, "report not published"),
-                    Err(_) => warn!(group = name, "report not published: no answer"),
-                }
+    /// Tells of a membership that another coordinator recorded, unless that one has told of it.
+    pub(crate) async fn found(&mut self, change: Change) {
+        self.tell(change, "found").await;
+    }
+
+    async fn tell(&mut self, change: Change, how: &str) {
+        match &mut self.place {
+            Place::Output => print_line(&json!({ how: change })),
+            Place::Cluster(status) => {
+                status.changes.push(change);
+                status.all_told = false;
+                status.publish(json!({})).await;
             }
+        }
+    }
+
+    async fn publish(&mut self, news: Value) {
+        match &mut self.place {
+            Place::Output => print_line(&news),
+            Place::Cluster(status) => status.publish(news).await,
         }
     }
 }
 
-/// What coordinators before this one told of. News, not state: a list that cannot be read begins anew.
-async fn changes_told(groups: &Api<DynamicObject>, name: &str) -> VecDeque<Change> {
-    let Ok(Ok(group)) = timeout(ANSWER_LIMIT, groups.get_status(name)).await else { return VecDeque::new() };
-    let told = group.data.get("status").and_then(|status| status.get(group::CHANGES)).cloned();
-    told.and_then(|told| serde_json::from_value(told).ok()).unwrap_or_default()
+impl Status {
+    /// Writes the news, and the changes that are not there yet.
+    async fn publish(&mut self, mut news: Value) {
+        if !self.all_told && self.before.is_none() {
+            self.before = self.changes_there().await;
+        }
+        if let (false, Some(before)) = (self.all_told, &self.before) {
+            news[group::CHANGES] = json!(newest(before, &self.changes));
+        }
+        let has_changes = news.get(group::CHANGES).is_some();
+        let patch = Patch::Merge(json!({ "status": news }));
+        // Of reports the next one makes up for one that was lost.
+        let name = &self.name;
+        match timeout(ANSWER_LIMIT, self.groups.patch_status(name, &PatchParams::default(), &patch)).await {
+            Ok(Ok(_)) => self.all_told |= has_changes,
+            Ok(Err(error)) => warn!(%error, group = name, "report not published"),
+            Err(_) => warn!(group = name, "report not published: no answer"),
+        }
+    }
+
+    /// `None` where they cannot be read now; what is no list of changes counts as none.
+    async fn changes_there(&self) -> Option<Vec<Change>> {
+        let group = timeout(ANSWER_LIMIT, self.groups.get_status(&self.name)).await.ok()?.ok()?;
+        let there = group.data.get("status").and_then(|status| status.get(group::CHANGES)).cloned();
+        Some(there.and_then(|there| serde_json::from_value(there).ok()).unwrap_or_default())
+    }
+}
+
+/// The newest of all changes, oldest first. Each is there once, as it was told first.
+fn newest(before: &[Change], since: &[Change]) -> Vec<Change> {
+    let known = before.last().map(|change| change.generation);
+    let news = since.iter().filter(|change| Some(change.generation) > known);
+    let all: Vec<_> = before.iter().chain(news).cloned().collect();
+    all[all.len().saturating_sub(KEPT_CHANGES)..].to_vec()
 }
 
 fn print_line(news: &serde_json::Value) {
@@ -135,5 +176,25 @@ fn print_line(news: &serde_json::Value) {
     // When nobody reads any more there is nobody to tell.
     if writeln!(output, "{news}").and_then(|()| output.flush()).is_err() {
         tracing::debug!("standard output is closed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_changes_the_newest_are_kept_and_none_is_told_twice() {
+        let changes = |generations: &[u64]| -> Vec<Change> {
+            generations.iter().map(|generation| Change { generation: *generation, ..Change::default() }).collect()
+        };
+        let kept = |before: &[u64], since: &[u64]| -> Vec<u64> {
+            newest(&changes(before), &changes(since)).iter().map(|change| change.generation).collect()
+        };
+        assert_eq!(kept(&[], &[1]), [1]);
+        assert_eq!(kept(&[1, 2], &[2, 3]), [1, 2, 3], "the one that was found had been told");
+        assert_eq!(kept(&[1, 2], &[3, 4]), [1, 2, 3, 4], "it had not");
+        let many: Vec<u64> = (1..=25).collect();
+        assert_eq!(kept(&many[..15], &many[15..]), many[5..]);
     }
 }

@@ -49,7 +49,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         }
         Store::File(_) => None,
     };
-    let mut board = Board::open(&launch.store, &launch.job, client.as_ref()).await;
+    let mut board = Board::open(&launch.store, &launch.job, client.as_ref());
     board.listening(bound);
     let config = Config {
         job: launch.job.uid.clone(),
@@ -74,6 +74,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
             }
         }
         Notice::Changed { change, history } => drop(post.send(News::Changed(told(change, history)))),
+        Notice::Found { change, history } => drop(post.send(News::Found(told(change, history)))),
         Notice::Progress { payload, .. } => match serde_json::from_slice(payload) {
             Ok(progress) => drop(post.send(News::Progress(Box::new(progress)))),
             Err(error) => warn!(%error, "a report could not be read"),
@@ -86,6 +87,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
                 match news {
                     News::Joined(member) => board.joined(&member),
                     News::Changed(change) => board.changed(change).await,
+                    News::Found(change) => board.found(change).await,
                     News::Progress(progress) => board.post(*progress).await,
                 }
                 waiting.extend(std::iter::from_fn(|| posted.try_recv().ok()));
@@ -118,6 +120,8 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
 enum News {
     Joined(String),
     Changed(Change),
+    /// It may have been told of.
+    Found(Change),
     Progress(Box<Progress>),
 }
 
@@ -198,7 +202,7 @@ mod tests {
             .map(|news| match news {
                 News::Joined(member) => member,
                 News::Progress(progress) => progress.step.to_string(),
-                News::Changed(_) => unreachable!("none was told"),
+                News::Changed(_) | News::Found(_) => unreachable!("none was told"),
             })
             .collect();
         assert_eq!(told, ["a", "3"]);

@@ -51,6 +51,8 @@ pub(crate) enum Said {
     Joined(String),
     /// The group changed.
     Change(Box<Change>),
+    /// A group that was recorded before, which may have been told.
+    Found(Box<Change>),
     /// A report.
     Progress(Box<Progress>),
     /// Its last words.

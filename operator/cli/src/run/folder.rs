@@ -109,6 +109,13 @@ impl Folder {
         lines::append(&path, change).with_context(|| format!("write {}", path.display()))
     }
 
+    /// Whether the run's history has this generation, or a later one.
+    pub(crate) fn tells_of(&self, generation: u64) -> anyhow::Result<bool> {
+        let path = self.path.join(HISTORY);
+        let told: Vec<Change> = lines::read(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok(told.last().is_some_and(|last| last.generation >= generation))
+    }
+
     /// How many workers `lockstep scale` wants, if it was called.
     pub(crate) fn wanted_workers(&self) -> Option<u32> {
         fs::read_to_string(self.path.join(WANTED)).ok()?.trim().parse().ok()

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, net::IpAddr, net::Ipv4Addr, time::Duration};
 
 use anyhow::Context;
-use lockstep_launch::{Address, Exit, Job, Launch, Ports, Store, Task};
+use lockstep_launch::{Address, Change, Exit, Job, Launch, Ports, Store, Task};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -172,15 +172,12 @@ impl Supervised<'_> {
         match said {
             Said::Listening(address) => tracing::debug!(address, "the coordinator listens"),
             Said::Joined(member) => drop(self.joined.insert(member)),
-            Said::Change(change) => {
-                // The first membership is no change.
-                if change.generation > 1 && heard.progress.is_some() {
-                    display.note(&change.to_string());
-                }
-                if let Err(error) = self.session.folder.keep_change(&change) {
-                    display.note(&format!("{error:#}"));
-                }
-            }
+            Said::Change(change) => self.changed(&change, heard, display),
+            Said::Found(change) => match self.session.folder.tells_of(change.generation) {
+                Ok(true) => {}
+                Ok(false) => self.changed(&change, heard, display),
+                Err(error) => display.note(&format!("{error:#}")),
+            },
             Said::Progress(progress) => {
                 // What is done again is no progress.
                 if self.step.is_some_and(|furthest| furthest < progress.step) {
@@ -192,6 +189,17 @@ impl Supervised<'_> {
                 heard.progress = Some(*progress);
             }
             Said::Ending(ending) => heard.ending = Some(*ending),
+        }
+    }
+
+    /// Tells of a change of the group, and keeps it.
+    fn changed(&self, change: &Change, heard: &Heard, display: &Display) {
+        // The first membership is no change.
+        if change.generation > 1 && heard.progress.is_some() {
+            display.note(&change.to_string());
+        }
+        if let Err(error) = self.session.folder.keep_change(change) {
+            display.note(&format!("{error:#}"));
         }
     }
 

@@ -76,6 +76,14 @@ pub struct Change {
     pub took: Duration,
 }
 
+impl Change {
+    /// What is known of a membership that another coordinator has recorded.
+    pub(crate) fn found(active: Active) -> Self {
+        let broken = Some("its coordinator went before it told why".to_owned());
+        Self { active, joined: Vec::new(), left: Vec::new(), lost: Vec::new(), broken, took: Duration::ZERO }
+    }
+}
+
 /// How a group ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {

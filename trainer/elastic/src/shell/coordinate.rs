@@ -55,6 +55,13 @@ pub enum Notice<'a> {
         /// Digest of the chain of all memberships.
         history: Digest,
     },
+    /// A membership was recorded before this coordinator, or by one that went before it told of it.
+    Found {
+        /// What the record tells of it.
+        change: &'a Change,
+        /// Digest of the chain of all memberships.
+        history: Digest,
+    },
     /// A member reported its progress.
     Progress {
         /// Who.
@@ -87,6 +94,9 @@ pub async fn coordinate<S: GenerationStore>(
     let mut coordinator = Coordinator::new(config, record, Duration::ZERO);
     let mut status = coordinator.status(Duration::ZERO);
     notify(Notice::Status(&status));
+    if let Some(Record { active: Some(active), history, .. }) = &stored {
+        notify(Notice::Found { change: &Change::found(active.clone()), history: *history });
+    }
 
     let (report, mut events) = mpsc::channel(MAX_QUEUED_EVENTS);
     let mut lines = Lines::new(report);

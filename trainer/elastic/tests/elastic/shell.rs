@@ -51,6 +51,7 @@ fn start_at(address: SocketAddr, config: Config, record: &Path) -> Running {
                 Notice::Changed { change: Change { joined, left, lost, .. }, .. } => {
                     format!("{joined:?} {left:?} {lost:?}")
                 }
+                Notice::Found { change, .. } => format!("found generation {}", change.active.generation),
                 Notice::Progress { member, step, payload } => {
                     format!("{} step {step}: {}", member.pod, String::from_utf8_lossy(payload))
                 }

@@ -273,6 +273,8 @@ fn workers_that_all_stand_when_their_coordinator_is_killed_go_on_with_the_next()
         .collect();
     first.kill();
     let second = start_at(address, config(3), &record);
+    // Whoever was killed may not have told of it.
+    second.until("found generation 1");
     let replacement = join(address, hello(2, 9)).join().expect("no panic").expect("joined");
     let mut members: Vec<_> = standing.into_iter().map(|thread| thread.join().expect("no panic")).collect();
     members.push(replacement);
