@@ -83,6 +83,12 @@ struct Progress {
     transferred: Transferred,
 }
 
+impl Progress {
+    fn frames(&self) -> usize {
+        self.sent + self.received
+    }
+}
+
 /// A frame on its way out.
 struct Outgoing {
     header: [u8; HEADER_BYTES],
@@ -144,24 +150,31 @@ impl Execution<'_> {
 
     fn go_on(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let started = Instant::now();
-        let mut idle: Option<Idle> = None;
+        // Since the last byte, and since the last whole frame.
+        let (mut idle, mut stalled): (Option<Idle>, Option<Idle>) = (None, None);
         loop {
+            let frames = progress.frames();
             let sent = self.send(progress, data)?;
             let received = self.receive(progress, data)?;
             if self.is_done(progress) {
                 return Ok(Transferred { took: started.elapsed(), ..progress.transferred });
             }
+            if progress.frames() > frames {
+                (idle, stalled) = (None, None);
+                continue;
+            }
+            let now = Instant::now();
+            let without_frame = stalled.get_or_insert_with(|| Idle::since(now)).look(now);
             if sent || received {
                 idle = None;
                 continue;
             }
-            let now = Instant::now();
             let found_nothing = idle.get_or_insert_with(|| Idle::since(now)).look(now);
             if self.waiting.looks_again(found_nothing) {
                 std::hint::spin_loop();
                 continue;
             }
-            self.mesh.wait(self.wanted(progress), found_nothing)?;
+            self.mesh.wait(self.wanted(progress), found_nothing, without_frame)?;
         }
     }
 

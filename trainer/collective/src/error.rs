@@ -70,7 +70,7 @@ pub enum CollectiveError {
         /// What broke the group for it, or for the one that had told it.
         origin: Origin,
     },
-    /// Not a byte moved to or from a peer within the limit.
+    /// No frame came from a peer, or could be sent to it, within the limit.
     #[error("{}nothing came from rank {rank}, or could be sent to it, for {waited:?}", within(.at))]
     PeerSilent {
         /// The peer that was waited for.

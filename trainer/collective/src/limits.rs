@@ -10,7 +10,7 @@ use crate::stripes::Sockets;
 pub struct Limits {
     /// How long the ranks of a group may take to connect, and then one to tell the others anything, before the group is formed.
     pub forming: Duration,
-    /// How long a rank may go without a byte moving in an operation. It must exceed the time by which one rank may come to
+    /// How long a rank may go without a whole frame, at most 1 MiB of f32, moving in an operation. It must exceed the time by which one rank may come to
     /// an operation later than another, and the longest operation. So long, too, a peer's system may acknowledge nothing, until
     /// [`Group::set_silence`](crate::Group::set_silence) says otherwise.
     pub silence: Duration,

@@ -116,17 +116,18 @@ impl Mesh {
         self.unsent.is_none()
     }
 
-    /// Sleeps until what is wanted is there, having found nothing to do for `idle`.
-    pub(crate) fn wait(&self, wanted: Wanted, idle: Duration) -> Result<(), CollectiveError> {
+    /// Sleeps until what is wanted is there, having found nothing to do for `idle`; no frame has been whole for `stalled`.
+    pub(crate) fn wait(&self, wanted: Wanted, idle: Duration, stalled: Duration) -> Result<(), CollectiveError> {
         let (to, from) = (self.unsent.or(wanted.to), wanted.from);
         let closed_for = from.and_then(|rank| self.stripes(rank).closed_for());
-        let left = patience(self.silence, idle, closed_for).map_err(|spent| match (spent, wanted.first, from) {
-            (Spent::Silence, Some(rank), _) => CollectiveError::PeerSilent { rank, waited: idle, at: None },
-            (Spent::Closing, _, Some(rank)) => CollectiveError::PeerClosed { rank, at: None },
-            (Spent::Silence, None, _) | (Spent::Closing, _, None) => {
-                unreachable!("a rank that wants nothing does not wait")
-            }
-        })?;
+        let left =
+            patience(self.silence, idle, stalled, closed_for).map_err(|spent| match (spent, wanted.first, from) {
+                (Spent::Silence, Some(rank), _) => CollectiveError::PeerSilent { rank, waited: stalled, at: None },
+                (Spent::Closing, _, Some(rank)) => CollectiveError::PeerClosed { rank, at: None },
+                (Spent::Silence, None, _) | (Spent::Closing, _, None) => {
+                    unreachable!("a rank that wants nothing does not wait")
+                }
+            })?;
         let mut watched = Watched::default();
         let (room, bytes) = watched.slots.split_at_mut(MAX_SOCKETS);
         if let Some(rank) = to {
@@ -251,10 +252,16 @@ impl Mesh {
     }
 }
 
-/// How long a rank may yet wait that has found nothing to do for `idle`, where its peer has closed one of several connections so long ago.
-fn patience(silence: Duration, idle: Duration, closed_for: Option<Duration>) -> Result<Duration, Spent> {
+/// How long a rank may yet wait that has found nothing to do for `idle`, and had no whole frame for `stalled`, where its peer has closed
+/// one of several connections so long ago.
+fn patience(
+    silence: Duration,
+    idle: Duration,
+    stalled: Duration,
+    closed_for: Option<Duration>,
+) -> Result<Duration, Spent> {
     let left = |limit: Duration, waited: Duration| limit.checked_sub(waited).filter(|left| !left.is_zero());
-    let silent = left(silence, idle).ok_or(Spent::Silence)?;
+    let silent = left(silence, stalled).ok_or(Spent::Silence)?;
     match closed_for {
         None => Ok(silent),
         Some(closed_for) => Ok(silent.min(left(MAX_CLOSING, idle.min(closed_for)).ok_or(Spent::Closing)?)),
@@ -271,20 +278,23 @@ mod tests {
             Duration::from_secs(count)
         }
         let (none, some) = (None, |count| Some(seconds(count)));
-        for (idle, closed_for, left) in [
-            (seconds(0), none, Ok(seconds(30))),
-            (seconds(29), none, Ok(seconds(1))),
-            (seconds(30), none, Err(Spent::Silence)),
-            (seconds(31), some(0), Err(Spent::Silence)),
+        for (idle, stalled, closed_for, left) in [
+            (seconds(0), seconds(0), none, Ok(seconds(30))),
+            (seconds(29), seconds(29), none, Ok(seconds(1))),
+            (seconds(30), seconds(30), none, Err(Spent::Silence)),
+            (seconds(31), seconds(31), some(0), Err(Spent::Silence)),
+            // A byte now and then.
+            (seconds(1), seconds(29), none, Ok(seconds(1))),
+            (seconds(1), seconds(30), none, Err(Spent::Silence)),
             // Closed just now, after a long wait.
-            (seconds(20), some(0), Ok(MAX_CLOSING)),
-            (seconds(29), some(0), Ok(seconds(1))),
+            (seconds(20), seconds(20), some(0), Ok(MAX_CLOSING)),
+            (seconds(29), seconds(29), some(0), Ok(seconds(1))),
             // Closed long ago, but something has come just now.
-            (seconds(0), some(20), Ok(MAX_CLOSING)),
-            (MAX_CLOSING, some(20), Err(Spent::Closing)),
-            (seconds(20), Some(MAX_CLOSING), Err(Spent::Closing)),
+            (seconds(0), seconds(20), some(20), Ok(MAX_CLOSING)),
+            (MAX_CLOSING, seconds(20), some(20), Err(Spent::Closing)),
+            (seconds(20), seconds(20), Some(MAX_CLOSING), Err(Spent::Closing)),
         ] {
-            assert_eq!(patience(seconds(30), idle, closed_for), left, "{idle:?}, {closed_for:?}");
+            assert_eq!(patience(seconds(30), idle, stalled, closed_for), left, "{idle:?}, {stalled:?}, {closed_for:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-use std::io::Write;
+use std::{io::Write, thread};
 
 use lockstep_collective::{Call, CollectiveError, FrameError, HEADER_BYTES, Header, JobId, Kind, Tag};
 use proptest::prelude::*;
@@ -106,6 +106,23 @@ fn a_peer_that_stalls_within_a_frame_is_named_after_the_silence_limit() {
         let (header, payload) = expected_frame();
         impostor.send(header, &payload[..100]);
         until_closed(&mut impostor.stream);
+    });
+    let CollectiveError::PeerSilent { rank: 0, waited, .. } = error else { panic!("{error}") };
+    assert!(waited >= IMPATIENT.silence);
+}
+
+#[test]
+fn a_peer_that_sends_a_byte_now_and_then_is_named_after_the_silence_limit() {
+    let error = met(IMPATIENT, LENGTH, |impostor| {
+        let (header, payload) = expected_frame();
+        let frame = [&header.encode()[..], &payload].concat();
+        // A thousand times the limit for all of them.
+        for byte in frame.chunks(1) {
+            if impostor.stream.write_all(byte).is_err() {
+                break;
+            }
+            thread::sleep(IMPATIENT.silence / 4);
+        }
     });
     let CollectiveError::PeerSilent { rank: 0, waited, .. } = error else { panic!("{error}") };
     assert!(waited >= IMPATIENT.silence);
