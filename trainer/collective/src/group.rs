@@ -248,12 +248,6 @@ impl Group {
         Ok(Some(SharedArena::of(arenas, rank, elements)))
     }
 
-    /// Closes all connections, so that the peers notice; gives the reason back.
-    pub(crate) fn refuse(&self, error: CollectiveError) -> CollectiveError {
-        self.mesh.shut_down();
-        error
-    }
-
     /// This process's place.
     pub fn seat(&self) -> Seat {
         self.seat

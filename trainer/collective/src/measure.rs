@@ -151,13 +151,13 @@ impl Group {
         self.broadcast(0, Tag { step: u64::MAX, bucket: LENGTHS as u32 }, &mut words)?;
         match Trial::of(words) {
             Some(trial) => Ok(trial),
-            None => Err(self.refuse(CollectiveError::WrongFrame {
+            None => self.end(CollectiveError::WrongFrame {
                 rank: 0,
                 field: "length to measure",
                 expected: format!("at most {MAX_DOUBLINGS} doublings, 1 to {REPETITIONS} times"),
                 found: format!("{} doublings, {} times", words[0], words[1]),
                 at: None,
-            })),
+            }),
         }
     }
 }

@@ -152,11 +152,11 @@ impl Group {
         };
         let words_at_most = (HEAD + world + MAX_BUCKETS) as u64;
         let Some(length) = usize::try_from(length[0]).ok().filter(|_| length[0] <= words_at_most) else {
-            return Err(self.refuse(refused(format!("{} words", length[0]))));
+            return self.end(refused(format!("{} words", length[0])));
         };
         words.resize(length, 0);
         self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut words))?;
-        let plan = read(&words).ok_or_else(|| self.refuse(refused("another".to_owned())))?;
+        let Some(plan) = read(&words) else { return self.end(refused("another".to_owned())) };
         self.set_hosts(plan.hosts.clone());
         Ok(AgreedPlan(plan))
     }

@@ -128,7 +128,9 @@ impl From<&io::Error> for NoCaller {
                 | Errno::NONET
                 | Errno::HOSTUNREACH
                 | Errno::OPNOTSUPP
-                | Errno::NETUNREACH,
+                | Errno::NETUNREACH
+                // A firewall's rules forbid it.
+                | Errno::PERM,
             ) => Self::Gone,
             Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => Self::NoRoom,
             _ => Self::Never,
@@ -156,6 +158,7 @@ mod tests {
                     Errno::HOSTUNREACH,
                     Errno::OPNOTSUPP,
                     Errno::NETUNREACH,
+                    Errno::PERM,
                 ],
                 NoCaller::Gone,
             ),

@@ -303,8 +303,8 @@ impl Group {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Fails for this cause, now and in all later operations.
-    fn end<T>(&mut self, error: CollectiveError) -> Result<T, CollectiveError> {
+    /// Fails for this cause, now and in all later operations; closes all connections, so that the peers notice.
+    pub(crate) fn end<T>(&mut self, error: CollectiveError) -> Result<T, CollectiveError> {
         self.mesh.shut_down();
         self.broken = Some(error.clone());
         self.abort.check().and(Err(error))
