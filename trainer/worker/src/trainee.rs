@@ -1,6 +1,6 @@
 //! What a worker keeps from one generation to the next: its copy of the model, and how far that is.
 
-use std::{collections::VecDeque, ops::Range};
+use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use lockstep_checkpoint::{Checkpoint, Destination, Layout, NoPlace};
 use lockstep_collective::{Costs, Group as Ranks, SharedArena, Tag};
@@ -17,6 +17,7 @@ use crate::{
     fingerprint::Fingerprint,
     follow::parts,
     journal::{Evaluation, EvaluationLine, StepLine},
+    member::{LIMITS, UNACKNOWLEDGED},
     storage::{Storage, is_of_blocks, spelled},
     training::Recipe,
 };
@@ -25,6 +26,8 @@ use crate::{
 const MAX_REMEMBERED: usize = 4096;
 /// And of evaluations.
 const MAX_EVALUATED: usize = 64;
+/// Bytes a second that a line between workers carries at least.
+const SLOW_LINE: f64 = 10e6;
 /// State is sent in frames of a step that no gradient has.
 const COPY: Tag = Tag { step: u64::MAX, bucket: 2 };
 
@@ -148,6 +151,13 @@ impl Trainee {
             Some(arena) => self.replica.set_gradient_memory(arena),
             None => self.replica.own_gradient_memory(beside),
         }
+    }
+
+    /// How long the host of a rank may acknowledge nothing while a state is copied: who copies it takes parts of it from one rank at a time,
+    /// and those whose turn has not come wait until the others' are there.
+    pub(crate) fn copying_limit(&self, group: &Group) -> Duration {
+        let bytes = group.copiers.len() * self.replica.state_elements() * size_of::<f32>();
+        LIMITS.silence.min(UNACKNOWLEDGED + Duration::from_secs_f64(bytes as f64 / SLOW_LINE))
     }
 
     /// Those that lack the group's base copy it, a part from each of those that had it before.

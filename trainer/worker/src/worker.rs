@@ -190,6 +190,7 @@ impl Run<'_> {
     ) -> Result<Option<Ending>, Failure> {
         saver.enter(group);
         let mut ranks = self.member.form(group)?;
+        ranks.set_silence(LIMITS.silence, trainee.copying_limit(group)).map_err(Failure::lost)?;
         trainee.catch_up(group, &mut ranks)?;
         ranks.set_silence(LIMITS.silence, UNACKNOWLEDGED).map_err(Failure::lost)?;
         trainee.devices.take_over(&mut trainee.replica);
