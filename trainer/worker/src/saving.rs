@@ -81,6 +81,8 @@ struct Copied {
     /// Of this rank.
     part: Outcome,
     writing: Duration,
+    /// How long some rank has been writing at least, since `at`.
+    others: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,6 +187,9 @@ impl<'a> Saver<'a> {
 
     /// Takes down what all ranks told in the numbers of `step`. The one that reports has written its line.
     pub(crate) fn hear(&mut self, step: u64, told: Word, reporter: Option<&mut Reporter<'_>>) {
+        if let Some(copied) = self.copied.as_mut().filter(|copied| step > copied.position.step && told.writes) {
+            copied.others = copied.at.elapsed();
+        }
         let Some(copied) = self.copied.take_if(|copied| step > copied.position.step && !told.writes) else { return };
         let Some(reporter) = reporter else { return };
         self.ended = Instant::now();
@@ -291,7 +296,7 @@ impl<'a> Saver<'a> {
                 Outcome::Failed
             }
         };
-        Copied { position, at, stall: at.elapsed(), part, writing: Duration::ZERO }
+        Copied { position, at, stall: at.elapsed(), part, writing: Duration::ZERO, others: Duration::ZERO }
     }
 
     /// Begins to write the manifest, once the lines of the steps that it holds are stored.
@@ -337,8 +342,8 @@ impl<'a> Saver<'a> {
                 match (result, committing) {
                     (Ok(committed), Some(committing)) => {
                         self.ended = Instant::now();
-                        let Copied { stall, writing, .. } = committing.copied;
-                        self.look_at_grace(stall + writing + took);
+                        let Copied { stall, writing, others, .. } = committing.copied;
+                        self.look_at_grace(others.max(stall + writing) + took);
                         self.tell(committed, committing);
                     }
                     (Err(CheckpointError::Cancelled { .. }), _) | (Ok(_), None) => {}
