@@ -101,7 +101,8 @@ pub struct FailurePolicy {
     /// Failures of workers before the job fails; several within ten seconds count as one, evictions and lost nodes as none. Default: 3.
     #[schemars(range(min = 0, max = 1000))]
     pub backoff_limit: u32,
-    /// Seconds that training may wait for workers, from the creation of their pods or the loss of one. Default: 600.
+    /// Seconds that training may wait for workers, from the creation of their pods or the loss of one; lockstep run counts
+    /// them to the first step only. Default: 600.
     #[schemars(range(min = 1, max = 86_400))]
     pub startup_timeout_seconds: u32,
 }

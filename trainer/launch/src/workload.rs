@@ -125,8 +125,9 @@ pub struct Training {
     /// Number format of weights and gradients. Default: f32.
     #[serde(default = "Training::default_precision")]
     pub precision: Precision,
-    /// Seed of the initial weights, the order of the samples and the glyphs. Same seed, same run. With three or more workers over tcp
-    /// this holds only where communication names its algorithm and its bucketBytes: otherwise these follow what is measured.
+    /// Seed of the initial weights, the order of the samples and the glyphs. Same seed, same run. Over tcp
+    /// this holds with three or more workers only where communication names its algorithm and its bucketBytes, and with two whose wire is
+    /// not f32 only where it names its bucketBytes: otherwise these follow what is measured.
     /// Default: 0.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 9_007_199_254_740_991_i64)))]
