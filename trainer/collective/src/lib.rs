@@ -9,7 +9,7 @@
 //! group on elements of any type, and has a [`Handle`] for each.
 //!
 //! The crate knows no layers and reads no environment: who starts the ranks tells each the addresses of all, those that the others reach
-//! it by. `examples/bandwidth.rs` is a program of several ranks.
+//! it by. `examples/bandwidth` is a program of several ranks.
 //!
 //! ```
 //! use lockstep_collective::{Abort, CollectiveError, Communicator, JobId, Limits, Listener, Seat};

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 
 use super::{
     Effort, median,
-    record::{Better, Book, Figure},
+    record::{Book, Figure},
 };
 use crate::cargo;
 
@@ -55,7 +55,6 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         ours: median(&mut seconds),
         peer: None,
         goal: GOAL_SECONDS,
-        better: Better::Less,
         disturbed: false,
     })
 }

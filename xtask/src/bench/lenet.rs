@@ -10,7 +10,7 @@ use anyhow::bail;
 
 use super::{
     Effort, load, median,
-    record::{Better, Book, Figure},
+    record::{Book, Figure},
     torch,
 };
 use crate::cargo;
@@ -53,7 +53,6 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         ours: median(&mut our_rounds),
         peer: Some((torch::NAME, median(&mut their_rounds))),
         goal: 1.0,
-        better: Better::Less,
         disturbed,
     })
 }

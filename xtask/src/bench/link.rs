@@ -21,7 +21,7 @@ use super::{
     Effort,
     line::{self, Line},
     load, median,
-    record::{Better, Book, Figure},
+    record::{Book, Figure},
 };
 use crate::cargo;
 
@@ -96,7 +96,6 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                     ours: bytes as f64 / ours,
                     peer: Some((name, bytes as f64 / peer)),
                     goal,
-                    better: Better::Less,
                     disturbed,
                 })?;
             }
@@ -121,7 +120,6 @@ fn shared_hosts(book: &mut Book, rounds: usize, programs: Programs) -> anyhow::R
         ours: seconds(known),
         peer: Some(("hosts unknown", seconds(unknown))),
         goal: SHARED_GOAL,
-        better: Better::Less,
         disturbed,
     })
 }
@@ -147,7 +145,6 @@ pub(crate) fn state_transfer(book: &mut Book, effort: Effort) -> anyhow::Result<
         ours: seconds(&mut ours.concat()),
         peer: Some((IPERF, seconds(&mut peer))),
         goal: STATE_GOAL,
-        better: Better::Less,
         disturbed,
     })
 }

@@ -21,17 +21,19 @@ const MAX_DISTURBED: usize = 10;
 /// What so many rounds give during which others left the machine alone, and whether some were kept although they did not: the processes of
 /// a round have ended when it does.
 pub(crate) fn rounds<T>(count: usize, mut round: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<(Vec<T>, bool)> {
-    let (mut kept, mut disturbed) = (Vec::with_capacity(count), 0);
+    let (mut kept, mut thrown_away, mut disturbed) = (Vec::with_capacity(count), 0, false);
     while kept.len() < count {
         let (watch, before) = (Watch::start(), children());
         let found = round()?;
-        if watch.disturbed(children().saturating_sub(before)) && disturbed < MAX_DISTURBED {
-            disturbed += 1;
+        let was_disturbed = watch.disturbed(children().saturating_sub(before));
+        if was_disturbed && thrown_away < MAX_DISTURBED {
+            thrown_away += 1;
         } else {
+            disturbed |= was_disturbed;
             kept.push(found);
         }
     }
-    Ok((kept, disturbed == MAX_DISTURBED))
+    Ok((kept, disturbed))
 }
 
 /// Watches from its creation to [`Watch::disturbed`].

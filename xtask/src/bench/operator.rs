@@ -19,7 +19,7 @@ use super::{
     Effort,
     load::Watch,
     median,
-    record::{Better, Book, Figure},
+    record::{Book, Figure},
 };
 use crate::image;
 
@@ -57,7 +57,6 @@ pub(crate) fn memory(book: &mut Book, _: Effort) -> anyhow::Result<()> {
         ours: most,
         peer: None,
         goal: GOAL_MIB,
-        better: Better::Less,
         disturbed: false,
     })
 }
@@ -81,7 +80,6 @@ pub(crate) fn pods(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         ours: median(&mut ours),
         peer: Some(("Indexed Job", median(&mut theirs))),
         goal: 1.0,
-        better: Better::Less,
         disturbed: false,
     })
 }

@@ -12,14 +12,7 @@ use serde_json::json;
 
 use crate::cargo;
 
-/// What is better.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Better {
-    /// Seconds, bytes.
-    Less,
-}
-
-/// A figure beside its peer's.
+/// A figure beside its peer's: less is better.
 pub(crate) struct Figure<'a> {
     pub case: &'a str,
     pub unit: &'a str,
@@ -28,7 +21,6 @@ pub(crate) struct Figure<'a> {
     pub peer: Option<(&'a str, f64)>,
     /// With a peer: the least ratio, 1 meaning as good as the peer. Without: the figure itself.
     pub goal: f64,
-    pub better: Better,
     /// Whether other work on the machine took part in what was measured.
     pub disturbed: bool,
 }
@@ -57,18 +49,25 @@ impl Book {
 
     /// Writes one case down.
     pub(crate) fn write(&mut self, figure: &Figure) -> anyhow::Result<()> {
-        let Figure { case, unit, ours, peer, goal, better: Better::Less, disturbed } = *figure;
+        self.write_above(figure, None)
+    }
+
+    /// Writes one case down, beside what the machine needs in any case, measured in the same run.
+    pub(crate) fn write_above(&mut self, figure: &Figure, bound: Option<f64>) -> anyhow::Result<()> {
+        let Figure { case, unit, ours, peer, goal, disturbed } = *figure;
         let ratio = peer.map(|(_, theirs)| theirs / ours);
         let met = ratio.map_or(ours <= goal, |ratio| ratio >= goal);
         let line = json!({
             "bench": self.bench, "case": case, "unit": unit, "ours": ours, "peer": peer.map(|(_, theirs)| theirs),
-            "peer_name": peer.map(|(name, _)| name), "ratio": ratio, "goal": goal, "met": met, "disturbed": disturbed,
+            "peer_name": peer.map(|(name, _)| name), "ratio": ratio, "bound": bound, "goal": goal, "met": met, "disturbed": disturbed,
             "commit": self.commit, "machine": self.machine,
         });
         writeln!(self.file, "{line}")?;
         let against = match (peer, ratio) {
             (Some((name, theirs)), Some(ratio)) => {
-                format!("{name} {}, ratio {ratio:.2} (goal ≥ {goal:.2})", readable(theirs, unit))
+                let at_most = bound.map(|bound| format!(", {:.2} at most: {}", theirs / bound, readable(bound, unit)));
+                let at_most = at_most.unwrap_or_default();
+                format!("{name} {}, ratio {ratio:.2} (goal ≥ {goal:.2}{at_most})", readable(theirs, unit))
             }
             _ => format!("goal ≤ {goal} {unit}"),
         };

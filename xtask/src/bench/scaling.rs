@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::{
     Effort, load, median,
-    record::{Better, Book, Figure},
+    record::{Book, Figure},
 };
 use crate::cargo;
 
@@ -66,7 +66,6 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                 ours: middle(side),
                 peer: Some(peer),
                 goal: GOAL,
-                better: Better::Less,
                 disturbed,
             })?;
         }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     bench::{
         Effort, load,
-        record::{Better, Book, Figure},
+        record::{Book, Figure},
     },
     cargo,
 };
@@ -39,7 +39,7 @@ pub(super) fn checkpoints(book: &mut Book, effort: Effort) -> anyhow::Result<()>
     let number = |name: &str| told[name].as_f64().with_context(|| format!("{name} in {told}"));
     let mut write = |case: &str, ours: f64, peer: Option<f64>, goal: f64| {
         let peer = peer.map(|seconds| (PLAIN, seconds));
-        book.write(&Figure { case, unit: "s", ours, peer, goal, better: Better::Less, disturbed })
+        book.write(&Figure { case, unit: "s", ours, peer, goal, disturbed })
     };
     write("training stands still for a checkpoint of 100 MB, p50", number("stall_ms_p50")? / 1e3, None, 0.05)?;
     write("the same, p99", number("stall_ms_p99")? / 1e3, None, 0.2)?;

@@ -15,7 +15,7 @@ use self::{
 };
 use super::{
     Effort, Options, link, load, median,
-    record::{Better, Book, Figure},
+    record::{Book, Figure},
     torch,
 };
 
@@ -83,7 +83,6 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
             ours,
             peer,
             goal: SOONER,
-            better: Better::Less,
             disturbed: kills_disturbed,
         })?;
         // As long as fewer than half of the kills cost a step.
@@ -94,7 +93,6 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
                 ours: 0.0,
                 peer: Some((name.as_str(), median(&mut peer_lost))),
                 goal: 1.0,
-                better: Better::Less,
                 disturbed: kills_disturbed,
             })?;
         }
@@ -105,11 +103,10 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         ours: rollbacks as f64,
         peer: None,
         goal: 0.0,
-        better: Better::Less,
         disturbed: false,
     })?;
     let mut write = |case: &str, ours: f64, goal: f64, disturbed: bool| {
-        book.write(&Figure { case, unit: "s", ours, peer: None, goal, better: Better::Less, disturbed })
+        book.write(&Figure { case, unit: "s", ours, peer: None, goal, disturbed })
     };
     write(killed, ours, 0.5, kills_disturbed)?;
     write("the same, the slowest", slowest(&resumed), 2.0, kills_disturbed)?;
@@ -139,7 +136,6 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         ours: membership + coordinator + stable,
         peer: None,
         goal: 0.005,
-        better: Better::Less,
         disturbed,
     })?;
     checkpoints(book, effort)?;
@@ -258,7 +254,6 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
         ours: churned.rollbacks as f64,
         peer: None,
         goal: 0.0,
-        better: Better::Less,
         disturbed: false,
     })?;
     book.write(&Figure {
@@ -267,7 +262,6 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
         ours: churned.seconds,
         peer: Some(("undisturbed", undisturbed.seconds)),
         goal: 0.5,
-        better: Better::Less,
         disturbed: false,
     })
 }

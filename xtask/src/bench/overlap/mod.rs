@@ -18,7 +18,7 @@ use super::{
     Effort,
     line::{self, Line},
     load, median,
-    record::{Better, Book, Figure},
+    record::{Book, Figure},
     torch,
 };
 use crate::cargo;
@@ -42,7 +42,7 @@ const CASES: [(&str, u32, f64); 2] = [("communication-bound", 16, 0.6), ("balanc
 enum Side {
     /// One worker: the computation by itself.
     Alone,
-    /// One bucket, ready when backward ends.
+    /// One bucket, ready when backward ends, but for that of the last layer.
     NoOverlap,
     /// Buckets of a fixed size.
     Fixed,
@@ -105,7 +105,6 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                 ours,
                 peer: Some((name, theirs)),
                 goal,
-                better: Better::Less,
                 disturbed,
             })?;
         }

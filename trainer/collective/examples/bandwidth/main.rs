@@ -1,17 +1,21 @@
 //! Times all-reduces between processes over loopback TCP, by algorithm and size.
 //!
-//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…|memory|send] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
+//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…|memory|send|bare] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
 //!
 //! Prints a line of JSON with the fitted costs, which auto chooses by: `{"alpha", "beta", "gamma"}` in seconds a message, a byte and a
 //! reduced byte; then one for each algorithm and size: `{"bytes", "algorithm", "chosen", "seconds", "busbw"}`; seconds are the median over the
 //! repetitions of rank 0, busbw = bytes / seconds · 2(n−1)/n in bytes a second, as nccl-tests define it: comparable with the line's own
-//! bandwidth for any n. With `send` rank 0 sends the bytes to rank 1, which says that it has them; busbw = bytes / seconds.
+//! bandwidth for any n. With `send` rank 0 sends the bytes to rank 1, which says that it has them; busbw = bytes / seconds. With `bare` as
+//! many bytes as each rank has to send go round through plain sockets, without sums or checksums.
+
+mod bare;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Instant;
 
+use bare::{PAGE_BYTES, Ring, page_aligned};
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
     Abort, Choice, CollectiveError, Costs, Credentials, Group, Identity, JobId, Limits, Listener, MAX_SOCKETS,
@@ -31,6 +35,8 @@ const NAMES: [&str; 10] = [
     "hierarchical",
     "direct",
 ];
+/// Repetitions that do not count.
+const WARM_UP: usize = 3;
 /// Tells a child its rank, and the addresses of all.
 const RANK: &str = "BANDWIDTH_RANK";
 /// A number for the host that a child says it is on.
@@ -51,6 +57,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (rank, peers) = place.split_once(' ').ok_or("a rank and the addresses of all")?;
         let peers = peers.split(' ').map(str::parse).collect::<Result<Vec<SocketAddr>, _>>()?;
         let rank: usize = rank.parse()?;
+        if algorithm == "bare" {
+            return Ok(measure_bare(rank, &peers, &sizes, budget)?);
+        }
         let mut listener = Listener::bind(peers[rank].ip(), peers[rank].port())?;
         if let Ok(host) = std::env::var(HOST) {
             listener = listener.on_host(host.parse()?);
@@ -116,7 +125,7 @@ fn measure(
             let algorithm = choice(name, world, costs).algorithm(group.hosts(), bytes);
             let data = &mut data[..bytes / 4];
             let mut seconds = Vec::new();
-            for step in 0..3 + (budget / bytes).clamp(5, 500) as u64 {
+            for step in 0..repetitions(budget, bytes) {
                 data.fill(0.5);
                 let started = Instant::now();
                 let tag = Tag { step, bucket: 0 };
@@ -126,22 +135,48 @@ fn measure(
                     ("send", _) => group.receive(0, tag, data).and_then(|_| group.send(0, tag, &mut [0_u8]))?,
                     _ => group.all_reduce(algorithm, tag, data, Reduction::Sum)?,
                 };
-                if step >= 3 {
-                    seconds.push(started.elapsed().as_secs_f64());
-                }
+                seconds.push(started.elapsed().as_secs_f64());
             }
-            seconds.sort_by(f64::total_cmp);
-            let median = seconds[seconds.len() / 2];
-            let share = if name == "send" { 1.0 } else { 2.0 * (world - 1) as f64 / world as f64 };
             if rank == 0 {
-                let busbw = bytes as f64 * share / median;
-                println!(
-                    r#"{{"bytes":{bytes},"algorithm":"{name}","chosen":"{algorithm:?}","seconds":{median:.9},"busbw":{busbw:.0}}}"#
-                );
+                tell(name, &format!("{algorithm:?}"), world, bytes, &seconds);
             }
         }
     }
     Ok(())
+}
+
+fn measure_bare(rank: usize, peers: &[SocketAddr], sizes: &[usize], budget: usize) -> std::io::Result<()> {
+    let mut ring = Ring::form(rank, peers)?;
+    let mut memory = vec![0_u8; PAGE_BYTES + sizes.iter().max().copied().unwrap_or(0)];
+    let data = page_aligned(&mut memory);
+    for &bytes in sizes {
+        let mut seconds = Vec::new();
+        for _ in 0..repetitions(budget, bytes) {
+            let data = &mut data[..bytes];
+            data.fill(1);
+            seconds.push(ring.go_round(data, peers.len())?);
+        }
+        if rank == 0 {
+            tell("bare", "None", peers.len(), bytes, &seconds);
+        }
+    }
+    Ok(())
+}
+
+fn repetitions(budget: usize, bytes: usize) -> u64 {
+    WARM_UP as u64 + (budget / bytes).clamp(5, 500) as u64
+}
+
+/// Prints what the repetitions after the first few took.
+fn tell(algorithm: &str, chosen: &str, world: usize, bytes: usize, seconds: &[f64]) {
+    let mut seconds = seconds[WARM_UP..].to_vec();
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds[seconds.len() / 2];
+    let share = if algorithm == "send" { 1.0 } else { 2.0 * (world - 1) as f64 / world as f64 };
+    let busbw = bytes as f64 * share / median;
+    println!(
+        r#"{{"bytes":{bytes},"algorithm":"{algorithm}","chosen":"{chosen}","seconds":{median:.9},"busbw":{busbw:.0}}}"#
+    );
 }
 
 fn choice(name: &str, world: usize, costs: Costs) -> Choice {
