@@ -49,25 +49,26 @@ impl Book {
 
     /// Writes one case down.
     pub(crate) fn write(&mut self, figure: &Figure) -> anyhow::Result<()> {
-        self.write_above(figure, None)
+        self.write_beside(figure, None)
     }
 
-    /// Writes one case down, beside what the machine needs in any case, measured in the same run.
-    pub(crate) fn write_above(&mut self, figure: &Figure, bound: Option<f64>) -> anyhow::Result<()> {
+    /// Writes one case down, beside what its bytes take alone, measured in the same run.
+    pub(crate) fn write_beside(&mut self, figure: &Figure, alone: Option<f64>) -> anyhow::Result<()> {
         let Figure { case, unit, ours, peer, goal, disturbed } = *figure;
         let ratio = peer.map(|(_, theirs)| theirs / ours);
         let met = ratio.map_or(ours <= goal, |ratio| ratio >= goal);
         let line = json!({
             "bench": self.bench, "case": case, "unit": unit, "ours": ours, "peer": peer.map(|(_, theirs)| theirs),
-            "peer_name": peer.map(|(name, _)| name), "ratio": ratio, "bound": bound, "goal": goal, "met": met, "disturbed": disturbed,
+            "peer_name": peer.map(|(name, _)| name), "ratio": ratio, "alone": alone, "goal": goal, "met": met, "disturbed": disturbed,
             "commit": self.commit, "machine": self.machine,
         });
         writeln!(self.file, "{line}")?;
         let against = match (peer, ratio) {
             (Some((name, theirs)), Some(ratio)) => {
-                let at_most = bound.map(|bound| format!(", {:.2} at most: {}", theirs / bound, readable(bound, unit)));
-                let at_most = at_most.unwrap_or_default();
-                format!("{name} {}, ratio {ratio:.2} (goal ≥ {goal:.2}{at_most})", readable(theirs, unit))
+                let bare =
+                    alone.map(|alone| format!("; the bytes alone {}: {:.2}", readable(alone, unit), theirs / alone));
+                let bare = bare.unwrap_or_default();
+                format!("{name} {}, ratio {ratio:.2} (goal ≥ {goal:.2}{bare})", readable(theirs, unit))
             }
             _ => format!("goal ≤ {goal} {unit}"),
         };

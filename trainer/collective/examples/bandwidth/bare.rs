@@ -1,5 +1,4 @@
-//! The bytes of an all-reduce and nothing else: no sums, no checksums, no frames, no order among them. None whose bytes go through such
-//! sockets can be expected to take less.
+//! The bytes of an all-reduce and nothing else: no sums, no checksums, no frames, no order among them.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -74,7 +73,7 @@ impl Ring {
     }
 }
 
-/// Where copies to and from the system's own pages are fastest.
+/// Where the system's copies are not slowed down by addresses that are a few bytes apart modulo a page, as behind an allocation's header.
 pub(super) fn page_aligned(memory: &mut [u8]) -> &mut [u8] {
     let offset = memory.as_ptr().align_offset(PAGE_BYTES);
     &mut memory[offset..]
