@@ -9,11 +9,15 @@ use std::{
 
 use jiff::Timestamp;
 use lockstep_launch::{JOURNAL_FILE, States};
-use lockstep_tests::{cluster::Cluster, products, samples};
+use lockstep_tests::{
+    cluster::{Cluster, wait_for},
+    products, samples,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::job::{EXACT_STEPS_PER_EPOCH, Job, exact};
+use crate::shared::PATIENCE;
 
 const MODEL: &str = "model.safetensors";
 /// Steps after a change of the group in which what it did to any part of the state shows.
@@ -70,11 +74,23 @@ fn undisturbed(through: u64) -> String {
 pub(super) fn assert_no_step_was_lost(cluster: &Cluster, namespace: &str, job: &Job<'_>) -> u64 {
     let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
     let journal = journal(&folder);
-    let total = assert_nothing_was_lost(&journal, &job.group());
+    let total = assert_nothing_was_lost(&journal, &told_group(job));
     let told = samples::each_was_taken_once(&job.workload(), &journal).expect("each sample of an epoch once");
     assert!(told > 0, "no step tells which samples it took");
     println!("samples: {told} of {total} steps tell which they took, all of them those that were next in their epoch");
     total
+}
+
+/// The record of a job, whose newest membership is among the changes that were told; whoever recorded it may be gone.
+fn told_group(job: &Job<'_>) -> Value {
+    let mut group = Value::Null;
+    wait_for("the newest membership to be told", PATIENCE, || {
+        group = job.group();
+        let told = group["status"]["changes"].as_array().and_then(|changes| changes.last());
+        told.is_some_and(|told| told["generation"] == group["spec"]["record"]["active"]["generation"])
+    })
+    .unwrap_or_else(|error| panic!("{error:#}: {group:#}"));
+    group
 }
 
 /// Checks that the steps were done once each and in order, that generations form one chain of which each goes on where the one before
