@@ -37,6 +37,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Cluster::available().map_err(anyhow::Error::msg)?;
     let images = image::make()?;
+    // Tests compare with runs on this machine, and would build what these need beside the jobs.
+    cargo::build()?;
     // It ends with this process.
     let kept = Cluster::start_guarded(Settings::tests(TEST_NODES))?;
     cluster::load(&images, &kept)?;
