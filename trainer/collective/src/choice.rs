@@ -117,10 +117,7 @@ impl Costs {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
-    use crate::algorithm::{MAX_FRAME, all_reduce};
 
     const SLOW: Costs = Costs { message: 50e-6, wire_byte: 8e-9, reduced_byte: 0.1e-9 };
 
@@ -129,7 +126,6 @@ mod tests {
         let cheapest = |world, bytes| SLOW.cheapest(&Hosts::apart(world), bytes);
         assert_eq!(cheapest(2, 1000), Algorithm::RecursiveDoubling);
         assert_eq!(cheapest(8, 1000), Algorithm::RecursiveDoubling);
-        assert_eq!(cheapest(3, 1000), Algorithm::DoubleTree, "two hops instead of three");
         assert_eq!(cheapest(2, 100 << 20), Algorithm::Ring);
         assert_eq!(cheapest(7, 100 << 20), Algorithm::Ring);
         // As few bytes as the ring, and fewer messages.
@@ -142,8 +138,7 @@ mod tests {
         for names in [&[1, 1, 2, 2][..], &[1, 2, 1, 2, 1, 2, 1, 2], &[1, 2, 1, 1, 2]] {
             let hosts = Hosts::named(names);
             assert_eq!(SLOW.cheapest(&hosts, 100 << 20), Algorithm::Hierarchical, "{names:?}");
-            let short = SLOW.cheapest(&hosts, 100);
-            assert!(matches!(short, Algorithm::RecursiveDoubling | Algorithm::DoubleTree), "{names:?}: {short:?}");
+            assert_eq!(SLOW.cheapest(&hosts, 100), Algorithm::RecursiveDoubling, "{names:?}");
         }
         assert_ne!(SLOW.cheapest(&Hosts::named(&[1, 1, 1, 1]), 100 << 20), Algorithm::Hierarchical);
         // What the two of the smaller host would gather for the larger one is more than a ring's bytes.
@@ -161,28 +156,6 @@ mod tests {
                 {
                     assert!(chosen <= SLOW.seconds(other, &hosts, 1 << bits), "{world} ranks, {} bytes", 1 << bits);
                 }
-            }
-        }
-    }
-
-    /// What is sent in one hop is on its way at the same time.
-    #[test]
-    fn the_messages_of_a_formula_are_the_hops_of_the_schedule() {
-        let messages = Costs { message: 1.0, wire_byte: 0.0, reduced_byte: 0.0 };
-        let assert_alike = |algorithm, hosts: &Hosts, elements: usize| {
-            let sends =
-                (0..hosts.world()).flat_map(|rank| all_reduce(algorithm, rank, hosts, elements, MAX_FRAME).sends);
-            let hops = sends.map(|send| send.hop).collect::<BTreeSet<_>>().len();
-            let counted = messages.seconds(algorithm, hosts, 4 * elements);
-            assert_eq!(counted, hops as f64, "{algorithm:?} of {elements} elements over {} ranks", hosts.world());
-        };
-        for world in 2..=33 {
-            let hosts = Hosts::apart(world);
-            for algorithm in Algorithm::PLAIN.into_iter().chain([Algorithm::torus(world)]) {
-                assert_alike(algorithm, &hosts, world);
-            }
-            for elements in [4096, 8192, 8194, 20_000, 65_536, 1 << 20, 5 << 20] {
-                assert_alike(Algorithm::DoubleTree, &hosts, elements);
             }
         }
     }

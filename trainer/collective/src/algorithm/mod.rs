@@ -82,8 +82,8 @@ pub enum Algorithm {
     RecursiveDoubling,
     /// 2·⌊log₂n⌋α + 2(m−1)/m·Sβ + (m−1)/m·Sγ, where m is the greatest power of two up to n; 2α + 2Sβ + Sγ more where that is not n. (Rabenseifner, 2004)
     HalvingDoubling,
-    /// ≈ (2h + k − 1)α + 2(h + k − 1)·S/k·β + (h + k − 1)·S/k·γ, where h = ⌊log₂n⌋ and each half goes in k frames: two trees, each with half
-    /// of the elements, in which every rank has children in one only. (Sanders, Speck and Träff, 2009)
+    /// ≈ 2(⌊log₂n⌋ + k)(α + S/k·(β + γ)) with k frames: two trees, each with half of the elements, in which every rank has children in
+    /// one only. (Sanders, Speck and Träff, 2009)
     DoubleTree,
     /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, in two hops: every rank reduces one part of all others' elements by itself.
     Direct,

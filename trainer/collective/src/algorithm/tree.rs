@@ -3,7 +3,7 @@
 //! In the first tree the ranks stand in order, so that the even ones are leaves. The second is the first one mirrored, or shifted by one
 //! where the number of ranks is odd, which makes the odd ones leaves: every rank sends and receives about as much as every other.
 
-use super::{AllReduce, Arrival, Builder, MAX_FRAME, Terms, part};
+use super::{AllReduce, Arrival, Builder, Terms, part};
 use crate::Hosts;
 
 /// Frames of a half aimed at: more hide the tree's height better, fewer cost less each.
@@ -27,7 +27,7 @@ impl AllReduce for Scheme {
         let height = (1..=world).map(|place| Node::at(place, world).depth).max().unwrap_or_default();
         for tree in 0..2 {
             let half = part(&(0..length), 2, tree);
-            let size = frame(half.len(), builder.frame);
+            let size = (half.end - half.start).div_ceil(FRAMES).clamp(MIN_FRAME.min(builder.frame), builder.frame);
             for (frame, start) in half.clone().step_by(size).enumerate() {
                 let elements = start..half.end.min(start + size);
                 for place in 1..=world {
@@ -41,19 +41,9 @@ impl AllReduce for Scheme {
     }
 
     fn seconds(&self, terms: &Terms<'_>) -> f64 {
-        let half = (terms.bytes / 2.0).ceil() as usize / size_of::<f32>();
-        let frames = half.div_ceil(frame(half, MAX_FRAME)).max(1) as f64;
-        let (height, others) = (terms.levels(), frames - 1.0);
-        let of_frame = terms.bytes / frames;
-        (2.0 * height + others) * terms.message
-            + (2.0 * height + 2.0 * others) * of_frame * terms.wire_byte
-            + (height + others) * of_frame * terms.reduced_byte
+        let frames = FRAMES as f64;
+        2.0 * (terms.levels() + frames) * (terms.message + terms.whole() / frames)
     }
-}
-
-/// Elements of a frame of one half.
-fn frame(half: usize, longest: usize) -> usize {
-    half.div_ceil(FRAMES).clamp(MIN_FRAME.min(longest), longest)
 }
 
 /// The rank at a place, from 1, of a tree.

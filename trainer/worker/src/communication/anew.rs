@@ -288,7 +288,7 @@ mod tests {
         let ranks: Vec<_> = listeners.into_iter().enumerate().map(rank).collect();
         let agreed: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
         for (before, anew) in &agreed {
-            assert_ne!(anew.plan.buckets(), before.plan.buckets(), "rank 0 by itself would have proposed no others");
+            assert!(anew.plan.buckets().len() > before.plan.buckets().len(), "{:?}, {:?}", before.plan, anew.plan);
             assert_eq!((&anew.plan, &anew.record), (&agreed[0].1.plan, &agreed[0].1.record));
             let circumstances = Recorded {
                 words: Vec::new(),
