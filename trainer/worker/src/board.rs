@@ -39,7 +39,7 @@ struct Status {
     name: String,
     /// The changes that coordinators before this one told of, once they could be read.
     before: Option<Vec<Change>>,
-    /// Those that this one knows of, oldest first.
+    /// The newest that this one knows of, oldest first.
     changes: Vec<Change>,
     /// Whether all of them are there.
     all_told: bool,
@@ -121,6 +121,7 @@ impl Board {
             Place::Output => print_line(&json!({ how: change })),
             Place::Cluster(status) => {
                 status.changes.push(change);
+                status.changes.drain(..status.changes.len().saturating_sub(KEPT_CHANGES));
                 status.all_told = false;
                 status.publish(json!({})).await;
             }
