@@ -8,16 +8,24 @@
     reason = "disjoint mutable slices of one buffer, in several threads, proven disjoint at run time"
 )]
 
+use std::alloc::{self, Layout};
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::mm::{Advice, madvise};
+
 /// Elements in one cache line: every arena starts on one, and parameters are aligned to it.
 pub const LINE_ELEMENTS: usize = 16;
 
+const LINE_BYTES: usize = LINE_ELEMENTS * size_of::<f32>();
+
 /// Elements in one page of the smallest size.
 pub(crate) const PAGE_ELEMENTS: usize = 1024;
+
+/// Bytes of a huge page: what is as long is asked for in such pages, so that a copy of many of them rarely has to look an address up.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Leases that can be out at once without the list growing; more are possible, at the price of one allocation.
 const LEASES_EXPECTED: usize = 256;
@@ -31,14 +39,7 @@ pub struct Arena {
 impl Arena {
     /// An arena of `elements` zeros. Every page is written once, so that no step ever meets a page fault.
     pub fn zeroed(elements: usize) -> Arena {
-        let mut lines: Box<[Line]> =
-            (0..elements.div_ceil(LINE_ELEMENTS)).map(|_| Line([0.0; LINE_ELEMENTS])).collect();
-        for page in lines.chunks_mut(PAGE_ELEMENTS / LINE_ELEMENTS) {
-            // SAFETY: a place in the box. Volatile, because the compiler may turn the zeros above into an allocation of untouched
-            // zero pages.
-            unsafe { (&raw mut page[0]).write_volatile(Line([0.0; LINE_ELEMENTS])) }
-        }
-        Arena::over(Lines { lines, elements })
+        Arena::over(Pages::zeroed(elements))
     }
 
     /// An arena in memory that another has made, with the values that it holds.
@@ -50,7 +51,7 @@ impl Arena {
         let memory = NonNull::from(memory);
         // SAFETY: nobody else knows it; its slice is touched through leases only from here on, and itself when it is dropped.
         let slice = unsafe { &mut *memory.as_ptr() }.as_mut();
-        assert!(slice.as_ptr().cast::<Line>().is_aligned(), "an arena begins on a cache line");
+        assert!(slice.as_ptr().addr().is_multiple_of(LINE_BYTES), "an arena begins on a cache line");
         let (start, elements) = (NonNull::from(&mut *slice).cast(), slice.len());
         let leases = Mutex::new(Vec::with_capacity(LEASES_EXPECTED));
         Arena { shared: Arc::new(Shared { memory, start, elements, leases }) }
@@ -152,19 +153,50 @@ impl Drop for Lease {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "read and written as a slice")] [f32; LINE_ELEMENTS]);
-
-struct Lines {
-    lines: Box<[Line]>,
+/// Memory of an arena's own.
+struct Pages {
+    start: NonNull<f32>,
     elements: usize,
+    layout: Layout,
 }
 
-impl AsMut<[f32]> for Lines {
+// SAFETY: nobody else knows the memory.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    fn zeroed(elements: usize) -> Self {
+        let bytes = elements.max(1) * size_of::<f32>();
+        let boundary = if bytes < HUGE_PAGE_BYTES { LINE_BYTES } else { HUGE_PAGE_BYTES };
+        let layout = Layout::from_size_align(bytes, boundary).expect("an arena fits into memory");
+        // SAFETY: of at least one element.
+        let Some(start) = NonNull::new(unsafe { alloc::alloc(layout) }) else { alloc::handle_alloc_error(layout) };
+        if bytes >= HUGE_PAGE_BYTES {
+            // SAFETY: advice for memory that was just allocated, from the beginning of a page. A system without huge pages refuses it,
+            // and gives others.
+            let _ = unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+        }
+        let start = start.cast::<f32>();
+        for first in (0..elements).step_by(PAGE_ELEMENTS) {
+            // SAFETY: inside the memory. Volatile, because the compiler may turn zeros into an allocation of untouched zero pages.
+            unsafe { start.as_ptr().add(first).write_volatile(0.0) }
+        }
+        // SAFETY: all of the memory, in which zeros are values.
+        unsafe { start.as_ptr().write_bytes(0, elements) };
+        Self { start, elements, layout }
+    }
+}
+
+impl AsMut<[f32]> for Pages {
     fn as_mut(&mut self) -> &mut [f32] {
-        // SAFETY: a line is its elements, and there are at least so many.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.elements) }
+        // SAFETY: so many elements were written when it was made.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.elements) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and given back once.
+        unsafe { alloc::dealloc(self.start.as_ptr().cast(), self.layout) }
     }
 }
 
@@ -269,19 +301,18 @@ mod tests {
     #[test]
     fn an_arena_over_other_memory_has_its_values_and_drops_it_once_the_last_lease_is_back() {
         struct Foreign {
-            lines: Vec<Line>,
+            memory: Pages,
             _alive: Arc<()>,
         }
         impl AsMut<[f32]> for Foreign {
             fn as_mut(&mut self) -> &mut [f32] {
-                // SAFETY: a line is its elements.
-                unsafe {
-                    std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * LINE_ELEMENTS)
-                }
+                self.memory.as_mut()
             }
         }
         let alive = Arc::new(());
-        let arena = Arena::over(Foreign { lines: vec![Line([3.0; LINE_ELEMENTS]); 2], _alive: Arc::clone(&alive) });
+        let mut memory = Pages::zeroed(32);
+        memory.as_mut().fill(3.0);
+        let arena = Arena::over(Foreign { memory, _alive: Arc::clone(&alive) });
         assert_eq!(arena.len(), 32);
         let lease = arena.lease(1..31);
         drop(arena);
@@ -293,18 +324,35 @@ mod tests {
     #[test]
     #[should_panic(expected = "an arena begins on a cache line")]
     fn an_arena_over_memory_that_begins_within_a_line_is_refused() {
-        struct Crooked(Lines);
+        struct Crooked(Pages);
         impl AsMut<[f32]> for Crooked {
             fn as_mut(&mut self) -> &mut [f32] {
                 &mut self.0.as_mut()[1..]
             }
         }
-        Arena::over(Crooked(Lines { lines: vec![Line([0.0; LINE_ELEMENTS])].into(), elements: 16 }));
+        Arena::over(Crooked(Pages::zeroed(16)));
     }
 
     #[test]
     fn an_arena_starts_on_a_cache_line() {
         let arena = Arena::zeroed(3);
         assert_eq!(arena.lease(0..3).as_ptr().align_offset(64), 0);
+    }
+
+    #[test]
+    fn a_long_arena_is_asked_for_in_huge_pages() {
+        let arena = Arena::zeroed(2 * HUGE_PAGE_BYTES);
+        let lease = arena.lease(0..arena.len());
+        assert!(lease.iter().all(|value| *value == 0.0));
+        let place = lease.as_ptr().addr();
+        assert!(place.is_multiple_of(HUGE_PAGE_BYTES), "it begins {place:x}");
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("this process's memory");
+        let holds = |line: &str| -> Option<bool> {
+            let (first, end) = line.split_whitespace().next()?.split_once('-')?;
+            let address = |text| usize::from_str_radix(text, 16).ok();
+            Some((address(first)?..address(end)?).contains(&place))
+        };
+        let flags = maps.lines().skip_while(|line| holds(line) != Some(true)).find(|line| line.starts_with("VmFlags:"));
+        assert!(flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hg")), "{flags:?}");
     }
 }
