@@ -152,3 +152,22 @@ pub enum DataError {
         source: io::Error,
     },
 }
+
+impl DataError {
+    /// Whether the same may go well a moment later: storage that holds the samples did not answer, or a resource was used up.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        let is_lasting = |source: &io::Error| {
+            use io::ErrorKind::{InvalidInput, IsADirectory, NotADirectory, NotFound, PermissionDenied, Unsupported};
+            matches!(
+                source.kind(),
+                InvalidInput | IsADirectory | NotADirectory | NotFound | PermissionDenied | Unsupported
+            )
+        };
+        match self {
+            Self::Read { source, .. } => !is_lasting(source),
+            Self::Thread { .. } => true,
+            _ => false,
+        }
+    }
+}

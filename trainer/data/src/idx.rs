@@ -3,7 +3,11 @@
 mod decode;
 mod encode;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{self, Metadata},
+    io,
+    path::{Path, PathBuf},
+};
 
 use crate::{DataError, Dataset, Samples, Shape, samples::held_out};
 
@@ -72,7 +76,7 @@ pub fn read(folder: &Path, evaluation_fraction: f64, classes: usize) -> Result<D
     if !(0.0..=MAX_EVALUATION_FRACTION).contains(&evaluation_fraction) {
         return Err(DataError::EvaluationFraction { found: evaluation_fraction, most: MAX_EVALUATION_FRACTION });
     }
-    if !folder.is_dir() {
+    if !look(folder)?.is_some_and(|found| found.is_dir()) {
         return Err(DataError::FolderMissing { folder: folder.to_owned() });
     }
     let pairs = (Pair::find(folder, Part::Train)?, Pair::find(folder, Part::Evaluation)?);
@@ -117,7 +121,7 @@ impl Pair {
         let half = |present: PathBuf, kind: Kind| {
             Err(DataError::HalfPair { present, looked_for: names(part, kind.other()).join(", ") })
         };
-        match (find(folder, part, Kind::Images), find(folder, part, Kind::Labels)) {
+        match (find(folder, part, Kind::Images)?, find(folder, part, Kind::Labels)?) {
             (Some(images), Some(labels)) => Ok(Some(Self { images, labels })),
             (Some(images), None) => half(images, Kind::Images),
             (None, Some(labels)) => half(labels, Kind::Labels),
@@ -145,12 +149,23 @@ impl Pair {
     }
 }
 
-fn find(folder: &Path, part: Part, kind: Kind) -> Option<PathBuf> {
-    names(part, kind)
-        .into_iter()
-        .flat_map(|name| [format!("{name}.gz"), name])
-        .map(|name| folder.join(name))
-        .find(|path| path.is_file())
+fn find(folder: &Path, part: Part, kind: Kind) -> Result<Option<PathBuf>, DataError> {
+    for name in names(part, kind).into_iter().flat_map(|name| [format!("{name}.gz"), name]) {
+        let path = folder.join(name);
+        if look(&path)?.is_some_and(|found| found.is_file()) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// What lies at a path, if anything: storage that cannot be asked says nothing of that.
+fn look(path: &Path) -> Result<Option<Metadata>, DataError> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(source) => Err(DataError::Read { path: path.to_owned(), source }),
+    }
 }
 
 /// The names that a file may have, the usual one first; `.gz` may follow each.

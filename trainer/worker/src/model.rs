@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lockstep_data::{Dataset, check_global_batch, glyphs, idx};
+use lockstep_data::{DataError, Dataset, check_global_batch, glyphs, idx};
 use lockstep_launch::{DatasetFormat, Model, ModelName, Workload};
 use lockstep_nn::{Network, models};
 
@@ -20,12 +20,17 @@ pub(crate) fn dataset(workload: &Workload) -> Result<Dataset, Failure> {
         DatasetFormat::Idx => {
             let uri = dataset.uri.as_deref().unwrap_or_default();
             told_of(uri, || idx::read(path(uri), dataset.evaluation_fraction, CLASSES))
-                .map_err(|error| Failure::fatal(format!("spec.dataset.uri: {uri}: {error}")))?
+                .map_err(|error| unread(uri, &error))?
         }
         DatasetFormat::Glyphs => glyphs::draw(dataset.samples as usize, training.seed, dataset.evaluation_fraction),
     };
     check_global_batch(samples.train.len() as u64, u64::from(training.global_batch_size)).map_err(Failure::fatal)?;
     Ok(samples)
+}
+
+fn unread(uri: &str, error: &DataError) -> Failure {
+    let problem = format!("spec.dataset.uri: {uri}: {error}");
+    if error.passes() { Failure::retry(problem) } else { Failure::fatal(problem) }
 }
 
 /// The network for samples of this shape.

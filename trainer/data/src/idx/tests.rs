@@ -175,3 +175,23 @@ fn a_place_that_cannot_be_written_is_named() {
         .to_string();
     assert!(text.contains("file") && text.contains("choose a folder"), "{text}");
 }
+
+#[test]
+fn storage_that_does_not_answer_is_no_reason_to_take_files_for_missing() {
+    let whole =
+        || folder(&[("train-images-idx3-ubyte", &images(2, 1, 1)), ("train-labels-idx1-ubyte", &labels(&[3, 4]))]);
+    // A link that leads to itself is neither there nor missing; nothing of this process's memory lies at its beginning.
+    for (name, target) in [(IMAGES, IMAGES), ("train-images-idx3-ubyte.gz", "/proc/self/mem")] {
+        let files = whole();
+        std::os::unix::fs::symlink(target, files.path().join(name)).expect("a link");
+        let error = read(files.path(), 0.0, 10).expect_err("refused");
+        assert!(matches!(&error, DataError::Read { path, .. } if path.ends_with(name)) && error.passes(), "{error}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_files_themselves_stays_wrong() {
+    let missing = read(Path::new("/nowhere"), 0.0, 10).expect_err("refused");
+    let damaged = error(&[(IMAGES, b"no IDX"), (LABELS, &labels(&[1]))]);
+    assert!([missing, damaged].iter().all(|error| !error.passes()));
+}
