@@ -40,6 +40,7 @@ pub struct Work {
     moves: AtomicU64,
     activity: AtomicU8,
     step_nanos: AtomicU64,
+    expected_nanos: AtomicU64,
 }
 
 /// [`Work`] at one moment.
@@ -51,6 +52,16 @@ pub struct Glimpse {
     pub activity: Activity,
     /// How long a step takes; `None` before the first.
     pub step: Option<Duration>,
+    /// How long one is expected to take in this group, whose steps may be longer than those before; zero where that is not known.
+    pub expected: Duration,
+}
+
+impl Glimpse {
+    /// How long a step may take, as far as that is known.
+    #[must_use]
+    pub fn longest_step(&self) -> Duration {
+        self.step.unwrap_or_default().max(self.expected)
+    }
 }
 
 /// A training thread that does nothing.
@@ -88,9 +99,14 @@ impl Work {
         self.moves.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Steps of the group that is entered are expected to take so long.
+    pub fn expect_step(&self, takes: Duration) {
+        self.expected_nanos.store(nanos(takes), Ordering::Relaxed);
+    }
+
     /// A step took so long.
     pub fn did_step(&self, took: Duration) {
-        let (mean, took) = (self.step_nanos.load(Ordering::Relaxed), took.as_nanos() as u64);
+        let (mean, took) = (self.step_nanos.load(Ordering::Relaxed), nanos(took));
         let next = if mean == 0 { took } else { mean - mean / MEAN_OF + took / MEAN_OF };
         self.step_nanos.store(next.max(1), Ordering::Relaxed);
     }
@@ -99,13 +115,18 @@ impl Work {
     pub fn glimpse(&self) -> Glimpse {
         let activities = [Activity::Waiting, Activity::Computing, Activity::Storing];
         let activity = self.activity.load(Ordering::Relaxed);
-        let nanos = self.step_nanos.load(Ordering::Relaxed);
+        let step = self.step_nanos.load(Ordering::Relaxed);
         Glimpse {
             moves: self.moves.load(Ordering::Relaxed),
             activity: activities.into_iter().find(|known| *known as u8 == activity).unwrap_or_default(),
-            step: (nanos > 0).then(|| Duration::from_nanos(nanos)),
+            step: (step > 0).then(|| Duration::from_nanos(step)),
+            expected: Duration::from_nanos(self.expected_nanos.load(Ordering::Relaxed)),
         }
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Watchdog {
@@ -116,7 +137,10 @@ impl Watchdog {
         self.looked = now;
         let patience = match work.activity {
             Activity::Waiting => is_awaited.then_some(SLOW_AFTER),
-            Activity::Computing => Some(work.step.map_or(SLOW_AFTER, |step| STUCK_AFTER.max(step * STEPS))),
+            Activity::Computing => {
+                let least = if work.step.is_some() { STUCK_AFTER } else { SLOW_AFTER };
+                Some(least.max(work.longest_step().saturating_mul(STEPS)))
+            }
             Activity::Storing => Some(SLOW_AFTER),
         };
         let (true, Some(patience)) = (work.moves == self.moves, patience) else {
@@ -128,7 +152,7 @@ impl Watchdog {
         (still >= patience).then(|| Stuck {
             activity,
             still,
-            is_hung: activity != Activity::Waiting && still >= patience * HUNG_TIMES,
+            is_hung: activity != Activity::Waiting && still >= patience.saturating_mul(HUNG_TIMES),
         })
     }
 }
@@ -150,8 +174,11 @@ mod tests {
 
     /// When a thread that stops `moves` counts as stuck, and as hung, looked at ten times a second.
     fn verdicts(activity: Activity, is_awaited: bool, step: Option<Duration>) -> (Option<u64>, Option<u64>) {
+        verdicts_of(Glimpse { moves: 1, activity, step, expected: Duration::ZERO }, is_awaited)
+    }
+
+    fn verdicts_of(work: Glimpse, is_awaited: bool) -> (Option<u64>, Option<u64>) {
         let mut dog = Watchdog::default();
-        let work = Glimpse { moves: 1, activity, step };
         let (mut stuck, mut hung) = (None, None);
         for tenth in 0..20_000 {
             if let Some(found) = dog.look(work, is_awaited, Duration::from_millis(100 * tenth)) {
@@ -178,9 +205,21 @@ mod tests {
     }
 
     #[test]
+    fn whoever_is_expected_to_take_longer_than_before_may() {
+        let expected = Duration::from_secs(20);
+        for step in [None, Some(Duration::from_secs(2))] {
+            let work = Glimpse { moves: 1, activity: Activity::Computing, step, expected };
+            assert_eq!(verdicts_of(work, false), (Some(160), Some(1600)), "eight of them; {step:?}");
+        }
+        let work = Glimpse { moves: 1, activity: Activity::Computing, step: None, expected: Duration::from_millis(1) };
+        assert_eq!(verdicts_of(work, false), (Some(60), Some(600)), "the first ones may take longer than expected");
+    }
+
+    #[test]
     fn whoever_moves_or_waits_has_all_its_patience_again() {
         let mut dog = Watchdog::default();
-        let mut work = Glimpse { moves: 1, activity: Activity::Computing, step: Some(Duration::from_millis(1)) };
+        let step = Some(Duration::from_millis(1));
+        let mut work = Glimpse { moves: 1, activity: Activity::Computing, step, ..Glimpse::default() };
         let mut look = |work, tenth: u64| dog.look(work, false, Duration::from_millis(100 * tenth)).is_some();
         assert!((0..50).all(|tenth| !look(work, tenth)));
         work.moves += 1;
@@ -193,7 +232,8 @@ mod tests {
     #[test]
     fn a_process_that_was_stopped_as_a_whole_accuses_nobody_when_it_wakes() {
         let mut dog = Watchdog::default();
-        let work = Glimpse { moves: 1, activity: Activity::Computing, step: Some(Duration::from_millis(1)) };
+        let step = Some(Duration::from_millis(1));
+        let work = Glimpse { moves: 1, activity: Activity::Computing, step, ..Glimpse::default() };
         assert_eq!(dog.look(work, false, Duration::ZERO), None);
         assert_eq!(dog.look(work, false, Duration::from_secs(3600)), None);
     }
@@ -212,6 +252,8 @@ mod tests {
         for _ in 0..100 {
             work.did_step(Duration::from_millis(3));
         }
+        work.expect_step(Duration::from_secs(4));
+        assert_eq!(work.glimpse().longest_step(), Duration::from_secs(4));
         let step = work.glimpse().step.expect("measured");
         assert!(step.abs_diff(Duration::from_millis(3)) < Duration::from_micros(1), "{step:?}");
     }

@@ -150,10 +150,13 @@ impl<'a> Rank<'a> {
             steps: recipe.total_steps.saturating_sub(trainee.step),
         };
         let (rank, world) = (communicator.rank(), communicator.world());
-        let meter = Meter::new(shares(recipe.global_batch, seat, world), agreed.baseline);
+        let shares = shares(recipe.global_batch, seat, world);
         if let Some(rate) = agreed.baseline {
             member.metrics.baseline.set(rate);
+            let longest = shares.iter().copied().fold(0.0, f64::max) * recipe.global_batch as f64;
+            member.membership.work().expect_step(Duration::try_from_secs_f64(longest / rate).unwrap_or_default());
         }
+        let meter = Meter::new(shares, agreed.baseline);
         Ok(Self {
             loaders: devices
                 .map(|seat| Loader::start(Arc::clone(&train), order(seat)).map_err(Failure::retry))
@@ -194,7 +197,7 @@ impl<'a> Rank<'a> {
 
     /// Steps follow from here on, of which none takes much longer than the others: a line that carries nothing for so long is broken.
     pub(crate) fn expect_steps(&mut self) {
-        let step = self.work().glimpse().step.unwrap_or_default();
+        let step = self.work().glimpse().longest_step();
         let quiet = QUIET.max(step * QUIET_STEPS).as_secs().next_power_of_two();
         let quiet = Duration::from_secs(quiet);
         self.communicator.set_silence_limits(quiet, quiet);
@@ -202,7 +205,7 @@ impl<'a> Rank<'a> {
 
     /// The first step of a group follows: whoever reports may wait for its storage before it, and all may be slower than later.
     pub(crate) fn expect_first_step(&mut self) {
-        let step = self.work().glimpse().step.unwrap_or_default();
+        let step = self.work().glimpse().longest_step();
         let quiet = FIRST_QUIET.max(step * QUIET_STEPS);
         self.communicator.set_silence_limits(quiet, quiet);
     }
