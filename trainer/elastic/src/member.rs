@@ -239,6 +239,8 @@ impl Member {
                 let broken = self.follows_no_more(broken);
                 self.standing = Some(Standing { held, broken });
                 self.last_word = None;
+                // The group that was to drain is no more.
+                self.draining = false;
                 self.repeat(now);
                 if std::mem::take(&mut self.told_to_stand) {
                     self.say_hello();
@@ -270,6 +272,8 @@ impl Member {
 
     fn connected(&mut self, now: Duration) {
         self.connected = true;
+        // Who has to go says so again: this may be another coordinator, which knows of nobody who drains.
+        self.draining = false;
         (self.heard, self.beaten) = (now, now);
         self.say_hello();
         if let Some(mark) = self.mark {

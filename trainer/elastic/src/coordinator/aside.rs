@@ -1,6 +1,6 @@
 //! Members that all reach this coordinator, but not each other: of every two one stands aside, and the others go on without it. It comes
 //! back as any newcomer does, by following the group, which needs a line to every member: until it has one it is not let in. Should it not
-//! be reached even so it stands aside at once, and for longer.
+//! be reached even so it stands aside at once, and for longer. Lines that can be made, but carry nothing, count like those that cannot.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{Coordinator, peers::Peer};
-use crate::{Incarnation, MemberId};
+use crate::{Active, Incarnation, MemberId};
 
 /// How long others may take to tell whom they did not reach, once one has.
 pub(super) const HEARING: Duration = Duration::from_millis(500);
@@ -21,6 +21,8 @@ const LONGEST: Duration = Duration::from_secs(600);
 pub(super) struct Aside {
     /// Pods of the newest group, each with those that were not connected with it.
     unreached: BTreeMap<String, BTreeSet<String>>,
+    /// From whom nothing came to whom, in groups that have done no step since.
+    mute: BTreeSet<(String, String)>,
     standing: BTreeMap<String, Standing>,
 }
 
@@ -43,6 +45,7 @@ impl Aside {
 
     /// A group trained with these.
     pub(super) fn forgive<'a>(&mut self, pods: impl Iterator<Item = &'a str>) {
+        self.mute.clear();
         for pod in pods {
             self.standing.remove(pod);
         }
@@ -100,10 +103,26 @@ impl Coordinator {
         }
     }
 
+    /// A line over which nothing came although nobody was lost. That of a group which had trained may have been the pause of a process.
+    fn count_mute_lines(&mut self, active: &Active) {
+        let pod = |rank: usize| active.members.get(rank).map(|seat| seat.pod.clone());
+        let line = self.reasons.mute_line().filter(|_| self.reasons.lost.is_empty());
+        if let Some((from, to)) =
+            line.and_then(|(from, to)| Some((pod(from)?, pod(to)?))).filter(|(from, to)| from != to)
+        {
+            self.aside.mute.insert((from, to));
+        }
+        let is_here = |pod: &String| self.peers.contains_key(pod);
+        let both_here = |(from, to): &&(String, String)| is_here(from) && is_here(to);
+        let lines: Vec<_> = self.aside.mute.iter().filter(both_here).cloned().collect();
+        lines.iter().for_each(|(from, to)| self.aside.cut(from, to));
+    }
+
     /// Before a group is formed anew: if the last one made no step, of those that did not reach each other some are left out, as long as
     /// enough stay, and one that holds what the group began with. Of two the one stands aside that held less.
     pub(super) fn stand_aside(&mut self, now: Duration) {
         let Some(active) = self.active().cloned() else { return };
+        self.count_mute_lines(&active);
         let again = self.aside.unreached.keys().any(|pod| self.aside.standing.contains_key(pod));
         if self.fruitless == 0 && !again {
             return;

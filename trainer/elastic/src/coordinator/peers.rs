@@ -139,7 +139,9 @@ impl Coordinator {
     pub(super) fn gone(&mut self, pod: &str, reason: &str, now: Duration) {
         let Some(peer) = self.peers.remove(pod) else { return };
         self.pods.remove(&peer.connection);
-        self.leaving.remove(pod);
+        if self.leaving.remove(pod).is_some() {
+            self.lost_a_leaver(&peer.hello.member);
+        }
         self.away.insert(pod.to_owned(), now);
         self.missed(&peer.hello.member, reason, now);
     }
@@ -189,6 +191,8 @@ impl Coordinator {
             self.peers.clear();
             self.pods.clear();
             self.leaving.clear();
+            // Those that have to go say so to whomever they return to.
+            self.draining.take_if(|_| self.unkept.is_none());
             self.phase = Phase::Gathering(Gathering::Start);
             self.started = now;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockstep_collective::Origin;
+use lockstep_collective::{Loss, Origin};
 
 use crate::{Break, MemberId};
 
@@ -51,6 +51,13 @@ impl Reasons {
         }
     }
 
+    /// The ranks from and to which a line carried nothing, if that is what broke the group first.
+    pub(super) fn mute_line(&self) -> Option<(usize, usize)> {
+        let known: Vec<_> = self.broken.iter().filter_map(|told| told.origin).collect();
+        let Origin { position, loss, .. } = Origin::first(&known)?;
+        (loss == Loss::Silent).then_some((position.from as usize, position.to as usize))
+    }
+
     /// What broke the group: what the member told that met it first, as far as that is known.
     pub(super) fn broken(&self) -> Option<String> {
         let known: Vec<_> = self.broken.iter().filter_map(|told| told.origin).collect();
@@ -62,7 +69,7 @@ impl Reasons {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_collective::{Loss, Position};
+    use lockstep_collective::Position;
 
     use super::*;
     use crate::Incarnation;

@@ -228,6 +228,12 @@ impl Coordinator {
         }
     }
 
+    /// Who had to go went before it had said its last word. Once nobody is left for whom all stop, too few wait for company again.
+    pub(super) fn lost_a_leaver(&mut self, member: &MemberId) {
+        let is_done = matches!(&self.phase, Phase::Running(running) if running.words.contains_key(member));
+        self.draining.take_if(|_| !is_done && self.leaving.is_empty() && self.unkept.is_none());
+    }
+
     /// A word of an older generation may come late, of a member that trains on in the newest: it says nothing of that.
     pub(super) fn last_word(&mut self, member: &MemberId, generation: u64, word: LastWord) {
         if self.active().is_some_and(|active| active.generation == generation && active.seat(member).is_some()) {

@@ -293,6 +293,10 @@ fn a_stuck_one_says_so_and_hangs_up_and_once_it_moves_it_returns_as_what_it_was(
     assert_eq!(handle(&mut member, Event::Connected, 9), [Command::Send(Message::Hello(training))]);
 }
 
+fn drain() -> Message {
+    Message::Drain { reason: "x-worker-0 has to go: SIGTERM".into() }
+}
+
 #[test]
 fn it_returns_with_what_the_coordinator_before_did_not_answer() {
     let standing = Command::Send(Message::Hello(Hello { committed_generation: Some(1), ..hello(0, 1) }));
@@ -308,6 +312,11 @@ fn it_returns_with_what_the_coordinator_before_did_not_answer() {
         (
             "that it has to go",
             vec![Event::Leave { reason: "SIGTERM".into() }],
+            vec![Command::Send(Message::Hello(training.clone())), leave.clone()],
+        ),
+        (
+            "that it has to go, although all were told to drain",
+            vec![Event::Leave { reason: "SIGTERM".into() }, Event::Received(drain())],
             vec![Command::Send(Message::Hello(training.clone())), leave],
         ),
         ("nothing", vec![], vec![Command::Send(Message::Hello(training))]),
@@ -341,16 +350,25 @@ fn a_last_word_is_withdrawn_by_standing_still_for_another_generation() {
 }
 
 #[test]
+fn that_it_has_to_go_is_said_again_by_whoever_stands_still_instead_of_draining() {
+    let mut member = running();
+    handle(&mut member, Event::Leave { reason: "SIGTERM".into() }, 3);
+    handle(&mut member, Event::Received(drain()), 4);
+    let leave = Command::Send(Message::Leave { reason: "SIGTERM".into() });
+    let said = handle(&mut member, broken(), 5);
+    assert!(said.contains(&leave), "{said:?}");
+}
+
+#[test]
 fn that_it_has_to_go_is_said_again_until_all_drain_or_it_is_released() {
     let mut member = running();
     let leave = Command::Send(Message::Leave { reason: "SIGTERM".into() });
     let wishes = Event::Leave { reason: "SIGTERM".into() };
     assert_eq!(handle(&mut member, wishes, 3), std::slice::from_ref(&leave));
     assert_eq!(later(&mut member, 3 + REPEAT_MS), [leave]);
-    let drain = || Event::Received(Message::Drain { reason: "x-worker-0 has to go: SIGTERM".into() });
     let told = [Command::Drain { reason: "x-worker-0 has to go: SIGTERM".into() }];
-    assert_eq!(handle(&mut member, drain(), 4 + REPEAT_MS), told);
-    assert_eq!(handle(&mut member, drain(), 5 + REPEAT_MS), [], "once");
+    assert_eq!(handle(&mut member, Event::Received(drain()), 4 + REPEAT_MS), told);
+    assert_eq!(handle(&mut member, Event::Received(drain()), 5 + REPEAT_MS), [], "once");
     assert_eq!(later(&mut member, 5 + 3 * REPEAT_MS), []);
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lockstep_collective::{Loss, Origin, Position};
 use lockstep_elastic::{Break, Message, coordinator::Command};
 
 use super::{Table, asked, change, committed, sent, state};
@@ -44,6 +45,53 @@ fn without_the_last() -> Table {
 #[test]
 fn of_two_that_did_not_reach_each_other_twice_one_stands_aside() {
     without_the_last();
+}
+
+/// Of a step, nothing came from one rank to another, which told so, and all were asked anew.
+fn silent(table: &mut Table, generation: u64, from: u32, to: u32) -> Vec<Command> {
+    let position = Position { operation: 0, step: 6, bucket: 0, hop: 1, from, to, hops: 4 };
+    let origin = Some(Origin { position, rank: from as usize, loss: Loss::Silent });
+    let broken = Break { origin, ..Break::from("nothing came") };
+    let mut commands = table.says(u64::from(to), Message::Broken { generation, broken });
+    commands.extend(table.wait(SECOND, &[0, 1, 2]));
+    commands
+}
+
+#[test]
+fn of_two_between_which_nothing_came_twice_one_stands_aside() {
+    let mut table = Table::running(3, 2);
+    assert_eq!(asked(&silent(&mut table, 1, 0, 2)).len(), 3, "it may have been a pause");
+    for member in 0..3 {
+        table.reports(member, Some(1), state(5));
+    }
+    assert_eq!(asked(&silent(&mut table, 2, 0, 2)), [(0, 3, false), (1, 3, false)]);
+    table.reports(0, Some(1), state(5));
+    let lost = change(&table.reports(1, Some(1), state(5))).lost.clone();
+    assert_eq!(lost, [(pod(2), format!("it and {} do not reach each other", pod(0)))]);
+}
+
+#[test]
+fn a_step_between_two_silences_shows_that_the_line_carries() {
+    let mut table = Table::running(3, 2);
+    silent(&mut table, 1, 0, 2);
+    for member in 0..3 {
+        table.reports(member, Some(1), state(5));
+    }
+    table.says(0, Message::Progress { step: 6, payload: Vec::new() });
+    assert_eq!(asked(&silent(&mut table, 2, 0, 2)).len(), 3);
+}
+
+#[test]
+fn whoever_reaches_nobody_stands_aside_once_two_have_heard_nothing_of_it() {
+    let mut table = Table::running(3, 1);
+    silent(&mut table, 1, 0, 2);
+    for member in 0..3 {
+        table.reports(member, Some(1), state(5));
+    }
+    assert_eq!(asked(&silent(&mut table, 2, 0, 2)), [(0, 3, false), (1, 3, false)]);
+    table.reports(0, Some(1), state(5));
+    table.reports(1, Some(1), state(5));
+    assert_eq!(asked(&silent(&mut table, 3, 0, 1)), [(1, 4, false)]);
 }
 
 #[test]

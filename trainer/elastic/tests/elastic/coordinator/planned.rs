@@ -242,6 +242,18 @@ fn a_loss_while_all_drain_leaves_the_survivors_to_drain_however_few() {
 }
 
 #[test]
+fn too_few_wait_for_company_once_whoever_had_to_go_is_lost() {
+    let mut table = Table::running(2, 2);
+    table.says(1, leave());
+    assert_eq!(asked(&table.closes(1)), []);
+    assert_eq!(asked(&table.wait(10 * JOIN_WINDOW, &[0])), [], "one is too few to train");
+    assert_eq!(asked(&table.greets(11, replacement(1))), [(0, 2, false), (11, 2, false)]);
+    table.reports(11, None, NOTHING);
+    let commands = table.reports(0, Some(1), state(5));
+    assert!(matches!(sent(&commands, 0).as_slice(), [Message::Commit { .. }]), "nobody drains: {commands:?}");
+}
+
+#[test]
 fn a_newcomer_may_take_the_place_of_whoever_has_to_go() {
     let mut table = elastic(2, 2);
     table.joins(2, original(2));
