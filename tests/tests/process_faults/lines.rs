@@ -97,6 +97,27 @@ fn a_worker_that_is_lost_while_the_coordinator_is_cut_off_is_replaced_once_it_is
 }
 
 #[test]
+fn of_two_workers_whose_line_carries_greetings_only_one_stands_aside_until_it_carries_more() {
+    if !may_run("swallow") {
+        return;
+    }
+    let mut job = Job::start("swallow");
+    job.wait_for_steps(30);
+    // Whatever the algorithm, these two exchange gradients.
+    job.network.swallow(Host::Worker(0), Host::Worker(1));
+    job.wait_for_workers(2, 1);
+    job.wait_for_steps(20);
+    let known = job.changes().len();
+    Host::all().for_each(|host| job.network.shape(host, SLOW));
+    job.network.heal(Host::Worker(0));
+    job.wait_for_workers(3, known);
+    Host::all().for_each(|host| job.network.shape(host, FAST));
+    let ended = job.finished();
+    let lost = ended.lost();
+    assert!(lost == [worker(0)] || lost == [worker(1)], "{:?}", ended.changes);
+}
+
+#[test]
 fn a_slow_line_slows_the_group_and_loses_nobody() {
     if !may_run("slow") {
         return;

@@ -133,6 +133,14 @@ impl Network {
         self.iptables(one, &["-A", "OUTPUT", "-d", &other, "-j", "DROP"]);
     }
 
+    /// Nothing longer than what greets passes between these two, as where a tunnel takes shorter packets than its ends were told.
+    pub(crate) fn swallow(&self, one: Host, other: Host) {
+        let other = other.address().to_string();
+        for (chain, end) in [("INPUT", "-s"), ("OUTPUT", "-d")] {
+            self.iptables(one, &["-A", chain, end, &other, "-m", "length", "--length", "600:65535", "-j", "DROP"]);
+        }
+    }
+
     pub(crate) fn heal(&self, host: Host) {
         self.iptables(host, &["-F"]);
     }
