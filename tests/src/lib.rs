@@ -91,7 +91,7 @@ pub fn skip(test: &str, why: &str) {
 }
 
 /// A line on standard error that a test runner does not hold back.
-pub(crate) fn say(line: &str) {
+pub fn say(line: &str) {
     // Nobody listens where standard error is closed. One write, so that no other line gets between.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }

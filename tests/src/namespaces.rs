@@ -67,14 +67,19 @@ pub fn ip(name: &str, lines: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets an interface of one send so many Mb/s and no more, but for what it sends in 2 ms, and 32 kB at least, after it was idle.
+/// What an interface that is [shaped](shape) to so many Mb/s sends as fast as it can, after it was idle.
+#[must_use]
+pub fn burst_bytes(megabits: f64) -> f64 {
+    // Segments of up to 64 KiB that do not fit are cut into packets by the processor, which then has no time for anything else.
+    (megabits * 1e6 / 8.0 * BURST.as_secs_f64()).max(MIN_BURST_BYTES)
+}
+
+/// Lets an interface of one send so many Mb/s and no more, but for its [burst](burst_bytes).
 ///
 /// # Errors
 /// There is no such interface, or this user may not.
 pub fn shape(name: &str, interface: &str, megabits: f64) -> anyhow::Result<()> {
-    // Segments of up to 64 KiB that do not fit are cut into packets by the processor, which then has no time for anything else.
-    let burst = (megabits * 1e6 / 8.0 * BURST.as_secs_f64()).max(MIN_BURST_BYTES);
-    let (rate, burst) = (format!("{megabits}mbit"), format!("{burst:.0}b"));
+    let (rate, burst) = (format!("{megabits}mbit"), format!("{:.0}b", burst_bytes(megabits)));
     let words =
         ["qdisc", "replace", "dev", interface, "root", "tbf", "rate", &rate, "burst", &burst, "latency", "20ms"];
     run(inside(name, "tc").args(words))

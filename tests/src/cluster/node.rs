@@ -109,6 +109,17 @@ impl Cluster {
         wait_for(&format!("the start of n{node}'s kubelet"), ENDS_WITHIN, || folder.join(KUBELET_RUNS).exists())
     }
 
+    /// Gives a node whatever it was deprived of, and waits until it is Ready.
+    ///
+    /// # Errors
+    /// It does not get well, in time.
+    pub fn mend(&self, node: u32) -> anyhow::Result<()> {
+        self.power_on(node)?;
+        self.heal(node)?;
+        self.start_kubelet(node)?;
+        self.wait_for_node(node)
+    }
+
     /// Waits until a node is Ready.
     ///
     /// # Errors

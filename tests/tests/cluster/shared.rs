@@ -3,6 +3,7 @@
 use std::{
     ops::Deref,
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    thread,
     time::Duration,
 };
 
@@ -21,13 +22,14 @@ static TURN: RwLock<()> = RwLock::new(());
 pub(crate) fn cluster(test: &str) -> Option<Turn<RwLockReadGuard<'static, ()>>> {
     // A test that failed in its turn has said so itself.
     let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
-    Some(Turn { cluster: running(test)?, _turn: turn })
+    Some(Turn { cluster: running(test)?, _mender: None, _turn: turn })
 }
 
-/// The tests' cluster for a test that breaks something, and mends it.
+/// The tests' cluster for a test that breaks something, and mends it. Where it fails before it has mended a node, that is done for it.
 pub(crate) fn cluster_alone(test: &str) -> Option<Turn<RwLockWriteGuard<'static, ()>>> {
     let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
-    Some(Turn { cluster: running(test)?, _turn: turn })
+    let cluster = running(test)?;
+    Some(Turn { cluster, _mender: Some(Mender(cluster)), _turn: turn })
 }
 
 /// Whatever cluster there is, the user's own too, for a test that breaks nothing.
@@ -39,6 +41,8 @@ pub(crate) fn any_cluster(test: &str) -> Option<(AnyCluster, RwLockReadGuard<'st
 /// The cluster for as long as a test has its turn.
 pub(crate) struct Turn<Guard> {
     cluster: &'static Cluster,
+    // Dropped in this order.
+    _mender: Option<Mender>,
     _turn: Guard,
 }
 
@@ -47,6 +51,22 @@ impl<Guard> Deref for Turn<Guard> {
 
     fn deref(&self) -> &Cluster {
         self.cluster
+    }
+}
+
+/// Mends the nodes for the tests after one that has failed.
+struct Mender(&'static Cluster);
+
+impl Drop for Mender {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        for node in self.0.nodes() {
+            if let Err(error) = self.0.mend(node) {
+                eprintln!("the tests after this one lack n{node}: {error:#}");
+            }
+        }
     }
 }
 

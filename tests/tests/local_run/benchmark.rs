@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, process::Command};
 
 use rustix::process::{Signal, kill_process};
 
-use crate::run::{Manifest, Run, alone, lockstep, wait_for};
+use crate::run::{Manifest, Run, alone, lockstep};
 
 /// Rows of a printed table: size, algorithm, and whether it is chosen.
 fn rows(printed: &str) -> Vec<(String, String, bool)> {
@@ -70,7 +70,7 @@ fn only_the_algorithm_that_is_named_is_measured() {
 fn a_worker_that_dies_while_it_measures_makes_the_benchmark_begin_anew() {
     let _alone = alone();
     let run = Run::of("dying", &slow(), &[]);
-    wait_for("the first row", || run.said().contains("step 1/2"));
+    run.wait_until("the first row", || run.said().contains("step 1/2"));
     kill_process(run.trainers("worker", "worker-1")[0], Signal::KILL).expect("it is alive");
     let run = run.finished();
     let said = run.said();
@@ -83,7 +83,7 @@ fn a_worker_that_dies_while_it_measures_makes_the_benchmark_begin_anew() {
 fn ctrl_c_drains_the_workers_of_a_benchmark() {
     let _alone = alone();
     let run = Run::of("stopped", &slow(), &[]);
-    wait_for("the first row", || run.said().contains("step 1/2"));
+    run.wait_until("the first row", || run.said().contains("step 1/2"));
     run.signal(Signal::INT);
     let run = run.finished();
     let said = run.said();

@@ -54,14 +54,14 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
     let run = Run::of("kill-savers", &manifest, &[]);
     run.wait_for_checkpoint();
     for victim in ["worker-1", "worker-0", "worker-2"] {
-        wait_for("a save in progress", || saves_in_progress(&run) > 0);
+        run.wait_until("a save in progress", || saves_in_progress(&run) > 0);
         kill(run.trainers("worker", victim)[0]);
         assert_all_whole(&run, victim);
         let changes = run.history().len();
-        wait_for("the others go on", || run.history().len() > changes);
-        wait_for("all three again", || run.steps().last().is_some_and(|line| line.world_size == 3));
+        run.wait_until("the others go on", || run.history().len() > changes);
+        run.wait_until("all three again", || run.steps().last().is_some_and(|line| line.world_size == 3));
     }
-    wait_for("a save in progress", || saves_in_progress(&run) > 0);
+    run.wait_until("a save in progress", || saves_in_progress(&run) > 0);
     let all = [run.trainers("worker", ""), run.trainers("coordinator", "")].concat();
     run.signal(Signal::KILL);
     wait_for("the end of all", || all.iter().all(|pid| rustix::process::test_kill_process(*pid).is_err()));
@@ -72,7 +72,7 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
     let changes = run.history().len();
     let run = run.again(&manifest, &[]);
     // The journal that the killed ones left may be further than that.
-    wait_for("a group", || run.history().len() > changes);
+    run.wait_until("a group", || run.history().len() > changes);
     run.wait_for_step(newest + 20);
     run.signal(Signal::INT);
     let run = run.finished();
@@ -163,13 +163,15 @@ fn training_goes_on_while_the_storage_is_full_or_read_only_and_saves_when_it_is_
     run.wait_for_checkpoint();
     let fails = |what: &str| {
         let (before, step) = (failures(&run), run.steps().last().map_or(0, |line| line.step));
-        wait_for(&format!("failures on {what} storage"), || failures(&run) >= before + 2);
+        run.wait_until(&format!("failures on {what} storage"), || failures(&run) >= before + 2);
         run.wait_for_step(step + 50);
     };
     let saves = |what: &str| {
         let (listed, _) = checkpoints(&run, "list");
         let newest = steps(&listed).first().copied();
-        wait_for(&format!("a checkpoint {what}"), || steps(&checkpoints(&run, "list").0).first().copied() > newest);
+        run.wait_until(&format!("a checkpoint {what}"), || {
+            steps(&checkpoints(&run, "list").0).first().copied() > newest
+        });
         assert_all_whole(&run, what);
     };
 

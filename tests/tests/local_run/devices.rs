@@ -3,7 +3,7 @@
 use crate::{
     faults::{assert_each_step_once, kill},
     replay::assert_replayed,
-    run::{Manifest, Run, alone, wait_for},
+    run::{Manifest, Run, alone},
     same_losses::assert_same_start,
 };
 
@@ -38,7 +38,7 @@ fn a_worker_is_lost_and_joins_with_all_its_devices() {
     kill(run.trainers("worker", "worker-0")[0]);
     run.wait_for_generation(3);
     run.scale(3);
-    wait_for("three workers", || run.steps().last().is_some_and(|line| line.world_size == 3));
+    run.wait_until("three workers", || run.steps().last().is_some_and(|line| line.world_size == 3));
     let run = run.finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(&run, STEPS);

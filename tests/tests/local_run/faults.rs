@@ -69,7 +69,7 @@ fn a_worker_that_takes_longer_than_the_other_is_named_for_as_long_as_it_does() {
     let run = Run::of("straggler", &manifest, &["--workers", "2"]);
     run.wait_for_step(1);
     let slow = run.trainers("worker", "worker-1")[0];
-    wait_for("the name of the slow one", || {
+    run.wait_until("the name of the slow one", || {
         for (signal, milliseconds) in [(Signal::STOP, 40), (Signal::CONT, 15)] {
             kill_process(slow, signal).expect("the process is alive");
             thread::sleep(Duration::from_millis(milliseconds));
@@ -78,7 +78,7 @@ fn a_worker_that_takes_longer_than_the_other_is_named_for_as_long_as_it_does() {
     });
     let before = run.said().lines().count();
     let is_told_of_nobody = |line: &str| line.contains("samples/s") && !line.contains("waits for");
-    wait_for("nobody to be slow", || run.said().lines().skip(before).any(is_told_of_nobody));
+    run.wait_until("nobody to be slow", || run.said().lines().skip(before).any(is_told_of_nobody));
 }
 
 #[test]
@@ -136,9 +136,9 @@ fn a_time_to_end_in_which_no_drain_fits_is_warned_of_once_by_the_worker_and_wher
     };
     run.wait_for_checkpoint();
     let first = newest();
-    wait_for("another checkpoint", || newest() > first);
+    run.wait_until("another checkpoint", || newest() > first);
     let warning = "is killed after 0 s";
-    wait_for("the warning", || run.said().contains(warning));
+    run.wait_until("the warning", || run.said().contains(warning));
     let log = run.log("worker-0");
     assert_eq!((log.matches(warning).count(), run.log("worker-1").matches(warning).count()), (1, 0), "{log}");
     assert_eq!(run.said().matches(warning).count(), 1, "{}", run.said());

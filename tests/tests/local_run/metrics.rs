@@ -6,12 +6,12 @@ use lockstep_tests::{
     skip,
 };
 
-use crate::run::{Manifest, Run, alone, wait_for};
+use crate::run::{Manifest, Run, alone};
 
 /// The metrics of a worker, once it serves them.
 pub(crate) fn metrics(run: &Run, worker: usize) -> String {
     let mut found = None;
-    wait_for("a worker's metrics", || {
+    run.wait_until("a worker's metrics", || {
         found = of_worker(run.folder(), worker);
         found.is_some()
     });

@@ -49,7 +49,7 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
     let (bucket, variables) = (store.bucket("models"), ObjectStore::variables(store.address()));
     let manifest = manifest(20);
     let run = Run::with_variables("bucket", &manifest, &["--workers", "2"], variables.clone());
-    wait_for("a checkpoint", || only_folder(&bucket.join("team")).is_some_and(|job| !whole(&job).is_empty()));
+    run.wait_until("a checkpoint", || only_folder(&bucket.join("team")).is_some_and(|job| !whole(&job).is_empty()));
     let job = only_folder(&bucket.join("team")).expect("the job's");
     let uri = format!("s3://models/team/{}", job.file_name().expect("a name").display());
     assert!(run.said().contains(&uri), "{}", run.said());

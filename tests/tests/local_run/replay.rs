@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     faults::{assert_each_step_once, kill},
-    run::{Manifest, Run, alone, lockstep, wait_for},
+    run::{Manifest, Run, alone, lockstep},
 };
 
 const EPOCHS: u32 = 30;
@@ -65,12 +65,12 @@ fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
     kill(run.trainers("coordinator", "")[0]);
     run.wait_for_checkpoint();
     run.trainers("worker", "").into_iter().for_each(kill);
-    wait_for("a rollback", || run.history().iter().any(|change| change.rollback));
+    run.wait_until("a rollback", || run.history().iter().any(|change| change.rollback));
     let rolled_back = run.history().last().map_or(0, |change| change.generation);
     run.wait_for_generation(rolled_back);
     let scaled = Command::new(lockstep()).arg("scale").arg(run.folder()).arg("2").status().expect("lockstep starts");
     assert!(scaled.success(), "{scaled}");
-    wait_for("two workers", || run.steps().last().is_some_and(|line| line.world_size == 2));
+    run.wait_until("two workers", || run.steps().last().is_some_and(|line| line.world_size == 2));
     let run = run.finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(&run, STEPS);

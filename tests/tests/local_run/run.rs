@@ -11,7 +11,7 @@ use std::{
 
 use lockstep_api::ValidJob;
 use lockstep_launch::{Task, Workload};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::Deserialize;
 
 /// No local run of these tests takes longer, even on busy cores.
@@ -182,20 +182,30 @@ impl Run {
         self
     }
 
+    /// Waits until a condition holds, which it does before the run's end.
+    pub(crate) fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        wait_for(what, || {
+            let is_over = self.is_over();
+            let holds = holds();
+            assert!(holds || !is_over, "the run ended before {what}:\n{}", self.said());
+            holds
+        });
+    }
+
+    /// Whether the command line has ended; its exit code stays to be asked for.
+    fn is_over(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(self.pid()), options).is_ok_and(|ended| ended.is_some())
+    }
+
     /// Waits until at least `step` steps are in the journal.
     pub(crate) fn wait_for_step(&self, step: u64) {
-        wait_for(&format!("step {step}"), || {
-            let over = !Path::new(&format!("/proc/{}", self.child.id())).exists();
-            assert!(!over, "the run ended early:\n{}", self.said());
-            self.steps().last().is_some_and(|line| line.step >= step)
-        });
+        self.wait_until(&format!("step {step}"), || self.steps().last().is_some_and(|line| line.step >= step));
     }
 
     /// Waits until a step of this generation, or of a later one, is in the journal.
     pub(crate) fn wait_for_generation(&self, generation: u64) {
-        wait_for(&format!("generation {generation}"), || {
-            let over = !Path::new(&format!("/proc/{}", self.child.id())).exists();
-            assert!(!over, "the run ended early:\n{}", self.said());
+        self.wait_until(&format!("generation {generation}"), || {
             self.steps().last().is_some_and(|line| line.generation >= generation)
         });
     }
@@ -215,7 +225,7 @@ impl Run {
 
     /// Waits until a checkpoint is there.
     pub(crate) fn wait_for_checkpoint(&self) {
-        wait_for("a checkpoint", || self.checkpoints() > 0);
+        self.wait_until("a checkpoint", || self.checkpoints() > 0);
     }
 
     /// How the newest checkpoint says that gradients were summed.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use lockstep_tests::say;
+
 use crate::run::{Manifest, Run, alone};
 
 const FIRST: usize = 20;
@@ -17,9 +19,7 @@ fn mnist() -> Option<PathBuf> {
 fn an_epoch() -> Manifest {
     mnist().map_or_else(
         || {
-            println!(
-                "SKIPPED: the same of MNIST, glyphs in its place; set LOCKSTEP_MNIST to a folder with its IDX files"
-            );
+            say("SKIPPED: the same of MNIST, glyphs in its place; set LOCKSTEP_MNIST to a folder with its IDX files");
             Manifest::glyphs(2000, 1)
         },
         |folder| Manifest::idx(&folder, 1),
@@ -39,10 +39,9 @@ pub(crate) fn assert_same_start(one: &Run, four: &Run) {
 fn one_and_four_workers_learn_mnist_alike() {
     let _alone = alone();
     let Some(folder) = mnist() else {
-        println!(
-            "SKIPPED: one_and_four_workers_learn_mnist_alike: no MNIST; set LOCKSTEP_MNIST to a folder with its IDX files"
+        return say(
+            "SKIPPED: one_and_four_workers_learn_mnist_alike: no MNIST; set LOCKSTEP_MNIST to a folder with its IDX files",
         );
-        return;
     };
     let manifest = Manifest::idx(&folder, 10);
     let one = Run::of("mnist-1", &manifest, &["--workers", "1"]).finished();

@@ -59,6 +59,25 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     .unwrap_or_else(|error| panic!("{error}: {:?}", whatever_is_in(client, namespace.name())));
 }
 
+/// Lockstep is installed again when this is dropped.
+struct Uninstalled<'a>(&'a Client);
+
+impl<'a> Uninstalled<'a> {
+    fn from(client: &'a Client) -> Self {
+        let uninstalled = Self(client);
+        client.helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait"]).expect("helm uninstalls");
+        uninstalled
+    }
+}
+
+impl Drop for Uninstalled<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = chart::install(self.0) {
+            eprintln!("the tests after this one lack Lockstep: {error:#}");
+        }
+    }
+}
+
 #[test]
 fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
     let Some(cluster) = cluster_alone("uninstalling_keeps_definitions_and_jobs_which_go_on") else { return };
@@ -67,7 +86,7 @@ fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 5000).to_string());
     job.wait_for_phase("Running");
 
-    client.helm(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait"]).expect("helm uninstalls");
+    let uninstalled = Uninstalled::from(client);
     let kept = client.kubectl(&["get", "crd", "-o", "name"]).expect("definitions");
     for kind in ["trainingjobs", "traininggroups"] {
         assert!(kept.contains(&format!("{kind}.lockstep.dev")), "{kept}");
@@ -75,7 +94,7 @@ fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
     assert_eq!(job.phase(), "Running");
     job.wait_for_step(job.reported_step() + 50);
 
-    chart::install(client).expect("helm installs the chart");
+    drop(uninstalled);
     let progress = job.status()["progress"]["step"].as_u64();
     let status = job.wait("the new operator's status", |status| status["progress"]["step"].as_u64() > progress);
     assert_eq!(status["restarts"], 0, "{status:#}");
