@@ -275,7 +275,7 @@ fn ranks_with_different_numbers_of_sockets_are_told_so() {
     for sockets in [[1, 2], [4, 3]] {
         let errors = ends(move || {
             ranks(2, |listener, rank, peers| {
-                let limits = Limits { forming: Duration::from_millis(300), ..with_sockets(sockets[rank]) };
+                let limits = Limits { forming: Duration::from_secs(2), ..with_sockets(sockets[rank]) };
                 Group::form(listener, seat(rank), peers, limits, &Abort::new()).map(drop).unwrap_err()
             })
         });

@@ -16,7 +16,7 @@ use crate::group::{PATIENT, ends, listener, ranks_at, seat, with_sockets};
 
 const NAME: &str = "worker";
 /// For tests in which no group forms.
-const SHORT: Limits = Limits { forming: Duration::from_millis(500), ..PATIENT };
+const SHORT: Limits = Limits { forming: Duration::from_secs(2), ..PATIENT };
 
 /// Signs what it is asked to.
 struct Authority {
