@@ -1,6 +1,11 @@
 //! `cargo xtask simulate`: the simulated histories of the membership, or of checkpoints on a disk, for any range of seeds, on all cores.
 
-use std::process::ExitCode;
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{ExitCode, Stdio},
+};
+
+use anyhow::{Context as _, ensure};
 
 use crate::cargo;
 
@@ -53,5 +58,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .env("LOCKSTEP_SIMULATION_FIRST_SEED", first_seed.to_string())
             .env("LOCKSTEP_SIMULATION_SEEDS", seeds.to_string()),
     };
-    Ok(if command.status()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
+    let mut has_run = false;
+    for line in BufReader::new(child.stdout.take().context("it was piped")?).lines() {
+        let line = line?;
+        has_run |= line.starts_with("test result: ") && !line.contains(" 0 passed; 0 failed;");
+        println!("{line}");
+    }
+    let status = child.wait()?;
+    ensure!(has_run || !status.success(), "no test is called {test:?}");
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
