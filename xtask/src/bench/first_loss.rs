@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 
 use super::{
-    Effort, median,
+    Effort, load, median,
     record::{Book, Figure},
 };
 use crate::cargo;
@@ -22,8 +22,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Full => 11,
     };
     let binaries = cargo::build()?;
-    let mut seconds = Vec::new();
-    for _ in 0..rounds {
+    let (mut seconds, disturbed) = load::rounds(rounds, || {
         let (mut lines, both) = {
             let (reading, writing) = std::io::pipe()?;
             (BufReader::new(reading).lines(), writing)
@@ -42,19 +41,20 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             .stderr(both)
             .spawn()?;
         let shown = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("loss")));
-        seconds.push(start.elapsed().as_secs_f64());
+        let seconds = start.elapsed().as_secs_f64();
         shown.context("`lockstep run` ended without a loss line")??;
         for line in lines {
             line?;
         }
         child.wait()?;
-    }
+        Ok(seconds)
+    })?;
     book.write(&Figure {
         case: "glyphs, 2 workers, median",
         unit: "s",
         ours: median(&mut seconds),
         peer: None,
         goal: GOAL_SECONDS,
-        disturbed: false,
+        disturbed,
     })
 }

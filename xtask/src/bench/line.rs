@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use lockstep_tests::namespaces::{exists, inside, ip, make, remove, shape};
+use lockstep_tests::namespaces::{burst_bytes, exists, inside, ip, make, remove, shape};
 
 /// The addresses of the line's ends.
 pub(super) const ENDS: [&str; 2] = ["10.99.0.1", "10.99.0.2"];
@@ -13,13 +13,15 @@ pub(super) const INTERFACE: &str = "line0";
 const NAMES: [&str; 2] = ["lockstep-bench-0", "lockstep-bench-1"];
 
 /// Taken down when dropped.
-pub(super) struct Line;
+pub(super) struct Line {
+    megabits: f64,
+}
 
 impl Line {
     /// A line of so many Gb/s in each direction, all of whose connections use cubic.
     pub(super) fn of(gigabits: f64) -> anyhow::Result<Self> {
         take_down();
-        let line = Self;
+        let line = Self { megabits: gigabits * 1e3 };
         let [first, second] = NAMES;
         make(first)?;
         make(second)?;
@@ -34,10 +36,15 @@ impl Line {
                      route replace 10.99.0.0/24 dev {INTERFACE} src {own} congctl cubic\n"
                 ),
             )?;
-            shape(name, INTERFACE, gigabits * 1e3)?;
+            shape(name, INTERFACE, line.megabits)?;
         }
         ip(first, &format!("address add {COORDINATOR}/24 dev {INTERFACE}\n"))?;
         Ok(line)
+    }
+
+    /// Bytes that an end which was idle sends beyond the line's rate.
+    pub(super) fn burst(&self) -> f64 {
+        burst_bytes(self.megabits)
     }
 
     /// A program at one end, which does not outlive whoever starts it.

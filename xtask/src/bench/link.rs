@@ -198,7 +198,8 @@ impl Programs {
         }
     }
 
-    /// Bytes a second that our own operations of each size carry.
+    /// Bytes a second that our own operations of each size carry. Before each of them the line is idle for a while, and what it then sends at
+    /// once does not count: iperf3's stream does not pause.
     fn rates(&self, operation: &str, sizes: &[usize], group: Ranks) -> anyhow::Result<Vec<(usize, f64)>> {
         let Ranks { ends, knows_hosts, is_tls } = group;
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
@@ -218,10 +219,11 @@ impl Programs {
         let mut ranks = ends.iter().enumerate().map(start).collect::<Result<Vec<Running>, _>>()?;
         let told = ranks[0].output()?;
         drop(ranks);
+        let burst = self.line.burst();
         let figure = |line: &str| {
             let line: Value = serde_json::from_str(line).ok()?;
             let bytes = line["bytes"].as_u64()?;
-            Some((usize::try_from(bytes).ok()?, bytes as f64 / line["seconds"].as_f64()?))
+            Some((usize::try_from(bytes).ok()?, (bytes as f64 - burst) / line["seconds"].as_f64()?))
         };
         let rates: Vec<_> = told.lines().filter_map(figure).collect();
         ensure!(rates.len() == sizes.len(), "rank 0 tells of {} sizes", rates.len());

@@ -3,8 +3,10 @@
 
 use std::{
     collections::BTreeSet,
-    io::{self, BufRead as _, BufReader, Lines},
-    process::{Child, ChildStdout, Stdio},
+    io::{self, BufRead as _, BufReader},
+    process::{Child, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -32,6 +34,8 @@ const GOAL_MIB: f64 = 30.0;
 const WORKERS: u32 = 100;
 /// Controllers of the cluster itself work too, but do nothing while nothing changes.
 const QUIET: Duration = Duration::from_secs(2);
+/// How often that may not be so before a figure is given with the mark "disturbed".
+const MOST_DISTURBED: usize = 30;
 
 /// Resident memory with 100 jobs of two workers each, 300 pods.
 pub(crate) fn memory(book: &mut Book, _: Effort) -> anyhow::Result<()> {
@@ -68,11 +72,16 @@ pub(crate) fn pods(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Full => 11,
     };
     let cluster = start()?;
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let (mut ours, mut theirs, mut disturbed) = (Vec::new(), Vec::new(), false);
     for _ in 0..rounds {
         // One more pod than the peer: the coordinator's.
-        ours.push(seconds_until_pods(&cluster, &training_job("large", WORKERS), WORKERS + 1)?);
-        theirs.push(seconds_until_pods(&cluster, &indexed_job("large", WORKERS), WORKERS)?);
+        for (figures, job, pods) in [
+            (&mut ours, training_job("large", WORKERS), WORKERS + 1),
+            (&mut theirs, indexed_job("large", WORKERS), WORKERS),
+        ] {
+            disturbed |= !becomes_quiet();
+            figures.push(seconds_until_pods(&cluster, &job, pods)?);
+        }
     }
     book.write(&Figure {
         case: "100 workers, apply until all pods exist, median",
@@ -80,7 +89,7 @@ pub(crate) fn pods(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         ours: median(&mut ours),
         peer: Some(("Indexed Job", median(&mut theirs))),
         goal: 1.0,
-        disturbed: false,
+        disturbed,
     })
 }
 
@@ -104,26 +113,30 @@ fn resident_mib(cluster: &Cluster) -> anyhow::Result<f64> {
     Ok(bytes.context("the operator does not tell its resident memory")? / f64::from(1 << 20))
 }
 
+/// Waits until the machine does nothing; whether it came to that.
+fn becomes_quiet() -> bool {
+    (0..MOST_DISTURBED).any(|_| {
+        let watch = Watch::start();
+        thread::park_timeout(QUIET);
+        !watch.disturbed(Duration::ZERO)
+    })
+}
+
 fn seconds_until_pods(cluster: &Cluster, job: &Value, pods: u32) -> anyhow::Result<f64> {
     let client = cluster.client();
     let namespace = client.namespace("pods")?;
-    loop {
-        let watch = Watch::start();
-        std::thread::park_timeout(QUIET);
-        if !watch.disturbed(Duration::ZERO) {
-            break;
-        }
-    }
-    let mut lines = watch_pods(client, namespace.name())?;
+    let mut watching = watch_pods(client, namespace.name())?;
     let begun = Instant::now();
     client.apply_to(namespace.name(), &job.to_string())?;
     let mut seen = BTreeSet::new();
     while seen.len() < pods as usize {
-        match lines.next() {
-            Some(line) => drop(seen.insert(line?)),
+        match watching.lines.recv_timeout(PATIENCE.saturating_sub(begun.elapsed())) {
+            Ok(line) => drop(seen.insert(line?)),
             // The API server ends the watch of a client that falls behind; the next one begins with what exists.
-            None if begun.elapsed() < PATIENCE => lines = watch_pods(client, namespace.name())?,
-            None => bail!("{} of {pods} pods exist after {PATIENCE:?}", seen.len()),
+            Err(RecvTimeoutError::Disconnected) if begun.elapsed() < PATIENCE => {
+                watching = watch_pods(client, namespace.name())?;
+            }
+            Err(_) => bail!("{} of {pods} pods exist after {PATIENCE:?}", seen.len()),
         }
     }
     Ok(begun.elapsed().as_secs_f64())
@@ -134,22 +147,17 @@ fn watch_pods(client: &Client, namespace: &str) -> anyhow::Result<Watching> {
     let mut command = client.command("kubectl");
     command.args(["-n", namespace, "get", "pods", "--watch", "--output=name"]);
     let mut kubectl = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-    let lines = BufReader::new(kubectl.stdout.take().context("kubectl's output")?).lines();
+    let output = BufReader::new(kubectl.stdout.take().context("kubectl's output")?);
+    let (told, lines) = mpsc::channel();
+    // Ends with kubectl's output, or once nobody listens.
+    thread::spawn(move || output.lines().try_for_each(|line| told.send(line)));
     Ok(Watching { kubectl, lines })
 }
 
 /// A kubectl that watches; dropping it ends it.
 struct Watching {
     kubectl: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Iterator for Watching {
-    type Item = io::Result<String>;
-
-    fn next(&mut self) -> Option<io::Result<String>> {
-        self.lines.next()
-    }
+    lines: Receiver<io::Result<String>>,
 }
 
 impl Drop for Watching {

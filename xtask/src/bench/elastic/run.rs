@@ -80,6 +80,11 @@ impl Run {
         !matches!(self.child.borrow_mut().try_wait(), Ok(None))
     }
 
+    /// For how many seconds it has run, and the steps that it has done.
+    pub(super) fn progress(&self) -> (f64, u64) {
+        (self.begun.elapsed().as_secs_f64(), self.steps().last().map_or(0, |step| step.step))
+    }
+
     pub(super) fn finish(self) -> anyhow::Result<Finished> {
         while !self.is_over() {
             self.check_wedge()?;
@@ -195,8 +200,10 @@ impl Run {
         }
     }
 
+    /// The newest steps, without those that are told by somebody who did not see them done.
     fn steps(&self) -> Vec<Step> {
         let step = |line: &Value| {
+            line["loss"].as_f64()?;
             let seconds_taken = line["step_seconds"].as_f64()?;
             Some(Step { step: line["step"].as_u64()?, time: seconds(&line["time"])?, seconds: seconds_taken })
         };
