@@ -22,6 +22,13 @@ fn again(table: &mut Table, generation: u64) -> Vec<Command> {
     commands
 }
 
+/// All three hold step 5, and form the next generation.
+fn all_report(table: &mut Table) {
+    for member in 0..3 {
+        table.reports(member, Some(1), state(5));
+    }
+}
+
 /// Generation 3 trains without the last of three.
 fn without_the_last() -> Table {
     let mut table = Table::running(3, 2);
@@ -30,9 +37,7 @@ fn without_the_last() -> Table {
         [(0, 2, false), (1, 2, false), (2, 2, false)],
         "it may have been a moment"
     );
-    for member in 0..3 {
-        table.reports(member, Some(1), state(5));
-    }
+    all_report(&mut table);
     assert_eq!(asked(&again(&mut table, 2)), [(0, 3, false), (1, 3, false)]);
     table.reports(0, Some(1), state(5));
     let commands = table.reports(1, Some(1), state(5));
@@ -61,9 +66,7 @@ fn silent(table: &mut Table, generation: u64, from: u32, to: u32) -> Vec<Command
 fn of_two_between_which_nothing_came_twice_one_stands_aside() {
     let mut table = Table::running(3, 2);
     assert_eq!(asked(&silent(&mut table, 1, 0, 2)).len(), 3, "it may have been a pause");
-    for member in 0..3 {
-        table.reports(member, Some(1), state(5));
-    }
+    all_report(&mut table);
     assert_eq!(asked(&silent(&mut table, 2, 0, 2)), [(0, 3, false), (1, 3, false)]);
     table.reports(0, Some(1), state(5));
     let lost = change(&table.reports(1, Some(1), state(5))).lost.clone();
@@ -74,9 +77,7 @@ fn of_two_between_which_nothing_came_twice_one_stands_aside() {
 fn a_step_between_two_silences_shows_that_the_line_carries() {
     let mut table = Table::running(3, 2);
     silent(&mut table, 1, 0, 2);
-    for member in 0..3 {
-        table.reports(member, Some(1), state(5));
-    }
+    all_report(&mut table);
     table.says(0, Message::Progress { step: 6, payload: Vec::new() });
     assert_eq!(asked(&silent(&mut table, 2, 0, 2)).len(), 3);
 }
@@ -85,9 +86,7 @@ fn a_step_between_two_silences_shows_that_the_line_carries() {
 fn whoever_reaches_nobody_stands_aside_once_two_have_heard_nothing_of_it() {
     let mut table = Table::running(3, 1);
     silent(&mut table, 1, 0, 2);
-    for member in 0..3 {
-        table.reports(member, Some(1), state(5));
-    }
+    all_report(&mut table);
     assert_eq!(asked(&silent(&mut table, 2, 0, 2)), [(0, 3, false), (1, 3, false)]);
     table.reports(0, Some(1), state(5));
     table.reports(1, Some(1), state(5));
