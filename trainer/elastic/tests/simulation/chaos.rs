@@ -20,6 +20,9 @@ const FAULTY: Duration = Duration::from_secs(240);
 /// How often, of a hundred events that matter, one is looked for; and while something is under way that is soon over.
 const USUALLY: u64 = 8;
 const BRIEFLY: u64 = 40;
+/// What few runs come to, so that it is not let pass.
+const RARE: [(Moment, Victim); 3] =
+    [(Moment::Sealing, Victim::Source), (Moment::Pausing, Victim::Source), (Moment::Copying, Victim::Leaver)];
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chaos {
@@ -81,6 +84,9 @@ impl World {
         if !needs.is_empty() {
             openings.retain(|(_, victim)| matches!(victim, Victim::RankZero | Victim::OtherRank));
         }
+        if openings.iter().any(|opening| RARE.contains(opening)) {
+            openings.retain(|opening| RARE.contains(opening));
+        }
         let worn = |(moment, victim): &(Moment, Victim)| self.chaos.worn(*moment, *victim);
         let Some(least) = openings.iter().map(worn).min() else { return };
         openings.retain(|opening| worn(opening) == least);
@@ -93,6 +99,9 @@ impl World {
         } else if moment == Moment::Copying && self.dice.percent(35) {
             // So that a change is planned while the group is not complete.
             Fault::Leave
+        } else if RARE.contains(&(moment, victim)) {
+            let fits = |fault: &Fault| (0..self.processes.len()).any(|pod| self.fits(pod, *fault, moment, victim));
+            self.dice.one_of(&Fault::ALL.into_iter().filter(fits).collect::<Vec<_>>())
         } else {
             self.dice.one_of(&Fault::ALL)
         };
