@@ -103,7 +103,8 @@ impl Coordinator {
         }
     }
 
-    /// A line over which nothing came although nobody was lost. That of a group which had trained may have been the pause of a process.
+    /// A line over which nothing came although nobody was lost. That of a group which had trained may have been the pause of a process, or
+    /// the wait for another line; so none counts where one could not even be made.
     fn count_mute_lines(&mut self, active: &Active) {
         let pod = |rank: usize| active.members.get(rank).map(|seat| seat.pod.clone());
         let line = self.reasons.mute_line().filter(|_| self.reasons.lost.is_empty());
@@ -111,6 +112,9 @@ impl Coordinator {
             line.and_then(|(from, to)| Some((pod(from)?, pod(to)?))).filter(|(from, to)| from != to)
         {
             self.aside.mute.insert((from, to));
+        }
+        if self.aside.is_heard() {
+            return;
         }
         let is_here = |pod: &String| self.peers.contains_key(pod);
         let both_here = |(from, to): &&(String, String)| is_here(from) && is_here(to);

@@ -83,6 +83,19 @@ fn a_step_between_two_silences_shows_that_the_line_carries() {
 }
 
 #[test]
+fn whoever_waited_for_two_without_a_line_between_them_is_not_held_to_lack_one() {
+    let mut table = Table::running(3, 2);
+    silent(&mut table, 1, 1, 0);
+    all_report(&mut table);
+    table.says(1, did_not_reach(2, 2));
+    table.says(2, did_not_reach(2, 1));
+    assert_eq!(asked(&table.wait(SECOND, &[0, 1, 2])), [(0, 3, false), (1, 3, false)]);
+    table.reports(0, Some(1), state(5));
+    let lost = change(&table.reports(1, Some(1), state(5))).lost.clone();
+    assert_eq!(lost, [(pod(2), format!("it and {} do not reach each other", pod(1)))]);
+}
+
+#[test]
 fn whoever_reaches_nobody_stands_aside_once_two_have_heard_nothing_of_it() {
     let mut table = Table::running(3, 1);
     silent(&mut table, 1, 0, 2);
