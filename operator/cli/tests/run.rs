@@ -209,7 +209,7 @@ fn a_fatal_end_says_why_and_is_not_tried_again() {
 
 #[test]
 fn a_worker_that_never_comes_up_is_named_with_its_log() {
-    let mut run = run("worker-1@0=silent", &["--set", "spec.failurePolicy.startupTimeoutSeconds=1"]);
+    let mut run = run("worker-1@0=silent", &["--set", "spec.failurePolicy.startupTimeoutSeconds=5"]);
     let output = run.output();
     let progress = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{progress}");

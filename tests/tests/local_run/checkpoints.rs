@@ -55,9 +55,9 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
     run.wait_for_checkpoint();
     for victim in ["worker-1", "worker-0", "worker-2"] {
         run.wait_until("a save in progress", || saves_in_progress(&run) > 0);
+        let changes = run.history().len();
         kill(run.trainers("worker", victim)[0]);
         assert_all_whole(&run, victim);
-        let changes = run.history().len();
         run.wait_until("the others go on", || run.history().len() > changes);
         run.wait_until("all three again", || run.steps().last().is_some_and(|line| line.world_size == 3));
     }
@@ -109,7 +109,7 @@ fn what_three_workers_saved_two_and_then_one_go_on_with_to_the_same_weights() {
 #[test]
 fn a_run_goes_on_with_another_link_wire_and_algorithm_than_it_was_saved_with() {
     let _alone = alone();
-    let saved = Manifest::glyphs(10_000, 3).replaced("bucketBytes: 64Ki", "algorithm: ring");
+    let saved = Manifest::glyphs(10_000, 6).replaced("bucketBytes: 64Ki", "algorithm: ring");
     let mut run = Run::of("rewired", &saved, &[]);
     for communication in ["backend: tcp, wire: bf16", "algorithm: canonicalTree"] {
         let stopped_at = run.steps().last().map_or(0, |line| line.step);
@@ -121,7 +121,7 @@ fn a_run_goes_on_with_another_link_wire_and_algorithm_than_it_was_saved_with() {
     }
     let run = run.finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
-    assert_each_step_once(&run, 3 * EPOCH_STEPS);
+    assert_each_step_once(&run, 6 * EPOCH_STEPS);
 }
 
 /// A file system of its own over a folder, until this is dropped.

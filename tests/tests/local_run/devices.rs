@@ -36,7 +36,7 @@ fn a_worker_is_lost_and_joins_with_all_its_devices() {
     let run = Run::of("devices-elastic", &manifest, &[]);
     run.wait_for_step(50);
     kill(run.trainers("worker", "worker-0")[0]);
-    run.wait_for_generation(3);
+    run.wait_for_workers_again(2);
     run.scale(3);
     run.wait_until("three workers", || run.steps().last().is_some_and(|line| line.world_size == 3));
     let run = run.finished();

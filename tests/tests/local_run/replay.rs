@@ -61,7 +61,7 @@ fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
     run.wait_for_step(50);
     // The first rank, which reports, saves and stores the plans.
     kill(run.trainers("worker", "worker-0")[0]);
-    run.wait_for_generation(3);
+    run.wait_for_workers_again(3);
     kill(run.trainers("coordinator", "")[0]);
     run.wait_for_checkpoint();
     run.trainers("worker", "").into_iter().for_each(kill);

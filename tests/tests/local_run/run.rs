@@ -210,6 +210,15 @@ impl Run {
         });
     }
 
+    /// Waits until so many train in another group than the first.
+    pub(crate) fn wait_for_workers_again(&self, workers: u32) {
+        self.wait_until(&format!("{workers} workers again"), || {
+            let changed = self.history().pop().filter(|change| change.generation > 1 && change.workers == workers);
+            let newest = self.steps().pop();
+            changed.zip(newest).is_some_and(|(change, line)| line.generation >= change.generation)
+        });
+    }
+
     /// The memberships that it had.
     pub(crate) fn history(&self) -> Vec<Change> {
         let text = fs::read_to_string(self.folder.join("history.jsonl")).unwrap_or_default();

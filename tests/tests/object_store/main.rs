@@ -248,7 +248,10 @@ fn a_manifest_of_which_the_answer_is_lost_is_found_to_be_the_own_one() {
         if is_it && !std::mem::replace(&mut lost, true) { Fate::AnswerLost } else { Fate::Passes }
     };
     let proxy = Proxy::start(server.store.address(), decide);
-    let folder = Folder::open_bucket(place(proxy.address, "models")).expect("opens");
+    // Nothing is tried again for being slow.
+    let limits = Limits { request: Duration::from_secs(10), ..LIMITS };
+    let place = place_with(&ObjectStore::variables(proxy.address), "models", limits);
+    let folder = Folder::open_bucket(place).expect("opens");
     State::at(1).save(&folder);
     State::at(1).is_newest(&folder);
     let tries = proxy
@@ -279,7 +282,7 @@ fn what_a_person_can_do_is_said_where_a_key_is_wrong_or_a_bucket_missing_or_nobo
     let Some(server) = Server::start("what is said of a wrong key") else { return };
     let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port").local_addr().expect("an address");
     let endpoint = format!("http://{unused}");
-    let limits = Limits { tries: Duration::from_secs(1), ..LIMITS };
+    let limits = Limits { tries: Duration::from_secs(1), request: Duration::from_secs(10) };
     let cases: [(&str, &str, &str, bool, &[&str]); 5] = [
         ("models", "AWS_ACCESS_KEY_ID", "somebody", false, &["access denied", "AWS_ACCESS_KEY_ID"]),
         (

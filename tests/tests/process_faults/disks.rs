@@ -156,7 +156,8 @@ fn a_group_that_changes_while_its_record_cannot_be_stored_waits_for_that() {
     job.wait_for_steps(30);
     for (turn, is_full) in [(1, true), (2, false)] {
         let filler = is_full.then(|| job.disk().fill());
-        assert!(is_full || job.disk().remount("ro"), "the disk stays writable");
+        // Not while a mark is being written.
+        job.wait_for("a bad disk", |job| is_full || job.disk().remount("ro"));
         let known = job.changes().len();
         job.signal(Host::Worker(turn), Signal::KILL);
         let said = |job: &Job| job.logs().matches(UNRECORDED).count();

@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 
 use crate::{
-    job::{FAST, Job, may_run, worker},
+    job::{self, FAST, Job, may_run, worker},
     network::{
         Host,
         Way::{In, Out},
@@ -42,9 +42,10 @@ fn a_member_that_is_killed_while_it_hands_the_state_to_a_newcomer_costs_neither_
     job.wait_for("both to hand over what they hold", |job| count(job, HANDED_OVER) == 2);
     job.signal(Host::Worker(0), Signal::KILL);
     assert_eq!(count(&job, TAKEN_OVER), 0, "the state was on its way");
-    Host::all().for_each(|host| job.network.shape(host, FAST));
+    Host::all().for_each(|host| job.network.shape(host, job::SLOW));
     let known = job.changes().len();
     job.wait_for_workers(3, known);
+    Host::all().for_each(|host| job.network.shape(host, FAST));
     let ended = job.finished();
     assert!(ended.lost().contains(&worker(0).as_str()), "{:?}", ended.changes);
 }
@@ -55,12 +56,15 @@ fn a_newcomer_that_cannot_keep_up_is_handed_no_more_and_let_in_all_the_same() {
         return;
     }
     let mut job = without_one("keep-up");
+    // What was sent into the cut line is sent again after seconds only: so long the others must have something to do.
+    Host::all().for_each(|host| job.network.shape(host, job::SLOW));
     job.network.shape_towards(Host::Worker(2), SLOW);
     job.network.heal(Host::Worker(2));
     job.wait_for("it to be given up", |job| count(job, GIVEN_UP) > 0);
     let known = job.changes().len();
     job.network.shape_towards(Host::Worker(2), FAST);
     job.wait_for_workers(3, known);
+    Host::all().for_each(|host| job.network.shape(host, FAST));
     let ended = job.finished();
     assert!(ended.logs.contains(COPIED), "{}", ended.logs);
 }

@@ -31,6 +31,7 @@ const FORGIVING: Limits = Limits {
     shares_memory: true,
     sockets: Sockets::ONE,
 };
+const IMPATIENT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
@@ -130,8 +131,8 @@ fn take_part(rank: usize) {
     let (ended, end) = channel();
     thread::spawn(move || stdin().lines().map_while(Result::ok).for_each(|line| drop(ended.send(line))));
 
-    let impatient = Limits { silence: Duration::from_millis(300), ..FORGIVING };
-    let (mut group, mut arena) = form(&listener, 1, rank, &addresses, impatient);
+    let (mut group, mut arena) = form(&listener, 1, rank, &addresses, FORGIVING);
+    group.set_silence(IMPATIENT, IMPATIENT).unwrap();
     say("sums");
     let mut steps = 0..;
     let lost = steps.find_map(|step| sum(&mut group, &mut arena, step, false).err()).unwrap();

@@ -36,7 +36,8 @@ fn scaling_up_and_down_while_training_loses_no_step() {
     manifest["spec"]["communication"] = communication;
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
-    let sums = job.status()["progress"]["communication"].clone();
+    let status = job.wait("how it sums", |status| status["progress"]["communication"].is_object());
+    let sums = &status["progress"]["communication"];
     assert_eq!((&sums["link"], &sums["encryption"]), (&json!("tcp"), &json!("tls")), "{sums:#}");
     let scale = |workers: &str| job.kubectl(&["scale", "trainingjob", "lenet", &format!("--replicas={workers}")]);
     scale("4");

@@ -64,9 +64,9 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     assert_eq!(job.uid_of("lenet-worker-0"), survivor, "the other pod stays");
     let change = status["membership"]["lastChange"]["text"].as_str().unwrap_or_default();
     assert!(change.contains("lenet-worker-1 was lost") && change.contains("goes on from step"), "{status:#}");
-    let described = job.describe();
     for event in ["WorkerLost", "WorkerReplaced", "Resized"] {
-        assert!(described.contains(event), "{event}: {described}");
+        wait_for(event, PATIENCE, || job.describe().contains(event))
+            .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
     }
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
@@ -80,6 +80,8 @@ fn a_worker_that_hangs_is_replaced_once_nothing_goes_on() {
     manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1.into();
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
+    // One that was never ready is lost, and has not failed.
+    job.wait("both to be ready", |status| status["phase"] == "Running");
     cluster.freeze_container(namespace.name(), "lenet-worker-1").expect("frozen");
 
     let status = job.wait("a replacement", |status| status["replacements"] == 1);

@@ -44,12 +44,10 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     let communication = &status["progress"]["communication"];
     let travels = [&communication["link"], &communication["wire"]].map(serde_json::Value::as_str);
     assert_eq!(travels, [Some("tcp"), Some("f32")], "{status:#}");
-    let described = job.kubectl(&["describe", "tj", "mnist"]);
     for event in ["Created", "Started", "CheckpointSaved", "Complete"] {
-        assert!(
-            described.lines().any(|line| line.trim_start().starts_with(&format!("Normal  {event} "))),
-            "{described}"
-        );
+        let is_it = |line: &str| line.trim_start().starts_with(&format!("Normal  {event} "));
+        wait_for(event, PATIENCE, || job.describe().lines().any(is_it))
+            .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
     }
 
     job.kubectl(&["delete", "tj", "mnist", "--timeout=60s"]);

@@ -164,7 +164,7 @@ fn ranks_with_slices_of_different_lengths_are_told_so() {
 #[test]
 fn after_a_failure_every_operation_fails_for_its_cause() {
     let errors = ends(|| {
-        group(2, IMPATIENT, |mut communicator| {
+        group(2, PATIENT, |mut communicator| {
             if communicator.rank() == 1 {
                 return Vec::new();
             }

@@ -17,7 +17,7 @@ pub(crate) const PATIENT: Limits = Limits {
     sockets: Sockets::ONE,
 };
 /// For tests that wait for it to pass.
-pub(crate) const IMPATIENT: Limits = Limits { silence: Duration::from_millis(200), ..PATIENT };
+pub(crate) const IMPATIENT: Limits = Limits { silence: Duration::from_secs(1), ..PATIENT };
 
 /// As [`PATIENT`], with so many connections for each pair.
 pub(crate) fn with_sockets(sockets: usize) -> Limits {

@@ -11,7 +11,7 @@ use crate::group::{PATIENT, bare_group, ends, with_sockets};
 
 /// Elements of more than a frame for each of up to four ranks.
 const LENGTH: usize = 4 * MAX_FRAME + 1;
-const SILENCE: Duration = Duration::from_millis(400);
+const SILENCE: Duration = Duration::from_secs(2);
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::Ring,
     Algorithm::RecursiveDoubling,
