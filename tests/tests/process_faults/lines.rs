@@ -165,7 +165,9 @@ fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_agai
     job.wait_for_workers(3, known);
     Host::all().for_each(|host| job.network.shape(host, FAST));
     let ended = job.finished();
-    assert_eq!(ended.lost(), [worker(2)], "{:?}", ended.changes);
+    // The last one, unless the other held less.
+    let lost = ended.lost();
+    assert!(lost == [worker(1)] || lost == [worker(2)], "{:?}", ended.changes);
     let broke = ended.changes.iter().find_map(|change| change.broken.clone()).expect("the group broke at first");
     let cut = broke.contains("nothing came from rank 1") || broke.contains("nothing came from rank 2");
     assert!(cut && broke.contains("in hop "), "{broke}");
