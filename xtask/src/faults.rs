@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 use lockstep_tests::{
     chart,
     cluster::{Cluster, KEPT_CLUSTER, Settings, TEST_NODES},
+    products,
 };
 
 use crate::{cargo, cluster, image};
@@ -38,7 +39,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Cluster::available().map_err(anyhow::Error::msg)?;
     let images = image::make()?;
     // Tests compare with runs on this machine, and would build what these need beside the jobs.
-    cargo::build()?;
+    products();
     // It ends with this process.
     let kept = Cluster::start_guarded(Settings::tests(TEST_NODES))?;
     cluster::load(&images, &kept)?;
