@@ -34,6 +34,8 @@ const COUNT: &str = "LOCKSTEP_SIMULATION_SEEDS";
 const SEEDS: u64 = 10_000;
 /// A planted bug has to be found within so many seeds.
 const HUNT: u64 = 1000;
+/// Seeds after which a long run says how far it has come.
+const TELL: u64 = 10_000;
 /// Seeds that fail, of which each thread tells.
 const MOST_FAILURES: usize = 20;
 
@@ -122,6 +124,9 @@ fn whatever_the_disk_does_no_promised_checkpoint_is_lost_or_mixed() {
                 return totals;
             }
             let result = run(seed, None);
+            if (seed - first).is_multiple_of(TELL) && seed > first {
+                println!("{} seeds begun", seed - first);
+            }
             if seed.is_multiple_of(100) {
                 assert_eq!(result, run(seed, None), "seed {seed} does not replay");
             }
