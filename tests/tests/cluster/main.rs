@@ -5,4 +5,5 @@ mod harness;
 mod jobs;
 mod owner;
 mod pods;
+mod reader;
 mod shared;

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use lockstep_api::ValidJob;
+use kube::api::ApiResource;
+use lockstep_api::{TrainingGroup, TrainingJob, ValidJob};
 use lockstep_launch::{Task, Workload};
 use lockstep_tests::{
     cluster::{Client, wait_for},
     root,
 };
 use serde_json::{Value, json};
+
+use crate::reader::Reader;
 
 /// A job of these tests is over sooner than this, on busy cores too.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -56,6 +59,7 @@ pub(crate) fn example(name: &str) -> String {
 /// A job that was applied.
 pub(crate) struct Job<'a> {
     client: &'a Client,
+    reader: Reader,
     namespace: &'a str,
     name: &'a str,
 }
@@ -63,7 +67,7 @@ pub(crate) struct Job<'a> {
 impl<'a> Job<'a> {
     /// Applies the claim for checkpoints and the job that a manifest calls `name`.
     pub(crate) fn apply(client: &'a Client, namespace: &'a str, name: &'a str, manifest: &str) -> Self {
-        let job = Self { client, namespace, name };
+        let job = Self { client, reader: Reader::of(client).expect("a cluster"), namespace, name };
         for text in [example("checkpoints.yaml").as_str(), manifest] {
             client.apply_to(namespace, text).unwrap_or_else(|error| panic!("{name}: {error:#}"));
         }
@@ -77,23 +81,31 @@ impl<'a> Job<'a> {
     }
 
     pub(crate) fn status(&self) -> Value {
-        let text = self.kubectl(&["get", "tj", self.name, "-o", "json"]);
-        serde_json::from_str::<Value>(&text).expect("JSON")["status"].take()
+        self.object()["status"].take()
     }
 
     /// What it trains.
     pub(crate) fn workload(&self) -> Workload {
-        let object = self.kubectl(&["get", "tj", self.name, "-o", "json"]);
-        let object = serde_json::from_str(&object).expect("a training job");
+        let object = serde_json::from_value(self.object()).expect("a training job");
         match ValidJob::from_object(&object).expect("a valid one").task {
             Task::Train(workload) => workload,
             Task::Benchmark { .. } => panic!("a benchmark trains nothing"),
         }
     }
 
+    fn object(&self) -> Value {
+        self.read::<TrainingJob>().expect("it was applied")
+    }
+
     /// The job's record.
     pub(crate) fn group(&self) -> Value {
-        serde_json::from_str(&self.kubectl(&["get", "traininggroup", self.name, "-o", "json"])).expect("JSON")
+        self.read::<TrainingGroup>().expect("there is a record")
+    }
+
+    /// The object of a kind that has the job's name.
+    fn read<Kind: kube::Resource<DynamicType = ()>>(&self) -> Option<Value> {
+        let kind = ApiResource::erase::<Kind>(&());
+        self.reader.object(&kind, self.namespace, self.name).unwrap_or_else(|error| panic!("{}: {error:#}", self.name))
     }
 
     pub(crate) fn phase(&self) -> String {
@@ -102,8 +114,7 @@ impl<'a> Job<'a> {
 
     /// The step that the coordinator last reported, 0 before its record is there; the operator has no part in it.
     pub(crate) fn reported_step(&self) -> u64 {
-        let path = "jsonpath={.status.progress.step}";
-        self.kubectl(&["get", "traininggroup", self.name, "--ignore-not-found", "-o", path]).parse().unwrap_or_default()
+        self.read::<TrainingGroup>().and_then(|group| group["status"]["progress"]["step"].as_u64()).unwrap_or_default()
     }
 
     /// Waits until the status is as wanted; a job that ended otherwise is shown whole.
