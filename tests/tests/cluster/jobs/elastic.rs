@@ -12,8 +12,8 @@ use super::{
 
 /// More than any of these tests takes: 145,000 steps, or of an exact job a million.
 const LONG: u32 = 5000;
-/// Enough to lose a worker on the way, and to end: 8,700 steps.
-const SHORT: u32 = 300;
+/// Enough to lose a worker on the way, and to end: 2,900 steps.
+const SHORT: u32 = 100;
 
 fn elastic(mut manifest: Value, least: u32, most: u32) -> Value {
     manifest["spec"]["elastic"] = json!({"minReplicas": least, "maxReplicas": most});

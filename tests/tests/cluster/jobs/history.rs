@@ -22,8 +22,6 @@ use crate::shared::PATIENCE;
 const MODEL: &str = "model.safetensors";
 /// Steps after a change of the group in which what it did to any part of the state shows.
 const AFTER_CHANGE: u64 = 128;
-/// Steps that a journal may be behind what was reported.
-const UNWRITTEN: u64 = 200;
 
 /// A line of metrics.jsonl about a step.
 #[derive(Debug, Deserialize)]
@@ -31,6 +29,8 @@ struct Step {
     step: u64,
     generation: u64,
     time: Timestamp,
+    /// Missing where nobody was left who had it.
+    state_hash: Option<u32>,
 }
 
 /// As [`assert_no_step_was_lost`] of an [`exact`] job, and [`assert_undisturbed_states`].
@@ -40,13 +40,17 @@ pub(super) fn assert_nothing_changed_it(cluster: &Cluster, namespace: &str, job:
 }
 
 /// Checks that an [`exact`] job, which goes on, held after each of its steps up to `through` and some beyond its last change the state of a
-/// run to which nothing happens, bit for bit.
+/// run to which nothing happens, bit for bit. The job is deleted on the way: it would take the processors from that run.
 pub(super) fn assert_undisturbed_states(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
     let changes = job.group()["status"]["changes"].clone();
     let changed = changes.as_array().and_then(|changes| changes.last()?["step"].as_u64()).expect("a change");
     let through = through.max(changed + AFTER_CHANGE);
-    job.wait_for_step(through + UNWRITTEN);
-    let journal = journal(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
+    let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
+    let journal = || journal(&folder);
+    wait_for("the journal to tell of a step", PATIENCE, || tells_of(&journal(), through))
+        .unwrap_or_else(|error| panic!("{error} {through}\n{}", job.describe()));
+    let journal = journal();
+    job.delete();
     let states = States::compared(&journal, &undisturbed(through));
     assert!(states.last >= Some(through), "both tell of step {through}: {states:?}");
     assert_eq!(states.differ_from, None, "{states:?}");
@@ -57,15 +61,14 @@ pub(super) fn assert_undisturbed_states(cluster: &Cluster, namespace: &str, job:
 fn undisturbed(through: u64) -> String {
     static LONGEST: Mutex<String> = Mutex::new(String::new());
     let mut longest = LONGEST.lock().unwrap_or_else(PoisonError::into_inner);
-    let has = |journal: &str| steps(journal).last().is_some_and(|line| line.step >= through);
-    if !has(&longest) {
+    if !tells_of(&longest, through) {
         // The next job may want more of it.
         let epochs = (through + through / 2).div_ceil(EXACT_STEPS_PER_EPOCH);
         let scratch = tempfile::tempdir().expect("a scratch folder");
         let mut manifest = exact("undisturbed", epochs as u32);
         manifest["spec"]["replicas"] = 1.into();
         *longest = journal_of(&run_here(&manifest, scratch.path()));
-        assert!(has(&longest), "a run of {epochs} epochs ended before step {through}");
+        assert!(tells_of(&longest, through), "a run of {epochs} epochs ended before step {through}");
     }
     longest.clone()
 }
@@ -126,6 +129,11 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
 pub(super) fn steps_between(cluster: &Cluster, namespace: &str, from: Timestamp, to: Timestamp) -> usize {
     let journal = journal(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
     steps(&journal).iter().filter(|line| (from..to).contains(&line.time)).count()
+}
+
+/// Whether a journal tells of the state after a step, or after a later one.
+fn tells_of(journal: &str, step: u64) -> bool {
+    steps(journal).iter().rev().any(|line| line.step >= step && line.state_hash.is_some())
 }
 
 /// Evaluations are lines too.

@@ -93,6 +93,11 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Ends it; its volume stays.
+    pub(crate) fn delete(&self) {
+        self.kubectl(&["delete", "trainingjob", self.name, "--wait=false"]);
+    }
+
     fn object(&self) -> Value {
         self.read::<TrainingJob>().expect("it was applied")
     }
