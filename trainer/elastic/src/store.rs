@@ -54,6 +54,16 @@ pub enum StoreError {
         /// Why.
         cause: String,
     },
+    /// Refused until somebody mends what holds the record; that may never be, as while a job and its rights are being deleted.
+    #[error("the membership record at {place} is out of reach: {cause}; {advice}")]
+    Forbidden {
+        /// File or object.
+        place: String,
+        /// Why.
+        cause: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// Refused; trying again does not help.
     #[error("the membership record at {place} is refused: {cause}; {advice}")]
     Refused {

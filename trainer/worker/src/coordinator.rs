@@ -176,7 +176,9 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
         Ok(Outcome::StoreFailed { message }) => Err(Failure::retry(message)),
         Err(error @ (StoreError::Record { .. } | StoreError::Io { .. })) => Err(Failure::fatal(error)),
         // It may be corrected before the job has used its failures up, and the job then goes on from its newest checkpoint.
-        Err(error @ (StoreError::Unavailable { .. } | StoreError::Refused { .. })) => Err(Failure::retry(error)),
+        Err(error @ (StoreError::Unavailable { .. } | StoreError::Forbidden { .. } | StoreError::Refused { .. })) => {
+            Err(Failure::retry(error))
+        }
     }
 }
 

@@ -49,7 +49,7 @@ impl KubernetesStore {
         let cause = format!("{} ({})", status.message, status.code);
         match refusal(status) {
             Refusal::Passing => self.unavailable(error),
-            Refusal::Mendable { advice } => self.unavailable(format!("{cause}; {advice}")),
+            Refusal::Mendable { advice } => StoreError::Forbidden { place: self.place(), cause, advice },
             Refusal::Final { advice } => StoreError::Refused { place: self.place(), cause, advice },
         }
     }

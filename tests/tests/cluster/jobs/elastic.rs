@@ -1,11 +1,15 @@
-//! Workers come and go in a cluster: by `kubectl scale`, by eviction, by `spec.suspend`.
+//! Workers come and go in a cluster: by `kubectl scale`, by eviction, by `spec.suspend`, and with their job.
 
+use lockstep_tests::cluster::wait_for;
 use serde_json::{Value, json};
 
-use crate::pods::restricted;
+use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    history::{assert_no_step_was_lost, assert_nothing_changed_it, assert_same_weights_as_undisturbed},
+    history::{
+        assert_last_step_is_saved, assert_no_step_was_lost, assert_nothing_changed_it,
+        assert_same_weights_as_undisturbed,
+    },
     installed::{cluster, cluster_alone},
     job::{Job, exact, glyphs},
 };
@@ -112,6 +116,25 @@ fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
     assert!(described.contains(&format!("from step {rested}")), "{described}");
 
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+}
+
+#[test]
+fn a_deleted_job_saves_its_state_and_is_gone_long_before_it_would_be_killed() {
+    let test = "a_deleted_job_saves_its_state_and_is_gone_long_before_it_would_be_killed";
+    let Some(cluster) = cluster(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "gone");
+    let mut manifest = glyphs("lenet", LONG);
+    manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(600);
+    manifest["spec"]["checkpoint"]["intervalSeconds"] = json!(600);
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    // With the job go its record and the coordinator's rights to it, while the pods are still there.
+    job.delete();
+    let pods = || job.kubectl(&["get", "pods", "-o", "name"]);
+    wait_for("all pods to be gone", PATIENCE, || pods().is_empty())
+        .unwrap_or_else(|error| panic!("{error}: {}", pods()));
+    assert_last_step_is_saved(&cluster, namespace.name());
 }
 
 #[test]

@@ -125,6 +125,16 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
     total
 }
 
+/// Checks that the newest checkpoint of the job in a volume, which is over, is of the last step that its journal tells of.
+pub(super) fn assert_last_step_is_saved(cluster: &Cluster, namespace: &str) {
+    let folder = folder_of_job(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
+    let mut list = Command::new(products().join("lockstep"));
+    let listed = list.args(["checkpoints", "list", "--json"]).arg(&folder).output().expect("lockstep runs");
+    let listed: Value = serde_json::from_slice(&listed.stdout).expect("a list");
+    let last = steps(&journal_of(&folder)).last().map(|line| line.step);
+    assert!(last.is_some() && listed[0]["step"].as_u64() == last, "after step {last:?}: {listed:#}");
+}
+
 /// How many steps the job in a volume did from one moment to another.
 pub(super) fn steps_between(cluster: &Cluster, namespace: &str, from: Timestamp, to: Timestamp) -> usize {
     let journal = journal(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
@@ -179,8 +189,12 @@ fn weights(path: &Path) -> Vec<u8> {
 
 /// The journal of the job that trains in a volume.
 fn journal(volume: &Path) -> String {
+    journal_of(&folder_of_job(volume))
+}
+
+fn folder_of_job(volume: &Path) -> PathBuf {
     let mut job = fs::read_dir(volume).expect("the volume").map(|entry| entry.expect("an entry").path());
-    journal_of(&job.find(|folder| folder.join(JOURNAL_FILE).exists()).expect("a journal"))
+    job.find(|folder| folder.join(JOURNAL_FILE).exists()).expect("a journal")
 }
 
 fn journal_of(folder: &Path) -> String {

@@ -5,7 +5,10 @@ use std::{
     future::{Future, pending},
     io,
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -39,6 +42,9 @@ const READ_BYTES: usize = 16 << 10;
 
 /// How long a store is asked again and again before the coordinator hears that it is away.
 const STORE_PATIENCE: Duration = Duration::from_secs(60);
+/// As long for a store that refuses a coordinator that was asked to stop: with a job go the rights to its record, and waiting for them would
+/// hold its workers back until they are killed.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(2);
 const STORE_RETRY: Duration = Duration::from_millis(250);
 /// Pause after a failed accept: the process may be out of file descriptors for a moment.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
@@ -84,7 +90,9 @@ pub async fn coordinate<S: GenerationStore>(
     mut notify: impl FnMut(Notice<'_>),
     stop: impl Future<Output = ()>,
 ) -> Result<Outcome, StoreError> {
-    let loaded = patiently(|| store.load()).await?;
+    let stopping = AtomicBool::new(false);
+    let patience = Patience { stopping: &stopping };
+    let loaded = patience.load(&store).await?;
     let (record, mut version) = match loaded {
         Some((record, version)) => (Some(record), Some(version)),
         None => (None, None),
@@ -103,12 +111,11 @@ pub async fn coordinate<S: GenerationStore>(
     let mut swap: Option<Replacing<'_>> = None;
     let mut wake = started;
     let mut stop = pin!(stop);
-    let mut stopping = false;
     loop {
         let event = tokio::select! {
             biased;
-            () = &mut stop, if !stopping => {
-                stopping = true;
+            () = &mut stop, if !patience.is_stopping() => {
+                stopping.store(true, Ordering::Relaxed);
                 Event::Stop
             }
             done = run_optional(&mut swap) => {
@@ -119,11 +126,11 @@ pub async fn coordinate<S: GenerationStore>(
                         Event::Swapped
                     }
                     Ok((_, Swap::Conflict)) => Event::Conflict,
-                    Err(error @ StoreError::Unavailable { .. }) => {
+                    Err(error) if patience.is_lost(&error) => Event::StoreFailed(error.to_string()),
+                    Err(error) => {
                         warn!(%error, "changes of the group wait for it");
                         Event::StoreAway
                     }
-                    Err(error) => Event::StoreFailed(error.to_string()),
                 }
             }
             event = events.recv() => event.unwrap_or(Event::Tick),
@@ -138,7 +145,7 @@ pub async fn coordinate<S: GenerationStore>(
                 Command::Send(connection, message) => lines.send(connection, &message),
                 Command::Close(connection) => lines.close(connection),
                 Command::Swap(record) => {
-                    swap = Some(Box::pin(replace(&store, stored.clone(), version.clone(), record)));
+                    swap = Some(Box::pin(replace(&store, stored.clone(), version.clone(), record, patience)));
                 }
                 Command::Publish { member, step, payload } => {
                     notify(Notice::Progress { member: &member, step, payload: &payload });
@@ -183,21 +190,22 @@ async fn replace<S: GenerationStore>(
     stored: Option<Record>,
     mut version: Option<Version>,
     record: Record,
+    patience: Patience<'_>,
 ) -> Result<(Record, Swap), StoreError> {
     let begun = Instant::now();
     loop {
         let outcome = match store.compare_and_swap(version.as_ref(), &record).await {
             Ok(Swap::Swapped(version)) => return Ok((record, Swap::Swapped(version))),
             Ok(Swap::Conflict) => Ok((record.clone(), Swap::Conflict)),
-            Err(error @ StoreError::Unavailable { .. }) => {
+            Err(error) if !is_final(&error) => {
                 warn!(%error, "trying again");
                 sleep(STORE_RETRY).await;
                 Err(error)
             }
             Err(error) => return Err(error),
         };
-        let found = patiently(|| store.load()).await?;
-        let is_over = begun.elapsed() >= STORE_PATIENCE;
+        let found = patience.load(store).await?;
+        let is_over = begun.elapsed() >= outcome.as_ref().err().map_or(STORE_PATIENCE, |error| patience.with(error));
         match found {
             Some((found, new)) if found == record => return Ok((record, Swap::Swapped(new))),
             found if found.as_ref().map(|(found, _)| found) != stored.as_ref() => return Ok((record, Swap::Conflict)),
@@ -207,17 +215,48 @@ async fn replace<S: GenerationStore>(
     }
 }
 
-async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(attempt: impl Fn() -> F) -> Result<T, StoreError> {
-    let begun = Instant::now();
-    loop {
-        match attempt().await {
-            Err(error @ StoreError::Unavailable { .. }) if begun.elapsed() < STORE_PATIENCE => {
-                warn!(%error, "trying again");
-                sleep(STORE_RETRY).await;
-            }
-            result => return result,
+/// How long a store is waited for.
+#[derive(Clone, Copy)]
+struct Patience<'a> {
+    /// Set once the coordinator is asked to stop.
+    stopping: &'a AtomicBool,
+}
+
+impl Patience<'_> {
+    fn is_stopping(self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// For as long as the store answers with this error.
+    fn with(self, error: &StoreError) -> Duration {
+        match error {
+            StoreError::Forbidden { .. } if self.is_stopping() => REFUSAL_PATIENCE,
+            _ => STORE_PATIENCE,
         }
     }
+
+    /// Whether nobody waits for a store any more that answered with this error to the end.
+    fn is_lost(self, error: &StoreError) -> bool {
+        is_final(error) || matches!(error, StoreError::Forbidden { .. }) && self.is_stopping()
+    }
+
+    async fn load<S: GenerationStore>(self, store: &S) -> Result<Option<(Record, Version)>, StoreError> {
+        let begun = Instant::now();
+        loop {
+            match store.load().await {
+                Err(error) if !is_final(&error) && begun.elapsed() < self.with(&error) => {
+                    warn!(%error, "trying again");
+                    sleep(STORE_RETRY).await;
+                }
+                result => return result,
+            }
+        }
+    }
+}
+
+/// Whether trying again does not help.
+fn is_final(error: &StoreError) -> bool {
+    !matches!(error, StoreError::Unavailable { .. } | StoreError::Forbidden { .. })
 }
 
 /// All control connections.
@@ -383,14 +422,35 @@ mod tests {
         }
     }
 
+    /// A store to which the coordinator has no right any more.
+    struct Closed;
+
+    impl Closed {
+        fn error() -> StoreError {
+            StoreError::Forbidden { place: "record".into(), cause: "Unauthorized (401)".into(), advice: "let it in" }
+        }
+    }
+
+    impl GenerationStore for Closed {
+        async fn load(&self) -> Result<Option<(Record, Version)>, StoreError> {
+            Err(Self::error())
+        }
+
+        async fn compare_and_swap(&self, _: Option<&Version>, _: &Record) -> Result<Swap, StoreError> {
+            Err(Self::error())
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_store_that_can_only_be_read_is_away_and_nobody_elses() {
         let stored = Record::empty().allocate("before");
+        let stopping = AtomicBool::new(true);
         for stored in [None, Some((stored, Version("1".into())))] {
             let (record, version) = stored.clone().unzip();
             let next = Record::empty().allocate("coordinator");
-            let ended = replace(&ReadOnly(stored), record, version, next).await;
-            assert!(matches!(ended, Err(StoreError::Unavailable { .. })), "{ended:?}");
+            let patience = Patience { stopping: &stopping };
+            let ended = replace(&ReadOnly(stored), record, version, next, patience).await;
+            assert!(ended.is_err_and(|error| !patience.is_lost(&error)));
         }
     }
 
@@ -399,7 +459,20 @@ mod tests {
         let theirs = Record::empty().allocate("another");
         let store = ReadOnly(Some((theirs, Version("2".into()))));
         let next = Record::empty().allocate("coordinator");
-        let (_, swap) = replace(&store, None, None, next).await.expect("readable");
+        let stopping = AtomicBool::new(false);
+        let (_, swap) = replace(&store, None, None, next, Patience { stopping: &stopping }).await.expect("readable");
         assert_eq!(swap, Swap::Conflict);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_refuses_whoever_has_to_stop_is_lost_soon() {
+        for (stop, limit, is_lost) in [(false, STORE_PATIENCE, false), (true, REFUSAL_PATIENCE, true)] {
+            let stopping = AtomicBool::new(stop);
+            let patience = Patience { stopping: &stopping };
+            let begun = Instant::now();
+            let error = replace(&Closed, None, None, Record::empty(), patience).await.expect_err("refused");
+            assert_eq!(patience.is_lost(&error), is_lost, "{error}");
+            assert!((limit..2 * limit).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        }
     }
 }
