@@ -1,6 +1,6 @@
 //! Processes that are killed or asked to stop.
 
-use std::{thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use lockstep_tests::samples;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -42,6 +42,20 @@ fn the_others_wait_for_the_replacement_of_a_killed_worker_and_lose_no_step() {
     assert!(second.step >= 60 && second.lost[0].pod == "lenet-worker-1", "{second:?}");
     assert!(run.steps().iter().all(|line| line.world_size == 2 || line.loss.is_none()), "never with fewer");
     assert_replayed(&run);
+}
+
+#[test]
+#[should_panic(expected = "steps were taken back, and nobody told")]
+fn these_tests_see_a_journal_that_takes_steps_back() {
+    let _alone = alone();
+    let run = Run::of("forgetful", &Manifest::glyphs(10_000, 8), &[]);
+    run.wait_for_step(50);
+    let journal = run.journal();
+    let first: Vec<&str> = journal.lines().take(10).collect();
+    let shorter = run.folder().join("shorter.jsonl");
+    fs::write(&shorter, first.join("\n")).expect("a shorter one");
+    fs::rename(&shorter, run.folder().join("metrics.jsonl")).expect("in its place");
+    run.finished();
 }
 
 #[test]
@@ -129,7 +143,7 @@ fn a_time_to_end_in_which_no_drain_fits_is_warned_of_once_by_the_worker_and_wher
         Manifest::glyphs(10_000, 2000).replaced("  failurePolicy", &format!("  {template}\n  failurePolicy"));
     let run = Run::of("grace", &manifest, &["--workers", "2"]);
     let newest = || {
-        std::fs::read_dir(run.folder().join("checkpoints")).map_or(0, |entries| {
+        fs::read_dir(run.folder().join("checkpoints")).map_or(0, |entries| {
             let step = |name: std::ffi::OsString| name.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
             entries.flatten().filter_map(|entry| step(entry.file_name())).max().unwrap_or(0)
         })

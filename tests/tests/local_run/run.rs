@@ -1,7 +1,9 @@
 //! Starts `lockstep run` and reads what it leaves behind.
 
 use std::{
+    cell::Cell,
     fs,
+    io::{Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -65,6 +67,10 @@ pub(crate) struct Run {
     variables: Vec<(String, String)>,
     child: Child,
     pub(crate) code: Option<i32>,
+    /// The furthest that the journal was seen to tell of.
+    furthest: Cell<u64>,
+    /// Whether it was seen to tell of less than before.
+    took_back: Cell<bool>,
 }
 
 /// A line of metrics.jsonl.
@@ -168,23 +174,40 @@ impl Run {
             .stderr(said)
             .spawn()
             .expect("lockstep starts");
-        Self { _scratch: scratch, folder, output, variables, child, code: None }
+        let (furthest, took_back) = (Cell::new(0), Cell::new(false));
+        Self { _scratch: scratch, folder, output, variables, child, code: None, furthest, took_back }
     }
 
-    /// Waits for the end.
+    /// Waits for the end. A step that the journal told of was not taken back, unless that is told of too.
     pub(crate) fn finished(mut self) -> Self {
         let mut status = None;
         wait_for("the run's end", || {
+            self.look();
             status = self.child.try_wait().expect("the child is ours");
             status.is_some()
         });
         self.code = status.and_then(|status| status.code());
+        let history = self.history();
+        let may_have = history.iter().any(|change| change.rollback);
+        assert!(
+            may_have || !self.took_back.get(),
+            "steps were taken back, and nobody told: {history:?}\n{}",
+            self.said()
+        );
         self
+    }
+
+    /// Sees how far the journal tells.
+    fn look(&self) {
+        let newest = newest_step(&self.folder.join("metrics.jsonl")).unwrap_or(0);
+        self.took_back.set(self.took_back.get() || newest < self.furthest.get());
+        self.furthest.set(self.furthest.get().max(newest));
     }
 
     /// Waits until a condition holds, which it does before the run's end.
     pub(crate) fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         wait_for(what, || {
+            self.look();
             let is_over = self.is_over();
             let holds = holds();
             assert!(holds || !is_over, "the run ended before {what}:\n{}", self.said());
@@ -365,6 +388,18 @@ pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(begun.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
         thread::park_timeout(Duration::from_millis(20));
     }
+}
+
+/// The step of a journal's last whole line.
+fn newest_step(journal: &Path) -> Option<u64> {
+    const LAST_LINES: i64 = 4096;
+    let mut file = fs::File::open(journal).ok()?;
+    // Fails where all is less than that.
+    let _ = file.seek(SeekFrom::End(-LAST_LINES));
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    text.lines().rev().find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64())
 }
 
 /// Process id, command line and environment of every process that may be looked at.

@@ -211,6 +211,8 @@ impl Job {
             }
         }
         let newest = self.steps().last().copied().unwrap_or(0);
+        let before = self.newest;
+        assert!(newest >= before, "step {before} was told of and taken back, to step {newest}\n{}", self.logs());
         if newest != self.newest {
             (self.newest, self.since) = (newest, Instant::now());
         }

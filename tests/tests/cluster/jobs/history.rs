@@ -7,14 +7,14 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use jiff::Timestamp;
+use jiff::{Timestamp, ToSpan as _};
 use lockstep_launch::{JOURNAL_FILE, States};
 use lockstep_tests::{
     cluster::{Cluster, wait_for},
     products, samples,
 };
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::job::{EXACT_STEPS_PER_EPOCH, Job, exact};
 use crate::shared::PATIENCE;
@@ -77,7 +77,9 @@ fn undisturbed(through: u64) -> String {
 pub(super) fn assert_no_step_was_lost(cluster: &Cluster, namespace: &str, job: &Job<'_>) -> u64 {
     let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
     let journal = journal(&folder);
-    let total = assert_nothing_was_lost(&journal, &told_group(job));
+    let group = told_group(job);
+    let total = assert_nothing_was_lost(&journal, &group);
+    assert_eq!(taken_back(&job.told(), &group), None, "{group:#}");
     let told = samples::each_was_taken_once(&job.workload(), &journal).expect("each sample of an epoch once");
     assert!(told > 0, "no step tells which samples it took");
     println!("samples: {told} of {total} steps tell which they took, all of them those that were next in their epoch");
@@ -123,6 +125,29 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
         changes.last().map_or(0, |change| change["generation"].as_u64().unwrap_or_default())
     );
     total
+}
+
+/// A step of those that were told of by a time which a later membership does not go on from, and that membership's generation.
+fn taken_back(told: &[(Timestamp, u64)], group: &Value) -> Option<(u64, Value)> {
+    let changes = group["status"]["changes"].as_array().expect("the changes of the group");
+    changes.iter().find_map(|change| {
+        let time: Timestamp = change["time"].as_str().expect("a time").parse().expect("of RFC 3339");
+        let base = change["step"].as_u64().expect("a step");
+        let furthest = told.iter().rev().find(|(seen, _)| *seen < time).map(|(_, step)| *step)?;
+        (furthest > base).then(|| (furthest, change["generation"].clone()))
+    })
+}
+
+#[test]
+fn a_step_that_was_told_of_before_a_membership_that_lacks_it_was_taken_back() {
+    let group = json!({"status": {"changes": [
+        {"generation": 1, "step": 0, "time": "2026-01-01T00:00:00Z"},
+        {"generation": 3, "step": 70, "time": "2026-01-01T00:00:10Z"},
+    ]}});
+    let told =
+        |second: i64, step| ("2026-01-01T00:00:00Z".parse::<Timestamp>().expect("a time") + second.seconds(), step);
+    assert_eq!(taken_back(&[told(1, 20), told(9, 70), told(11, 90)], &group), None);
+    assert_eq!(taken_back(&[told(1, 20), told(9, 71)], &group), Some((71, 3.into())));
 }
 
 /// Checks that the newest checkpoint of the job in a volume, which is over, is of the last step that its journal tells of.

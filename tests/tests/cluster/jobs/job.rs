@@ -1,7 +1,8 @@
 //! A training job on a cluster, and what kubectl says of it.
 
-use std::time::Duration;
+use std::{cell::RefCell, time::Duration};
 
+use jiff::Timestamp;
 use kube::api::ApiResource;
 use lockstep_api::{TrainingGroup, TrainingJob, ValidJob};
 use lockstep_launch::{Task, Workload};
@@ -62,12 +63,15 @@ pub(crate) struct Job<'a> {
     reader: Reader,
     namespace: &'a str,
     name: &'a str,
+    /// Each step that its record was seen to tell of first, and when.
+    told: RefCell<Vec<(Timestamp, u64)>>,
 }
 
 impl<'a> Job<'a> {
     /// Applies the claim for checkpoints and the job that a manifest calls `name`.
     pub(crate) fn apply(client: &'a Client, namespace: &'a str, name: &'a str, manifest: &str) -> Self {
-        let job = Self { client, reader: Reader::of(client).expect("a cluster"), namespace, name };
+        let job =
+            Self { client, reader: Reader::of(client).expect("a cluster"), namespace, name, told: RefCell::default() };
         for text in [example("checkpoints.yaml").as_str(), manifest] {
             client.apply_to(namespace, text).unwrap_or_else(|error| panic!("{name}: {error:#}"));
         }
@@ -119,7 +123,17 @@ impl<'a> Job<'a> {
 
     /// The step that the coordinator last reported, 0 before its record is there; the operator has no part in it.
     pub(crate) fn reported_step(&self) -> u64 {
-        self.read::<TrainingGroup>().and_then(|group| group["status"]["progress"]["step"].as_u64()).unwrap_or_default()
+        let step = self.read::<TrainingGroup>().and_then(|group| group["status"]["progress"]["step"].as_u64());
+        let last = self.told.borrow().last().map(|(_, last)| *last);
+        if let Some(step) = step.filter(|step| last < Some(*step)) {
+            self.told.borrow_mut().push((Timestamp::now(), step));
+        }
+        step.unwrap_or_default()
+    }
+
+    /// The steps that were told of, and by when, of which each is further than those before.
+    pub(crate) fn told(&self) -> Vec<(Timestamp, u64)> {
+        self.told.borrow().clone()
     }
 
     /// Waits until the status is as wanted; a job that ended otherwise is shown whole.
@@ -127,6 +141,7 @@ impl<'a> Job<'a> {
         let mut status = Value::Null;
         let mut over = false;
         let waited = wait_for(what, PATIENCE, || {
+            self.reported_step();
             status = self.status();
             over = matches!(status["phase"].as_str(), Some("Complete" | "Failed"));
             holds(&status) || over
