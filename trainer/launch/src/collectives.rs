@@ -141,7 +141,7 @@ impl CollectivesReport {
             Some(MessageCosts { latency_microseconds, gigabytes_per_second, reduced_gigabytes_per_second }) => {
                 writeln!(
                     text,
-                    "fit: {latency_microseconds:.1} µs a message, {gigabytes_per_second:.3} GB/s sent, \
+                    "fit: {latency_microseconds:.1} µs a message over tcp, {gigabytes_per_second:.3} GB/s sent, \
                      {reduced_gigabytes_per_second:.3} GB/s added"
                 )
             }
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn the_table_is_aligned_and_marks_what_is_chosen() {
         let expected = "all-reduce of f32 over 4 workers\n\
-            fit: 20.0 µs a message, 2.500 GB/s sent, 10.000 GB/s added\n\
+            fit: 20.0 µs a message over tcp, 2.500 GB/s sent, 10.000 GB/s added\n\
             chosen: ring from 1Mi\n\
             \n\
             \u{20}     size  algorithm               time µs  algbw GB/s  busbw GB/s  slowdown\n\
