@@ -1,10 +1,16 @@
-//! `lockstep history`: how the group of a run changed.
+//! `lockstep history`: how the group of a run changed, and what that cost.
 
 use std::path::PathBuf;
 
+use jiff::Timestamp;
 use lockstep_launch::Change;
+use serde::{Deserialize, Serialize};
 
-use crate::{Outcome, display::print, run::folder::Other};
+use crate::{
+    Outcome,
+    display::print,
+    run::folder::{Other, journal_of},
+};
 
 /// Arguments of `lockstep history`.
 #[derive(clap::Args)]
@@ -19,21 +25,37 @@ pub(crate) struct Arguments {
 /// Prints a line for each membership.
 pub(crate) fn history(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let changes = Other::open(&arguments.run)?.history()?;
+    let steps = steps(&journal_of(&arguments.run)?);
+    let rows = changes.into_iter().map(|change| Row { stalled: stalled(&change, &steps), change });
     let lines: Vec<String> = match arguments.json {
-        true => changes.iter().map(serde_json::to_string).collect::<Result<_, _>>()?,
-        false => std::iter::once(HEADER.to_owned()).chain(changes.iter().map(row)).collect(),
+        true => rows.map(|row| serde_json::to_string(&row)).collect::<Result<_, _>>()?,
+        false => std::iter::once(HEADER.to_owned()).chain(rows.map(|row| row.to_string())).collect(),
     };
     print(&lines.into_iter().map(|line| line + "\n").collect::<String>());
     Ok(Outcome::Done)
 }
 
-const HEADER: &str = "GENERATION  TIME                  WORKERS  STEP        SECONDS  CAUSE";
+/// A membership, and what it cost to come to it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    #[serde(flatten)]
+    change: Change,
+    /// Seconds without a new step.
+    #[serde(rename = "stalledSeconds", skip_serializing_if = "Option::is_none")]
+    stalled: Option<f64>,
+}
 
-/// Seconds are those from the moment when the need for the change was seen to the recorded membership.
-fn row(change: &Change) -> String {
-    let Change { generation, time, workers, step, seconds, .. } = change;
-    let time = time.split('.').next().unwrap_or(time).trim_end_matches('Z');
-    format!("{generation:<10}  {time:<20}  {workers:<7}  {step:<10}  {seconds:<7.3}  {}", cause(change))
+const HEADER: &str = "GENERATION  TIME                  WORKERS  STEP        STALLED  REDONE  CAUSE";
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Change { generation, time, workers, step, redone, .. } = &self.change;
+        let time = time.split('.').next().unwrap_or(time).trim_end_matches('Z');
+        let stalled = self.stalled.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.3} s"));
+        let cause = cause(&self.change);
+        write!(f, "{generation:<10}  {time:<20}  {workers:<7}  {step:<10}  {stalled:<7}  {redone:<6}  {cause}")
+    }
 }
 
 fn cause(change: &Change) -> String {
@@ -48,6 +70,32 @@ fn cause(change: &Change) -> String {
         causes.push("begun from a checkpoint: nobody holds the steps after it".to_owned());
     }
     causes.join("; ")
+}
+
+/// A step that somebody has seen, as the journal tells of it.
+#[derive(Deserialize)]
+struct Step {
+    step: u64,
+    generation: u64,
+    step_seconds: f64,
+    time: Timestamp,
+    /// Missing where nobody is left who has seen the step: its time is then of no use.
+    #[serde(rename = "loss")]
+    _seen: f64,
+}
+
+fn steps(journal: &str) -> Vec<Step> {
+    journal.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// Seconds from the last step that counts of the groups before to the first of this one, beyond what the steps themselves take there:
+/// until the loss was noticed, until there was a group, until its members had the state, and for steps that were done and lost.
+/// `None` for the first group, and for one that did no step.
+fn stalled(change: &Change, steps: &[Step]) -> Option<f64> {
+    let before = steps.iter().rfind(|step| step.step <= change.step && step.generation < change.generation)?;
+    let first = steps.iter().find(|step| step.step > change.step && step.generation == change.generation)?;
+    let took = first.time.duration_since(before.time).as_secs_f64();
+    Some((took - first.step_seconds * (first.step - before.step) as f64).max(0.0))
 }
 
 #[cfg(test)]
@@ -65,12 +113,39 @@ mod tests {
             step: 140,
             joined: vec!["w-2".into()],
             lost: vec![Gone { pod: "w-1".into(), reason: "closed its connection".into() }],
-            seconds: 0.0214,
+            redone: 12,
             ..Change::default()
         };
+        let row = |stalled| Row { change: change.clone(), stalled }.to_string();
         assert_eq!(
-            row(&change),
-            "3           2026-11-22T05:12:00   2        140         0.021    w-1 was lost: closed its connection; w-2 joined"
+            row(Some(0.0214)),
+            "3           2026-11-22T05:12:00   2        140         0.021 s  12      \
+             w-1 was lost: closed its connection; w-2 joined"
         );
+        assert_eq!(row(None), row(Some(0.0214)).replace("0.021 s", "-      "));
+    }
+
+    #[test]
+    fn a_stall_lasts_from_the_last_step_that_counts_to_the_next_one() {
+        let line = |step: u64, generation: u64, loss: &str, second: f64| {
+            format!(
+                "{{\"step\":{step},\"generation\":{generation},\"loss\":{loss},\"step_seconds\":0.25,\
+                 \"time\":\"2026-11-22T05:12:{second:06.3}Z\"}}\n"
+            )
+        };
+        let journal = [
+            line(9, 1, "0.5", 10.0),
+            "{\"step\":9,\"evaluation\":{\"loss\":0.5}}\n".to_owned(),
+            // Nobody was left who had seen it.
+            line(10, 2, "null", 12.0),
+            line(11, 2, "0.5", 13.0),
+            line(12, 4, "0.5", 13.75),
+        ];
+        let steps = steps(&journal.concat());
+        let stalled = |generation, step| stalled(&Change { generation, step, ..Change::default() }, &steps);
+        assert_eq!(stalled(1, 0), None, "there was no step before");
+        assert_eq!(stalled(2, 10), Some(2.5), "two steps of a quarter of a second, and what came between");
+        assert_eq!(stalled(3, 11), None, "it did no step");
+        assert_eq!(stalled(4, 11), Some(0.5));
     }
 }

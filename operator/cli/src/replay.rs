@@ -4,13 +4,13 @@
 mod parts;
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail, ensure};
 use lockstep_api::ValidJob;
-use lockstep_launch::{JOURNAL_FILE, Replay, States, Task};
+use lockstep_launch::{Replay, States, Task};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -19,7 +19,10 @@ use self::parts::{Part, parts};
 use crate::{
     Outcome,
     display::{print, tell},
-    run::{Session, folder::Other},
+    run::{
+        Session,
+        folder::{Other, journal_of},
+    },
 };
 
 const MODEL: &str = "model.safetensors";
@@ -120,17 +123,6 @@ impl Replaying {
         }
         tell(&format!("the replay stays in {}", folder.keep().display()));
         Ok(Outcome::Failed)
-    }
-}
-
-/// What a run has written of its steps; nothing where somebody took that away.
-fn journal_of(run: &Path) -> anyhow::Result<String> {
-    let path = run.join(JOURNAL_FILE);
-    match fs::read(&path) {
-        // Lines that a power failure has spoiled tell nothing; the others do.
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    process::Command,
     sync::{Mutex, PoisonError},
 };
 
@@ -11,7 +12,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::{
     faults::{assert_each_step_once, kill},
-    run::{Manifest, Run, alone},
+    run::{Manifest, Run, alone, lockstep},
 };
 
 /// Enough for one change.
@@ -166,10 +167,18 @@ fn when_all_are_lost_the_newest_checkpoint_is_taken_and_that_is_told() {
     let _alone = alone();
     let run = Run::of("all", &manifest(SHORT), &["--workers", "2"]);
     run.wait_for_checkpoint();
+    let told = run.newest_step();
+    run.wait_until("another report", || run.newest_step() > told);
     run.trainers("worker", "").into_iter().for_each(kill);
     run.wait_for_generation(2);
     let run = run.finished();
-    assert!(run.history()[1].rollback && run.history()[1].step > 0, "{:?}", run.history());
+    let back = &run.history()[1];
+    assert!(back.rollback && back.step > 0 && back.step + back.redone >= told, "{told}: {:?}", run.history());
+    let history = Command::new(lockstep()).arg("history").arg(run.folder()).output().expect("lockstep starts");
+    let row = String::from_utf8_lossy(&history.stdout).lines().nth(2).unwrap_or_default().to_owned();
+    let (stalled, rest) = row.split_once(" s  ").expect("a stall");
+    let stalled: f64 = stalled.rsplit(' ').next().and_then(|seconds| seconds.parse().ok()).expect("seconds");
+    assert!(stalled > back.seconds && rest.starts_with(&format!("{:<6}  ", back.redone)), "{row}");
     assert_it_learned_the_same(&run, SHORT);
 }
 

@@ -93,6 +93,8 @@ pub(crate) struct Change {
     #[serde(default)]
     pub(crate) rollback: bool,
     #[serde(default)]
+    pub(crate) redone: u64,
+    #[serde(default)]
     pub(crate) lost: Vec<Gone>,
     #[serde(default)]
     pub(crate) left: Vec<Gone>,
@@ -199,9 +201,14 @@ impl Run {
 
     /// Sees how far the journal tells.
     fn look(&self) {
-        let newest = newest_step(&self.folder.join("metrics.jsonl")).unwrap_or(0);
+        let newest = self.newest_step();
         self.took_back.set(self.took_back.get() || newest < self.furthest.get());
         self.furthest.set(self.furthest.get().max(newest));
+    }
+
+    /// The last one in the journal.
+    pub(crate) fn newest_step(&self) -> u64 {
+        newest_step(&self.folder.join("metrics.jsonl")).unwrap_or(0)
     }
 
     /// Waits until a condition holds, which it does before the run's end.

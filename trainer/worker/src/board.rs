@@ -37,12 +37,21 @@ enum Place {
 struct Status {
     groups: Api<DynamicObject>,
     name: String,
-    /// The changes that coordinators before this one told of, once they could be read.
-    before: Option<Vec<Change>>,
+    /// What coordinators before this one told, once it could be read.
+    before: Option<Before>,
     /// The newest that this one knows of, oldest first.
     changes: Vec<Change>,
     /// Whether all of them are there.
     all_told: bool,
+}
+
+/// What was told before.
+#[derive(Debug, Default)]
+struct Before {
+    /// The newest changes, oldest first.
+    changes: Vec<Change>,
+    /// The last report.
+    progress: Option<Progress>,
 }
 
 impl Board {
@@ -116,10 +125,13 @@ impl Board {
         self.tell(change, "found").await;
     }
 
-    async fn tell(&mut self, change: Change, how: &str) {
+    async fn tell(&mut self, mut change: Change, how: &str) {
         match &mut self.place {
             Place::Output => print_line(&json!({ how: change })),
             Place::Cluster(status) => {
+                if let Some(newest) = &self.newest {
+                    change.count_redone(newest, status.changes.last());
+                }
                 status.changes.push(change);
                 status.changes.drain(..status.changes.len().saturating_sub(KEPT_CHANGES));
                 status.all_told = false;
@@ -140,10 +152,10 @@ impl Status {
     /// Writes the news, and the changes that are not there yet.
     async fn publish(&mut self, mut news: Value) {
         if !self.all_told && self.before.is_none() {
-            self.before = self.changes_there().await;
+            self.before = self.told_before().await;
         }
         if let (false, Some(before)) = (self.all_told, &self.before) {
-            news[group::CHANGES] = json!(newest(before, &self.changes));
+            news[group::CHANGES] = json!(before.and(&self.changes));
         }
         let has_changes = news.get(group::CHANGES).is_some();
         let patch = Patch::Merge(json!({ "status": news }));
@@ -156,20 +168,31 @@ impl Status {
         }
     }
 
-    /// `None` where they cannot be read now; what is no list of changes counts as none.
-    async fn changes_there(&self) -> Option<Vec<Change>> {
+    /// `None` where it cannot be read now; what cannot be understood counts as not told.
+    async fn told_before(&self) -> Option<Before> {
         let group = timeout(ANSWER_LIMIT, self.groups.get_status(&self.name)).await.ok()?.ok()?;
-        let there = group.data.get("status").and_then(|status| status.get(group::CHANGES)).cloned();
-        Some(there.and_then(|there| serde_json::from_value(there).ok()).unwrap_or_default())
+        Some(Before::of(group.data.get("status").unwrap_or(&Value::Null)))
     }
 }
 
-/// The newest of all changes, oldest first. Each is there once, as it was told first.
-fn newest(before: &[Change], since: &[Change]) -> Vec<Change> {
-    let known = before.last().map(|change| change.generation);
-    let news = since.iter().filter(|change| Some(change.generation) > known);
-    let all: Vec<_> = before.iter().chain(news).cloned().collect();
-    all[all.len().saturating_sub(KEPT_CHANGES)..].to_vec()
+impl Before {
+    /// As the status of a group has it.
+    fn of(status: &Value) -> Self {
+        let changes = serde_json::from_value(status[group::CHANGES].clone()).unwrap_or_default();
+        Self { changes, progress: serde_json::from_value(status[group::PROGRESS].clone()).ok() }
+    }
+
+    /// The newest of all changes, oldest first. Each is there once, as it was told first.
+    fn and(&self, since: &[Change]) -> Vec<Change> {
+        let last = self.changes.last();
+        let known = last.map(|change| change.generation);
+        let mut news: Vec<_> = since.iter().filter(|change| Some(change.generation) > known).cloned().collect();
+        if let (Some(first), Some(progress)) = (news.first_mut(), &self.progress) {
+            first.count_redone(progress, last);
+        }
+        let all = [self.changes.clone(), news].concat();
+        all[all.len().saturating_sub(KEPT_CHANGES)..].to_vec()
+    }
 }
 
 fn print_line(news: &serde_json::Value) {
@@ -190,12 +213,25 @@ mod tests {
             generations.iter().map(|generation| Change { generation: *generation, ..Change::default() }).collect()
         };
         let kept = |before: &[u64], since: &[u64]| -> Vec<u64> {
-            newest(&changes(before), &changes(since)).iter().map(|change| change.generation).collect()
+            let before = Before { changes: changes(before), progress: None };
+            before.and(&changes(since)).iter().map(|change| change.generation).collect()
         };
         assert_eq!(kept(&[], &[1]), [1]);
         assert_eq!(kept(&[1, 2], &[2, 3]), [1, 2, 3], "the one that was found had been told");
         assert_eq!(kept(&[1, 2], &[3, 4]), [1, 2, 3, 4], "it had not");
         let many: Vec<u64> = (1..=25).collect();
         assert_eq!(kept(&many[..15], &many[15..]), many[5..]);
+    }
+
+    #[test]
+    fn a_new_coordinator_knows_which_steps_are_redone_by_what_the_one_before_reported() {
+        let change = |generation, step| Change { generation, step, rollback: true, ..Change::default() };
+        let progress = Progress { generation: 2, step: 62, ..Progress::default() };
+        let status = json!({group::CHANGES: [change(2, 40)], group::PROGRESS: progress});
+        let redone = |status: &Value| -> Vec<u64> {
+            Before::of(status).and(&[change(3, 50), change(4, 50)]).iter().map(|change| change.redone).collect()
+        };
+        assert_eq!(redone(&status), [0, 12, 0], "the second change took nothing back that the first had not");
+        assert_eq!(redone(&json!({})), [0, 0]);
     }
 }

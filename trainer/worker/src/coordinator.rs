@@ -125,11 +125,12 @@ enum News {
     Progress(Box<Progress>),
 }
 
-/// The oldest that is still news: the newest report tells all that those before it do.
+/// The oldest that is still news: the newest report tells all that those before it do, since the group changed last.
 fn next(waiting: &mut VecDeque<News>) -> Option<News> {
     let is_report = |news: &News| matches!(news, News::Progress(_));
+    let is_change = |news: &News| matches!(news, News::Changed(_) | News::Found(_));
     while let Some(news) = waiting.pop_front() {
-        if !is_report(&news) || !waiting.iter().any(is_report) {
+        if !is_report(&news) || !waiting.iter().take_while(|later| !is_change(later)).any(is_report) {
             return Some(news);
         }
     }
@@ -152,6 +153,7 @@ fn told(change: &lockstep_elastic::Change, history: Digest) -> Change {
         lost: gone(lost),
         broken: broken.clone(),
         rollback: active.rollback,
+        redone: 0,
         seconds: took.as_secs_f64(),
         history: history.to_string(),
     }
@@ -199,14 +201,16 @@ mod tests {
     #[test]
     fn of_reports_that_wait_only_the_newest_is_told() {
         let report = |step| News::Progress(Box::new(Progress { step, ..Progress::default() }));
-        let mut waiting = VecDeque::from([report(1), News::Joined("a".into()), report(2), report(3)]);
+        let changed = News::Changed(Change { generation: 7, ..Change::default() });
+        let joined = News::Joined("a".into());
+        let mut waiting = VecDeque::from([report(1), joined, report(2), report(3), changed, report(4), report(5)]);
         let told: Vec<_> = std::iter::from_fn(|| next(&mut waiting))
             .map(|news| match news {
                 News::Joined(member) => member,
                 News::Progress(progress) => progress.step.to_string(),
-                News::Changed(_) | News::Found(_) => unreachable!("none was told"),
+                News::Changed(change) | News::Found(change) => format!("generation {}", change.generation),
             })
             .collect();
-        assert_eq!(told, ["a", "3"]);
+        assert_eq!(told, ["a", "3", "generation 7", "5"]);
     }
 }

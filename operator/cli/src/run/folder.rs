@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::Write as _,
+    io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -11,8 +11,10 @@ use std::{
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
-use lockstep_launch::{Change, Encryption, InvalidField, PLANS_FILE, Planned, Task, lines, make_credentials};
-use serde::de::DeserializeOwned;
+use lockstep_launch::{
+    Change, Encryption, InvalidField, JOURNAL_FILE, PLANS_FILE, Planned, Progress, Task, lines, make_credentials,
+};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::restart::Role;
@@ -109,11 +111,23 @@ impl Folder {
         lines::append(&path, change).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Whether the run's history has this generation, or a later one.
-    pub(crate) fn tells_of(&self, generation: u64) -> anyhow::Result<bool> {
+    /// The last line of the run's history.
+    pub(crate) fn last_change(&self) -> anyhow::Result<Option<Change>> {
         let path = self.path.join(HISTORY);
-        let told: Vec<Change> = lines::read(&path).with_context(|| format!("read {}", path.display()))?;
-        Ok(told.last().is_some_and(|last| last.generation >= generation))
+        let mut told: Vec<Change> = lines::read(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok(told.pop())
+    }
+
+    /// How far the run has come, as its journal tells: a report of nothing but this.
+    pub(crate) fn reached(&self) -> anyhow::Result<Option<Progress>> {
+        #[derive(Deserialize)]
+        struct Line {
+            step: u64,
+            generation: u64,
+        }
+        let journal = journal_of(&self.path)?;
+        let newest = journal.lines().rev().find_map(|line| serde_json::from_str(line).ok());
+        Ok(newest.map(|Line { step, generation }| Progress { step, generation, ..Progress::default() }))
     }
 
     /// How many workers `lockstep scale` wants, if it was called.
@@ -270,6 +284,17 @@ impl Other {
     fn lines<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Vec<T>> {
         let path = self.path.join(name);
         lines::read(&path).with_context(|| format!("read {}", path.display()))
+    }
+}
+
+/// What a run has written of its steps; nothing where somebody took that away.
+pub(crate) fn journal_of(run: &Path) -> anyhow::Result<String> {
+    let path = run.join(JOURNAL_FILE);
+    match fs::read(&path) {
+        // Lines that a power failure has spoiled tell nothing; the others do.
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, net::IpAddr, net::Ipv4Addr, time::Duration};
 
 use anyhow::Context;
-use lockstep_launch::{Address, Change, Exit, Job, Launch, Ports, Store, Task};
+use lockstep_launch::{Address, Change, Exit, Job, Launch, Ports, Progress, Store, Task};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -56,6 +56,8 @@ struct Supervised<'a> {
     joined: BTreeSet<String>,
     /// The last step that was reported.
     step: Option<u64>,
+    /// How far the run had come before.
+    reached: Option<Progress>,
     /// The last reason that was shown: several processes may end for the same.
     shown: Option<String>,
     /// By when everybody has to end, once somebody is done.
@@ -83,6 +85,7 @@ impl Session {
             pending: Vec::new(),
             joined: BTreeSet::new(),
             step: None,
+            reached: self.folder.reached()?,
             shown: None,
             finish: None,
         };
@@ -172,10 +175,10 @@ impl Supervised<'_> {
         match said {
             Said::Listening(address) => tracing::debug!(address, "the coordinator listens"),
             Said::Joined(member) => drop(self.joined.insert(member)),
-            Said::Change(change) => self.changed(&change, heard, display),
-            Said::Found(change) => match self.session.folder.tells_of(change.generation) {
-                Ok(true) => {}
-                Ok(false) => self.changed(&change, heard, display),
+            Said::Change(change) => self.changed(*change, heard, display),
+            Said::Found(change) => match self.session.folder.last_change() {
+                Ok(Some(last)) if last.generation >= change.generation => {}
+                Ok(_) => self.changed(*change, heard, display),
                 Err(error) => display.note(&format!("{error:#}")),
             },
             Said::Progress(progress) => {
@@ -193,12 +196,18 @@ impl Supervised<'_> {
     }
 
     /// Tells of a change of the group, and keeps it.
-    fn changed(&self, change: &Change, heard: &Heard, display: &Display) {
+    fn changed(&self, mut change: Change, heard: &Heard, display: &Display) {
+        if let Some(newest) = heard.progress.as_ref().or(self.reached.as_ref()) {
+            match self.session.folder.last_change() {
+                Ok(last) => change.count_redone(newest, last.as_ref()),
+                Err(error) => display.note(&format!("{error:#}")),
+            }
+        }
         // The first membership is no change.
         if change.generation > 1 && heard.progress.is_some() {
             display.note(&change.to_string());
         }
-        if let Err(error) = self.session.folder.keep_change(change) {
+        if let Err(error) = self.session.folder.keep_change(&change) {
             display.note(&format!("{error:#}"));
         }
     }

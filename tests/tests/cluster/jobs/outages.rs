@@ -286,6 +286,7 @@ fn a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is
     let changes = job.group()["status"]["changes"].clone();
     let begun = changes.as_array().and_then(|changes| changes.iter().find(|change| change["rollback"] == true));
     assert_eq!(begun.and_then(|change| change["step"].as_u64()), Some(saved), "{changes:#}");
+    assert!(begun.is_some_and(|change| change["redone"].is_null()), "no step is done again: {changes:#}");
     assert_undisturbed_states(&cluster, namespace.name(), &job, saved + MORE);
 }
 
