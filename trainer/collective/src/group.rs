@@ -210,16 +210,18 @@ impl Group {
         let made = if rank == 0 { Segment::make(bytes).ok() } else { None };
         let mut offer: Offer = made.as_ref().map_or([0; 4], |(_, _, offer)| *offer);
         self.broadcast(0, tag, &mut offer)?;
-        let (segment, file) = match made {
-            Some((segment, file, _)) => (Some(segment), Some(file)),
-            None if rank == 0 => (None, None),
-            None => (Segment::open(offer, bytes), None),
+        let found = match made {
+            Some((segment, file, _)) => Some((segment, file)),
+            None if rank == 0 => None,
+            None => Segment::open(offer, bytes),
         };
-        let mut all = [u8::from(segment.is_some())];
+        let found = found.filter(|(segment, file)| segment.provide(file, rank, self.world()).is_ok());
+        let mut all = [u8::from(found.is_some())];
+        // The file of rank 0 is open until here, so that the others find it.
         self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut all, Reduction::Min)?;
-        // Until here, so that the others find it.
-        drop(file);
-        Ok(segment.filter(|_| all == [1]))
+        let segment = found.map(|(segment, _)| segment).filter(|_| all == [1]);
+        segment.iter().for_each(Segment::populate);
+        Ok(segment)
     }
 
     /// An arena of so many elements for each rank, of which [`Group::all_reduce_in_memory`] copies no whole page; all ranks call it.

@@ -30,7 +30,7 @@ pub(crate) struct StepLine {
     pub learning_rate: f32,
     pub samples_per_second: f64,
     pub step_seconds: f64,
-    /// When all ranks had done it, RFC 3339.
+    /// When the rank that tells of it had done it, RFC 3339.
     pub time: String,
 }
 

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use jiff::Timestamp;
 use lockstep_collective::{BESIDE, Communicator, Completed, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
 use lockstep_elastic::{Activity, Group, Work};
@@ -118,6 +119,8 @@ struct Pending {
     rides: bool,
     samples: u64,
     seconds: f64,
+    /// When this rank had done it.
+    time: Timestamp,
     window: Fingerprint,
     /// Of the whole state, where it is to be saved.
     whole: Fingerprint,
@@ -291,7 +294,8 @@ impl<'a> Rank<'a> {
         }
         // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
         let rides = self.trainee.replica.beside() > 0 && self.seen.is_none() && last == 0;
-        self.pending = Some(Pending { step: self.trainee.step, rides, samples: step.samples, seconds, window, whole });
+        let (step, samples, time) = (self.trainee.step, step.samples, Timestamp::now());
+        self.pending = Some(Pending { step, rides, samples, seconds, time, window, whole });
         let mut taken = Tally::default();
         self.loaders.iter().for_each(|loader| taken += loader.taken());
         let told = Told {
@@ -368,7 +372,7 @@ impl<'a> Rank<'a> {
 
     /// What the sums of the last step's numbers tell.
     fn conclude(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { step, rides: _, samples, seconds, window, whole }) = self.pending.take() else {
+        let Some(Pending { step, rides: _, samples, seconds, time, window, whole }) = self.pending.take() else {
             return Ok(None);
         };
         let sums = Sums::of(&self.numbers, self.world);
@@ -386,7 +390,7 @@ impl<'a> Rank<'a> {
             learning_rate: self.trainee.recipe.rate,
             samples_per_second: samples as f64 / seconds,
             step_seconds: seconds,
-            time: jiff::Timestamp::now().to_string(),
+            time: time.to_string(),
         };
         self.trainee.remember(line.clone());
         self.member.metrics.waited_for_stable(sums.waited());

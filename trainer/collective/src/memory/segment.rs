@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::param::page_size;
 
 /// What rank 0 tells the others to find a segment by: process, file descriptor and a secret that it begins with.
@@ -34,11 +34,12 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Makes a segment of so many zero bytes. The file must stay open until the others have mapped it.
+    /// Makes a segment of so many zero bytes, of which the ranks then [provide](Self::provide) a part each. The file must stay open until
+    /// the others have mapped it.
     pub(crate) fn make(bytes: usize) -> Result<(Self, OwnedFd, Offer), Errno> {
         let file = rustix::fs::memfd_create("lockstep", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        // Allocated now: a page that is refused later would end the process.
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, (head() + bytes) as u64)?;
+        rustix::fs::ftruncate(&file, (head() + bytes) as u64)?;
+        allocate(&file, 0..head())?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let segment = Self::map(&file, bytes)?;
         let mut secret = [0_u8; 16];
@@ -52,7 +53,7 @@ impl Segment {
     }
 
     /// Maps what rank 0 offers, if this process may and it is what it should be.
-    pub(crate) fn open(offer: Offer, bytes: usize) -> Option<Self> {
+    pub(crate) fn open(offer: Offer, bytes: usize) -> Option<(Self, OwnedFd)> {
         let [process, descriptor, secret @ ..] = offer;
         let path = format!("/proc/{process}/fd/{descriptor}");
         let whole = (head() + bytes) as u64;
@@ -73,11 +74,35 @@ impl Segment {
         }
         let segment = Self::map(&file, bytes).ok()?;
         let found = segment.secret().each_ref().map(|word| word.load(Ordering::SeqCst).cast_signed());
-        (found == secret).then_some(segment)
+        (found == secret).then(|| (segment, file.into()))
+    }
+
+    /// Has the system set aside the memory of this rank's part, which takes the longer the larger it is: the ranks do so side by side.
+    pub(crate) fn provide(&self, file: impl AsFd, rank: usize, world: usize) -> Result<(), Errno> {
+        let pages = self.bytes.div_ceil(page_size());
+        let [start, end] = [rank, rank + 1].map(|rank| (pages * rank / world * page_size()).min(self.bytes));
+        if start == end {
+            return Ok(());
+        }
+        allocate(file, head() + start..head() + end)?;
+        // Where the system knows no such advice, pages are cleared as they are touched.
+        let _ = self.advise(start..end, Advice::LinuxPopulateWrite);
+        Ok(())
+    }
+
+    /// Maps every page now, once all ranks have provided theirs: none is to be waited for later.
+    pub(crate) fn populate(&self) {
+        // As above.
+        let _ = self.advise(0..self.bytes, Advice::LinuxPopulateRead);
+    }
+
+    fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: these are bytes of this mapping; to populate it changes none of them.
+        unsafe { rustix::mm::madvise(self.at(&range).as_ptr().cast(), range.len(), advice) }
     }
 
     fn map(file: impl AsFd, bytes: usize) -> Result<Self, Errno> {
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping, at an address of the system's choice, aliases nothing of this process.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), head() + bytes, protection, flags, file, 0) }?;
         NonNull::new(start.cast()).map(|start| Self { start, bytes }).ok_or(Errno::NOMEM)
@@ -121,6 +146,11 @@ impl Drop for Segment {
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), head() + self.bytes) };
         debug_assert!(unmapped.is_ok(), "what was mapped can be unmapped");
     }
+}
+
+/// Sets memory aside now: a page that is refused later would end the process.
+fn allocate(file: impl AsFd, range: Range<usize>) -> Result<(), Errno> {
+    rustix::fs::fallocate(file, FallocateFlags::empty(), range.start as u64, range.len() as u64)
 }
 
 /// Takes pages out of a mapping: from here on they are this process's own, and zero. Whoever else maps the memory keeps what was there.
