@@ -44,7 +44,7 @@ impl Abort {
     /// Fails once this generation has been aborted.
     pub(crate) fn check(&self) -> Result<(), CollectiveError> {
         match self.reason() {
-            Some(reason) => Err(CollectiveError::Aborted { reason: reason.to_owned() }),
+            Some(reason) => Err(CollectiveError::Aborted { reason: reason.to_owned(), waited_for: None, at: None }),
             None => Ok(()),
         }
     }

@@ -113,10 +113,19 @@ impl Execution<'_> {
     /// Does all of it, over `data`.
     pub(crate) fn run(&mut self, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let mut progress = Progress::default();
-        self.go_on(&mut progress, data).map_err(|error| {
+        self.go_on(&mut progress, data).map_err(|error| match self.abort.check() {
             // Sockets that an abort shut down look as if the peer had closed them.
-            self.abort.check().err().unwrap_or_else(|| self.give_up(error, &progress, data))
+            Err(aborted) => self.aborted(aborted, &progress),
+            Ok(()) => self.give_up(error, &progress, data),
         })
+    }
+
+    /// Where the operation stood when it was aborted.
+    fn aborted(&self, aborted: CollectiveError, progress: &Progress) -> CollectiveError {
+        let Some(position) = self.lacked(progress, None) else { return aborted };
+        let Position { from, to, .. } = position;
+        let other = if from == self.header.sender { to } else { from };
+        aborted.placed(position).awaiting(other as usize)
     }
 
     /// What broke the operation, where it stood; the other ranks are told.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Abort;
 use crate::frame::FrameError;
 use crate::position::{Loss, Origin, Position, within};
 
@@ -114,11 +115,15 @@ pub enum CollectiveError {
         /// What the operation lacked.
         at: Option<Box<Position>>,
     },
-    /// The operation was aborted from this process.
-    #[error("aborted: {reason}")]
+    /// The operation was aborted from this process, which is no rank's doing.
+    #[error("{}aborted{}: {reason}", within(.at), awaited(.waited_for))]
     Aborted {
         /// The reason given to [`Abort::abort`](crate::Abort::abort).
         reason: String,
+        /// The rank that had something to send or to take first, where it was under way.
+        waited_for: Option<usize>,
+        /// What the operation lacked.
+        at: Option<Box<Position>>,
     },
     /// The system refused something else.
     #[error("cannot {attempted}")]
@@ -151,6 +156,14 @@ impl CollectiveError {
         }
     }
 
+    /// The rank that an operation was waiting for that was aborted, if it was under way.
+    pub fn waited_for(&self) -> Option<usize> {
+        match self {
+            Self::Aborted { waited_for, .. } => *waited_for,
+            _ => None,
+        }
+    }
+
     /// What broke the operation, as far as this rank knows, when a peer did. [`Origin::first`] finds what broke it for all.
     pub fn origin(&self) -> Option<Origin> {
         let (rank, at, loss) = match self {
@@ -178,22 +191,46 @@ impl CollectiveError {
             | Self::PeerSilent { at, .. }
             | Self::BadFrame { at, .. }
             | Self::BadRecord { at, .. }
-            | Self::WrongFrame { at, .. } => *at = Some(position.into()),
+            | Self::WrongFrame { at, .. }
+            | Self::Aborted { at, .. } => *at = Some(position.into()),
             Self::PortInUse { .. }
             | Self::Listen { .. }
             | Self::NotInGroup { .. }
             | Self::NotFormed { .. }
             | Self::Superseded { .. }
             | Self::PeerGaveUp { .. }
-            | Self::Aborted { .. }
             | Self::System { .. } => {}
         }
         self
     }
 
+    /// The same of an operation that was waiting for a rank, in case it was aborted.
+    pub(crate) fn awaiting(mut self, rank: usize) -> Self {
+        if let Self::Aborted { waited_for, .. } = &mut self {
+            *waited_for = Some(rank);
+        }
+        self
+    }
+
+    /// What befell an operation, if that was no abort: sockets that one shut down look as if the peer had closed them.
+    pub(crate) fn or_abort(self, abort: &Abort) -> Self {
+        match (abort.check(), &self) {
+            (Ok(()), _) | (_, Self::Aborted { .. }) => self,
+            (Err(aborted), _) => {
+                let aborted = self.peer().into_iter().fold(aborted, Self::awaiting);
+                self.origin().into_iter().fold(aborted, |aborted, origin| aborted.placed(origin.position))
+            }
+        }
+    }
+
     pub(crate) fn system(attempted: impl Into<String>, source: io::Error) -> Self {
         Self::System { attempted: attempted.into(), source: Arc::new(source) }
     }
+}
+
+/// Whom an operation was waiting for that was aborted.
+fn awaited(rank: &Option<usize>) -> impl fmt::Display {
+    fmt::from_fn(|f| rank.iter().try_for_each(|rank| write!(f, " while it waited for rank {rank}")))
 }
 
 /// A rank that a forming group lacks: the first that cannot be reached, else the first that has not called.

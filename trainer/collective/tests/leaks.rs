@@ -16,7 +16,11 @@ const CYCLES_IN_MEMORY: u64 = 2_000;
 const CYCLES_OVER_TCP: u64 = 2_000;
 const CYCLES_IN_THE_BACKGROUND: u64 = 2_000;
 /// Each pair has several connections.
-const STRIPED_CYCLES: u64 = 2_000;
+const STRIPED_CYCLES: u64 = 1_000;
+/// Of ranks that are both at it, while their bytes are on the way.
+const CYCLES_IN_MID_TRANSFER: u64 = 1_000;
+/// Of which the machine may let so many end before the abort comes.
+const DONE_BEFORE: usize = 500;
 /// Inside TLS both ends prove who they are each time, which takes a millisecond.
 const ENCRYPTED_CYCLES: u64 = 2_000;
 /// Within which an aborted operation fails. A single one may take longer where the machine has other work.
@@ -34,18 +38,37 @@ fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_
     let encrypted = std::array::from_fn(|_| listener().with_identity(identity.clone()));
     let plain = || std::array::from_fn(|_| listener());
     let kinds = [
-        ("in memory", plain(), Limits::default(), Driver::communicator as fn(Group) -> Driver, CYCLES_IN_MEMORY),
-        ("over TCP", plain(), over_tcp, Driver::communicator, CYCLES_OVER_TCP),
-        ("in the background", plain(), over_tcp, Driver::background, CYCLES_IN_THE_BACKGROUND),
-        ("over stripes", plain(), striped, Driver::communicator, STRIPED_CYCLES),
-        ("inside TLS", encrypted, over_tcp, Driver::communicator, ENCRYPTED_CYCLES),
+        (
+            "in memory",
+            plain(),
+            LACKING,
+            Limits::default(),
+            Driver::communicator as fn(Group) -> Driver,
+            CYCLES_IN_MEMORY,
+        ),
+        ("over TCP", plain(), LACKING, over_tcp, Driver::communicator, CYCLES_OVER_TCP),
+        ("in the background", plain(), LACKING, over_tcp, Driver::background, CYCLES_IN_THE_BACKGROUND),
+        ("over stripes", plain(), LACKING, striped, Driver::communicator, STRIPED_CYCLES),
+        ("in mid-transfer", plain(), MOVING, striped, Driver::communicator, CYCLES_IN_MID_TRANSFER),
+        ("inside TLS", encrypted, LACKING, over_tcp, Driver::communicator, ENCRYPTED_CYCLES),
     ];
     assert_eq!(kinds.iter().map(|(.., cycles)| cycles).sum::<u64>(), 10_000);
-    for (kind, listeners, limits, drive, cycles) in kinds {
-        let median = count_cycles(kind, &listeners, limits, drive, cycles);
+    for (kind, listeners, sum, limits, drive, cycles) in kinds {
+        let median = count_cycles(kind, &listeners, sum, limits, drive, cycles);
         assert!(median < ABORTED_WITHIN, "{kind}: {median:?} from an abort to the error");
     }
 }
+
+/// What is being summed when the abort comes.
+#[derive(Clone, Copy)]
+struct Sum {
+    elements: usize,
+    /// Whether rank 1 sums too, so that bytes are on the way.
+    both: bool,
+}
+
+const LACKING: Sum = Sum { elements: 10_000, both: false };
+const MOVING: Sum = Sum { elements: 4 << 20, both: true };
 
 fn listener() -> Listener {
     Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap()
@@ -63,6 +86,7 @@ fn identity() -> Identity {
 fn count_cycles(
     kind: &str,
     listeners: &[Listener; 2],
+    sum: Sum,
     limits: Limits,
     drive: fn(Group) -> Driver,
     cycles: u64,
@@ -72,18 +96,23 @@ fn count_cycles(
     let mut delays = Vec::new();
     // The first ones warm the process up.
     for generation in 0..100 {
-        abort_once(listeners, &peers, limits, drive, generation);
+        abort_once(listeners, &peers, sum, limits, drive, generation);
     }
     let before = [count("fd"), count("task")];
     let mut pages = vec![resident_pages()];
     for part in 0..PARTS {
         for cycle in part * cycles / PARTS..(part + 1) * cycles / PARTS {
-            delays.push(abort_once(listeners, &peers, limits, drive, 100 + cycle));
+            delays.extend(abort_once(listeners, &peers, sum, limits, drive, 100 + cycle));
         }
         pages.push(resident_pages());
     }
     let grows = |pair: &[usize]| pair[1] > pair[0] + SLACK_PAGES;
     assert!(!pages.windows(2).all(grows), "resident pages {kind}, after each part of the cycles: {pages:?}");
+    let done = cycles as usize - delays.len();
+    assert!(
+        done <= if sum.both { DONE_BEFORE } else { 0 },
+        "{done} of {cycles} sums {kind} were done before the abort"
+    );
     delays.sort();
     let (median, longest) = (delays[delays.len() / 2], delays[delays.len() - 1]);
     println!(
@@ -153,45 +182,51 @@ impl Driver {
         }
     }
 
-    /// Why it was not done.
-    fn failed(&mut self) -> CollectiveError {
+    /// Why it was not done, if it was not.
+    fn failed(&mut self) -> Option<CollectiveError> {
         match self {
-            Self::Communicator(communicator) => communicator.wait().unwrap_err().error,
-            Self::Background(_, handle) => handle.take().expect("started").wait().unwrap_err().error,
+            Self::Communicator(communicator) => communicator.wait().err().map(|failed| failed.error),
+            Self::Background(_, handle) => handle.take().expect("started").wait().err().map(|failed| failed.error),
         }
     }
 }
 
-/// Forms a group, has rank 0 aborted in mid-operation, and says how long it then took to fail.
+/// Forms a group, has rank 0 aborted in mid-operation, and says how long it then took to fail; `None` where it was done before.
 fn abort_once(
     listeners: &[Listener; 2],
     peers: &[std::net::SocketAddr; 2],
+    sum: Sum,
     limits: Limits,
     drive: fn(Group) -> Driver,
     generation: u64,
-) -> Duration {
+) -> Option<Duration> {
     let join = |rank: usize| {
         let seat = Seat { job: JobId([1; 16]), generation, rank };
         let mut group = Group::form(&listeners[rank], seat, peers, limits, &Abort::new()).unwrap();
-        let arena = group.shared_arena(10_000).unwrap();
+        let arena = group.shared_arena(sum.elements).unwrap();
         assert_eq!(arena.is_some(), limits.shares_memory, "two ranks of one process share memory");
-        (drive(group), Arena(arena, vec![0.0; 10_000]))
+        (drive(group), Arena(arena, vec![0.0; sum.elements]))
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| join(1));
         let (mut driver, arena) = join(0);
-        let other = other.join().unwrap();
+        let (mut other, theirs) = other.join().unwrap();
+        if sum.both {
+            other.start(theirs, generation);
+        }
         let abort = driver.start(arena, generation);
         let aborted = scope.spawn(move || {
             let now = Instant::now();
             abort.abort("a test");
             now
         });
-        let error = driver.failed();
+        let failed = driver.failed();
         let now = Instant::now();
-        assert!(matches!(error, CollectiveError::Aborted { .. }), "{error}");
         drop(other);
-        now.duration_since(aborted.join().unwrap())
+        let aborted = aborted.join().unwrap();
+        let error = failed?;
+        assert!(matches!(error, CollectiveError::Aborted { .. }), "{error}");
+        Some(now.duration_since(aborted))
     })
 }
 

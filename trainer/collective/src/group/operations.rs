@@ -93,11 +93,13 @@ impl Group {
         };
         self.operations += 1;
         let ended = memory.all_reduce(work, patience).map_err(|error| {
-            self.abort.check().err().unwrap_or_else(|| {
-                let error = farewell::explained(&mut self.mesh, self.seat, error, &[]);
-                error.origin().into_iter().for_each(|origin| farewell::say(&mut self.mesh, self.seat, origin, None));
-                error
-            })
+            let error = error.or_abort(&self.abort);
+            if matches!(error, CollectiveError::Aborted { .. }) {
+                return error;
+            }
+            let error = farewell::explained(&mut self.mesh, self.seat, error, &[]);
+            error.origin().into_iter().for_each(|origin| farewell::say(&mut self.mesh, self.seat, origin, None));
+            error
         });
         ended.or_else(|error| self.end(error))?;
         self.finish(data, reduction);
@@ -307,7 +309,7 @@ impl Group {
     pub(crate) fn end<T>(&mut self, error: CollectiveError) -> Result<T, CollectiveError> {
         self.mesh.shut_down();
         self.broken = Some(error.clone());
-        self.abort.check().and(Err(error))
+        Err(error.or_abort(&self.abort))
     }
 
     fn finish<T: Element>(&self, data: &mut [T], reduction: Reduction) {

@@ -165,7 +165,7 @@ impl SharedMemory {
             _ => (self.reduce_staged(work, agenda, patience), meetings(bytes)),
         };
         ended.map_err(|error| {
-            let from = error.peer().unwrap_or(self.rank);
+            let from = error.peer().or(error.waited_for()).unwrap_or(self.rank);
             let [from, to, hops] = [from, self.rank, meetings].map(|count| count as u32);
             let hop = self.arrivals.get().wrapping_sub(before);
             error.placed(Position { operation, step: tag.step, bucket: tag.bucket, hop, from, to, hops })
@@ -249,7 +249,8 @@ impl SharedMemory {
         if self.lacks(rank).is_none() {
             return Ok(());
         }
-        patience.abort.check()?;
+        let go_on = || patience.abort.check().map_err(|aborted| aborted.awaiting(rank));
+        go_on()?;
         let started = Instant::now();
         let (mut idle, mut looked) = (Idle::since(started), started);
         while let Some(arrivals) = self.lacks(rank) {
@@ -260,7 +261,7 @@ impl SharedMemory {
                 continue;
             }
             if now.duration_since(looked) >= TICK {
-                patience.abort.check()?;
+                go_on()?;
                 self.look_after_the_absent(rank, waited, patience.mesh)?;
                 looked = now;
             }

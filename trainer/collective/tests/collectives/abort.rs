@@ -1,4 +1,5 @@
 use std::sync::Barrier;
+use std::time::Duration;
 
 use lockstep_collective::{Abort, CollectiveError, Communicator};
 
@@ -19,7 +20,11 @@ fn an_abort_fails_the_pending_operations_with_its_reason_and_closes_towards_the_
             communicator.submit(1, 1, vec![1.0; 10]);
             let abort = communicator.abort_handle();
             let errors = std::thread::scope(|scope| {
-                scope.spawn(|| abort.abort("rank 1 is leaving"));
+                scope.spawn(|| {
+                    // By then the first operation is under way, and lacks what rank 1 has to send.
+                    std::thread::sleep(Duration::from_millis(500));
+                    abort.abort("rank 1 is leaving");
+                });
                 communicator.wait_all().map(|outcome| outcome.unwrap_err().error).collect()
             });
             submitted.wait();
@@ -27,7 +32,12 @@ fn an_abort_fails_the_pending_operations_with_its_reason_and_closes_towards_the_
         })
     });
     assert_eq!(outcomes[0].len(), 2);
-    assert!(outcomes[0].iter().all(|error| error.to_string() == "aborted: rank 1 is leaving"), "{outcomes:?}");
+    for error in &outcomes[0] {
+        assert_eq!((error.waited_for(), error.peer()), (Some(1), None), "{error}");
+        let words = error.to_string();
+        let ends = "of bucket 0 of step 1: aborted while it waited for rank 1: rank 1 is leaving";
+        assert!(words.starts_with("in hop ") && words.ends_with(ends), "what stopped the first: {words}");
+    }
     assert!(matches!(outcomes[1][0], CollectiveError::PeerClosed { rank: 0, .. }), "{outcomes:?}");
 }
 

@@ -260,7 +260,9 @@ fn an_abort_from_another_thread_fails_all_that_is_pending_with_its_reason_and_me
             });
             let later = background.barrier(TAG).wait().unwrap_err();
             for error in [&first.error, &second.error, &later.error] {
-                assert_eq!(error.to_string(), "aborted: rank 1 is leaving");
+                // The first may have been under way, and then tells where it was.
+                let error = error.to_string();
+                assert!(error.contains("aborted") && error.ends_with(": rank 1 is leaving"), "{error}");
             }
             assert_eq!((first.memory.len(), second.memory.len()), (1000, 7));
             failed.wait();

@@ -180,15 +180,18 @@ fn an_abort_ends_the_wait_long_before_the_silence_limit() {
             let abort = group.abort_handle();
             std::thread::scope(|scope| {
                 let aborted = scope.spawn(move || {
-                    // Most likely it waits by then; if not, it fails at its beginning for the same cause.
-                    std::thread::sleep(Duration::from_millis(20));
+                    // By then it waits.
+                    std::thread::sleep(Duration::from_millis(500));
                     let now = Instant::now();
                     abort.abort("a test");
                     now
                 });
                 let error = group.all_reduce_in_memory(Tag::default(), &mut [1.0_f32; 10], Reduction::Sum).unwrap_err();
                 let ended = Instant::now();
-                assert!(matches!(error, CollectiveError::Aborted { .. }), "{error}");
+                assert_eq!((error.waited_for(), error.peer()), (Some(1), None), "{error}");
+                let words = error.to_string();
+                let ends = "of bucket 0 of step 0: aborted while it waited for rank 1: a test";
+                assert!(words.starts_with("in hop 1 of ") && words.ends_with(ends), "{words}");
                 ended.duration_since(aborted.join().unwrap())
             })
         })

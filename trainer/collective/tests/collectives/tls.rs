@@ -261,7 +261,8 @@ fn an_abort_ends_a_sum_inside_tls_and_closes_towards_the_peer() {
             communicator.wait().unwrap_err().error
         })
     });
-    assert_eq!(errors[0].to_string(), "aborted: enough");
+    let error = errors[0].to_string();
+    assert!(error.contains("aborted") && error.ends_with(": enough"), "{error}");
     assert!(matches!(errors[1], CollectiveError::PeerClosed { rank: 0, .. }), "{errors:?}");
 }
 

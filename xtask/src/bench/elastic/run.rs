@@ -34,6 +34,7 @@ pub(super) struct Finished {
     pub(super) generations: usize,
     pub(super) rollbacks: usize,
     pub(super) extinct: usize,
+    pub(super) redone: u64,
     pub(super) model: Vec<u8>,
 }
 
@@ -47,7 +48,13 @@ pub(super) struct Overhead {
     pub(super) stable: f64,
 }
 
-/// A step, when all ranks had done it and how long it took.
+/// When a membership was recorded, and the step that it goes on from.
+pub(super) struct Change {
+    pub(super) time: f64,
+    base: u64,
+}
+
+/// A step, when it was done and how long it took.
 struct Step {
     step: u64,
     time: f64,
@@ -80,9 +87,14 @@ impl Run {
         !matches!(self.child.borrow_mut().try_wait(), Ok(None))
     }
 
-    /// For how many seconds it has run, and the steps that it has done.
+    /// For how many seconds it has run, and the steps that it has told of.
     pub(super) fn progress(&self) -> (f64, u64) {
-        (self.begun.elapsed().as_secs_f64(), self.steps().last().map_or(0, |step| step.step))
+        (self.begun.elapsed().as_secs_f64(), self.told())
+    }
+
+    /// The newest step that it has told of.
+    pub(super) fn told(&self) -> u64 {
+        self.steps().last().map_or(0, |step| step.step)
     }
 
     pub(super) fn finish(self) -> anyhow::Result<Finished> {
@@ -103,8 +115,9 @@ impl Run {
             steps: steps.len(),
             unseen: steps.iter().filter(|line| line["loss"].is_null()).count(),
             generations: history.len(),
-            rollbacks: self.rollbacks(),
+            rollbacks: self.changes(|change| is_rollback(change) && !all_are_new(change)),
             extinct: self.changes(|change| is_rollback(change) && all_are_new(change)),
+            redone: history.iter().filter_map(|change| change["redone"].as_u64()).sum(),
             model: fs::read(self.folder.join("model.safetensors"))?,
         })
     }
@@ -114,7 +127,7 @@ impl Run {
         let mut since = None;
         self.wait_for("all workers in one group", |run| {
             let whole = run.lines("history.jsonl").last().is_some_and(|change| change["workers"] == run.workers);
-            let step = run.steps().last().map_or(0, |step| step.step);
+            let step = run.told();
             match (whole, since) {
                 (false, _) => since = None,
                 (true, None) => since = Some(step),
@@ -124,28 +137,29 @@ impl Run {
         })
     }
 
-    /// Seconds from `moment` to the first step of the next group, without that step's own.
-    pub(super) fn resumed_after(&self, moment: f64) -> anyhow::Result<f64> {
-        let change = self.change_after(moment)?;
-        let first = self.wait_for("the next step", |run| run.steps().into_iter().find(|step| step.time > change))?;
-        Ok((first.time - first.seconds - moment).max(0.0))
+    /// Seconds from `moment` to the first step of the next group, without that step's own; and the step that this group went on from.
+    pub(super) fn resumed_after(&self, moment: f64) -> anyhow::Result<(f64, u64)> {
+        let Change { time, base } = self.change_after(moment)?;
+        let first = self.wait_for("the next step", |run| run.steps().into_iter().find(|step| step.time > time))?;
+        Ok(((first.time - first.seconds - moment).max(0.0), base))
     }
 
     /// The time between the steps before and after a change that neither of them took.
-    pub(super) fn stall_at(&self, change: f64) -> anyhow::Result<f64> {
+    pub(super) fn stall_at(&self, change: &Change) -> anyhow::Result<f64> {
         self.wait_for("two more steps", |run| {
             let steps = run.steps();
-            let after = steps.iter().position(|step| step.time > change)?;
+            let after = steps.iter().position(|step| step.time > change.time)?;
             let before = steps.get(after.checked_sub(1)?)?;
             let first = steps.get(after)?;
             Some((first.time - first.seconds - before.time).max(0.0))
         })
     }
 
-    /// When the membership that followed `moment` was recorded.
-    pub(super) fn change_after(&self, moment: f64) -> anyhow::Result<f64> {
+    /// The membership that followed `moment`.
+    pub(super) fn change_after(&self, moment: f64) -> anyhow::Result<Change> {
+        let change = |line: &Value| Some(Change { time: seconds(&line["time"])?, base: line["step"].as_u64()? });
         self.wait_for("a change", |run| {
-            run.lines("history.jsonl").iter().filter_map(|change| seconds(&change["time"])).find(|time| *time > moment)
+            run.lines("history.jsonl").iter().filter_map(change).find(|change| change.time > moment)
         })
     }
 
@@ -177,11 +191,6 @@ impl Run {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Changes after which steps had to be done again although a process was left that took part in them.
-    pub(super) fn rollbacks(&self) -> usize {
-        self.changes(|change| is_rollback(change) && !all_are_new(change))
     }
 
     fn changes(&self, which: impl Fn(&Value) -> bool) -> usize {
