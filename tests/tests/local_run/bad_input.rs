@@ -2,7 +2,12 @@
 
 use std::{fs, net::TcpListener, path::Path};
 
-use crate::run::{Manifest, Run, alone};
+use rustix::process::Signal;
+
+use crate::{
+    faults::kill,
+    run::{Manifest, Run, alone},
+};
 
 /// The run fails, and says all of `words`.
 fn assert_refused(name: &str, manifest: &Manifest, arguments: &[&str], words: &[&str]) {
@@ -36,26 +41,58 @@ fn a_manifest_that_cannot_be_used_is_refused_by_field_value_and_range() {
     }
 }
 
+/// An IDX file that says it holds `count` images, and holds so many that are `present`, all black.
+fn image_bytes(count: u32, present: usize) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 8, 3];
+    for dimension in [count, 28, 28] {
+        bytes.extend(dimension.to_be_bytes());
+    }
+    bytes.resize(16 + present * 784, 0);
+    bytes
+}
+
+fn label_bytes(labels: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 8, 1];
+    bytes.extend((labels.len() as u32).to_be_bytes());
+    bytes.extend(labels);
+    bytes
+}
+
+#[test]
+fn a_worker_that_reads_other_data_than_the_others_is_refused_while_they_train() {
+    const SAMPLES: u32 = 2_000;
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    // Those who have read the file before keep it.
+    let replace = |name: &str, bytes: Vec<u8>| {
+        let new = folder.path().join("new");
+        fs::write(&new, bytes).and_then(|()| fs::rename(&new, folder.path().join(name))).expect("replaced");
+    };
+    let labels = |label: u8| replace("train-labels-idx1-ubyte", label_bytes(&[label; SAMPLES as usize]));
+    replace("train-images-idx3-ubyte", image_bytes(SAMPLES, SAMPLES as usize));
+    labels(1);
+    let manifest = Manifest::idx(folder.path(), 10_000)
+        .replaced("replicas: 2", "replicas: 2\n  elastic: {minReplicas: 1, maxReplicas: 2}")
+        .replaced("backoffLimit: 2", "backoffLimit: 20");
+    let run = Run::of("other-data", &manifest, &[]);
+    run.wait_for_step(20);
+    labels(2);
+    kill(run.trainers("worker", "worker-1")[0]);
+    run.wait_until("a refusal", || run.said().contains("the data set of lenet-worker-1"));
+    run.wait_for_step(run.newest_step() + 20);
+    labels(1);
+    run.wait_for_workers_again(2);
+    run.signal(Signal::INT);
+    let run = run.finished();
+    assert_eq!(run.code, Some(130), "{}", run.said());
+}
+
 #[test]
 fn idx_files_that_cannot_be_used_are_refused_by_name() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let images = folder.path().join("train-images-idx3-ubyte");
     let labels = folder.path().join("train-labels-idx1-ubyte");
-    let image_bytes = |count: u32, present: usize| {
-        let mut bytes = vec![0, 0, 8, 3];
-        for dimension in [count, 28, 28] {
-            bytes.extend(dimension.to_be_bytes());
-        }
-        bytes.resize(16 + present * 784, 0);
-        bytes
-    };
-    let label_bytes = |labels: &[u8]| {
-        let mut bytes = vec![0, 0, 8, 1];
-        bytes.extend((labels.len() as u32).to_be_bytes());
-        bytes.extend(labels);
-        bytes
-    };
     let write = |path: &Path, bytes: Vec<u8>| fs::write(path, bytes).expect("written");
     let manifest = Manifest::idx(folder.path(), 1);
 

@@ -141,6 +141,8 @@ pub enum Command {
     Refused {
         /// Why, and what to do.
         reason: String,
+        /// Whether another one may in its place.
+        may_retry: bool,
     },
     /// The process may end: its last word is recorded, or the group goes on without it.
     Released,
@@ -295,7 +297,7 @@ impl Member {
                 self.connected = false;
                 self.commands.push(Command::Reconnect);
             }
-            Message::Refuse { reason } => self.over(Command::Refused { reason }),
+            Message::Refuse { reason, may_retry } => self.over(Command::Refused { reason, may_retry }),
             Message::Abort { reason } => self.over(Command::Abort { reason }),
             Message::Release => self.over(Command::Released),
             Message::Drain { reason } => {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
 
 /// Changes whenever a message does. Two sides of different versions refuse each other by name.
-pub const PROTOCOL_VERSION: u16 = 9;
+pub const PROTOCOL_VERSION: u16 = 10;
 /// Greatest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Greatest payload of a progress report or a result.
@@ -52,10 +52,13 @@ impl<T: Into<String>> From<T> for Break {
 pub enum Message {
     /// Member: who I am. First on every connection.
     Hello(Hello),
-    /// Coordinator: you cannot belong to this group, and trying again is useless.
+    /// Coordinator: you cannot belong to this group.
     Refuse {
         /// What differs from what, and what to do.
         reason: String,
+        /// Whether others of this attempt have trained: another process in your place may belong to them, and they need not end with you.
+        /// Otherwise trying again is useless.
+        may_retry: bool,
     },
     /// Coordinator: a new generation is being formed; promise never to complete a collective of an older one, and report.
     Prepare {
@@ -278,7 +281,7 @@ impl Message {
     fn within_limits(&self) -> Self {
         let mut message = self.clone();
         match &mut message {
-            Self::Refuse { reason: text }
+            Self::Refuse { reason: text, .. }
             | Self::Leave { reason: text }
             | Self::Stuck { reason: text }
             | Self::Drain { reason: text }

@@ -274,7 +274,9 @@ impl<'a> Member<'a> {
 /// What it means for this process to be in no group any more.
 fn outside(error: JoinError, drained: impl FnOnce() -> Failure) -> Failure {
     match error {
-        JoinError::Refused { reason } => Failure::fatal(reason),
+        JoinError::Refused { reason, may_retry: false } => Failure::fatal(reason),
+        // The others train on meanwhile, for as many times as spec.failurePolicy.backoffLimit says.
+        JoinError::Refused { reason, may_retry: true } => Failure::retry(reason),
         JoinError::Released => drained(),
         JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
     }

@@ -23,7 +23,7 @@ impl Coordinator {
     pub(super) fn greeted(&mut self, connection: Connection, hello: Hello, now: Duration) {
         if let Err(reason) = self.admits(&hello) {
             tracing::warn!(member = %hello.member, reason, "member refused");
-            self.send(connection, Message::Refuse { reason });
+            self.refuse(connection, reason);
             self.commands.push(Command::Close(connection));
             return;
         }
@@ -65,6 +65,11 @@ impl Coordinator {
             Phase::Preparing(_) => self.ask_one_more(&member, connection, takes_part && !stands),
             Phase::Running(_) | Phase::Gathering(_) | Phase::Ended => {}
         }
+    }
+
+    fn refuse(&mut self, connection: Connection, reason: String) {
+        let may_retry = self.active().is_some_and(|active| active.attempt == self.config.attempt);
+        self.send(connection, Message::Refuse { reason, may_retry });
     }
 
     fn phase_is_start(&self) -> bool {
@@ -127,7 +132,7 @@ impl Coordinator {
 
     pub(super) fn garbled(&mut self, connection: Connection, error: &FrameError, now: Duration) {
         if let FrameError::Version { .. } = error {
-            self.send(connection, Message::Refuse { reason: error.to_string() });
+            self.refuse(connection, error.to_string());
         }
         self.commands.push(Command::Close(connection));
         if let Some(pod) = self.pods.get(&connection).cloned() {

@@ -138,9 +138,14 @@ impl Coordinator {
     }
 
     /// A member's collective failed, and it stands still.
-    pub(super) fn broken(&mut self, member: &MemberId, generation: u64, broken: Break, now: Duration) {
-        let newest = self.active().filter(|active| active.generation == generation);
-        let Some(rank) = newest.and_then(|active| active.seat(member)).map(|seat| seat.rank) else { return };
+    pub(super) fn broken(&mut self, member: &MemberId, generation: u64, mut broken: Break, now: Duration) {
+        let Some(newest) = self.active().filter(|active| active.generation == generation) else { return };
+        let Some(rank) = newest.seat(member).map(|seat| seat.rank) else { return };
+        // Collectives know ranks, and whoever reads it pods.
+        let is_blamed = |seat: &&Seat| broken.origin.is_some_and(|origin| origin.rank == seat.rank as usize);
+        if let Some(Seat { rank, pod, .. }) = newest.members.iter().find(is_blamed) {
+            broken.reason = format!("{} (rank {rank} is {pod})", broken.reason);
+        }
         if let Some(other) = broken.unreached {
             self.did_not_reach(member, other);
         }

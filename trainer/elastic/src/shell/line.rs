@@ -189,7 +189,8 @@ impl Line<'_> {
 
     fn garbled(&self, error: FrameError) -> io::Result<Next> {
         if matches!(error, FrameError::Version { .. }) && !self.member.has_belonged() {
-            self.shared.ended(End::Refused(error.to_string()));
+            // Whether a group trains is in what cannot be understood.
+            self.shared.ended(End::Refused { reason: error.to_string(), may_retry: true });
             return Ok(Next::Over);
         }
         warn!(%error, "the coordinator cannot be understood");
@@ -213,7 +214,7 @@ impl Line<'_> {
                 Command::Feed(follower) => self.shared.tell(membership::Event::Feed(follower)),
                 Command::Drain { reason } => self.shared.drain(reason),
                 Command::Abort { reason } => next = self.over(End::Aborted(reason)),
-                Command::Refused { reason } => next = self.over(End::Refused(reason)),
+                Command::Refused { reason, may_retry } => next = self.over(End::Refused { reason, may_retry }),
                 Command::Released => next = self.over(End::Released),
                 Command::WakeAt(time) => self.wake = self.started + self.clock.real(time),
             }

@@ -77,11 +77,13 @@ pub enum Event {
 /// Why a worker is in no group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// It does not belong there; trying again is useless.
+    /// It does not belong there.
     #[error("the coordinator refused this worker: {reason}")]
     Refused {
         /// What differs from what, and what to do.
         reason: String,
+        /// Whether another process in its place may belong there.
+        may_retry: bool,
     },
     /// The group was given up; a new attempt may succeed.
     #[error("the group was given up: {reason}")]
@@ -192,7 +194,9 @@ impl Membership {
 
     fn place(&self, patience: Duration) -> Result<Place, JoinError> {
         let place = self.shared.wait(patience, |state| match &state.end {
-            Some(End::Refused(reason)) => Some(Err(JoinError::Refused { reason: reason.clone() })),
+            Some(End::Refused { reason, may_retry }) => {
+                Some(Err(JoinError::Refused { reason: reason.clone(), may_retry: *may_retry }))
+            }
             Some(End::Aborted(reason)) => Some(Err(JoinError::Aborted { reason: reason.clone() })),
             Some(End::Released) => Some(Err(JoinError::Released)),
             None => {
@@ -239,7 +243,7 @@ impl Membership {
     #[must_use]
     pub fn aborted(&self) -> Option<String> {
         match &self.shared.state().end {
-            Some(End::Aborted(reason) | End::Refused(reason)) => Some(reason.clone()),
+            Some(End::Aborted(reason) | End::Refused { reason, .. }) => Some(reason.clone()),
             Some(End::Released) | None => None,
         }
     }
@@ -319,7 +323,7 @@ impl Membership {
         self.shared.put(|outbox| outbox.last_word = Some(word));
         let answer = self.shared.wait(patience, |state| match (&state.end, state.sealing) {
             (Some(End::Released), _) => Some(Ok(Farewell::Recorded)),
-            (Some(End::Aborted(reason) | End::Refused(reason)), _) => {
+            (Some(End::Aborted(reason) | End::Refused { reason, .. }), _) => {
                 Some(Err(FarewellError::Aborted { reason: reason.clone() }))
             }
             (None, Some(_)) => Some(Ok(Farewell::Changed)),

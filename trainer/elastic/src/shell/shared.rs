@@ -55,7 +55,7 @@ impl State {
 
 #[derive(Debug)]
 pub(super) enum End {
-    Refused(String),
+    Refused { reason: String, may_retry: bool },
     Aborted(String),
     Released,
 }
@@ -237,7 +237,7 @@ impl Shared {
 
     pub(super) fn ended(&self, end: End) {
         let event = match &end {
-            End::Refused(reason) | End::Aborted(reason) => Some(Event::Abort { reason: reason.clone() }),
+            End::Refused { reason, .. } | End::Aborted(reason) => Some(Event::Abort { reason: reason.clone() }),
             End::Released => Some(Event::Released),
         };
         self.change(|state| state.end = Some(end));

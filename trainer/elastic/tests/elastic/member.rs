@@ -392,8 +392,8 @@ fn after_the_end_it_says_nothing() {
         (running(), Message::Abort { reason: "given up".into() }, Command::Abort { reason: "given up".into() }),
         (
             connected(),
-            Message::Refuse { reason: "other data".into() },
-            Command::Refused { reason: "other data".into() },
+            Message::Refuse { reason: "other data".into(), may_retry: true },
+            Command::Refused { reason: "other data".into(), may_retry: true },
         ),
     ] {
         assert_eq!(handle(&mut member, Event::Received(message), 3), [command]);
@@ -404,7 +404,8 @@ fn after_the_end_it_says_nothing() {
 #[test]
 fn whoever_has_trained_looks_for_its_coordinator_elsewhere_when_one_refuses_it() {
     let mut member = running();
-    let commands = handle(&mut member, Event::Received(Message::Refuse { reason: "another job".into() }), 3);
+    let refused = Message::Refuse { reason: "another job".into(), may_retry: false };
+    let commands = handle(&mut member, Event::Received(refused), 3);
     assert_eq!(commands.first(), Some(&Command::Reconnect), "{commands:?}");
     let greeted = member.handle(Event::Connected, ms(4));
     assert!(matches!(greeted.first(), Some(Command::Send(Message::Hello(_)))), "{greeted:?}");

@@ -31,7 +31,7 @@ fn one_of_each() -> Vec<Message> {
     let origin = Origin { position, rank: 0, loss: Loss::Silent };
     vec![
         Message::Hello(hello(1, 2)),
-        Message::Refuse { reason: text() },
+        Message::Refuse { reason: text(), may_retry: true },
         Message::Prepare { generation: 3, planned: true },
         Message::Report(report),
         Message::Broken { generation: 3, broken: Break { reason: text(), unreached: Some(2), origin: Some(origin) } },

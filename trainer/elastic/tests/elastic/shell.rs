@@ -233,7 +233,10 @@ fn a_worker_with_other_data_is_refused_and_the_right_one_takes_its_place() {
     coordinator.until("waiting for x-worker-1, with 1 workers here");
     let other = Hello { data: Digest::of(b"mnist"), ..hello(1, 2) };
     let refused = join(coordinator.address, other).join().expect("no panic").expect_err("refused");
-    assert!(matches!(&refused, JoinError::Refused { reason } if reason.contains("data set")), "{refused}");
+    assert!(
+        matches!(&refused, JoinError::Refused { reason, may_retry: false } if reason.contains("data set")),
+        "{refused}"
+    );
     let second = join(coordinator.address, hello(1, 3)).join().expect("no panic").expect("joined");
     let first = first.join().expect("no panic").expect("joined");
     finish(vec![first, second], b"model");
@@ -252,7 +255,7 @@ fn another_version_is_refused_in_words() {
     stream.read_to_end(&mut answer).expect("closed in order");
     let mut decoder = Decoder::default();
     decoder.push(&answer);
-    let Ok(Some(Message::Refuse { reason })) = decoder.next_message() else { panic!("{answer:?}") };
+    let Ok(Some(Message::Refuse { reason, may_retry: false })) = decoder.next_message() else { panic!("{answer:?}") };
     assert!(reason.contains("version 99"), "{reason}");
     coordinator.stop.take().expect("running").send(()).expect("listening");
     assert_eq!(coordinator.outcome(), Outcome::Stopped);
@@ -267,7 +270,10 @@ fn a_worker_understands_that_the_coordinator_is_of_another_version() {
     frame[4..6].copy_from_slice(&99_u16.to_le_bytes());
     stream.write_all(&frame).expect("written");
     let error = joining.join().expect("no panic").expect_err("refused");
-    assert!(matches!(&error, JoinError::Refused { reason } if reason.contains("version 99")), "{error}");
+    assert!(
+        matches!(&error, JoinError::Refused { reason, may_retry: true } if reason.contains("version 99")),
+        "{error}"
+    );
 }
 
 #[test]

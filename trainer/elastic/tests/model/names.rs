@@ -31,7 +31,7 @@ const IDLE: &[(&str, &[&str])] = &[
     ("Broken", &["broken"]),
     ("Break", &["reason"]),
     ("Abort", &["reason"]),
-    ("Refuse", &["reason"]),
+    ("Refuse", &["reason", "may_retry"]),
     ("Member", &["heard", "beaten", "said", "commands"]),
 ];
 

@@ -288,7 +288,7 @@ impl World {
                 Command::Seal { generation: _, planned } => self.asked_to_seal(pod, planned),
                 Command::Drain { .. } => self.processes[pod].worker.draining = true,
                 Command::Abort { .. } => self.kill(pod),
-                Command::Refused { reason } => self.fail(format!("worker {pod} was refused: {reason}")),
+                Command::Refused { reason, .. } => self.fail(format!("worker {pod} was refused: {reason}")),
                 Command::Released => self.end_process(pod),
                 Command::WakeAt(time) => {
                     let Process { clock, ahead, .. } = &self.processes[pod];

@@ -13,7 +13,7 @@ use crate::given::{NOTHING, SAMPLER, config, hello, ms, pod};
 
 fn refusal(commands: &[Command], to: u64) -> String {
     match sent(commands, to).as_slice() {
-        [Message::Refuse { reason }] => reason.clone(),
+        [Message::Refuse { reason, .. }] => reason.clone(),
         other => panic!("expected a refusal, got {other:?}"),
     }
 }
@@ -104,6 +104,22 @@ fn whoever_does_not_belong_is_refused_by_name_and_harms_nobody() {
         assert!(commands.contains(&Command::Close(Connection(9))));
         assert_eq!(committed(&table.form(&hellos(2), NOTHING)).1.generation, 1);
     }
+}
+
+#[test]
+fn whoever_is_refused_by_those_who_have_trained_may_be_replaced() {
+    let mut table = Table::new(2);
+    let stranger = || Hello { data: Digest::of(b"mnist"), ..hello(1, 7) };
+    table.greets(0, original(0));
+    let may_retry = |commands: &[Command], to| match sent(commands, to).as_slice() {
+        [Message::Refuse { may_retry, .. }] => *may_retry,
+        other => panic!("expected a refusal, got {other:?}"),
+    };
+    assert!(!may_retry(&table.greets(8, stranger()), 8), "nobody has trained");
+    table.form(&hellos(2), NOTHING);
+    assert!(may_retry(&table.greets(9, stranger()), 9));
+    let commands = table.handle(Event::Garbled(Connection(10), FrameError::Version { theirs: 9 }));
+    assert!(may_retry(&commands, 10));
 }
 
 #[test]
