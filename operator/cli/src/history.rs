@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Outcome,
-    display::print,
+    display::{print, tell},
     run::folder::{Other, journal_of},
 };
 
@@ -25,7 +25,11 @@ pub(crate) struct Arguments {
 /// Prints a line for each membership.
 pub(crate) fn history(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let changes = Other::open(&arguments.run)?.history()?;
-    let steps = steps(&journal_of(&arguments.run)?);
+    let journal = journal_of(&arguments.run).unwrap_or_else(|error| {
+        tell(&format!("{error:#}: no stall is told"));
+        String::new()
+    });
+    let steps = steps(&journal);
     let rows = changes.into_iter().map(|change| Row { stalled: stalled(&change, &steps), change });
     let lines: Vec<String> = match arguments.json {
         true => rows.map(|row| serde_json::to_string(&row)).collect::<Result<_, _>>()?,
@@ -46,7 +50,7 @@ struct Row {
     stalled: Option<f64>,
 }
 
-const HEADER: &str = "GENERATION  TIME                  WORKERS  STEP        STALLED  REDONE  CAUSE";
+const HEADER: &str = "GENERATION  TIME                  WORKERS  STEP        STALLED     REDONE  CAUSE";
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -54,7 +58,7 @@ impl std::fmt::Display for Row {
         let time = time.split('.').next().unwrap_or(time).trim_end_matches('Z');
         let stalled = self.stalled.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.3} s"));
         let cause = cause(&self.change);
-        write!(f, "{generation:<10}  {time:<20}  {workers:<7}  {step:<10}  {stalled:<7}  {redone:<6}  {cause}")
+        write!(f, "{generation:<10}  {time:<20}  {workers:<7}  {step:<10}  {stalled:<10}  {redone:<6}  {cause}")
     }
 }
 
@@ -90,10 +94,11 @@ fn steps(journal: &str) -> Vec<Step> {
 
 /// Seconds from the last step that counts of the groups before to the first of this one, beyond what the steps themselves take there:
 /// until the loss was noticed, until there was a group, until its members had the state, and for steps that were done and lost.
-/// `None` for the first group, and for one that did no step.
+/// `None` for the first group, and for one that did no step or of whose steps none is left.
 fn stalled(change: &Change, steps: &[Step]) -> Option<f64> {
-    let before = steps.iter().rfind(|step| step.step <= change.step && step.generation < change.generation)?;
-    let first = steps.iter().find(|step| step.step > change.step && step.generation == change.generation)?;
+    let (before, after) = steps.split_at(steps.partition_point(|step| step.step <= change.step));
+    let before = before.iter().rfind(|step| step.generation < change.generation)?;
+    let first = after.first().filter(|step| step.generation == change.generation)?;
     let took = first.time.duration_since(before.time).as_secs_f64();
     Some((took - first.step_seconds * (first.step - before.step) as f64).max(0.0))
 }
@@ -119,7 +124,7 @@ mod tests {
         let row = |stalled| Row { change: change.clone(), stalled }.to_string();
         assert_eq!(
             row(Some(0.0214)),
-            "3           2026-11-22T05:12:00   2        140         0.021 s  12      \
+            "3           2026-11-22T05:12:00   2        140         0.021 s     12      \
              w-1 was lost: closed its connection; w-2 joined"
         );
         assert_eq!(row(None), row(Some(0.0214)).replace("0.021 s", "-      "));

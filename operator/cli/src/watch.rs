@@ -125,7 +125,7 @@ impl Told {
         self.restarts = status.restarts;
         let change = status.membership.as_ref().and_then(|membership| membership.last_change.as_ref());
         if let Some(change) = change.filter(|change| self.generation < Some(change.generation)) {
-            lines.push(format!("{} (took {:.2} s)", change.text, change.seconds));
+            lines.push(format!("{} (agreed on in {:.2} s)", change.text, change.seconds));
             self.generation = Some(change.generation);
         }
         let phase = status.phase.map(|phase| (phase, status.reason.clone()));
@@ -238,7 +238,7 @@ mod tests {
         let running = status(serde_json::json!({
             "phase": "Running", "membership": {"generation": 2, "worldSize": 1, "lastChange": change},
         }));
-        assert_eq!(told.news(&running), ["w-1 was lost (closed its connection) (took 0.06 s)", "Running"]);
+        assert_eq!(told.news(&running), ["w-1 was lost (closed its connection) (agreed on in 0.06 s)", "Running"]);
         assert_eq!(told.news(&running), Vec::<String>::new());
     }
 

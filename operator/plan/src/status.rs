@@ -67,7 +67,7 @@ impl Note {
 
     /// The group changed: in place, or back to a checkpoint.
     pub(crate) fn regrouped(text: &str, change: &Change) -> Self {
-        let text = format!("{text}; it took {:.2} s", change.seconds);
+        let text = format!("{text}; agreed on in {:.2} s", change.seconds);
         if change.rollback { Self::warning("RolledBack", text) } else { Self::normal("Resized", text) }
     }
 

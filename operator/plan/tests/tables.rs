@@ -228,7 +228,7 @@ fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
     assert_eq!(told(&mut seen, &[first]), [], "the first group is no change");
     let second = Change { generation: 2, workers: 1, step: 70, seconds: 0.061, ..Change::default() };
     let found = told(&mut seen, std::slice::from_ref(&second));
-    let text = ": 1 worker, goes on from step 70; it took 0.06 s".to_owned();
+    let text = ": 1 worker, goes on from step 70; agreed on in 0.06 s".to_owned();
     assert_eq!(found, [("Resized", false, text)]);
     assert_eq!(told(&mut seen, std::slice::from_ref(&second)), [], "once");
     // The operator may look only after several.

@@ -36,8 +36,6 @@ pub(crate) const SLOW: f64 = 25.0;
 pub(crate) const FAST: f64 = 10_000.0;
 /// Without a step for so long, although enough workers live, a group is wedged.
 const WEDGED: Duration = Duration::from_secs(60);
-/// Where it may have to find out twice that nothing comes, the second time in the first step of a group.
-pub(crate) const TWICE_SILENT: Duration = Duration::from_secs(90);
 /// Far more than any wait takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Longer than a worker may be silent.
@@ -54,7 +52,6 @@ pub(crate) struct Job {
     workers: u32,
     newest: u64,
     since: Instant,
-    pub(crate) wedged_after: Duration,
 }
 
 /// What is special about a job's surroundings.
@@ -122,8 +119,8 @@ impl Job {
         let run = folder.path().join("run");
         fs::create_dir_all(run.join("checkpoints")).expect("the job's folder");
         let setting = surround(&run);
-        let (newest, since, wedged_after) = (0, Instant::now(), WEDGED);
-        let mut job = Self { processes: Vec::new(), network, setting, folder, workers, newest, since, wedged_after };
+        let (newest, since) = (0, Instant::now());
+        let mut job = Self { processes: Vec::new(), network, setting, folder, workers, newest, since };
         for host in Host::all().take(1 + workers as usize) {
             let child = job.spawn(host);
             job.processes.push(Process { host, child });
@@ -216,8 +213,7 @@ impl Job {
         if newest != self.newest {
             (self.newest, self.since) = (newest, Instant::now());
         }
-        let limit = self.wedged_after;
-        assert!(self.since.elapsed() < limit, "no step after {newest} for {limit:?}: wedged\n{}", self.logs());
+        assert!(self.since.elapsed() < WEDGED, "no step after {newest} for {WEDGED:?}: wedged\n{}", self.logs());
         over
     }
 

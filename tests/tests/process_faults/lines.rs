@@ -11,7 +11,7 @@ use lockstep_collective::{Abort, Group, JobId, Limits, Listener, Seat, Tag};
 use rustix::process::Signal;
 
 use crate::{
-    job::{FAST, Job, SLOW, TWICE_SILENT, may_run, worker},
+    job::{FAST, Job, SLOW, may_run, worker},
     network::{
         DATA, Host, Network,
         Way::{self, In, Out},
@@ -105,7 +105,6 @@ fn of_two_workers_whose_line_carries_greetings_only_one_stands_aside_until_it_ca
     job.wait_for_steps(30);
     // Whatever the algorithm, these two exchange gradients.
     job.network.swallow(Host::Worker(0), Host::Worker(1));
-    job.wedged_after = TWICE_SILENT;
     job.wait_for_workers(2, 1);
     job.wait_for_steps(20);
     let known = job.changes().len();

@@ -216,6 +216,8 @@ impl CollectiveError {
     pub(crate) fn or_abort(self, abort: &Abort) -> Self {
         match (abort.check(), &self) {
             (Ok(()), _) | (_, Self::Aborted { .. }) => self,
+            // Where another rank stood, and whom it waited for, is not told of this one.
+            (Err(aborted), Self::PeerGaveUp { .. }) => aborted,
             (Err(aborted), _) => {
                 let aborted = self.peer().into_iter().fold(aborted, Self::awaiting);
                 self.origin().into_iter().fold(aborted, |aborted, origin| aborted.placed(origin.position))

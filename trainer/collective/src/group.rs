@@ -215,8 +215,8 @@ impl Group {
             None if rank == 0 => None,
             None => Segment::open(offer, bytes),
         };
-        let found = found.filter(|(segment, file)| segment.provide(file, rank, self.world()).is_ok());
-        let mut all = [u8::from(found.is_some())];
+        let provide = |(segment, file): &(Segment, _)| segment.provide(file, rank, self.world()).is_ok();
+        let mut all = [u8::from(found.as_ref().is_some_and(provide))];
         // The file of rank 0 is open until here, so that the others find it.
         self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut all, Reduction::Min)?;
         let segment = found.map(|(segment, _)| segment).filter(|_| all == [1]);

@@ -34,7 +34,7 @@ pub struct Change {
     /// Steps after this one had been done before and are done again: nobody was left who held them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rollback: bool,
-    /// So many of these steps had been told of in a report.
+    /// So many of these steps had been told of, in a report or in a change.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub redone: u64,
     /// Seconds from the moment when the need for a change was seen until the new membership was recorded.
@@ -43,16 +43,31 @@ pub struct Change {
     pub history: String,
 }
 
-impl Change {
-    /// Counts the steps that are done again after the newest report of all, and after the change `before` this one.
-    pub fn count_redone(&mut self, report: &Progress, before: Option<&Self>) {
-        let furthest = match before {
-            Some(before) if report.generation < before.generation => before.step,
-            _ => report.step,
-        };
-        if self.rollback && report.generation < self.generation {
-            self.redone = self.redone.max(furthest.saturating_sub(self.step));
+/// How far a run was told to have come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reached {
+    generation: u64,
+    step: u64,
+}
+
+impl Reached {
+    /// By this report; one of a group before the newest tells nothing new.
+    pub fn reported(&mut self, report: &Progress) {
+        if report.generation >= self.generation {
+            let before = if report.generation == self.generation { self.step } else { 0 };
+            *self = Self { generation: report.generation, step: report.step.max(before) };
         }
+    }
+
+    /// By this change, in which the steps are counted that it takes back.
+    pub fn changed(&mut self, change: &mut Change) {
+        if change.generation <= self.generation {
+            return;
+        }
+        if change.rollback {
+            change.redone = change.redone.max(self.step.saturating_sub(change.step));
+        }
+        *self = Self { generation: change.generation, step: change.step };
     }
 }
 
@@ -119,19 +134,23 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_redone_that_were_reported_since_the_change_before() {
+    fn steps_are_redone_that_were_told_of_and_are_taken_back() {
         let report = |generation, step| Progress { generation, step, ..Progress::default() };
-        let change = |generation, step| Change { generation, step, rollback: true, ..Change::default() };
-        let redone = |mut change: Change, report: &Progress, before: Option<&Change>| {
-            change.count_redone(report, before);
+        let change = |generation, step, rollback| Change { generation, step, rollback, ..Change::default() };
+        let mut reached = Reached::default();
+        let mut redone = |report: Option<Progress>, mut change: Change| {
+            report.iter().for_each(|report| reached.reported(report));
+            reached.changed(&mut change);
             change.redone
         };
-        assert_eq!(redone(change(3, 50), &report(2, 62), None), 12);
-        assert_eq!(redone(change(3, 50), &report(2, 62), Some(&change(2, 40))), 12);
-        assert_eq!(redone(change(4, 50), &report(2, 62), Some(&change(3, 50))), 0, "none since it went back before");
-        assert_eq!(redone(change(3, 50), &report(2, 49), None), 0, "more was done than was reported");
-        assert_eq!(redone(change(3, 50), &report(3, 62), None), 0, "they are done already");
-        assert_eq!(redone(Change { rollback: false, ..change(3, 50) }, &report(2, 62), None), 0);
-        assert_eq!(redone(Change { redone: 14, ..change(3, 50) }, &report(2, 62), None), 14, "another knew of more");
+        assert_eq!(redone(None, change(1, 0, false)), 0);
+        assert_eq!(redone(Some(report(1, 62)), change(2, 50, true)), 12);
+        assert_eq!(redone(None, change(3, 50, true)), 0, "none since it went back before");
+        assert_eq!(redone(Some(report(1, 62)), change(4, 50, true)), 0, "an old report tells nothing new");
+        assert_eq!(redone(Some(report(4, 49)), change(5, 50, true)), 0, "more was done than was reported");
+        assert_eq!(redone(Some(report(5, 60)), change(6, 70, false)), 0);
+        assert_eq!(redone(None, change(7, 50, true)), 20, "the change before told of them");
+        assert_eq!(redone(Some(report(7, 60)), change(7, 50, true)), 0, "it was told of before");
+        assert_eq!(redone(None, Change { redone: 14, ..change(8, 50, true) }), 14, "another knew of more");
     }
 }

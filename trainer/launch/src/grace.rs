@@ -15,7 +15,7 @@ const MARGIN: f64 = 2.0;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ShortGrace {
-    /// Seconds that a drain takes: two steps and a checkpoint, by the newest ones.
+    /// Seconds that a drain takes: two steps, an evaluation and a checkpoint, by the newest ones.
     pub drain_seconds: f64,
     /// Seconds after which a process that was asked to end is killed.
     pub grace_seconds: u32,
@@ -36,7 +36,7 @@ impl fmt::Display for ShortGrace {
         let Self { drain_seconds, grace_seconds } = self;
         write!(
             f,
-            "a drain takes {drain_seconds:.1} s, two steps and a checkpoint, but a process that is asked to end is killed after \
+            "a drain takes {drain_seconds:.1} s, two steps, an evaluation and a checkpoint, but a process that is asked to end is killed after \
              {grace_seconds} s, and then the steps since the newest checkpoint may be lost: set \
              spec.template.spec.terminationGracePeriodSeconds to {}",
             self.advised_seconds()

@@ -27,7 +27,7 @@ mod task;
 mod workload;
 
 pub use benchmark::{Benchmark, Collectives};
-pub use change::{Change, Gone};
+pub use change::{Change, Gone, Reached};
 pub use collectives::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
 pub use communication::{Communication, CommunicationAlgorithm, CommunicationBackend, Encryption, WireFormat};
 #[cfg(feature = "credentials")]

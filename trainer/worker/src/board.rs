@@ -7,7 +7,7 @@ use kube::{
     api::{Patch, PatchParams},
     core::DynamicObject,
 };
-use lockstep_launch::{Change, Ending, Job, Progress, Store, group};
+use lockstep_launch::{Change, Ending, Job, Progress, Reached, Store, group};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
@@ -26,6 +26,8 @@ pub(crate) struct Board {
     place: Place,
     newest: Option<Progress>,
     published: Option<Instant>,
+    /// By what was told here.
+    reached: Reached,
 }
 
 enum Place {
@@ -64,7 +66,7 @@ impl Board {
             }
             (Store::Kubernetes | Store::File(_), _) => Place::Output,
         };
-        Self { place, newest: None, published: None }
+        Self { place, newest: None, published: None, reached: Reached::default() }
     }
 
     /// The newest report that was posted.
@@ -83,6 +85,7 @@ impl Board {
         let evaluated = |progress: &Progress| progress.accuracy_step;
         let news =
             progress.step == progress.total_steps || evaluated(&progress) != self.newest.as_ref().and_then(evaluated);
+        self.reached.reported(&progress);
         self.newest = Some(progress);
         if due || news {
             self.flush().await;
@@ -126,12 +129,10 @@ impl Board {
     }
 
     async fn tell(&mut self, mut change: Change, how: &str) {
+        self.reached.changed(&mut change);
         match &mut self.place {
             Place::Output => print_line(&json!({ how: change })),
             Place::Cluster(status) => {
-                if let Some(newest) = &self.newest {
-                    change.count_redone(newest, status.changes.last());
-                }
                 status.changes.push(change);
                 status.changes.drain(..status.changes.len().saturating_sub(KEPT_CHANGES));
                 status.all_told = false;
@@ -153,6 +154,9 @@ impl Status {
     async fn publish(&mut self, mut news: Value) {
         if !self.all_told && self.before.is_none() {
             self.before = self.told_before().await;
+            if let (Some(before), Some(first)) = (&self.before, self.changes.first_mut()) {
+                before.reached().changed(first);
+            }
         }
         if let (false, Some(before)) = (self.all_told, &self.before) {
             news[group::CHANGES] = json!(before.and(&self.changes));
@@ -184,14 +188,18 @@ impl Before {
 
     /// The newest of all changes, oldest first. Each is there once, as it was told first.
     fn and(&self, since: &[Change]) -> Vec<Change> {
-        let last = self.changes.last();
-        let known = last.map(|change| change.generation);
-        let mut news: Vec<_> = since.iter().filter(|change| Some(change.generation) > known).cloned().collect();
-        if let (Some(first), Some(progress)) = (news.first_mut(), &self.progress) {
-            first.count_redone(progress, last);
-        }
-        let all = [self.changes.clone(), news].concat();
+        let known = self.changes.last().map(|change| change.generation);
+        let news = since.iter().filter(|change| Some(change.generation) > known);
+        let all: Vec<_> = self.changes.iter().chain(news).cloned().collect();
         all[all.len().saturating_sub(KEPT_CHANGES)..].to_vec()
+    }
+
+    /// How far that tells.
+    fn reached(&self) -> Reached {
+        let mut reached = Reached::default();
+        self.changes.last().cloned().iter_mut().for_each(|last| reached.changed(last));
+        self.progress.iter().for_each(|progress| reached.reported(progress));
+        reached
     }
 }
 
@@ -226,12 +234,15 @@ mod tests {
     #[test]
     fn a_new_coordinator_knows_which_steps_are_redone_by_what_the_one_before_reported() {
         let change = |generation, step| Change { generation, step, rollback: true, ..Change::default() };
-        let progress = Progress { generation: 2, step: 62, ..Progress::default() };
-        let status = json!({group::CHANGES: [change(2, 40)], group::PROGRESS: progress});
-        let redone = |status: &Value| -> Vec<u64> {
-            Before::of(status).and(&[change(3, 50), change(4, 50)]).iter().map(|change| change.redone).collect()
+        let report = |generation, step| Progress { generation, step, ..Progress::default() };
+        let redone = |status: &Value| {
+            let mut first = change(3, 50);
+            Before::of(status).reached().changed(&mut first);
+            first.redone
         };
-        assert_eq!(redone(&status), [0, 12, 0], "the second change took nothing back that the first had not");
-        assert_eq!(redone(&json!({})), [0, 0]);
+        assert_eq!(redone(&json!({group::CHANGES: [change(2, 40)], group::PROGRESS: report(2, 62)})), 12);
+        assert_eq!(redone(&json!({group::CHANGES: [change(2, 60)], group::PROGRESS: report(1, 70)})), 10);
+        assert_eq!(redone(&json!({group::CHANGES: [change(3, 50)], group::PROGRESS: report(2, 62)})), 0, "it was told");
+        assert_eq!(redone(&json!({})), 0);
     }
 }

@@ -7,9 +7,15 @@ use lockstep_launch::ShortGrace;
 /// Steps that are done before all stop: the one under way and the one during which all learn of it.
 const LAST_STEPS: u32 = 2;
 
-/// What is wrong with the time that there is, where steps and checkpoints take so long; `None` where a drain fits into it.
-pub(crate) fn short_grace(step: Duration, saving: Duration, grace_seconds: u32) -> Option<ShortGrace> {
-    let drain = step * LAST_STEPS + saving;
+/// What is wrong with the time that there is, where steps, evaluations and checkpoints take so long; `None` where a drain fits into it. An
+/// evaluation that is under way, or comes after one of the last steps, is done.
+pub(crate) fn short_grace(
+    step: Duration,
+    evaluating: Duration,
+    saving: Duration,
+    grace_seconds: u32,
+) -> Option<ShortGrace> {
+    let drain = step * LAST_STEPS + evaluating + saving;
     let fits = drain <= Duration::from_secs(grace_seconds.into());
     (!fits).then_some(ShortGrace { drain_seconds: drain.as_secs_f64(), grace_seconds })
 }
@@ -37,19 +43,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drain_fits_where_two_steps_and_a_checkpoint_do() {
+    fn a_drain_fits_where_two_steps_an_evaluation_and_a_checkpoint_do() {
         let ms = Duration::from_millis;
-        let found = |step, saving, grace| short_grace(ms(step), ms(saving), grace).map(|short| short.drain_seconds);
-        for (step, saving, grace, too_long) in [
-            (0, 0, 0, None),
-            (1, 0, 0, Some(0.002)),
-            (10_000, 10_000, 30, None),
-            (10_000, 10_001, 30, Some(30.001)),
-            (15_001, 0, 30, Some(30.002)),
-            (20, 600_000, 30, Some(600.04)),
-            (20, 600_000, 601, None),
+        let found = |step, evaluating, saving, grace| {
+            short_grace(ms(step), ms(evaluating), ms(saving), grace).map(|short| short.drain_seconds)
+        };
+        for (step, evaluating, saving, grace, too_long) in [
+            (0, 0, 0, 0, None),
+            (1, 0, 0, 0, Some(0.002)),
+            (10_000, 0, 10_000, 30, None),
+            (10_000, 0, 10_001, 30, Some(30.001)),
+            (10_000, 1, 10_000, 30, Some(30.001)),
+            (15_001, 0, 0, 30, Some(30.002)),
+            (20, 0, 600_000, 30, Some(600.04)),
+            (20, 0, 600_000, 601, None),
         ] {
-            assert_eq!(found(step, saving, grace), too_long, "steps of {step} ms, saved in {saving} ms, {grace} s");
+            let situation =
+                format!("steps of {step} ms, evaluated in {evaluating} ms, saved in {saving} ms, {grace} s");
+            assert_eq!(found(step, evaluating, saving, grace), too_long, "{situation}");
         }
     }
 }

@@ -68,6 +68,8 @@ pub(crate) struct Saver<'a> {
     newest: Option<CheckpointMark>,
     grace_seconds: u32,
     short_grace: Option<ShortGrace>,
+    /// What the newest evaluation took.
+    evaluating: Duration,
     /// Whether that was told once.
     is_warned: bool,
 }
@@ -129,6 +131,7 @@ impl<'a> Saver<'a> {
             newest: None,
             grace_seconds: member.launch.grace_seconds,
             short_grace: None,
+            evaluating: Duration::ZERO,
             is_warned: false,
         })
     }
@@ -148,6 +151,11 @@ impl<'a> Saver<'a> {
     /// The newest checkpoint that this worker committed.
     pub(crate) fn newest(&self) -> Option<&CheckpointMark> {
         self.newest.as_ref()
+    }
+
+    /// An evaluation took so long.
+    pub(crate) const fn evaluated(&mut self, took: Duration) {
+        self.evaluating = took;
     }
 
     /// The time that this process has to end, where a drain does not fit into it by what the newest checkpoint took.
@@ -371,7 +379,7 @@ impl<'a> Saver<'a> {
     /// Whether a process that is asked to end has time for another checkpoint that takes as long.
     fn look_at_grace(&mut self, saving: Duration) {
         let step = self.membership.work().glimpse().step.unwrap_or_default();
-        self.short_grace = short_grace(step, saving, self.grace_seconds);
+        self.short_grace = short_grace(step, self.evaluating, saving, self.grace_seconds);
         if let Some(short) = self.short_grace.filter(|_| !self.is_warned) {
             self.is_warned = true;
             warn!("{short}");

@@ -40,8 +40,9 @@ use crate::{
 /// How long a line between ranks may carry nothing while steps are done, or so many mean steps where that is longer.
 const QUIET: Duration = Duration::from_secs(16);
 const QUIET_STEPS: u32 = 8;
-/// The same for the first step of a group.
-const FIRST_QUIET: Duration = Duration::from_secs(60);
+/// The same for the first step of a group, which may be slower than later ones. A line that swallows what it is given may be found out in
+/// a step and then in the next group's first one: together within the minute after which a group is wedged.
+const FIRST_QUIET: Duration = Duration::from_secs(24);
 
 /// A slice of the gradient arena, leased.
 pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
@@ -206,7 +207,7 @@ impl<'a> Rank<'a> {
         self.communicator.set_silence_limits(quiet, quiet);
     }
 
-    /// The first step of a group follows: whoever reports may wait for its storage before it, and all may be slower than later.
+    /// The first step of a group follows, or the first that it sums in another way.
     pub(crate) fn expect_first_step(&mut self) {
         let step = self.work().glimpse().longest_step();
         let quiet = FIRST_QUIET.max(step * QUIET_STEPS);

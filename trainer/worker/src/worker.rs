@@ -1,7 +1,12 @@
 //! `lockstep-trainer worker`: joins the group, trains in lockstep to the last step (or measures to the last row), leaves its results.
 //! When the group changes the process stays: it stands still, is committed to the next generation, and goes on.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lockstep_collective::{Choice, Communicator};
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
@@ -303,6 +308,11 @@ impl Run<'_> {
                 until_stored(&self.member.membership, || self.keep_plan(group, rank.step(), &agreed))?;
             }
         }
+        if !stays {
+            // Whoever reports may have waited for its storage.
+            rank.expect_anything();
+            rank.sum(&mut [0.0])?;
+        }
         rank.rest();
         Ok(())
     }
@@ -425,12 +435,13 @@ impl Run<'_> {
             }
             if ends_epoch {
                 rank.expect_anything();
+                let begun = Instant::now();
                 self.evaluate(rank, reporter.as_deref_mut())?;
+                saver.evaluated(begun.elapsed());
             }
             rank.expect_steps();
             if agrees_anew && rank.step() < last {
                 self.agree_anew(rank, reporter.as_deref_mut(), group, agreed)?;
-                // Whoever reports may wait for its storage.
                 rank.expect_first_step();
             }
             // After the last one is saved anyway.

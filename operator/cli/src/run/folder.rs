@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::{self, Write as _},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -12,7 +12,8 @@ use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
 use lockstep_launch::{
-    Change, Encryption, InvalidField, JOURNAL_FILE, PLANS_FILE, Planned, Progress, Task, lines, make_credentials,
+    Change, Encryption, InvalidField, JOURNAL_FILE, PLANS_FILE, Planned, Progress, Reached, Task, lines,
+    make_credentials,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -118,16 +119,21 @@ impl Folder {
         Ok(told.pop())
     }
 
-    /// How far the run has come, as its journal tells: a report of nothing but this.
-    pub(crate) fn reached(&self) -> anyhow::Result<Option<Progress>> {
+    /// How far the run has come, as its history tells and the end of its journal.
+    pub(crate) fn reached(&self) -> anyhow::Result<Reached> {
         #[derive(Deserialize)]
         struct Line {
             step: u64,
             generation: u64,
         }
-        let journal = journal_of(&self.path)?;
-        let newest = journal.lines().rev().find_map(|line| serde_json::from_str(line).ok());
-        Ok(newest.map(|Line { step, generation }| Progress { step, generation, ..Progress::default() }))
+        let mut reached = Reached::default();
+        self.last_change()?.iter_mut().for_each(|last| reached.changed(last));
+        let path = self.path.join(JOURNAL_FILE);
+        let end = end_of(&path).with_context(|| format!("read {}", path.display()))?;
+        if let Some(Line { step, generation }) = end.lines().rev().find_map(|line| serde_json::from_str(line).ok()) {
+            reached.reported(&Progress { step, generation, ..Progress::default() });
+        }
+        Ok(reached)
     }
 
     /// How many workers `lockstep scale` wants, if it was called.
@@ -296,6 +302,20 @@ pub(crate) fn journal_of(run: &Path) -> anyhow::Result<String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
         Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
     }
+}
+
+/// The last lines of a file that may be long; none where there is no file.
+fn end_of(path: &Path) -> io::Result<String> {
+    const BYTES: u64 = 64 << 10;
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+        opened => opened?,
+    };
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(BYTES)))?;
+    let mut bytes = Vec::new();
+    file.take(BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn next_attempt(path: &Path) -> anyhow::Result<u32> {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, net::IpAddr, net::Ipv4Addr, time::Duration};
 
 use anyhow::Context;
-use lockstep_launch::{Address, Change, Exit, Job, Launch, Ports, Progress, Store, Task};
+use lockstep_launch::{Address, Change, Exit, Job, Launch, Ports, Reached, Store, Task};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -56,8 +56,8 @@ struct Supervised<'a> {
     joined: BTreeSet<String>,
     /// The last step that was reported.
     step: Option<u64>,
-    /// How far the run had come before.
-    reached: Option<Progress>,
+    /// By what was told of it.
+    reached: Reached,
     /// The last reason that was shown: several processes may end for the same.
     shown: Option<String>,
     /// By when everybody has to end, once somebody is done.
@@ -76,6 +76,7 @@ impl Session {
         let workers = self.job.replicas.get();
         let roles = std::iter::once(Role::Coordinator).chain((0..workers).map(Role::Worker));
         let processes = roles.map(|role| self.process(role, workers)).collect::<anyhow::Result<Vec<_>>>()?;
+        let reached = self.folder.reached()?;
         let mut job = Supervised {
             session: self,
             children: Children::start(&self.trainer, processes)?,
@@ -85,7 +86,7 @@ impl Session {
             pending: Vec::new(),
             joined: BTreeSet::new(),
             step: None,
-            reached: self.folder.reached()?,
+            reached,
             shown: None,
             finish: None,
         };
@@ -187,6 +188,7 @@ impl Supervised<'_> {
                     self.restarts.progressed();
                 }
                 self.step = self.step.max(Some(progress.step));
+                self.reached.reported(&progress);
                 display.phase(if progress.benchmark.is_some() { "measuring" } else { "training" });
                 display.progress(&progress);
                 heard.progress = Some(*progress);
@@ -196,13 +198,8 @@ impl Supervised<'_> {
     }
 
     /// Tells of a change of the group, and keeps it.
-    fn changed(&self, mut change: Change, heard: &Heard, display: &Display) {
-        if let Some(newest) = heard.progress.as_ref().or(self.reached.as_ref()) {
-            match self.session.folder.last_change() {
-                Ok(last) => change.count_redone(newest, last.as_ref()),
-                Err(error) => display.note(&format!("{error:#}")),
-            }
-        }
+    fn changed(&mut self, mut change: Change, heard: &Heard, display: &Display) {
+        self.reached.changed(&mut change);
         // The first membership is no change.
         if change.generation > 1 && heard.progress.is_some() {
             display.note(&change.to_string());

@@ -88,7 +88,7 @@ fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
     assert!(left, "it left as planned: {:#}", job.group()["status"]["changes"]);
     let described = job.describe();
     let told = "lenet-worker-1 left (asked to stop within 30 s)";
-    assert!(described.contains(told) && described.contains("it took"), "{told}: {described}");
+    assert!(described.contains(told) && described.contains("agreed on in"), "{told}: {described}");
 
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }

@@ -165,7 +165,7 @@ impl SharedMemory {
             _ => (self.reduce_staged(work, agenda, patience), meetings(bytes)),
         };
         ended.map_err(|error| {
-            let from = error.peer().or(error.waited_for()).unwrap_or(self.rank);
+            let Some(from) = error.peer().or(error.waited_for()) else { return error };
             let [from, to, hops] = [from, self.rank, meetings].map(|count| count as u32);
             let hop = self.arrivals.get().wrapping_sub(before);
             error.placed(Position { operation, step: tag.step, bucket: tag.bucket, hop, from, to, hops })
