@@ -140,7 +140,7 @@ pub(crate) fn state_transfer(book: &mut Book, effort: Effort) -> anyhow::Result<
     let (mut peer, ours): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     let seconds = |rates: &mut Vec<f64>| STATE_BYTES as f64 / median(rates);
     book.write(&Figure {
-        case: &format!("{} MiB of state from a peer over {STATE_LINE} Gb/s", STATE_BYTES >> 20),
+        case: &format!("{} MiB sent as a peer sends its state, over {STATE_LINE} Gb/s", STATE_BYTES >> 20),
         unit: "s",
         ours: seconds(&mut ours.concat()),
         peer: Some((IPERF, seconds(&mut peer))),

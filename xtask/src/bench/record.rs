@@ -55,7 +55,8 @@ impl Book {
     /// Writes one case down, beside what its bytes take alone, measured in the same run.
     pub(crate) fn write_beside(&mut self, figure: &Figure, alone: Option<f64>) -> anyhow::Result<()> {
         let Figure { case, unit, ours, peer, goal, disturbed } = *figure;
-        let ratio = peer.map(|(_, theirs)| theirs / ours);
+        // Of what is there not at all there is no ratio.
+        let ratio = peer.filter(|_| ours > 0.0).map(|(_, theirs)| theirs / ours);
         let met = ratio.map_or(ours <= goal, |ratio| ratio >= goal);
         let line = json!({
             "bench": self.bench, "case": case, "unit": unit, "ours": ours, "peer": peer.map(|(_, theirs)| theirs),
@@ -70,7 +71,8 @@ impl Book {
                 let bare = bare.unwrap_or_default();
                 format!("{name} {}, ratio {ratio:.2} (goal ≥ {goal:.2}{bare})", readable(theirs, unit))
             }
-            _ => format!("goal ≤ {goal} {unit}"),
+            (Some((name, theirs)), None) => format!("{name} {}, no ratio to nothing", readable(theirs, unit)),
+            (None, _) => format!("goal ≤ {goal} {unit}"),
         };
         let ours = readable(ours, unit);
         let verdict = if met { "met" } else { "MISSED" };

@@ -41,7 +41,12 @@ pub(super) fn checkpoints(book: &mut Book, effort: Effort) -> anyhow::Result<()>
         let peer = peer.map(|seconds| (PLAIN, seconds));
         book.write(&Figure { case, unit: "s", ours, peer, goal, disturbed })
     };
-    write("training stands still for a checkpoint of 100 MB, p50", number("stall_ms_p50")? / 1e3, None, 0.05)?;
+    write(
+        "a checkpoint of 100 MB in a process that does nothing else: the caller stands still, p50",
+        number("stall_ms_p50")? / 1e3,
+        None,
+        0.05,
+    )?;
     write("the same, p99", number("stall_ms_p99")? / 1e3, None, 0.2)?;
     let seconds = |rate: &str| anyhow::Ok(MEGABYTES / number(rate)?);
     let (save, write_plain) = (seconds("save_mb_per_s")?, seconds("plain_write_mb_per_s")?);

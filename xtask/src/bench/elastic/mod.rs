@@ -23,8 +23,12 @@ use super::{
 const WORKERS: usize = 8;
 /// Workers of the group that is kept in churn.
 const CHURNED: usize = 4;
-/// The algorithm whose sums do not depend on how many workers form them.
-const REPEATABLE: &str = "canonicalTree";
+/// As the peer's workers are connected.
+const OVER_SOCKETS: [&str; 2] = ["algorithm=auto", "backend=tcp"];
+/// As above, and in several buckets: the numbers that tell that all have done a step are then waited for by themselves.
+const IN_BUCKETS: [&str; 3] = ["algorithm=auto", "backend=tcp", "bucketBytes=64Ki"];
+/// The sums do not depend on how many workers form them.
+const REPEATABLE: [&str; 1] = ["algorithm=canonicalTree"];
 /// Far more than any change takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(10);
@@ -75,7 +79,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     let rollbacks = redone.iter().filter(|steps| **steps > 0.0).count();
     let (mut found, disturbed) = load::rounds(1, || Changed::of(&mut dice, freezes, leaves))?;
     let Changed { overhead, noticed, mut leave_stalls, mut join_stalls } = found.remove(0);
-    let killed = "kill -9 of one of 8 workers to the next step, that step's own time left out, p50";
+    let killed = "kill -9 of one of 8 workers over TCP to the next step, that step's own time left out, p50";
     let ours = median(&mut resumed);
     if !peer_resumed.is_empty() {
         let name = format!("{} torchrun", torch::NAME);
@@ -111,33 +115,23 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     write(killed, ours, 0.5, kills_disturbed)?;
     write("the same, the slowest", slowest(&resumed), 2.0, kills_disturbed)?;
     write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0, disturbed)?;
-    write(
-        "planned leave of one of 8 workers: training stands still, median",
-        median(&mut leave_stalls),
-        0.1,
-        disturbed,
-    )?;
-    write("another one joins: training stands still, median", median(&mut join_stalls), 0.1, disturbed)?;
-    println!(
-        "the slowest of {leaves} leaves stood still for {:.1} ms, the slowest join for {:.1}",
-        1e3 * slowest(&leave_stalls),
-        1e3 * slowest(&join_stalls)
-    );
+    let mut stalls = |what: &str, stalls: &mut [f64]| {
+        write(&format!("{what}: training stands still, median"), median(stalls), 0.1, disturbed)?;
+        write(&format!("{what}: training stands still, the slowest of {leaves}"), slowest(stalls), 0.1, disturbed)
+    };
+    stalls("planned leave of one of 8 workers", &mut leave_stalls)?;
+    stalls("another one joins, with a state of 0.5 MB", &mut join_stalls)?;
     let Overhead { membership, coordinator, stable } = overhead;
-    println!(
-        "of the time, a worker: its membership's thread {:.3} % of a processor, its part of the coordinator {:.3} %, steps longer as all have to have done the one before {:.3} %",
-        100.0 * membership,
-        100.0 * coordinator,
-        100.0 * stable
-    );
-    book.write(&Figure {
-        case: "what the group costs while nothing happens: processor time and longer steps, of the time that a worker trains",
-        unit: "",
-        ours: membership + coordinator + stable,
-        peer: None,
-        goal: 0.005,
-        disturbed,
-    })?;
+    let costs = [
+        ("all of it", membership + coordinator + stable),
+        ("a processor for its membership's thread", membership),
+        ("a processor for its part of the coordinator", coordinator),
+        ("steps longer as all have to have done the one before", stable),
+    ];
+    for (what, ours) in costs {
+        let case = format!("what the group costs while nothing happens, of the time that a worker trains: {what}");
+        book.write(&Figure { case: &case, unit: "", ours, peer: None, goal: 0.005, disturbed })?;
+    }
     checkpoints(book, effort)?;
     link::state_transfer(book, effort)
 }
@@ -155,7 +149,7 @@ impl Recovered {
     fn of(dice: &mut Dice, kills: usize, python: Option<&Path>, peer_kills: usize) -> anyhow::Result<Self> {
         let (mut resumed, mut redone) = (Vec::new(), Vec::new());
         let (mut peer_resumed, mut peer_lost) = (Vec::new(), Vec::new());
-        let run = Run::start("recovery", WORKERS, 100_000, "auto")?;
+        let run = Run::start("recovery", WORKERS, 100_000, &OVER_SOCKETS)?;
         for _ in 0..kills {
             run.settle()?;
             let victim = run.worker(dice.below(WORKERS))?;
@@ -166,6 +160,7 @@ impl Recovered {
             resumed.push(seconds);
             redone.push(told.saturating_sub(base) as f64);
         }
+        run.require_sockets()?;
         drop(run);
         if let Some(python) = python {
             let peer = Torchrun::start(python, WORKERS)?;
@@ -195,9 +190,12 @@ struct Changed {
 
 impl Changed {
     fn of(dice: &mut Dice, freezes: usize, leaves: usize) -> anyhow::Result<Self> {
-        let run = Run::start("recovery", WORKERS, 100_000, "auto")?;
+        let run = Run::start("overhead", WORKERS, 100_000, &IN_BUCKETS)?;
         run.settle()?;
         let overhead = run.overhead(OBSERVED)?;
+        run.require_sockets()?;
+        drop(run);
+        let run = Run::start("recovery", WORKERS, 100_000, &OVER_SOCKETS)?;
         let mut noticed = Vec::new();
         for _ in 0..freezes {
             run.settle()?;
@@ -228,13 +226,13 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
         Effort::Full => 2000,
     });
     let mean = options.mean.unwrap_or(Duration::from_secs(1)).as_secs_f64();
-    let probe = Run::start("churn-probe", CHURNED, 2, REPEATABLE)?;
+    let probe = Run::start("churn-probe", CHURNED, 2, &REPEATABLE)?;
     let seconds = probe.finish()?.seconds / 2.0;
     let epochs = (MARGIN * f64::from(kills) * mean / seconds).ceil().max(2.0) as u32;
     let (watch, before) = (load::Watch::start(), load::children());
-    let undisturbed = Run::start("churn-undisturbed", CHURNED, epochs, REPEATABLE)?.finish()?;
+    let undisturbed = Run::start("churn-undisturbed", CHURNED, epochs, &REPEATABLE)?.finish()?;
 
-    let run = Run::start("churn", CHURNED, epochs, REPEATABLE)?;
+    let run = Run::start("churn", CHURNED, epochs, &REPEATABLE)?;
     let mut dice = Dice(2);
     let mut killed = 0;
     while killed < kills && !run.is_over() {
@@ -252,9 +250,20 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
     ensure!(churned.steps == undisturbed.steps, "{} steps, {} undisturbed", churned.steps, undisturbed.steps);
     ensure!(churned.model == undisturbed.model, "the weights differ from those of an undisturbed run");
     println!(
-        "{killed} kills, {} generations; all workers killed before one was back, which takes the newest checkpoint: {}; {} steps done again that had been told of; {} of {} steps without a loss line",
-        churned.generations, churned.extinct, churned.redone, churned.unseen, churned.steps
+        "{killed} kills, {} generations, no wedge; {} of {} steps without a loss line",
+        churned.generations, churned.unseen, churned.steps
     );
+    book.write(&Figure {
+        case: &format!(
+            "steps done again that had been told of; all workers were killed before one was back {} times, which takes the newest checkpoint",
+            churned.extinct
+        ),
+        unit: "steps",
+        ours: churned.redone as f64,
+        peer: None,
+        goal: 0.0,
+        disturbed: false,
+    })?;
     book.write(&Figure {
         case: "changes after which steps had to be done again although a worker was left that had done them",
         unit: "changes",

@@ -62,8 +62,8 @@ struct Step {
 }
 
 impl Run {
-    /// With an `algorithm` as manifests name it.
-    pub(super) fn start(name: &str, workers: usize, epochs: u32, algorithm: &str) -> anyhow::Result<Self> {
+    /// With this under `spec.communication`.
+    pub(super) fn start(name: &str, workers: usize, epochs: u32, communication: &[&str]) -> anyhow::Result<Self> {
         let binaries = cargo::build()?;
         let folder = cargo::target().join("bench").join(name);
         if folder.exists() {
@@ -72,7 +72,7 @@ impl Run {
         let child = Command::new(binaries.join("lockstep"))
             .args(["run", "deploy/examples/elastic.yaml", "--workers", &workers.to_string()])
             .args(["--set", &format!("spec.elastic={{minReplicas: 1, maxReplicas: {workers}}}")])
-            .args(["--set", &format!("spec.communication.algorithm={algorithm}")])
+            .args(communication.iter().flat_map(|set| ["--set".to_owned(), format!("spec.communication.{set}")]))
             .args(["--set", &format!("spec.training.epochs={epochs}"), "--output"])
             .arg(&folder)
             .current_dir(cargo::root())
@@ -90,6 +90,14 @@ impl Run {
     /// For how many seconds it has run, and the steps that it has told of.
     pub(super) fn progress(&self) -> (f64, u64) {
         (self.begun.elapsed().as_secs_f64(), self.told())
+    }
+
+    /// Fails unless all its groups summed over sockets.
+    pub(super) fn require_sockets(&self) -> anyhow::Result<()> {
+        let plans = self.lines("plans.jsonl");
+        let is_in_memory = |line: &Value| line["plan"].as_str().is_none_or(|plan| plan.contains("\"overMemory\":true"));
+        ensure!(!plans.is_empty() && !plans.iter().any(is_in_memory), "the ranks did not sum over sockets: {plans:?}");
+        Ok(())
     }
 
     /// The newest step that it has told of.
@@ -179,6 +187,7 @@ impl Run {
         thread::sleep(observed);
         let (after, passed) = (spent()?, begun.elapsed().as_secs_f64());
         let share = |index: usize| (after[index] - before[index]) / passed;
+        ensure!(share(0) > 0.0 && share(1) > 0.0, "this system does not tell what threads take of a processor");
         let all = self.workers as f64;
         Ok(Overhead { membership: share(0) / all, coordinator: share(1) / all, stable: share(2) })
     }
