@@ -88,7 +88,9 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Self::new(Place::Alone(VecDeque::new()), abort, 0, 1)
     }
 
-    /// Drives `group` on a thread of its own; one of one rank needs none.
+    /// Drives `group` on a thread of its own; one of one rank needs none. It sums by the newest plan that the group [agreed](Group::agree)
+    /// on: the plan's buckets travel in its format; sums with a greater bucket number, and those of [`Communicator::all_reduce_now`], as
+    /// they are.
     ///
     /// # Errors
     /// [`CollectiveError::System`] when the thread cannot be started.
@@ -200,18 +202,8 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Ok(transferred)
     }
 
-    /// Sums what is submitted from now on by the algorithms of a plan; all ranks do so at the same place. The plan's buckets travel in
-    /// its format; sums with a greater bucket number, and those of [`Communicator::all_reduce_now`], as they are.
-    ///
-    /// A torus whose columns do not divide the number of ranks panics in the next operation.
-    pub fn follow(&mut self, plan: &AgreedPlan) {
-        if let Place::Group(group) = &mut self.place {
-            group.queue.put(Order::Follow(plan.clone()), false);
-        }
-    }
-
-    /// The plan that rank 0 proposes, on all ranks, which call this at the same place and follow it from here on; on the caller's thread,
-    /// after what is pending. `propose` is called on rank 0 only.
+    /// The plan that rank 0 proposes, on all ranks, which call this at the same place; on the caller's thread, after what is pending. What
+    /// is submitted from here on is summed by it. `propose` is called on rank 0 only.
     ///
     /// # Errors
     /// As [`Group::agree`].

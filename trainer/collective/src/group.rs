@@ -16,7 +16,7 @@ use crate::link::Listener;
 use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, staging_size};
 use crate::mesh::Mesh;
 use crate::seat::{JobId, Seat};
-use crate::{Abort, CollectiveError, Missing};
+use crate::{Abort, AgreedPlan, CollectiveError, Missing};
 
 /// Schedules kept for operations that come again.
 const MAX_SCHEDULES: usize = 1024;
@@ -36,6 +36,8 @@ pub struct Group {
     /// Of all ranks.
     addresses: Box<[SocketAddr]>,
     hosts: Hosts,
+    /// The newest that its ranks agreed on.
+    plan: Option<AgreedPlan>,
     limits: Limits,
     /// How often it was split.
     splits: u64,
@@ -165,6 +167,7 @@ impl Group {
             seat,
             addresses: peers.into(),
             hosts: Hosts::apart(peers.len()),
+            plan: None,
             limits,
             splits: 0,
             waiting: limits.waiting,
@@ -265,12 +268,19 @@ impl Group {
         &self.hosts
     }
 
-    /// Other hosts than before, on all ranks alike.
-    pub(crate) fn set_hosts(&mut self, hosts: Hosts) {
-        if self.hosts != hosts {
+    /// The newest plan that its ranks agreed on.
+    pub(crate) fn plan(&self) -> Option<&AgreedPlan> {
+        self.plan.as_ref()
+    }
+
+    /// All ranks have agreed on it.
+    pub(crate) fn take_over(&mut self, plan: AgreedPlan) {
+        let hosts = &plan.proposed().hosts;
+        if self.hosts != *hosts {
             self.schedules.clear();
-            self.hosts = hosts;
+            self.hosts = hosts.clone();
         }
+        self.plan = Some(plan);
     }
 
     /// The handle that ends this generation.

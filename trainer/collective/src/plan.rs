@@ -119,7 +119,8 @@ impl Plan {
 }
 
 impl Group {
-    /// The plan that rank 0 proposes, on all ranks; `propose` is called there only.
+    /// The plan that rank 0 proposes, on all ranks; `propose` is called there only. A [`Communicator`](crate::Communicator) over the group
+    /// follows it. No plan of another group can be followed: its ranks may have agreed on another one.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -157,8 +158,9 @@ impl Group {
         words.resize(length, 0);
         self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut words))?;
         let Some(plan) = read(&words) else { return self.end(refused("another".to_owned())) };
-        self.set_hosts(plan.hosts.clone());
-        Ok(AgreedPlan(plan))
+        let agreed = AgreedPlan(plan);
+        self.take_over(agreed.clone());
+        Ok(agreed)
     }
 }
 

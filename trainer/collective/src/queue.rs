@@ -44,7 +44,6 @@ pub(crate) enum Order<M> {
         other: Option<Collective>,
     },
     Silence(Duration, Duration),
-    Follow(AgreedPlan),
     /// One length for the fit of costs.
     Measure,
 }
@@ -55,15 +54,7 @@ pub(crate) struct Panicked;
 impl<M> Queue<M> {
     pub(crate) fn new(group: Group) -> Self {
         let waiting = group.waiting();
-        let driver = Driver {
-            group,
-            choice: Choice::default(),
-            wire: Wire::F32,
-            buckets: 0,
-            measurement: None,
-            costs: None,
-            broken: None,
-        };
+        let driver = Driver { group, measurement: None, costs: None, broken: None };
         let state = State {
             orders: VecDeque::new(),
             urgent: 0,
@@ -147,16 +138,12 @@ impl<M: AsMut<[f32]>> Queue<M> {
         self.now(|driver| driver.sum(tag, values))
     }
 
-    /// Agrees on a plan here, after all orders, and follows it.
+    /// Agrees on a plan here, after all orders.
     pub(crate) fn agree_now(
         &self,
         propose: impl FnOnce() -> Plan,
     ) -> Result<Result<AgreedPlan, CollectiveError>, Panicked> {
-        self.now(|driver| {
-            let plan = driver.unless_broken(|driver| driver.group.agree(propose))?;
-            driver.follow(&plan);
-            Ok(plan)
-        })
+        self.now(|driver| driver.unless_broken(|driver| driver.group.agree(propose)))
     }
 
     /// What was fitted, after all orders.
@@ -228,10 +215,6 @@ impl<M> Drop for Turn<'_, M> {
 /// Carries out orders on the group, with what they have in common.
 struct Driver {
     group: Group,
-    choice: Choice,
-    wire: Wire,
-    /// Those numbered below are what `wire` is for.
-    buckets: usize,
     measurement: Option<Measurement>,
     /// What the last measurement that was completed found.
     costs: Option<Costs>,
@@ -247,7 +230,8 @@ impl Driver {
                 let ended = match other {
                     None => self.sum(tag, data),
                     Some(other) => {
-                        self.unless_broken(|driver| other.carry_out(&mut driver.group, driver.choice, tag, data))
+                        let choice = self.choice();
+                        self.unless_broken(|driver| other.carry_out(&mut driver.group, choice, tag, data))
                     }
                 };
                 Some(match ended {
@@ -261,10 +245,6 @@ impl Driver {
                 }
                 None
             }
-            Order::Follow(plan) => {
-                self.follow(&plan);
-                None
-            }
             Order::Measure => {
                 // The next operation that is waited for tells of a failure.
                 let _ = self.unless_broken(Self::measure);
@@ -273,8 +253,15 @@ impl Driver {
         }
     }
 
-    fn follow(&mut self, plan: &AgreedPlan) {
-        (self.choice, self.wire, self.buckets) = (plan.choice(), plan.wire(), plan.buckets().len());
+    /// As the group agreed, if it did.
+    fn choice(&self) -> Choice {
+        self.group.plan().map_or_else(Choice::default, AgreedPlan::choice)
+    }
+
+    /// What sums of this bucket travel in: the plan's buckets in the plan's format, all else as it is.
+    fn wire(&self, bucket: u32) -> Wire {
+        let plan = self.group.plan().filter(|plan| (bucket as usize) < plan.buckets().len());
+        plan.map_or(Wire::F32, AgreedPlan::wire)
     }
 
     fn measure(&mut self) -> Result<(), CollectiveError> {
@@ -287,12 +274,11 @@ impl Driver {
     }
 
     fn sum(&mut self, tag: Tag, data: &mut [f32]) -> Result<Transferred, CollectiveError> {
-        let &mut Self { choice, wire, buckets, .. } = self;
+        let (choice, wire) = (self.choice(), self.wire(tag.bucket));
         self.unless_broken(|Self { group, .. }| {
             if group.shares_memory() && matches!(choice, Choice::Cheapest(_)) {
                 return group.all_reduce_in_memory(tag, data, Reduction::Sum);
             }
-            let wire = if (tag.bucket as usize) < buckets { wire } else { Wire::F32 };
             let algorithm = match (choice, wire) {
                 (Choice::Cheapest(_), Wire::Bf16 | Wire::F16) => Algorithm::Direct,
                 (choice, _) => choice.algorithm(group.hosts(), size_of_val(data)),

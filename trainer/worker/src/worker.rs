@@ -207,8 +207,7 @@ impl Run<'_> {
         trainee.put_gradients(arena, beside);
         let places = trainee.meet(group);
         let agreed = self.agree(trainee, &mut ranks, places)?;
-        let mut communicator = Communicator::over(ranks).map_err(|error| Failure::retry(with_causes(&error)))?;
-        communicator.follow(&agreed.plan);
+        let communicator = Communicator::over(ranks).map_err(|error| Failure::retry(with_causes(&error)))?;
         self.work().during(Activity::Computing, || self.bound(trainee, saver, group, communicator, &agreed))
     }
 

@@ -113,7 +113,6 @@ fn the_buckets_of_the_newest_plan_travel_in_its_format_and_other_numbers_as_they
             let (buckets, hosts) = (vec![0..10, 10..30], group.hosts().clone());
             let plan = group.agree(|| Plan { buckets, choice, wire: Wire::Bf16, hosts }).unwrap();
             let mut communicator = Communicator::over(group).unwrap();
-            communicator.follow(&plan);
             for bucket in 0..3 {
                 communicator.submit(1, bucket, vec![third; 20]);
             }
