@@ -3,7 +3,6 @@
 use std::{
     cell::Cell,
     fs,
-    io::{Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -12,7 +11,7 @@ use std::{
 };
 
 use lockstep_api::ValidJob;
-use lockstep_launch::{Task, Workload};
+use lockstep_launch::{Task, Workload, lines};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::Deserialize;
 
@@ -208,7 +207,8 @@ impl Run {
 
     /// The last one in the journal.
     pub(crate) fn newest_step(&self) -> u64 {
-        newest_step(&self.folder.join("metrics.jsonl")).unwrap_or(0)
+        let last: Vec<serde_json::Value> = lines::read_last(&self.folder.join("metrics.jsonl")).unwrap_or_default();
+        last.last().and_then(|line| line["step"].as_u64()).unwrap_or(0)
     }
 
     /// Waits until a condition holds, which it does before the run's end.
@@ -395,18 +395,6 @@ pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(begun.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
         thread::park_timeout(Duration::from_millis(20));
     }
-}
-
-/// The step of a journal's last whole line.
-fn newest_step(journal: &Path) -> Option<u64> {
-    const LAST_LINES: i64 = 4096;
-    let mut file = fs::File::open(journal).ok()?;
-    // Fails where all is less than that.
-    let _ = file.seek(SeekFrom::End(-LAST_LINES));
-    let mut text = Vec::new();
-    file.read_to_end(&mut text).ok()?;
-    let text = String::from_utf8_lossy(&text);
-    text.lines().rev().find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64())
 }
 
 /// Process id, command line and environment of every process that may be looked at.

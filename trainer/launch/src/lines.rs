@@ -2,12 +2,15 @@
 //! stays.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{File, OpenOptions},
     io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     path::Path,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+
+/// Some hundred lines.
+const LAST_BYTES: u64 = 64 << 10;
 
 /// Adds a line; returns once the storage has it for good. Makes the file where there is none; its folder must be there.
 ///
@@ -41,17 +44,34 @@ pub fn append(path: &Path, value: &impl Serialize) -> io::Result<()> {
 /// # Errors
 /// What the storage says.
 pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Vec<T>> {
-    match fs::read(path) {
-        Ok(text) => {
-            Ok(text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+    values_behind(path, |_| 0)
+}
+
+/// As [`read`], of the lines in the last 64 KiB of a file that may be long.
+///
+/// # Errors
+/// What the storage says.
+pub fn read_last<T: DeserializeOwned>(path: &Path) -> io::Result<Vec<T>> {
+    values_behind(path, |length| length.saturating_sub(LAST_BYTES))
+}
+
+/// The values of the lines behind the place that `begins` says for a file of so many bytes.
+fn values_behind<T: DeserializeOwned>(path: &Path, begins: impl Fn(u64) -> u64) -> io::Result<Vec<T>> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => opened?,
+    };
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(begins(length)))?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    Ok(text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -67,5 +87,17 @@ mod tests {
             append(&path, &"third").expect("written");
             assert_eq!(read::<String>(&path).expect("readable"), ["first", "third"], "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn of_a_long_file_only_the_end_is_read_and_no_half_line() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("lines.jsonl");
+        assert_eq!(read_last::<u32>(&path).expect("readable"), [0; 0]);
+        let lines: Vec<String> = (100_000..120_000).map(|number| format!("\"{number}\"\n")).collect();
+        fs::write(&path, lines.concat()).expect("written");
+        let last: Vec<String> = read_last(&path).expect("readable");
+        let whole = LAST_BYTES as usize / lines[0].len();
+        assert_eq!((last.len(), &last[0][..]), (whole, &(120_000 - whole).to_string()[..]));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -129,8 +129,8 @@ impl Folder {
         let mut reached = Reached::default();
         self.last_change()?.iter_mut().for_each(|last| reached.changed(last));
         let path = self.path.join(JOURNAL_FILE);
-        let end = end_of(&path).with_context(|| format!("read {}", path.display()))?;
-        if let Some(Line { step, generation }) = end.lines().rev().find_map(|line| serde_json::from_str(line).ok()) {
+        let newest = lines::read_last(&path).with_context(|| format!("read {}", path.display()))?;
+        if let Some(Line { step, generation }) = newest.into_iter().next_back() {
             reached.reported(&Progress { step, generation, ..Progress::default() });
         }
         Ok(reached)
@@ -302,20 +302,6 @@ pub(crate) fn journal_of(run: &Path) -> anyhow::Result<String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
         Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
     }
-}
-
-/// The last lines of a file that may be long; none where there is no file.
-fn end_of(path: &Path) -> io::Result<String> {
-    const BYTES: u64 = 64 << 10;
-    let mut file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
-        opened => opened?,
-    };
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(BYTES)))?;
-    let mut bytes = Vec::new();
-    file.take(BYTES).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn next_attempt(path: &Path) -> anyhow::Result<u32> {

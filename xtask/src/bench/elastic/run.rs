@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use lockstep_launch::lines;
 use lockstep_tests::metrics::{of_worker, value};
 use serde_json::Value;
 
@@ -274,19 +275,9 @@ fn all_are_new(change: &Value) -> bool {
     change["joined"].as_array().map(Vec::len) == change["workers"].as_u64().map(|workers| workers as usize)
 }
 
-/// The last lines of a file that may be long.
+/// What the last lines of a file tell; nothing where there is none yet.
 pub(super) fn tail(path: &Path) -> Vec<Value> {
-    use std::io::{Read as _, Seek as _, SeekFrom};
-    const BYTES: u64 = 64 << 10;
-    let read = || -> std::io::Result<String> {
-        let mut file = fs::File::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(BYTES)))?;
-        let mut bytes = Vec::new();
-        file.take(BYTES).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    read().unwrap_or_default().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    lines::read_last(path).unwrap_or_default()
 }
 
 pub(super) fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
