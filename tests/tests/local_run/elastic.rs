@@ -121,6 +121,20 @@ fn a_stopped_worker_is_left_behind_and_joins_again_when_it_wakes() {
 }
 
 #[test]
+fn a_worker_that_is_to_leave_and_does_not_move_is_killed_when_its_time_is_over() {
+    let _alone = alone();
+    let template = "template: {spec: {terminationGracePeriodSeconds: 1, containers: [{name: trainer}]}}";
+    let manifest = manifest(2000).replaced("  failurePolicy", &format!("  {template}\n  failurePolicy"));
+    let run = Run::of("stuck", &manifest, &["--workers", "2"]);
+    run.wait_for_step(50);
+    kill_process(run.trainers("worker", "worker-1")[0], Signal::STOP).expect("it is alive");
+    run.scale(1);
+    run.wait_until("its end", || run.said().contains("worker 1 left"));
+    assert!(run.said().contains("worker 1 has not left within 1 s: killing it"), "{}", run.said());
+    run.wait_for_step(run.newest_step() + 20);
+}
+
+#[test]
 fn newcomers_take_the_state_over_while_the_others_train_and_have_nothing_to_copy_when_they_are_let_in() {
     let _alone = alone();
     let run = Run::of("followed", &manifest(SHORT), &["--workers", "2"]);

@@ -51,6 +51,8 @@ struct Supervised<'a> {
     restarts: Restarts,
     /// Those that were killed here, and have not ended yet.
     struck: Vec<Role>,
+    /// Workers that were asked to leave, and when they are killed if they have not.
+    leaving: Vec<(Instant, Role)>,
     /// Who is to be started, and when.
     pending: Vec<(Instant, Role)>,
     joined: BTreeSet<String>,
@@ -83,6 +85,7 @@ impl Session {
             workers,
             restarts: Restarts::default(),
             struck: Vec::new(),
+            leaving: Vec::new(),
             pending: Vec::new(),
             joined: BTreeSet::new(),
             step: None,
@@ -97,6 +100,7 @@ impl Session {
         loop {
             let kill = kills.peek().copied();
             let start = job.pending.iter().map(|(time, _)| *time).min();
+            let overdue = job.leaving.iter().map(|(time, _)| *time).min();
             tokio::select! {
                 happening = job.children.next(), if !job.children.is_empty() => match happening? {
                     Happening::Said(said) => job.said(said, heard, display),
@@ -108,6 +112,7 @@ impl Session {
                     }
                 },
                 () = sleep_until(start.unwrap_or(look)), if start.is_some() => job.start_pending(display),
+                () = sleep_until(overdue.unwrap_or(look)), if overdue.is_some() => job.kill_overdue(display),
                 signal = signals.next() => {
                     job.drain(signals, heard, display).await?;
                     return Ok(if job.finish.is_some() { Finish::Complete } else { Finish::Interrupted(signal) });
@@ -232,6 +237,7 @@ impl Supervised<'_> {
         let wanted = if leaves || self.finish.is_some() { Wanted::No } else { Wanted::Yes };
         let was_struck = self.struck.contains(&role) && end == End::Signal(Signal::KILL.as_raw());
         self.struck.retain(|struck| *struck != role);
+        self.leaving.retain(|(_, leaving)| *leaving != role);
         if was_struck && wanted == Wanted::Yes {
             self.pending.push((Instant::now(), role));
             return None;
@@ -290,8 +296,10 @@ impl Supervised<'_> {
         }
         display.note(&format!("scaling from {} to {wanted} workers", self.workers));
         self.pending.retain(|(_, role)| !matches!(role, Role::Worker(index) if *index >= wanted));
-        for index in wanted..self.workers {
-            self.children.signal(Role::Worker(index), Signal::TERM);
+        let kill = Instant::now() + Duration::from_secs(self.session.grace_seconds().into());
+        for leaving in (wanted..self.workers).map(Role::Worker).filter(|role| self.children.has(*role)) {
+            self.children.signal(leaving, Signal::TERM);
+            self.leaving.push((kill, leaving));
         }
         for index in self.workers..wanted {
             if !self.children.has(Role::Worker(index)) {
@@ -300,6 +308,15 @@ impl Supervised<'_> {
         }
         self.workers = wanted;
         Ok(())
+    }
+
+    /// Kills those that had all the time that a clean stop may take.
+    fn kill_overdue(&mut self, display: &Display) {
+        let (now, seconds) = (Instant::now(), self.session.grace_seconds());
+        for (_, role) in self.leaving.extract_if(.., |(time, _)| *time <= now) {
+            display.note(&format!("{role} has not left within {seconds} s: killing it"));
+            self.children.signal(role, Signal::KILL);
+        }
     }
 
     /// The workers that have not joined; all processes when it is not known which have.
