@@ -146,6 +146,16 @@ fn least(job: &ValidJob) -> u32 {
     job.elastic.min_replicas.min(job.replicas.get())
 }
 
+/// How many workers have joined of those without which nobody trains.
+pub(crate) fn attendance(job: &ValidJob, present: &[&PodSeen]) -> String {
+    let (all, least, joined) = (job.replicas.get(), least(job), joined(job, present));
+    if least < all {
+        format!("{joined} workers have joined of at least {least}, spec.elastic.minReplicas")
+    } else {
+        format!("{joined} of {all} workers have joined")
+    }
+}
+
 /// Phase, reason and message of a job that goes on.
 fn progress_of(
     job: &ValidJob,
@@ -168,11 +178,12 @@ fn progress_of(
         .filter(|(_, pod)| !matches!(pod.state, PodState::Pending(_)) && !is_lost(&pod.uid))
         .count();
     if up == all as usize {
-        return (Phase::Starting, Reason::WorkersJoining, format!("{joined} of {all} workers have joined"));
+        return (Phase::Starting, Reason::WorkersJoining, attendance(job, present));
     }
     let begins = missing.is_empty() && status.restarts == 0;
     let phase = if begins { Phase::Pending } else { Phase::Restarting };
     if let Some((reason, message)) = hindrance(present) {
+        let message = if least < all { format!("{}; {message}", attendance(job, present)) } else { message };
         return (phase, reason, message);
     }
     if let Some(refused) = &seen.refused {

@@ -8,7 +8,7 @@ use lockstep_launch::{Ending, InvalidField, Progress, Task};
 
 use crate::{
     Deletion, GroupSeen, Observed, Plan, PodSeen, PodState, Role, Settings,
-    carry_on::{carry_on, hindrance},
+    carry_on::{attendance, carry_on, hindrance},
     failure::{Cause, Losses, Pulse, Verdict, ended_at, is_alive, verdict, wanted},
     pod_name,
     replace::{count_failure, lose, pause_after, welcome},
@@ -232,7 +232,8 @@ fn give_up_in_time(
         let end = asked.0.max(stopped.last_transition_time.0) + SignedDuration::from_secs(seconds.into());
         if end <= now {
             let message = format!(
-                "not all workers joined within {seconds} s, failurePolicy.startupTimeoutSeconds: {}",
+                "{} within {seconds} s, failurePolicy.startupTimeoutSeconds: {}",
+                attendance(job, present),
                 laggard(job, seen, present)
             );
             return fail(status, &mut plan.events, Reason::StartupTimeout, &message, now);
