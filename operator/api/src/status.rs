@@ -1,7 +1,7 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use lockstep_launch::{BenchmarkReport, CheckpointMark, CommunicationReport, ShortGrace};
+use lockstep_launch::{BenchmarkReport, CheckpointMark, CommunicationReport, DamagedCheckpoint, ShortGrace, Straggler};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
@@ -242,10 +242,13 @@ pub struct JobProgress {
     pub scaling_efficiency: Option<f64>,
     /// Pods that the others wait for: in each of the newest 20 steps their useful time was over 1.3 times the median.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stragglers: Vec<String>,
+    pub stragglers: Vec<Straggler>,
     /// How the workers sum gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<CommunicationReport>,
+    /// The newest checkpoint that was passed over because it is damaged, until there is a newer one that is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damaged_checkpoint: Option<DamagedCheckpoint>,
     /// The time that a pod has to end, where a drain does not fit into it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub short_grace: Option<ShortGrace>,

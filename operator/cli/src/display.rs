@@ -6,7 +6,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lockstep_launch::{BenchmarkReport, ByteSize, CollectivesRow, Progress};
+use lockstep_launch::{BenchmarkReport, ByteSize, CollectivesRow, DamagedCheckpoint, Progress, Straggler};
 
 /// Time between two plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
@@ -55,9 +55,9 @@ impl Display {
                 bar.set_length(progress.total_steps.max(1));
                 bar.set_position(progress.step);
                 bar.set_message(state(progress));
-                lines.epoch.iter().chain(&lines.warning).for_each(|line| self.note(line));
+                lines.epoch.iter().chain(&lines.warnings).for_each(|line| self.note(line));
             }
-            None => [lines.state, lines.epoch, lines.warning].into_iter().flatten().for_each(|line| tell(&line)),
+            None => lines.state.iter().chain(&lines.epoch).chain(&lines.warnings).for_each(|line| tell(line)),
         }
     }
 }
@@ -87,13 +87,14 @@ struct Pace {
     last: Option<(Instant, u64)>,
     accuracy_step: Option<u64>,
     grace_is_short: bool,
+    damaged_checkpoint: Option<DamagedCheckpoint>,
 }
 
 #[derive(Debug, Default, PartialEq)]
 struct Lines {
     state: Option<String>,
     epoch: Option<String>,
-    warning: Option<String>,
+    warnings: Vec<String>,
 }
 
 impl Pace {
@@ -106,7 +107,12 @@ impl Pace {
             self.last = Some((now, progress.step));
         }
         self.accuracy_step = progress.accuracy_step;
-        let warning = progress.short_grace.filter(|_| !self.grace_is_short);
+        let damaged = progress.damaged_checkpoint.as_ref();
+        let newly_damaged = damaged.filter(|_| damaged != self.damaged_checkpoint.as_ref()).map(ToString::to_string);
+        if damaged.is_some() {
+            self.damaged_checkpoint = damaged.cloned();
+        }
+        let short = progress.short_grace.filter(|_| !self.grace_is_short);
         // Whoever has saved nothing yet does not know.
         if progress.last_checkpoint.is_some() || progress.short_grace.is_some() {
             self.grace_is_short = progress.short_grace.is_some();
@@ -114,7 +120,7 @@ impl Pace {
         Lines {
             state: due.then(|| format!("{:>3}% {}", progress.percent(), state(progress))),
             epoch: evaluated.map(|accuracy| format!("epoch {}: accuracy {accuracy:.4}", progress.epoch)),
-            warning: warning.map(|short| short.to_string()),
+            warnings: newly_damaged.into_iter().chain(short.map(|short| short.to_string())).collect(),
         }
     }
 }
@@ -128,9 +134,14 @@ fn state(progress: &Progress) -> String {
         progress.samples_per_second.map(|rate| format!("{} samples/s", rounded(rate))),
         progress.scaling_efficiency.map(|share| format!("efficiency {}", percent(share))),
         progress.estimated_remaining_seconds.map(|seconds| format!("ETA {}", duration(seconds))),
-        (!progress.stragglers.is_empty()).then(|| format!("waits for {}", progress.stragglers.join(", "))),
+        (!progress.stragglers.is_empty()).then(|| format!("waits for {}", named(&progress.stragglers))),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
+}
+
+/// With how many times as long as most each takes.
+fn named(stragglers: &[Straggler]) -> String {
+    stragglers.iter().map(|Straggler { pod, times }| format!("{pod} ({times:.1}x)")).collect::<Vec<_>>().join(", ")
 }
 
 /// What was measured last.
@@ -235,9 +246,19 @@ mod tests {
         let fits = Progress { last_checkpoint: Some(mark), ..at(8) };
         let mut pace = Pace::default();
         let warned = [&at(6), &short, &at(8), &short, &fits, &short].map(|progress| {
-            pace.lines(progress, Instant::now()).warning.is_some_and(|line| line.contains("killed after 1 s"))
+            pace.lines(progress, Instant::now()).warnings.iter().any(|line| line.contains("killed after 1 s"))
         });
         assert_eq!(warned, [false, true, false, false, false, true]);
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_told_of_once() {
+        let damaged = DamagedCheckpoint { step: 300, uri: "file:///c".into(), reason: "torn".into() };
+        let told = Progress { damaged_checkpoint: Some(damaged), ..at(7) };
+        let mut pace = Pace::default();
+        let warned = [&told, &at(8), &told].map(|progress| pace.lines(progress, Instant::now()).warnings);
+        let line = "the checkpoint of step 300 in file:///c is damaged and was passed over: torn";
+        assert_eq!(warned, [vec![line.to_owned()], vec![], vec![]]);
     }
 
     #[test]

@@ -156,6 +156,7 @@ fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
         scaling_efficiency: progress.scaling_efficiency,
         stragglers: progress.stragglers.clone(),
         communication: progress.communication,
+        damaged_checkpoint: progress.damaged_checkpoint.clone(),
         short_grace: progress.short_grace,
         estimated_remaining_seconds: progress
             .estimated_remaining_seconds

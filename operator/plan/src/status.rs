@@ -6,7 +6,8 @@ use lockstep_api::{
     ConditionType, Display, JobProgress, LastChange, LastFailure, Phase, Reason, Replacing, TrainingJobStatus, ValidJob,
 };
 use lockstep_launch::{
-    BenchmarkReport, ByteSize, Change, CheckpointMark, CollectivesReport, CollectivesRow, Progress, ShortGrace, Task,
+    BenchmarkReport, ByteSize, Change, CheckpointMark, CollectivesReport, CollectivesRow, DamagedCheckpoint, Progress,
+    ShortGrace, Straggler, Task,
 };
 
 use crate::{Observed, Role, observed::clip, pod_name};
@@ -27,7 +28,7 @@ pub struct Note {
     /// Whether somebody should look.
     pub warning: bool,
     /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized, RolledBack,
-    /// CheckpointSaved, Straggler, ShortGrace, Suspended, Resumed, Complete, Failed.
+    /// CheckpointSaved, CheckpointDamaged, Straggler, ShortGrace, Suspended, Resumed, Complete, Failed.
     pub reason: &'static str,
     /// For people.
     pub text: String,
@@ -71,8 +72,12 @@ impl Note {
         if change.rollback { Self::warning("RolledBack", text) } else { Self::normal("Resized", text) }
     }
 
-    fn straggler(pod: &str) -> Self {
-        Self::warning("Straggler", format!("{pod} takes over 1.3 times as long for a step as most, 20 times in a row"))
+    fn straggler(straggler: &Straggler) -> Self {
+        Self::warning("Straggler", format!("{straggler}, 20 times in a row"))
+    }
+
+    fn checkpoint_damaged(damaged: &DamagedCheckpoint) -> Self {
+        Self::warning("CheckpointDamaged", damaged.to_string())
     }
 
     fn short_grace(short: &ShortGrace) -> Self {
@@ -142,8 +147,14 @@ pub(crate) fn take_progress(
     }
     events.extend(checkpoint_note(status.last_checkpoint.as_ref(), &next));
     let slow = |status: &TrainingJobStatus| status.progress.as_ref().map_or(Vec::new(), |told| told.stragglers.clone());
-    let known = slow(status);
-    events.extend(slow(&next).iter().filter(|pod| !known.contains(pod)).map(|pod| Note::straggler(pod)));
+    let known: Vec<String> = slow(status).into_iter().map(|known| known.pod).collect();
+    events.extend(slow(&next).iter().filter(|slow| !known.contains(&slow.pod)).map(Note::straggler));
+    let damaged =
+        |status: &TrainingJobStatus| status.progress.as_ref().and_then(|told| told.damaged_checkpoint.clone());
+    let known = damaged(status);
+    events.extend(
+        damaged(&next).filter(|damaged| known.as_ref() != Some(damaged)).as_ref().map(Note::checkpoint_damaged),
+    );
     let short = |status: &TrainingJobStatus| status.progress.as_ref().and_then(|told| told.short_grace);
     events.extend(short(&next).filter(|_| short(status).is_none()).as_ref().map(Note::short_grace));
     *status = next;
@@ -217,8 +228,19 @@ impl Report for TrainingJobStatus {
             accuracy: finite(reported.accuracy).or(last.accuracy),
             samples_per_second: finite(reported.samples_per_second).or(last.samples_per_second),
             scaling_efficiency: finite(reported.scaling_efficiency).or(last.scaling_efficiency),
-            stragglers: reported.stragglers.iter().take(MAX_STRAGGLERS).map(|pod| clip(pod)).collect(),
+            stragglers: reported
+                .stragglers
+                .iter()
+                .filter(|slow| slow.times.is_finite())
+                .take(MAX_STRAGGLERS)
+                .map(|slow| Straggler { pod: clip(&slow.pod), times: slow.times })
+                .collect(),
             communication: reported.communication.or(last.communication),
+            damaged_checkpoint: reported.damaged_checkpoint.as_ref().map(|damaged| DamagedCheckpoint {
+                step: damaged.step,
+                uri: clip(&damaged.uri),
+                reason: clip(&damaged.reason),
+            }),
             // Whoever has saved nothing yet does not know.
             short_grace: match reported.last_checkpoint {
                 Some(_) => reported.short_grace.filter(|short| short.drain_seconds.is_finite()),

@@ -6,7 +6,10 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use jiff::SignedDuration;
 use lockstep_api::Phase;
-use lockstep_launch::{BenchmarkReport, Change, CheckpointMark, CollectivesReport, Ending, Progress, ShortGrace};
+use lockstep_launch::{
+    BenchmarkReport, Change, CheckpointMark, CollectivesReport, DamagedCheckpoint, Ending, Progress, ShortGrace,
+    Straggler,
+};
 use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, Settings, plan};
 use proptest::prelude::*;
 use situations::{benchmark, job, now, outcome, pod, settings};
@@ -346,6 +349,26 @@ proptest! {
 }
 
 #[test]
+fn a_checkpoint_that_was_passed_over_is_told_of_once_and_in_the_status_for_as_long_as_it_is_reported() {
+    let (job, mut seen) = situations::read("Running; all ready");
+    let mut told = |step: Option<u64>| {
+        let damaged = |step| DamagedCheckpoint { step, uri: "file:///c".into(), reason: "torn".into() };
+        let damaged_checkpoint = step.map(damaged);
+        let progress = Some(Progress { step: 100, total_steps: 200, damaged_checkpoint, ..Progress::default() });
+        seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
+        let next = plan(&job, &seen, &settings(), now());
+        seen.status = next.status.unwrap_or_else(|| seen.status.clone());
+        // Otherwise the next report would be too soon.
+        let progress = seen.status.progress.as_mut().expect("progress");
+        progress.last_update_time = None;
+        let events = next.events.iter().filter(|note| note.reason == "CheckpointDamaged" && note.warning).count();
+        (events, progress.damaged_checkpoint.as_ref().map(|damaged| damaged.step))
+    };
+    let found = [None, Some(90), Some(90), Some(80), None].map(&mut told);
+    assert_eq!(found, [(0, None), (1, Some(90)), (0, Some(90)), (1, Some(80)), (0, None)]);
+}
+
+#[test]
 fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
     let (job, mut seen) = situations::read("Running; all ready");
     let mark = CheckpointMark { step: 90, uri: "file:///c".into(), time: now().to_string() };
@@ -377,7 +400,8 @@ fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
 fn a_straggler_is_told_of_when_it_becomes_one() {
     let (job, mut seen) = situations::read("Running; all ready");
     let mut told = |stragglers: &[&str]| {
-        let stragglers = stragglers.iter().map(|pod| (*pod).to_owned()).collect();
+        let straggler = |pod: &&str| Straggler { pod: (*pod).to_owned(), times: 2.4 };
+        let stragglers = stragglers.iter().map(straggler).collect();
         let progress = Some(Progress { step: 100, total_steps: 200, stragglers, ..Progress::default() });
         seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
         let next = plan(&job, &seen, &settings(), now());
@@ -385,9 +409,10 @@ fn a_straggler_is_told_of_when_it_becomes_one() {
         // Otherwise the next report would be too soon.
         seen.status.progress.as_mut().expect("progress").last_update_time = None;
         let slow = next.events.into_iter().filter(|note| note.reason == "Straggler");
-        (slow.map(|note| note.text).collect::<Vec<_>>(), seen.status.progress.clone().expect("progress").stragglers)
+        let named = seen.status.progress.clone().expect("progress").stragglers.into_iter().map(|slow| slow.pod);
+        (slow.map(|note| note.text).collect::<Vec<_>>(), named.collect::<Vec<_>>())
     };
-    let text = "w-1 takes over 1.3 times as long for a step as most, 20 times in a row".to_owned();
+    let text = "w-1 takes 2.4 times as long for a step as most, 20 times in a row".to_owned();
     assert_eq!(told(&["w-1"]), (vec![text.clone()], vec!["w-1".to_owned()]));
     assert_eq!(told(&["w-1"]), (vec![], vec!["w-1".to_owned()]), "once");
     assert_eq!(told(&[]), (vec![], vec![]), "it is none any more");

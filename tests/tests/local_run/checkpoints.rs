@@ -88,6 +88,67 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
     assert_eq!(saves_in_progress(&run), 0);
 }
 
+/// Where the checkpoint of this step lies.
+fn place(run: &Run, step: u64) -> PathBuf {
+    run.folder().join(format!("checkpoints/step-{step:08}"))
+}
+
+/// Its files are there, their bytes are not: other checkpoints may share them.
+fn damage(place: &Path) {
+    let files = fs::read_dir(place).expect("a checkpoint").flatten().map(|entry| entry.path());
+    for chunk in files.filter(|path| path.extension().is_some_and(|end| end == "chunk")) {
+        fs::remove_file(&chunk).expect("removed");
+        fs::write(&chunk, "torn").expect("written");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or_overwritten() {
+    let _alone = alone();
+    let manifest = manifest(2000);
+    let ended = |run: Run| {
+        run.signal(Signal::INT);
+        let run = run.finished();
+        assert_eq!(run.code, Some(130), "{}", run.said());
+        run
+    };
+    let run = Run::of("damaged", &manifest, &[]);
+    run.wait_until("two checkpoints", || run.checkpoints() >= 2);
+    let run = ended(run);
+    let saved = steps(&checkpoints(&run, "list").0);
+    damage(&place(&run, saved[0]));
+    let run = run.again(&manifest, &[]);
+    let told = format!("the checkpoint of step {} in file://", saved[0]);
+    run.wait_until("the warning", || run.said().contains(&told));
+    let run = ended(run);
+    let back = run.history().into_iter().rfind(|change| change.rollback).map(|change| change.step);
+    assert_eq!(back, Some(saved[1]), "{:?}", run.history());
+
+    let saved = steps(&checkpoints(&run, "list").0);
+    let kept = run.folder().join("kept");
+    let newest = place(&run, saved[0]);
+    fs::create_dir(&kept).expect("a folder");
+    for entry in fs::read_dir(&newest).expect("a checkpoint").flatten() {
+        fs::copy(entry.path(), kept.join(entry.file_name())).expect("copied");
+    }
+    saved.iter().for_each(|step| damage(&place(&run, *step)));
+    let journal = fs::read(run.folder().join("metrics.jsonl")).expect("a journal");
+    let run = run.again(&manifest, &[]).finished();
+    let said = run.said();
+    assert_eq!(run.code, Some(1), "{said}");
+    let refused = format!("no checkpoint there is whole; the checkpoint of step {} in file://", saved[0]);
+    assert!(said.contains(&refused) && said.contains("Nothing was overwritten"), "{said}");
+    assert_eq!(steps(&checkpoints(&run, "list").0), saved);
+    assert!(fs::read(run.folder().join("metrics.jsonl")).expect("a journal") == journal, "steps were taken back");
+
+    fs::remove_dir_all(&newest).expect("removed");
+    fs::rename(&kept, &newest).expect("put back");
+    let run = run.again(&manifest, &[]);
+    run.wait_for_step(saved[0] + 20);
+    let run = ended(run);
+    assert_each_step_once(&run, run.steps().last().map_or(0, |line| line.step));
+}
+
 #[test]
 fn what_three_workers_saved_two_and_then_one_go_on_with_to_the_same_weights() {
     let _alone = alone();

@@ -88,7 +88,7 @@ fn a_worker_that_takes_longer_than_the_other_is_named_for_as_long_as_it_does() {
             kill_process(slow, signal).expect("the process is alive");
             thread::sleep(Duration::from_millis(milliseconds));
         }
-        run.said().contains("waits for lenet-worker-1\n")
+        run.said().contains("waits for lenet-worker-1 (")
     });
     let before = run.said().lines().count();
     let is_told_of_nobody = |line: &str| line.contains("samples/s") && !line.contains("waits for");

@@ -40,7 +40,7 @@ pub use exit::Exit;
 pub use grace::{DEFAULT_GRACE_SECONDS, ShortGrace};
 pub use network::{Network, NetworkError};
 pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, ObjectUri};
-pub use progress::{CheckpointMark, CommunicationReport, Link, Progress};
+pub use progress::{CheckpointMark, CommunicationReport, DamagedCheckpoint, Link, Progress, Straggler};
 pub use replay::{PLANS_FILE, Planned, REPLAY, Replay};
 pub use size::{ByteSize, ByteSizeError};
 pub use states::{JOURNAL_FILE, States};

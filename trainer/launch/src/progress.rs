@@ -42,7 +42,7 @@ pub struct Progress {
     pub communication_efficiency: Option<f64>,
     /// Pods that the others wait for: in each of the newest 20 steps their useful time was over 1.3 times the median.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stragglers: Vec<String>,
+    pub stragglers: Vec<Straggler>,
     /// How the workers sum gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<CommunicationReport>,
@@ -52,6 +52,9 @@ pub struct Progress {
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
+    /// The newest checkpoint that was passed over because it is damaged, until there is a newer one that is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damaged_checkpoint: Option<DamagedCheckpoint>,
     /// The time that a process has to end, where a drain does not fit into it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub short_grace: Option<ShortGrace>,
@@ -102,6 +105,44 @@ pub struct CheckpointMark {
     pub uri: String,
     /// When it became whole, RFC 3339.
     pub time: String,
+}
+
+/// A checkpoint that cannot be resumed from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DamagedCheckpoint {
+    /// Optimiser steps that it was to hold.
+    pub step: u64,
+    /// Where it lies.
+    pub uri: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl fmt::Display for DamagedCheckpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, uri, reason } = self;
+        write!(f, "the checkpoint of step {step} in {uri} is damaged and was passed over: {reason}")
+    }
+}
+
+/// A worker that the others wait for.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Straggler {
+    /// Its pod.
+    pub pod: String,
+    /// How many times the median its useful time was over these steps.
+    pub times: f64,
+}
+
+impl fmt::Display for Straggler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pod, times } = self;
+        write!(f, "{pod} takes {times:.1} times as long for a step as most")
+    }
 }
 
 impl fmt::Display for Link {

@@ -85,19 +85,22 @@ impl Meter {
     }
 
     /// Ranks that the others wait for step after step, although they have no more to do: both their useful time and that by sample
-    /// exceed the median of all.
-    pub(crate) fn stragglers(&self) -> Vec<usize> {
+    /// exceed the median of all, so many times at least in the mean of these steps.
+    pub(crate) fn stragglers(&self) -> Vec<(usize, f64)> {
         let Some(first) = self.steps.len().checked_sub(IN_A_ROW) else { return Vec::new() };
-        let mut slow = vec![true; self.shares.len()];
+        let ranks = self.shares.len();
+        let (mut slow, mut slowness) = (vec![true; ranks], vec![0.0; ranks]);
         for Step { useful, .. } in self.steps.range(first..) {
             let useful: Vec<f64> = useful.iter().copied().map(f64::from).collect();
             let by_sample: Vec<f64> = useful.iter().zip(&self.shares).map(|(useful, share)| useful / share).collect();
-            for times in [&useful, &by_sample] {
-                let limit = SLOWER * median(times);
-                slow.iter_mut().zip(times).for_each(|(slow, time)| *slow &= *time > limit);
+            let medians = [median(&useful), median(&by_sample)];
+            for (rank, times) in useful.iter().zip(&by_sample).enumerate() {
+                let times = (times.0 / medians[0]).min(times.1 / medians[1]);
+                slow[rank] &= times > SLOWER;
+                slowness[rank] += times / IN_A_ROW as f64;
             }
         }
-        (0..slow.len()).filter(|rank| slow[*rank]).collect()
+        slowness.into_iter().enumerate().filter(|(rank, times)| slow[*rank] && times.is_finite()).collect()
     }
 }
 
@@ -154,13 +157,18 @@ mod tests {
             meter.stragglers()
         };
         let (third, steady, slow): (_, &[f32], &[f32]) = ([1.0 / 3.0; 3], &[1.0, 1.0, 1.1], &[1.0, 1.0, 1.4]);
-        assert_eq!(found(&third, &[slow; IN_A_ROW]), [2]);
+        let [(2, times)] = found(&third, &[slow; IN_A_ROW])[..] else { panic!("rank 2") };
+        assert!((times - 1.4).abs() < 1e-6, "{times}");
         assert!(found(&third, &[steady; IN_A_ROW]).is_empty());
         assert!(found(&third, &[slow; IN_A_ROW - 1]).is_empty(), "not long enough");
         let interrupted = [&[slow; IN_A_ROW - 1][..], &[steady], &[slow; IN_A_ROW - 1]].concat();
         assert!(found(&third, &interrupted).is_empty(), "not in a row");
         let (two, unequal): (&[f32], &[f32]) = (&[1.0, 1.4], &[1.0, 1.0, 2.0]);
-        assert_eq!(found(&[0.5, 0.5], &[two; IN_A_ROW]), [1], "of two the slower");
+        assert_eq!(
+            found(&[0.5, 0.5], &[two; IN_A_ROW]).iter().map(|(rank, _)| *rank).collect::<Vec<_>>(),
+            [1],
+            "of two the slower"
+        );
         assert!(found(&[0.25, 0.25, 0.5], &[unequal; IN_A_ROW]).is_empty(), "it has twice as much to do");
     }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use lockstep_elastic::{Group, Membership};
-use lockstep_launch::Progress;
+use lockstep_launch::{Progress, Straggler};
 use tracing::{info, warn};
 
 use crate::{
@@ -69,6 +69,7 @@ impl<'a> Reporter<'a> {
             accuracy: kept.accuracy.map(|(_, accuracy)| accuracy),
             accuracy_step: kept.accuracy.map(|(step, _)| step),
             communication: communication.report,
+            damaged_checkpoint: trainee.damaged_checkpoint.clone(),
             ..Progress::default()
         };
         // The journal of the one before ended with its pod, or somebody took it away.
@@ -123,14 +124,21 @@ impl<'a> Reporter<'a> {
             accuracy: self.progress.accuracy,
             accuracy_step: self.progress.accuracy_step,
             last_checkpoint: self.progress.last_checkpoint.take(),
+            damaged_checkpoint: self.progress.damaged_checkpoint.take(),
             short_grace: self.progress.short_grace,
             communication: self.progress.communication,
             generation: self.group.generation,
-            stragglers: rank.stragglers().into_iter().filter_map(|rank| self.group.pods.get(rank).cloned()).collect(),
+            stragglers: rank.stragglers().into_iter().filter_map(|(rank, times)| self.straggler(rank, times)).collect(),
             ..rank.progress(line)
         };
         self.write(line)?;
         self.report(false)
+    }
+
+    fn straggler(&self, rank: usize, times: f64) -> Option<Straggler> {
+        let pod = self.group.pods.get(rank)?.clone();
+        // More digits would differ in each report.
+        Some(Straggler { pod, times: (times * 10.0).round() / 10.0 })
     }
 
     /// Takes down an evaluation.
@@ -177,6 +185,8 @@ impl<'a> Reporter<'a> {
             self.progress.last_checkpoint = saver.newest().cloned();
             self.progress.short_grace = saver.short_grace();
         }
+        let newest = saver.newest().map(|mark| mark.step);
+        self.progress.damaged_checkpoint.take_if(|damaged| newest >= Some(damaged.step));
     }
 
     /// The journal with the lines of all steps that were taken down; they are stored once it is synced.

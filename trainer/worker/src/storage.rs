@@ -11,10 +11,11 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Destination, Folder, Identity, Layout, Objects, Saved, Snapshotter, Tensor,
+    Checkpoint, CheckpointError, Destination, Folder, Identity, Layout, Newest, Objects, Saved, Skipped, Snapshotter,
+    Tensor,
 };
 use lockstep_elastic::Digest;
-use lockstep_launch::{CheckpointMark, Launch, ObjectUri, Workload};
+use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, Workload};
 use lockstep_nn::{Cpu, Replica};
 use tracing::warn;
 
@@ -57,14 +58,31 @@ impl Storage {
         Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri, keeps_journals })
     }
 
-    /// Loads the newest state that is whole. Where there is none, or on an error, the state that `into` had may be gone.
-    pub(crate) fn load_newest(&self, into: &mut impl Destination) -> Result<Option<Checkpoint>, Failure> {
+    /// Loads the newest state that is whole; also gives the newest that was passed over for it. Where none is whole, or on an error, the state
+    /// that `into` had may be gone.
+    pub(crate) fn load_newest(
+        &self,
+        into: &mut impl Destination,
+    ) -> Result<(Option<Checkpoint>, Option<DamagedCheckpoint>), Failure> {
         let newest = told_of(&self.uri, || self.folder.newest(&self.identity, into));
-        let newest = newest.map_err(|error| self.refused(&error))?;
-        for skipped in &newest.skipped {
-            warn!(step = skipped.step, path = %skipped.path.display(), reason = skipped.reason, "checkpoint passed over");
-        }
-        Ok(newest.checkpoint)
+        let Newest { checkpoint, skipped } = newest.map_err(|error| self.refused(&error))?;
+        let damaged = skipped.into_iter().map(|Skipped { step, path, reason }| {
+            warn!(step, path = %path.display(), reason, "checkpoint passed over");
+            DamagedCheckpoint { step, uri: uri_of(&path), reason }
+        });
+        // Each is worth a line.
+        let damaged: Vec<_> = damaged.collect();
+        Ok((checkpoint, damaged.into_iter().next()))
+    }
+
+    /// What to say where the group would begin with the seed's first weights although there are checkpoints: the next ones would take their
+    /// place.
+    pub(crate) fn none_whole(&self, newest: &DamagedCheckpoint) -> Failure {
+        Failure::fatal(format!(
+            "spec.checkpoint.uri: {}: no checkpoint there is whole; {newest}. Nothing was overwritten: put a whole one back, or move the \
+             folder that this one lies in away to train from the beginning",
+            self.uri
+        ))
     }
 
     /// Clears what saves of groups before this generation have left, where that may take the room that the journal needs.

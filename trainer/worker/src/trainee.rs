@@ -6,6 +6,7 @@ use lockstep_checkpoint::{Checkpoint, Destination, Layout, NoPlace};
 use lockstep_collective::{Costs, Group as Ranks, SharedArena, Tag};
 use lockstep_data::{Samples, Seat};
 use lockstep_elastic::{Digest, Group, Sampler, State};
+use lockstep_launch::DamagedCheckpoint;
 use lockstep_nn::{Cpu, Device, Network, Replica, StepResult};
 use tracing::info;
 
@@ -40,6 +41,8 @@ pub(crate) struct Trainee {
     pub step: u64,
     /// Not in the middle of a copy, or of a checkpoint that is being loaded.
     is_whole: bool,
+    /// The newest checkpoint that it passed over, if any.
+    pub damaged_checkpoint: Option<DamagedCheckpoint>,
     /// What this worker does by itself.
     pub baseline: Baseline,
     /// The plan of communication that was followed last, as checkpoints keep it.
@@ -78,6 +81,7 @@ impl Trainee {
             recipe,
             step: 0,
             is_whole: false,
+            damaged_checkpoint: None,
             baseline,
             communication: None,
             storage_is_checked: false,
@@ -93,7 +97,8 @@ impl Trainee {
     /// Takes over the newest state in `storage`, or without one the seed's first weights.
     pub(crate) fn begin(&mut self, storage: &Storage) -> Result<(), Failure> {
         self.is_whole = false;
-        let loaded = storage.load_newest(&mut Views { replica: &mut self.replica, lent: Vec::new() })?;
+        let (loaded, damaged) = storage.load_newest(&mut Views { replica: &mut self.replica, lent: Vec::new() })?;
+        self.damaged_checkpoint = damaged;
         (self.step, self.communication) = match loaded {
             Some(Checkpoint { path, position, communication, .. }) => {
                 info!(step = position.step, path = %path.display(), "checkpoint loaded");

@@ -498,8 +498,8 @@ impl<'a> Rank<'a> {
         self.counted.exposed = self.communicator.statistics().exposed;
     }
 
-    /// Ranks that the others wait for step after step.
-    pub(crate) fn stragglers(&self) -> Vec<usize> {
+    /// Ranks that the others wait for step after step, with how many times as long as most they take.
+    pub(crate) fn stragglers(&self) -> Vec<(usize, f64)> {
         self.meter.stragglers()
     }
 

@@ -193,6 +193,9 @@ impl Run<'_> {
         saver: &mut Saver<'_>,
         group: &Group,
     ) -> Result<Option<Ending>, Failure> {
+        if let Some(damaged) = trainee.damaged_checkpoint.as_ref().filter(|_| group.base.step == 0) {
+            return Err(self.storage.none_whole(damaged));
+        }
         saver.enter(group);
         let mut ranks = self.member.form(group)?;
         ranks.set_silence(LIMITS.silence, trainee.copying_limit(group)).map_err(Failure::lost)?;
