@@ -16,7 +16,7 @@ use crate::mesh::{Mesh, Wanted};
 use crate::position::Position;
 use crate::seat::Seat;
 use crate::wire::Coding;
-use crate::{Abort, CollectiveError, Transferred};
+use crate::{Abort, CollectiveError, Hosts, Transferred};
 
 /// Room for a frame of any elements, aligned for each.
 #[derive(Debug)]
@@ -65,10 +65,25 @@ pub(crate) struct Execution<'a> {
     pub(crate) operation: u64,
     /// Of an element in memory.
     pub(crate) element_bytes: usize,
-    pub(crate) coding: Coding,
+    pub(crate) codings: Codings<'a>,
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) waiting: Waiting,
     pub(crate) abort: &'a Abort,
+}
+
+/// How elements travel: within hosts as between them, or not.
+pub(crate) struct Codings<'a> {
+    pub(crate) hosts: &'a Hosts,
+    pub(crate) within: Coding,
+    pub(crate) between: Coding,
+}
+
+impl Codings<'_> {
+    /// Between these two ranks.
+    fn of(&self, one: usize, other: usize) -> Coding {
+        let hosts = self.hosts.numbers();
+        if hosts[one] == hosts[other] { self.within } else { self.between }
+    }
 }
 
 /// How far it has come.
@@ -150,7 +165,7 @@ impl Execution<'_> {
     fn heard(&mut self, progress: &Progress, peer: Option<usize>, data: &[u8]) -> Vec<u8> {
         let receive = self.schedule.receives.get(progress.received).filter(|receive| Some(receive.from) == peer);
         let (Some(receive), Some(incoming)) = (receive, &progress.incoming) else { return Vec::new() };
-        let (place, length) = (self.place(&receive.elements), self.length(&receive.elements));
+        let (place, length) = (self.place(&receive.elements), self.length(receive.from, &receive.elements));
         let payload = if incoming.aside { self.scratch.arriving.first(length) } else { &data[place] };
         let filled = incoming.filled.min(FAREWELL_BYTES);
         let in_payload = filled.saturating_sub(HEADER_BYTES).min(payload.len());
@@ -244,8 +259,8 @@ impl Execution<'_> {
         let schedule = self.schedule;
         let is_due = |send: &&Send| progress.outgoing.is_some() || send.after <= progress.received;
         let Some(send) = schedule.sends.get(progress.sent).filter(is_due) else { return self.mesh.flush() };
-        let (place, length) = (self.place(&send.elements), self.length(&send.elements));
-        let payload = match self.coding.write {
+        let (place, length) = (self.place(&send.elements), self.length(send.to, &send.elements));
+        let payload = match self.coding(send.to).write {
             None => &data[place],
             Some(write) => {
                 let frame = self.scratch.leaving.first(length);
@@ -278,7 +293,8 @@ impl Execution<'_> {
         let schedule = self.schedule;
         let Some(receive) = schedule.receives.get(progress.received) else { return Ok(false) };
         let is_due = receive.after <= progress.sent;
-        let (place, length) = (self.place(&receive.elements), self.length(&receive.elements));
+        let coding = self.coding(receive.from);
+        let (place, length) = (self.place(&receive.elements), self.length(receive.from, &receive.elements));
         let expected = Header {
             sender: receive.from as u32,
             chunk: self.counts[receive.from].received,
@@ -288,7 +304,7 @@ impl Execution<'_> {
         let incoming = progress.incoming.get_or_insert_with(|| Incoming {
             bytes: [0; HEADER_BYTES],
             filled: 0,
-            aside: receive.arrival == Arrival::Reduce || !is_due || self.coding.write.is_some(),
+            aside: receive.arrival == Arrival::Reduce || !is_due || coding.write.is_some(),
             header: None,
         });
         if incoming.header.is_none() {
@@ -315,8 +331,8 @@ impl Execution<'_> {
         }
         if incoming.aside {
             let take_in = match receive.arrival {
-                Arrival::Reduce => self.coding.reduce,
-                Arrival::Copy => self.coding.copy,
+                Arrival::Reduce => coding.reduce,
+                Arrival::Copy => coding.copy,
             };
             take_in(&mut data[place], self.scratch.arriving.first(length));
         }
@@ -331,9 +347,13 @@ impl Execution<'_> {
         elements.start * self.element_bytes..elements.end * self.element_bytes
     }
 
-    /// Of their frame's payload.
-    fn length(&self, elements: &Range<usize>) -> usize {
-        elements.len() * self.coding.element_bytes
+    /// Of the payload of the frame in which they travel from or to `peer`.
+    fn length(&self, peer: usize, elements: &Range<usize>) -> usize {
+        elements.len() * self.coding(peer).element_bytes
+    }
+
+    fn coding(&self, peer: usize) -> Coding {
+        self.codings.of(self.header.sender as usize, peer)
     }
 }
 

@@ -9,7 +9,8 @@ use crate::reducer::{Reducer, each, reducer};
 /// The number format in which sums of `f32` travel between ranks; memory that they share knows `f32` only.
 ///
 /// A narrower one rounds whatever is sent, on the sender too, so that all ranks end with the same bits; terms are always added in `f32`.
-/// [`Algorithm::Direct`](crate::algorithm::Algorithm::Direct) sends no element more than twice: as a term and as the sum.
+/// [`Algorithm::Direct`](crate::algorithm::Algorithm::Direct) rounds no element more than twice: as a term and as the sum; where ranks share
+/// some of the hosts only what it sends between those is rounded, and its terms are the sums of hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wire {
     /// As in memory.

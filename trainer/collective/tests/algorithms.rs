@@ -134,9 +134,9 @@ fn every_torus_sums() {
 
 #[test]
 fn hierarchies_of_hosts_sum() {
-    for seed in 0..4 {
+    for (seed, algorithm) in (0..4).flat_map(|seed| [(seed, Algorithm::Hierarchical), (seed, Algorithm::Direct)]) {
         check(
-            |rank, world, length| all_reduce(Algorithm::Hierarchical, rank, &hosts(world, seed), length, FRAME),
+            |rank, world, length| all_reduce(algorithm, rank, &hosts(world, seed), length, FRAME),
             |rank, _, length| given(rank, length),
             |_, world, length| (0..length, summed(world, length)),
         );
@@ -365,18 +365,19 @@ fn the_other_operations_send_nothing_twice() {
 fn a_hierarchy_sends_between_hosts_what_a_ring_of_them_would() {
     let length = 1 << 20;
     for world in 2..=MOST_RANKS {
-        for seed in 1..4 {
+        for (seed, algorithm) in (1..4).flat_map(|seed| [(seed, Algorithm::Hierarchical), (seed, Algorithm::Direct)]) {
             let hosts = hosts(world, seed);
             let ranks = hosts.ranks();
             let count = ranks.len() as f64;
             for (host, row) in ranks.iter().enumerate() {
-                let sends = row
-                    .iter()
-                    .flat_map(|rank| all_reduce(Algorithm::Hierarchical, *rank, &hosts, length, MAX_FRAME).sends);
+                let sends = row.iter().flat_map(|rank| all_reduce(algorithm, *rank, &hosts, length, MAX_FRAME).sends);
                 let leaving = sends.filter(|send| hosts.numbers()[send.to] as usize != host);
                 let sent: usize = leaving.map(|send| send.elements.len()).sum();
                 let most = 2.0 * (count - 1.0) / count * length as f64;
-                assert!((0.99 * most..=1.01 * most).contains(&(sent as f64)), "{sent} of {most}: {hosts:?}");
+                assert!(
+                    (0.99 * most..=1.01 * most).contains(&(sent as f64)),
+                    "{algorithm:?}: {sent} of {most}: {hosts:?}"
+                );
             }
         }
     }

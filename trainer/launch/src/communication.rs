@@ -23,9 +23,8 @@ pub struct Communication {
     /// the network by itself. Default: auto.
     pub algorithm: CommunicationAlgorithm,
     /// Number format of gradients between workers that share no memory: f32, bf16 or f16. The last two halve the bytes and round
-    /// each gradient twice, as it is sent and as its sum is; sums are formed in f32. From k workers on each host go k/2 times the bytes
-    /// that f32 takes, which is summed within hosts first: rather make one worker of a host's devices by devicesPerWorker. Not with a
-    /// named algorithm but direct. Default: f32.
+    /// each gradient twice, as it is sent and as its sum is; sums are formed in f32. Where workers share some of the hosts, those sum
+    /// in f32 first, and only what goes between hosts is rounded. Not with a named algorithm but direct. Default: f32.
     pub wire: WireFormat,
     /// Bytes of gradient that are reduced at once while earlier layers still run backward: a number, or one with Ki, Mi or
     /// Gi; the first that are ready are never more than 1Mi. Default: what is best by the measured times of backward and messages; 1Mi where workers share memory.

@@ -1,7 +1,8 @@
 //! Every rank reduces its own part of all others' elements and sends the result to each of them: two hops, whatever their number, and
-//! no element is on its way more than twice.
+//! no element is on its way more than twice. Where ranks share some of the hosts those sum within them first, and then this is done between
+//! hosts.
 
-use super::{AllReduce, Arrival, Builder, Terms, part};
+use super::{AllReduce, Arrival, Builder, Terms, hierarchical, part};
 use crate::Hosts;
 
 pub(super) struct Scheme;
@@ -15,7 +16,14 @@ impl AllReduce for Scheme {
         "direct"
     }
 
-    fn describe(&self, builder: &mut Builder, _: &Hosts, length: usize) {
+    fn describe(&self, builder: &mut Builder, hosts: &Hosts, length: usize) {
+        if hosts.are_mixed() {
+            let count = hosts.count();
+            return hierarchical::over_hosts(builder, hosts, length, |host, step| {
+                let other = (host + 1 + step % (count - 1)) % count;
+                (if step < count - 1 { other } else { host }, other)
+            });
+        }
         let world = builder.world;
         // In turns, so that no rank is everyone's target at once.
         for distance in 1..world {
@@ -28,7 +36,18 @@ impl AllReduce for Scheme {
     }
 
     fn seconds(&self, terms: &Terms<'_>) -> f64 {
+        if terms.hosts.are_mixed() {
+            return hierarchical::Scheme.seconds(terms);
+        }
         terms.in_parts(2.0 * (terms.ranks() - 1.0))
+    }
+
+    fn crossings(&self, hosts: &Hosts) -> usize {
+        if hosts.are_mixed() { 1 } else { hosts.fullest() }
+    }
+
+    fn rounds_between_hosts_only(&self, hosts: &Hosts) -> bool {
+        hosts.are_mixed()
     }
 
     fn is_worth_trying(&self, _: &Hosts) -> bool {

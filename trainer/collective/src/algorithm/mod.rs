@@ -85,7 +85,8 @@ pub enum Algorithm {
     /// ≈ 2(⌊log₂n⌋ + k)(α + S/k·(β + γ)) with k frames: two trees, each with half of the elements, in which every rank has children in
     /// one only. (Sanders, Speck and Träff, 2009)
     DoubleTree,
-    /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, in two hops: every rank reduces one part of all others' elements by itself.
+    /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, in two hops: every rank reduces one part of all others' elements by itself. Where ranks share
+    /// some of the hosts it is a hierarchy, and what it costs, with these two hops between hosts.
     Direct,
     /// Within hosts, between them, and within them again: with H hosts of k ranks each 2(k+H−2)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, of which
     /// only 2(H−1)/H·Sβ go over a host's line to the others. (Goyal et al., arXiv 1706.02677, §4)
@@ -136,6 +137,11 @@ impl Algorithm {
     /// Whether so many ranks can do it.
     pub(crate) fn fits(self, world: usize) -> bool {
         self.as_scheme(|scheme| scheme.fits(world))
+    }
+
+    /// Whether a narrow [`Wire`](crate::Wire) is for what it sends between hosts only: what it sends within them is no narrower than memory.
+    pub(crate) fn rounds_between_hosts_only(self, hosts: &Hosts) -> bool {
+        self.as_scheme(|scheme| scheme.rounds_between_hosts_only(hosts))
     }
 
     /// As errors call it.
@@ -190,6 +196,11 @@ trait AllReduce {
     /// Whether so many ranks can do it.
     fn fits(&self, _world: usize) -> bool {
         true
+    }
+
+    /// Whether all ranks end with the same bits where only what is sent between hosts is rounded.
+    fn rounds_between_hosts_only(&self, _hosts: &Hosts) -> bool {
+        false
     }
 
     /// Whether it may be cheaper than all others among these hosts.

@@ -7,7 +7,7 @@ use crate::CollectiveError;
 use crate::algorithm::{Algorithm, block, part};
 use crate::call::{Call, Operation};
 use crate::element::{Element, Reduction, divide};
-use crate::engine::Execution;
+use crate::engine::{Codings, Execution};
 use crate::farewell;
 use crate::frame::{Header, Kind};
 use crate::memory::{Patience, Work};
@@ -51,7 +51,9 @@ impl Group {
         data: &mut [f32],
     ) -> Result<Transferred, CollectiveError> {
         let operation = Operation::AllReduce(algorithm);
-        let transferred = self.carry_out(operation, tag, data.len(), data, Some(Reduction::Sum), wire.coding())?;
+        let between = wire.coding();
+        let within = if algorithm.rounds_between_hosts_only(&self.hosts) { Wire::F32.coding() } else { between };
+        let transferred = self.carry_out(operation, tag, data.len(), data, Some(Reduction::Sum), [within, between])?;
         // In every other algorithm whoever has formed the sum sends it.
         if algorithm == Algorithm::RecursiveDoubling && self.world() > 1 {
             wire.round(data);
@@ -250,7 +252,7 @@ impl Group {
         reduction: Option<Reduction>,
     ) -> Result<Transferred, CollectiveError> {
         let coding = Coding::plain::<T>(reduction.unwrap_or(Reduction::Sum));
-        self.carry_out(operation, tag, length, data, reduction, coding)
+        self.carry_out(operation, tag, length, data, reduction, [coding; 2])
     }
 
     fn carry_out<T: Element>(
@@ -260,7 +262,7 @@ impl Group {
         length: usize,
         data: &mut [T],
         reduction: Option<Reduction>,
-        coding: Coding,
+        [within, between]: [Coding; 2],
     ) -> Result<Transferred, CollectiveError> {
         self.check()?;
         let Seat { job, generation, rank } = self.seat;
@@ -272,7 +274,7 @@ impl Group {
         let Tag { step, bucket } = tag;
         let header = Header {
             kind: Kind::Segment,
-            call: Call::new(operation, coding.code, reduction),
+            call: Call::new(operation, between.code, reduction),
             job,
             generation,
             step,
@@ -291,7 +293,7 @@ impl Group {
             header,
             operation: begun,
             element_bytes: size_of::<T>(),
-            coding,
+            codings: Codings { hosts: &self.hosts, within, between },
             scratch: &mut self.scratch,
             waiting: self.waiting,
             abort: &self.abort,

@@ -2,9 +2,9 @@
 
 use half::{bf16, f16};
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME, part};
-use lockstep_collective::{Choice, Communicator, HEADER_BYTES, Plan, Tag, Wire};
+use lockstep_collective::{Abort, Choice, Communicator, Group, HEADER_BYTES, Hosts, Plan, Tag, Wire};
 
-use crate::group::{PATIENT, bare_group, ends};
+use crate::group::{PATIENT, bare_group, ends, listener, ranks_at, seat};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
 /// A format, and what it makes of a number.
@@ -45,6 +45,54 @@ fn a_direct_sum_is_added_in_f32_and_rounded_once_as_term_and_once_as_sum() {
                     }
                 })
             });
+        }
+    }
+}
+
+/// Hosts sum within themselves in f32; then owners do with those sums what ranks of their own hosts do with terms.
+fn rounded_between(hosts: &Hosts, length: usize, round: fn(f32) -> f32) -> Vec<f32> {
+    let terms: Vec<Vec<f32>> = (0..hosts.world()).map(|rank| uneven(rank, length)).collect();
+    let (rows, count, owners) = (hosts.ranks(), hosts.count(), hosts.emptiest());
+    let mut sum = vec![0.0; length];
+    for (owner, host) in (0..owners).flat_map(|owner| (0..count).map(move |host| (owner, host))) {
+        for index in part(&part(&(0..length), owners, owner), count, host) {
+            let of = |host: usize| {
+                let (row, owner) = (&rows[host], rows[host][owner]);
+                let others = row.iter().filter(|rank| **rank != owner);
+                others.fold(terms[owner][index], |total, rank| total + terms[*rank][index])
+            };
+            let others = (1..count).map(|distance| of((host + count - distance) % count));
+            sum[index] = round(others.fold(of(host), |total, term| total + round(term)));
+        }
+    }
+    sum
+}
+
+#[test]
+fn where_ranks_share_hosts_a_direct_sum_is_rounded_between_these_only() {
+    const LONG: usize = 6 * MAX_FRAME + 1;
+    for names in [&[1, 2, 1][..], &[5, 5, 9, 9], &[1, 2, 2, 0, 0, 2], &[1, 1, 2, 2, 3, 3]] {
+        for (wire, round) in NARROW {
+            let listeners = names.iter().map(|name| listener().on_host(*name)).collect();
+            let sent = ranks_at(listeners, |listener, rank, peers| {
+                let mut group = Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
+                let mut sum = |length| {
+                    let mut data = uneven(rank, length);
+                    let transferred = group.sum(wire, Algorithm::Direct, TAG, &mut data).unwrap();
+                    assert!(data == rounded_between(group.hosts(), length, round), "{wire:?}, {names:?}, {length}");
+                    transferred.bytes_sent
+                };
+                for length in [0, 1, 7, 999] {
+                    sum(length);
+                }
+                sum(LONG)
+            });
+            if names == [5, 5, 9, 9] {
+                // Within its host a rank sends one half as terms and the other as sums, in f32; of its own half it sends as much as that to the
+                // other host, rounded.
+                let most = ((4 + 1) * LONG + 64 * HEADER_BYTES) as u64;
+                assert!(sent.iter().all(|sent| *sent <= most), "{sent:?}, {most} at most");
+            }
         }
     }
 }
