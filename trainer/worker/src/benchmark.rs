@@ -217,6 +217,8 @@ fn candidates(wanted: CommunicationAlgorithm, hosts: &Hosts, over_memory: bool) 
         // It is a ring.
         Means::Messages(Algorithm::Torus { columns: 1 }) => false,
         Means::Messages(Algorithm::Hierarchical) => hosts.are_mixed(),
+        // Two hosts go round as they exchange.
+        Means::Messages(Algorithm::Direct) => !hosts.are_mixed() || hosts.count() > 2,
         Means::Messages(_) | Means::Memory => true,
     };
     all.filter_map(by_messages).filter(differs).chain(over_memory.then_some(memory)).collect()

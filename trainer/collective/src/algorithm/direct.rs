@@ -9,7 +9,7 @@ pub(super) struct Scheme;
 
 impl AllReduce for Scheme {
     fn code(&self) -> u8 {
-        6
+        8
     }
 
     fn name(&self) -> &'static str {
