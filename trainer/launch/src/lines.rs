@@ -47,7 +47,7 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Vec<T>> {
     values_behind(path, |_| 0)
 }
 
-/// As [`read`], of the lines in the last 64 KiB of a file that may be long.
+/// As [`read`], of the whole lines in the last 64 KiB of a file that may be long.
 ///
 /// # Errors
 /// What the storage says.
@@ -61,11 +61,13 @@ fn values_behind<T: DeserializeOwned>(path: &Path, begins: impl Fn(u64) -> u64) 
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened?,
     };
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(begins(length)))?;
+    let begin = begins(file.metadata()?.len());
+    file.seek(SeekFrom::Start(begin))?;
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
-    Ok(text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    // The first one may have begun before.
+    let lines = text.split(|byte| *byte == b'\n').skip(usize::from(begin > 0));
+    Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
 #[cfg(test)]
@@ -94,10 +96,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("lines.jsonl");
         assert_eq!(read_last::<u32>(&path).expect("readable"), [0; 0]);
-        let lines: Vec<String> = (100_000..120_000).map(|number| format!("\"{number}\"\n")).collect();
+        // Parts of such lines are numbers too.
+        let lines: Vec<String> = (100_000..120_000).map(|number| format!("{number}\n")).collect();
         fs::write(&path, lines.concat()).expect("written");
-        let last: Vec<String> = read_last(&path).expect("readable");
-        let whole = LAST_BYTES as usize / lines[0].len();
-        assert_eq!((last.len(), &last[0][..]), (whole, &(120_000 - whole).to_string()[..]));
+        let whole = LAST_BYTES / lines[0].len() as u64;
+        let expected: Vec<u64> = (120_000 - whole..120_000).collect();
+        assert_eq!(read_last::<u64>(&path).expect("readable"), expected);
+        fs::write(&path, lines[..5].concat()).expect("written");
+        assert_eq!(read_last::<u64>(&path).expect("readable").len(), 5, "all of it is the end");
     }
 }
