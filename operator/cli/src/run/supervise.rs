@@ -56,6 +56,8 @@ struct Supervised<'a> {
     /// Who is to be started, and when.
     pending: Vec<(Instant, Role)>,
     joined: BTreeSet<String>,
+    /// Who trains, by what was told of the group.
+    members: BTreeSet<String>,
     /// The last step that was reported.
     step: Option<u64>,
     /// By what was told of it.
@@ -88,6 +90,7 @@ impl Session {
             leaving: Vec::new(),
             pending: Vec::new(),
             joined: BTreeSet::new(),
+            members: BTreeSet::new(),
             step: None,
             reached,
             shown: None,
@@ -205,6 +208,10 @@ impl Supervised<'_> {
     /// Tells of a change of the group, and keeps it.
     fn changed(&mut self, mut change: Change, heard: &Heard, display: &Display) {
         self.reached.changed(&mut change);
+        let gone = |member: &String| change.left.iter().chain(&change.lost).any(|gone| gone.pod == *member);
+        self.members.retain(|member| !gone(member));
+        // One that was lost may have joined again.
+        self.members.extend(change.joined.iter().cloned());
         // The first membership is no change.
         if change.generation > 1 && heard.progress.is_some() {
             display.note(&change.to_string());
@@ -310,12 +317,19 @@ impl Supervised<'_> {
         Ok(())
     }
 
-    /// Kills those that had all the time that a clean stop may take.
+    /// Kills those that had all the time that a clean stop may take. A member of the group is left alone: those that stay may yet have to
+    /// copy its state.
     fn kill_overdue(&mut self, display: &Display) {
         let (now, seconds) = (Instant::now(), self.session.grace_seconds());
-        for (_, role) in self.leaving.extract_if(.., |(time, _)| *time <= now) {
-            display.note(&format!("{role} has not left within {seconds} s: killing it"));
-            self.children.signal(role, Signal::KILL);
+        for (time, role) in std::mem::take(&mut self.leaving) {
+            if now < time {
+                self.leaving.push((time, role));
+            } else if self.members.contains(&self.session.member(role)) {
+                self.leaving.push((now + LOOK, role));
+            } else {
+                display.note(&format!("{role} has not left within {seconds} s: killing it"));
+                self.children.signal(role, Signal::KILL);
+            }
         }
     }
 
