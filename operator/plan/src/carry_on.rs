@@ -150,7 +150,7 @@ fn least(job: &ValidJob) -> u32 {
 pub(crate) fn attendance(job: &ValidJob, present: &[&PodSeen]) -> String {
     let (all, least, joined) = (job.replicas.get(), least(job), joined(job, present));
     if least < all {
-        format!("{joined} workers have joined of at least {least}, spec.elastic.minReplicas")
+        format!("{joined} of at least {least} workers, spec.elastic.minReplicas, have joined")
     } else {
         format!("{joined} of {all} workers have joined")
     }

@@ -125,7 +125,7 @@ fn a_pod_that_cannot_be_pulled_is_named_with_the_words_of_the_registry_and_what_
 fn a_job_of_which_fewer_fit_than_it_needs_says_how_many_those_are_and_by_which_field() {
     let short = "elastic 2 to 3; wants 3; Pending; coordinator ready; worker 0 ready; worker 1 unschedulable; worker 2 unschedulable";
     let why = "pod lenet-worker-1: 0/3 nodes are available; free or add nodes, or ask for less in spec.template";
-    let attendance = "1 workers have joined of at least 2, spec.elastic.minReplicas";
+    let attendance = "1 of at least 2 workers, spec.elastic.minReplicas, have joined";
     for (asked, condition, told) in [
         (100, "Running", format!("{attendance}; {why}")),
         (600, "Failed", format!("{attendance} within 600 s, failurePolicy.startupTimeoutSeconds: {why}")),
