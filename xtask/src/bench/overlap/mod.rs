@@ -33,9 +33,12 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Steps at the beginning that do not count: after sixteen a group plans anew.
 const WARM_UP: usize = 17;
 
-/// Samples a worker: little to compute beside the sums, then about as much as they take; and the part of DDP's step that gradients in
-/// bf16 are to take.
-const CASES: [(&str, u32, f64); 2] = [("communication-bound", 16, 0.6), ("balanced", 96, 0.95)];
+/// Seconds that the line takes for all gradients.
+const LINE_SECONDS: f64 = WEIGHTS * 4.0 * FRAMING * 8.0 / (GIGABITS * 1e9);
+/// Samples a worker with which there is little to compute beside the sums.
+const FEW_SAMPLES: u32 = 16;
+/// By which it is found with how many samples a step computes for as long as the line takes.
+const TRIED_SAMPLES: [u32; 2] = [32, 128];
 
 /// A way to train, in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,7 +54,12 @@ enum Side {
     /// The same with gradients in bf16 on the line.
     Bf16,
     Ddp,
+    /// What DDP computes, by itself.
+    DdpAlone,
 }
+
+const SIDES: [Side; 7] =
+    [Side::Alone, Side::NoOverlap, Side::Fixed, Side::Merged, Side::Bf16, Side::Ddp, Side::DdpAlone];
 
 pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     let (rounds, steps) = match effort {
@@ -67,10 +75,15 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         line: Line::of(GIGABITS)?,
         folder,
     };
-    for (case, samples, bf16_goal) in CASES {
+    // With the part of DDP's step that gradients in bf16 are to take.
+    let cases = [
+        ("communication-bound", FEW_SAMPLES, 0.6),
+        ("balanced", programs.samples_to_compute_for(LINE_SECONDS, steps)?, 0.95),
+    ];
+    for (case, samples, bf16_goal) in cases {
         let (found, disturbed) = load::rounds(rounds, || {
             let (mut round, mut first_ready) = (Vec::new(), 0.0);
-            for side in [Side::Alone, Side::NoOverlap, Side::Fixed, Side::Merged, Side::Bf16, Side::Ddp] {
+            for side in SIDES {
                 round.push((side, programs.step(side, samples, steps).with_context(|| format!("{side:?}"))?));
                 if side == Side::Merged {
                     first_ready = programs.first_ready()?;
@@ -86,15 +99,19 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         let mut middle = |side| median(seconds.entry(side).or_default());
         // Each worker sends and receives every gradient once, from the first that is ready on; no step is shorter than that, or than
         // its computation.
-        let line = WEIGHTS * 4.0 * FRAMING * 8.0 / (GIGABITS * 1e9);
-        let bound = middle(Side::Alone).max(median(&mut first_ready) + line);
+        let (alone, ddp_alone) = (middle(Side::Alone), middle(Side::DdpAlone));
+        let bound = alone.max(median(&mut first_ready) + LINE_SECONDS);
         let (merged, bf16, ddp) = (middle(Side::Merged), middle(Side::Bf16), middle(Side::Ddp));
         let ddp_name = format!("{} DDP over gloo", torch::NAME);
+        // Beyond what each side's computation takes, so that it does not matter whose is faster.
+        let exposed = |step: f64, alone: f64| (step - alone).max(0.0);
         let figures = [
             ("", merged, "the bound", bound, 1.0 / 1.05),
             ("", merged, "one bucket", middle(Side::NoOverlap), 1.0),
             ("", merged, "buckets of 25 MiB", middle(Side::Fixed), 1.0),
             ("", merged, &ddp_name, ddp, 1.0 / 0.95),
+            (", beyond its computation", exposed(merged, alone), &ddp_name, exposed(ddp, ddp_alone), 1.0),
+            (", its computation by itself", alone, torch::NAME, ddp_alone, 1.0),
             (", bf16 on the wire", bf16, "f32 on the wire", merged, 1.0),
             (", bf16 on the wire", bf16, &ddp_name, ddp, 1.0 / bf16_goal),
         ];
@@ -128,8 +145,19 @@ impl Programs {
             Side::Fixed => self.ours(2, samples, steps, json!({"bucketBytes": "25Mi", "algorithm": "ring"})),
             Side::Merged => self.ours(2, samples, steps, json!({})),
             Side::Bf16 => self.ours(2, samples, steps, json!({"wire": "bf16"})),
-            Side::Ddp => self.ddp(samples, steps),
+            Side::Ddp => self.ddp(line::ENDS.len(), samples, steps),
+            Side::DdpAlone => self.ddp(1, samples, steps),
         }
+    }
+
+    /// How many samples a worker by itself computes in so many seconds, one step with all of them.
+    fn samples_to_compute_for(&self, seconds: f64, steps: usize) -> anyhow::Result<u32> {
+        let [fewer, more] = TRIED_SAMPLES;
+        let [short, long] = [self.step(Side::Alone, fewer, steps)?, self.step(Side::Alone, more, steps)?];
+        let found = f64::from(fewer) + (seconds - short) * f64::from(more - fewer) / (long - short);
+        ensure!(found.is_finite(), "{fewer} samples take {short} s, {more} take {long} s");
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within bounds")]
+        Ok(found.round().clamp(f64::from(FEW_SAMPLES), 4096.0) as u32)
     }
 
     fn ours(&self, workers: u32, samples: u32, steps: usize, communication: Value) -> anyhow::Result<f64> {
@@ -194,15 +222,15 @@ impl Programs {
         Ok(planned.context("rank 0 says what it planned by")? * 1e-3)
     }
 
-    fn ddp(&self, samples: u32, steps: usize) -> anyhow::Result<f64> {
+    fn ddp(&self, world: usize, samples: u32, steps: usize) -> anyhow::Result<f64> {
         let told = self.folder.join("ddp.json");
         let output = fs::File::create(&told)?;
         let errors = fs::File::create(self.folder.join("ddp.log"))?;
         let mut ranks = Processes(Vec::new());
-        for rank in 0..line::ENDS.len() {
+        for rank in 0..world {
             let mut command = self.line.command(rank, &self.python);
             command.arg(self.folder.join("ddp.py")).args([samples.to_string(), steps.to_string()]);
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", line::ENDS.len().to_string());
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
             command.env("MASTER_ADDR", line::ENDS[0]).env("MASTER_PORT", "7072");
             command.env("GLOO_SOCKET_IFNAME", line::INTERFACE).env("OMP_NUM_THREADS", "1");
             ranks.0.push(command.stdout(output.try_clone()?).stderr(errors.try_clone()?).spawn()?);
