@@ -246,7 +246,8 @@ pub struct JobProgress {
     /// How the workers sum gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<CommunicationReport>,
-    /// The newest checkpoint that was passed over because it is damaged, until there is a newer one that is whole.
+    /// The newest checkpoint, where the group began with an older one because it is damaged; until the group changes, or there is a
+    /// newer one that is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged_checkpoint: Option<DamagedCheckpoint>,
     /// The time that a pod has to end, where a drain does not fit into it.

@@ -52,7 +52,8 @@ pub struct Progress {
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
-    /// The newest checkpoint that was passed over because it is damaged, until there is a newer one that is whole.
+    /// The newest checkpoint, where the group began with an older one because it is damaged; until the group changes, or there is a
+    /// newer one that is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged_checkpoint: Option<DamagedCheckpoint>,
     /// The time that a process has to end, where a drain does not fit into it.
@@ -134,7 +135,7 @@ impl fmt::Display for DamagedCheckpoint {
 pub struct Straggler {
     /// Its pod.
     pub pod: String,
-    /// How many times the median its useful time was over these steps.
+    /// How many times the median its useful time was in the mean of these steps, and as many at least by sample.
     pub times: f64,
 }
 

@@ -69,7 +69,7 @@ impl<'a> Reporter<'a> {
             accuracy: kept.accuracy.map(|(_, accuracy)| accuracy),
             accuracy_step: kept.accuracy.map(|(step, _)| step),
             communication: communication.report,
-            damaged_checkpoint: trainee.damaged_checkpoint.clone(),
+            damaged_checkpoint: trainee.passed_over_for(group.base.step).cloned(),
             ..Progress::default()
         };
         // The journal of the one before ended with its pod, or somebody took it away.
@@ -179,7 +179,7 @@ impl<'a> Reporter<'a> {
             .map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
-    /// The newest checkpoint and what it tells of a drain, from the next report on.
+    /// The newest checkpoint and what it tells of a drain, from the next report on; a damaged one before it is none to tell of any more.
     pub(crate) fn take_checkpoint(&mut self, saver: &Saver<'_>) {
         if self.progress.last_checkpoint.as_ref() != saver.newest() {
             self.progress.last_checkpoint = saver.newest().cloned();

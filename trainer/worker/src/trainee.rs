@@ -41,8 +41,8 @@ pub(crate) struct Trainee {
     pub step: u64,
     /// Not in the middle of a copy, or of a checkpoint that is being loaded.
     is_whole: bool,
-    /// The newest checkpoint that it passed over, if any.
-    pub damaged_checkpoint: Option<DamagedCheckpoint>,
+    /// The newest checkpoint that it passed over, if any, and the step that it began with instead.
+    passed_over: Option<(DamagedCheckpoint, u64)>,
     /// What this worker does by itself.
     pub baseline: Baseline,
     /// The plan of communication that was followed last, as checkpoints keep it.
@@ -81,7 +81,7 @@ impl Trainee {
             recipe,
             step: 0,
             is_whole: false,
-            damaged_checkpoint: None,
+            passed_over: None,
             baseline,
             communication: None,
             storage_is_checked: false,
@@ -98,7 +98,6 @@ impl Trainee {
     pub(crate) fn begin(&mut self, storage: &Storage) -> Result<(), Failure> {
         self.is_whole = false;
         let (loaded, damaged) = storage.load_newest(&mut Views { replica: &mut self.replica, lent: Vec::new() })?;
-        self.damaged_checkpoint = damaged;
         (self.step, self.communication) = match loaded {
             Some(Checkpoint { path, position, communication, .. }) => {
                 info!(step = position.step, path = %path.display(), "checkpoint loaded");
@@ -109,9 +108,15 @@ impl Trainee {
                 (0, None)
             }
         };
+        self.passed_over = damaged.map(|damaged| (damaged, self.step));
         self.forget_lines();
         self.is_whole = true;
         Ok(())
+    }
+
+    /// The newest checkpoint, where it was passed over for the one of this step, or for none.
+    pub(crate) fn passed_over_for(&self, step: u64) -> Option<&DamagedCheckpoint> {
+        self.passed_over.as_ref().filter(|(_, began)| *began == step).map(|(damaged, _)| damaged)
     }
 
     /// Whether its state is of use: not in the middle of a copy, or of a checkpoint.

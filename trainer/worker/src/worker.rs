@@ -193,7 +193,7 @@ impl Run<'_> {
         saver: &mut Saver<'_>,
         group: &Group,
     ) -> Result<Option<Ending>, Failure> {
-        if let Some(damaged) = trainee.damaged_checkpoint.as_ref().filter(|_| group.base.step == 0) {
+        if let Some(damaged) = trainee.passed_over_for(0).filter(|_| group.base.step == 0) {
             return Err(self.storage.none_whole(damaged));
         }
         saver.enter(group);
