@@ -330,9 +330,12 @@ impl Coordinator {
     }
 
     /// The step of a checkpoint before which this membership would begin, and the pods here whose processes may not know of it, having read
-    /// what was stored before it was. Where new ones find no more, it cannot be read: then the older state counts.
+    /// what was stored before it was. Where new ones find no more, it cannot be read: then the older state counts. All processes of an
+    /// attempt began after those of the one before were gone, so they have read what those had stored.
     fn unread(&self, active: &Active) -> Option<(u64, Vec<String>)> {
-        let step = self.record.last_durable_checkpoint.max(self.mark)?.step;
+        let is_of_this_attempt = |active: &Active| active.attempt == self.config.attempt;
+        let recorded = self.active().filter(|last| is_of_this_attempt(last)).and(self.record.last_durable_checkpoint);
+        let step = recorded.max(self.mark)?.step;
         let unread: Vec<_> =
             self.peers.iter().filter(|(_, peer)| !self.has_read(peer)).map(|(pod, _)| pod.clone()).collect();
         (active.rollback && active.base_step < step && !unread.is_empty()).then_some((step, unread))

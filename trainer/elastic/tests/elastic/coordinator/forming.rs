@@ -7,7 +7,7 @@ use lockstep_elastic::{
 };
 
 use super::{
-    CLOSED, Store, Table, asked, change, committed, end, hellos, is_committed, original, replacement, sent, state,
+    CLOSED, Store, Table, asked, change, committed, end, hellos, is_committed, mark, original, replacement, sent, state,
 };
 use crate::given::{NOTHING, SAMPLER, config, hello, ms, pod};
 
@@ -253,6 +253,16 @@ fn a_later_attempt_begins_with_its_checkpoint_without_waiting_for_processes_that
     assert_eq!((active.generation, active.attempt), (2, 1));
     assert_eq!((active.base_step, active.sources, active.rollback), (50, vec![0, 1], true));
     assert!(table.now < RETURN_LIMIT);
+}
+
+#[test]
+fn a_later_attempt_falls_back_at_once_behind_a_recorded_checkpoint_that_none_of_its_processes_could_read() {
+    let record = Table::running(2, 2).record().mark(mark(60));
+    let mut table = Table::with(Config { attempt: 1, ..config(2) }, Some(record));
+    let hellos: Vec<_> = (0..2).map(|index| Hello { attempt: 1, ..replacement(index) }).collect();
+    let (_, active) = committed(&table.form(&hellos, state(50)));
+    assert_eq!((active.base_step, active.rollback), (50, true));
+    assert_eq!(table.record().last_durable_checkpoint, None, "it is not counted on any more");
 }
 
 #[test]
