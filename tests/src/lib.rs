@@ -2,6 +2,7 @@
 //! images.
 
 pub mod chart;
+pub mod checkpoints;
 pub mod cluster;
 pub mod image;
 pub mod metrics;

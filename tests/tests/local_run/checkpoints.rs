@@ -6,7 +6,11 @@ use std::{
     process::Command,
 };
 
-use lockstep_tests::{metrics::value, skip};
+use lockstep_tests::{
+    checkpoints::{damage, place},
+    metrics::value,
+    skip,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -88,20 +92,6 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
     assert_eq!(saves_in_progress(&run), 0);
 }
 
-/// Where the checkpoint of this step lies.
-fn place(run: &Run, step: u64) -> PathBuf {
-    run.folder().join(format!("checkpoints/step-{step:08}"))
-}
-
-/// Its files are there, their bytes are not: other checkpoints may share them.
-fn damage(place: &Path) {
-    let files = fs::read_dir(place).expect("a checkpoint").flatten().map(|entry| entry.path());
-    for chunk in files.filter(|path| path.extension().is_some_and(|end| end == "chunk")) {
-        fs::remove_file(&chunk).expect("removed");
-        fs::write(&chunk, "torn").expect("written");
-    }
-}
-
 #[test]
 fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or_overwritten() {
     let _alone = alone();
@@ -116,7 +106,7 @@ fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or
     run.wait_until("two checkpoints", || run.checkpoints() >= 2);
     let run = ended(run);
     let saved = steps(&checkpoints(&run, "list").0);
-    damage(&place(&run, saved[0]));
+    damage(&place(run.folder(), saved[0])).expect("damaged");
     let run = run.again(&manifest, &[]);
     let told = format!("the checkpoint of step {} in file://", saved[0]);
     run.wait_until("the warning", || run.said().contains(&told));
@@ -126,12 +116,12 @@ fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or
 
     let saved = steps(&checkpoints(&run, "list").0);
     let kept = run.folder().join("kept");
-    let newest = place(&run, saved[0]);
+    let newest = place(run.folder(), saved[0]);
     fs::create_dir(&kept).expect("a folder");
     for entry in fs::read_dir(&newest).expect("a checkpoint").flatten() {
         fs::copy(entry.path(), kept.join(entry.file_name())).expect("copied");
     }
-    saved.iter().for_each(|step| damage(&place(&run, *step)));
+    saved.iter().for_each(|step| damage(&place(run.folder(), *step)).expect("damaged"));
     let journal = fs::read(run.folder().join("metrics.jsonl")).expect("a journal");
     let run = run.again(&manifest, &[]).finished();
     let said = run.said();

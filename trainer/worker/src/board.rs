@@ -95,13 +95,13 @@ impl Board {
     /// Publishes the newest report now.
     pub(crate) async fn flush(&mut self) {
         let Some(progress) = &self.newest else { return };
-        self.publish(json!({ group::PROGRESS: progress })).await;
+        self.publish(group::PROGRESS, json!(progress)).await;
         self.published = Some(Instant::now());
     }
 
     /// Publishes how the job ended.
     pub(crate) async fn end(&mut self, ending: &Ending) {
-        self.publish(json!({ group::ENDING: ending })).await;
+        self.publish(group::ENDING, json!(ending)).await;
     }
 
     /// Tells `lockstep run` where the coordinator listens.
@@ -136,40 +136,54 @@ impl Board {
                 status.changes.push(change);
                 status.changes.drain(..status.changes.len().saturating_sub(KEPT_CHANGES));
                 status.all_told = false;
-                status.publish(json!({})).await;
+                status.publish(None).await;
             }
         }
     }
 
-    async fn publish(&mut self, news: Value) {
+    async fn publish(&mut self, field: &str, value: Value) {
         match &mut self.place {
-            Place::Output => print_line(&news),
-            Place::Cluster(status) => status.publish(news).await,
+            Place::Output => print_line(&json!({ field: value })),
+            Place::Cluster(status) => status.publish(Some((field, value))).await,
         }
     }
 }
 
 impl Status {
-    /// Writes the news, and the changes that are not there yet.
-    async fn publish(&mut self, mut news: Value) {
+    /// Writes a field that is news, and the changes that are not there yet.
+    async fn publish(&mut self, news: Option<(&str, Value)>) {
         if !self.all_told && self.before.is_none() {
             self.before = self.told_before().await;
             if let (Some(before), Some(first)) = (&self.before, self.changes.first_mut()) {
                 before.reached().changed(first);
             }
         }
+        if let Some((field, value)) = news {
+            // Of reports the next one makes up for one that was lost.
+            self.apply(field, value).await;
+        }
         if let (false, Some(before)) = (self.all_told, &self.before) {
-            news[group::CHANGES] = json!(before.and(&self.changes));
+            self.all_told = self.apply(group::CHANGES, json!(before.and(&self.changes))).await;
         }
-        let has_changes = news.get(group::CHANGES).is_some();
-        let patch = Patch::Merge(json!({ "status": news }));
-        // Of reports the next one makes up for one that was lost.
+    }
+
+    /// Puts a value in the place of a field's former one, of which nothing stays: each field has a manager of its own, whose last word
+    /// is the whole of it. Whether that was taken.
+    async fn apply(&self, field: &str, value: Value) -> bool {
         let name = &self.name;
-        match timeout(ANSWER_LIMIT, self.groups.patch_status(name, &PatchParams::default(), &patch)).await {
-            Ok(Ok(_)) => self.all_told |= has_changes,
-            Ok(Err(error)) => warn!(%error, group = name, "report not published"),
-            Err(_) => warn!(group = name, "report not published: no answer"),
+        let manager = PatchParams::apply(&format!("lockstep-{field}")).force();
+        let patch = Patch::Apply(json!({
+            "apiVersion": format!("{}/{}", group::API_GROUP, group::VERSION),
+            "kind": group::KIND,
+            "metadata": {"name": name},
+            "status": {field: value},
+        }));
+        match timeout(ANSWER_LIMIT, self.groups.patch_status(name, &manager, &patch)).await {
+            Ok(Ok(_)) => return true,
+            Ok(Err(error)) => warn!(%error, group = name, field, "report not published"),
+            Err(_) => warn!(group = name, field, "report not published: no answer"),
         }
+        false
     }
 
     /// `None` where it cannot be read now; what cannot be understood counts as not told.

@@ -1,6 +1,9 @@
 //! Workers come and go in a cluster: by `kubectl scale`, by eviction, by `spec.suspend`, and with their job.
 
-use lockstep_tests::cluster::wait_for;
+use lockstep_tests::{
+    checkpoints::{damage, place},
+    cluster::wait_for,
+};
 use serde_json::{Value, json};
 
 use crate::{pods::restricted, shared::PATIENCE};
@@ -8,7 +11,7 @@ use crate::{pods::restricted, shared::PATIENCE};
 use super::{
     history::{
         assert_last_step_is_saved, assert_no_step_was_lost, assert_nothing_changed_it,
-        assert_same_weights_as_undisturbed,
+        assert_same_weights_as_undisturbed, folder_of_job,
     },
     installed::{cluster, cluster_alone},
     job::{Job, exact, glyphs},
@@ -93,6 +96,11 @@ fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
 
+fn suspend(job: &Job<'_>, suspend: bool) {
+    let patch = json!({"spec": {"suspend": suspend}}).to_string();
+    job.kubectl(&["patch", "tj", "lenet", "--type=merge", "-p", &patch]);
+}
+
 #[test]
 fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
     let Some(cluster) = cluster("a_suspended_job_has_no_pods_and_goes_on_from_its_step") else { return };
@@ -100,22 +108,52 @@ fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
     let namespace = restricted(client, "suspend");
     let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
     job.wait_for_step(20);
-    let suspend = |suspend: bool| {
-        let patch = json!({"spec": {"suspend": suspend}}).to_string();
-        job.kubectl(&["patch", "tj", "lenet", "--type=merge", "-p", &patch]);
-    };
-    suspend(true);
+    suspend(&job, true);
     let status = job.wait_for_phase("Suspended");
     assert_eq!(job.kubectl(&["get", "pods", "-o", "name"]), "", "{status:#}");
     let rested = job.group()["spec"]["record"]["rested"].as_u64().expect("where it rests");
     assert_eq!(status["lastCheckpoint"]["step"].as_u64(), Some(rested), "{status:#}");
-    suspend(false);
+    suspend(&job, false);
     let status = job.wait("training again", |status| status["progress"]["step"].as_u64() > Some(rested));
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
     let described = job.describe();
     assert!(described.contains(&format!("from step {rested}")), "{described}");
 
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_and_told_of_until_there_is_a_newer_one() {
+    let Some(cluster) = cluster("a_damaged_checkpoint_is_passed_over_and_told_of_until_there_is_a_newer_one") else {
+        return;
+    };
+    let client = cluster.client();
+    let namespace = restricted(client, "damaged");
+    let mut manifest = exact("lenet", LONG);
+    manifest["spec"]["checkpoint"]["intervalSeconds"] = json!(15);
+    // It has not failed.
+    manifest["spec"]["failurePolicy"] = json!({"backoffLimit": 0});
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    let status = job.wait("a checkpoint", |status| status["lastCheckpoint"]["step"].is_u64());
+    let whole = status["lastCheckpoint"]["step"].as_u64();
+    suspend(&job, true);
+    let status = job.wait_for_phase("Suspended");
+    let damaged = status["lastCheckpoint"]["step"].as_u64().filter(|step| Some(*step) > whole).expect("the last step");
+    let folder = folder_of_job(&cluster.folder_of(namespace.name(), "checkpoints").expect("the volume"));
+    damage(&place(&folder, damaged)).expect("damaged");
+
+    suspend(&job, false);
+    let told = |status: &Value| status["progress"]["damagedCheckpoint"]["step"].as_u64();
+    let status = job.wait("a word about it", |status| told(status) == Some(damaged));
+    assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
+    let changes = job.group()["status"]["changes"].clone();
+    let last = &changes[changes.as_array().map_or(0, |changes| changes.len() - 1)];
+    assert_eq!((last["step"].as_u64(), &last["rollback"]), (whole, &json!(true)), "{changes:#}");
+    assert!(job.describe().contains("CheckpointDamaged"), "{}", job.describe());
+    let newest = |status: &Value| status["lastCheckpoint"]["step"].as_u64();
+    let status = job.wait("a newer one", |status| newest(status) > Some(damaged) && told(status).is_none());
+    assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
+    job.delete();
 }
 
 #[test]

@@ -217,7 +217,8 @@ fn journal(volume: &Path) -> String {
     journal_of(&folder_of_job(volume))
 }
 
-fn folder_of_job(volume: &Path) -> PathBuf {
+/// The folder of the only job that was applied with the volume of this folder.
+pub(super) fn folder_of_job(volume: &Path) -> PathBuf {
     let mut job = fs::read_dir(volume).expect("the volume").map(|entry| entry.expect("an entry").path());
     job.find(|folder| folder.join(JOURNAL_FILE).exists()).expect("a journal")
 }
