@@ -1,27 +1,73 @@
 //! What a person sees of a job while it runs: a bar on a terminal, plain lines elsewhere.
 
+mod queue;
+
 use std::{
     io::{IsTerminal, Write},
+    sync::Arc,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lockstep_launch::{BenchmarkReport, ByteSize, CollectivesRow, DamagedCheckpoint, Progress, Straggler};
 
+use queue::{Queue, Shown};
+
 /// Time between two plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
 /// The numbers get a line of their own: beside the bar a terminal of 80 columns would cut them.
 const BAR: &str = "{prefix:.bold} [{wide_bar:.cyan}] {percent:>3}%\n{wide_msg}";
 
-/// Shows reports on stderr.
+/// Shows reports on stderr, by a thread of its own: a terminal that stands still, or a pipe that nobody reads, holds up nothing but the end.
 pub(crate) struct Display {
-    bar: Option<ProgressBar>,
-    pace: Pace,
+    queue: Arc<Queue>,
+    painting: Option<JoinHandle<()>>,
 }
 
 impl Display {
     /// A bar where stderr is a terminal, plain lines elsewhere.
     pub(crate) fn on_stderr() -> Self {
+        let queue = Arc::new(Queue::default());
+        let painting = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || Painter::new().paint(&queue))
+        };
+        Self { queue, painting: Some(painting) }
+    }
+
+    /// The word before the bar, such as `training`.
+    pub(crate) fn phase(&self, phase: &str) {
+        self.queue.put(Shown::Phase(phase.to_owned()));
+    }
+
+    /// A line that stays.
+    pub(crate) fn note(&self, line: &str) {
+        self.queue.put(Shown::Note(line.to_owned()));
+    }
+
+    /// A report.
+    pub(crate) fn progress(&self, progress: &Progress) {
+        self.queue.put(Shown::Progress(Box::new(progress.clone())));
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        self.queue.close();
+        // A panic of the thread was printed where it happened.
+        self.painting.take().into_iter().for_each(|painting| drop(painting.join()));
+    }
+}
+
+/// Writes on stderr.
+struct Painter {
+    bar: Option<ProgressBar>,
+    pace: Pace,
+}
+
+impl Painter {
+    fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template(BAR).map(|style| style.progress_chars("=> "));
             ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
@@ -29,26 +75,34 @@ impl Display {
         Self { bar, pace: Pace::default() }
     }
 
-    /// The word before the bar, such as `training`.
-    pub(crate) fn phase(&self, phase: &str) {
-        if let Some(bar) = &self.bar
-            && bar.prefix() != phase
-        {
-            bar.set_prefix(phase.to_owned());
+    fn paint(mut self, queue: &Queue) {
+        while let Some(shown) = queue.take() {
+            match shown {
+                Shown::Phase(phase) => self.phase(phase),
+                Shown::Note(line) => self.note(&line),
+                Shown::Progress(progress) => self.progress(&progress),
+            }
+        }
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn phase(&self, phase: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_prefix(phase);
             bar.tick();
         }
     }
 
-    /// A line that stays.
-    pub(crate) fn note(&self, line: &str) {
+    fn note(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| tell(line)),
             None => tell(line),
         }
     }
 
-    /// A report.
-    pub(crate) fn progress(&mut self, progress: &Progress) {
+    fn progress(&mut self, progress: &Progress) {
         let lines = self.pace.lines(progress, Instant::now());
         match &self.bar {
             Some(bar) => {
@@ -58,14 +112,6 @@ impl Display {
                 lines.epoch.iter().chain(&lines.warnings).for_each(|line| self.note(line));
             }
             None => lines.state.iter().chain(&lines.epoch).chain(&lines.warnings).for_each(|line| tell(line)),
-        }
-    }
-}
-
-impl Drop for Display {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
         }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) async fn watch(arguments: &Arguments) -> anyhow::Result<Outcome> {
 }
 
 async fn follow(jobs: Api<TrainingJob>, namespace: &str, name: &str) -> anyhow::Result<Outcome> {
-    let mut display = Display::on_stderr();
+    let display = Display::on_stderr();
     let mut told = Told::default();
     let mut failures = 0;
     let mut versions = pin!(watcher::watch_object(jobs, name).default_backoff());

@@ -1,6 +1,6 @@
 //! Processes that are killed or asked to stop.
 
-use std::{fs, thread, time::Duration};
+use std::{fs, io, thread, time::Duration};
 
 use lockstep_tests::samples;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -105,6 +105,20 @@ fn a_killed_coordinator_does_not_lose_the_job() {
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(&run, 20 * 141);
     assert_replayed(&run);
+}
+
+#[test]
+fn a_run_whose_messages_nobody_reads_trains_and_replaces_whom_it_loses() {
+    let _alone = alone();
+    let (run, mut unread) = Run::unread("unread", &Manifest::glyphs(640, 10_000));
+    run.wait_for_step(20);
+    kill(run.trainers("worker", "worker-1")[0]);
+    run.wait_for_workers_again(2);
+    let reading = thread::spawn(move || io::copy(&mut unread, &mut io::sink()));
+    run.signal(Signal::INT);
+    let run = run.finished();
+    assert_eq!(run.code, Some(130), "{}", run.said());
+    reading.join().expect("no panic").expect("read to its end");
 }
 
 #[test]

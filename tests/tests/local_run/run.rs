@@ -3,6 +3,7 @@
 use std::{
     cell::Cell,
     fs,
+    io::{self, PipeReader, PipeWriter, Write as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -17,6 +18,9 @@ use serde::Deserialize;
 
 /// No local run of these tests takes longer, even on busy cores.
 const DEADLINE: Duration = Duration::from_secs(240);
+
+/// What a pipe takes that nobody reads, pipe(7).
+const PIPE_BYTES: usize = 64 << 10;
 
 /// A job as YAML.
 pub(crate) struct Manifest(String);
@@ -141,7 +145,17 @@ impl Run {
         let scratch =
             tempfile::Builder::new().prefix(&format!("lockstep-{name}-")).tempdir().expect("a scratch folder");
         let folder = scratch.path().join("run");
-        Self::start(scratch, folder, manifest, arguments, variables)
+        Self::start(scratch, folder, manifest, arguments, variables, None)
+    }
+
+    /// A run that finds its standard error full, and where that can be read.
+    pub(crate) fn unread(name: &str, manifest: &Manifest) -> (Self, PipeReader) {
+        let (unread, mut full) = io::pipe().expect("a pipe");
+        full.write_all(&[b'.'; PIPE_BYTES]).expect("filled");
+        let scratch =
+            tempfile::Builder::new().prefix(&format!("lockstep-{name}-")).tempdir().expect("a scratch folder");
+        let folder = scratch.path().join("run");
+        (Self::start(scratch, folder, manifest, &[], Vec::new(), Some(full)), unread)
     }
 
     /// The same folder again.
@@ -149,7 +163,7 @@ impl Run {
         self.stop_now();
         let scratch = std::mem::replace(&mut self._scratch, tempfile::tempdir().expect("a scratch folder"));
         let variables = std::mem::take(&mut self.variables);
-        Self::start(scratch, self.folder.clone(), manifest, arguments, variables)
+        Self::start(scratch, self.folder.clone(), manifest, arguments, variables, None)
     }
 
     fn start(
@@ -158,6 +172,7 @@ impl Run {
         Manifest(yaml): &Manifest,
         arguments: &[&str],
         variables: Vec<(String, String)>,
+        errors: Option<PipeWriter>,
     ) -> Self {
         let manifest = scratch.path().join("job.yaml");
         fs::write(&manifest, yaml).expect("the manifest is written");
@@ -172,7 +187,7 @@ impl Run {
             .envs(variables.iter().cloned())
             .stdin(Stdio::null())
             .stdout(said.try_clone().expect("a second handle"))
-            .stderr(said)
+            .stderr(errors.map_or(Stdio::from(said), Stdio::from))
             .spawn()
             .expect("lockstep starts");
         let (furthest, took_back) = (Cell::new(0), Cell::new(false));

@@ -167,14 +167,14 @@ impl Session {
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
         let started = Instant::now();
         let mut signals = Signals::take().context("take over the signals")?;
-        let mut display = Display::on_stderr();
+        let display = Display::on_stderr();
         let mut heard = Heard::default();
         let verb = if self.folder.continued { "continues" } else { "runs" };
         let Session { job, folder, .. } = &self;
         display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
         self.objects.iter().for_each(|uri| display.note(&format!("checkpoints and the model go to {uri}")));
         self.chaos.iter().for_each(|chaos| display.note(&chaos.announcement()));
-        let finish = self.supervise(&mut display, &mut signals, &mut heard).await?;
+        let finish = self.supervise(&display, &mut signals, &mut heard).await?;
         drop(display);
         let outcome = self.tell_end(&finish, &heard);
         if outcome == Outcome::Done {
@@ -187,8 +187,8 @@ impl Session {
     pub(crate) async fn repeat(mut self, replay: Replay) -> anyhow::Result<Outcome> {
         self.replay = Some(replay);
         let mut signals = Signals::take().context("take over the signals")?;
-        let (mut display, mut heard) = (Display::on_stderr(), Heard::default());
-        let finish = self.supervise(&mut display, &mut signals, &mut heard).await?;
+        let (display, mut heard) = (Display::on_stderr(), Heard::default());
+        let finish = self.supervise(&display, &mut signals, &mut heard).await?;
         drop(display);
         Ok(self.tell_end(&finish, &heard))
     }

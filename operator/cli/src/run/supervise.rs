@@ -72,7 +72,7 @@ impl Session {
     /// Starts every process, replaces those that are lost, and waits until all have ended.
     pub(super) async fn supervise(
         &self,
-        display: &mut Display,
+        display: &Display,
         signals: &mut Signals,
         heard: &mut Heard,
     ) -> anyhow::Result<Finish> {
@@ -180,7 +180,7 @@ impl Session {
 }
 
 impl Supervised<'_> {
-    fn said(&mut self, said: Said, heard: &mut Heard, display: &mut Display) {
+    fn said(&mut self, said: Said, heard: &mut Heard, display: &Display) {
         match said {
             Said::Listening(address) => tracing::debug!(address, "the coordinator listens"),
             Said::Joined(member) => drop(self.joined.insert(member)),
@@ -340,7 +340,7 @@ impl Supervised<'_> {
         if absent.is_empty() { std::iter::once(Role::Coordinator).chain(workers()).collect() } else { absent }
     }
 
-    async fn end_all(&mut self, settle: Duration, heard: &mut Heard, display: &mut Display) -> anyhow::Result<()> {
+    async fn end_all(&mut self, settle: Duration, heard: &mut Heard, display: &Display) -> anyhow::Result<()> {
         for happening in self.children.end_all(settle).await? {
             if let Happening::Said(said) = happening {
                 self.said(said, heard, display);
@@ -350,7 +350,7 @@ impl Supervised<'_> {
     }
 
     /// A clean stop: the workers first, because they end with the coordinator's help. A second signal kills.
-    async fn drain(&mut self, signals: &mut Signals, heard: &mut Heard, display: &mut Display) -> anyhow::Result<()> {
+    async fn drain(&mut self, signals: &mut Signals, heard: &mut Heard, display: &Display) -> anyhow::Result<()> {
         display.phase("stopping");
         display.note(match self.session.job.task {
             Task::Train(_) => "stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it",

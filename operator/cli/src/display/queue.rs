@@ -1,0 +1,101 @@
+//! What is yet to be shown, between those who say it and the thread that shows it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+use lockstep_launch::Progress;
+
+/// Something to show.
+#[derive(Debug, PartialEq)]
+pub(super) enum Shown {
+    Phase(String),
+    Note(String),
+    Progress(Box<Progress>),
+}
+
+/// Takes in whatever is said, however long nothing can be shown: of reports that say the same but for their numbers only the newest.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Shown>,
+    /// The one that was said last.
+    phase: Option<String>,
+    is_closed: bool,
+}
+
+impl Queue {
+    pub(super) fn put(&self, shown: Shown) {
+        let mut state = self.state();
+        match &shown {
+            Shown::Phase(phase) if state.phase.as_ref() == Some(phase) => return,
+            Shown::Phase(phase) => state.phase = Some(phase.clone()),
+            Shown::Progress(next) => {
+                let repeats = |last: &mut Shown| matches!(last, Shown::Progress(last) if is_as_before(last, next));
+                state.waiting.pop_back_if(repeats);
+            }
+            Shown::Note(_) => {}
+        }
+        state.waiting.push_back(shown);
+        self.changed.notify_one();
+    }
+
+    /// Nothing more is said.
+    pub(super) fn close(&self) {
+        self.state().is_closed = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits for the next; `None` after the last.
+    pub(super) fn take(&self) -> Option<Shown> {
+        let mut state = self.state();
+        loop {
+            if let Some(shown) = state.waiting.pop_front() {
+                return Some(shown);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a report has nothing that gets a line of its own beyond what the one before it has.
+fn is_as_before(last: &Progress, next: &Progress) -> bool {
+    last.accuracy_step == next.accuracy_step
+        && last.damaged_checkpoint == next.damaged_checkpoint
+        && last.short_grace == next.short_grace
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(step: u64, accuracy_step: Option<u64>) -> Shown {
+        Shown::Progress(Box::new(Progress { step, accuracy_step, ..Progress::default() }))
+    }
+
+    #[test]
+    fn while_nothing_is_shown_the_newest_report_of_those_alike_is_kept_and_every_note() {
+        let queue = Queue::default();
+        let note = || Shown::Note("lost".to_owned());
+        let phase = || Shown::Phase("training".to_owned());
+        for shown in [phase(), at(1, None), phase(), at(2, None), note(), at(3, None), at(4, Some(4)), at(5, Some(4))] {
+            queue.put(shown);
+        }
+        queue.close();
+        let shown: Vec<Shown> = std::iter::from_fn(|| queue.take()).collect();
+        assert_eq!(shown, [phase(), at(2, None), note(), at(3, None), at(5, Some(4))]);
+    }
+}
