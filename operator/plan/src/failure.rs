@@ -103,7 +103,9 @@ pub(crate) fn verdict(
     let of_coordinator = coordinator.and_then(|pod| Some((pod, end(pod)?)));
 
     let refused = |end: &End| *end == End::Refused;
-    let worker = ends.iter().find(|(_, _, end)| refused(end)).map(|(_, pod, _)| *pod);
+    // Another one may do better than one that never held the state: training goes on meanwhile.
+    let is_held = workers.iter().any(|(_, pod)| holds_state(pod));
+    let worker = ends.iter().find(|(_, _, end)| !is_held && refused(end)).map(|(_, pod, _)| *pod);
     if let Some(pod) = of_coordinator.as_ref().filter(|(_, end)| refused(end)).map(|(pod, _)| *pod).or(worker) {
         return Verdict::Refused(last_failure(pod, "Refused", now));
     }
@@ -162,6 +164,16 @@ pub(crate) fn is_alive(pod: &PodSeen) -> bool {
     end(pod).is_none()
 }
 
+/// Whether it was a member of the group, and may go on with what it holds.
+pub(crate) fn holds_state(pod: &PodSeen) -> bool {
+    pod.state == PodState::Running && (pod.ready || pod.was_ready)
+}
+
+/// Whether its process stopped after a step, as it was asked to.
+pub(crate) fn has_drained(pod: &PodSeen) -> bool {
+    end(pod) == Some(End::Drained)
+}
+
 /// Of several that are gone the one that took the others with it.
 fn the_first(
     job: &ValidJob,
@@ -185,6 +197,7 @@ fn the_first(
         .or_else(|| missing.first().map(|worker| (Cause::Lost, deleted(job, *worker, now))))
         .or_else(|| lost(|_| true))
         .or_else(|| earliest(End::Crashed, "Crashed"))
+        .or_else(|| earliest(End::Refused, "Refused"))
         .or_else(|| earliest(End::Asked, "Retry"))
 }
 
@@ -213,7 +226,8 @@ fn losses(
             continue;
         }
         losses.gone.extend(match end {
-            End::Done | End::Refused => None,
+            End::Done => None,
+            End::Refused => Some(gone(*worker, pod, Cause::Failed, "Refused")),
             End::Asked => Some(gone(*worker, pod, Cause::Failed, "Retry")),
             End::Crashed => Some(gone(*worker, pod, Cause::Failed, "Crashed")),
             End::Drained => Some(gone(*worker, pod, Cause::Lost, "Drained")),

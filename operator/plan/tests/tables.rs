@@ -139,7 +139,7 @@ fn a_job_of_which_fewer_fit_than_it_needs_says_how_many_those_are_and_by_which_f
 
 #[test]
 fn the_trainers_own_words_reach_the_status() {
-    let (job, seen) = situations::read("Running; all ready; worker 1 refused its input");
+    let (job, seen) = situations::read("Starting; all running; worker 1 refused its input");
     let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
     let failure = status.last_failure.expect("a failure");
     assert_eq!(failure.message, "read /data: no such folder");

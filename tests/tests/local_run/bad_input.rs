@@ -59,7 +59,7 @@ fn label_bytes(labels: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_worker_that_reads_other_data_than_the_others_is_refused_while_they_train() {
+fn a_worker_that_reads_other_data_than_the_others_or_none_is_told_of_while_they_train() {
     const SAMPLES: u32 = 2_000;
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
@@ -79,6 +79,12 @@ fn a_worker_that_reads_other_data_than_the_others_is_refused_while_they_train() 
     labels(2);
     kill(run.trainers("worker", "worker-1")[0]);
     run.wait_until("a refusal", || run.said().contains("the data set of lenet-worker-1"));
+    run.wait_for_step(run.newest_step() + 20);
+    labels(1);
+    run.wait_for_workers_again(2);
+    fs::remove_file(folder.path().join("train-labels-idx1-ubyte")).expect("removed");
+    kill(run.trainers("worker", "worker-1")[0]);
+    run.wait_until("what is missing", || run.said().contains("train-labels-idx1-ubyte"));
     run.wait_for_step(run.newest_step() + 20);
     labels(1);
     run.wait_for_workers_again(2);

@@ -250,7 +250,9 @@ impl Supervised<'_> {
             return None;
         }
         let limit = self.session.job.failure_policy.backoff_limit;
-        match self.restarts.next(role, end, wanted, limit) {
+        let is_member = |other: &Role| self.members.contains(&self.session.member(*other));
+        let is_held = self.children.running().iter().any(|other| *other != role && is_member(other));
+        match self.restarts.next(role, end, wanted, is_held, limit) {
             Next::Nothing => {
                 if leaves {
                     display.note(&format!("{role} left"));
@@ -259,7 +261,7 @@ impl Supervised<'_> {
             }
             Next::Restart { delay } => {
                 // Whoever was killed has left no reason; one of a process before it may be there.
-                let reason = self.session.message(role).filter(|_| end == End::Exit(Exit::Retry));
+                let reason = self.session.message(role).filter(|_| matches!(end, End::Exit(Exit::Retry | Exit::Fatal)));
                 match reason.filter(|reason| self.shown.as_ref() != Some(reason)) {
                     Some(reason) => {
                         display.note(&format!("{role} {end}: {reason}; a new one takes its place"));
