@@ -47,17 +47,7 @@ pub(crate) fn carry_on(
             plan.delete.extend(deletion(pod, now));
         }
     }
-    for pod in present.iter().filter(|pod| pod.role == Role::Coordinator) {
-        let Some((due, reason)) = replaces_coordinator(pod, pulse, now) else { continue };
-        if due > now {
-            plan.look_again_at(due, now);
-            continue;
-        }
-        if pod.stuck_at.is_none() {
-            plan.events.push(Note::coordinator_lost(last_failure(pod, reason, now)));
-        }
-        plan.delete.extend(deletion(pod, now));
-    }
+    take_lost_coordinator_away(present, pulse, plan, now);
     let pause = restart_pause_ends(status).filter(|_| present.is_empty());
     match pause.filter(|end| *end > now) {
         Some(end) => plan.look_again_at(end, now),
@@ -71,6 +61,21 @@ pub(crate) fn carry_on(
     }
     enter(status, phase, reason, &message, now);
     tell_whether_degraded(job, status, present, now);
+}
+
+/// Makes room for another coordinator, once it is due.
+pub(crate) fn take_lost_coordinator_away(present: &[&PodSeen], pulse: Pulse, plan: &mut Plan, now: Timestamp) {
+    for pod in present.iter().filter(|pod| pod.role == Role::Coordinator) {
+        let Some((due, reason)) = replaces_coordinator(pod, pulse, now) else { continue };
+        if due > now {
+            plan.look_again_at(due, now);
+            continue;
+        }
+        if pod.stuck_at.is_none() {
+            plan.events.push(Note::coordinator_lost(last_failure(pod, reason, now)));
+        }
+        plan.delete.extend(deletion(pod, now));
+    }
 }
 
 /// Whether workers that are not wanted any more may go: those that are to stay copy the state from them first, of which the coordinator
@@ -124,16 +129,29 @@ fn create_missing(
             None => missing.push(role),
         }
     }
+    if !missing.is_empty() {
+        create(job, seen, settings, status.attempt, plan, present, &missing);
+        status.attempt_time.get_or_insert(Time(now));
+    }
+}
+
+/// Makes the pods of these roles, and what a coordinator needs before it.
+pub(crate) fn create(
+    job: &ValidJob,
+    seen: &Observed,
+    settings: &Settings,
+    attempt: u32,
+    plan: &mut Plan,
+    present: &[&PodSeen],
+    missing: &[Role],
+) {
     if missing.contains(&Role::Coordinator) {
         plan.create = children(job, seen.group.is_none());
     }
     // The processes of an attempt understand each other: an operator that was updated meanwhile gives another image to the next one.
     let image = present.iter().find_map(|pod| pod.image.clone()).unwrap_or_else(|| settings.trainer_image.clone());
     let settings = Settings { trainer_image: image, ..settings.clone() };
-    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, &settings, *role, status.attempt)))));
-    if !missing.is_empty() {
-        status.attempt_time.get_or_insert(Time(now));
-    }
+    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, &settings, *role, attempt)))));
 }
 
 /// How many workers have joined.

@@ -107,7 +107,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         give_up_after_failures(job, &mut status, &mut plan.events, now);
     }
     if !finished(&status) && job.suspend {
-        suspend(&mut status, &seen.pods, &mut plan, now);
+        suspend(job, seen, settings, &mut status, &mut plan, &present, pulse, now);
     } else if !finished(&status) {
         if status.attempt == attempt {
             carry_on(job, seen, settings, &mut status, &mut plan, (&present, &earlier), pulse, now);
@@ -148,7 +148,7 @@ pub fn refuse(wrong: &[InvalidField], seen: &Observed, now: Timestamp) -> Plan {
 
 /// Whether workers that know of a membership are left without the record of it, and without the coordinator that would tell them: a new
 /// record would know less than they do.
-fn lacks_record(seen: &Observed, status: &TrainingJobStatus, present: &[&PodSeen]) -> bool {
+pub(crate) fn lacks_record(seen: &Observed, status: &TrainingJobStatus, present: &[&PodSeen]) -> bool {
     let is_there = present.iter().any(|pod| pod.role == Role::Coordinator && is_alive(pod));
     seen.group.is_none() && status.membership.is_some() && !is_there && present.iter().any(|pod| pod.ready)
 }

@@ -2,16 +2,29 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use lockstep_api::{ConditionType, Phase, Reason, TrainingJobStatus};
+use lockstep_api::{ConditionType, Phase, Reason, TrainingJobStatus, ValidJob};
 
 use crate::{
-    Plan, PodSeen, Role,
-    phase::{deletion, enter, watch_terminating},
+    Observed, Plan, PodSeen, Role, Settings,
+    carry_on::{create, take_lost_coordinator_away},
+    failure::{Pulse, has_drained, holds_state},
+    phase::{deletion, enter, lacks_record, watch_terminating},
     status::{Note, set_condition},
 };
 
 /// Sees to it that no pod is left, the coordinator last: it records where the workers rest.
-pub(crate) fn suspend(status: &mut TrainingJobStatus, pods: &[PodSeen], plan: &mut Plan, now: Timestamp) {
+#[allow(clippy::too_many_arguments, reason = "the parts of one plan, taken apart by the caller")]
+pub(crate) fn suspend(
+    job: &ValidJob,
+    seen: &Observed,
+    settings: &Settings,
+    status: &mut TrainingJobStatus,
+    plan: &mut Plan,
+    present: &[&PodSeen],
+    pulse: Pulse,
+    now: Timestamp,
+) {
+    let pods = &seen.pods;
     let workers = || pods.iter().filter(|pod| pod.role != Role::Coordinator);
     let coordinators = || pods.iter().filter(|pod| pod.role == Role::Coordinator);
     watch_terminating(pods, plan, now);
@@ -22,6 +35,14 @@ pub(crate) fn suspend(status: &mut TrainingJobStatus, pods: &[PodSeen], plan: &m
     }
     if workers().next().is_some() {
         plan.delete = workers().filter_map(|pod| deletion(pod, now)).collect();
+        let is_held = present.iter().any(|pod| pod.role != Role::Coordinator && holds_state(pod));
+        if is_held && !coordinators().any(has_drained) {
+            // A group that broke saves nothing before a coordinator has formed the next one.
+            take_lost_coordinator_away(present, pulse, plan, now);
+            if coordinators().next().is_none() && !lacks_record(seen, status, present) {
+                create(job, seen, settings, status.attempt, plan, present, &[Role::Coordinator]);
+            }
+        }
         let left = workers().count();
         let message = format!("{left} workers finish a step, save the state and go");
         return enter(status, status.phase.unwrap_or(Phase::Pending), Reason::Suspending, &message, now);

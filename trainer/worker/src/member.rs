@@ -48,7 +48,7 @@ pub(crate) const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 /// spinning: a newcomer has time.
 const FEED_LIMITS: Limits = Limits { forming: LIMITS.silence, waiting: Waiting::Block, shares_memory: false, ..LIMITS };
 const CHANGES: &str = "a new generation is being formed";
-/// How long there may be no coordinator while the group forms and when it ends.
+/// How long there may be no coordinator while a worker joins and when the work is done.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
 /// How long the ending of a process that hangs may take to be written.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
@@ -126,7 +126,9 @@ impl<'a> Member<'a> {
             let (membership, grace_seconds) = (Arc::downgrade(&membership), launch.grace_seconds);
             move || {
                 if let Some(membership) = membership.upgrade() {
-                    membership.leave(&format!("asked to stop within {grace_seconds} s"));
+                    // The rest is for saving what a group that is formed meanwhile holds.
+                    let within = Duration::from_secs(grace_seconds.into()) * 2 / 3;
+                    membership.leave(&format!("asked to stop within {grace_seconds} s"), within);
                 }
             }
         });
@@ -221,10 +223,13 @@ impl<'a> Member<'a> {
     }
 
     /// Stands still, holding `held`, until this worker is to do something else. `broken` tells what failed, if anything.
+    /// A member may hold what nobody else does, and waits for a coordinator however long there is none.
     pub(crate) fn regroup(&self, held: State, broken: Option<Break>) -> Result<Place, Failure> {
+        let has_belonged = self.ready.load(Ordering::Relaxed);
+        let patience = if has_belonged { Duration::MAX } else { COORDINATOR_PATIENCE };
         let place = self
             .membership
-            .regroup(Some(held), broken, COORDINATOR_PATIENCE)
+            .regroup(Some(held), broken, patience)
             .map_err(|error| outside(error, || drained(self.launch, self.stop, held.step)))?;
         self.take(&place);
         Ok(place)

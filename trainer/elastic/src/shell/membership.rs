@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     line,
-    shared::{End, Shared},
+    shared::{End, Leaving, Shared},
 };
 use crate::{
     Break, CheckpointMark, Digest, Follower, Group, Hello, Lead, State as Held, Summing, Work, member::LastWord,
@@ -266,9 +266,10 @@ impl Membership {
     }
 
     /// This worker has to go. The others go on without it, after which [`Membership::regroup`] ends with [`JoinError::Released`], or all
-    /// are told [`Event::Drain`].
-    pub fn leave(&self, reason: &str) {
-        self.shared.change(|state| state.leaving = true);
+    /// are told [`Event::Drain`]. While there is no coordinator a member that stands waits for one `within` that time, as it may hold what
+    /// nobody else does.
+    pub fn leave(&self, reason: &str, within: Duration) {
+        self.shared.change(|state| state.leaving = Some(Leaving::within(within)));
         self.shared.put(|outbox| outbox.leave = Some(reason.to_owned()));
     }
 

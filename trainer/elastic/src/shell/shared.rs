@@ -14,7 +14,7 @@ use crate::{
     member::{self, LastWord},
 };
 
-/// How long a worker that has to go looks for a coordinator that would let it.
+/// How long a worker that has to go looks for a coordinator that would let it, where it trains or holds nothing that others lack.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the thread that waits for an answer sleeps before it looks at the time again.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -39,7 +39,9 @@ pub(super) struct State {
     pub(super) sealing: Option<bool>,
     pub(super) end: Option<End>,
     pub(super) draining: Option<String>,
-    pub(super) leaving: bool,
+    pub(super) leaving: Option<Leaving>,
+    /// Whether it was a member of a group: others may lack what it holds.
+    has_belonged: bool,
     /// Since when there is no coordinator.
     alone: Option<Instant>,
     /// What the last attempt to connect met.
@@ -49,7 +51,32 @@ pub(super) struct State {
 impl State {
     /// Whether this worker has to go, and nobody is there who would let it.
     pub(super) fn is_stranded(&self) -> bool {
-        self.leaving && self.alone.is_some_and(|since| since.elapsed() >= LEAVE_PATIENCE)
+        self.leaving.is_some() && self.alone.is_some_and(|since| since.elapsed() >= LEAVE_PATIENCE)
+    }
+
+    /// How long it may be without coordinator, of `patience` that it had when it began to wait, and since when that counts.
+    fn patience(&self, begun: Instant, patience: Duration) -> (Instant, Duration) {
+        match &self.leaving {
+            Some(leaving) => {
+                let limit = if self.has_belonged { leaving.within } else { LEAVE_PATIENCE };
+                (begun.max(leaving.since), patience.min(limit))
+            }
+            None => (begun, patience),
+        }
+    }
+}
+
+/// It has to go.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    since: Instant,
+    /// How long it may take to hand over what it holds.
+    within: Duration,
+}
+
+impl Leaving {
+    pub(super) fn within(within: Duration) -> Self {
+        Self { since: Instant::now(), within }
     }
 }
 
@@ -89,8 +116,17 @@ impl Shared {
     pub(super) fn new() -> Self {
         let alone = Some(Instant::now());
         let problem = "not tried yet".to_owned();
-        let state =
-            State { group: None, lead: None, sealing: None, end: None, draining: None, leaving: false, alone, problem };
+        let state = State {
+            group: None,
+            lead: None,
+            sealing: None,
+            end: None,
+            draining: None,
+            leaving: None,
+            has_belonged: false,
+            alone,
+            problem,
+        };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -110,9 +146,9 @@ impl Shared {
                 return Ok(answer);
             }
             // A coordinator that left long before this wait began has the whole patience, too.
-            let patience = if state.leaving { patience.min(LEAVE_PATIENCE) } else { patience };
+            let (since, patience) = state.patience(begun, patience);
             if let Some(waited) =
-                state.alone.map(|since| since.max(begun).elapsed()).filter(|waited| *waited > patience)
+                state.alone.map(|alone| alone.max(since).elapsed()).filter(|waited| *waited > patience)
             {
                 return Err(waited);
             }
@@ -216,7 +252,10 @@ impl Shared {
     }
 
     pub(super) fn committed(&self, group: Group) {
-        self.change(|state| (state.group, state.lead, state.sealing, state.draining) = (Some(group), None, None, None));
+        self.change(|state| {
+            (state.group, state.lead, state.sealing, state.draining) = (Some(group), None, None, None);
+            state.has_belonged = true;
+        });
     }
 
     pub(super) fn told_to_follow(&self, lead: Lead) {
