@@ -189,12 +189,16 @@ impl Execution<'_> {
             }
             let now = Instant::now();
             let without_frame = stalled.get_or_insert_with(|| Idle::since(now)).look(now);
+            // Also of one that brings a byte now and then.
+            let is_over = without_frame >= self.mesh.silence();
             if sent || received {
                 idle = None;
+            }
+            if (sent || received) && !is_over {
                 continue;
             }
             let found_nothing = idle.get_or_insert_with(|| Idle::since(now)).look(now);
-            if self.waiting.looks_again(found_nothing) {
+            if self.waiting.looks_again(found_nothing) && !is_over {
                 std::hint::spin_loop();
                 continue;
             }

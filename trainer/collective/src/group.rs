@@ -119,10 +119,10 @@ impl Group {
         let (rank, world, limits) = (self.seat.rank, self.world(), self.limits);
         // Two ranks have nothing else to choose by it.
         if world > 2 || (world == 2 && limits.waiting == Waiting::Adaptive) {
-            let mut names = vec![0; world];
-            names[rank] = listener.host.cast_signed();
-            self.all_gather(Tag { step: u64::MAX, bucket: 0 }, &mut names)?;
-            self.hosts = Hosts::named(bytemuck::cast_slice(&names));
+            // Each tells each: where one does not hear another, nobody else waits for what it lacks.
+            let mut names = vec![listener.host.cast_signed(); 2 * world];
+            self.all_to_all(Tag { step: u64::MAX, bucket: 0 }, &mut names)?;
+            self.hosts = Hosts::named(bytemuck::cast_slice(&names[world..]));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         self.waiting = limits.waiting.resolved(self.hosts.beside(rank), limits.threads, cores);
@@ -204,7 +204,9 @@ impl Group {
         let addresses: Vec<SocketAddr> = members.iter().map(|rank| self.addresses[*rank]).collect();
         let own = members.iter().position(|member| *member == rank).unwrap_or_default();
         let seat = Seat { job: part_of(self.seat.job, colour, self.splits), rank: own, ..self.seat };
-        Self::form(listener, seat, &addresses, self.limits, &self.abort).map(Some)
+        // The other parts share the cores of a host.
+        let limits = Limits { waiting: self.waiting, ..self.limits };
+        Self::form(listener, seat, &addresses, limits, &self.abort).map(Some)
     }
 
     /// A segment that all ranks have mapped; `None` on all of them where one could not.

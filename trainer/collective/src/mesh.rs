@@ -116,6 +116,11 @@ impl Mesh {
         self.unsent.is_none()
     }
 
+    /// How long a rank may bring no whole frame.
+    pub(crate) fn silence(&self) -> Duration {
+        self.silence
+    }
+
     /// Sleeps until what is wanted is there, having found nothing to do for `idle`; no frame has been whole for `stalled`.
     pub(crate) fn wait(&self, wanted: Wanted, idle: Duration, stalled: Duration) -> Result<(), CollectiveError> {
         let (to, from) = (self.unsent.or(wanted.to), wanted.from);

@@ -1,6 +1,6 @@
-use std::{io::Write, thread};
+use std::{io::Write, thread, time::Duration};
 
-use lockstep_collective::{Call, CollectiveError, FrameError, HEADER_BYTES, Header, JobId, Kind, Tag};
+use lockstep_collective::{Call, CollectiveError, FrameError, HEADER_BYTES, Header, JobId, Kind, Limits, Tag, Waiting};
 use proptest::prelude::*;
 
 use crate::group::{IMPATIENT, PATIENT, bare_group, ends, group};
@@ -126,6 +126,23 @@ fn a_peer_that_sends_a_byte_now_and_then_is_named_after_the_silence_limit() {
     });
     let CollectiveError::PeerSilent { rank: 0, waited, .. } = error else { panic!("{error}") };
     assert!(waited >= IMPATIENT.silence);
+}
+
+#[test]
+fn a_peer_that_sends_a_byte_before_the_others_block_is_named_after_the_silence_limit() {
+    let limits = Limits { silence: Duration::from_millis(200), waiting: Waiting::SpinThenBlock, ..PATIENT };
+    let error = met(limits, LENGTH, move |impostor| {
+        let (header, payload) = expected_frame();
+        let frame = [&header.encode()[..], &payload].concat();
+        // Five times the limit for all of them.
+        for byte in frame.chunks(1) {
+            if impostor.stream.write_all(byte).is_err() {
+                break;
+            }
+            thread::sleep(limits.silence / 1000);
+        }
+    });
+    assert!(matches!(error, CollectiveError::PeerSilent { rank: 0, .. }), "{error}");
 }
 
 #[test]

@@ -1,14 +1,16 @@
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::channel;
+use std::thread;
 use std::time::Duration;
 
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME};
 use lockstep_collective::{
-    Abort, CollectiveError, Group, Header, JobId, Kind, Limits, Listener, Missing, Reduction, Seat, Tag, Waiting,
+    Abort, CollectiveError, Group, HEADER_BYTES, Header, JobId, Kind, Limits, Listener, Missing, Reduction, Seat, Tag,
+    Waiting,
 };
 
-use crate::group::{GENERATION, PATIENT, ends, listener, seat};
+use crate::group::{GENERATION, PATIENT, ends, listener, ranks, seat};
 use crate::impostor::{greeting, read_header};
 
 fn form(listener: &Listener, seat: Seat, peers: &[SocketAddr]) -> Result<Group, CollectiveError> {
@@ -126,6 +128,39 @@ fn a_rank_that_connects_and_is_silent_is_named_as_one_that_never_comes() {
         panic!("{error}")
     };
     assert!(last_attempt.contains("connected, and silent"), "{last_attempt}");
+}
+
+/// Where a rank can be called at `address` that hears nothing after the greeting.
+fn muted(address: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let muted = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let (mut caller, _) = listener.accept().unwrap();
+        let mut called = TcpStream::connect(address).unwrap();
+        io::copy(&mut (&mut caller).take(HEADER_BYTES as u64), &mut called).unwrap();
+        io::copy(&mut called, &mut caller)
+    });
+    muted
+}
+
+#[test]
+fn of_ranks_that_are_connected_only_one_that_does_not_hear_another_says_that_it_is_silent() {
+    let errors = ends(|| {
+        let limits = Limits { forming: Duration::from_millis(500), ..PATIENT };
+        ranks(4, |listener, rank, peers| {
+            let mut peers = peers.to_vec();
+            if rank == 0 {
+                peers[1] = muted(peers[1]);
+            }
+            let formed = Group::form(listener, seat(rank), &peers, limits, &Abort::new());
+            formed.and_then(|mut group| sum(&mut group, &mut [1.0])).unwrap_err()
+        })
+    });
+    let unreached = errors.iter().map(|error| match error {
+        CollectiveError::NotFormed { missing: Missing::Unreached { rank, .. }, .. } => Some(*rank),
+        _ => None,
+    });
+    assert_eq!(unreached.collect::<Vec<_>>(), [None, Some(0), None, None], "{errors:?}");
 }
 
 #[test]
