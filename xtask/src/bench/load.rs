@@ -15,8 +15,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 /// Ticks of processes that nobody waits for.
 static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
-/// Rounds that may be thrown away before figures are given with the mark "disturbed".
-const MAX_DISTURBED: usize = 10;
+/// Rounds that may be thrown away for each that is wanted, before figures are given with the mark "disturbed".
+const MAX_DISTURBED: usize = 2;
 
 /// What so many rounds give during which others left the machine alone, and whether some were kept although they did not: the processes of
 /// a round have ended when it does.
@@ -26,7 +26,7 @@ pub(crate) fn rounds<T>(count: usize, mut round: impl FnMut() -> anyhow::Result<
         let (watch, before) = (Watch::start(), children());
         let found = round()?;
         let was_disturbed = watch.disturbed(children().saturating_sub(before));
-        if was_disturbed && thrown_away < MAX_DISTURBED {
+        if was_disturbed && thrown_away < MAX_DISTURBED * count {
             thrown_away += 1;
         } else {
             disturbed |= was_disturbed;

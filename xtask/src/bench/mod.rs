@@ -24,7 +24,7 @@ use record::Book;
 /// How much time a benchmark may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// All cases, few repetitions: every benchmark in about 3 minutes.
+    /// All cases, few repetitions: every benchmark in minutes.
     Quick,
     /// As many repetitions as a figure worth quoting needs.
     Full,
@@ -109,7 +109,7 @@ const BENCHMARKS: [Benchmark; 10] = [
 pub(crate) struct Arguments {
     /// Name of a benchmark, or `all`; without one they are listed.
     name: Option<String>,
-    /// The same cases with fewer repetitions, in about 3 minutes each.
+    /// The same cases with fewer repetitions, in 3 to 10 minutes each.
     #[arg(long)]
     quick: bool,
     #[command(flatten)]

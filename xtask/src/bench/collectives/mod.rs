@@ -11,7 +11,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use lockstep_tests::cluster::install_packages;
 
 use self::plot::Curve;
@@ -22,6 +22,8 @@ use super::{
 };
 use crate::cargo;
 
+/// Seconds that one run of a side may take, whose peers may hang.
+const PATIENCE: &str = "300";
 const GLOO: &str = include_str!("gloo.py");
 const OPENMPI: &str = include_str!("openmpi.c");
 
@@ -180,8 +182,8 @@ impl Programs {
         sizes: &[usize],
         budget: usize,
     ) -> anyhow::Result<Vec<(usize, f64)>> {
-        let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-        let (ranks, budget, list) = (ranks.to_string(), budget.to_string(), sizes.join(","));
+        let texts: Vec<String> = sizes.iter().map(usize::to_string).collect();
+        let (ranks, budget, list) = (ranks.to_string(), budget.to_string(), texts.join(","));
         let command = match side {
             Side::Ours => {
                 let algorithm = if link == Link::Memory { "memory" } else { "auto" };
@@ -200,16 +202,19 @@ impl Programs {
                 let mca = ["--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", "lo", "--mca", "btl", transport];
                 let start = ["--allow-run-as-root", "--oversubscribe", "-n", &ranks];
                 let program = self.openmpi.to_string_lossy();
-                let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
-                let words = [&start[..], &mca, &[&program, &budget], &sizes].concat();
+                let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+                let words = [&start[..], &mca, &[&program, &budget], &texts].concat();
                 in_own_network(Path::new("mpirun"), &words)
             }
         };
-        told(command).with_context(|| format!("{side:?}"))
+        let found = told(command).with_context(|| format!("{side:?}"))?;
+        ensure!(found.len() == sizes.len(), "{side:?} tells of {} of {} sizes", found.len(), sizes.len());
+        Ok(found)
     }
 }
 
-/// A program in a network namespace that has a loopback interface only, whose routes give all connections the same congestion control.
+/// A program in a network namespace that has a loopback interface only, whose routes give all connections the same congestion control; it is
+/// ended after [`PATIENCE`].
 fn in_own_network(program: &Path, words: &[&str]) -> Command {
     const SCRIPT: &str = r#"
         set -e
@@ -218,8 +223,8 @@ fn in_own_network(program: &Path, words: &[&str]) -> Command {
             ip route replace table local local $to dev lo proto kernel scope host src 127.0.0.1 congctl cubic
         done
         exec "$0" "$@""#;
-    let mut command = Command::new("unshare");
-    command.args(["--net", "sh", "-c", SCRIPT]).arg(program).args(words);
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after", "5", PATIENCE, "unshare", "--net", "sh", "-c", SCRIPT]).arg(program).args(words);
     command
 }
 

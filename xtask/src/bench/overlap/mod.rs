@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
@@ -37,13 +37,17 @@ const WARM_UP: usize = 17;
 const LINE_SECONDS: f64 = WEIGHTS * 4.0 * FRAMING * 8.0 / (GIGABITS * 1e9);
 /// Samples a worker with which there is little to compute beside the sums.
 const FEW_SAMPLES: u32 = 16;
-/// By which it is found with how many samples a step computes for as long as the line takes.
+/// By which it is found with how many samples backward takes as long as the line.
 const TRIED_SAMPLES: [u32; 2] = [32, 128];
+/// A step's computation by its backward: of three products for each weight backward does two.
+const STEP_BY_BACKWARD: f64 = 1.5;
+/// Where a worker's coordinator listens that trains by itself.
+const LOOPBACK: &str = "127.0.0.1";
 
 /// A way to train, in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
-    /// One worker: the computation by itself.
+    /// The computation by itself: a job of one worker at each end, as both share the machine's memory and caches when they train together.
     Alone,
     /// One bucket, ready when backward ends, but for that of the last layer.
     NoOverlap,
@@ -54,7 +58,7 @@ enum Side {
     /// The same with gradients in bf16 on the line.
     Bf16,
     Ddp,
-    /// What DDP computes, by itself.
+    /// What DDP computes, by itself, at each end too.
     DdpAlone,
 }
 
@@ -75,12 +79,10 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         line: Line::of(GIGABITS)?,
         folder,
     };
+    let balanced = programs.samples_to_compute_for(LINE_SECONDS * STEP_BY_BACKWARD, steps)?;
+    println!("balanced: {balanced} samples a worker, communication-bound: {FEW_SAMPLES}");
     // With the part of DDP's step that gradients in bf16 are to take.
-    let cases = [
-        ("communication-bound", FEW_SAMPLES, 0.6),
-        ("balanced", programs.samples_to_compute_for(LINE_SECONDS, steps)?, 0.95),
-    ];
-    for (case, samples, bf16_goal) in cases {
+    for (case, samples, bf16_goal) in [("communication-bound", FEW_SAMPLES, 0.6), ("balanced", balanced, 0.95)] {
         let (found, disturbed) = load::rounds(rounds, || {
             let (mut round, mut first_ready) = (Vec::new(), 0.0);
             for side in SIDES {
@@ -117,7 +119,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         ];
         for (wire, ours, name, theirs, goal) in figures {
             book.write(&Figure {
-                case: &format!("{GIGABITS} Gb/s, {case}, {samples} samples a worker{wire}"),
+                case: &format!("{GIGABITS} Gb/s, {case}{wire}"),
                 unit: "s",
                 ours,
                 peer: Some((name, theirs)),
@@ -140,30 +142,60 @@ impl Programs {
     /// The median seconds of a step.
     fn step(&self, side: Side, samples: u32, steps: usize) -> anyhow::Result<f64> {
         match side {
-            Side::Alone => self.ours(1, samples, steps, json!({})),
-            Side::NoOverlap => self.ours(2, samples, steps, json!({"bucketBytes": "1Gi", "algorithm": "ring"})),
-            Side::Fixed => self.ours(2, samples, steps, json!({"bucketBytes": "25Mi", "algorithm": "ring"})),
-            Side::Merged => self.ours(2, samples, steps, json!({})),
-            Side::Bf16 => self.ours(2, samples, steps, json!({"wire": "bf16"})),
-            Side::Ddp => self.ddp(line::ENDS.len(), samples, steps),
-            Side::DdpAlone => self.ddp(1, samples, steps),
+            Side::Alone => self.alone(samples, steps),
+            Side::NoOverlap => self.together(samples, steps, json!({"bucketBytes": "1Gi", "algorithm": "ring"})),
+            Side::Fixed => self.together(samples, steps, json!({"bucketBytes": "25Mi", "algorithm": "ring"})),
+            Side::Merged => self.together(samples, steps, json!({})),
+            Side::Bf16 => self.together(samples, steps, json!({"wire": "bf16"})),
+            Side::Ddp => self.torch(line::ENDS.len(), samples, steps),
+            Side::DdpAlone => self.torch(1, samples, steps),
         }
     }
 
-    /// How many samples a worker by itself computes in so many seconds, one step with all of them.
+    /// How many samples a worker computes in so many seconds, one step with all of them.
     fn samples_to_compute_for(&self, seconds: f64, steps: usize) -> anyhow::Result<u32> {
         let [fewer, more] = TRIED_SAMPLES;
-        let [short, long] = [self.step(Side::Alone, fewer, steps)?, self.step(Side::Alone, more, steps)?];
+        let (found, _) = load::rounds(1, || Ok([self.alone(fewer, steps)?, self.alone(more, steps)?]))?;
+        let &[short, long] = found.first().context("a round")?;
+        ensure!(short < long, "{fewer} samples take {short} s, {more} take {long} s");
         let found = f64::from(fewer) + (seconds - short) * f64::from(more - fewer) / (long - short);
-        ensure!(found.is_finite(), "{fewer} samples take {short} s, {more} take {long} s");
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within bounds")]
         Ok(found.round().clamp(f64::from(FEW_SAMPLES), 4096.0) as u32)
     }
 
-    fn ours(&self, workers: u32, samples: u32, steps: usize, communication: Value) -> anyhow::Result<f64> {
+    /// Two workers, each at its end.
+    fn together(&self, samples: u32, steps: usize, communication: Value) -> anyhow::Result<f64> {
         let output = self.folder.join("run");
-        let _ = fs::remove_dir_all(&output);
-        fs::create_dir_all(&output)?;
+        let processes = self.start(&output, line::COORDINATOR, &[0, 1], samples, steps, communication)?;
+        Processes(processes).end_well().with_context(|| format!("see {}", output.display()))?;
+        step_seconds(&output)
+    }
+
+    /// Two jobs of one worker each, at both ends at once.
+    fn alone(&self, samples: u32, steps: usize) -> anyhow::Result<f64> {
+        let outputs = [0, 1].map(|end| self.folder.join(format!("alone-{end}")));
+        let mut all = Processes(Vec::new());
+        for (end, output) in outputs.iter().enumerate() {
+            all.0.extend(self.start(output, LOOPBACK, &[end], samples, steps, json!({}))?);
+        }
+        all.end_well().with_context(|| format!("see {}/alone-*", self.folder.display()))?;
+        let [first, second] = outputs.map(|output| step_seconds(&output));
+        Ok(first?.midpoint(second?))
+    }
+
+    /// Starts a job whose workers are at these ends; its coordinator is at the first of them.
+    fn start(
+        &self,
+        output: &Path,
+        coordinator: &str,
+        ends: &[usize],
+        samples: u32,
+        steps: usize,
+        communication: Value,
+    ) -> anyhow::Result<Vec<Child>> {
+        let _ = fs::remove_dir_all(output);
+        fs::create_dir_all(output)?;
+        let workers = ends.len() as u32;
         let global_batch = samples * workers;
         let workload: Workload = serde_json::from_value(json!({
             "model": {"name": "mlp25m"},
@@ -184,11 +216,11 @@ impl Programs {
                 member,
                 replicas: workers,
                 elastic: Elastic::fixed(workers),
-                coordinator: Address { host: line::COORDINATOR.into(), port: Ports::POD.control },
+                coordinator: Address { host: coordinator.into(), port: Ports::POD.control },
                 address: address.parse()?,
                 ports: Ports::POD,
                 inherits_listener: false,
-                output: output.clone(),
+                output: output.to_owned(),
                 objects: None,
                 store: Store::File(output.join("record.json")),
                 credentials: None,
@@ -200,18 +232,11 @@ impl Programs {
             command.arg(role).envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)));
             command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start the trainer")
         };
-        let mut all = Processes(vec![start("coordinator", String::new(), 0, line::COORDINATOR)?]);
-        for (rank, address) in line::ENDS.iter().enumerate().take(workers as usize) {
-            all.0.push(start("worker", format!("overlap-worker-{rank}"), rank, address)?);
+        let mut all = vec![start("coordinator", String::new(), ends[0], coordinator)?];
+        for (rank, end) in ends.iter().enumerate() {
+            all.push(start("worker", format!("overlap-worker-{rank}"), *end, line::ENDS[*end])?);
         }
-        all.end_well().with_context(|| format!("see {}", output.display()))?;
-        let journal = fs::read_to_string(output.join("metrics.jsonl"))?;
-        let lines = journal.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let mut seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
-        if seconds.is_empty() {
-            bail!("{} tells of no step", output.display());
-        }
-        Ok(median(&mut seconds))
+        Ok(all)
     }
 
     /// After how many seconds of a step the first gradient was ready, as the newest run of our own planned by.
@@ -222,24 +247,36 @@ impl Programs {
         Ok(planned.context("rank 0 says what it planned by")? * 1e-3)
     }
 
-    fn ddp(&self, world: usize, samples: u32, steps: usize) -> anyhow::Result<f64> {
+    /// A process of PyTorch at each end: one group of two, or two of one.
+    fn torch(&self, world: usize, samples: u32, steps: usize) -> anyhow::Result<f64> {
         let told = self.folder.join("ddp.json");
         let output = fs::File::create(&told)?;
         let errors = fs::File::create(self.folder.join("ddp.log"))?;
-        let mut ranks = Processes(Vec::new());
-        for rank in 0..world {
-            let mut command = self.line.command(rank, &self.python);
+        let mut processes = Processes(Vec::new());
+        for end in 0..line::ENDS.len() {
+            let mut command = self.line.command(end, &self.python);
             command.arg(self.folder.join("ddp.py")).args([samples.to_string(), steps.to_string()]);
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
+            command.env("RANK", (end % world).to_string()).env("WORLD_SIZE", world.to_string());
             command.env("MASTER_ADDR", line::ENDS[0]).env("MASTER_PORT", "7072");
             command.env("GLOO_SOCKET_IFNAME", line::INTERFACE).env("OMP_NUM_THREADS", "1");
-            ranks.0.push(command.stdout(output.try_clone()?).stderr(errors.try_clone()?).spawn()?);
+            processes.0.push(command.stdout(output.try_clone()?).stderr(errors.try_clone()?).spawn()?);
         }
-        ranks.end_well().with_context(|| format!("see {}/ddp.log", self.folder.display()))?;
+        processes.end_well().with_context(|| format!("see {}/ddp.log", self.folder.display()))?;
         let told = fs::read_to_string(told)?;
-        let mut lines = told.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        lines.find_map(|line| line["seconds"].as_f64()).context("DDP says how long a step takes")
+        let lines = told.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut seconds: Vec<f64> = lines.filter_map(|line| line["seconds"].as_f64()).collect();
+        ensure!(seconds.len() == line::ENDS.len() / world, "PyTorch says how long a step takes: {told}");
+        Ok(median(&mut seconds))
     }
+}
+
+/// The median seconds of a step that a job's journal tells of.
+fn step_seconds(output: &Path) -> anyhow::Result<f64> {
+    let journal = fs::read_to_string(output.join("metrics.jsonl"))?;
+    let lines = journal.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
+    ensure!(!seconds.is_empty(), "{} tells of no step", output.display());
+    Ok(median(&mut seconds))
 }
 
 /// Killed when dropped.
