@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Digest, Incarnation, MemberId, Summing};
 
 /// The newest form of the record that this build reads, and the one that it writes.
-const FORMAT_VERSION: u32 = 3;
+const FORMAT_VERSION: u32 = 4;
 
 /// The one truth about a job's memberships. Written on a membership change or a checkpoint, never per step.
 ///
@@ -25,6 +25,9 @@ pub struct Record {
     /// Its members have all stopped, with the state of this step in a checkpoint: nobody holds more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rested: Option<u64>,
+    /// How its members summed is in `history`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub summed: bool,
     /// The newest checkpoint that is whole.
     pub last_durable_checkpoint: Option<CheckpointMark>,
     /// `h₀ = 0`; each membership adds itself, and once it is over the plans by which it summed: `hₙ = blake3(hₙ₋₁ ‖ link)`. Equal digests
@@ -124,6 +127,7 @@ impl Record {
             alloc_by: String::new(),
             active: None,
             rested: None,
+            summed: false,
             last_durable_checkpoint: None,
             history: Digest::NONE,
         }
@@ -142,14 +146,15 @@ impl Record {
         let mut last_durable_checkpoint = self.last_durable_checkpoint;
         last_durable_checkpoint.take_if(given_up);
         let history = self.linked(json(&active).as_bytes());
-        Self { history, active: Some(active), rested: None, last_durable_checkpoint, ..self.clone() }
+        Self { history, active: Some(active), rested: None, summed: false, last_durable_checkpoint, ..self.clone() }
     }
 
     /// This record after its newest membership has summed in this way.
     #[must_use]
     pub fn summed_by(&self, summing: &Summing) -> Self {
         let Summing { after, plan } = summing;
-        Self { history: self.linked(&[&after.to_le_bytes(), &plan.as_bytes()[..]].concat()), ..self.clone() }
+        let history = self.linked(&[&after.to_le_bytes(), &plan.as_bytes()[..]].concat());
+        Self { history, summed: true, ..self.clone() }
     }
 
     fn linked(&self, link: &[u8]) -> Digest {

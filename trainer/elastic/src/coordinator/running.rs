@@ -180,8 +180,11 @@ impl Coordinator {
         }
     }
 
-    /// The record, with how its newest membership summed.
+    /// The record, with how its newest membership summed, unless a coordinator before this one has recorded that.
     pub(super) fn with_plans(&self) -> Record {
+        if self.record.summed {
+            return self.record.clone();
+        }
         let summed =
             |record: Record, (after, plan): (&u64, &Digest)| record.summed_by(&Summing { after: *after, plan: *plan });
         self.plans.iter().fold(self.record.clone(), summed)

@@ -7,7 +7,9 @@ use lockstep_elastic::{
     coordinator::{Command, Event},
 };
 
-use super::{Store, Table, asked, committed, drained, end, finished, leave, mark, original, replacement, sent, state};
+use super::{
+    Store, Table, asked, committed, drained, end, finished, leave, mark, original, replacement, returning, sent, state,
+};
 use crate::given::{config, ms, pod};
 
 #[test]
@@ -340,6 +342,28 @@ fn how_a_group_summed_is_part_of_its_history() {
     let with_one = without.summed_by(&summing(0, b"ring"));
     let with_both = with_one.summed_by(&summing(20, b"tree"));
     assert_eq!(histories, [without, with_one, with_both].map(|record| record.history));
+}
+
+#[test]
+fn how_a_group_summed_is_recorded_once_though_it_is_told_to_the_next_coordinator_too() {
+    let say_all = |table: &mut Table| {
+        for member in 0..2 {
+            table.says(member, agreed(0, b"ring"));
+        }
+        for member in 0..2 {
+            table.says(member, finished(1, b"model"));
+        }
+    };
+    let mut table = Table::running(2, 2);
+    say_all(&mut table);
+    let record = table.record();
+    // It died before it let anybody go.
+    let mut table = Table::with(config(2), Some(record.clone()));
+    for member in 0..2 {
+        table.greets(member, returning(member as usize, 1, false));
+    }
+    say_all(&mut table);
+    assert_eq!(table.record().history, record.history);
 }
 
 #[test]
