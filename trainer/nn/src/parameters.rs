@@ -4,6 +4,10 @@ use std::ops::Range;
 
 use crate::arena::LINE_ELEMENTS;
 
+/// A linear layer's weight of so many elements more is ready in one more part: while backward computes the next, this one is on its way.
+/// Each part reads the layer's input once more.
+const PART_ELEMENTS: usize = 1 << 20;
+
 /// Type of a parameter's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DType {
@@ -113,10 +117,24 @@ impl ParamTable {
         self.parameters.iter().find(|parameter| parameter.name == name)
     }
 
-    /// One range of the gradient arena per layer, in the order in which they become ready. Together they tile the
-    /// arena from its start, so any cut of the arena into ascending ranges is a plan of buckets.
+    /// Ranges of the gradient arena in the order in which they become ready: one for each layer, of large linear ones several. Together they
+    /// tile the arena from its start, so any cut of the arena into ascending ranges is a plan of buckets.
     pub fn ready_order(&self) -> Vec<Range<usize>> {
-        self.layers.clone()
+        (0..self.layers.len()).flat_map(|layer| self.parts(layer)).collect()
+    }
+
+    /// Those of one layer, counted from the last: whole rows of a linear layer's weight, which lies first; the last has the bias, too.
+    pub(crate) fn parts(&self, layer: usize) -> Vec<Range<usize>> {
+        let layer = self.layers[layer].clone();
+        let weight = self.parameters.iter().find(|parameter| parameter.range.start == layer.start);
+        let (rows, row) = match weight.map(|weight| weight.shape.as_slice()) {
+            Some([outputs, inputs]) => (*outputs, *inputs),
+            _ => (1, 0),
+        };
+        let parts = (rows * row / PART_ELEMENTS).min(rows / LINE_ELEMENTS).max(1);
+        // Whole cache lines, however long a row is.
+        let cut = |part: usize| layer.start + (rows * part / parts).next_multiple_of(LINE_ELEMENTS) * row;
+        (0..parts).map(|part| if part + 1 < parts { cut(part)..cut(part + 1) } else { cut(part)..layer.end }).collect()
     }
 }
 
@@ -126,13 +144,17 @@ mod tests {
 
     #[test]
     fn ready_ranges_tile_the_arena_from_its_start() {
-        let table = models::lenet5().table();
-        let mut next = 0;
-        for range in table.ready_order() {
-            assert_eq!(range.start, next);
-            next = range.end;
+        for (network, ranges) in [(models::lenet5(), 5), (models::mlp25m(), 1 + 4 + 16 + 3)] {
+            let table = network.table();
+            assert_eq!(table.ready_order().len(), ranges);
+            let mut next = 0;
+            for range in table.ready_order() {
+                assert_eq!((range.start, range.start % 16), (next, 0));
+                assert!(range.len() < 2 << 20, "{range:?}");
+                next = range.end;
+            }
+            assert_eq!(next, table.elements());
         }
-        assert_eq!(next, table.elements());
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub struct Replica<D: Device> {
     pub(crate) plan: Plan,
     network: Network,
     buckets: Vec<Range<usize>>,
-    ready_order: Vec<Range<usize>>,
+    /// Of each layer, in the order in which they become ready, the [parts](ParamTable::parts).
+    ready: Vec<Vec<Range<usize>>>,
     updated: Arc<[UpdateRange]>,
     parameter_ranges: Arc<[Range<usize>]>,
     max_micro_batch: usize,
@@ -109,10 +110,10 @@ impl<D: Device> Replica<D> {
         let plan = Plan::new(&mut device, &network, &table, max_micro_batch);
         Ok(Replica {
             device,
-            plan,
             network,
             buckets,
-            ready_order: table.ready_order(),
+            ready: (0..plan.stages.len()).map(|layer| table.parts(layer)).collect(),
+            plan,
             updated: update_ranges(table.parameters()).into(),
             parameter_ranges: table.parameters().iter().map(|parameter| parameter.range.clone()).collect(),
             table,
@@ -200,23 +201,35 @@ impl<D: Device> Replica<D> {
         self.forward(images, labels);
         self.device.softmax_cross_entropy(&self.plan.training_loss, scale, samples);
         let mut announced = 0;
-        for (behind, stage) in self.plan.stages.iter().rev().enumerate() {
-            let ready = self.ready_order[behind].end;
-            let mut announce = |device: &mut D| {
+        for (stage, parts) in self.plan.stages.iter().rev().zip(&self.ready) {
+            let mut announce = |device: &mut D, ready: usize| {
                 if last {
                     let buckets = Buckets { plan: &self.plan, ranges: &self.buckets, beside: self.beside };
                     announced = buckets.announce_until(device, announced, ready, &self.outstanding, on_bucket);
                 }
+                // Where the next one ends, if it is to be announced.
+                self.buckets.get(announced).filter(|_| last).map_or(usize::MAX, |bucket| bucket.end)
             };
+            let layer_end = parts.last().map_or(0, |part| part.end);
             match stage {
                 Stage::Convolution(operation) => {
                     self.device.convolution_backward(operation, accumulation, samples);
-                    announce(&mut self.device);
+                    announce(&mut self.device, layer_end);
                 }
                 Stage::Linear(operation) => {
-                    self.device.linear_parameter_gradients(operation, accumulation, samples);
-                    // Before the input's gradient is computed: communication gains that time.
-                    announce(&mut self.device);
+                    let mut computed = 0;
+                    let mut awaited = announce(&mut self.device, 0);
+                    for ready in parts.iter().map(|part| part.end) {
+                        // Parts that no bucket ends in go with the next one.
+                        if ready < awaited && ready < layer_end {
+                            continue;
+                        }
+                        let rows = computed..operation.rows_before(ready);
+                        computed = rows.end;
+                        self.device.linear_parameter_gradients(operation, rows, accumulation, samples);
+                        // Before the input's gradient is computed: communication gains that time.
+                        awaited = announce(&mut self.device, ready);
+                    }
                     self.device.linear_input_gradient(operation, samples);
                 }
             }

@@ -174,29 +174,40 @@ fn two_micro_batches_add_up_to_one_batch() {
     assert!(whole.iter().any(|gradient| gradient.abs() > 1e-3));
 }
 
+/// Two layers, of which the first is ready in two parts.
+fn wide() -> Network {
+    let network = models::mlp(784, &[3000], 10);
+    assert_eq!(network.table().ready_order().len(), 3);
+    network
+}
+
 #[test]
 fn every_gradient_is_announced_once_in_order_and_final() {
-    let network = models::lenet5();
-    let elements = network.table().elements();
-    let layers = network.table().ready_order();
+    let layers = models::lenet5().table().ready_order();
     // Cuts through the middle of parameters, and two buckets inside one layer.
-    let cuts = [0, 5, 200, 900, 11_000, 11_001, layers[3].start + 7, elements];
-    let buckets: Vec<_> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
-    let mut replica = Replica::new(Cpu::new(), network, 20, buckets.clone()).expect("the cuts tile the arena");
-    replica.initialise(1);
-    let batch = digits(20, 7);
-    replica.begin_step();
-    let mut announced = Vec::new();
-    let mut keep = |index, mut bucket: lockstep_nn::Gradient<_>| {
-        announced.push((index, AsMut::<[f32]>::as_mut(&mut bucket).to_vec()))
-    };
-    replica.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut keep);
-    replica.finish_step();
-    let order: Vec<usize> = announced.iter().map(|(index, _)| *index).collect();
-    assert_eq!(order, (0..buckets.len()).collect::<Vec<_>>());
-    let when_announced: Vec<f32> = announced.into_iter().flat_map(|(_, values)| values).collect();
-    replica.set_buckets(std::iter::once(0..elements).collect()).expect("one bucket tiles the arena");
-    assert_eq!(when_announced, gradients(&mut replica, &[(&batch.images, &batch.labels)], 0.05));
+    let cuts = vec![0, 5, 200, 900, 11_000, 11_001, layers[3].start + 7];
+    let parts = wide().table().ready_order();
+    let in_parts = vec![0, parts[1].start, parts[1].start + 7, parts[1].end - 1, parts[2].start + 5];
+    for (network, mut cuts) in [(models::lenet5(), cuts), (wide(), vec![0, parts[2].start]), (wide(), in_parts)] {
+        let elements = network.table().elements();
+        cuts.push(elements);
+        let buckets: Vec<_> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
+        let mut replica = Replica::new(Cpu::new(), network, 20, buckets.clone()).expect("the cuts tile the arena");
+        replica.initialise(1);
+        let batch = digits(20, 7);
+        replica.begin_step();
+        let mut announced = Vec::new();
+        let mut keep = |index, mut bucket: lockstep_nn::Gradient<_>| {
+            announced.push((index, AsMut::<[f32]>::as_mut(&mut bucket).to_vec()))
+        };
+        replica.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut keep);
+        replica.finish_step();
+        let order: Vec<usize> = announced.iter().map(|(index, _)| *index).collect();
+        assert_eq!(order, (0..buckets.len()).collect::<Vec<_>>());
+        let when_announced: Vec<f32> = announced.into_iter().flat_map(|(_, values)| values).collect();
+        replica.set_buckets(std::iter::once(0..elements).collect()).expect("one bucket tiles the arena");
+        assert!(when_announced == gradients(&mut replica, &[(&batch.images, &batch.labels)], 0.05));
+    }
 }
 
 #[test]
@@ -230,17 +241,19 @@ fn what_is_summed_beside_the_gradients_goes_with_the_last_bucket_and_changes_no_
 
 #[test]
 fn buckets_are_announced_before_the_rest_of_backward_is_enqueued() {
-    let device = Late::new();
-    let progress = device.progress();
-    let mut replica = replica(device, models::lenet5(), 20);
-    let batch = digits(20, 8);
-    replica.begin_step();
-    let mut recorded = Vec::new();
-    let announce = &mut |_, _| recorded.push(progress.recorded());
-    replica.micro_batch(&batch.images, &batch.labels, 0.05, true, announce);
-    recorded.push(progress.recorded() + 1);
-    assert!(recorded.is_sorted_by(|earlier, later| earlier < later), "{recorded:?}");
-    replica.finish_step();
+    for network in [models::lenet5(), wide()] {
+        let device = Late::new();
+        let progress = device.progress();
+        let mut replica = replica(device, network, 20);
+        let batch = digits(20, 8);
+        replica.begin_step();
+        let mut recorded = Vec::new();
+        let announce = &mut |_, _| recorded.push(progress.recorded());
+        replica.micro_batch(&batch.images, &batch.labels, 0.05, true, announce);
+        recorded.push(progress.recorded() + 1);
+        assert!(recorded.is_sorted_by(|earlier, later| earlier < later), "{recorded:?}");
+        replica.finish_step();
+    }
 }
 
 #[test]

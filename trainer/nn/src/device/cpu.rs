@@ -1,5 +1,7 @@
 //! One CPU core: every operation is done when its call returns.
 
+use std::ops::Range;
+
 use crate::arena::{Arena, Lease};
 use crate::kernels::{Instructions, update};
 
@@ -139,8 +141,14 @@ impl Device for Cpu {
         linear::forward(self, operation, samples);
     }
 
-    fn linear_parameter_gradients(&mut self, operation: &Linear, accumulation: Accumulation, samples: usize) {
-        linear::parameter_gradients(self, operation, accumulation, samples);
+    fn linear_parameter_gradients(
+        &mut self,
+        operation: &Linear,
+        rows: Range<usize>,
+        accumulation: Accumulation,
+        samples: usize,
+    ) {
+        linear::parameter_gradients(self, operation, rows, accumulation, samples);
     }
 
     fn linear_input_gradient(&mut self, operation: &Linear, samples: usize) {

@@ -1,6 +1,8 @@
 //! Linear layers on the CPU. Activations are `[feature][sample]`, so every product has the samples as columns:
 //! `Y = W·X + b`, `dW = dY·Xᵀ`, `db = Σ dY`, `dX = Wᵀ·dY`, where `dY` is first cut off where the activation is zero.
 
+use std::ops::Range;
+
 use crate::kernels::product::{self, Matrix, MatrixMut, Product, multiply};
 
 use super::cpu::{Cpu, padded};
@@ -39,10 +41,37 @@ pub(super) fn forward(cpu: &Cpu, operation: &Linear, samples: usize) {
     }
 }
 
-pub(super) fn parameter_gradients(cpu: &Cpu, operation: &Linear, accumulation: Accumulation, samples: usize) {
-    let Linear { input, output, gradients, weight, bias, relu, workspace } = operation;
+pub(super) fn parameter_gradients(
+    cpu: &Cpu,
+    operation: &Linear,
+    rows: Range<usize>,
+    accumulation: Accumulation,
+    samples: usize,
+) {
+    let Linear { input, output, gradients, weight: _, bias: _, relu: _, workspace } = operation;
     let (columns, stride) = (padded(samples), output.capacity);
-    let (inputs, outputs) = (input.sample_elements(), output.sample_elements());
+    let inputs = input.sample_elements();
+    if rows.start == 0 {
+        bias_gradient(cpu, operation, accumulation, samples);
+    }
+    let (x, dy) = (cpu.lease(input.region), cpu.lease(gradients.output.region));
+    let mut dw = cpu.lease(operation.gradient_of(&rows));
+    multiply(
+        cpu.instructions(),
+        Product {
+            c: MatrixMut { values: &mut dw, rows: rows.len(), columns: inputs, stride: inputs },
+            a: Matrix::new(&dy[rows.start * stride..], rows.len(), columns, stride),
+            b: Matrix::new(&x, inputs, columns, stride).transposed(),
+            accumulation,
+            workspace: &mut cpu.lease(*workspace),
+        },
+    );
+}
+
+/// Cuts the output's gradient off, too.
+fn bias_gradient(cpu: &Cpu, operation: &Linear, accumulation: Accumulation, samples: usize) {
+    let Linear { output, gradients, bias, relu, .. } = operation;
+    let (columns, stride) = (padded(samples), output.capacity);
     let mut dy = cpu.lease(gradients.output.region);
     if *relu {
         let y = cpu.lease(output.region);
@@ -58,17 +87,6 @@ pub(super) fn parameter_gradients(cpu: &Cpu, operation: &Linear, accumulation: A
             Accumulation::Add => *db + sum,
         };
     }
-    let (x, mut dw) = (cpu.lease(input.region), cpu.lease(weight.gradient));
-    multiply(
-        cpu.instructions(),
-        Product {
-            c: MatrixMut { values: &mut dw, rows: outputs, columns: inputs, stride: inputs },
-            a: Matrix::new(&dy, outputs, columns, stride),
-            b: Matrix::new(&x, inputs, columns, stride).transposed(),
-            accumulation,
-            workspace: &mut cpu.lease(*workspace),
-        },
-    );
 }
 
 pub(super) fn input_gradient(cpu: &Cpu, operation: &Linear, samples: usize) {

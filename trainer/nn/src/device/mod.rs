@@ -10,6 +10,8 @@ mod loss;
 mod memory;
 mod operations;
 
+use std::ops::Range;
+
 pub use cpu::{Cpu, Done};
 pub use memory::{Form, Memory, Region, SAMPLE_LANES, Tally, Tensor};
 pub use operations::{
@@ -43,10 +45,16 @@ pub trait Device {
     fn convolution_backward(&mut self, operation: &Convolution, accumulation: Accumulation, samples: usize);
     /// Matrix product, bias and activation.
     fn linear_forward(&mut self, operation: &Linear, samples: usize);
-    /// Gradients of weights and bias of [`Device::linear_forward`]; leaves the product's gradient, where the activation
-    /// did not cut it off, in place of the output's.
-    fn linear_parameter_gradients(&mut self, operation: &Linear, accumulation: Accumulation, samples: usize);
-    /// Gradient of the input, if one is planned, after [`Device::linear_parameter_gradients`].
+    /// Gradients of some rows of the weights of [`Device::linear_forward`], called for all of them in turn. With the first also that of the
+    /// bias; leaves the product's gradient, where the activation did not cut it off, in place of the output's.
+    fn linear_parameter_gradients(
+        &mut self,
+        operation: &Linear,
+        rows: Range<usize>,
+        accumulation: Accumulation,
+        samples: usize,
+    );
+    /// Gradient of the input, if one is planned, after [`Device::linear_parameter_gradients`] of all rows.
     fn linear_input_gradient(&mut self, operation: &Linear, samples: usize);
     /// Adds the micro-batch's loss and correct predictions to the tally; with a gradient planned, writes
     /// `scale · d(sum of losses)/d(logits)`.

@@ -105,6 +105,20 @@ pub struct Linear {
     pub workspace: Region,
 }
 
+impl Linear {
+    /// Of these rows of the weight.
+    pub(crate) fn gradient_of(&self, rows: &Range<usize>) -> Region {
+        let (whole, inputs) = (self.weight.gradient, self.input.sample_elements());
+        Region { start: whole.start + rows.start * inputs, len: rows.len() * inputs, ..whole }
+    }
+
+    /// The first row whose gradient does not lie before this element of the gradient arena.
+    pub(crate) fn rows_before(&self, element: usize) -> usize {
+        let (whole, inputs) = (self.weight.gradient, self.input.sample_elements());
+        element.saturating_sub(whole.start).min(whole.len) / inputs
+    }
+}
+
 /// Cross-entropy of softmax against labels, summed over samples.
 #[derive(Debug, Clone, Copy)]
 pub struct SoftmaxCrossEntropy {

@@ -1,6 +1,7 @@
 //! A device that does everything as late as it may, as a GPU might: operations are recorded, and run in order on
 //! another thread only once somebody waits for an event behind them. Results are those of [`Cpu`], bit for bit.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -104,16 +105,20 @@ impl Device for Late {
         self.record(&writes, move |cpu| cpu.linear_forward(&operation, samples));
     }
 
-    fn linear_parameter_gradients(&mut self, operation: &Linear, accumulation: Accumulation, samples: usize) {
+    fn linear_parameter_gradients(
+        &mut self,
+        operation: &Linear,
+        rows: Range<usize>,
+        accumulation: Accumulation,
+        samples: usize,
+    ) {
         let operation = *operation;
-        let regions = [
-            operation.weight.gradient,
-            operation.bias.gradient,
-            operation.gradients.output.region,
-            operation.workspace,
-        ];
-        self.record(&regions.map(Written::Region), move |cpu| {
-            cpu.linear_parameter_gradients(&operation, accumulation, samples);
+        let with_the_first = [operation.bias.gradient, operation.gradients.output.region];
+        let mut regions = vec![operation.gradient_of(&rows), operation.workspace];
+        regions.extend(with_the_first.into_iter().filter(|_| rows.start == 0));
+        let written: Vec<Written> = regions.into_iter().map(Written::Region).collect();
+        self.record(&written, move |cpu| {
+            cpu.linear_parameter_gradients(&operation, rows, accumulation, samples);
         });
     }
 
