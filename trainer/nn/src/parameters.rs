@@ -7,6 +7,8 @@ use crate::arena::LINE_ELEMENTS;
 /// A linear layer's weight of so many elements more is ready in one more part: while backward computes the next, this one is on its way.
 /// Each part reads the layer's input once more.
 const PART_ELEMENTS: usize = 1 << 20;
+/// A model has no more parts than this beside its layers: each may become a bucket, of which a group agrees on each.
+const MAX_PARTS: usize = 256;
 
 /// Type of a parameter's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +133,8 @@ impl ParamTable {
             Some([outputs, inputs]) => (*outputs, *inputs),
             _ => (1, 0),
         };
-        let parts = (rows * row / PART_ELEMENTS).min(rows / LINE_ELEMENTS).max(1);
+        let part = PART_ELEMENTS.max(self.elements.div_ceil(MAX_PARTS));
+        let parts = (rows * row / part).min(rows / LINE_ELEMENTS).max(1);
         // Whole cache lines, however long a row is.
         let cut = |part: usize| layer.start + (rows * part / parts).next_multiple_of(LINE_ELEMENTS) * row;
         (0..parts).map(|part| if part + 1 < parts { cut(part)..cut(part + 1) } else { cut(part)..layer.end }).collect()
@@ -155,6 +158,13 @@ mod tests {
             }
             assert_eq!(next, table.elements());
         }
+    }
+
+    #[test]
+    fn the_largest_model_has_so_many_ready_ranges_and_no_more() {
+        let table = models::mlp(784, &[65_536; 4], 10).table();
+        let ranges = table.ready_order().len();
+        assert!((200..=super::MAX_PARTS + 5).contains(&ranges), "{ranges}");
     }
 
     #[test]
