@@ -9,7 +9,8 @@ pub enum Exit {
     Retry,
     /// Asked to stop (SIGTERM), after a step: the group goes on without this worker, or a checkpoint was saved. Nothing is lost.
     Drained,
-    /// The job cannot succeed as it is described: bad input, refused storage. Starting again would fail again.
+    /// The job cannot succeed as it is described: bad input, refused storage. Starting again would fail again; where others train, another
+    /// process is tried all the same.
     Fatal,
 }
 

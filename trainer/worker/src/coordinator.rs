@@ -177,7 +177,7 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
         Ok(Outcome::Stopped) => Err(Failure::retry("asked to stop before the group had drained")),
         Ok(Outcome::StoreFailed { message }) => Err(Failure::retry(message)),
         Err(error @ (StoreError::Record { .. } | StoreError::Io { .. })) => Err(Failure::fatal(error)),
-        // It may be corrected before the job has used its failures up, and the job then goes on from its newest checkpoint.
+        // It may be corrected: until then those that train go on, and those that stand wait.
         Err(error @ (StoreError::Unavailable { .. } | StoreError::Forbidden { .. } | StoreError::Refused { .. })) => {
             Err(Failure::retry(error))
         }

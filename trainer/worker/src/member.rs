@@ -50,6 +50,8 @@ const FEED_LIMITS: Limits = Limits { forming: LIMITS.silence, waiting: Waiting::
 const CHANGES: &str = "a new generation is being formed";
 /// How long there may be no coordinator while a worker joins and when the work is done.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
+/// Another coordinator is up sooner than this, if one comes.
+const MAX_HAND_OVER: Duration = Duration::from_secs(30);
 /// How long the ending of a process that hangs may take to be written.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a last word may take when the job failed anyway.
@@ -126,9 +128,7 @@ impl<'a> Member<'a> {
             let (membership, grace_seconds) = (Arc::downgrade(&membership), launch.grace_seconds);
             move || {
                 if let Some(membership) = membership.upgrade() {
-                    // The rest is for saving what a group that is formed meanwhile holds.
-                    let within = Duration::from_secs(grace_seconds.into()) * 2 / 3;
-                    membership.leave(&format!("asked to stop within {grace_seconds} s"), within);
+                    membership.leave(&format!("asked to stop within {grace_seconds} s"), until_alone(grace_seconds));
                 }
             }
         });
@@ -225,8 +225,7 @@ impl<'a> Member<'a> {
     /// Stands still, holding `held`, until this worker is to do something else. `broken` tells what failed, if anything.
     /// A member may hold what nobody else does, and waits for a coordinator however long there is none.
     pub(crate) fn regroup(&self, held: State, broken: Option<Break>) -> Result<Place, Failure> {
-        let has_belonged = self.ready.load(Ordering::Relaxed);
-        let patience = if has_belonged { Duration::MAX } else { COORDINATOR_PATIENCE };
+        let patience = if self.membership.has_belonged() { Duration::MAX } else { COORDINATOR_PATIENCE };
         let place = self
             .membership
             .regroup(Some(held), broken, patience)
@@ -285,6 +284,12 @@ fn outside(error: JoinError, drained: impl FnOnce() -> Failure) -> Failure {
         JoinError::Released => drained(),
         JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
     }
+}
+
+/// How long a member that has to go and stands looks for a coordinator that would form a group, which then saves what it holds in the rest
+/// of its grace. Where none is made anew, as none is of a deleted job, more time would bring nothing.
+fn until_alone(grace_seconds: u32) -> Duration {
+    (Duration::from_secs(grace_seconds.into()) * 2 / 3).min(MAX_HAND_OVER)
 }
 
 /// This process goes after `step`.

@@ -79,6 +79,15 @@ pub(crate) enum Wanted {
     No,
 }
 
+/// Who has the state of a job when one of its processes has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holders {
+    /// Other workers, which train on.
+    Others,
+    /// Nobody that runs.
+    Nobody,
+}
+
 /// How often processes were started again. What several processes do one after another without a step between, each once, is one
 /// incident: one of them took the others with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,11 +107,12 @@ impl Restarts {
         self.incident.clear();
     }
 
-    /// Decides when a process has ended, with `limit` restarts allowed. What a worker cannot do fails the job at once unless it `is_held`:
-    /// others have its state, and train on.
-    pub(crate) fn next(&mut self, role: Role, end: End, wanted: Wanted, is_held: bool, limit: u32) -> Next {
+    /// Decides when a process has ended, with `limit` restarts allowed. What a worker cannot do fails the job at once where nobody trains on.
+    pub(crate) fn next(&mut self, role: Role, end: End, wanted: Wanted, holders: Holders, limit: u32) -> Next {
         let from_outside = match end {
-            End::Exit(Exit::Fatal) if !is_held || role == Role::Coordinator => return Next::Fail(Why::Fatal),
+            End::Exit(Exit::Fatal) if holders == Holders::Nobody || role == Role::Coordinator => {
+                return Next::Fail(Why::Fatal);
+            }
             End::Exit(Exit::Done) => return Next::Nothing,
             _ if wanted == Wanted::No => return Next::Nothing,
             End::Exit(Exit::Drained) => true,
@@ -166,7 +176,7 @@ mod tests {
     const W1: Role = Role::Worker(1);
 
     fn at_first(end: End, wanted: Wanted, limit: u32) -> Next {
-        Restarts::default().next(W0, end, wanted, false, limit)
+        Restarts::default().next(W0, end, wanted, Holders::Nobody, limit)
     }
 
     #[test]
@@ -190,23 +200,23 @@ mod tests {
     #[test]
     fn a_worker_that_cannot_go_on_fails_no_job_that_others_train() {
         const REFUSED: End = End::Exit(Exit::Fatal);
-        let next = |role, wanted| Restarts::default().next(role, REFUSED, wanted, true, 1);
+        let next = |role, wanted| Restarts::default().next(role, REFUSED, wanted, Holders::Others, 1);
         assert_eq!(next(W0, Wanted::Yes), Next::Restart { delay: Duration::ZERO });
         assert_eq!(next(W0, Wanted::No), Next::Nothing);
         assert_eq!(next(C, Wanted::Yes), Next::Fail(Why::Fatal), "it has heard that from a member");
         let mut restarts = Restarts::default();
-        restarts.next(W0, REFUSED, Wanted::Yes, true, 1);
-        assert_eq!(restarts.next(W0, REFUSED, Wanted::Yes, true, 1), Next::Fail(Why::Limit(1)));
+        restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1);
+        assert_eq!(restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1), Next::Fail(Why::Limit(1)));
     }
 
     #[test]
     fn the_limit_counts_what_the_processes_did_themselves() {
         let mut restarts = Restarts::default();
         for _ in 0..2 {
-            assert!(matches!(restarts.next(W0, CRASH, Wanted::Yes, false, 2), Next::Restart { .. }));
+            assert!(matches!(restarts.next(W0, CRASH, Wanted::Yes, Holders::Nobody, 2), Next::Restart { .. }));
             restarts.progressed();
         }
-        assert_eq!(restarts.next(W0, CRASH, Wanted::Yes, false, 2), Next::Fail(Why::Limit(2)));
+        assert_eq!(restarts.next(W0, CRASH, Wanted::Yes, Holders::Nobody, 2), Next::Fail(Why::Limit(2)));
         assert_eq!(at_first(CRASH, Wanted::Yes, 0), Next::Fail(Why::Limit(0)));
     }
 
@@ -214,10 +224,13 @@ mod tests {
     fn what_one_process_does_to_the_others_counts_once() {
         let mut restarts = Restarts::default();
         for role in [W0, W1, C] {
-            assert!(matches!(restarts.next(role, RETRY, Wanted::Yes, false, 1), Next::Restart { .. }), "{role}");
+            assert!(
+                matches!(restarts.next(role, RETRY, Wanted::Yes, Holders::Nobody, 1), Next::Restart { .. }),
+                "{role}"
+            );
         }
         assert_eq!(
-            restarts.next(W1, RETRY, Wanted::Yes, false, 1),
+            restarts.next(W1, RETRY, Wanted::Yes, Holders::Nobody, 1),
             Next::Fail(Why::Limit(1)),
             "the same process again"
         );
@@ -228,14 +241,14 @@ mod tests {
         let mut restarts = Restarts::default();
         for _ in 0..3 {
             for _ in 0..FRUITLESS_LIMIT {
-                assert!(matches!(restarts.next(W0, KILLED, Wanted::Yes, false, 0), Next::Restart { .. }));
+                assert!(matches!(restarts.next(W0, KILLED, Wanted::Yes, Holders::Nobody, 0), Next::Restart { .. }));
             }
             restarts.progressed();
         }
         for _ in 0..FRUITLESS_LIMIT {
-            restarts.next(W0, KILLED, Wanted::Yes, false, 0);
+            restarts.next(W0, KILLED, Wanted::Yes, Holders::Nobody, 0);
         }
-        assert_eq!(restarts.next(W0, KILLED, Wanted::Yes, false, 0), Next::Fail(Why::Fruitless));
+        assert_eq!(restarts.next(W0, KILLED, Wanted::Yes, Holders::Nobody, 0), Next::Fail(Why::Fruitless));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::{
     chaos::Kill,
     children::{Children, Happening, Process, Said},
     folder::encrypts,
-    restart::{End, Next, Restarts, Role, Wanted, Why},
+    restart::{End, Holders, Next, Restarts, Role, Wanted, Why},
     signals::Signals,
 };
 use crate::display::Display;
@@ -250,9 +250,10 @@ impl Supervised<'_> {
             return None;
         }
         let limit = self.session.job.failure_policy.backoff_limit;
+        self.members.remove(&self.session.member(role));
         let is_member = |other: &Role| self.members.contains(&self.session.member(*other));
-        let is_held = self.children.running().iter().any(|other| *other != role && is_member(other));
-        match self.restarts.next(role, end, wanted, is_held, limit) {
+        let holders = if self.children.running().iter().any(is_member) { Holders::Others } else { Holders::Nobody };
+        match self.restarts.next(role, end, wanted, holders, limit) {
             Next::Nothing => {
                 if leaves {
                     display.note(&format!("{role} left"));
@@ -358,6 +359,12 @@ impl Supervised<'_> {
             Task::Train(_) => "stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it",
             Task::Benchmark { .. } => "stopping after this sum; press Ctrl-C again to stop at once",
         });
+        self.pending.clear();
+        if self.children.has_workers() && !self.children.has(Role::Coordinator) {
+            // A group that broke saves nothing before another coordinator has formed the next one.
+            self.pending.push((Instant::now(), Role::Coordinator));
+            self.start_pending(display);
+        }
         self.children.signal_workers(Signal::TERM);
         let grace_seconds = self.session.grace_seconds();
         let deadline = Instant::now() + Duration::from_secs(grace_seconds.into());

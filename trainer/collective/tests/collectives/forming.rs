@@ -10,7 +10,7 @@ use lockstep_collective::{
     Waiting,
 };
 
-use crate::group::{GENERATION, PATIENT, ends, listener, ranks, seat};
+use crate::group::{GENERATION, IMPATIENT, PATIENT, ends, listener, ranks, seat};
 use crate::impostor::{greeting, read_header};
 
 fn form(listener: &Listener, seat: Seat, peers: &[SocketAddr]) -> Result<Group, CollectiveError> {
@@ -146,13 +146,12 @@ fn muted(address: SocketAddr) -> SocketAddr {
 #[test]
 fn of_ranks_that_are_connected_only_one_that_does_not_hear_another_says_that_it_is_silent() {
     let errors = ends(|| {
-        let limits = Limits { forming: Duration::from_millis(500), ..PATIENT };
         ranks(4, |listener, rank, peers| {
             let mut peers = peers.to_vec();
             if rank == 0 {
                 peers[1] = muted(peers[1]);
             }
-            let formed = Group::form(listener, seat(rank), &peers, limits, &Abort::new());
+            let formed = Group::form(listener, seat(rank), &peers, IMPATIENT, &Abort::new());
             formed.and_then(|mut group| sum(&mut group, &mut [1.0])).unwrap_err()
         })
     });

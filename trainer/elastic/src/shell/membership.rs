@@ -228,6 +228,12 @@ impl Membership {
         self.shared.state().is_stranded()
     }
 
+    /// Whether this worker has been a member of a group: others may lack what it holds.
+    #[must_use]
+    pub fn has_belonged(&self) -> bool {
+        self.shared.state().has_belonged
+    }
+
     /// Calls `callback` from the membership's thread for everything that happens, beginning with what happened already.
     pub fn on_event(&self, callback: impl FnMut(&Event) + Send + 'static) {
         self.shared.listen(Box::new(callback));

@@ -41,7 +41,7 @@ pub(super) struct State {
     pub(super) draining: Option<String>,
     pub(super) leaving: Option<Leaving>,
     /// Whether it was a member of a group: others may lack what it holds.
-    has_belonged: bool,
+    pub(super) has_belonged: bool,
     /// Since when there is no coordinator.
     alone: Option<Instant>,
     /// What the last attempt to connect met.
@@ -54,15 +54,11 @@ impl State {
         self.leaving.is_some() && self.alone.is_some_and(|since| since.elapsed() >= LEAVE_PATIENCE)
     }
 
-    /// How long it may be without coordinator, of `patience` that it had when it began to wait, and since when that counts.
-    fn patience(&self, begun: Instant, patience: Duration) -> (Instant, Duration) {
-        match &self.leaving {
-            Some(leaving) => {
-                let limit = if self.has_belonged { leaving.within } else { LEAVE_PATIENCE };
-                (begun.max(leaving.since), patience.min(limit))
-            }
-            None => (begun, patience),
-        }
+    /// Whether one that has been without coordinator for so long, and has this `patience`, waits for none any more.
+    fn gives_up(&self, alone: Duration, patience: Duration) -> bool {
+        let has_time = |leaving: &Leaving| self.has_belonged && leaving.since.elapsed() <= leaving.within;
+        let is_to_go = self.leaving.as_ref().is_some_and(|leaving| alone > LEAVE_PATIENCE && !has_time(leaving));
+        alone > patience || is_to_go
     }
 }
 
@@ -146,10 +142,8 @@ impl Shared {
                 return Ok(answer);
             }
             // A coordinator that left long before this wait began has the whole patience, too.
-            let (since, patience) = state.patience(begun, patience);
-            if let Some(waited) =
-                state.alone.map(|alone| alone.max(since).elapsed()).filter(|waited| *waited > patience)
-            {
+            let alone = state.alone.map(|since| since.max(begun).elapsed());
+            if let Some(waited) = alone.filter(|alone| state.gives_up(*alone, patience)) {
                 return Err(waited);
             }
             state = self.changed.wait_timeout(state, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner).0;
