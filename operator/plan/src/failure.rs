@@ -104,7 +104,7 @@ pub(crate) fn verdict(
 
     let refused = |end: &End| *end == End::Refused;
     // Another one may do better than one that never held the state: training goes on meanwhile.
-    let is_held = workers.iter().any(|(_, pod)| holds_state(pod));
+    let is_held = is_held(pods);
     let worker = ends.iter().find(|(_, _, end)| !is_held && refused(end)).map(|(_, pod, _)| *pod);
     if let Some(pod) = of_coordinator.as_ref().filter(|(_, end)| refused(end)).map(|(pod, _)| *pod).or(worker) {
         return Verdict::Refused(last_failure(pod, "Refused", now));
@@ -164,9 +164,10 @@ pub(crate) fn is_alive(pod: &PodSeen) -> bool {
     end(pod).is_none()
 }
 
-/// Whether it was a member of the group, and may go on with what it holds.
-pub(crate) fn holds_state(pod: &PodSeen) -> bool {
-    pod.state == PodState::Running && (pod.ready || pod.was_ready)
+/// Whether a worker runs that was a member of the group, and may go on with what it holds: also one that is to go.
+pub(crate) fn is_held(pods: &[&PodSeen]) -> bool {
+    let may_hold = |pod: &&&PodSeen| pod.role != Role::Coordinator && pod.state == PodState::Running;
+    pods.iter().filter(may_hold).any(|pod| pod.ready || pod.was_ready)
 }
 
 /// Whether its process stopped after a step, as it was asked to.

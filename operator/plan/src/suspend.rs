@@ -7,7 +7,7 @@ use lockstep_api::{ConditionType, Phase, Reason, TrainingJobStatus, ValidJob};
 use crate::{
     Observed, Plan, PodSeen, Role, Settings,
     carry_on::{create, take_lost_coordinator_away},
-    failure::{Pulse, has_drained, holds_state},
+    failure::{Pulse, has_drained, is_held},
     phase::{deletion, enter, lacks_record, watch_terminating},
     status::{Note, set_condition},
 };
@@ -35,8 +35,7 @@ pub(crate) fn suspend(
     }
     if workers().next().is_some() {
         plan.delete = workers().filter_map(|pod| deletion(pod, now)).collect();
-        let is_held = present.iter().any(|pod| pod.role != Role::Coordinator && holds_state(pod));
-        if is_held && !coordinators().any(has_drained) {
+        if is_held(present) && !coordinators().any(has_drained) {
             // A group that broke saves nothing before a coordinator has formed the next one.
             take_lost_coordinator_away(present, pulse, plan, now);
             if coordinators().next().is_none() && !lacks_record(seen, status, present) {
