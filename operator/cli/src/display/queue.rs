@@ -7,6 +7,11 @@ use std::{
 
 use lockstep_launch::Progress;
 
+/// Where more waits than this, of reports that say the same but for their numbers only the newest does.
+const FEW: usize = 100;
+/// What waits to be shown while a terminal stands still for hours; then the oldest is left out.
+const MAX_WAITING: usize = 10_000;
+
 /// Something to show.
 #[derive(Debug, PartialEq)]
 pub(super) enum Shown {
@@ -15,7 +20,7 @@ pub(super) enum Shown {
     Progress(Box<Progress>),
 }
 
-/// Takes in whatever is said, however long nothing can be shown: of reports that say the same but for their numbers only the newest.
+/// Takes in whatever is said, however long nothing can be shown.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -36,11 +41,14 @@ impl Queue {
         match &shown {
             Shown::Phase(phase) if state.phase.as_ref() == Some(phase) => return,
             Shown::Phase(phase) => state.phase = Some(phase.clone()),
-            Shown::Progress(next) => {
+            Shown::Progress(next) if state.waiting.len() > FEW => {
                 let repeats = |last: &mut Shown| matches!(last, Shown::Progress(last) if is_as_before(last, next));
                 state.waiting.pop_back_if(repeats);
             }
-            Shown::Note(_) => {}
+            Shown::Progress(_) | Shown::Note(_) => {}
+        }
+        if state.waiting.len() == MAX_WAITING {
+            state.waiting.pop_front();
         }
         state.waiting.push_back(shown);
         self.changed.notify_one();
@@ -87,15 +95,19 @@ mod tests {
     }
 
     #[test]
-    fn while_nothing_is_shown_the_newest_report_of_those_alike_is_kept_and_every_note() {
-        let queue = Queue::default();
+    fn where_much_waits_the_newest_report_of_those_alike_does_and_every_note() {
         let note = || Shown::Note("lost".to_owned());
         let phase = || Shown::Phase("training".to_owned());
-        for shown in [phase(), at(1, None), phase(), at(2, None), note(), at(3, None), at(4, Some(4)), at(5, Some(4))] {
-            queue.put(shown);
+        let all = || [phase(), at(1, None), phase(), at(2, None), note(), at(3, None), at(4, Some(4)), at(5, Some(4))];
+        let few = vec![phase(), at(1, None), at(2, None), note(), at(3, None), at(4, Some(4)), at(5, Some(4))];
+        let much = vec![phase(), at(2, None), note(), at(3, None), at(5, Some(4))];
+        for (before, expected) in [(0, few), (FEW, much)] {
+            let queue = Queue::default();
+            let notes = (0..before).map(|_| note());
+            notes.chain(all()).for_each(|shown| queue.put(shown));
+            queue.close();
+            let shown: Vec<Shown> = std::iter::from_fn(|| queue.take()).collect();
+            assert_eq!(shown[before..], expected);
         }
-        queue.close();
-        let shown: Vec<Shown> = std::iter::from_fn(|| queue.take()).collect();
-        assert_eq!(shown, [phase(), at(2, None), note(), at(3, None), at(5, Some(4))]);
     }
 }

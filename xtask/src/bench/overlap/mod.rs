@@ -264,9 +264,9 @@ impl Programs {
         processes.end_well().with_context(|| format!("see {}/ddp.log", self.folder.display()))?;
         let told = fs::read_to_string(told)?;
         let lines = told.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let mut seconds: Vec<f64> = lines.filter_map(|line| line["seconds"].as_f64()).collect();
+        let seconds: Vec<f64> = lines.filter_map(|line| line["seconds"].as_f64()).collect();
         ensure!(seconds.len() == line::ENDS.len() / world, "PyTorch says how long a step takes: {told}");
-        Ok(median(&mut seconds))
+        Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
     }
 }
 
