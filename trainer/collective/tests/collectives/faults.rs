@@ -4,7 +4,7 @@ use lockstep_collective::{Call, CollectiveError, FrameError, HEADER_BYTES, Heade
 use proptest::prelude::*;
 
 use crate::group::{IMPATIENT, PATIENT, bare_group, ends, group};
-use crate::impostor::{LENGTH, expected_frame, met, until_closed};
+use crate::impostor::{Impostor, LENGTH, expected_frame, met, until_closed};
 
 #[test]
 fn a_peer_that_closes_before_the_bucket_is_named() {
@@ -111,19 +111,21 @@ fn a_peer_that_stalls_within_a_frame_is_named_after_the_silence_limit() {
     assert!(waited >= IMPATIENT.silence);
 }
 
+/// Sends the frame that is expected, with a pause after each byte, as long as anybody takes it.
+fn sends_byte_by_byte(impostor: &mut Impostor, pause: Duration) {
+    let (header, payload) = expected_frame();
+    for byte in [&header.encode()[..], &payload].concat().chunks(1) {
+        if impostor.stream.write_all(byte).is_err() {
+            break;
+        }
+        thread::sleep(pause);
+    }
+}
+
 #[test]
 fn a_peer_that_sends_a_byte_now_and_then_is_named_after_the_silence_limit() {
-    let error = met(IMPATIENT, LENGTH, |impostor| {
-        let (header, payload) = expected_frame();
-        let frame = [&header.encode()[..], &payload].concat();
-        // A thousand times the limit for all of them.
-        for byte in frame.chunks(1) {
-            if impostor.stream.write_all(byte).is_err() {
-                break;
-            }
-            thread::sleep(IMPATIENT.silence / 4);
-        }
-    });
+    // A thousand times the limit for all of them.
+    let error = met(IMPATIENT, LENGTH, |impostor| sends_byte_by_byte(impostor, IMPATIENT.silence / 4));
     let CollectiveError::PeerSilent { rank: 0, waited, .. } = error else { panic!("{error}") };
     assert!(waited >= IMPATIENT.silence);
 }
@@ -131,17 +133,8 @@ fn a_peer_that_sends_a_byte_now_and_then_is_named_after_the_silence_limit() {
 #[test]
 fn a_peer_that_sends_a_byte_before_the_others_block_is_named_after_the_silence_limit() {
     let limits = Limits { silence: Duration::from_millis(200), waiting: Waiting::SpinThenBlock, ..PATIENT };
-    let error = met(limits, LENGTH, move |impostor| {
-        let (header, payload) = expected_frame();
-        let frame = [&header.encode()[..], &payload].concat();
-        // Five times the limit for all of them.
-        for byte in frame.chunks(1) {
-            if impostor.stream.write_all(byte).is_err() {
-                break;
-            }
-            thread::sleep(limits.silence / 1000);
-        }
-    });
+    // More than four times the limit for all of them.
+    let error = met(limits, LENGTH, move |impostor| sends_byte_by_byte(impostor, limits.silence / 1000));
     assert!(matches!(error, CollectiveError::PeerSilent { rank: 0, .. }), "{error}");
 }
 
