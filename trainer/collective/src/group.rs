@@ -13,7 +13,7 @@ use crate::forming::{Shape, form};
 use crate::hosts::Hosts;
 use crate::limits::{Limits, Waiting};
 use crate::link::Listener;
-use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, staging_size};
+use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, pieces, staging_size};
 use crate::mesh::Mesh;
 use crate::seat::{JobId, Seat};
 use crate::{Abort, AgreedPlan, CollectiveError, Missing};
@@ -220,12 +220,23 @@ impl Group {
             None if rank == 0 => None,
             None => Segment::open(offer, bytes),
         };
-        let provide = |(segment, file): &(Segment, _)| segment.provide(file, rank, self.world()).is_ok();
-        let mut all = [u8::from(found.as_ref().is_some_and(provide))];
+        let mut provided = found.is_some();
+        if let Some((segment, file)) = &found {
+            for piece in pieces(segment.part_of(rank, self.world())) {
+                self.abort.check()?;
+                provided = provided && segment.provide(file, piece).is_ok();
+            }
+        }
+        let mut all = [u8::from(provided)];
         // The file of rank 0 is open until here, so that the others find it.
         self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut all, Reduction::Min)?;
         let segment = found.map(|(segment, _)| segment).filter(|_| all == [1]);
-        segment.iter().for_each(Segment::populate);
+        if let Some(segment) = &segment {
+            for piece in pieces(segment.payload()) {
+                self.abort.check()?;
+                segment.populate(piece);
+            }
+        }
         Ok(segment)
     }
 
@@ -299,7 +310,7 @@ impl Group {
         self.waiting = waiting;
     }
 
-    /// Changes how long an operation may go without a byte moving, and how long a peer's system may acknowledge nothing of what it was sent
+    /// Changes how long an operation may go without a whole frame moving, and how long a peer's system may acknowledge nothing of what it was sent
     /// or asked. The latter counts against a peer that computes, too, once more was sent than the sockets hold: where that may be, it
     /// must not be the less.
     ///

@@ -12,23 +12,23 @@ use lockstep_collective::{
 };
 
 /// Of ranks that share memory: each maps a fresh one.
-const CYCLES_IN_MEMORY: u64 = 2_000;
+const CYCLES_IN_MEMORY: u64 = 1_500;
+/// Of ranks that are both at it, each writing to what the other has mapped.
+const CYCLES_IN_MID_SUM: u64 = 500;
 const CYCLES_OVER_TCP: u64 = 2_000;
 const CYCLES_IN_THE_BACKGROUND: u64 = 2_000;
 /// Each pair has several connections.
 const STRIPED_CYCLES: u64 = 1_000;
 /// Of ranks that are both at it, while their bytes are on the way.
 const CYCLES_IN_MID_TRANSFER: u64 = 1_000;
-/// Of which the machine may let so many end before the abort comes.
-const DONE_BEFORE: usize = 500;
 /// Inside TLS both ends prove who they are each time, which takes a millisecond.
 const ENCRYPTED_CYCLES: u64 = 2_000;
-/// Within which an aborted operation fails. A single one may take longer where the machine has other work.
+/// Within which an aborted operation fails: nine of ten, as a single one may take longer where the machine has other work.
 const ABORTED_WITHIN: Duration = Duration::from_millis(10);
 /// What leaks grows in each part of the cycles; the allocator takes more for itself now and then, where threads come together.
 const PARTS: u64 = 4;
-/// Pages that each part may grow by all the same: an eighth of one for each of its cycles.
-const SLACK_PAGES: usize = 64;
+/// Pages that each part may grow by all the same.
+const SLACK_PAGES: usize = 8;
 
 #[test]
 fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_memory_behind() {
@@ -46,6 +46,7 @@ fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_
             Driver::communicator as fn(Group) -> Driver,
             CYCLES_IN_MEMORY,
         ),
+        ("in mid-sum", plain(), MOVING, Limits::default(), Driver::communicator, CYCLES_IN_MID_SUM),
         ("over TCP", plain(), LACKING, over_tcp, Driver::communicator, CYCLES_OVER_TCP),
         ("in the background", plain(), LACKING, over_tcp, Driver::background, CYCLES_IN_THE_BACKGROUND),
         ("over stripes", plain(), LACKING, striped, Driver::communicator, STRIPED_CYCLES),
@@ -54,8 +55,8 @@ fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_
     ];
     assert_eq!(kinds.iter().map(|(.., cycles)| cycles).sum::<u64>(), 10_000);
     for (kind, listeners, sum, limits, drive, cycles) in kinds {
-        let median = count_cycles(kind, &listeners, sum, limits, drive, cycles);
-        assert!(median < ABORTED_WITHIN, "{kind}: {median:?} from an abort to the error");
+        let longest = count_cycles(kind, &listeners, sum, limits, drive, cycles);
+        assert!(longest < ABORTED_WITHIN, "{kind}: {longest:?} from an abort to the error, in nine of ten");
     }
 }
 
@@ -68,6 +69,7 @@ struct Sum {
 }
 
 const LACKING: Sum = Sum { elements: 10_000, both: false };
+/// Of ranks that are both at it the machine may let half of the sums end before the abort comes.
 const MOVING: Sum = Sum { elements: 4 << 20, both: true };
 
 fn listener() -> Listener {
@@ -82,7 +84,7 @@ fn identity() -> Identity {
     Identity::new(Credentials { name: "rank", certificates, key, authority: certificates }).unwrap()
 }
 
-/// The median time from an abort to the error.
+/// The longest time from an abort to the error, but for a tenth of them.
 fn count_cycles(
     kind: &str,
     listeners: &[Listener; 2],
@@ -110,13 +112,13 @@ fn count_cycles(
     assert!(!pages.windows(2).all(grows), "resident pages {kind}, after each part of the cycles: {pages:?}");
     let done = cycles as usize - delays.len();
     assert!(
-        done <= if sum.both { DONE_BEFORE } else { 0 },
+        done <= if sum.both { cycles as usize / 2 } else { 0 },
         "{done} of {cycles} sums {kind} were done before the abort"
     );
     delays.sort();
-    let (median, longest) = (delays[delays.len() / 2], delays[delays.len() - 1]);
+    let [median, most, longest] = [5, 9, 10].map(|tenths| delays[(delays.len() * tenths / 10).min(delays.len() - 1)]);
     println!(
-        "abort to error {kind}: median {median:?}, longest {longest:?}; {:?} in all; pages {pages:?}",
+        "abort to error {kind}: median {median:?}, nine of ten {most:?}, longest {longest:?}; {:?} in all; pages {pages:?}",
         began.elapsed()
     );
     // A joined thread may stay listed for a moment: now, and when they were counted before.
@@ -129,7 +131,7 @@ fn count_cycles(
         );
         std::thread::yield_now();
     }
-    median
+    most
 }
 
 /// Shared where the ranks share memory.

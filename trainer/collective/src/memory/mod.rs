@@ -42,7 +42,7 @@ pub(crate) use arena::{Arenas, size as arenas_size};
 use meeting::TICK;
 use pages::{InPlace, Pages};
 use segment::make_private;
-pub(crate) use segment::{Offer, Segment};
+pub(crate) use segment::{Offer, Segment, pieces};
 pub(crate) use staging::size as staging_size;
 use staging::{Staged, Staging, meetings};
 

@@ -77,23 +77,30 @@ impl Segment {
         (found == secret).then(|| (segment, file.into()))
     }
 
-    /// Has the system set aside the memory of this rank's part, which takes the longer the larger it is: the ranks do so side by side.
-    pub(crate) fn provide(&self, file: impl AsFd, rank: usize, world: usize) -> Result<(), Errno> {
+    /// All bytes of the payload.
+    pub(crate) fn payload(&self) -> Range<usize> {
+        0..self.bytes
+    }
+
+    /// The whole pages of the payload that this rank [provides](Self::provide).
+    pub(crate) fn part_of(&self, rank: usize, world: usize) -> Range<usize> {
         let pages = self.bytes.div_ceil(page_size());
         let [start, end] = [rank, rank + 1].map(|rank| (pages * rank / world * page_size()).min(self.bytes));
-        if start == end {
-            return Ok(());
-        }
-        allocate(file, head() + start..head() + end)?;
+        start..end
+    }
+
+    /// Has the system set aside the memory of a piece, which takes the longer the larger it is: the ranks do so side by side.
+    pub(crate) fn provide(&self, file: impl AsFd, piece: Range<usize>) -> Result<(), Errno> {
+        allocate(file, head() + piece.start..head() + piece.end)?;
         // Where the system knows no such advice, pages are cleared as they are touched.
-        let _ = self.advise(start..end, Advice::LinuxPopulateWrite);
+        let _ = self.advise(piece, Advice::LinuxPopulateWrite);
         Ok(())
     }
 
-    /// Maps every page now, once all ranks have provided theirs: none is to be waited for later.
-    pub(crate) fn populate(&self) {
+    /// Maps the pages of a piece now, once all ranks have provided theirs: none is to be waited for later.
+    pub(crate) fn populate(&self, piece: Range<usize>) {
         // As above.
-        let _ = self.advise(0..self.bytes, Advice::LinuxPopulateRead);
+        let _ = self.advise(piece, Advice::LinuxPopulateRead);
     }
 
     fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Errno> {
@@ -148,6 +155,14 @@ impl Drop for Segment {
     }
 }
 
+/// What the system is asked for at a time, which takes it some milliseconds: so soon is an abort heeded.
+const PIECE: usize = 8 << 20;
+
+/// A range that begins with a page, in pieces that do.
+pub(crate) fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(PIECE).map(move |start| start..range.end.min(start + PIECE))
+}
+
 /// Sets memory aside now: a page that is refused later would end the process.
 fn allocate(file: impl AsFd, range: Range<usize>) -> Result<(), Errno> {
     rustix::fs::fallocate(file, FallocateFlags::empty(), range.start as u64, range.len() as u64)
@@ -164,5 +179,21 @@ pub(super) unsafe fn make_private(pages: &mut [u8]) {
     if made.is_err() {
         // Others could write to what this process may take for its own.
         std::process::abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_follow_one_another_and_are_short() {
+        for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5] {
+            let found: Vec<_> = pieces(4096..4096 + bytes).collect();
+            assert_eq!(found.iter().map(Range::len).sum::<usize>(), bytes);
+            assert!(found.iter().all(|piece| (1..=PIECE).contains(&piece.len())), "{found:?}");
+            assert!(found.first().is_none_or(|piece| piece.start == 4096), "{found:?}");
+            assert!(found.windows(2).all(|pair| pair[0].end == pair[1].start), "{found:?}");
+        }
     }
 }
