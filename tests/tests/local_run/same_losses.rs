@@ -1,6 +1,9 @@
 //! The learning curve does not depend on how many workers train.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use lockstep_tests::say;
 
@@ -134,10 +137,17 @@ fn every_algorithm_and_both_links_learn_alike() {
     let one = Run::of("links-1", &manifest, &["--workers", "1"]).finished();
     let algorithms = ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus", "hierarchical", "direct"];
     let algorithms = algorithms.map(|algorithm| format!("algorithm={algorithm}"));
+    let mut codes = BTreeSet::new();
     for choice in algorithms.into_iter().chain(["backend=auto", "backend=tcp"].map(str::to_owned)) {
         let set = format!("spec.communication.{choice}");
         let four = Run::of("links-4", &manifest, &["--workers", "4", "--set", &set]).finished();
         assert_eq!(four.code, Some(0), "{choice}: {}", four.said());
         assert_same_start(&one, &four);
+        let plan = four.communication();
+        assert_eq!(plan["overMemory"], choice == "backend=auto", "{choice}: {plan}");
+        // The code of an algorithm; of those that are chosen by their cost that is 0.
+        let code = plan["words"][0].as_u64().expect("a plan");
+        assert_eq!(code == 0, choice.starts_with("backend"), "{choice}: {plan}");
+        assert!(code == 0 || codes.insert(code), "{choice} is another one: {plan}");
     }
 }
