@@ -5,8 +5,8 @@ use crate::{CheckpointError, Folder, manifest::is_plain_name, operation::Content
 /// The longest token of a probe.
 pub const MAX_TOKEN_BYTES: usize = 128;
 
-/// A probe tells whether members see one and the same folder: each writes a token of its own, then each looks for all of
-/// them. Storage that not every member sees would lose checkpoints and is to be refused.
+/// A probe tells whether members see one and the same folder: one writes a token, which the others look for. Storage that not every
+/// member sees would lose checkpoints and is to be refused.
 impl Folder {
     /// Leaves `token` for the others to see.
     ///

@@ -51,9 +51,7 @@ mod tests {
         change(folder.path());
         read(folder.path()).map_err(|failure| match failure {
             Failure::Fatal(said) => said,
-            Failure::Retry(_) | Failure::Diverged(_) | Failure::Broken(_) | Failure::Drained { .. } => {
-                panic!("a file does not mend itself")
-            }
+            other => panic!("a file does not mend itself: {other}"),
         })
     }
 

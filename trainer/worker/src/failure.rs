@@ -15,6 +15,9 @@ pub(crate) enum Failure {
     /// The job cannot succeed as described; starting again would fail again.
     #[error("{0}")]
     Fatal(String),
+    /// This worker can never take part, which says nothing about the others.
+    #[error("{0}")]
+    Unfit(String),
     /// A peer or the infrastructure was lost; the job can go on from its newest checkpoint.
     #[error("{0}")]
     Retry(String),
@@ -73,7 +76,7 @@ impl Failure {
     pub(crate) fn into_break(self) -> Result<Break, Self> {
         match self {
             Self::Broken(broken) => Ok(broken),
-            Self::Fatal(_) | Self::Retry(_) | Self::Diverged(_) | Self::Drained { .. } => Err(self),
+            Self::Fatal(_) | Self::Unfit(_) | Self::Retry(_) | Self::Diverged(_) | Self::Drained { .. } => Err(self),
         }
     }
 
@@ -84,7 +87,7 @@ impl Failure {
 
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Fatal(_) => Exit::Fatal,
+            Self::Fatal(_) | Self::Unfit(_) => Exit::Fatal,
             Self::Retry(_) | Self::Diverged(_) | Self::Broken(_) => Exit::Retry,
             Self::Drained { .. } => Exit::Drained,
         }

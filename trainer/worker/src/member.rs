@@ -145,7 +145,7 @@ impl<'a> Member<'a> {
         let told = match &ended {
             Err(Failure::Fatal(message)) => self.membership.fatal(message, FAREWELL_PATIENCE),
             Err(Failure::Diverged(message)) => self.membership.diverged(message, FAREWELL_PATIENCE),
-            Err(Failure::Retry(_)) => {
+            Err(Failure::Retry(_) | Failure::Unfit(_)) => {
                 self.membership.hang_up();
                 Ok(())
             }

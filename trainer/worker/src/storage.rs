@@ -98,7 +98,7 @@ impl Storage {
         told_of(&self.uri, || self.folder.probe_write(token)).map_err(|error| self.refused(&error))
     }
 
-    /// Whether the token that rank 0 left is here too.
+    /// Whether the token that one of them left is here too.
     pub(crate) fn sees_token(&self, token: &str) -> Result<bool, Failure> {
         let begun = Instant::now();
         loop {
@@ -119,14 +119,14 @@ impl Storage {
         }
     }
 
-    /// What to say when some ranks do not see what rank 0 wrote.
-    pub(crate) fn not_shared(&self, blind: &[String]) -> Failure {
-        Failure::fatal(format!(
+    /// What to say when some ranks do not see what another one wrote.
+    pub(crate) fn not_shared(&self, blind: &[String]) -> String {
+        format!(
             "spec.checkpoint.uri: {}: {} cannot see what another worker wrote there: name a folder on storage that every worker \
              mounts, such as a ReadWriteMany volume, or one object store for all",
             self.uri,
             blind.join(", ")
-        ))
+        )
     }
 
     /// Where each tensor of `replica` lies in a checkpoint.

@@ -329,28 +329,37 @@ impl Run<'_> {
         appended.map_err(|error| Failure::retry(format!("{}: {error}", path.display())))
     }
 
-    /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes.
+    /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes. Where some have
+    /// trained with it, those that came later go, and the others go on.
     fn check_shared(&self, rank: &mut Rank<'_>, group: &Group) -> Result<(), Failure> {
-        let mut unchecked = [f32::from(u8::from(!rank.trainee.storage_is_checked))];
+        let mut unchecked = vec![0.0; group.world as usize];
+        unchecked[group.rank as usize] = f32::from(u8::from(!rank.trainee.storage_is_checked));
         rank.sum(&mut unchecked)?;
-        if unchecked == [0.0] {
+        if unchecked.iter().all(|unchecked| *unchecked == 0.0) {
             return Ok(());
         }
+        let standing = unchecked.iter().position(|unchecked| *unchecked == 0.0);
+        let writes = group.rank as usize == standing.unwrap_or_default();
         let token = format!("{}-{}", self.member.launch.job.uid, group.generation);
-        let first = group.rank == 0;
-        let left = if first { self.storage.leave_token(&token) } else { Ok(()) };
+        let left = if writes { self.storage.leave_token(&token) } else { Ok(()) };
         let blind = self.blind_ranks(rank, group, &token, left);
-        if first {
+        if writes {
             self.storage.clear_token(&token);
         }
         let Some(blind) = blind? else {
             info!("whether all workers see the same storage is asked in the next group");
             return Ok(());
         };
-        let blind: Vec<String> =
-            blind.iter().zip(&group.pods).filter(|(blind, _)| **blind > 0.0).map(|(_, pod)| pod.clone()).collect();
+        let blind: Vec<usize> = (0..blind.len()).filter(|rank| blind[*rank] > 0.0).collect();
         if !blind.is_empty() {
-            return Err(self.storage.not_shared(&blind));
+            let pods: Vec<String> = blind.iter().map(|rank| group.pods[*rank].clone()).collect();
+            let problem = self.storage.not_shared(&pods);
+            let are_new = standing.is_some() && blind.iter().all(|rank| unchecked[*rank] > 0.0);
+            return Err(match are_new {
+                false => Failure::fatal(problem),
+                true if blind.contains(&(group.rank as usize)) => Failure::Unfit(problem),
+                true => Failure::broken(problem),
+            });
         }
         rank.trainee.storage_is_checked = true;
         Ok(())

@@ -65,6 +65,38 @@ fn scaling_up_and_down_while_training_loses_no_step() {
 }
 
 #[test]
+fn a_newcomer_that_does_not_see_the_storage_of_those_who_train_is_refused_and_they_train_on() {
+    let name = "a_newcomer_that_does_not_see_the_storage_of_those_who_train_is_refused_and_they_train_on";
+    let Some(cluster) = cluster(name) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "blind");
+    let mut manifest = elastic(exact("lenet", LONG), 1, 2);
+    manifest["spec"]["replicas"] = json!(1);
+    manifest["spec"]["failurePolicy"] = json!({"backoffLimit": 100});
+    manifest["spec"]["template"]["spec"]["volumes"][0] = json!({"name": "checkpoints", "emptyDir": {}});
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    let scale = |workers: &str| job.kubectl(&["scale", "trainingjob", "lenet", &format!("--replicas={workers}")]);
+    scale("2");
+    let is_blind = |failure: &Value| {
+        let message = failure["message"].as_str().unwrap_or_default();
+        message.contains("lenet-worker-1 cannot see what another worker wrote there")
+    };
+    let status = job.wait("the refusal", |status| is_blind(&status["lastFailure"]));
+    assert_eq!(
+        (&status["lastFailure"]["pod"], &status["restarts"]),
+        (&json!("lenet-worker-1"), &json!(0)),
+        "{status:#}"
+    );
+    scale("1");
+    job.wait("the other alone", |status| world(status) == Some(1) && status["replicas"] == 1);
+    job.wait_for_step(job.reported_step() + 50);
+    let changes = job.group()["status"]["changes"].take();
+    let took_back = |change: &Value| change["rollback"] == true;
+    assert!(!changes.as_array().expect("changes").iter().any(took_back), "{changes:#}");
+}
+
+#[test]
 fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
     let Some(cluster) = cluster("an_evicted_worker_leaves_after_a_step_and_another_takes_its_place") else { return };
     let client = cluster.client();
