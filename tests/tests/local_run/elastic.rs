@@ -6,6 +6,8 @@ use std::{
     fs,
     process::Command,
     sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
 };
 
 use rustix::process::{Signal, kill_process};
@@ -212,6 +214,49 @@ fn a_membership_of_which_its_coordinator_told_nobody_is_told_by_the_next() {
     assert_nothing_was_lost(&run, SHORT);
     let first = &run.history()[0];
     assert_eq!((first.generation, first.workers), (1, 2));
+}
+
+/// The newest checkpoint has all that was done, and the command line says so.
+fn assert_all_was_saved(run: &Run) {
+    let last = run.steps().last().map_or(0, |line| line.step);
+    let said = run.said();
+    assert!(said.contains(&format!("the checkpoint of step {last} is kept")), "{last} steps: {said}");
+}
+
+#[test]
+fn whoever_holds_the_state_of_a_job_that_fails_has_its_grace_to_save_it() {
+    let _alone = alone();
+    let manifest = manifest(2000).replaced("backoffLimit: 2", "backoffLimit: 0");
+    let run = Run::of("held", &manifest, &["--workers", "2"]);
+    run.wait_for_step(50);
+    let [holder, other] = ["worker-0", "worker-1"].map(|worker| run.trainers("worker", worker)[0]);
+    kill_process(holder, Signal::STOP).expect("it is alive");
+    // As a fault of its own ends a process, not somebody else.
+    kill_process(other, Signal::ABORT).expect("it is alive");
+    run.wait_until("the end of the job", || run.said().contains("too often: the others have 60 s to save"));
+    // Longer than processes have that hold nothing.
+    thread::sleep(Duration::from_secs(4));
+    kill_process(holder, Signal::CONT).expect("it is alive");
+    let run = run.finished();
+    assert_eq!(run.code, Some(1), "{}", run.said());
+    assert_all_was_saved(&run);
+}
+
+#[test]
+fn ctrl_c_saves_what_is_held_although_the_coordinator_and_a_worker_are_killed_meanwhile() {
+    let _alone = alone();
+    let run = Run::of("alone", &manifest(2000), &["--workers", "2"]);
+    run.wait_for_step(50);
+    // No step is done any more, so that the group ends by another coordinator's help only.
+    let stopped = run.trainers("worker", "worker-1")[0];
+    kill_process(stopped, Signal::STOP).expect("it is alive");
+    run.signal(Signal::INT);
+    run.wait_until("the stop", || run.said().contains("stopping: a checkpoint"));
+    kill(run.trainers("coordinator", "")[0]);
+    kill(stopped);
+    let run = run.finished();
+    assert_eq!(run.code, Some(130), "{}", run.said());
+    assert_all_was_saved(&run);
 }
 
 fn slowest(run: &Run) -> f64 {

@@ -118,6 +118,13 @@ impl Board {
         }
     }
 
+    /// Tells `lockstep run` who belongs to the group now.
+    pub(crate) fn members(&self, members: &[String]) {
+        if let Place::Output = self.place {
+            print_line(&json!({ "members": members }));
+        }
+    }
+
     /// Tells that the membership changed.
     pub(crate) async fn changed(&mut self, change: Change) {
         self.tell(change, "change").await;

@@ -73,8 +73,14 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
                 drop(post.send(News::Joined(pod.clone())));
             }
         }
-        Notice::Changed { change, history } => drop(post.send(News::Changed(told(change, history)))),
-        Notice::Found { change, history } => drop(post.send(News::Found(told(change, history)))),
+        Notice::Changed { change, history } => {
+            drop(post.send(News::Changed(told(change, history))));
+            drop(post.send(News::Members(members(change))));
+        }
+        Notice::Found { change, history } => {
+            drop(post.send(News::Found(told(change, history))));
+            drop(post.send(News::Members(members(change))));
+        }
         Notice::Progress { payload, .. } => match serde_json::from_slice(payload) {
             Ok(progress) => drop(post.send(News::Progress(Box::new(progress)))),
             Err(error) => warn!(%error, "a report could not be read"),
@@ -86,6 +92,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
             while let Some(news) = next(&mut waiting) {
                 match news {
                     News::Joined(member) => board.joined(&member),
+                    News::Members(members) => board.members(&members),
                     News::Changed(change) => board.changed(change).await,
                     News::Found(change) => board.found(change).await,
                     News::Progress(progress) => board.post(*progress).await,
@@ -119,6 +126,8 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
 /// What the board has to tell.
 enum News {
     Joined(String),
+    /// Who belongs to the group from now on.
+    Members(Vec<String>),
     Changed(Change),
     /// It may have been told of.
     Found(Change),
@@ -135,6 +144,10 @@ fn next(waiting: &mut VecDeque<News>) -> Option<News> {
         }
     }
     None
+}
+
+fn members(change: &lockstep_elastic::Change) -> Vec<String> {
+    change.active.members.iter().map(|member| member.pod.clone()).collect()
 }
 
 /// A change of the membership as others are told of it.
@@ -203,14 +216,17 @@ mod tests {
         let report = |step| News::Progress(Box::new(Progress { step, ..Progress::default() }));
         let changed = News::Changed(Change { generation: 7, ..Change::default() });
         let joined = News::Joined("a".into());
-        let mut waiting = VecDeque::from([report(1), joined, report(2), report(3), changed, report(4), report(5)]);
+        let members = News::Members(vec!["a".into(), "b".into()]);
+        let mut waiting =
+            VecDeque::from([report(1), joined, report(2), report(3), members, changed, report(4), report(5)]);
         let told: Vec<_> = std::iter::from_fn(|| next(&mut waiting))
             .map(|news| match news {
                 News::Joined(member) => member,
+                News::Members(members) => members.concat(),
                 News::Progress(progress) => progress.step.to_string(),
                 News::Changed(change) | News::Found(change) => format!("generation {}", change.generation),
             })
             .collect();
-        assert_eq!(told, ["a", "3", "generation 7", "5"]);
+        assert_eq!(told, ["a", "3", "ab", "generation 7", "5"]);
     }
 }

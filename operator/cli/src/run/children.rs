@@ -4,7 +4,6 @@ use std::{
     fs::{File, OpenOptions},
     os::{fd::OwnedFd, unix::process::ExitStatusExt},
     path::{Path, PathBuf},
-    pin::pin,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
@@ -17,7 +16,7 @@ use serde::Deserialize;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 use super::restart::{End, Role};
@@ -49,6 +48,8 @@ pub(crate) enum Said {
     Listening(String),
     /// This member has joined.
     Joined(String),
+    /// These belong to the group.
+    Members(Vec<String>),
     /// The group changed.
     Change(Box<Change>),
     /// A group that was recorded before, which may have been told.
@@ -73,6 +74,8 @@ pub(crate) struct Children {
     running: Vec<(Role, Child)>,
     /// The coordinator's output, until it is read to its end.
     lines: Option<Lines<BufReader<ChildStdout>>>,
+    /// How the coordinator ended, and by when the rest of its output is read: that comes first.
+    closing: Option<(End, Instant)>,
     /// Heard while something else was waited for.
     pending: std::collections::VecDeque<Happening>,
 }
@@ -80,7 +83,8 @@ pub(crate) struct Children {
 impl Children {
     /// Starts `trainer` once for each process.
     pub(crate) fn start(trainer: &Path, processes: Vec<Process>) -> anyhow::Result<Self> {
-        let mut children = Self { running: Vec::new(), lines: None, pending: std::collections::VecDeque::new() };
+        let mut children =
+            Self { running: Vec::new(), lines: None, closing: None, pending: std::collections::VecDeque::new() };
         for process in processes {
             children.add(trainer, process)?;
         }
@@ -100,7 +104,7 @@ impl Children {
 
     /// Whether none runs, and everything that happened was told.
     pub(crate) fn is_empty(&self) -> bool {
-        self.running.is_empty() && self.pending.is_empty()
+        self.running.is_empty() && self.pending.is_empty() && self.closing.is_none()
     }
 
     /// Those that run, in the order of their numbers.
@@ -110,9 +114,10 @@ impl Children {
         roles
     }
 
-    /// Whether this one runs.
+    /// Whether this one runs, or its end is yet to be told.
     pub(crate) fn has(&self, role: Role) -> bool {
-        self.running.iter().any(|(running, _)| *running == role)
+        let closes = role == Role::Coordinator && self.closing.is_some();
+        closes || self.running.iter().any(|(running, _)| *running == role)
     }
 
     /// Sends `signal` to one, if it runs.
@@ -125,6 +130,14 @@ impl Children {
         loop {
             if let Some(happening) = self.pending.pop_front() {
                 return Ok(happening);
+            }
+            if let Some((end, deadline)) = self.closing {
+                self.read_last_lines(deadline).await;
+                if self.pending.is_empty() {
+                    self.closing = None;
+                    return Ok(Happening::Ended(Role::Coordinator, end));
+                }
+                continue;
             }
             if self.running.is_empty() {
                 return std::future::pending().await;
@@ -142,11 +155,10 @@ impl Children {
                 },
                 (status, index) = first_end => {
                     let end = end(status.context("wait for a child process")?);
-                    let (role, _) = self.running.remove(index);
-                    if role == Role::Coordinator {
-                        self.read_last_lines().await;
+                    match self.running.remove(index) {
+                        (Role::Coordinator, _) => self.closing = Some((end, Instant::now() + LAST_LINES)),
+                        (role, _) => return Ok(Happening::Ended(role, end)),
                     }
-                    self.pending.push_back(Happening::Ended(role, end));
                 }
             }
         }
@@ -200,14 +212,15 @@ impl Children {
         }
     }
 
-    async fn read_last_lines(&mut self) {
-        let mut lines = self.lines.take();
+    async fn read_last_lines(&mut self, deadline: Instant) {
+        let Self { lines, pending, .. } = self;
         let reading = async {
-            while let Some(line) = next_line(&mut lines).await {
-                self.pending.extend(understand(&line));
+            while let Some(line) = next_line(lines).await {
+                pending.extend(understand(&line));
             }
         };
-        let _too_slow = timeout(LAST_LINES, pin!(reading)).await;
+        let _too_slow = timeout_at(deadline, reading).await;
+        self.lines = None;
     }
 }
 
@@ -279,6 +292,7 @@ mod tests {
         };
         assert_eq!(said(r#"{"listening":"127.0.0.1:7070"}"#), r#"Listening("127.0.0.1:7070")"#);
         assert_eq!(said(r#"{"joined":"lenet-worker-1"}"#), r#"Joined("lenet-worker-1")"#);
+        assert_eq!(said(r#"{"members":["lenet-worker-1"]}"#), r#"Members(["lenet-worker-1"])"#);
         let progress = said(r#"{"progress":{"step":3,"totalSteps":9,"epoch":0,"generation":1,"worldSize":2}}"#);
         assert!(progress.contains("step: 3, total_steps: 9"), "{progress}");
         assert!(said(r#"{"ending":{"message":"out of disk"}}"#).contains("out of disk"));

@@ -24,9 +24,9 @@ use serde_json::Value;
 use self::{
     chaos::Chaos,
     folder::{Folder, encrypts},
-    restart::{End, Role, Why},
+    restart::{Role, Why},
     signals::Signals,
-    supervise::Finish,
+    supervise::{Failed, Finish},
     trainer::ControlPort,
 };
 use crate::{
@@ -205,8 +205,8 @@ impl Session {
                 tell(&format!("error: {}", self.not_up(absent)));
                 Outcome::Failed
             }
-            Finish::Failed(lost, end, why) => {
-                tell(&format!("error: {}", self.failure(heard, *lost, *end, *why)));
+            Finish::Failed(failed) => {
+                tell(&format!("error: {}", self.failure(heard, failed)));
                 Outcome::Failed
             }
         }
@@ -234,21 +234,31 @@ impl Session {
         let Some(again) = &self.again else {
             return "stopped; it begins anew when it is run again".to_owned();
         };
-        let at_the_end =
-            self.roles().filter_map(|role| self.ending(role)?.progress?.last_checkpoint).map(|mark| mark.step).max();
-        let before = heard.progress.as_ref().and_then(|progress| Some(progress.last_checkpoint.as_ref()?.step));
-        match at_the_end.max(before) {
+        let scaled = self.folder.wanted_workers().filter(|workers| *workers != self.job.replicas.get());
+        let again = again.clone() + &scaled.map(|workers| format!(" --workers {workers}")).unwrap_or_default();
+        match self.newest_checkpoint(heard) {
             Some(step) => format!("stopped; the checkpoint of step {step} is kept. Continue with:\n  {again}"),
             None => format!("stopped before a checkpoint was reported. Continue with:\n  {again}"),
         }
     }
 
-    fn failure(&self, heard: &Heard, lost: Role, end: End, why: Why) -> String {
-        let told = self.message(lost);
+    /// The step of the newest checkpoint that was told of.
+    fn newest_checkpoint(&self, heard: &Heard) -> Option<u64> {
+        let at_the_end =
+            self.roles().filter_map(|role| self.ending(role)?.progress?.last_checkpoint).map(|mark| mark.step).max();
+        let before = heard.progress.as_ref().and_then(|progress| Some(progress.last_checkpoint.as_ref()?.step));
+        at_the_end.max(before)
+    }
+
+    fn failure(&self, heard: &Heard, failed: &Failed) -> String {
+        let Failed { role, end, why, message } = failed;
         let said = heard.ending.as_ref().map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
-        let what = told.or(said).map_or_else(|| format!("{lost} {end}"), |message| format!("{lost} {end}: {message}"));
-        let log = self.folder.log(lost);
-        format!("{what}{why}\n  log: {}", log.display())
+        let told = message.clone().or(said);
+        let what = told.map_or_else(|| format!("{role} {end}"), |message| format!("{role} {end}: {message}"));
+        let log = self.folder.log(*role);
+        let kept = self.newest_checkpoint(heard).filter(|_| *why != Why::Fatal);
+        let kept = kept.map(|step| format!("\n  the checkpoint of step {step} is kept")).unwrap_or_default();
+        format!("{what}{why}\n  log: {}{kept}", log.display())
     }
 
     fn not_up(&self, absent: &[Role]) -> String {

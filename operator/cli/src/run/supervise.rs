@@ -34,12 +34,21 @@ const NAMESPACE: &str = "local";
 pub(crate) enum Finish {
     /// The last step is done.
     Complete,
-    /// This process, which is not started again.
-    Failed(Role, End, Why),
+    /// A process that is not started again.
+    Failed(Failed),
     /// A signal to this process.
     Interrupted(u8),
     /// These did not come up in time.
     NotUp(Vec<Role>),
+}
+
+/// Of which process a job failed.
+pub(crate) struct Failed {
+    pub(crate) role: Role,
+    pub(crate) end: End,
+    pub(crate) why: Why,
+    /// What it left behind.
+    pub(crate) message: Option<String>,
 }
 
 /// The job's processes, and what is known of them.
@@ -58,6 +67,8 @@ struct Supervised<'a> {
     joined: BTreeSet<String>,
     /// Who trains, by what was told of the group.
     members: BTreeSet<String>,
+    /// Of these, those that have ended since the group changed.
+    gone: BTreeSet<String>,
     /// The last step that was reported.
     step: Option<u64>,
     /// By what was told of it.
@@ -91,6 +102,7 @@ impl Session {
             pending: Vec::new(),
             joined: BTreeSet::new(),
             members: BTreeSet::new(),
+            gone: BTreeSet::new(),
             step: None,
             reached,
             shown: None,
@@ -109,7 +121,21 @@ impl Session {
                     Happening::Said(said) => job.said(said, heard, display),
                     Happening::Ended(role, end) => {
                         if let Some(finish) = job.ended(role, end, display) {
-                            job.end_all(SETTLE, heard, display).await?;
+                            if !matches!(finish, Finish::Failed(Failed { why: Why::Fatal, .. })) && job.is_worth_saving() {
+                                let seconds = self.grace_seconds();
+                                display.note(&format!(
+                                    "{role} {end} too often: the others have {seconds} s to save what they hold"
+                                ));
+                                // Why the job failed is not what its coordinator says of this.
+                                let before = heard.ending.take();
+                                job.drain(false, signals, heard, display).await?;
+                                if job.finish.is_some() {
+                                    return Ok(Finish::Complete);
+                                }
+                                heard.ending = before;
+                            } else {
+                                job.end_all(SETTLE, heard, display).await?;
+                            }
                             return Ok(finish);
                         }
                     }
@@ -117,7 +143,8 @@ impl Session {
                 () = sleep_until(start.unwrap_or(look)), if start.is_some() => job.start_pending(display),
                 () = sleep_until(overdue.unwrap_or(look)), if overdue.is_some() => job.kill_overdue(display),
                 signal = signals.next() => {
-                    job.drain(signals, heard, display).await?;
+                    display.note(self.stopping());
+                    job.drain(true, signals, heard, display).await?;
                     return Ok(if job.finish.is_some() { Finish::Complete } else { Finish::Interrupted(signal) });
                 }
                 () = sleep_until(startup), if job.step.is_none() && job.finish.is_none() => {
@@ -140,6 +167,14 @@ impl Session {
             if job.children.is_empty() && job.pending.is_empty() {
                 return Ok(Finish::Complete);
             }
+        }
+    }
+
+    /// What a signal does, and what another one does.
+    fn stopping(&self) -> &'static str {
+        match self.job.task {
+            Task::Train(_) => "stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it",
+            Task::Benchmark { .. } => "stopping after this sum; press Ctrl-C again to stop at once",
         }
     }
 
@@ -184,7 +219,13 @@ impl Supervised<'_> {
         match said {
             Said::Listening(address) => tracing::debug!(address, "the coordinator listens"),
             Said::Joined(member) => drop(self.joined.insert(member)),
-            Said::Change(change) => self.changed(*change, heard, display),
+            Said::Members(members) => {
+                self.members = members.into_iter().filter(|member| !self.gone.contains(member)).collect();
+            }
+            Said::Change(change) => {
+                self.gone.clear();
+                self.changed(*change, heard, display);
+            }
             Said::Found(change) => match self.session.folder.last_change() {
                 Ok(Some(last)) if last.generation >= change.generation => {}
                 Ok(_) => self.changed(*change, heard, display),
@@ -208,10 +249,6 @@ impl Supervised<'_> {
     /// Tells of a change of the group, and keeps it.
     fn changed(&mut self, mut change: Change, heard: &Heard, display: &Display) {
         self.reached.changed(&mut change);
-        let gone = |member: &String| change.left.iter().chain(&change.lost).any(|gone| gone.pod == *member);
-        self.members.retain(|member| !gone(member));
-        // One that was lost may have joined again.
-        self.members.extend(change.joined.iter().cloned());
         // The first membership is no change.
         if change.generation > 1 && heard.progress.is_some() {
             display.note(&change.to_string());
@@ -250,9 +287,8 @@ impl Supervised<'_> {
             return None;
         }
         let limit = self.session.job.failure_policy.backoff_limit;
-        self.members.remove(&self.session.member(role));
-        let is_member = |other: &Role| self.members.contains(&self.session.member(*other));
-        let holders = if self.children.running().iter().any(is_member) { Holders::Others } else { Holders::Nobody };
+        self.gone.extend(self.members.take(&self.session.member(role)));
+        let holders = if self.is_held() { Holders::Others } else { Holders::Nobody };
         match self.restarts.next(role, end, wanted, holders, limit) {
             Next::Nothing => {
                 if leaves {
@@ -273,8 +309,18 @@ impl Supervised<'_> {
                 self.pending.push((Instant::now() + delay, role));
                 None
             }
-            Next::Fail(why) => Some(Finish::Failed(role, end, why)),
+            Next::Fail(why) => Some(Finish::Failed(Failed { role, end, why, message: self.session.message(role) })),
         }
+    }
+
+    /// Whether a member of the group runs, and may go on with what it holds.
+    fn is_held(&self) -> bool {
+        self.children.running().iter().any(|role| self.members.contains(&self.session.member(*role)))
+    }
+
+    /// Whether it is of use later.
+    fn is_worth_saving(&self) -> bool {
+        matches!(self.session.job.task, Task::Train(_)) && self.is_held()
     }
 
     /// Starts those that are due. One that cannot be started is tried again: the others hold the state, and train on or wait.
@@ -352,19 +398,17 @@ impl Supervised<'_> {
         Ok(())
     }
 
-    /// A clean stop: the workers first, because they end with the coordinator's help. A second signal kills.
-    async fn drain(&mut self, signals: &mut Signals, heard: &mut Heard, display: &Display) -> anyhow::Result<()> {
+    /// A clean stop: the workers first, because they end with the coordinator's help. A signal kills, once that `was_told`.
+    async fn drain(
+        &mut self,
+        mut was_told: bool,
+        signals: &mut Signals,
+        heard: &mut Heard,
+        display: &Display,
+    ) -> anyhow::Result<()> {
         display.phase("stopping");
-        display.note(match self.session.job.task {
-            Task::Train(_) => "stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it",
-            Task::Benchmark { .. } => "stopping after this sum; press Ctrl-C again to stop at once",
-        });
         self.pending.clear();
-        if self.children.has_workers() && !self.children.has(Role::Coordinator) {
-            // A group that broke saves nothing before another coordinator has formed the next one.
-            self.pending.push((Instant::now(), Role::Coordinator));
-            self.start_pending(display);
-        }
+        self.replace_coordinator(Instant::now());
         self.children.signal_workers(Signal::TERM);
         let grace_seconds = self.session.grace_seconds();
         let deadline = Instant::now() + Duration::from_secs(grace_seconds.into());
@@ -375,15 +419,28 @@ impl Supervised<'_> {
                 self.children.signal_all(Signal::TERM);
                 coordinator_told = true;
             }
+            let start = self.pending.first().map(|(time, _)| *time).filter(|_| !killed && self.children.has_workers());
             tokio::select! {
                 happening = self.children.next() => {
                     match happening? {
                         Happening::Said(said) => self.said(said, heard, display),
                         Happening::Ended(_, End::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
+                        Happening::Ended(Role::Coordinator, End::Signal(_) | End::Crash(_) | End::Exit(Exit::Retry)) => {
+                            self.replace_coordinator(Instant::now() + LOOK);
+                        }
                         Happening::Ended(..) => {}
                     }
                 }
-                _ = signals.next() => self.children.signal_all(Signal::KILL),
+                () = sleep_until(start.unwrap_or(deadline)), if start.is_some() => self.start_pending(display),
+                _ = signals.next() => {
+                    if was_told {
+                        self.children.signal_all(Signal::KILL);
+                        killed = true;
+                    } else {
+                        display.note(self.session.stopping());
+                        was_told = true;
+                    }
+                }
                 () = sleep_until(deadline), if !killed => {
                     display.note(&format!("no clean stop within {grace_seconds} s: killing the processes"));
                     self.children.signal_all(Signal::KILL);
@@ -392,5 +449,12 @@ impl Supervised<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A group that broke saves nothing before another coordinator has formed the next one.
+    fn replace_coordinator(&mut self, time: Instant) {
+        if self.children.has_workers() && !self.children.has(Role::Coordinator) {
+            self.pending = vec![(time, Role::Coordinator)];
+        }
     }
 }
