@@ -6,6 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::{
@@ -100,6 +101,24 @@ fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
         let (code, said) = replay(&run);
         assert_eq!(code, Some(2), "{said}");
     });
+}
+
+#[test]
+fn a_run_that_was_begun_again_with_another_number_of_workers_is_replayed() {
+    let _alone = alone();
+    let manifest = Manifest::glyphs(10_000, EPOCHS)
+        .replaced("replicas: 2", "replicas: 2\n  elastic: {minReplicas: 1, maxReplicas: 4}");
+    let run = Run::of("resized", &manifest, &[]);
+    run.wait_for_step(50);
+    run.scale(1);
+    run.wait_until("one worker", || run.steps().last().is_some_and(|line| line.world_size == 1));
+    run.signal(Signal::INT);
+    let run = run.finished();
+    assert!(run.said().contains(" --workers 1"), "it says how to go on: {}", run.said());
+    let run = run.again(&manifest, &["--workers", "3"]).finished();
+    assert_eq!(run.code, Some(0), "{}", run.said());
+    assert_each_step_once(&run, STEPS);
+    assert_replayed(&run);
 }
 
 #[test]

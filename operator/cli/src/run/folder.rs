@@ -161,7 +161,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Keeps the manifest of this run, and an earlier one that differs under another name.
+    /// Keeps the manifest of this run, and an earlier one that differs under another name: by more than how many of the workers that an
+    /// elastic job may have it begins with, which its plans tell.
     ///
     /// # Errors
     /// A field that decides what the checkpoints of the earlier run mean is not as it was.
@@ -180,13 +181,22 @@ impl Folder {
             if earlier_text == text {
                 return Ok(());
             }
-            let kept = unused(&self.path.join(EARLIER_MANIFEST));
-            fs::hard_link(&path, &kept)
-                .or_else(|_| fs::copy(&path, &kept).map(drop))
-                .with_context(|| format!("copy {}", path.display()))?;
+            let earlier_value = lockstep_api::manifest::parse(&earlier_text)?;
+            if earlier.elastic != job.elastic || without_replicas(earlier_value) != without_replicas(value.clone()) {
+                let kept = unused(&self.path.join(EARLIER_MANIFEST));
+                fs::hard_link(&path, &kept)
+                    .or_else(|_| fs::copy(&path, &kept).map(drop))
+                    .with_context(|| format!("copy {}", path.display()))?;
+            }
         }
         replace(&path, &text)
     }
+}
+
+/// A manifest of a job whatever number of workers it begins with.
+fn without_replicas(mut manifest: Value) -> Value {
+    manifest["spec"]["replicas"].take();
+    manifest
 }
 
 /// Whether the workers need credentials.
