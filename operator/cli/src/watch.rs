@@ -10,8 +10,8 @@ use kube::{
     config::KubeConfigOptions,
     runtime::{WatchStreamExt, watcher},
 };
-use lockstep_api::{ConditionType, JobProgress, Phase, TrainingJob, TrainingJobStatus};
-use lockstep_launch::Progress;
+use lockstep_api::{ConditionType, JobProgress, LastChange, Phase, TrainingGroup, TrainingJob, TrainingJobStatus};
+use lockstep_launch::{Change, Progress};
 
 use crate::{
     Outcome,
@@ -49,15 +49,21 @@ pub(crate) async fn watch(arguments: &Arguments) -> anyhow::Result<Outcome> {
     };
     let namespace = namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
     let client = Client::try_from(config).context("talk to the cluster")?;
+    let groups: Api<TrainingGroup> = Api::namespaced(client.clone(), &namespace);
     let jobs: Api<TrainingJob> = Api::namespaced(client, &namespace);
     let asked = jobs.get_opt(name).await.with_context(|| format!("get the training job {namespace}/{name}"))?;
     if asked.is_none() {
         bail!("there is no training job {name} in namespace {namespace}; say another one with -n");
     }
-    follow(jobs, &namespace, name).await
+    follow(jobs, &groups, &namespace, name).await
 }
 
-async fn follow(jobs: Api<TrainingJob>, namespace: &str, name: &str) -> anyhow::Result<Outcome> {
+async fn follow(
+    jobs: Api<TrainingJob>,
+    groups: &Api<TrainingGroup>,
+    namespace: &str,
+    name: &str,
+) -> anyhow::Result<Outcome> {
     let display = Display::on_stderr();
     let mut told = Told::default();
     let mut failures = 0;
@@ -78,7 +84,12 @@ async fn follow(jobs: Api<TrainingJob>, namespace: &str, name: &str) -> anyhow::
         failures = 0;
         let job = job.ok_or_else(|| anyhow!("the training job {namespace}/{name} was deleted"))?;
         let Some(status) = job.status else { continue };
-        for line in told.news(&status) {
+        let before = match told.has_missed(&status) {
+            // Whoever may not read it is told that there may have been some.
+            true => groups.get_opt(name).await.ok().flatten().and_then(|group| group.status),
+            false => None,
+        };
+        for line in told.news(&status, before.as_ref().map(|before| &before.changes[..])) {
             display.note(&line);
         }
         if let Some(phase) = status.phase {
@@ -112,8 +123,16 @@ struct Told {
 }
 
 impl Told {
-    /// A line for a phase or its reason when it is new, and one for every restart and every change of the group.
-    fn news(&mut self, status: &TrainingJobStatus) -> Vec<String> {
+    /// Whether the group may have changed more than once since it was told of, of which the status names the last time only: not each
+    /// generation comes to be.
+    fn has_missed(&self, status: &TrainingJobStatus) -> bool {
+        let last = last_change(status).map(|change| change.generation);
+        self.generation.zip(last).is_some_and(|(known, last)| known + 1 < last)
+    }
+
+    /// A line for a phase or its reason when it is new, one for every restart, and one for every change of the group: those before the
+    /// last one as `changes` has them, if that could be read.
+    fn news(&mut self, status: &TrainingJobStatus, changes: Option<&[Change]>) -> Vec<String> {
         let mut lines = Vec::new();
         if status.restarts > self.restarts {
             let cause = status.last_failure.as_ref().map_or_else(String::new, |failure| {
@@ -123,10 +142,20 @@ impl Told {
             lines.push(format!("restart {}{cause}", status.restarts));
         }
         self.restarts = status.restarts;
-        let change = status.membership.as_ref().and_then(|membership| membership.last_change.as_ref());
-        if let Some(change) = change.filter(|change| self.generation < Some(change.generation)) {
-            lines.push(format!("{} (agreed on in {:.2} s)", change.text, change.seconds));
-            self.generation = Some(change.generation);
+        if let Some(last) = last_change(status).filter(|change| self.generation < Some(change.generation)) {
+            if self.has_missed(status) {
+                let missed =
+                    |change: &&Change| Some(change.generation) > self.generation && change.generation < last.generation;
+                // The oldest are left out once there are many.
+                let has_all = |changes: &[Change]| changes.first().map(|oldest| oldest.generation) <= self.generation;
+                if !changes.is_some_and(has_all) {
+                    lines.push("the group may have changed before that; kubectl get events tells how".to_owned());
+                }
+                let before = changes.unwrap_or_default().iter().filter(missed);
+                lines.extend(before.map(|change| agreed(&change.to_string(), change.seconds)));
+            }
+            lines.push(agreed(&last.text, last.seconds));
+            self.generation = Some(last.generation);
         }
         let phase = status.phase.map(|phase| (phase, status.reason.clone()));
         if let Some((phase, reason)) = &phase
@@ -140,6 +169,14 @@ impl Told {
         self.phase = phase;
         lines
     }
+}
+
+fn last_change(status: &TrainingJobStatus) -> Option<&LastChange> {
+    status.membership.as_ref()?.last_change.as_ref()
+}
+
+fn agreed(change: &str, seconds: f64) -> String {
+    format!("{change} (agreed on in {seconds:.2} s)")
 }
 
 fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
@@ -216,9 +253,9 @@ mod tests {
             "phase": "Pending", "reason": "Unschedulable",
             "conditions": [condition("Running", "Unschedulable", "0/3 nodes are available")],
         }));
-        assert_eq!(told.news(&pending), ["Pending (Unschedulable): 0/3 nodes are available"]);
-        assert_eq!(told.news(&pending), Vec::<String>::new());
-        assert_eq!(told.news(&status(serde_json::json!({"phase": "Running"}))), ["Running"]);
+        assert_eq!(told.news(&pending, None), ["Pending (Unschedulable): 0/3 nodes are available"]);
+        assert_eq!(told.news(&pending, None), Vec::<String>::new());
+        assert_eq!(told.news(&status(serde_json::json!({"phase": "Running"})), None), ["Running"]);
     }
 
     #[test]
@@ -227,8 +264,8 @@ mod tests {
         let restarting = status(serde_json::json!({
             "phase": "Restarting", "restarts": 1, "lastFailure": {"pod": "lenet-worker-1", "reason": "OOMKilled"},
         }));
-        assert_eq!(told.news(&restarting), ["restart 1 after lenet-worker-1: OOMKilled", "Restarting"]);
-        assert_eq!(told.news(&restarting), Vec::<String>::new());
+        assert_eq!(told.news(&restarting, None), ["restart 1 after lenet-worker-1: OOMKilled", "Restarting"]);
+        assert_eq!(told.news(&restarting, None), Vec::<String>::new());
     }
 
     #[test]
@@ -239,8 +276,36 @@ mod tests {
         let running = status(serde_json::json!({
             "phase": "Running", "membership": {"generation": 2, "worldSize": 1, "lastChange": change},
         }));
-        assert_eq!(told.news(&running), ["w-1 was lost (closed its connection) (agreed on in 0.06 s)", "Running"]);
-        assert_eq!(told.news(&running), Vec::<String>::new());
+        assert_eq!(
+            told.news(&running, None),
+            ["w-1 was lost (closed its connection) (agreed on in 0.06 s)", "Running"]
+        );
+        assert_eq!(told.news(&running, None), Vec::<String>::new());
+    }
+
+    #[test]
+    fn changes_that_the_status_has_skipped_are_told_as_the_group_has_them() {
+        let seen = |generation: u64| {
+            let change =
+                serde_json::json!({"generation": generation, "text": format!("change {generation}"), "seconds": 0.5});
+            status(serde_json::json!({"membership": {"generation": generation, "worldSize": 2, "lastChange": change}}))
+        };
+        let changes: Vec<Change> =
+            (1..=5).map(|generation| Change { generation, seconds: 0.25, ..Change::default() }).collect();
+        let mut told = Told::default();
+        assert!(!told.has_missed(&seen(2)), "what was before this began is not told");
+        assert_eq!(told.news(&seen(2), None), ["change 2 (agreed on in 0.50 s)"]);
+        assert!(!told.has_missed(&seen(3)) && told.has_missed(&seen(5)));
+        let between = [&changes[2], &changes[3]].map(|change| format!("{change} (agreed on in 0.25 s)"));
+        assert_eq!(
+            told.news(&seen(5), Some(&changes)),
+            [&between[..], &["change 5 (agreed on in 0.50 s)".to_owned()]].concat()
+        );
+        assert_eq!(told.news(&seen(7), Some(&changes)), ["change 7 (agreed on in 0.50 s)"], "there was no sixth");
+        for changes in [None, Some(&[Change { generation: 8, ..Change::default() }][..])] {
+            let mut told = Told { generation: Some(7), ..Told::default() };
+            assert!(told.news(&seen(9), changes)[0].contains("kubectl get events"), "{changes:?}");
+        }
     }
 
     #[test]
