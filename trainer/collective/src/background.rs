@@ -20,7 +20,8 @@ use crate::{Abort, CollectiveError};
 ///
 /// Operations are done one after another in the order in which they were started, which must be the same on all ranks, whatever the
 /// order in which their handles are waited for. A handle may be dropped: the operation is done all the same, as the other ranks count
-/// on it. Up to [`MAX_PENDING`] operations wait for their turn; starting one more waits for room.
+/// on it. Up to [`MAX_PENDING`] operations wait for their turn; starting one more waits for room. Starting one allocates what it is carried
+/// to the thread in; a [`Communicator`](crate::Communicator), which knows its one operation, does not.
 ///
 /// After the first operation that fails all later ones fail for its cause. One that panics passes that on to whoever waits for it, and
 /// aborts the group, of which nobody knows what it left behind.

@@ -235,7 +235,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         group.queue.costs().unwrap_or_else(|panicked| group.pass_on(panicked))
     }
 
-    /// Changes how long the operations submitted from now on may go without a byte moving, and without an acknowledgement: see
+    /// Changes how long the operations submitted from now on may go without a whole frame moving, and without an acknowledgement: see
     /// [`Group::set_silence`].
     pub fn set_silence_limits(&mut self, silence: Duration, unacknowledged: Duration) {
         if self.silence.replace((silence, unacknowledged)) == Some((silence, unacknowledged)) {

@@ -1,5 +1,5 @@
-//! An operation that has been done before allocates nothing and meets no page fault, on whichever thread; inside TLS two allocations a
-//! record, which are rustls's own.
+//! An operation that has been done before allocates nothing and meets no page fault, on its caller's thread or a communicator's; inside TLS
+//! two allocations a record, which are rustls's own.
 
 #![allow(unsafe_code, reason = "an allocator that counts")]
 #![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]

@@ -27,7 +27,8 @@ pub struct Communication {
     /// in f32 first, and only what goes between hosts is rounded. Not with a named algorithm but direct. Default: f32.
     pub wire: WireFormat,
     /// Bytes of gradient that are reduced at once while earlier layers still run backward: a number, or one with Ki, Mi or
-    /// Gi; the first that are ready are never more than 1Mi. Default: what is best by the measured times of backward and messages; 1Mi where workers share memory.
+    /// Gi. The first that are ready are sent after at most 1Mi. What a layer, or a part of a large linear one, has ready at once is never
+    /// cut. Default: what is best by the measured times of backward and messages; 1Mi where workers share memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<ByteSize>,
     /// What protects gradients on the network: none, or tls (TLS 1.3, in which all workers show a certificate that only this job's have;
