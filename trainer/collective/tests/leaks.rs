@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockstep_collective::algorithm::Algorithm;
@@ -28,7 +30,7 @@ const ABORTED_WITHIN: Duration = Duration::from_millis(10);
 /// What leaks grows in each part of the cycles; the allocator takes more for itself now and then, where threads come together.
 const PARTS: u64 = 4;
 /// Pages that each part may grow by all the same.
-const SLACK_PAGES: usize = 8;
+const SLACK_PAGES: usize = 32;
 
 #[test]
 fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_memory_behind() {
@@ -69,7 +71,7 @@ struct Sum {
 }
 
 const LACKING: Sum = Sum { elements: 10_000, both: false };
-/// Of ranks that are both at it the machine may let half of the sums end before the abort comes.
+/// Of ranks that are both at it the machine may let four of five sums end before the abort comes.
 const MOVING: Sum = Sum { elements: 4 << 20, both: true };
 
 fn listener() -> Listener {
@@ -112,13 +114,13 @@ fn count_cycles(
     assert!(!pages.windows(2).all(grows), "resident pages {kind}, after each part of the cycles: {pages:?}");
     let done = cycles as usize - delays.len();
     assert!(
-        done <= if sum.both { cycles as usize / 2 } else { 0 },
+        done <= if sum.both { cycles as usize * 4 / 5 } else { 0 },
         "{done} of {cycles} sums {kind} were done before the abort"
     );
     delays.sort();
     let [median, most, longest] = [5, 9, 10].map(|tenths| delays[(delays.len() * tenths / 10).min(delays.len() - 1)]);
     println!(
-        "abort to error {kind}: median {median:?}, nine of ten {most:?}, longest {longest:?}; {:?} in all; pages {pages:?}",
+        "abort to error {kind}: median {median:?}, nine of ten {most:?}, longest {longest:?}; {done} done before; {:?} in all; pages {pages:?}",
         began.elapsed()
     );
     // A joined thread may stay listed for a moment: now, and when they were counted before.
@@ -129,7 +131,7 @@ fn count_cycles(
             "{:?} file descriptors and threads, {before:?} before",
             [count("fd"), count("task")]
         );
-        std::thread::yield_now();
+        thread::yield_now();
     }
     most
 }
@@ -159,13 +161,17 @@ impl Driver {
         Self::Background(Background::over(group).unwrap(), None)
     }
 
-    /// Starts an operation that lacks rank 1, in the background another one each `turn`; what aborts it.
-    fn start(&mut self, arena: Arena, turn: u64) -> Abort {
+    fn abort_handle(&self) -> Abort {
         match self {
-            Self::Communicator(communicator) => {
-                communicator.submit(1, 0, arena);
-                communicator.abort_handle()
-            }
+            Self::Communicator(communicator) => communicator.abort_handle(),
+            Self::Background(background, _) => background.abort_handle(),
+        }
+    }
+
+    /// Starts an operation, in the background another one each `turn`.
+    fn start(&mut self, arena: Arena, turn: u64) {
+        match self {
+            Self::Communicator(communicator) => communicator.submit(1, 0, arena),
             Self::Background(background, handle) => {
                 let tag = Tag { step: 1, bucket: 0 };
                 *handle = Some(match turn % 9 {
@@ -179,7 +185,6 @@ impl Driver {
                     7 => background.all_to_all(tag, arena),
                     _ => background.receive(1, tag, arena),
                 });
-                background.abort_handle()
             }
         }
     }
@@ -207,21 +212,28 @@ fn abort_once(
         let mut group = Group::form(&listeners[rank], seat, peers, limits, &Abort::new()).unwrap();
         let arena = group.shared_arena(sum.elements).unwrap();
         assert_eq!(arena.is_some(), limits.shares_memory, "two ranks of one process share memory");
-        (drive(group), Arena(arena, vec![0.0; sum.elements]))
+        let own = if arena.is_some() { Vec::new() } else { vec![0.0; sum.elements] };
+        (drive(group), Arena(arena, own))
     };
-    std::thread::scope(|scope| {
+    let begun = &AtomicBool::new(false);
+    thread::scope(|scope| {
         let other = scope.spawn(|| join(1));
         let (mut driver, arena) = join(0);
         let (mut other, theirs) = other.join().unwrap();
         if sum.both {
             other.start(theirs, generation);
         }
-        let abort = driver.start(arena, generation);
+        let abort = driver.abort_handle();
         let aborted = scope.spawn(move || {
+            while !begun.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
             let now = Instant::now();
             abort.abort("a test");
             now
         });
+        driver.start(arena, generation);
+        begun.store(true, Ordering::Release);
         let failed = driver.failed();
         let now = Instant::now();
         drop(other);
