@@ -147,7 +147,7 @@ pub(crate) fn verdict(
     // Whoever was to go and is wanted again goes first.
     let leaves = |worker: u32, pod: &PodSeen| worker >= target && pod.stuck_at.is_some();
     let ends: Vec<_> = ends.into_iter().filter(|(worker, pod, _)| !leaves(*worker, pod)).collect();
-    Verdict::GoesOn(losses(job, &workers, &ends, &missing, pulse, now))
+    Verdict::GoesOn(losses(job, &workers, &ends, &missing, is_held, pulse, now))
 }
 
 /// The workers that the job still wants, by number.
@@ -207,10 +207,13 @@ fn losses(
     workers: &[(u32, &PodSeen)],
     ends: &[(u32, &PodSeen, End)],
     missing: &[u32],
+    is_held: bool,
     pulse: Pulse,
     now: Timestamp,
 ) -> Losses {
     let mut losses = Losses::default();
+    // What it could not reach may be there again: that costs those who train nothing.
+    let has_yet_to_come = |pod: &PodSeen| is_held && !pod.was_ready && matches!(pulse, Pulse::Whole | Pulse::Lacking);
     let gone = |worker: u32, pod: &PodSeen, cause: Cause, reason: &str| Gone {
         worker,
         uid: Some(pod.uid.clone()),
@@ -229,6 +232,7 @@ fn losses(
         losses.gone.extend(match end {
             End::Done => None,
             End::Refused => Some(gone(*worker, pod, Cause::Failed, "Refused")),
+            End::Asked if has_yet_to_come(pod) => Some(gone(*worker, pod, Cause::Lost, "Retry")),
             End::Asked => Some(gone(*worker, pod, Cause::Failed, "Retry")),
             End::Crashed => Some(gone(*worker, pod, Cause::Failed, "Crashed")),
             End::Drained => Some(gone(*worker, pod, Cause::Lost, "Drained")),

@@ -79,7 +79,7 @@ pub struct PodSeen {
     pub ready: bool,
     /// Since when its readiness probe fails, if its trainer runs.
     pub unready_since: Option<Timestamp>,
-    /// Whether the probe has succeeded before.
+    /// Whether the probe has succeeded before it began to fail, or the trainer ended.
     pub was_ready: bool,
     /// When its deletion can no longer be the node's ordinary work, if it is being deleted.
     pub stuck_at: Option<Timestamp>,
@@ -144,10 +144,8 @@ impl PodSeen {
         let state = state(status);
         // The node's lifecycle controller withdraws Ready alone; a failing probe withdraws both.
         let unreachable = state == PodState::Running && !gates(pod) && !holds("Ready") && holds("ContainersReady");
-        let unready_since = condition("Ready")
-            .filter(|condition| condition.status != "True" && state == PodState::Running)
-            .and_then(|condition| condition.last_transition_time.as_ref())
-            .map(|time| time.0);
+        let not_ready = condition("Ready").filter(|condition| condition.status != "True");
+        let not_ready = not_ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0);
         Some(Self {
             name: pod.metadata.name.clone()?,
             uid: pod.metadata.uid.clone()?,
@@ -161,8 +159,8 @@ impl PodSeen {
             over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             ready: holds("Ready"),
             // Of a pod that has yet to be ready the condition is as old as the pod.
-            was_ready: unready_since.zip(running_since(status)).is_some_and(|(unready, running)| unready > running),
-            unready_since,
+            was_ready: not_ready.zip(started(status)).is_some_and(|(unready, started)| unready > started),
+            unready_since: not_ready.filter(|_| state == PodState::Running),
             stuck_at: stuck_at(pod, unreachable),
             disrupted,
             unreachable,
@@ -232,9 +230,13 @@ fn state(status: &PodStatus) -> PodState {
     }
 }
 
-fn running_since(status: &PodStatus) -> Option<Timestamp> {
+/// When the trainer began.
+fn started(status: &PodStatus) -> Option<Timestamp> {
     let trainer = status.container_statuses.iter().flatten().find(|container| container.name == TRAINER_CONTAINER)?;
-    Some(trainer.state.as_ref()?.running.as_ref()?.started_at.as_ref()?.0)
+    let state = trainer.state.as_ref()?;
+    let running = state.running.as_ref().and_then(|running| running.started_at.as_ref());
+    let ended = || state.terminated.as_ref().and_then(|ended| ended.started_at.as_ref());
+    Some(running.or_else(ended)?.0)
 }
 
 fn is_running(container: &ContainerStatus) -> bool {

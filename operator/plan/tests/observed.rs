@@ -46,6 +46,11 @@ fn a_pod_was_ready_where_it_ceased_to_be_after_its_trainer_began() {
         let pod = seen(running(unready, false));
         assert_eq!((pod.state, pod.ready, pod.unready_since), (PodState::Running, false, Some(at(unready))));
         assert_eq!(pod.was_ready, was_ready, "unready since second {unready}");
+        let mut ended = running(unready, false);
+        ended["status"]["containerStatuses"][0]["state"] =
+            json!({"terminated": {"exitCode": 75, "startedAt": time(10), "finishedAt": time(20)}});
+        let pod = seen(ended);
+        assert_eq!((pod.was_ready, pod.unready_since), (was_ready, None), "ended, unready since second {unready}");
     }
 }
 

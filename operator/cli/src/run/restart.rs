@@ -84,6 +84,8 @@ pub(crate) enum Wanted {
 pub(crate) enum Holders {
     /// Other workers, which train on.
     Others,
+    /// Other workers, to which this one had yet to come.
+    OthersBefore,
     /// Nobody that runs.
     Nobody,
 }
@@ -96,6 +98,8 @@ pub(crate) struct Restarts {
     faults: u32,
     /// Those that began with a process that others ended, without a step since.
     fruitless: u32,
+    /// How often in a row a worker that was to come could not, for now, while the others trained.
+    awaited: u32,
     /// Who has ended in the newest incident.
     incident: Vec<Role>,
 }
@@ -107,8 +111,19 @@ impl Restarts {
         self.incident.clear();
     }
 
+    /// Whoever was to come has.
+    pub(crate) fn joined(&mut self) {
+        self.awaited = 0;
+    }
+
     /// Decides when a process has ended, with `limit` restarts allowed. What a worker cannot do fails the job at once where nobody trains on.
     pub(crate) fn next(&mut self, role: Role, end: End, wanted: Wanted, holders: Holders, limit: u32) -> Next {
+        let has_yet_to_come = matches!(role, Role::Worker(_)) && holders == Holders::OthersBefore;
+        if has_yet_to_come && wanted == Wanted::Yes && end == End::Exit(Exit::Retry) && self.incident.is_empty() {
+            self.awaited += 1;
+            self.incident.push(role);
+            return Next::Restart { delay: delay(self.awaited + 1) };
+        }
         let from_outside = match end {
             End::Exit(Exit::Fatal) if holders == Holders::Nobody || role == Role::Coordinator => {
                 return Next::Fail(Why::Fatal);
@@ -207,6 +222,25 @@ mod tests {
         let mut restarts = Restarts::default();
         restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1);
         assert_eq!(restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1), Next::Fail(Why::Limit(1)));
+    }
+
+    #[test]
+    fn a_worker_that_cannot_come_for_now_is_tried_again_for_as_long_as_the_others_do_steps() {
+        let mut restarts = Restarts::default();
+        for seconds in [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0] {
+            let next = restarts.next(W1, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
+            assert_eq!(next, Next::Restart { delay: Duration::from_secs_f64(seconds) });
+            restarts.progressed();
+        }
+        restarts.joined();
+        let next = restarts.next(W1, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
+        assert_eq!(next, Next::Restart { delay: FIRST_DELAY });
+        let stands = restarts.next(W1, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
+        assert_eq!(stands, Next::Fail(Why::Limit(0)), "no step since");
+        for (role, holders) in [(W1, Holders::Others), (W1, Holders::Nobody), (C, Holders::OthersBefore)] {
+            let next = Restarts::default().next(role, RETRY, Wanted::Yes, holders, 0);
+            assert_eq!(next, Next::Fail(Why::Limit(0)), "{role}, {holders:?}");
+        }
     }
 
     #[test]

@@ -249,6 +249,9 @@ impl Supervised<'_> {
     /// Tells of a change of the group, and keeps it.
     fn changed(&mut self, mut change: Change, heard: &Heard, display: &Display) {
         self.reached.changed(&mut change);
+        if !change.joined.is_empty() {
+            self.restarts.joined();
+        }
         // The first membership is no change.
         if change.generation > 1 && heard.progress.is_some() {
             display.note(&change.to_string());
@@ -287,8 +290,13 @@ impl Supervised<'_> {
             return None;
         }
         let limit = self.session.job.failure_policy.backoff_limit;
-        self.gone.extend(self.members.take(&self.session.member(role)));
-        let holders = if self.is_held() { Holders::Others } else { Holders::Nobody };
+        let belonged = self.members.take(&self.session.member(role));
+        let holders = match (self.is_held(), &belonged) {
+            (true, Some(_)) => Holders::Others,
+            (true, None) => Holders::OthersBefore,
+            (false, _) => Holders::Nobody,
+        };
+        self.gone.extend(belonged);
         match self.restarts.next(role, end, wanted, holders, limit) {
             Next::Nothing => {
                 if leaves {

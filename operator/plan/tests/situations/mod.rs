@@ -230,6 +230,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
             let line = r#"{"progress":{"step":9,"totalSteps":9,"epoch":1,"generation":1,"worldSize":2},"modelUri":"file:///m"}"#;
             pod.state = ended(Some(0), Some("Completed"), line, seconds_ago(1));
         }
+        "unable to come" => pod.state = ended(Some(75), Some("Error"), "", seconds_ago(6)),
         "done beside a sidecar" => pod.state = ended(Some(0), Some("Completed"), "", seconds_ago(1)),
         "done long ago beside a sidecar" => pod.state = ended(Some(0), Some("Completed"), "", seconds_ago(60)),
         "forbidden by its node" => pod.state = ended(None, Some("SysctlForbidden"), "forbidden sysctl", seconds_ago(1)),
@@ -243,6 +244,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
                 Some((code, ago)) => (code, seconds_ago(ago.strip_suffix(" s ago")?.parse().ok()?)),
                 None => (words, seconds_ago(1)),
             };
+            pod.was_ready = true;
             pod.state = ended(Some(code.parse().ok()?), Some("Error"), "", at);
         }
     }
