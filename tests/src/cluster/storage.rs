@@ -12,7 +12,7 @@ const STORAGE: &str = include_str!("../../../deploy/cluster/storage.yaml");
 /// What it is called there.
 const STORAGE_CLASS: &str = "shared";
 /// Volumes that wait for such claims. A claim keeps its volume for good, as in any cluster that does not recycle.
-const WAITING_VOLUMES: u32 = 32;
+const WAITING_VOLUMES: u32 = 40;
 /// Where a node sees the volumes.
 const ON_A_NODE: &str = "/run/cluster/volumes";
 const CAPACITY: &str = "100Gi";
