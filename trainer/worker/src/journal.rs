@@ -1,17 +1,82 @@
 //! `metrics.jsonl`: one line per step and one per evaluation, written by one member, never twice for a step.
 
 use std::{
-    fs::{self, File, Metadata},
+    ffi::OsStr,
+    fs::{self, File},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{FileExt as _, MetadataExt as _},
-    path::Path,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
 };
 
+use lockstep_elastic::Digest;
 use lockstep_launch::JOURNAL_FILE;
 use serde::{Deserialize, Serialize};
 
-/// A journal that is to take the place of the one before.
-const COPY_NAME: &str = ".metrics.jsonl.tmp";
+/// What the files of a turn are called.
+const TURN: &str = ".metrics.jsonl.turn-";
+/// Of a journal that is to take the place of the one before.
+const COPY: &str = ".tmp";
+
+/// Whose turn it is to write the journal of a job: that of the newest group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn<'a> {
+    /// The job's uid: another job's groups are neither older nor newer.
+    pub job: &'a str,
+    pub attempt: u32,
+    pub generation: u64,
+}
+
+impl Turn<'_> {
+    /// What all turns of the job are called.
+    fn prefix(&self) -> String {
+        format!("{TURN}{:.16}-", Digest::of(self.job.as_bytes()))
+    }
+
+    fn mark(&self, folder: &Path) -> PathBuf {
+        folder.join(format!("{}{}-{}", self.prefix(), self.attempt, self.generation))
+    }
+
+    fn copy(&self, folder: &Path) -> PathBuf {
+        let mut path = self.mark(folder).into_os_string();
+        path.push(COPY);
+        path.into()
+    }
+
+    /// Leaves a mark that it has come. It stays, so that whoever was frozen in an earlier one finds it.
+    fn begin(&self, folder: &Path) -> io::Result<()> {
+        File::create(self.mark(folder)).map(drop)
+    }
+
+    /// Which turn of this job left a file.
+    fn of(&self, name: &OsStr) -> Option<(u32, u64)> {
+        let name = name.to_str()?.strip_prefix(&self.prefix())?;
+        let (attempt, generation) = name.strip_suffix(COPY).unwrap_or(name).split_once('-')?;
+        Some((attempt.parse().ok()?, generation.parse().ok()?))
+    }
+
+    /// Whether a later one of this job has come.
+    fn is_over(&self, folder: &Path) -> io::Result<bool> {
+        let names = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+        let own = (self.attempt, self.generation);
+        Ok(names.iter().any(|entry| self.of(&entry.file_name()) > Some(own)))
+    }
+
+    /// Removes what earlier turns have left, and this one's own copy of a time before. What a later one has left must stay.
+    fn clear(&self, folder: &Path) -> io::Result<()> {
+        let (own, own_copy) = (Some((self.attempt, self.generation)), self.copy(folder));
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let found = path.file_name().and_then(|name| self.of(name));
+            if path == own_copy || (found.is_some() && found < own) {
+                match fs::remove_file(path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    Ok(()) | Err(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
 
 /// One step of the whole group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -92,25 +157,26 @@ impl Journal {
     /// dropped; so is a last line that was torn. Gives what the lines that are kept tell.
     ///
     /// It goes on in a copy, which takes the journal's place: whoever wrote it before may be frozen or cut off, and its last lines then
-    /// come where nobody reads. The copy is made by the kernel, and takes as much room as the journal while both are there.
-    pub(crate) fn continue_after(folder: &Path, base_step: u64) -> Result<(Self, Kept), NotContinued> {
-        let copy = folder.join(COPY_NAME);
-        match fs::remove_file(&copy) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            Ok(()) | Err(_) => {}
+    /// come where nobody reads. Nor does one that was frozen at any moment of this take the place of a later turn: either it finds that
+    /// one's mark, or its own copy gone. The copy is made by the kernel, and takes as much room as the journal while both are there.
+    pub(crate) fn continue_after(folder: &Path, turn: Turn<'_>, base_step: u64) -> Result<(Self, Kept), NotContinued> {
+        turn.begin(folder)?;
+        if turn.is_over(folder)? {
+            return Err(NotContinued::Superseded);
         }
-        let continued = Self::copied(folder, &copy, base_step);
-        if let Err(NotContinued::Io(_)) = continued {
+        turn.clear(folder)?;
+        let continued = Self::copied(folder, turn, base_step);
+        if continued.is_err() {
             // The room that it took is somebody's.
-            let _ = fs::remove_file(&copy);
+            let _ = fs::remove_file(turn.copy(folder));
         }
         continued
     }
 
-    fn copied(folder: &Path, copy: &Path, base_step: u64) -> Result<(Self, Kept), NotContinued> {
-        let path = folder.join(JOURNAL_FILE);
-        let mut file = File::create_new(copy)?;
-        let (mut found, mut known) = (None, Kept::default());
+    fn copied(folder: &Path, turn: Turn<'_>, base_step: u64) -> Result<(Self, Kept), NotContinued> {
+        let (path, copy) = (folder.join(JOURNAL_FILE), turn.copy(folder));
+        let mut file = File::create_new(&copy)?;
+        let mut known = Kept::default();
         match File::open(&path) {
             Ok(mut old) => {
                 let end;
@@ -118,22 +184,18 @@ impl Journal {
                 if io::copy(&mut (&mut old).take(end), &mut file)? < end {
                     return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                 }
-                found = Some(old.metadata()?);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),
         }
         file.sync_all()?;
-        // Nor may this process, should it have been frozen meanwhile, take the place of a newer one.
-        let is_same = |path: &Path, seen: Option<&Metadata>| match fs::metadata(path) {
-            Ok(now) => Ok(seen.is_some_and(|seen| (now.dev(), now.ino()) == (seen.dev(), seen.ino()))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(seen.is_none()),
-            Err(error) => Err(error),
-        };
-        if !is_same(&path, found.as_ref())? || !is_same(copy, Some(&file.metadata()?))? {
+        if turn.is_over(folder)? {
             return Err(NotContinued::Superseded);
         }
-        fs::rename(copy, &path)?;
+        match fs::rename(&copy, &path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NotContinued::Superseded),
+            renamed => renamed?,
+        }
         File::open(folder)?.sync_all()?;
         Ok((Self { file, pending: Vec::new() }, known))
     }
@@ -262,6 +324,9 @@ fn read(line: &[u8]) -> Option<Line> {
 mod tests {
     use super::*;
 
+    const TURN: Turn<'static> = Turn { job: "a-job", attempt: 0, generation: 3 };
+    const LATER: Turn<'static> = Turn { generation: 4, ..TURN };
+
     #[test]
     fn a_restart_drops_the_steps_that_it_will_do_again_and_a_torn_line() {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -271,7 +336,7 @@ mod tests {
             "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n{\"step\":3}\n{\"st",
         )
         .expect("written");
-        let (mut journal, kept) = Journal::continue_after(folder.path(), 2).expect("opens");
+        let (mut journal, kept) = Journal::continue_after(folder.path(), TURN, 2).expect("opens");
         assert_eq!(kept, Kept { step: 2, accuracy: Some((2, 0.5)) });
         let line = EvaluationLine { step: 3, epoch: 1, evaluation: Evaluation { loss: 0.5, accuracy: 0.75 } };
         journal.write(&line).expect("written");
@@ -299,7 +364,7 @@ mod tests {
         let path = folder.path().join(JOURNAL_FILE);
         for (torn_by, base) in [(0, 3000), (1, 3000), (30, 3000), (0, 2999), (0, 1000), (0, 999), (7, 1), (0, 0)] {
             fs::write(&path, &whole[..whole.len() - torn_by]).expect("written");
-            let (_, kept) = Journal::continue_after(folder.path(), base).expect("opens");
+            let (_, kept) = Journal::continue_after(folder.path(), TURN, base).expect("opens");
             let text = fs::read_to_string(&path).expect("readable");
             let is_kept = |line: &&String| read(line.as_bytes()).is_some_and(|line| line.step <= base);
             let mut left: Vec<&String> = lines.iter().filter(is_kept).collect();
@@ -315,11 +380,11 @@ mod tests {
     fn what_a_worker_writes_that_was_cut_off_is_in_no_journal() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let line = |step: u64| serde_json::json!({ "step": step });
-        let (mut cut_off, _) = Journal::continue_after(folder.path(), 0).expect("opens");
+        let (mut cut_off, _) = Journal::continue_after(folder.path(), TURN, 0).expect("opens");
         cut_off.write(&line(1)).expect("written");
         cut_off.flush().expect("written");
         cut_off.write(&line(2)).expect("written");
-        let (mut newest, kept) = Journal::continue_after(folder.path(), 1).expect("opens");
+        let (mut newest, kept) = Journal::continue_after(folder.path(), LATER, 1).expect("opens");
         assert_eq!(kept.step, 1);
         newest.write(&line(2)).expect("written");
         newest.flush().expect("written");
@@ -331,7 +396,37 @@ mod tests {
     #[test]
     fn a_journal_that_was_never_begun_tells_nothing() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let (_, kept) = Journal::continue_after(folder.path(), 7).expect("opens");
+        let (_, kept) = Journal::continue_after(folder.path(), TURN, 7).expect("opens");
         assert_eq!(kept, Kept::default());
+    }
+
+    #[test]
+    fn whoever_was_frozen_at_any_moment_takes_no_later_turns_place() {
+        let moments: [(&str, fn(&Path)); 3] = [
+            ("before it left its mark", |_| {}),
+            ("before it copied", |folder| TURN.begin(folder).expect("a mark")),
+            ("before its copy took the journal's place", |folder| {
+                TURN.begin(folder).expect("a mark");
+                fs::write(TURN.copy(folder), "").expect("a copy");
+            }),
+        ];
+        for (moment, freeze) in moments {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let path = folder.path();
+            freeze(path);
+            let (mut later, _) = Journal::continue_after(path, LATER, 0).expect("opens");
+            later.write(&serde_json::json!({"step": 1})).expect("written");
+            later.flush().expect("flushed");
+            assert!(!TURN.copy(path).exists(), "{moment}: nothing is left to be renamed");
+            for woken in [Journal::continue_after(path, TURN, 0), Journal::copied(path, TURN, 0)] {
+                assert!(matches!(woken, Err(NotContinued::Superseded)), "{moment}: {woken:?}");
+            }
+            let text = fs::read_to_string(path.join(JOURNAL_FILE)).expect("readable");
+            assert_eq!(text, "{\"step\":1}\n", "{moment}");
+            let others = Turn { job: "another-job", attempt: 0, generation: 1 };
+            Journal::continue_after(path, others, 1).expect("another job's turn is no earlier one");
+            Journal::continue_after(path, Turn { attempt: 1, generation: 1, ..TURN }, 1)
+                .expect("nor a later attempt's");
+        }
     }
 }

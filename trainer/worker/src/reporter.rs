@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use crate::{
     communication::Agreed,
     failure::Failure,
-    journal::{EvaluationLine, Journal, Kept, NotContinued, StepLine},
+    journal::{EvaluationLine, Journal, Kept, NotContinued, StepLine, Turn},
     metrics::Metrics,
     saving::Saver,
     storage::Storage,
@@ -52,9 +52,10 @@ impl<'a> Reporter<'a> {
         metrics: &'a Metrics,
         trainee: &Trainee,
         communication: &Agreed,
+        turn: Turn<'_>,
     ) -> Result<Self, Failure> {
         let folder = storage.output();
-        let continued = told_of(folder.display(), || Journal::continue_after(folder, group.base.step));
+        let continued = told_of(folder.display(), || Journal::continue_after(folder, turn, group.base.step));
         let (journal, mut kept) = continued.map_err(|error| match error {
             NotContinued::Io(error) => Failure::retry(format!("{}: {error}", folder.display())),
             NotContinued::Superseded => Failure::broken(format!("{}: {error}", folder.display())),

@@ -24,6 +24,7 @@ use crate::{
     communication::{self, Agreed, Before, Places},
     failure::{Failure, with_causes},
     follow::until_let_in,
+    journal::Turn,
     member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
     metrics::Metrics,
     model,
@@ -236,11 +237,14 @@ impl Run<'_> {
         )?;
         self.work().during(Activity::Waiting, || self.check_shared(&mut rank, group))?;
         let mut reporter = if group.reports() {
-            let Member { membership, metrics, .. } = self.member;
-            let open = || Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed);
+            let Member { membership, metrics, launch, .. } = self.member;
+            let turn = Turn { job: &launch.job.uid, attempt: launch.attempt, generation: group.generation };
+            let open = || Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed, turn);
             until_stored(membership, || self.storage.clear_before(group.generation))?;
+            let reporter = until_stored(membership, open)?;
+            // Only now is it known that this turn is not over.
             until_stored(membership, || self.keep_plan(group, group.base.step, agreed))?;
-            Some(until_stored(membership, open)?)
+            Some(reporter)
         } else {
             self.member.metrics.leave_reporting();
             None
