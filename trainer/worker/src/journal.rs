@@ -402,7 +402,8 @@ mod tests {
 
     #[test]
     fn whoever_was_frozen_at_any_moment_takes_no_later_turns_place() {
-        let moments: [(&str, fn(&Path)); 3] = [
+        type Moment = (&'static str, fn(&Path));
+        let moments: [Moment; 3] = [
             ("before it left its mark", |_| {}),
             ("before it copied", |folder| TURN.begin(folder).expect("a mark")),
             ("before its copy took the journal's place", |folder| {
