@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{LastFailure, TrainingJobStatus, ValidJob};
 use lockstep_launch::{Ending, Exit};
 
-use crate::{Ended, PodSeen, PodState, Role, pod_name};
+use crate::{Ended, PodSeen, PodState, Role, phase::STANDSTILL_SECONDS, pod_name};
 
 /// Seconds that the others have to end too when one worker drained or asked for a restart: then all start anew, from what they saved.
 const SETTLE_SECONDS: i64 = 5;
@@ -53,7 +53,7 @@ pub(crate) struct Gone {
     pub(crate) uid: Option<String>,
     pub(crate) cause: Cause,
     pub(crate) failure: LastFailure,
-    /// Whether it was gone soon after it was made.
+    /// Whether it was gone soon after it was made, or never of use: the next one waits.
     pub(crate) was_short: bool,
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn verdict(
     // Whoever was to go and is wanted again goes first.
     let leaves = |worker: u32, pod: &PodSeen| worker >= target && pod.stuck_at.is_some();
     let ends: Vec<_> = ends.into_iter().filter(|(worker, pod, _)| !leaves(*worker, pod)).collect();
-    Verdict::GoesOn(losses(job, &workers, &ends, &missing, is_held, pulse, now))
+    Verdict::GoesOn(losses(job, &workers, &ends, &missing, is_held && is_fresh(status, now), pulse, now))
 }
 
 /// The workers that the job still wants, by number.
@@ -202,6 +202,12 @@ fn the_first(
         .or_else(|| earliest(End::Asked, "Retry"))
 }
 
+/// Whether steps are reported.
+fn is_fresh(status: &TrainingJobStatus, now: Timestamp) -> bool {
+    let reported = status.progress.as_ref().and_then(|progress| Some(progress.last_update_time.as_ref()?.0));
+    reported.is_some_and(|reported| now.duration_since(reported) < SignedDuration::from_secs(STANDSTILL_SECONDS))
+}
+
 fn losses(
     job: &ValidJob,
     workers: &[(u32, &PodSeen)],
@@ -232,7 +238,9 @@ fn losses(
         losses.gone.extend(match end {
             End::Done => None,
             End::Refused => Some(gone(*worker, pod, Cause::Failed, "Refused")),
-            End::Asked if has_yet_to_come(pod) => Some(gone(*worker, pod, Cause::Lost, "Retry")),
+            End::Asked if has_yet_to_come(pod) => {
+                Some(Gone { was_short: true, ..gone(*worker, pod, Cause::Lost, "Retry") })
+            }
             End::Asked => Some(gone(*worker, pod, Cause::Failed, "Retry")),
             End::Crashed => Some(gone(*worker, pod, Cause::Failed, "Crashed")),
             End::Drained => Some(gone(*worker, pod, Cause::Lost, "Drained")),

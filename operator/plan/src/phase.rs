@@ -19,7 +19,7 @@ use crate::{
 /// Seconds that a node has to call a pod over once its trainer has ended: one that is deleted before takes its log with it.
 const CLOSING_SECONDS: i64 = 30;
 /// Seconds without a report after which a worker on a node that does not report either is held for lost.
-const STANDSTILL_SECONDS: i64 = 15;
+pub(crate) const STANDSTILL_SECONDS: i64 = 15;
 /// Seconds between two deletions by force of a pod that something holds back.
 const HELD_SECONDS: i64 = 10;
 

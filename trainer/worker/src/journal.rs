@@ -61,16 +61,20 @@ impl Turn<'_> {
         Ok(names.iter().any(|entry| self.of(&entry.file_name()) > Some(own)))
     }
 
-    /// Removes what earlier turns have left, and this one's own copy of a time before. What a later one has left must stay.
+    /// Removes what earlier turns have left, and this one's own copy of a time before. What a later one has left must stay, and so must the
+    /// marks of earlier ones for as long as a copy of one that is older still could take the journal's place.
     fn clear(&self, folder: &Path) -> io::Result<()> {
         let (own, own_copy) = (Some((self.attempt, self.generation)), self.copy(folder));
-        for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            let found = path.file_name().and_then(|name| self.of(name));
-            if path == own_copy || (found.is_some() && found < own) {
-                match fs::remove_file(path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    Ok(()) | Err(_) => {}
+        let paths = || Ok::<_, io::Error>(fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?.into_iter());
+        let is_copy = |path: &PathBuf| path.to_str().is_some_and(|path| path.ends_with(COPY));
+        for copies in [true, false] {
+            for path in paths()?.map(|entry| entry.path()).filter(|path| is_copy(path) == copies) {
+                let found = path.file_name().and_then(|name| self.of(name));
+                if path == own_copy || (found.is_some() && found < own) {
+                    match fs::remove_file(path) {
+                        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                        Ok(()) | Err(_) => {}
+                    }
                 }
             }
         }
@@ -165,7 +169,7 @@ impl Journal {
             return Err(NotContinued::Superseded);
         }
         turn.clear(folder)?;
-        let continued = Self::copied(folder, turn, base_step);
+        let continued = Self::copied(folder, turn, base_step).and_then(|copied| copied.take_place(folder, turn));
         if continued.is_err() {
             // The room that it took is somebody's.
             let _ = fs::remove_file(turn.copy(folder));
@@ -173,9 +177,9 @@ impl Journal {
         continued
     }
 
-    fn copied(folder: &Path, turn: Turn<'_>, base_step: u64) -> Result<(Self, Kept), NotContinued> {
-        let (path, copy) = (folder.join(JOURNAL_FILE), turn.copy(folder));
-        let mut file = File::create_new(&copy)?;
+    fn copied(folder: &Path, turn: Turn<'_>, base_step: u64) -> Result<Copied, NotContinued> {
+        let path = folder.join(JOURNAL_FILE);
+        let mut file = File::create_new(turn.copy(folder))?;
         let mut known = Kept::default();
         match File::open(&path) {
             Ok(mut old) => {
@@ -192,12 +196,7 @@ impl Journal {
         if turn.is_over(folder)? {
             return Err(NotContinued::Superseded);
         }
-        match fs::rename(&copy, &path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NotContinued::Superseded),
-            renamed => renamed?,
-        }
-        File::open(folder)?.sync_all()?;
-        Ok((Self { file, pending: Vec::new() }, known))
+        Ok(Copied { file, known })
     }
 
     /// Appends one line; it reaches the file with the next [`Self::flush`] or a little later.
@@ -233,6 +232,24 @@ impl Journal {
     pub(crate) fn flushed(&mut self) -> io::Result<File> {
         self.flush()?;
         self.file.try_clone()
+    }
+}
+
+/// A copy of the journal that is to take its place.
+#[derive(Debug)]
+struct Copied {
+    file: File,
+    known: Kept,
+}
+
+impl Copied {
+    fn take_place(self, folder: &Path, turn: Turn<'_>) -> Result<(Journal, Kept), NotContinued> {
+        match fs::rename(turn.copy(folder), folder.join(JOURNAL_FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NotContinued::Superseded),
+            renamed => renamed?,
+        }
+        File::open(folder)?.sync_all()?;
+        Ok((Journal { file: self.file, pending: Vec::new() }, self.known))
     }
 }
 
@@ -402,26 +419,34 @@ mod tests {
 
     #[test]
     fn whoever_was_frozen_at_any_moment_takes_no_later_turns_place() {
-        type Moment = (&'static str, fn(&Path));
-        let moments: [Moment; 3] = [
-            ("before it left its mark", |_| {}),
-            ("before it copied", |folder| TURN.begin(folder).expect("a mark")),
+        type Woken = Box<dyn FnOnce(&Path) -> Result<(), NotContinued>>;
+        type Moment = (&'static str, fn(&Path) -> Woken);
+        let moments: [Moment; 4] = [
+            ("before its turn", |_| Box::new(|folder| Journal::continue_after(folder, TURN, 0).map(drop))),
+            ("before it copied", |folder| {
+                TURN.begin(folder).expect("a mark");
+                Box::new(|folder| Journal::copied(folder, TURN, 0).map(drop))
+            }),
             ("before its copy took the journal's place", |folder| {
                 TURN.begin(folder).expect("a mark");
-                fs::write(TURN.copy(folder), "").expect("a copy");
+                let copied = Journal::copied(folder, TURN, 0).expect("a copy");
+                Box::new(|folder| copied.take_place(folder, TURN).map(drop))
+            }),
+            ("after that", |folder| {
+                let (mut journal, _) = Journal::continue_after(folder, TURN, 0).expect("opens");
+                journal.write(&serde_json::json!({"step": 1, "is": "late"})).expect("written");
+                Box::new(move |_| journal.flush().map_err(NotContinued::from).and(Err(NotContinued::Superseded)))
             }),
         ];
         for (moment, freeze) in moments {
             let folder = tempfile::tempdir().expect("a temporary folder");
             let path = folder.path();
-            freeze(path);
+            let wake = freeze(path);
             let (mut later, _) = Journal::continue_after(path, LATER, 0).expect("opens");
             later.write(&serde_json::json!({"step": 1})).expect("written");
             later.flush().expect("flushed");
-            assert!(!TURN.copy(path).exists(), "{moment}: nothing is left to be renamed");
-            for woken in [Journal::continue_after(path, TURN, 0), Journal::copied(path, TURN, 0)] {
-                assert!(matches!(woken, Err(NotContinued::Superseded)), "{moment}: {woken:?}");
-            }
+            let woken = wake(path);
+            assert!(matches!(woken, Err(NotContinued::Superseded)), "{moment}: {woken:?}");
             let text = fs::read_to_string(path.join(JOURNAL_FILE)).expect("readable");
             assert_eq!(text, "{\"step\":1}\n", "{moment}");
             let others = Turn { job: "another-job", attempt: 0, generation: 1 };

@@ -98,8 +98,10 @@ pub(crate) struct Restarts {
     faults: u32,
     /// Those that began with a process that others ended, without a step since.
     fruitless: u32,
-    /// How often in a row a worker that was to come could not, for now, while the others trained.
+    /// How often in a row workers that were to come could not, for now, while others held the state.
     awaited: u32,
+    /// Of these, how often without a step since.
+    stood: u32,
     /// Who has ended in the newest incident.
     incident: Vec<Role>,
 }
@@ -107,7 +109,7 @@ pub(crate) struct Restarts {
 impl Restarts {
     /// A step was done: what others did to the job is behind it.
     pub(crate) fn progressed(&mut self) {
-        self.fruitless = 0;
+        (self.fruitless, self.stood) = (0, 0);
         self.incident.clear();
     }
 
@@ -119,10 +121,13 @@ impl Restarts {
     /// Decides when a process has ended, with `limit` restarts allowed. What a worker cannot do fails the job at once where nobody trains on.
     pub(crate) fn next(&mut self, role: Role, end: End, wanted: Wanted, holders: Holders, limit: u32) -> Next {
         let has_yet_to_come = matches!(role, Role::Worker(_)) && holders == Holders::OthersBefore;
-        if has_yet_to_come && wanted == Wanted::Yes && end == End::Exit(Exit::Retry) && self.incident.is_empty() {
+        if has_yet_to_come && wanted == Wanted::Yes && end == End::Exit(Exit::Retry) {
             self.awaited += 1;
-            self.incident.push(role);
-            return Next::Restart { delay: delay(self.awaited + 1) };
+            self.stood += 1;
+            return match self.stood > FRUITLESS_LIMIT {
+                true => Next::Fail(Why::Fruitless),
+                false => Next::Restart { delay: delay(self.awaited + 1) },
+            };
         }
         let from_outside = match end {
             End::Exit(Exit::Fatal) if holders == Holders::Nobody || role == Role::Coordinator => {
@@ -225,18 +230,18 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_cannot_come_for_now_is_tried_again_for_as_long_as_the_others_do_steps() {
+    fn workers_that_cannot_come_for_now_are_tried_again_for_as_long_as_the_others_do_steps() {
+        let next = |restarts: &mut Restarts, role| restarts.next(role, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
         let mut restarts = Restarts::default();
-        for seconds in [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0] {
-            let next = restarts.next(W1, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
-            assert_eq!(next, Next::Restart { delay: Duration::from_secs_f64(seconds) });
-            restarts.progressed();
+        for (role, seconds) in [W0, W1].into_iter().cycle().zip([0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]) {
+            assert_eq!(next(&mut restarts, role), Next::Restart { delay: Duration::from_secs_f64(seconds) });
         }
         restarts.joined();
-        let next = restarts.next(W1, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
-        assert_eq!(next, Next::Restart { delay: FIRST_DELAY });
-        let stands = restarts.next(W1, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
-        assert_eq!(stands, Next::Fail(Why::Limit(0)), "no step since");
+        restarts.progressed();
+        for _ in 0..FRUITLESS_LIMIT {
+            assert!(matches!(next(&mut restarts, W1), Next::Restart { .. }));
+        }
+        assert_eq!(next(&mut restarts, W1), Next::Fail(Why::Fruitless), "no step since");
         for (role, holders) in [(W1, Holders::Others), (W1, Holders::Nobody), (C, Holders::OthersBefore)] {
             let next = Restarts::default().next(role, RETRY, Wanted::Yes, holders, 0);
             assert_eq!(next, Next::Fail(Why::Limit(0)), "{role}, {holders:?}");
