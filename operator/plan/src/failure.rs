@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{LastFailure, TrainingJobStatus, ValidJob};
 use lockstep_launch::{Ending, Exit};
 
-use crate::{Ended, PodSeen, PodState, Role, phase::STANDSTILL_SECONDS, pod_name};
+use crate::{Ended, PodSeen, PodState, Role, phase::STANDSTILL_SECONDS, pod_name, status::reported_at};
 
 /// Seconds that the others have to end too when one worker drained or asked for a restart: then all start anew, from what they saved.
 const SETTLE_SECONDS: i64 = 5;
@@ -53,8 +53,8 @@ pub(crate) struct Gone {
     pub(crate) uid: Option<String>,
     pub(crate) cause: Cause,
     pub(crate) failure: LastFailure,
-    /// Whether it was gone soon after it was made, or never of use: the next one waits.
-    pub(crate) was_short: bool,
+    /// Whether the next one waits a little: this one was gone soon after it was made, or could not come.
+    pub(crate) next_waits: bool,
 }
 
 /// Whose fault a loss is.
@@ -204,8 +204,8 @@ fn the_first(
 
 /// Whether steps are reported.
 fn is_fresh(status: &TrainingJobStatus, now: Timestamp) -> bool {
-    let reported = status.progress.as_ref().and_then(|progress| Some(progress.last_update_time.as_ref()?.0));
-    reported.is_some_and(|reported| now.duration_since(reported) < SignedDuration::from_secs(STANDSTILL_SECONDS))
+    reported_at(status)
+        .is_some_and(|reported| now.duration_since(reported) < SignedDuration::from_secs(STANDSTILL_SECONDS))
 }
 
 fn losses(
@@ -225,7 +225,7 @@ fn losses(
         uid: Some(pod.uid.clone()),
         cause,
         failure: last_failure(pod, reason, now),
-        was_short: pod.created.is_some_and(|created| now.duration_since(created) < SHORT_LIFE),
+        next_waits: pod.created.is_some_and(|created| now.duration_since(created) < SHORT_LIFE),
     };
     for (worker, pod, end) in ends {
         let settled = ended_at(pod).unwrap_or(now) + SignedDuration::from_secs(SETTLE_SECONDS);
@@ -239,7 +239,7 @@ fn losses(
             End::Done => None,
             End::Refused => Some(gone(*worker, pod, Cause::Failed, "Refused")),
             End::Asked if has_yet_to_come(pod) => {
-                Some(Gone { was_short: true, ..gone(*worker, pod, Cause::Lost, "Retry") })
+                Some(Gone { next_waits: true, ..gone(*worker, pod, Cause::Lost, "Retry") })
             }
             End::Asked => Some(gone(*worker, pod, Cause::Failed, "Retry")),
             End::Crashed => Some(gone(*worker, pod, Cause::Failed, "Crashed")),
@@ -269,7 +269,7 @@ fn losses(
         uid: None,
         cause: Cause::Lost,
         failure: deleted(job, *worker, now),
-        was_short: false,
+        next_waits: false,
     }));
     losses
 }

@@ -12,7 +12,9 @@ use crate::{
     failure::{Cause, Losses, Pulse, Verdict, ended_at, is_alive, verdict, wanted},
     pod_name,
     replace::{count_failure, lose, pause_after, welcome},
-    status::{Note, Report, checkpoint_note, restart_note, set_condition, take_changes, take_progress, told},
+    status::{
+        Note, Report, checkpoint_note, reported_at, restart_note, set_condition, take_changes, take_progress, told,
+    },
     suspend::{resume, suspend},
 };
 
@@ -168,7 +170,7 @@ fn pulse(
     present: &[&PodSeen],
     now: Timestamp,
 ) -> (Pulse, Option<Timestamp>) {
-    let reported = status.progress.as_ref().and_then(|progress| Some(progress.last_update_time.as_ref()?.0));
+    let reported = reported_at(status);
     let stale = reported.map(|time| time + SignedDuration::from_secs(STANDSTILL_SECONDS)).filter(|time| *time > now);
     let is_lost = |pod: &PodSeen| status.replacing.iter().any(|entry| entry.uid.as_ref() == Some(&pod.uid));
     let run = || wanted(job, present).map(|(_, pod)| pod).filter(|pod| pod.state == PodState::Running && !is_lost(pod));

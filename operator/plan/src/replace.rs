@@ -17,7 +17,7 @@ const MAX_PAUSE_SECONDS: i64 = 60;
 
 /// Notes who was lost, each once.
 pub(crate) fn lose(status: &mut TrainingJobStatus, events: &mut Vec<Note>, losses: Vec<Gone>, now: Timestamp) {
-    for Gone { worker, uid, cause, failure, was_short } in losses {
+    for Gone { worker, uid, cause, failure, next_waits } in losses {
         let known = |entry: &&Replacing| entry.worker == worker && (uid.is_none() || entry.uid == uid);
         if status.replacing.iter().find(known).is_some() {
             continue;
@@ -29,7 +29,7 @@ pub(crate) fn lose(status: &mut TrainingJobStatus, events: &mut Vec<Note>, losse
             Cause::Failed => pause_after(status.failures),
             Cause::Lost => SignedDuration::ZERO,
         };
-        let pause = if was_short { pause.max(SHORT_LIFE) } else { pause };
+        let pause = if next_waits { pause.max(SHORT_LIFE) } else { pause };
         status.replacing.push(Replacing {
             worker,
             uid,

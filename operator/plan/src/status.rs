@@ -117,6 +117,11 @@ pub(crate) fn restart_note(status: &TrainingJobStatus, job: &ValidJob) -> Note {
     Note::warning("Restarting", format!("restart {restarts} from step {step}; {failures} of {limit} failures used"))
 }
 
+/// When steps were reported last.
+pub(crate) fn reported_at(status: &TrainingJobStatus) -> Option<Timestamp> {
+    Some(status.progress.as_ref()?.last_update_time.as_ref()?.0)
+}
+
 /// Takes over what the coordinator reported, unless the last time was too recent for that and `at_once` is not said; then the time to
 /// look again.
 pub(crate) fn take_progress(
@@ -139,10 +144,8 @@ pub(crate) fn take_progress(
     if unchanged {
         return None;
     }
-    let last = status.progress.as_ref().and_then(|progress| progress.last_update_time.as_ref());
-    if let Some(due) =
-        last.map(|last| last.0 + SignedDuration::from_secs(PROGRESS_SECONDS)).filter(|due| *due > now && !at_once)
-    {
+    let due = reported_at(status).map(|last| last + SignedDuration::from_secs(PROGRESS_SECONDS));
+    if let Some(due) = due.filter(|due| *due > now && !at_once) {
         return Some(due);
     }
     events.extend(checkpoint_note(status.last_checkpoint.as_ref(), &next));

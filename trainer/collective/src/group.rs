@@ -310,8 +310,8 @@ impl Group {
         self.waiting = waiting;
     }
 
-    /// Changes how long an operation may go without a whole frame moving, and how long a peer's system may acknowledge nothing of what it was sent
-    /// or asked. The latter counts against a peer that computes, too, once more was sent than the sockets hold: where that may be, it
+    /// Changes how long an operation may go without a whole frame moving, and how long a peer's system may acknowledge nothing of what it
+    /// was sent or asked. The latter counts against a peer that computes, too, once more was sent than the sockets hold: where that may be, it
     /// must not be the less.
     ///
     /// # Errors
