@@ -1,9 +1,10 @@
-//! `cargo xtask test` and `check`: the layers of the tests in order, the minutes that each takes, and the runners' own summary
-//! lines at the close.
+//! `cargo xtask test` and `check`: the layers of the tests in order, the minutes that each takes, what failed tests said, and the
+//! runners' own summary lines at the close.
 
 use std::{
     collections::BTreeMap,
     io::{self, BufRead as _, BufReader},
+    mem,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
@@ -105,6 +106,8 @@ struct Summary {
     kinds: BTreeMap<&'static str, Duration>,
     lines: Vec<String>,
     skipped: Vec<String>,
+    /// What failed tests said as they panicked.
+    failed: Vec<String>,
 }
 
 /// What a test prints when it cannot run here.
@@ -119,9 +122,11 @@ impl Summary {
         // Only the runner may hold the writing ends, or the reading below would not end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let (mut program, mut began) = (String::new(), Instant::now());
+        let mut panics = Panics::default();
         for line in BufReader::new(output).lines() {
             let line = line?;
             println!("{line}");
+            panics.see(&line);
             let text = line.trim_start();
             if let Some(running) = text.strip_prefix("Running ").or(text.strip_prefix("Doc-tests ")) {
                 program = running.split(" (").next().unwrap_or(running).to_owned();
@@ -129,6 +134,7 @@ impl Summary {
             } else if line.starts_with("test result: ") {
                 *self.kinds.entry(kind(&program)).or_default() += began.elapsed();
                 self.lines.push(format!("{line}: {program}"));
+                self.failed.extend(mem::take(&mut panics).of_failed_tests());
             } else if line.contains(SKIPPED) {
                 self.skipped.push(line);
             }
@@ -141,18 +147,56 @@ impl Summary {
     }
 
     fn print(&self) {
-        let Self { minutes, kinds, lines, skipped } = self;
+        let Self { minutes, kinds, lines, skipped, failed } = self;
         let row = |name: &str, took: &Duration| println!("{:>6.1} min  {name}", took.as_secs_f64() / 60.0);
         println!();
         minutes.iter().for_each(|(name, took)| row(name, took));
         row("in all, of which:", &minutes.iter().map(|(_, took)| *took).sum());
         kinds.iter().for_each(|(name, took)| row(name, took));
         println!();
-        for line in skipped.iter().chain(lines) {
+        for line in failed.iter().chain(skipped).chain(lines) {
             println!("{line}");
         }
         let (passed, failed) = (count(lines, "passed"), count(lines, "failed"));
         println!("\n{passed} passed, {failed} failed, {} skipped", skipped.len());
+    }
+}
+
+/// The panics in the output of one program with tests, and the tests that it lists as failed.
+#[derive(Default)]
+struct Panics {
+    /// The name of the thread, which is that of its test, and the lines.
+    told: Vec<(String, Vec<String>)>,
+    /// The last one may go on in the next line.
+    open: bool,
+    listed: Vec<String>,
+    listing: bool,
+}
+
+impl Panics {
+    /// Of a panic with a long text, such as the description of a pod.
+    const LONGEST_LINES: usize = 40;
+
+    fn see(&mut self, line: &str) {
+        let thread = line.strip_prefix("thread '").filter(|rest| rest.contains(" panicked at "));
+        if let Some((name, _)) = thread.and_then(|rest| rest.split_once('\'')) {
+            self.told.push((name.to_owned(), vec![line.to_owned()]));
+            self.open = true;
+        } else if ["stack backtrace:", "note: ", "test "].iter().any(|start| line.starts_with(start)) {
+            self.open = false;
+        } else if let (true, Some((_, lines))) = (self.open, self.told.last_mut()) {
+            lines.push(line.to_owned());
+            self.open = lines.len() < Self::LONGEST_LINES;
+        }
+        self.listing = line == "failures:" || self.listing;
+        if let (true, Some(name)) = (self.listing, line.strip_prefix("    ")) {
+            self.listed.push(name.to_owned());
+        }
+    }
+
+    fn of_failed_tests(self) -> impl Iterator<Item = String> {
+        let Self { told, listed, .. } = self;
+        told.into_iter().filter(move |(name, _)| listed.contains(name)).flat_map(|(_, lines)| lines)
     }
 }
 
@@ -185,6 +229,17 @@ mod tests {
         let programs = ["tests/model/main.rs", "unittests src/lib.rs", "tests/run.rs", "tests/cluster/main.rs"];
         let expected = ["model check", "all other tests", "runs on one machine", "cluster"];
         assert_eq!(programs.map(kind), expected);
+    }
+
+    #[test]
+    fn what_a_failed_test_said_is_told_again_and_a_panic_that_was_meant_is_not() {
+        let output = "thread 'background-0' (7) panicked at lib.rs:1:5:\nmeant\nnote: run with `RUST_BACKTRACE=1`\n\
+                      thread 'a::fails' (8) panicked at lib.rs:2:5:\nleft: 1\n right: 2\nstack backtrace:\n   0: begin\n\
+                      test a::fails ... FAILED\n\nfailures:\n\nfailures:\n    a::fails\n";
+        let mut panics = Panics::default();
+        output.lines().for_each(|line| panics.see(line));
+        let told: Vec<_> = panics.of_failed_tests().collect();
+        assert_eq!(told, ["thread 'a::fails' (8) panicked at lib.rs:2:5:", "left: 1", " right: 2"]);
     }
 
     #[test]

@@ -41,6 +41,11 @@ fn steps(listed: &Value) -> Vec<u64> {
     listed.as_array().expect("a list").iter().filter_map(|one| one["step"].as_u64()).collect()
 }
 
+/// Where the listed ones lie: what is saved behind a damaged checkpoint of the same step has a folder of its own.
+fn places(listed: &Value) -> Vec<PathBuf> {
+    listed.as_array().expect("a list").iter().map(|one| one["path"].as_str().expect("a folder").into()).collect()
+}
+
 fn assert_all_whole(run: &Run, when: &str) {
     let (verified, well) = checkpoints(run, "verify");
     assert!(well, "{when}: {verified:#}");
@@ -114,14 +119,14 @@ fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or
     let back = run.history().into_iter().rfind(|change| change.rollback).map(|change| change.step);
     assert_eq!(back, Some(saved[1]), "{:?}", run.history());
 
-    let saved = steps(&checkpoints(&run, "list").0);
-    let kept = run.folder().join("kept");
-    let newest = place(run.folder(), saved[0]);
+    let (listed, _) = checkpoints(&run, "list");
+    let (saved, places) = (steps(&listed), places(&listed));
+    let (newest, kept) = (&places[0], run.folder().join("kept"));
     fs::create_dir(&kept).expect("a folder");
-    for entry in fs::read_dir(&newest).expect("a checkpoint").flatten() {
+    for entry in fs::read_dir(newest).expect("a checkpoint").flatten() {
         fs::copy(entry.path(), kept.join(entry.file_name())).expect("copied");
     }
-    saved.iter().for_each(|step| damage(&place(run.folder(), *step)).expect("damaged"));
+    places.iter().for_each(|place| damage(place).expect("damaged"));
     let journal = fs::read(run.folder().join("metrics.jsonl")).expect("a journal");
     let run = run.again(&manifest, &[]).finished();
     let said = run.said();
@@ -131,8 +136,8 @@ fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or
     assert_eq!(steps(&checkpoints(&run, "list").0), saved);
     assert!(fs::read(run.folder().join("metrics.jsonl")).expect("a journal") == journal, "steps were taken back");
 
-    fs::remove_dir_all(&newest).expect("removed");
-    fs::rename(&kept, &newest).expect("put back");
+    fs::remove_dir_all(newest).expect("removed");
+    fs::rename(&kept, newest).expect("put back");
     let run = run.again(&manifest, &[]);
     run.wait_for_step(saved[0] + 20);
     let run = ended(run);
