@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
-    faults::assert_each_step_once,
+    faults::{assert_each_step_once, kill},
     run::{Manifest, Run, alone, lockstep, wait_for},
 };
 
@@ -63,7 +63,15 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
     let newest = listed[0]["step"].as_u64().expect("a checkpoint");
     assert!(newest < 20 * EPOCH_STEPS, "it was killed in mid-run: {listed:#}");
 
-    let run = run.again(&manifest, &["--workers", "2"]).finished();
+    let run = run.again(&manifest, &["--workers", "2"]);
+    run.wait_for_step(newest + 20);
+    // What is made anew has the state from the other, who tells from then on, and stores the model.
+    let changes = run.history().len();
+    kill(run.trainers("worker", "worker-0")[0]);
+    let both_again =
+        |run: &Run| run.history().get(changes..).is_some_and(|new| new.last().is_some_and(|last| last.workers == 2));
+    run.wait_until("worker-0 again", || both_again(&run));
+    let run = run.finished();
     let said = run.said();
     assert_eq!(run.code, Some(0), "{said}");
     let base = run.history().iter().find(|change| change.rollback).map(|change| change.step);

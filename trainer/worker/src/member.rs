@@ -267,7 +267,9 @@ impl<'a> Member<'a> {
 
     /// Says that the last step is done; all members must end with the same digest. `None` when somebody was lost before that.
     pub(crate) fn finished(&self, step: u64, digest: Digest, ending: Ending) -> Result<Option<Ending>, Failure> {
-        let payload = serde_json::to_vec(&ending).map_err(Failure::fatal)?;
+        // The coordinator takes the first word that says something, and any member may be the one that stored the model.
+        let says_something = ending != Ending::default();
+        let payload = if says_something { serde_json::to_vec(&ending).map_err(Failure::fatal)? } else { Vec::new() };
         match self.membership.finished(step, digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)? {
             Farewell::Recorded => Ok(Some(ending)),
             Farewell::Changed => Ok(None),
