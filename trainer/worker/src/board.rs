@@ -38,7 +38,9 @@ enum Place {
 /// The status of a job's `TrainingGroup`.
 struct Status {
     groups: Api<DynamicObject>,
-    name: String,
+    job: Job,
+    /// Of the job's own group, once it could be read: another job of this name has another one.
+    uid: Option<String>,
     /// What coordinators before this one told, once it could be read.
     before: Option<Before>,
     /// The newest that this one knows of, oldest first.
@@ -61,8 +63,8 @@ impl Board {
         let place = match (store, client) {
             (Store::Kubernetes, Some(client)) => {
                 let groups = kubernetes_store::groups(client.clone(), job);
-                let (name, changes) = (job.name.clone(), Vec::new());
-                Place::Cluster(Box::new(Status { groups, name, before: None, changes, all_told: true }))
+                let (job, changes) = (job.clone(), Vec::new());
+                Place::Cluster(Box::new(Status { groups, job, uid: None, before: None, changes, all_told: true }))
             }
             (Store::Kubernetes | Store::File(_), _) => Place::Output,
         };
@@ -140,9 +142,7 @@ impl Board {
         match &mut self.place {
             Place::Output => print_line(&json!({ how: change })),
             Place::Cluster(status) => {
-                status.changes.push(change);
-                status.changes.drain(..status.changes.len().saturating_sub(KEPT_CHANGES));
-                status.all_told = false;
+                status.keep(change);
                 status.publish(None).await;
             }
         }
@@ -157,13 +157,19 @@ impl Board {
 }
 
 impl Status {
+    fn keep(&mut self, mut change: Change) {
+        if let (Some(before), []) = (&self.before, &*self.changes) {
+            before.reached().changed(&mut change);
+        }
+        self.changes.push(change);
+        self.changes.drain(..self.changes.len().saturating_sub(KEPT_CHANGES));
+        self.all_told = false;
+    }
+
     /// Writes a field that is news, and the changes that are not there yet.
     async fn publish(&mut self, news: Option<(&str, Value)>) {
-        if !self.all_told && self.before.is_none() {
-            self.before = self.told_before().await;
-            if let (Some(before), Some(first)) = (&self.before, self.changes.first_mut()) {
-                before.reached().changed(first);
-            }
+        if self.before.is_none() {
+            self.read().await;
         }
         if let Some((field, value)) = news {
             // Of reports the next one makes up for one that was lost.
@@ -175,14 +181,18 @@ impl Status {
     }
 
     /// Puts a value in the place of a field's former one, of which nothing stays: each field has a manager of its own, whose last word
-    /// is the whole of it. Whether that was taken.
+    /// is the whole of it. Whether that was taken: of a group that is not the job's own the API server refuses it.
     async fn apply(&self, field: &str, value: Value) -> bool {
-        let name = &self.name;
+        let name = &self.job.name;
+        let Some(uid) = &self.uid else {
+            warn!(group = name, field, "report not published: the job's group cannot be read");
+            return false;
+        };
         let manager = PatchParams::apply(&format!("lockstep-{field}")).force();
         let patch = Patch::Apply(json!({
             "apiVersion": format!("{}/{}", group::API_GROUP, group::VERSION),
             "kind": group::KIND,
-            "metadata": {"name": name},
+            "metadata": {"name": name, "uid": uid},
             "status": {field: value},
         }));
         match timeout(ANSWER_LIMIT, self.groups.patch_status(name, &manager, &patch)).await {
@@ -193,10 +203,16 @@ impl Status {
         false
     }
 
-    /// `None` where it cannot be read now; what cannot be understood counts as not told.
-    async fn told_before(&self) -> Option<Before> {
-        let group = timeout(ANSWER_LIMIT, self.groups.get_status(&self.name)).await.ok()?.ok()?;
-        Some(Before::of(group.data.get("status").unwrap_or(&Value::Null)))
+    /// Looks which group is the job's own and what was told before, unless it cannot be read now; what cannot be understood counts as
+    /// not told.
+    async fn read(&mut self) {
+        let Ok(Ok(group)) = timeout(ANSWER_LIMIT, self.groups.get_status(&self.job.name)).await else { return };
+        if kubernetes_store::is_of_another(&group, &self.job) {
+            return;
+        }
+        let before = Before::of(group.data.get("status").unwrap_or(&Value::Null));
+        self.changes.first_mut().into_iter().for_each(|first| before.reached().changed(first));
+        (self.uid, self.before) = (group.metadata.uid, Some(before));
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// The `TrainingGroup` of one job.
 pub(crate) struct KubernetesStore {
     groups: Api<DynamicObject>,
-    name: String,
+    job: Job,
 }
 
 /// The groups of the job's namespace.
@@ -33,11 +33,11 @@ pub(crate) fn groups(client: Client, job: &Job) -> Api<DynamicObject> {
 
 impl KubernetesStore {
     pub(crate) fn new(client: Client, job: &Job) -> Self {
-        Self { groups: groups(client, job), name: job.name.clone() }
+        Self { groups: groups(client, job), job: job.clone() }
     }
 
     fn place(&self) -> String {
-        format!("{} {}", group::KIND, self.name)
+        format!("{} {}", group::KIND, self.job.name)
     }
 
     fn unavailable(&self, cause: impl ToString) -> StoreError {
@@ -55,8 +55,14 @@ impl KubernetesStore {
     }
 
     async fn get(&self) -> Result<DynamicObject, StoreError> {
-        let answer = timeout(ANSWER_LIMIT, self.groups.get(&self.name)).await;
-        answer.map_err(|_| self.unavailable("no answer"))?.map_err(|error| self.failed(error))
+        let answer = timeout(ANSWER_LIMIT, self.groups.get(&self.job.name)).await;
+        let object = answer.map_err(|_| self.unavailable("no answer"))?.map_err(|error| self.failed(error))?;
+        if is_of_another(&object, &self.job) {
+            let cause = "it is of another job of this name".to_owned();
+            let advice = "this job was deleted: what it saved is in its folder of checkpoints";
+            return Err(StoreError::Refused { place: self.place(), cause, advice });
+        }
+        Ok(object)
     }
 
     fn record(&self, object: &DynamicObject) -> Result<Option<Record>, StoreError> {
@@ -85,7 +91,7 @@ impl GenerationStore for KubernetesStore {
             }
             object.data["spec"][group::RECORD] = written.clone();
             let how = PostParams::default();
-            let replaced = self.groups.replace(&self.name, &how, &object);
+            let replaced = self.groups.replace(&self.job.name, &how, &object);
             match timeout(ANSWER_LIMIT, replaced).await.map_err(|_| self.unavailable("no answer"))? {
                 Ok(_) => return Ok(Swap::Swapped(version_of(record))),
                 // Reports are written into the same object's status and move its resourceVersion on: look again.
@@ -95,6 +101,12 @@ impl GenerationStore for KubernetesStore {
         }
         Err(self.unavailable(format!("{MAX_ATTEMPTS} writes in a row met somebody else's")))
     }
+}
+
+/// Whether a group was made for a later job of the same name, whose coordinators alone may write into it.
+pub(crate) fn is_of_another(group: &DynamicObject, job: &Job) -> bool {
+    let owners = group.metadata.owner_references.as_deref().unwrap_or_default();
+    !owners.is_empty() && owners.iter().all(|owner| owner.uid != job.uid)
 }
 
 /// Content decides, as in a file: two equal records are the same state of the job.

@@ -31,6 +31,8 @@ enum Between {
 
 #[derive(Debug, Default)]
 struct Server {
+    /// Of the job that it was made for.
+    owner: Option<&'static str>,
     record: Value,
     resource_version: u64,
     writes: u32,
@@ -42,10 +44,13 @@ type Answer = (StatusCode, Json<Value>);
 
 impl Server {
     fn object(&self) -> Value {
+        let owner =
+            |uid| json!({"apiVersion": "lockstep.dev/v1alpha1", "kind": "TrainingJob", "name": "lenet", "uid": uid});
+        let owners: Vec<Value> = self.owner.map(owner).into_iter().collect();
         json!({
             "apiVersion": "lockstep.dev/v1alpha1",
             "kind": "TrainingGroup",
-            "metadata": {"name": "lenet", "namespace": "default", "resourceVersion": self.resource_version.to_string()},
+            "metadata": {"name": "lenet", "namespace": "default", "resourceVersion": self.resource_version.to_string(), "ownerReferences": owners},
             "spec": {"record": self.record},
         })
     }
@@ -94,8 +99,13 @@ fn written(server: &Shared) -> (Value, u32) {
 
 /// A server that holds `record`, and a store of its.
 async fn holding(record: &Record, between: Vec<Between>) -> (Shared, KubernetesStore) {
-    let server: Shared =
-        Arc::new(Mutex::new(Server { record: value(record), resource_version: 7, writes: 0, between }));
+    let server: Shared = Arc::new(Mutex::new(Server {
+        owner: Some("job-1"),
+        record: value(record),
+        resource_version: 7,
+        writes: 0,
+        between,
+    }));
     let reads = get(|State(server): State<Shared>| async move { Json(locked(&server).object()) });
     let writes =
         put(|State(server): State<Shared>, Json(object): Json<Value>| async move { locked(&server).write(&object) });
@@ -105,7 +115,7 @@ async fn holding(record: &Record, between: Vec<Between>) -> (Shared, KubernetesS
     tokio::spawn(async move { axum::serve(listener, routes).await });
     let url = format!("http://{address}").parse().expect("a URL");
     let client = Client::try_from(Config::new(url)).expect("a client");
-    let job = Job { namespace: "default".to_owned(), name: "lenet".to_owned(), uid: String::new() };
+    let job = Job { namespace: "default".to_owned(), name: "lenet".to_owned(), uid: "job-1".to_owned() };
     (server, KubernetesStore::new(client, &job))
 }
 
@@ -122,6 +132,17 @@ async fn a_record_is_swapped_although_reports_move_the_resource_version() {
     let swap = store.compare_and_swap(Some(&version_of(&first)), &ours).await;
     assert!(matches!(&swap, Ok(Swap::Swapped(version)) if *version == version_of(&ours)), "{swap:?}");
     assert_eq!(written(&server), (value(&ours), 4));
+}
+
+#[tokio::test]
+async fn a_coordinator_of_a_deleted_job_writes_nothing_into_the_group_of_the_next_one_of_its_name() {
+    let [first, ours, _] = records();
+    let (server, store) = holding(&first, Vec::new()).await;
+    locked(&server).owner = Some("job-2");
+    let swap = store.compare_and_swap(Some(&version_of(&first)), &ours).await;
+    assert!(matches!(&swap, Err(StoreError::Refused { .. })), "{swap:?}");
+    assert!(matches!(store.load().await, Err(StoreError::Refused { .. })));
+    assert_eq!(written(&server), (value(&first), 0));
 }
 
 #[tokio::test]
