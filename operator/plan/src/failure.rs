@@ -6,6 +6,8 @@ use lockstep_launch::{Ending, Exit};
 
 use crate::{Ended, PodSeen, PodState, Role, phase::STANDSTILL_SECONDS, pod_name, status::reported_at};
 
+/// The reason of a failure after which the worker asked to be started again: something that it needs was not there.
+pub(crate) const RETRY: &str = "Retry";
 /// Seconds that the others have to end too when one worker drained or asked for a restart: then all start anew, from what they saved.
 const SETTLE_SECONDS: i64 = 5;
 /// How far apart the ends may be of one that is told of and of those that drained with it, which save their state first.
@@ -199,7 +201,7 @@ fn the_first(
         .or_else(|| lost(|_| true))
         .or_else(|| earliest(End::Crashed, "Crashed"))
         .or_else(|| earliest(End::Refused, "Refused"))
-        .or_else(|| earliest(End::Asked, "Retry"))
+        .or_else(|| earliest(End::Asked, RETRY))
 }
 
 /// Whether steps are reported.
@@ -228,7 +230,7 @@ fn losses(
         next_waits: pod.created.is_some_and(|created| now.duration_since(created) < SHORT_LIFE),
     };
     for (worker, pod, end) in ends {
-        let settled = ended_at(pod).unwrap_or(now) + SignedDuration::from_secs(SETTLE_SECONDS);
+        let settled = after_end(ended_at(pod), SignedDuration::from_secs(SETTLE_SECONDS), now);
         let may_go_together =
             matches!(end, End::Drained | End::Asked) && pod.stuck_at.is_none() && pod.disrupted.is_none();
         if may_go_together && settled > now {
@@ -239,9 +241,9 @@ fn losses(
             End::Done => None,
             End::Refused => Some(gone(*worker, pod, Cause::Failed, "Refused")),
             End::Asked if has_yet_to_come(pod) => {
-                Some(Gone { next_waits: true, ..gone(*worker, pod, Cause::Lost, "Retry") })
+                Some(Gone { next_waits: true, ..gone(*worker, pod, Cause::Lost, RETRY) })
             }
-            End::Asked => Some(gone(*worker, pod, Cause::Failed, "Retry")),
+            End::Asked => Some(gone(*worker, pod, Cause::Failed, RETRY)),
             End::Crashed => Some(gone(*worker, pod, Cause::Failed, "Crashed")),
             End::Drained => Some(gone(*worker, pod, Cause::Lost, "Drained")),
             End::Lost(reason) => Some(gone(*worker, pod, Cause::Lost, reason)),
@@ -291,7 +293,7 @@ pub(crate) fn replaces_coordinator(pod: &PodSeen, pulse: Pulse, now: Timestamp) 
     match end(pod) {
         Some(End::Done | End::Refused) => None,
         Some(End::Asked | End::Crashed | End::Drained | End::Lost(_)) => {
-            Some((replaced_at(pod).unwrap_or(now), "Lost"))
+            Some((replaced_at(pod, now).unwrap_or(now), "Lost"))
         }
         None if pulse == Pulse::Whole => None,
         None if pod.unreachable => Some((now, "NodeLost")),
@@ -304,10 +306,17 @@ fn hung_at(pod: &PodSeen) -> Option<Timestamp> {
     Some(pod.unready_since? + SignedDuration::from_secs(HUNG_SECONDS))
 }
 
+/// When a wait is over that began as a pod ended: at once where its node's clock was so far ahead that nothing can be reckoned from it.
+fn after_end(ended: Option<Timestamp>, wait: SignedDuration, now: Timestamp) -> Timestamp {
+    ended.filter(|at| *at <= now + wait).map_or(now, |at| at + wait)
+}
+
 /// When a coordinator that is gone may be replaced, if not at once.
-fn replaced_at(pod: &PodSeen) -> Option<Timestamp> {
+fn replaced_at(pod: &PodSeen, now: Timestamp) -> Option<Timestamp> {
     match &pod.state {
-        PodState::Ended(Ended { at: Some(at), ran: Some(ran), .. }) => (*ran < SHORT_LIFE).then(|| *at + SHORT_LIFE),
+        PodState::Ended(Ended { at, ran: Some(ran), .. }) => {
+            (*ran < SHORT_LIFE).then(|| after_end(*at, SHORT_LIFE, now))
+        }
         // It never ran: the node refused it, and may refuse the next one.
         PodState::Ended(Ended { ran: None, .. }) => pod.created.map(|created| created + SHORT_LIFE),
         _ => None,
@@ -315,11 +324,16 @@ fn replaced_at(pod: &PodSeen) -> Option<Timestamp> {
 }
 
 fn when_over(ending: Option<Ending>, others: &[&PodSeen], last: Option<Timestamp>, now: Timestamp) -> Verdict {
-    let patience = last.unwrap_or(now) + SignedDuration::from_secs(FINISH_SECONDS);
+    let patience = after_end(last, SignedDuration::from_secs(FINISH_SECONDS), now);
     if patience > now && others.iter().any(|pod| !matches!(pod.state, PodState::Ended(_))) {
         return Verdict::GoesOn(Losses { gone: Vec::new(), settles: Some(patience) });
     }
     Verdict::Done(Box::new(ending))
+}
+
+/// Whether one of them saw the training to its end.
+pub(crate) fn is_done(pods: &[&PodSeen]) -> bool {
+    pods.iter().any(|pod| end(pod) == Some(End::Done))
 }
 
 fn end(pod: &PodSeen) -> Option<End> {

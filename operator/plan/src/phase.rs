@@ -9,9 +9,9 @@ use lockstep_launch::{Ending, InvalidField, Progress, Task};
 use crate::{
     Deletion, GroupSeen, Observed, Plan, PodSeen, PodState, Role, Settings,
     carry_on::{attendance, carry_on, hindrance},
-    failure::{Cause, Losses, Pulse, Verdict, ended_at, is_alive, verdict, wanted},
+    failure::{Cause, Losses, Pulse, RETRY, Verdict, ended_at, is_alive, is_done, verdict, wanted},
     pod_name,
-    replace::{count_failure, lose, pause_after, welcome},
+    replace::{count_failure, lose, pause_after, pause_until_there, welcome},
     status::{
         Note, Report, checkpoint_note, reported_at, restart_note, set_condition, take_changes, take_progress, told,
     },
@@ -221,11 +221,14 @@ fn give_up_in_time(
 ) {
     if let (Some(seconds), Some(start)) = (job.active_deadline_seconds, &status.start_time) {
         let end = start.0 + SignedDuration::from_secs(seconds.into());
-        if end <= now {
+        // Where the training is done, only the last pods have not ended yet.
+        if end <= now && !is_done(present) {
             let message = format!("not complete {seconds} s after its start, activeDeadlineSeconds");
             return fail(status, &mut plan.events, Reason::DeadlineExceeded, &message, now);
         }
-        plan.look_again_at(end, now);
+        if end > now {
+            plan.look_again_at(end, now);
+        }
     }
     let running = ConditionType::Running.to_string();
     let stopped = status.conditions.iter().find(|condition| condition.type_ == running && condition.status == "False");
@@ -372,6 +375,8 @@ fn count(status: &mut TrainingJobStatus, present: &[&PodSeen]) {
 
 /// The end of the pause before the present attempt, if it is not the first.
 pub(crate) fn restart_pause_ends(status: &TrainingJobStatus) -> Option<Timestamp> {
-    let failed = status.last_failure.as_ref()?.time.as_ref()?.0;
-    (status.restarts > 0).then(|| failed + pause_after(status.restarts))
+    let failure = status.last_failure.as_ref()?;
+    let failed = failure.time.as_ref()?.0;
+    let pause = if failure.reason.as_deref() == Some(RETRY) { pause_until_there } else { pause_after };
+    (status.restarts > 0).then(|| failed + pause(status.restarts))
 }

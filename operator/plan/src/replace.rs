@@ -15,6 +15,9 @@ const INCIDENT: SignedDuration = SignedDuration::from_secs(10);
 /// Longest pause before a worker, or all of them, start again.
 const MAX_PAUSE_SECONDS: i64 = 60;
 
+/// Longest pause before all start again to look whether something is there.
+const MAX_ABSENCE_SECONDS: i64 = 360;
+
 /// Notes who was lost, each once.
 pub(crate) fn lose(status: &mut TrainingJobStatus, events: &mut Vec<Note>, losses: Vec<Gone>, now: Timestamp) {
     for Gone { worker, uid, cause, failure, next_waits } in losses {
@@ -77,4 +80,11 @@ pub(crate) fn welcome(
 pub(crate) fn pause_after(failures: u32) -> SignedDuration {
     let doublings = failures.saturating_sub(1).min(16);
     SignedDuration::from_secs(((1_i64 << doublings) - 1).min(MAX_PAUSE_SECONDS))
+}
+
+/// The pause before the start that follows so many failures of which the last was that something is not there: 10, 20, 40 … seconds, as
+/// Kubernetes' own Jobs pause.
+pub(crate) fn pause_until_there(failures: u32) -> SignedDuration {
+    let doublings = failures.saturating_sub(1).min(16);
+    SignedDuration::from_secs((10_i64 << doublings).min(MAX_ABSENCE_SECONDS))
 }

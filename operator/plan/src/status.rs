@@ -42,7 +42,8 @@ impl Note {
     pub(crate) fn started(job: &ValidJob, status: &TrainingJobStatus, now: Timestamp) -> Self {
         let after = status.attempt_time.as_ref().map_or(0, |asked| now.duration_since(asked.0).as_secs());
         let (_, work) = at_work(job);
-        Self::normal("Started", format!("{} workers {work}, {after} s after their pods were asked for", job.replicas))
+        let workers = status.membership.as_ref().map_or(job.replicas.get(), |membership| membership.world_size);
+        Self::normal("Started", format!("{workers} workers {work}, {after} s after their pods were asked for"))
     }
 
     pub(crate) fn worker_lost(failure: &LastFailure) -> Self {

@@ -92,6 +92,9 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
         seen.status.failures = number(count)?;
     } else if let Some(time) = item.strip_prefix("failed ") {
         seen.status.last_failure.get_or_insert_default().time = Some(ago(time)?);
+    } else if let Some(time) = item.strip_prefix("lacked something ") {
+        let failure = seen.status.last_failure.get_or_insert_default();
+        (failure.time, failure.reason) = (Some(ago(time)?), Some("Retry".to_owned()));
     } else if let Some(time) = item.strip_prefix("asked ") {
         seen.status.attempt_time = Some(ago(time)?);
     } else if let Some(time) = item.strip_prefix("started ") {
