@@ -12,6 +12,8 @@ use anyhow::Context as _;
 use super::{Cluster, cgroups, wait_for};
 use crate::namespaces::run;
 
+/// How long it may take until a node tells of a container that has started.
+const STARTED: Duration = Duration::from_secs(30);
 /// How long it may take to fill a container's memory.
 const FILLED_WITHIN: Duration = Duration::from_secs(60);
 /// More than a container of the tests may have.
@@ -82,14 +84,18 @@ impl Cluster {
         cgroups::memory_of(self.settings.name, node, &id).context("the container has no control group")
     }
 
-    /// The node and the id of the first container of a pod.
+    /// The node and the id of the first container of a pod, which its node tells of some seconds after it has started.
     fn container(&self, namespace: &str, pod: &str) -> anyhow::Result<(u32, String)> {
         let path = "jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}";
-        let place = self.kubectl(&["-n", namespace, "get", "pod", pod, "-o", path])?;
-        let container = place
-            .split_once(" containerd://")
-            .and_then(|(node, id)| Some((node.strip_prefix('n')?.parse().ok()?, id.to_owned())));
-        container.with_context(|| format!("pod {pod} has no running container: {place}"))
+        let mut found = None;
+        wait_for("the pod's container to be told of", STARTED, || {
+            let place = self.kubectl(&["-n", namespace, "get", "pod", pod, "-o", path]).unwrap_or_default();
+            found = place
+                .split_once(" containerd://")
+                .and_then(|(node, id)| Some((node.strip_prefix('n')?.parse().ok()?, id.to_owned())));
+            found.is_some()
+        })?;
+        found.with_context(|| format!("pod {pod} has no container"))
     }
 
     /// Process 1 of a node that has power, as the host numbers it.

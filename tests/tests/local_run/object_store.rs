@@ -47,7 +47,7 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
         Err(why) => return skip("a run whose checkpoints go to a bucket", &why),
     };
     let (bucket, variables) = (store.bucket("models"), ObjectStore::variables(store.address()));
-    let manifest = manifest(20);
+    let manifest = manifest(40);
     let run = Run::with_variables("bucket", &manifest, &["--workers", "2"], variables.clone());
     run.wait_until("a checkpoint", || only_folder(&bucket.join("team")).is_some_and(|job| !whole(&job).is_empty()));
     let job = only_folder(&bucket.join("team")).expect("the job's");
@@ -61,7 +61,7 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
     let told = checkpoints(&["list", "--json", &uri], &variables);
     let listed: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     let newest = listed[0]["step"].as_u64().expect("a checkpoint");
-    assert!(newest < 20 * EPOCH_STEPS, "it was killed in mid-run: {listed:#}");
+    assert!(newest < 40 * EPOCH_STEPS, "it was killed in mid-run: {listed:#}");
 
     let run = run.again(&manifest, &["--workers", "2"]);
     run.wait_for_step(newest + 20);
@@ -76,7 +76,7 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
     assert_eq!(run.code, Some(0), "{said}");
     let base = run.history().iter().find(|change| change.rollback).map(|change| change.step);
     assert_eq!(base, Some(newest), "{:?}", run.history());
-    assert_each_step_once(&run, 20 * EPOCH_STEPS);
+    assert_each_step_once(&run, 40 * EPOCH_STEPS);
     assert!(said.contains(&format!("{uri}/model.safetensors")), "{said}");
     assert!(!run.folder().join("model.safetensors").exists());
     let model = fs::read(job.join("model.safetensors")).expect("the model");

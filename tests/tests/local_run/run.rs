@@ -229,9 +229,9 @@ impl Run {
     /// Waits until a condition holds, which it does before the run's end.
     pub(crate) fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         wait_for(what, || {
-            self.look();
             let is_over = self.is_over();
             let holds = holds();
+            self.look();
             assert!(holds || !is_over, "the run ended before {what}:\n{}", self.said());
             holds
         });

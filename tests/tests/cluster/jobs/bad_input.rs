@@ -78,7 +78,7 @@ fn bad_jobs_say_what_is_wrong_and_others_go_on() {
 }
 
 fn bad_jobs() -> Vec<Bad> {
-    let soon = ("/spec/failurePolicy", json!({"startupTimeoutSeconds": 20}));
+    let soon = ("/spec/failurePolicy", json!({"startupTimeoutSeconds": 45}));
     let idx = |script: &str| {
         let data = json!([{"name": "data", "mountPath": "/data"}]);
         let restricted = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});

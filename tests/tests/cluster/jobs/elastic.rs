@@ -121,9 +121,7 @@ fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
         .iter()
         .any(|change| change["left"][0]["pod"] == "lenet-worker-1" && change["lost"].is_null());
     assert!(left, "it left as planned: {:#}", job.group()["status"]["changes"]);
-    let described = job.describe();
-    let told = "lenet-worker-1 left (asked to stop within 30 s)";
-    assert!(described.contains(told) && described.contains("agreed on in"), "{told}: {described}");
+    job.wait_for_event(&["lenet-worker-1 left (asked to stop within 30 s)", "agreed on in"]);
 
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
@@ -148,8 +146,7 @@ fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
     suspend(&job, false);
     let status = job.wait("training again", |status| status["progress"]["step"].as_u64() > Some(rested));
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
-    let described = job.describe();
-    assert!(described.contains(&format!("from step {rested}")), "{described}");
+    job.wait_for_event(&[&format!("from step {rested}")]);
 
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
@@ -181,7 +178,7 @@ fn a_damaged_checkpoint_is_passed_over_and_told_of_until_there_is_a_newer_one() 
     let changes = job.group()["status"]["changes"].clone();
     let last = &changes[changes.as_array().map_or(0, |changes| changes.len() - 1)];
     assert_eq!((last["step"].as_u64(), &last["rollback"]), (whole, &json!(true)), "{changes:#}");
-    assert!(job.describe().contains("CheckpointDamaged"), "{}", job.describe());
+    job.wait_for_event(&["CheckpointDamaged"]);
     let newest = |status: &Value| status["lastCheckpoint"]["step"].as_u64();
     let status = job.wait("a newer one", |status| newest(status) > Some(damaged) && told(status).is_none());
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");

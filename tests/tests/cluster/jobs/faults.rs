@@ -65,8 +65,7 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     let change = status["membership"]["lastChange"]["text"].as_str().unwrap_or_default();
     assert!(change.contains("lenet-worker-1 was lost") && change.contains("goes on from step"), "{status:#}");
     for event in ["WorkerLost", "WorkerReplaced", "Resized"] {
-        wait_for(event, PATIENCE, || job.describe().contains(event))
-            .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
+        job.wait_for_event(&[event]);
     }
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }

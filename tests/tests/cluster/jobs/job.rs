@@ -174,6 +174,14 @@ impl<'a> Job<'a> {
         self.kubectl(&["describe", "tj", self.name]) + &self.kubectl(&["get", "pods", "-o", "wide"])
     }
 
+    /// Waits until an event says all of this: events are posted after the status that they are about.
+    pub(crate) fn wait_for_event(&self, words: &[&str]) {
+        wait_for(&format!("{words:?}"), PATIENCE, || {
+            self.describe().lines().any(|line| words.iter().all(|word| line.contains(word)))
+        })
+        .unwrap_or_else(|error| panic!("{error}\n{}", self.describe()));
+    }
+
     pub(crate) fn uid_of(&self, pod: &str) -> String {
         self.kubectl(&["get", "pod", pod, "-o", "jsonpath={.metadata.uid}"])
     }

@@ -45,9 +45,7 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     let travels = [&communication["link"], &communication["wire"]].map(serde_json::Value::as_str);
     assert_eq!(travels, [Some("tcp"), Some("f32")], "{status:#}");
     for event in ["Created", "Started", "CheckpointSaved", "Complete"] {
-        let is_it = |line: &str| line.trim_start().starts_with(&format!("Normal  {event} "));
-        wait_for(event, PATIENCE, || job.describe().lines().any(is_it))
-            .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
+        job.wait_for_event(&[&format!("Normal  {event} ")]);
     }
 
     job.kubectl(&["delete", "tj", "mnist", "--timeout=60s"]);

@@ -68,7 +68,12 @@ fn a_worker_goes_on_while_its_nodes_kubelet_is_stopped() {
     let Some(cluster) = cluster_alone("a_worker_goes_on_while_its_nodes_kubelet_is_stopped") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "kubelet");
-    let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
+    let mut manifest = apart();
+    // Its pods are not evicted before the kubelet is back.
+    let stays = |key| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+    let keys = ["node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"];
+    manifest["spec"]["template"]["spec"]["tolerations"] = keys.map(stays).into_iter().collect();
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait("both", |status| status["phase"] == "Running");
     let node = node_of(&job, 1);
     cluster.stop_kubelet(node).expect("stopped");
