@@ -3,6 +3,7 @@
 //! disturbed are repeated.
 
 mod collectives;
+mod cores;
 mod elastic;
 mod first_loss;
 mod lenet;

@@ -21,7 +21,7 @@ pub(crate) struct Figure<'a> {
     pub peer: Option<(&'a str, f64)>,
     /// With a peer: the least ratio, 1 meaning as good as the peer. Without: the figure itself.
     pub goal: f64,
-    /// Whether other work on the machine took part in what was measured.
+    /// Whether other work on the machine took part in what was measured, or its cores were not near each other.
     pub disturbed: bool,
 }
 

@@ -9,6 +9,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -16,7 +17,9 @@ use lockstep_tests::cluster::install_packages;
 
 use self::plot::Curve;
 use super::{
-    Effort, load, median,
+    Effort,
+    cores::Cores,
+    load, median,
     record::{Book, Figure},
     torch,
 };
@@ -24,6 +27,9 @@ use crate::cargo;
 
 /// Seconds that one run of a side may take, whose peers may hang.
 const PATIENCE: &str = "300";
+/// How long sides are measured again for cores that were not near each other.
+const QUICK: Duration = Duration::from_secs(70);
+const FULL: Duration = Duration::from_secs(3600);
 const GLOO: &str = include_str!("gloo.py");
 const OPENMPI: &str = include_str!("openmpi.c");
 
@@ -81,11 +87,12 @@ struct Programs {
 }
 
 pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
-    let (rounds, budget) = match effort {
-        Effort::Quick => (3, 64),
-        Effort::Full => (11, 256),
+    let (rounds, budget, spare) = match effort {
+        Effort::Quick => (3, 32, QUICK),
+        Effort::Full => (11, 256, FULL),
     };
     let programs = prepare()?;
+    let mut cores = Cores::with(spare);
     let mut curves = Vec::new();
     for (link, ranks, goals) in [(Link::Tcp, 2, &PAIR[..]), (Link::Memory, 2, &SHARED[..]), (Link::Tcp, 4, &FOUR[..])] {
         let takes_part = |side: &Side| match side {
@@ -96,14 +103,16 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         let sides: Vec<Side> =
             [Side::Ours, Side::Gloo, Side::OpenMpi, Side::Bare].into_iter().filter(takes_part).collect();
         let sizes: Vec<usize> = goals.iter().map(|(size, ..)| *size).collect();
+        let (apart, _) = cores.apart();
         let (found, disturbed) = load::rounds(rounds, || {
             let mut round = Vec::new();
             for &side in &sides {
-                let measured = programs.measure(side, link, ranks, &sizes, budget)?;
+                let measured = cores.near(|| programs.measure(side, link, ranks, &sizes, budget))?;
                 round.extend(measured.into_iter().map(|(size, measured)| ((side, size), measured)));
             }
             Ok(round)
         })?;
+        let disturbed = disturbed || cores.apart().0 > apart;
         let mut seconds = BTreeMap::<(Side, usize), Vec<f64>>::new();
         for (key, measured) in found.into_iter().flatten() {
             seconds.entry(key).or_default().push(measured);
@@ -137,6 +146,8 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     fs::create_dir_all(picture.parent().unwrap_or(&picture))?;
     plot::draw(&picture, &format!("All-reduce of f32 between 2 ranks of one host, {}", book.origin()), &curves)?;
     println!("drawn in {}", picture.display());
+    let (apart, taken) = cores.apart();
+    println!("the cores were near each other in {} of {taken} runs of a side that count", taken - apart);
     Ok(())
 }
 

@@ -1,0 +1,104 @@
+//! How near each other the machine's first two cores are. The host of a virtual machine moves its cores while they sleep: to threads of one
+//! core, to cores that share a cache, or to some that do not, between which what the system copies takes three to five times as long. Sides
+//! that are to be compared need the same.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// A word goes there and back in no longer than this where two cores share a cache.
+const NEAR: Duration = Duration::from_nanos(250);
+/// Round trips of one look; the fastest of several looks counts, since either core may be taken away meanwhile.
+const ROUND_TRIPS: u32 = 1000;
+const LOOKS: u32 = 5;
+/// Time that the host is given to move them.
+const REST: Duration = Duration::from_millis(200);
+
+/// Has measurements taken while the cores are near each other.
+pub(crate) struct Cores {
+    /// Time that may still go into waiting for that, and into measurements that do not count.
+    spare: Duration,
+    near: u32,
+    taken: u32,
+}
+
+impl Cores {
+    pub(crate) fn with(spare: Duration) -> Self {
+        Self { spare, near: 0, taken: 0 }
+    }
+
+    /// What a measurement gives before and after which the cores are near each other; once no time is left for that, what it gives.
+    pub(crate) fn near<T>(&mut self, mut measure: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+        loop {
+            while !self.spare.is_zero() && !are_near() {
+                thread::sleep(REST);
+                self.spare = self.spare.saturating_sub(REST);
+            }
+            let begun = Instant::now();
+            let found = measure()?;
+            let is_near = are_near();
+            if is_near || self.spare.is_zero() {
+                self.taken += 1;
+                self.near += u32::from(is_near);
+                return Ok(found);
+            }
+            self.spare = self.spare.saturating_sub(begun.elapsed());
+        }
+    }
+
+    /// Measurements that were kept although the cores had moved apart, and how many were kept.
+    pub(crate) fn apart(&self) -> (u32, u32) {
+        (self.taken - self.near, self.taken)
+    }
+}
+
+fn are_near() -> bool {
+    // A machine with one core has none that are apart.
+    thread::available_parallelism().is_ok_and(|cores| cores.get() < 2) || round_trip() <= NEAR
+}
+
+/// Of a word between the two cores.
+fn round_trip() -> Duration {
+    let (there, back) = (AtomicU64::new(0), AtomicU64::new(0));
+    let wait_for = |word: &AtomicU64, turn| {
+        while word.load(Ordering::Acquire) != turn {
+            std::hint::spin_loop();
+        }
+    };
+    let turns = u64::from(LOOKS * ROUND_TRIPS);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            stay_on(1);
+            (1..=turns).for_each(|turn| {
+                wait_for(&there, turn);
+                back.store(turn, Ordering::Release);
+            });
+        });
+        let looks = scope.spawn(|| {
+            stay_on(0);
+            let mut turn = 0;
+            let look = |_| {
+                let begun = Instant::now();
+                for _ in 0..ROUND_TRIPS {
+                    turn += 1;
+                    there.store(turn, Ordering::Release);
+                    wait_for(&back, turn);
+                }
+                begun.elapsed() / ROUND_TRIPS
+            };
+            (0..LOOKS).map(look).min()
+        });
+        looks.join().ok().flatten().unwrap_or_default()
+    })
+}
+
+/// A thread that may not choose its core measures what it can.
+fn stay_on(core: usize) {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    let _ = sched_setaffinity(None, &cores);
+}
