@@ -1,6 +1,6 @@
 //! Where the coordinator publishes the job's reports: the `TrainingGroup` in a cluster, standard output for `lockstep run`.
 
-use std::{io::Write as _, time::Duration};
+use std::{future::Future, io::Write as _, time::Duration};
 
 use kube::{
     Api, Client,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use crate::kubernetes_store::{self, ANSWER_LIMIT};
+use crate::kubernetes_store::{self, ANSWER_LIMIT, CONFLICT, MAX_ATTEMPTS};
 
 /// A cluster's API server is told at most this often.
 const CLUSTER_INTERVAL: Duration = Duration::from_secs(5);
@@ -39,8 +39,6 @@ enum Place {
 struct Status {
     groups: Api<DynamicObject>,
     job: Job,
-    /// Of the job's own group, once it could be read: another job of this name has another one.
-    uid: Option<String>,
     /// What coordinators before this one told, once it could be read.
     before: Option<Before>,
     /// The newest that this one knows of, oldest first.
@@ -64,7 +62,7 @@ impl Board {
             (Store::Kubernetes, Some(client)) => {
                 let groups = kubernetes_store::groups(client.clone(), job);
                 let (job, changes) = (job.clone(), Vec::new());
-                Place::Cluster(Box::new(Status { groups, job, uid: None, before: None, changes, all_told: true }))
+                Place::Cluster(Box::new(Status { groups, job, before: None, changes, all_told: true }))
             }
             (Store::Kubernetes | Store::File(_), _) => Place::Output,
         };
@@ -169,7 +167,10 @@ impl Status {
     /// Writes a field that is news, and the changes that are not there yet.
     async fn publish(&mut self, news: Option<(&str, Value)>) {
         if self.before.is_none() {
-            self.read().await;
+            let read = self.read().await;
+            if !self.is_published("status", read) {
+                return;
+            }
         }
         if let Some((field, value)) = news {
             // Of reports the next one makes up for one that was lost.
@@ -181,38 +182,58 @@ impl Status {
     }
 
     /// Puts a value in the place of a field's former one, of which nothing stays: each field has a manager of its own, whose last word
-    /// is the whole of it. Whether that was taken: of a group that is not the job's own the API server refuses it.
-    async fn apply(&self, field: &str, value: Value) -> bool {
-        let name = &self.job.name;
-        let Some(uid) = &self.uid else {
-            warn!(group = name, field, "report not published: the job's group cannot be read");
-            return false;
+    /// is the whole of it. Whether that was taken.
+    async fn apply(&mut self, field: &str, value: Value) -> bool {
+        for _ in 1..MAX_ATTEMPTS {
+            match self.apply_once(field, &value).await {
+                // The record was swapped, or a report written, since it was read: look again.
+                Err(Unpublished::Overtaken) => {}
+                outcome => return self.is_published(field, outcome),
+            }
+        }
+        let outcome = self.apply_once(field, &value).await;
+        self.is_published(field, outcome)
+    }
+
+    /// What went wrong is logged.
+    fn is_published<T>(&self, field: &str, outcome: Result<T, Unpublished>) -> bool {
+        let cause = match outcome {
+            Ok(_) => return true,
+            Err(Unpublished::Overtaken) => "others write into the group all the time".to_owned(),
+            Err(Unpublished::Refused(cause)) => cause,
         };
+        warn!(cause, group = self.job.name, field, "report not published");
+        false
+    }
+
+    /// Into the group as it was read just before, which makes sure that it is not another one by then: of a status the API server compares
+    /// the `resourceVersion` only.
+    async fn apply_once(&mut self, field: &str, value: &Value) -> Result<(), Unpublished> {
+        let read = self.read().await?;
+        let name = &self.job.name;
         let manager = PatchParams::apply(&format!("lockstep-{field}")).force();
         let patch = Patch::Apply(json!({
             "apiVersion": format!("{}/{}", group::API_GROUP, group::VERSION),
             "kind": group::KIND,
-            "metadata": {"name": name, "uid": uid},
+            "metadata": {"name": name, "resourceVersion": read},
             "status": {field: value},
         }));
-        match timeout(ANSWER_LIMIT, self.groups.patch_status(name, &manager, &patch)).await {
-            Ok(Ok(_)) => return true,
-            Ok(Err(error)) => warn!(%error, group = name, field, "report not published"),
-            Err(_) => warn!(group = name, field, "report not published: no answer"),
-        }
-        false
+        answered(self.groups.patch_status(name, &manager, &patch)).await.map(drop)
     }
 
-    /// Looks which group is the job's own and what was told before, unless it cannot be read now; what cannot be understood counts as
-    /// not told.
-    async fn read(&mut self) {
-        let Ok(Ok(group)) = timeout(ANSWER_LIMIT, self.groups.get_status(&self.job.name)).await else { return };
+    /// The version of the job's own group; at the first time what was told before is kept, of which what cannot be understood counts as not
+    /// told.
+    async fn read(&mut self) -> Result<Option<String>, Unpublished> {
+        let group = answered(self.groups.get_status(&self.job.name)).await?;
         if kubernetes_store::is_of_another(&group, &self.job) {
-            return;
+            return Err(Unpublished::Refused("the group is of another job of this name".to_owned()));
         }
-        let before = Before::of(group.data.get("status").unwrap_or(&Value::Null));
-        self.changes.first_mut().into_iter().for_each(|first| before.reached().changed(first));
-        (self.uid, self.before) = (group.metadata.uid, Some(before));
+        if self.before.is_none() {
+            let before = Before::of(group.data.get("status").unwrap_or(&Value::Null));
+            self.changes.first_mut().into_iter().for_each(|first| before.reached().changed(first));
+            self.before = Some(before);
+        }
+        Ok(group.metadata.resource_version)
     }
 }
 
@@ -237,6 +258,22 @@ impl Before {
         self.changes.last().cloned().iter_mut().for_each(|last| reached.changed(last));
         self.progress.iter().for_each(|progress| reached.reported(progress));
         reached
+    }
+}
+
+/// Why a report is not in the group's status.
+enum Unpublished {
+    /// Somebody wrote into the group since it was read.
+    Overtaken,
+    Refused(String),
+}
+
+async fn answered<T>(answer: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Unpublished> {
+    match timeout(ANSWER_LIMIT, answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(kube::Error::Api(status))) if status.code == CONFLICT => Err(Unpublished::Overtaken),
+        Ok(Err(error)) => Err(Unpublished::Refused(error.to_string())),
+        Err(_) => Err(Unpublished::Refused("no answer".to_owned())),
     }
 }
 

@@ -12,9 +12,9 @@ use lockstep_launch::{Job, group};
 use tokio::time::timeout;
 
 /// HTTP status of a write that was guarded by an older `resourceVersion`.
-const CONFLICT: u16 = 409;
-/// Writes that may meet a report before the store counts as out of reach.
-const MAX_ATTEMPTS: u32 = 10;
+pub(crate) const CONFLICT: u16 = 409;
+/// Writes that may meet somebody else's before the group counts as out of reach.
+pub(crate) const MAX_ATTEMPTS: u32 = 10;
 
 /// An API server that takes longer counts as out of reach: the client itself would wait for ever.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);

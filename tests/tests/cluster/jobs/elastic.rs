@@ -205,6 +205,50 @@ fn a_deleted_job_saves_its_state_and_is_gone_long_before_it_would_be_killed() {
 }
 
 #[test]
+fn a_job_made_again_under_its_name_is_told_nothing_of_the_one_before() {
+    let Some(cluster) = cluster("a_job_made_again_under_its_name_is_told_nothing_of_the_one_before") else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "again");
+    let [mut manifest, mut other] = ["lenet", "other"].map(|name| glyphs(name, LONG));
+    // Through it the coordinators of the namespace keep the account with which they write.
+    other["spec"]["template"]["spec"]["nodeSelector"] = json!({"no": "such-node"});
+    let other = Job::apply(client, namespace.name(), "other", &other.to_string());
+    manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(20);
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    job.wait_for_step(20);
+    // One that does not drain, so that its coordinator is there for a while.
+    cluster.freeze_container(namespace.name(), "lenet-worker-1").expect("frozen");
+    let coordinator = || {
+        let words = ["get", "pod", "lenet-coordinator", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"];
+        job.kubectl(&words)
+    };
+    let before = coordinator();
+    job.delete();
+    wait_for("the deleted job to be gone", PATIENCE, || {
+        job.kubectl(&["get", "tj", "lenet", "--ignore-not-found", "-o", "name"]).is_empty()
+    })
+    .expect("gone");
+    let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
+    let ours = job.kubectl(&["get", "tj", "lenet", "-o", "jsonpath={.metadata.uid}"]);
+    let mut looks = 0;
+    wait_for("its coordinator to be gone", PATIENCE, || {
+        let is_gone = coordinator() != before;
+        let group = job.kubectl(&["get", "traininggroup", "lenet", "--ignore-not-found", "-o", "json"]);
+        let group: Value = serde_json::from_str(&group).unwrap_or_default();
+        if group["metadata"]["ownerReferences"][0]["uid"] == ours.as_str() {
+            assert!(group["status"].is_null(), "{:#}", group["status"]);
+            looks += u32::from(!is_gone);
+        }
+        is_gone
+    })
+    .expect("gone");
+    assert!(looks > 0, "the new job's group was there before the old coordinator was gone");
+    job.wait_for_step(20);
+    job.delete();
+    other.delete();
+}
+
+#[test]
 fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losing_a_step() {
     let test = "a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losing_a_step";
     let Some(cluster) = cluster_alone(test) else { return };
