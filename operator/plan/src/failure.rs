@@ -6,7 +6,7 @@ use lockstep_launch::{Ending, Exit};
 
 use crate::{Ended, PodSeen, PodState, Role, phase::STANDSTILL_SECONDS, pod_name, status::reported_at};
 
-/// The reason of a failure after which the worker asked to be started again: something that it needs was not there.
+/// The reason of a failure after which the worker asked to be started again: something that it needs was not there, or its group broke.
 pub(crate) const RETRY: &str = "Retry";
 /// Seconds that the others have to end too when one worker drained or asked for a restart: then all start anew, from what they saved.
 const SETTLE_SECONDS: i64 = 5;
@@ -230,7 +230,9 @@ fn losses(
         next_waits: pod.created.is_some_and(|created| now.duration_since(created) < SHORT_LIFE),
     };
     for (worker, pod, end) in ends {
-        let settled = after_end(ended_at(pod), SignedDuration::from_secs(SETTLE_SECONDS), now);
+        let wait = SignedDuration::from_secs(SETTLE_SECONDS);
+        // From an end far ahead of now, by its node's clock, nothing can be reckoned.
+        let settled = ended_at(pod).filter(|at| *at <= now + wait).map_or(now, |at| at + wait);
         let may_go_together =
             matches!(end, End::Drained | End::Asked) && pod.stuck_at.is_none() && pod.disrupted.is_none();
         if may_go_together && settled > now {
@@ -306,25 +308,19 @@ fn hung_at(pod: &PodSeen) -> Option<Timestamp> {
     Some(pod.unready_since? + SignedDuration::from_secs(HUNG_SECONDS))
 }
 
-/// When a wait is over that began as a pod ended: at once where its node's clock was so far ahead that nothing can be reckoned from it.
-fn after_end(ended: Option<Timestamp>, wait: SignedDuration, now: Timestamp) -> Timestamp {
-    ended.filter(|at| *at <= now + wait).map_or(now, |at| at + wait)
-}
-
 /// When a coordinator that is gone may be replaced, if not at once.
 fn replaced_at(pod: &PodSeen, now: Timestamp) -> Option<Timestamp> {
     match &pod.state {
-        PodState::Ended(Ended { at, ran: Some(ran), .. }) => {
-            (*ran < SHORT_LIFE).then(|| after_end(*at, SHORT_LIFE, now))
-        }
-        // It never ran: the node refused it, and may refuse the next one.
-        PodState::Ended(Ended { ran: None, .. }) => pod.created.map(|created| created + SHORT_LIFE),
-        _ => None,
+        PodState::Ended(Ended { ran: Some(ran), .. }) if *ran >= SHORT_LIFE => None,
+        PodState::Ended(Ended { at: Some(at), ran: Some(_), .. }) if *at <= now => Some(*at + SHORT_LIFE),
+        // It never ran, since the node refused it and may refuse the next one, or ended in the future by its node's clock.
+        PodState::Ended(_) => pod.created.map(|created| created + SHORT_LIFE),
+        PodState::Pending(_) | PodState::Running => None,
     }
 }
 
 fn when_over(ending: Option<Ending>, others: &[&PodSeen], last: Option<Timestamp>, now: Timestamp) -> Verdict {
-    let patience = after_end(last, SignedDuration::from_secs(FINISH_SECONDS), now);
+    let patience = last.unwrap_or(now) + SignedDuration::from_secs(FINISH_SECONDS);
     if patience > now && others.iter().any(|pod| !matches!(pod.state, PodState::Ended(_))) {
         return Verdict::GoesOn(Losses { gone: Vec::new(), settles: Some(patience) });
     }

@@ -232,7 +232,7 @@ fn give_up_in_time(
     }
     let running = ConditionType::Running.to_string();
     let stopped = status.conditions.iter().find(|condition| condition.type_ == running && condition.status == "False");
-    if let (Some(stopped), Some(asked)) = (stopped, &status.attempt_time) {
+    if let (Some(stopped), Some(asked), false) = (stopped, &status.attempt_time, is_done(present)) {
         let seconds = job.failure_policy.startup_timeout_seconds;
         let end = asked.0.max(stopped.last_transition_time.0) + SignedDuration::from_secs(seconds.into());
         if end <= now {
@@ -377,6 +377,7 @@ fn count(status: &mut TrainingJobStatus, present: &[&PodSeen]) {
 pub(crate) fn restart_pause_ends(status: &TrainingJobStatus) -> Option<Timestamp> {
     let failure = status.last_failure.as_ref()?;
     let failed = failure.time.as_ref()?.0;
-    let pause = if failure.reason.as_deref() == Some(RETRY) { pause_until_there } else { pause_after };
-    (status.restarts > 0).then(|| failed + pause(status.restarts))
+    let asked = failure.reason.as_deref() == Some(RETRY);
+    let pause = if asked { pause_until_there(status.failures) } else { pause_after(status.restarts) };
+    (status.restarts > 0).then(|| failed + pause)
 }

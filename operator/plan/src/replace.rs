@@ -6,7 +6,7 @@ use lockstep_api::{Replacing, TrainingJobStatus, ValidJob};
 
 use crate::{
     PodSeen,
-    failure::{Cause, Gone, SHORT_LIFE, is_alive, wanted},
+    failure::{Cause, Gone, RETRY, SHORT_LIFE, is_alive, wanted},
     status::Note,
 };
 
@@ -15,7 +15,7 @@ const INCIDENT: SignedDuration = SignedDuration::from_secs(10);
 /// Longest pause before a worker, or all of them, start again.
 const MAX_PAUSE_SECONDS: i64 = 60;
 
-/// Longest pause before all start again to look whether something is there.
+/// Longest pause before somebody looks again whether something is there.
 const MAX_ABSENCE_SECONDS: i64 = 360;
 
 /// Notes who was lost, each once.
@@ -32,7 +32,11 @@ pub(crate) fn lose(status: &mut TrainingJobStatus, events: &mut Vec<Note>, losse
             Cause::Failed => pause_after(status.failures),
             Cause::Lost => SignedDuration::ZERO,
         };
-        let pause = if next_waits { pause.max(SHORT_LIFE) } else { pause };
+        let pause = match failure.reason.as_deref() {
+            Some(RETRY) if next_waits => pause.max(pause_until_there(status.failures)),
+            _ if next_waits => pause.max(SHORT_LIFE),
+            _ => pause,
+        };
         status.replacing.push(Replacing {
             worker,
             uid,
@@ -82,9 +86,20 @@ pub(crate) fn pause_after(failures: u32) -> SignedDuration {
     SignedDuration::from_secs(((1_i64 << doublings) - 1).min(MAX_PAUSE_SECONDS))
 }
 
-/// The pause before the start that follows so many failures of which the last was that something is not there: 10, 20, 40 … seconds, as
+/// The pause before the start that follows so many failures, where the last was that something is not there: 10, 20, 40 … seconds, as
 /// Kubernetes' own Jobs pause.
 pub(crate) fn pause_until_there(failures: u32) -> SignedDuration {
     let doublings = failures.saturating_sub(1).min(16);
     SignedDuration::from_secs((10_i64 << doublings).min(MAX_ABSENCE_SECONDS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_pause_until_something_is_there_is_twice_the_one_before_up_to_a_limit() {
+        let pauses = [0, 1, 2, 3, 4, 5, 6, 7, 1000].map(|failures| pause_until_there(failures).as_secs());
+        assert_eq!(pauses, [10, 10, 20, 40, 80, 160, 320, 360, 360]);
+    }
 }
