@@ -194,9 +194,15 @@ impl Panics {
         }
     }
 
+    /// The name of each, and what it said unless another thread of it did.
     fn of_failed_tests(self) -> impl Iterator<Item = String> {
         let Self { told, listed, .. } = self;
-        told.into_iter().filter(move |(name, _)| listed.contains(name)).flat_map(|(_, lines)| lines)
+        let failed = listed.into_iter().filter(|line| !line.contains(' '));
+        failed.flat_map(move |name| {
+            let said = told.iter().filter(|(thread, _)| *thread == name).flat_map(|(_, lines)| lines.clone());
+            let said: Vec<_> = said.collect();
+            std::iter::once(format!("FAILED: {name}")).chain(said)
+        })
     }
 }
 
@@ -239,7 +245,8 @@ mod tests {
         let mut panics = Panics::default();
         output.lines().for_each(|line| panics.see(line));
         let told: Vec<_> = panics.of_failed_tests().collect();
-        assert_eq!(told, ["thread 'a::fails' (8) panicked at lib.rs:2:5:", "left: 1", " right: 2"]);
+        let said = ["FAILED: a::fails", "thread 'a::fails' (8) panicked at lib.rs:2:5:", "left: 1", " right: 2"];
+        assert_eq!(told, said);
     }
 
     #[test]

@@ -17,18 +17,21 @@ const ROUND_TRIPS: u32 = 1000;
 const LOOKS: u32 = 5;
 /// Time that the host is given to move them.
 const REST: Duration = Duration::from_millis(200);
+/// Cores that have not been near each other for so long never are.
+const HOPELESS: Duration = Duration::from_secs(15);
 
 /// Has measurements taken while the cores are near each other.
 pub(crate) struct Cores {
     /// Time that may still go into waiting for that, and into measurements that do not count.
     spare: Duration,
+    waited: Duration,
     near: u32,
     taken: u32,
 }
 
 impl Cores {
     pub(crate) fn with(spare: Duration) -> Self {
-        Self { spare, near: 0, taken: 0 }
+        Self { spare, waited: Duration::ZERO, near: 0, taken: 0 }
     }
 
     /// What a measurement gives before and after which the cores are near each other; once no time is left for that, what it gives.
@@ -37,6 +40,10 @@ impl Cores {
             while !self.spare.is_zero() && !are_near() {
                 thread::sleep(REST);
                 self.spare = self.spare.saturating_sub(REST);
+                self.waited += REST;
+                if self.near == 0 && self.waited >= HOPELESS {
+                    self.spare = Duration::ZERO;
+                }
             }
             let begun = Instant::now();
             let found = measure()?;
@@ -50,15 +57,21 @@ impl Cores {
         }
     }
 
-    /// Measurements that were kept although the cores had moved apart, and how many were kept.
-    pub(crate) fn apart(&self) -> (u32, u32) {
-        (self.taken - self.near, self.taken)
+    /// How many measurements were kept although the cores had moved apart.
+    pub(crate) fn apart(&self) -> u32 {
+        if self.near == 0 { 0 } else { self.taken - self.near }
+    }
+
+    /// For people.
+    pub(crate) fn told(&self) -> String {
+        let Self { near, taken, .. } = self;
+        format!("the cores were near each other in {near} of {taken} runs of a side")
     }
 }
 
 fn are_near() -> bool {
-    // A machine with one core has none that are apart.
-    thread::available_parallelism().is_ok_and(|cores| cores.get() < 2) || round_trip() <= NEAR
+    // Of one there is no other, and of many it is not known on which a side runs.
+    thread::available_parallelism().is_ok_and(|cores| cores.get() != 2) || round_trip() <= NEAR
 }
 
 /// Of a word between the two cores.

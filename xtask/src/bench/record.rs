@@ -76,7 +76,7 @@ impl Book {
         };
         let ours = readable(ours, unit);
         let verdict = if met { "met" } else { "MISSED" };
-        let disturbed = if disturbed { ", disturbed by other work" } else { "" };
+        let disturbed = if disturbed { ", disturbed" } else { "" };
         println!("{case}: {ours}; {against}: {verdict}{disturbed}\n  {}", self.origin());
         Ok(())
     }

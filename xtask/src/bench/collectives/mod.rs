@@ -103,20 +103,17 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         let sides: Vec<Side> =
             [Side::Ours, Side::Gloo, Side::OpenMpi, Side::Bare].into_iter().filter(takes_part).collect();
         let sizes: Vec<usize> = goals.iter().map(|(size, ..)| *size).collect();
-        let (apart, _) = cores.apart();
-        let (found, disturbed) = load::rounds(rounds, || {
-            let mut round = Vec::new();
-            for &side in &sides {
-                let measured = cores.near(|| programs.measure(side, link, ranks, &sizes, budget))?;
-                round.extend(measured.into_iter().map(|(size, measured)| ((side, size), measured)));
-            }
-            Ok(round)
-        })?;
-        let disturbed = disturbed || cores.apart().0 > apart;
+        let (apart, mut disturbed) = (cores.apart(), false);
         let mut seconds = BTreeMap::<(Side, usize), Vec<f64>>::new();
-        for (key, measured) in found.into_iter().flatten() {
-            seconds.entry(key).or_default().push(measured);
+        for side in (0..rounds).flat_map(|_| &sides) {
+            let measure = || load::rounds(1, || programs.measure(*side, link, ranks, &sizes, budget));
+            let (found, by_others) = cores.near(measure)?;
+            disturbed |= by_others;
+            for (size, measured) in found.into_iter().flatten() {
+                seconds.entry((*side, size)).or_default().push(measured);
+            }
         }
+        disturbed |= cores.apart() > apart;
         if ranks == 2 {
             curves.extend(sides.iter().map(|side| curve(*side, link, &sizes, &mut seconds)));
         }
@@ -146,8 +143,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     fs::create_dir_all(picture.parent().unwrap_or(&picture))?;
     plot::draw(&picture, &format!("All-reduce of f32 between 2 ranks of one host, {}", book.origin()), &curves)?;
     println!("drawn in {}", picture.display());
-    let (apart, taken) = cores.apart();
-    println!("the cores were near each other in {} of {taken} runs of a side that count", taken - apart);
+    println!("{}", cores.told());
     Ok(())
 }
 
