@@ -1,8 +1,9 @@
-//! How near each other the machine's first two cores are. The host of a virtual machine moves its cores while they sleep: to threads of one
-//! core, to cores that share a cache, or to some that do not, between which what the system copies takes three to five times as long. Sides
-//! that are to be compared need the same.
+//! How near each other a machine's two cores are. The host of a virtual machine moves them while they sleep: to the threads of one core,
+//! which compute half as much, to cores that share a cache, or to some that do not, between which what the system copies takes three to
+//! five times as long. Sides that are to be compared need the same.
 
 use std::{
+    ops::RangeInclusive,
     sync::atomic::{AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -10,8 +11,8 @@ use std::{
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// A word goes there and back in no longer than this where two cores share a cache.
-const NEAR: Duration = Duration::from_nanos(250);
+/// A word goes there and back within this between two cores that share a cache; faster between the threads of one.
+const NEAR: RangeInclusive<Duration> = Duration::from_nanos(80)..=Duration::from_nanos(250);
 /// Round trips of one look; the fastest of several looks counts, since either core may be taken away meanwhile.
 const ROUND_TRIPS: u32 = 1000;
 const LOOKS: u32 = 5;
@@ -20,7 +21,7 @@ const REST: Duration = Duration::from_millis(200);
 /// Cores that have not been near each other for so long never are.
 const HOPELESS: Duration = Duration::from_secs(15);
 
-/// Has measurements taken while the cores are near each other.
+/// Has measurements taken while the cores are two that share a cache.
 pub(crate) struct Cores {
     /// Time that may still go into waiting for that, and into measurements that do not count.
     spare: Duration,
@@ -65,13 +66,13 @@ impl Cores {
     /// For people.
     pub(crate) fn told(&self) -> String {
         let Self { near, taken, .. } = self;
-        format!("the cores were near each other in {near} of {taken} runs of a side")
+        format!("the cores were two of one cache in {near} of {taken} runs of a side")
     }
 }
 
 fn are_near() -> bool {
     // Of one there is no other, and of many it is not known on which a side runs.
-    thread::available_parallelism().is_ok_and(|cores| cores.get() != 2) || round_trip() <= NEAR
+    thread::available_parallelism().is_ok_and(|cores| cores.get() != 2) || NEAR.contains(&round_trip())
 }
 
 /// Of a word between the two cores.

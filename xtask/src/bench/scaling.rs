@@ -6,13 +6,16 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::ensure;
 use serde_json::Value;
 
 use super::{
-    Effort, load, median,
+    Effort,
+    cores::Cores,
+    load, median,
     record::{Book, Figure},
 };
 use crate::cargo;
@@ -40,22 +43,27 @@ const TWO: [(Side, &str); 3] = [
 ];
 
 pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
-    let rounds = match effort {
-        Effort::Quick => 3,
-        Effort::Full => 11,
+    let (rounds, spare) = match effort {
+        Effort::Quick => (3, Duration::from_secs(60)),
+        Effort::Full => (11, Duration::from_secs(3600)),
     };
-    let (found, disturbed) = load::rounds(rounds, || {
-        let sides = [ALONE].into_iter().chain(TWO.map(|(side, _)| side));
-        let round: Vec<_> =
-            sides.map(|side| Ok((side, Run::start(side, "group")?.step()?))).collect::<anyhow::Result<_>>()?;
-        let (one, other) = (Run::start(ALONE, "one")?, Run::start(ALONE, "other")?);
-        Ok((round, f64::midpoint(one.step()?, other.step()?)))
-    })?;
-    let (found, mut apart): (Vec<_>, Vec<f64>) = found.into_iter().unzip();
-    let mut seconds = BTreeMap::<Side, Vec<f64>>::new();
-    for (side, measured) in found.into_iter().flatten() {
-        seconds.entry(side).or_default().push(measured);
+    let (mut cores, mut disturbed) = (Cores::with(spare), false);
+    let mut measure = |step: &dyn Fn() -> anyhow::Result<f64>| {
+        let (mut found, by_others) = cores.near(|| load::rounds(1, step))?;
+        disturbed |= by_others;
+        anyhow::Ok(median(&mut found))
+    };
+    let (mut seconds, mut apart) = (BTreeMap::<Side, Vec<f64>>::new(), Vec::new());
+    for _ in 0..rounds {
+        for side in [ALONE].into_iter().chain(TWO.map(|(side, _)| side)) {
+            seconds.entry(side).or_default().push(measure(&|| Run::start(side, "group")?.step())?);
+        }
+        apart.push(measure(&|| {
+            let (one, other) = (Run::start(ALONE, "one")?, Run::start(ALONE, "other")?);
+            Ok(f64::midpoint(one.step()?, other.step()?))
+        })?);
     }
+    disturbed |= cores.apart() > 0;
     let apart = median(&mut apart);
     let mut middle = |side| median(seconds.entry(side).or_default());
     for (side, name) in TWO {
@@ -70,6 +78,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             })?;
         }
     }
+    println!("{}", cores.told());
     Ok(())
 }
 
