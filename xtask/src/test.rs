@@ -188,7 +188,10 @@ impl Panics {
             lines.push(line.to_owned());
             self.open = lines.len() < Self::LONGEST_LINES;
         }
-        self.listing = line == "failures:" || self.listing;
+        if line == "failures:" {
+            // The first time what each said follows, the second time their names.
+            (self.listing, self.listed) = (true, Vec::new());
+        }
         if let (true, Some(name)) = (self.listing, line.strip_prefix("    ")) {
             self.listed.push(name.to_owned());
         }
@@ -197,8 +200,7 @@ impl Panics {
     /// The name of each, and what it said unless another thread of it did.
     fn of_failed_tests(self) -> impl Iterator<Item = String> {
         let Self { told, listed, .. } = self;
-        let failed = listed.into_iter().filter(|line| !line.contains(' '));
-        failed.flat_map(move |name| {
+        listed.into_iter().flat_map(move |name| {
             let said = told.iter().filter(|(thread, _)| *thread == name).flat_map(|(_, lines)| lines.clone());
             let said: Vec<_> = said.collect();
             std::iter::once(format!("FAILED: {name}")).chain(said)

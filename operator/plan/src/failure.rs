@@ -245,7 +245,11 @@ fn losses(
             End::Asked if has_yet_to_come(pod) => {
                 Some(Gone { next_waits: true, ..gone(*worker, pod, Cause::Lost, RETRY) })
             }
-            End::Asked => Some(gone(*worker, pod, Cause::Failed, RETRY)),
+            // What it lacked may take longer to be there than the pod lived.
+            End::Asked => {
+                let lost = gone(*worker, pod, Cause::Failed, RETRY);
+                Some(Gone { next_waits: lost.next_waits || !pod.was_ready, ..lost })
+            }
             End::Crashed => Some(gone(*worker, pod, Cause::Failed, "Crashed")),
             End::Drained => Some(gone(*worker, pod, Cause::Lost, "Drained")),
             End::Lost(reason) => Some(gone(*worker, pod, Cause::Lost, reason)),

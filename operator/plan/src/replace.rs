@@ -32,8 +32,8 @@ pub(crate) fn lose(status: &mut TrainingJobStatus, events: &mut Vec<Note>, losse
             Cause::Failed => pause_after(status.failures),
             Cause::Lost => SignedDuration::ZERO,
         };
-        let pause = match failure.reason.as_deref() {
-            Some(RETRY) if next_waits => pause.max(pause_until_there(status.failures)),
+        let pause = match (cause, failure.reason.as_deref()) {
+            (Cause::Failed, Some(RETRY)) if next_waits => pause_until_there(status.failures),
             _ if next_waits => pause.max(SHORT_LIFE),
             _ => pause,
         };
@@ -95,11 +95,26 @@ pub(crate) fn pause_until_there(failures: u32) -> SignedDuration {
 
 #[cfg(test)]
 mod tests {
+    use lockstep_api::LastFailure;
+
     use super::*;
 
     #[test]
     fn each_pause_until_something_is_there_is_twice_the_one_before_up_to_a_limit() {
         let pauses = [0, 1, 2, 3, 4, 5, 6, 7, 1000].map(|failures| pause_until_there(failures).as_secs());
         assert_eq!(pauses, [10, 10, 20, 40, 80, 160, 320, 360, 360]);
+    }
+
+    #[test]
+    fn who_lacked_something_waits_longer_each_time_it_counts_and_else_as_long_as_a_short_life() {
+        let pause = |cause, failures| {
+            let mut status = TrainingJobStatus { failures, ..TrainingJobStatus::default() };
+            let failure = LastFailure { reason: Some(RETRY.to_owned()), ..LastFailure::default() };
+            let gone = Gone { worker: 1, uid: None, cause, failure, next_waits: true };
+            lose(&mut status, &mut Vec::new(), vec![gone], Timestamp::UNIX_EPOCH);
+            status.replacing[0].not_before.0.duration_since(Timestamp::UNIX_EPOCH).as_secs()
+        };
+        assert_eq!([0, 1, 2].map(|before| pause(Cause::Failed, before)), [10, 20, 40]);
+        assert_eq!(pause(Cause::Lost, 6), 10);
     }
 }

@@ -36,6 +36,14 @@ impl Cluster {
         self.signal_container(namespace, pod, "SIGSTOP")
     }
 
+    /// Lets one go on that was [frozen](Self::freeze_container).
+    ///
+    /// # Errors
+    /// As [`Self::kill_container`].
+    pub fn thaw_container(&self, namespace: &str, pod: &str) -> anyhow::Result<()> {
+        self.signal_container(namespace, pod, "SIGCONT")
+    }
+
     /// Takes a pod's network away; its node keeps its own.
     ///
     /// # Errors

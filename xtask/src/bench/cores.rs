@@ -23,56 +23,65 @@ const HOPELESS: Duration = Duration::from_secs(15);
 
 /// Has measurements taken while the cores are two that share a cache.
 pub(crate) struct Cores {
+    /// Whether they are looked at: of one there is no other, of many it is not known on which a side runs, and some never share a cache.
+    matter: bool,
     /// Time that may still go into waiting for that, and into measurements that do not count.
     spare: Duration,
     waited: Duration,
-    near: u32,
+    /// Whether they were found so at all.
+    found: bool,
     taken: u32,
+    apart: u32,
 }
 
 impl Cores {
     pub(crate) fn with(spare: Duration) -> Self {
-        Self { spare, waited: Duration::ZERO, near: 0, taken: 0 }
+        let matter = thread::available_parallelism().is_ok_and(|cores| cores.get() == 2);
+        Self { matter, spare, waited: Duration::ZERO, found: false, taken: 0, apart: 0 }
     }
 
     /// What a measurement gives before and after which the cores are near each other; once no time is left for that, what it gives.
     pub(crate) fn near<T>(&mut self, mut measure: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
-        loop {
-            while !self.spare.is_zero() && !are_near() {
+        while self.matter {
+            while self.matter && !self.spare.is_zero() && !self.are_near() {
                 thread::sleep(REST);
                 self.spare = self.spare.saturating_sub(REST);
                 self.waited += REST;
-                if self.near == 0 && self.waited >= HOPELESS {
-                    self.spare = Duration::ZERO;
-                }
+                self.matter = self.found || self.waited < HOPELESS;
             }
             let begun = Instant::now();
-            let found = measure()?;
-            let is_near = are_near();
-            if is_near || self.spare.is_zero() {
+            let measured = measure()?;
+            let are_near = self.are_near();
+            if are_near || self.spare.is_zero() || !self.matter {
                 self.taken += 1;
-                self.near += u32::from(is_near);
-                return Ok(found);
+                self.apart += u32::from(self.matter && !are_near);
+                return Ok(measured);
             }
             self.spare = self.spare.saturating_sub(begun.elapsed());
         }
+        measure()
     }
 
     /// How many measurements were kept although the cores had moved apart.
     pub(crate) fn apart(&self) -> u32 {
-        if self.near == 0 { 0 } else { self.taken - self.near }
+        self.apart
     }
 
     /// For people.
     pub(crate) fn told(&self) -> String {
-        let Self { near, taken, .. } = self;
-        format!("the cores were two of one cache in {near} of {taken} runs of a side")
+        let Self { matter, taken, apart, .. } = self;
+        if *matter {
+            format!("the cores were two of one cache in {} of {taken} runs of a side", taken - apart)
+        } else {
+            "whether two cores share a cache was not asked: there are not two, or they never do".to_owned()
+        }
     }
-}
 
-fn are_near() -> bool {
-    // Of one there is no other, and of many it is not known on which a side runs.
-    thread::available_parallelism().is_ok_and(|cores| cores.get() != 2) || NEAR.contains(&round_trip())
+    fn are_near(&mut self) -> bool {
+        let are_near = NEAR.contains(&round_trip());
+        self.found |= are_near;
+        are_near
+    }
 }
 
 /// Of a word between the two cores.

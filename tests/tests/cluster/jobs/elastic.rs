@@ -213,11 +213,11 @@ fn a_job_made_again_under_its_name_is_told_nothing_of_the_one_before() {
     // Through it the coordinators of the namespace keep the account with which they write.
     other["spec"]["template"]["spec"]["nodeSelector"] = json!({"no": "such-node"});
     let other = Job::apply(client, namespace.name(), "other", &other.to_string());
-    manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(20);
+    manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(60);
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
-    // One that does not drain, so that its coordinator is there for a while.
-    cluster.freeze_container(namespace.name(), "lenet-worker-1").expect("frozen");
+    // Its last words are said once the next job's group is there.
+    cluster.freeze_container(namespace.name(), "lenet-coordinator").expect("frozen");
     let coordinator = || {
         let words = ["get", "pod", "lenet-coordinator", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"];
         job.kubectl(&words)
@@ -230,19 +230,20 @@ fn a_job_made_again_under_its_name_is_told_nothing_of_the_one_before() {
     .expect("gone");
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     let ours = job.kubectl(&["get", "tj", "lenet", "-o", "jsonpath={.metadata.uid}"]);
-    let mut looks = 0;
-    wait_for("its coordinator to be gone", PATIENCE, || {
-        let is_gone = coordinator() != before;
+    let group = || -> Value {
         let group = job.kubectl(&["get", "traininggroup", "lenet", "--ignore-not-found", "-o", "json"]);
-        let group: Value = serde_json::from_str(&group).unwrap_or_default();
-        if group["metadata"]["ownerReferences"][0]["uid"] == ours.as_str() {
-            assert!(group["status"].is_null(), "{:#}", group["status"]);
-            looks += u32::from(!is_gone);
-        }
+        serde_json::from_str(&group).unwrap_or_default()
+    };
+    wait_for("its group", PATIENCE, || group()["metadata"]["ownerReferences"][0]["uid"] == ours.as_str())
+        .expect("made");
+    cluster.thaw_container(namespace.name(), "lenet-coordinator").expect("it is still there");
+    wait_for("the coordinator of the deleted job to be gone", PATIENCE, || {
+        let is_gone = coordinator() != before;
+        let status = group()["status"].take();
+        assert!(status.is_null(), "{status:#}");
         is_gone
     })
     .expect("gone");
-    assert!(looks > 0, "the new job's group was there before the old coordinator was gone");
     job.wait_for_step(20);
     job.delete();
     other.delete();
