@@ -85,12 +85,17 @@ fn images(_: &mut Summary) -> anyhow::Result<()> {
     image::all()
 }
 
+/// How often a simulation met what, and which planted bugs it found, is to be seen of one that passes too.
+const SHOWN: [&str; 2] = ["--", "--show-output"];
+
 fn quick_tests(summary: &mut Summary) -> anyhow::Result<()> {
-    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins", "--test", "simulation"]))
+    summary.runner(
+        cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins", "--test", "simulation"]).args(SHOWN),
+    )
 }
 
 fn unit_tests(summary: &mut Summary) -> anyhow::Result<()> {
-    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins"]))?;
+    summary.runner(cargo::everything("test").args(["--no-fail-fast", "--lib", "--bins"]).args(SHOWN))?;
     summary.runner(cargo::everything("test").args(["--no-fail-fast", "--doc"]))
 }
 
