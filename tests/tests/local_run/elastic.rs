@@ -67,6 +67,8 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     // The first rank, which reports and saves.
     kill(run.trainers("worker", "worker-0")[0]);
     run.wait_for_workers_again(3);
+    let unseen: Vec<_> = run.steps().into_iter().filter(|line| line.loss.is_none()).collect();
+    assert!(unseen.is_empty(), "the two others know what came of each step: {unseen:?}");
     kill(run.trainers("coordinator", "")[0]);
     let step = run.steps().last().map_or(0, |line| line.step);
     run.wait_for_step(step + 100);

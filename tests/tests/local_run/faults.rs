@@ -40,7 +40,9 @@ fn the_others_wait_for_the_replacement_of_a_killed_worker_and_lose_no_step() {
     let [first, second] = &history[..] else { panic!("{history:?}") };
     assert_eq!((first.workers, second.workers, second.rollback), (2, 2, false));
     assert!(second.step >= 60 && second.lost[0].pod == "lenet-worker-1", "{second:?}");
-    assert!(run.steps().iter().all(|line| line.world_size == 2 || line.loss.is_none()), "never with fewer");
+    // The survivor had done every step, and knows what came of it.
+    let unseen: Vec<_> = run.steps().into_iter().filter(|line| line.world_size != 2 || line.loss.is_none()).collect();
+    assert!(unseen.is_empty(), "with fewer, or without a loss: {unseen:?}");
     assert_replayed(&run);
 }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::arena::{Arena, PAGE_ELEMENTS};
-use crate::device::{Accumulation, Cpu, Device, Event, Norms, SgdUpdate, UpdateRange};
+use crate::device::{Accumulation, Cpu, Device, Event, Norms, Region, SgdUpdate, UpdateRange};
 use crate::error::Error;
+use crate::gradient::{Buckets, Gradient, check_buckets};
 use crate::network::Network;
 use crate::optimizer::Sgd;
 use crate::parameters::{ParamMeta, ParamTable};
@@ -30,7 +31,7 @@ pub struct Replica<D: Device> {
     updated: Arc<[UpdateRange]>,
     parameter_ranges: Arc<[Range<usize>]>,
     max_micro_batch: usize,
-    /// Elements behind the gradients that go with the last bucket.
+    /// Elements behind the gradients that go with the last bucket, the first of them the step's loss.
     beside: usize,
     /// Elements that there may be behind the gradients while they are in memory of its own.
     own_room: Option<usize>,
@@ -56,37 +57,6 @@ pub struct StepResult {
     pub loss_sum: f64,
     /// Samples whose label had the highest logit.
     pub correct: u64,
-}
-
-/// One bucket's gradients: a slice of the gradient arena, owned until dropped, usable from any thread.
-///
-/// The first use waits for the device. What is written (an average over a group) is what `update` will see. Behind the last bucket's
-/// gradients lie the elements that were asked for [beside](Replica::set_gradient_memory) them, with whatever values they were left with.
-pub struct Gradient<V> {
-    view: V,
-    _claim: Claim,
-}
-
-impl<V: AsMut<[f32]>> AsMut<[f32]> for Gradient<V> {
-    fn as_mut(&mut self) -> &mut [f32] {
-        self.view.as_mut()
-    }
-}
-
-/// Counts gradients that are out. Declared after the view, so it is given up after the view is.
-struct Claim(Arc<AtomicUsize>);
-
-impl Claim {
-    fn on(outstanding: &Arc<AtomicUsize>) -> Claim {
-        outstanding.fetch_add(1, Ordering::Relaxed);
-        Claim(Arc::clone(outstanding))
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
-    }
 }
 
 impl<D: Device> Replica<D> {
@@ -147,7 +117,7 @@ impl<D: Device> Replica<D> {
         &self.buckets
     }
 
-    /// Elements behind the gradients that go with the last bucket.
+    /// Elements behind the gradients that go with the last bucket, the first of them the step's sum of losses.
     pub fn beside(&self) -> usize {
         self.beside
     }
@@ -200,6 +170,9 @@ impl<D: Device> Replica<D> {
         assert!(samples > 0, "a micro-batch needs a sample: a rank without any calls no_samples");
         self.forward(images, labels);
         self.device.softmax_cross_entropy(&self.plan.training_loss, scale, samples);
+        if let Some(place) = self.place_of_loss().filter(|_| last) {
+            self.device.write_loss(self.plan.training_loss.tally, place);
+        }
         let mut announced = 0;
         for (stage, parts) in self.plan.stages.iter().rev().zip(&self.ready) {
             let mut announce = |device: &mut D, ready: usize| {
@@ -249,7 +222,7 @@ impl<D: Device> Replica<D> {
         );
         let elements = self.table.elements();
         self.device.zero(self.plan.gradients.region(0..elements));
-        self.announce_all(on_bucket);
+        self.announce_all(0.0, on_bucket);
     }
 
     /// A step that others computed, in place of [`begin_step`](Replica::begin_step) and all micro-batches: its gradients as a group has
@@ -303,7 +276,7 @@ impl<D: Device> Replica<D> {
         if last {
             let parts = self.parts.parts();
             assert!(parts.is_power_of_two(), "{parts} parts make no binary tree");
-            self.announce_all(on_bucket);
+            self.announce_all(loss, on_bucket);
         }
     }
 
@@ -386,10 +359,20 @@ impl<D: Device> Replica<D> {
         norms
     }
 
-    fn announce_all(&mut self, on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>)) {
+    /// All gradients are there, and `loss` is that of all of them.
+    fn announce_all(&mut self, loss: f32, on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>)) {
+        if let Some(place) = self.place_of_loss() {
+            self.device.write(place, &[loss]);
+        }
         let buckets = Buckets { plan: &self.plan, ranges: &self.buckets, beside: self.beside };
         buckets.announce_until(&mut self.device, 0, self.table.elements(), &self.outstanding, on_bucket);
         self.progress = Progress::Announced;
+    }
+
+    /// Where a step's loss goes with the last bucket, if anything does.
+    fn place_of_loss(&self) -> Option<Region> {
+        let elements = self.table.elements();
+        (self.beside > 0).then(|| self.plan.gradients.region(elements..elements + 1))
     }
 
     pub(crate) fn assert_between_steps(&self, what: &str) {
@@ -412,7 +395,7 @@ impl<D: Device> Replica<D> {
 
 impl Replica<Cpu> {
     /// Keeps the gradients in `memory` from the next step on, for a group that reduces them there. What `memory` has behind them goes with
-    /// the last bucket: room for what the group sums beside them.
+    /// the last bucket: the step's sum of losses, and room for what else the group sums beside them.
     ///
     /// # Panics
     /// In mid-step, and if it has fewer elements than the table, or does not begin on a cache line.
@@ -424,8 +407,8 @@ impl Replica<Cpu> {
         self.device.put(self.plan.gradients, arena);
     }
 
-    /// Keeps the gradients in memory of its own from the next step on, and so many elements behind them, zeros, that go with the last bucket.
-    /// What gradients were is lost.
+    /// Keeps the gradients in memory of its own from the next step on, and so many elements behind them, zeros, that go with the last bucket:
+    /// the step's sum of losses, and room for others. What gradients were is lost.
     ///
     /// # Panics
     /// In mid-step.
@@ -441,55 +424,6 @@ impl Replica<Cpu> {
         let elements = self.table.elements();
         self.device.zero(self.plan.gradients.region(elements..elements + beside));
     }
-}
-
-/// The buckets of a step.
-struct Buckets<'a> {
-    plan: &'a Plan,
-    ranges: &'a [Range<usize>],
-    beside: usize,
-}
-
-impl Buckets<'_> {
-    /// Announces those from `announced` on that end at or before `ready`; gives the first one that does not.
-    fn announce_until<D: Device>(
-        &self,
-        device: &mut D,
-        announced: usize,
-        ready: usize,
-        outstanding: &Arc<AtomicUsize>,
-        on_bucket: &mut dyn FnMut(usize, Gradient<D::HostView>),
-    ) -> usize {
-        let complete = self.ranges[announced..].iter().take_while(|bucket| bucket.end <= ready).count();
-        if complete == 0 {
-            return announced;
-        }
-        let event = device.ready();
-        for (index, bucket) in self.ranges.iter().enumerate().skip(announced).take(complete) {
-            let beside = if index + 1 == self.ranges.len() { self.beside } else { 0 };
-            let region = self.plan.gradients.region(bucket.start..bucket.end + beside);
-            on_bucket(
-                index,
-                Gradient { view: device.host_view(region, event.clone()), _claim: Claim::on(outstanding) },
-            );
-        }
-        announced + complete
-    }
-}
-
-fn check_buckets(buckets: &[Range<usize>], elements: usize) -> Result<(), Error> {
-    let mut expected_start = 0;
-    for (index, bucket) in buckets.iter().enumerate() {
-        if bucket.start != expected_start || bucket.end <= bucket.start || bucket.end > elements {
-            return Err(Error::Buckets { index, bucket: bucket.clone(), expected_start, elements });
-        }
-        expected_start = bucket.end;
-    }
-    if expected_start != elements {
-        let bucket = elements..elements;
-        return Err(Error::Buckets { index: buckets.len(), bucket, expected_start, elements });
-    }
-    Ok(())
 }
 
 /// Neighbours in the arena that are updated alike, in one range each.

@@ -6,10 +6,13 @@ use std::sync::mpsc;
 use std::thread;
 
 use lockstep_nn::testing::Late;
-use lockstep_nn::{Cpu, DIGEST_BLOCK, Device, Error, Network, Replica, Sgd, WINDOWS, digest_blocks, models};
+use lockstep_nn::{Cpu, DIGEST_BLOCK, Device, Error, Gradient, Network, Replica, Sgd, WINDOWS, digest_blocks, models};
 use reference::Dice;
 
 const OPTIMIZER: Sgd = Sgd { momentum: 0.9, weight_decay: 1e-4 };
+
+/// What is called for each bucket.
+type Announce<'a> = &'a mut dyn FnMut(usize, Gradient<<Cpu as Device>::HostView>);
 
 struct Batch {
     images: Vec<f32>,
@@ -197,9 +200,8 @@ fn every_gradient_is_announced_once_in_order_and_final() {
         let batch = digits(20, 7);
         replica.begin_step();
         let mut announced = Vec::new();
-        let mut keep = |index, mut bucket: lockstep_nn::Gradient<_>| {
-            announced.push((index, AsMut::<[f32]>::as_mut(&mut bucket).to_vec()))
-        };
+        let mut keep =
+            |index, mut bucket: Gradient<_>| announced.push((index, AsMut::<[f32]>::as_mut(&mut bucket).to_vec()));
         replica.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut keep);
         replica.finish_step();
         let order: Vec<usize> = announced.iter().map(|(index, _)| *index).collect();
@@ -237,6 +239,35 @@ fn what_is_summed_beside_the_gradients_goes_with_the_last_bucket_and_changes_no_
         *expected.last_mut().expect("a bucket") += beside;
         assert_eq!(found, expected);
     }
+}
+
+#[test]
+fn the_loss_of_a_step_goes_behind_the_gradients_of_its_last_bucket() {
+    let batch = digits(20, 6);
+    let (first, second) = (batch.images.split_at(8 * 784), batch.labels.split_at(8));
+    let mut replica = replica(Cpu::new(), models::lenet5(), 20);
+    replica.own_gradient_memory(3);
+    let elements = replica.table().elements();
+    let mut step = |compute: &mut dyn FnMut(&mut Replica<Cpu>, Announce<'_>)| {
+        let mut announced = Vec::new();
+        replica.begin_step();
+        compute(&mut replica, &mut |_, mut bucket| announced.extend_from_slice(AsMut::<[f32]>::as_mut(&mut bucket)));
+        (announced[elements], replica.finish_step().loss_sum as f32)
+    };
+    let (behind, loss) = step(&mut |replica, announce| {
+        replica.micro_batch(first.0, second.0, 0.05, false, announce);
+        replica.micro_batch(first.1, second.1, 0.05, true, announce);
+    });
+    assert!(loss > 1.0 && behind == loss, "{behind} of two micro-batches with {loss}");
+    let (behind, loss) = step(&mut |replica, announce| {
+        replica.micro_batch(first.0, second.0, 0.05, false, announce);
+        replica.end_part(false, announce);
+        replica.micro_batch(first.1, second.1, 0.05, false, announce);
+        replica.end_part(true, announce);
+    });
+    assert!(loss > 1.0 && behind == loss, "{behind} of two parts with {loss}");
+    let (behind, loss) = step(&mut |replica, announce| replica.no_samples(announce));
+    assert_eq!((behind, loss), (0.0, 0.0));
 }
 
 #[test]

@@ -67,6 +67,11 @@ impl Devices {
         self.devices.iter_mut().try_for_each(set)
     }
 
+    /// The loss of each goes with its gradients from the next step on, or no longer.
+    pub(crate) fn tell_losses(&mut self, tell: bool) {
+        self.devices.iter_mut().for_each(|device| device.replica().own_gradient_memory(usize::from(tell)));
+    }
+
     /// They leave the step that was under way, once nothing of it is lent out.
     pub(crate) fn abandon_step(&mut self) {
         self.announced.iter().for_each(Announced::clear);
@@ -91,8 +96,12 @@ impl Devices {
         for (device, loader) in devices.iter_mut().zip(loaders.drain(1..)) {
             device.begin(Task::Gradients { loader, step, work: Arc::clone(work) });
         }
-        let mut hand_over = |bucket, sum| {
-            submit(bucket, if devices.is_empty() { Gathered::alone(sum) } else { Gathered::among(announced, sum) });
+        let mut hand_over = |bucket, sum, taken| {
+            let gathered = match devices.is_empty() {
+                true => Gathered::alone(sum, taken),
+                false => Gathered::among(announced, sum, taken),
+            };
+            submit(bucket, gathered);
         };
         let waited = gradients::of_share(first, &mut loaders[0], step, Part::Watched(work), &mut hand_over);
         for device in devices {
@@ -134,7 +143,11 @@ mod tests {
     use lockstep_launch::Workload;
 
     use super::*;
-    use crate::{model, training::Slice};
+    use crate::{
+        model,
+        numbers::{Sums, Told, Trained, slots},
+        training::Slice,
+    };
 
     /// A worker with so many devices, all of a step's samples being its own; and its loaders.
     fn worker(devices: u32) -> (Replica<Cpu>, Devices, Vec<Loader>) {
@@ -212,11 +225,16 @@ mod tests {
         for devices in [1, 3] {
             let mut gradients = [false, true].map(|carries| {
                 let (mut first, mut further, mut loaders) = worker(devices);
-                first.own_gradient_memory(2);
+                let world = 2;
+                first.own_gradient_memory(slots(world));
+                further.tell_losses(true);
                 let step = next_step(&mut loaders);
+                let mut numbers = Vec::new();
+                Told { useful: Duration::from_secs(3), ..Told::default() }.put(&mut numbers, 1, world);
                 let (last, mut buckets) = (first.buckets().len() - 1, Vec::new());
                 let mut submit = |bucket, gathered: Gathered| {
-                    buckets.push(if carries && bucket == last { gathered.carrying(vec![3.0, 4.0]) } else { gathered });
+                    let carries = carries && bucket == last;
+                    buckets.push(if carries { gathered.carrying(numbers.clone()) } else { gathered });
                 };
                 further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
                 for bucket in &mut buckets {
@@ -225,7 +243,14 @@ mod tests {
                     bucket.whole();
                 }
                 let carried: Vec<_> = buckets.iter_mut().map(Gathered::carried).collect();
-                assert_eq!(carried[last], carries.then(|| vec![6.0, 8.0]), "{devices} devices");
+                if let Some(sums) = &carried[last] {
+                    let Trained { loss, taken } = Trained::of_sums(sums);
+                    // Of ten classes, before the first update.
+                    assert!((loss / 200.0 - 10_f64.ln()).abs() < 1.0, "{devices} devices: {loss} of 200 samples");
+                    assert_eq!(taken.samples, 200, "{devices} devices");
+                    assert_eq!(Sums::of(sums, world).useful(), [0.0, 6.0], "{devices} devices");
+                }
+                assert_eq!(carried[last].is_some(), carries);
                 assert!(carried[..last].iter().all(Option::is_none));
                 drop(buckets);
                 let mut gradients = vec![0.0; first.table().elements()];
@@ -273,7 +298,7 @@ mod tests {
         let (mut first, mut further, mut loaders) = worker(2);
         let step = next_step(&mut loaders);
         let mut gathered = Vec::new();
-        let mut submit = |_, sum| gathered.push(Gathered::among(&further.announced, sum));
+        let mut submit = |_, sum, taken| gathered.push(Gathered::among(&further.announced, sum, taken));
         gradients::of_share(&mut first, &mut loaders[0], step, Part::Watched(&Work::default()), &mut submit);
         let waits = thread::spawn(move || gathered[0].whole().len());
         break_a_device(&mut further);

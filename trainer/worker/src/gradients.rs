@@ -1,4 +1,5 @@
-//! The gradients of a rank's share of a step, handed over bucket by bucket. Each function says how long it waited for the loader.
+//! The gradients of a rank's share of a step, handed over bucket by bucket with which samples they are of. Each function says how long it
+//! waited for the loader.
 //!
 //! What the lines of Algorithm 1 of PyTorch DDP (Li et al., VLDB 2020) are here, in their order:
 //!
@@ -18,7 +19,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockstep_data::{Batch, Loader, Seat, Step};
+use lockstep_data::{Batch, Loader, Seat, Step, Tally};
 use lockstep_elastic::{Activity, Work};
 use lockstep_nn::{Cpu, Replica};
 
@@ -39,18 +40,19 @@ pub(crate) fn of_share(
     loader: &mut Loader,
     step: Step,
     work: Part<'_>,
-    submit: &mut dyn FnMut(usize, Bucket),
+    submit: &mut dyn FnMut(usize, Bucket, Tally),
 ) -> Duration {
     let scale = 1.0 / step.samples as f32;
     replica.begin_step();
     let (mut next, mut loading) = next_batch(loader, work);
     if next.is_none() {
-        replica.no_samples(submit);
+        replica.no_samples(&mut |bucket, gradient| submit(bucket, gradient, loader.taken()));
     }
     while let Some(batch) = next {
         let (after, waited) = next_batch(loader, work);
         (next, loading) = (after, loading + waited);
-        replica.micro_batch(&batch.images, &batch.labels, scale, next.is_none(), submit);
+        let announce = &mut |bucket, gradient| submit(bucket, gradient, loader.taken());
+        replica.micro_batch(&batch.images, &batch.labels, scale, next.is_none(), announce);
     }
     loading
 }
@@ -62,7 +64,7 @@ pub(crate) fn of_parts(
     step: Step,
     seat: Seat,
     work: &Work,
-    submit: &mut dyn FnMut(usize, Bucket),
+    submit: &mut dyn FnMut(usize, Bucket, Tally),
 ) -> Duration {
     let scale = 1.0 / step.samples as f32;
     replica.begin_step();
@@ -75,9 +77,11 @@ pub(crate) fn of_parts(
             loading += waited;
             let Some(batch) = batch else { unreachable!("a loader delivers all samples of every part") };
             left -= batch.len() as u64;
-            replica.micro_batch(&batch.images, &batch.labels, scale, false, submit);
+            let announce = &mut |_, _| unreachable!("no bucket is complete before the last part");
+            replica.micro_batch(&batch.images, &batch.labels, scale, false, announce);
         }
-        replica.end_part(parts.peek().is_none(), submit);
+        let announce = &mut |bucket, gradient| submit(bucket, gradient, loader.taken());
+        replica.end_part(parts.peek().is_none(), announce);
     }
     loading
 }

@@ -161,6 +161,7 @@ impl Trainee {
             Some(arena) => self.replica.set_gradient_memory(arena),
             None => self.replica.own_gradient_memory(beside),
         }
+        self.devices.tell_losses(beside > 0);
     }
 
     /// How long the host of a rank may acknowledge nothing while a state is copied: who copies it takes parts of it from one rank at a time,

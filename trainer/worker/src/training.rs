@@ -2,37 +2,41 @@
 //! in lockstep.
 //!
 //! Whatever all ranks must agree on in mid-run travels in the [`numbers`](crate::numbers) of a step, which they sum anyway.
-//! The sum of step s is read during step s + 1, so it costs no waiting; every rank reads the same sum at the same step, so all of them
-//! stop after the same one. It also tells that all ranks have done step s: only then does anything of it leave the group. Where gradients
-//! are one bucket, which is summed when nothing is left to compute, the numbers of step s go behind the gradients of step s + 1; where they
-//! are more, they are summed while the next step computes. Only how to sum is agreed on beside it, once, after a number of steps that all
-//! count.
+//! What was trained on in step s goes behind the step's own last bucket of gradients: whoever has done the step knows its loss, also where
+//! the group breaks right after it. What is told of step s once it is done goes behind that of step s + 1, so it costs neither a message nor
+//! waiting; every rank reads the same sum at the same step, so all of them stop after the same one. It also tells that all ranks have done
+//! step s: only then does anything of it leave the group. After a step that no other follows at once it is summed by itself; beside gradients
+//! that travel rounded all numbers are, while the next step computes. Only how to sum is agreed on beside it, once, after a number of steps
+//! that all count.
+
+mod pending;
 
 use std::{
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use jiff::Timestamp;
-use lockstep_collective::{BESIDE, Communicator, Completed, Statistics};
+use lockstep_collective::{Communicator, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
 use lockstep_elastic::{Activity, Group, Work};
 use lockstep_launch::Progress;
 use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 use tracing::info;
 
+use self::pending::{Done, Pending};
 use crate::{
     communication::{Agreed, Seen, agree_anew},
     devices::Gathered,
-    efficiency::{Meter, Step},
+    efficiency::Meter,
     failure::Failure,
     feeds::Feeds,
     fingerprint::Fingerprint,
     gradients,
     journal::{Evaluation, StepLine},
-    member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
+    member::{LIMITS, Member, UNACKNOWLEDGED},
     metrics::Phase,
-    numbers::{Sums, Told, slots},
+    numbers::{Told, Trained, slots},
     trainee::Trainee,
     word::Word,
 };
@@ -74,16 +78,6 @@ pub(crate) struct Recipe {
     pub rate: f32,
 }
 
-/// One step that every rank has done.
-#[derive(Clone, Debug)]
-pub(crate) struct Done {
-    pub line: StepLine,
-    /// Why all are to stop after the next step, if any rank was asked to.
-    pub halt: Option<Halt>,
-    /// What any rank told of checkpoints.
-    pub told: Word,
-}
-
 /// One rank of one generation at work.
 pub(crate) struct Rank<'a> {
     pub trainee: &'a mut Trainee,
@@ -102,7 +96,7 @@ pub(crate) struct Rank<'a> {
     /// Those numbers until they are handed over, then their sums.
     numbers: Vec<f32>,
     last_end: Instant,
-    /// In the last step, for the numbers of the one before.
+    /// For numbers that were summed by themselves, since that was told last.
     waited: Duration,
     meter: Meter,
     counted: Statistics,
@@ -112,19 +106,6 @@ pub(crate) struct Rank<'a> {
     saves_after: Option<u64>,
     /// What the checksum of the whole state took that was saved last.
     checking: Duration,
-}
-
-struct Pending {
-    step: u64,
-    /// Its numbers are to go behind the next step's gradients.
-    rides: bool,
-    samples: u64,
-    seconds: f64,
-    /// When this rank had done it.
-    time: Timestamp,
-    window: Fingerprint,
-    /// Of the whole state, where it is to be saved.
-    whole: Fingerprint,
 }
 
 impl<'a> Rank<'a> {
@@ -243,11 +224,15 @@ impl<'a> Rank<'a> {
             }
         }
         let rides = self.pending.as_ref().is_some_and(|pending| pending.rides);
-        let Self { trainee, communicator, loaders, numbers, .. } = self;
+        let Self { trainee, communicator, loaders, numbers, world, .. } = self;
         let Trainee { replica, devices, .. } = &mut **trainee;
-        let last = replica.buckets().len() - 1;
+        let (last, carries) = (replica.buckets().len() - 1, replica.beside() > 0);
         let submit = &mut |bucket: usize, gradient: Gathered| {
-            let gradient = if rides && bucket == last { gradient.carrying(std::mem::take(numbers)) } else { gradient };
+            let gradient = match carries && bucket == last {
+                true if rides => gradient.carrying(mem::take(numbers)),
+                true => gradient.carrying(vec![0.0; slots(*world)]),
+                false => gradient,
+            };
             let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
             // Nothing is left to compute beside it.
             if last == 0 {
@@ -258,23 +243,18 @@ impl<'a> Rank<'a> {
         };
         let loading = if self.seat.is_aligned() {
             let [loader] = &mut loaders[..] else { unreachable!("no canonical tree over devices") };
-            let alone = &mut |bucket, gradient| submit(bucket, Gathered::alone(gradient));
+            let alone = &mut |bucket, gradient, taken| submit(bucket, Gathered::alone(gradient, taken));
             gradients::of_parts(replica, loader, step, self.seat, work, alone)
         } else {
             devices.gradients(replica, loaders, step, work, submit)
         };
         let gradients = computing.elapsed().saturating_sub(loading);
 
-        let done = if rides {
-            self.gather()?;
-            self.waited = Duration::ZERO;
-            self.conclude()?
+        let (done, trained) = if rides {
+            let trained = self.gather()?;
+            (self.conclude()?, trained)
         } else {
-            let waiting = Instant::now();
-            let done = self.settle()?;
-            self.waited = waiting.elapsed();
-            self.gather()?;
-            done
+            (self.settle()?, self.gather()?)
         };
         self.feeds.put(self.trainee.step + 1, self.trainee);
         let updating = Instant::now();
@@ -294,23 +274,23 @@ impl<'a> Rank<'a> {
             }
         }
         // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
-        let rides = self.trainee.replica.beside() > 0 && self.seen.is_none() && last == 0;
-        let (step, samples, time) = (self.trainee.step, step.samples, Timestamp::now());
-        self.pending = Some(Pending { step, rides, samples, seconds, time, window, whole });
-        let mut taken = Tally::default();
-        self.loaders.iter().for_each(|loader| taken += loader.taken());
+        let rides = carries && self.seen.is_none();
+        self.pending = Some(self.pending(step.samples, seconds, trained, rides, [window, whole])?);
         let told = Told {
-            loss: result.loss_sum,
             halt: self.member.halt(),
             knows_newcomer: self.feeds.knows_another(),
             word,
-            taken,
             window,
             whole,
             useful,
-            waited: self.waited,
+            waited: mem::take(&mut self.waited),
         };
         told.put(&mut self.numbers, self.rank, self.world);
+        if !carries {
+            let mut taken = Tally::default();
+            self.loaders.iter().for_each(|loader| taken += loader.taken());
+            Trained { loss: result.loss_sum, taken }.put(&mut self.numbers);
+        }
         if !rides {
             self.send_numbers();
         }
@@ -344,80 +324,6 @@ impl<'a> Rank<'a> {
         self.checking
     }
 
-    /// Has the numbers of the last step summed by themselves.
-    fn send_numbers(&mut self) {
-        let (step, numbers) = (self.trainee.step - 1, Slice::Numbers(std::mem::take(&mut self.numbers)));
-        // Beside one bucket they wait for it; with more, the thread that sums those is there for them too.
-        if self.trainee.replica.buckets().len() == 1 {
-            self.communicator.defer(step, BESIDE, numbers);
-        } else {
-            self.communicator.submit(step, BESIDE, numbers);
-        }
-    }
-
-    /// Waits for the numbers of the last step. After it nothing is pending.
-    pub(crate) fn settle(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { rides, .. }) = self.pending else { return Ok(None) };
-        if rides {
-            // No other step follows at once.
-            self.send_numbers();
-        }
-        let sum = || self.communicator.wait().map_err(|failed| Failure::lost(&failed.error));
-        let Completed { memory, .. } = self.member.membership.work().during(Activity::Waiting, sum)?;
-        let Slice::Numbers(numbers) = memory else {
-            unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
-        };
-        self.numbers = numbers;
-        self.conclude()
-    }
-
-    /// What the sums of the last step's numbers tell.
-    fn conclude(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { step, rides: _, samples, seconds, time, window, whole }) = self.pending.take() else {
-            return Ok(None);
-        };
-        let sums = Sums::of(&self.numbers, self.world);
-        let (halt, told, taken) = (sums.halt(), sums.word(), sums.taken());
-        let loss = sums.loss() / samples as f64;
-        let line = StepLine {
-            step,
-            epoch: step / self.trainee.recipe.steps_per_epoch,
-            generation: self.generation,
-            world_size: self.world as u32,
-            loss: Some(loss),
-            samples: Some(taken.samples),
-            sample_hash: Some(taken.hash),
-            state_hash: Some(window.bits()),
-            learning_rate: self.trainee.recipe.rate,
-            samples_per_second: samples as f64 / seconds,
-            step_seconds: seconds,
-            time: time.to_string(),
-        };
-        self.trainee.remember(line.clone());
-        self.member.metrics.waited_for_stable(sums.waited());
-        self.meter.record(Step { samples, wall: seconds, useful: sums.useful().to_vec() });
-        self.feeds.hear(step, sums.all_know_newcomer());
-        if taken.samples != samples {
-            let taken = taken.samples;
-            return Err(Failure::fatal(format!(
-                "all ranks together took {taken} samples in step {step}, which has {samples}: report this as a bug"
-            )));
-        }
-        if !sums.all_hold(window, whole) {
-            return Err(Failure::diverged(format_args!("after step {step} the workers do not hold the same weights")));
-        }
-        if told.asks || halt.is_some() {
-            self.saves_after = Some(step + 1);
-        }
-        if !loss.is_finite() {
-            return Err(Failure::fatal(format!(
-                "the training loss became {loss} at step {step}: lower spec.training.schedule.baseLearningRate ({})",
-                self.trainee.recipe.rate
-            )));
-        }
-        Ok(Some(Done { line, halt, told }))
-    }
-
     /// All ranks stop after the step that was done last, for a change.
     pub(crate) fn end_feeds(&mut self) {
         self.feeds.end();
@@ -429,30 +335,6 @@ impl<'a> Rank<'a> {
             self.feeds.begin(self.trainee);
             self.rest();
         }
-    }
-
-    /// Waits for the gradients of this step, and what goes with them, and gives them back to the replica.
-    fn gather(&mut self) -> Result<(), Failure> {
-        let Self { communicator, seen, member, numbers, .. } = self;
-        member.membership.work().during(Activity::Waiting, || {
-            for completed in communicator.wait_all() {
-                let Completed { bucket, transferred, memory, .. } =
-                    completed.map_err(|failed| Failure::lost(&failed.error))?;
-                let Slice::Gradient(mut gathered) = memory else {
-                    unreachable!("numbers by themselves were waited for before")
-                };
-                // A group of one has not looked at it.
-                gathered.whole();
-                if let Some(carried) = gathered.carried() {
-                    *numbers = carried;
-                }
-                if let Some((seen, begun)) = &mut *seen {
-                    let ready = gathered.ready().saturating_duration_since(*begun);
-                    seen.summed(bucket as usize, ready.as_secs_f64(), transferred.took.as_secs_f64());
-                }
-            }
-            Ok(())
-        })
     }
 
     /// Whether all ranks agree anew after the step that was done last, before the next.

@@ -166,6 +166,11 @@ impl Device for Cpu {
         self.tallies[tally.0] = Totals::default();
     }
 
+    fn write_loss(&mut self, tally: Tally, into: Region) {
+        let loss = self.tallies[tally.0].loss_sum as f32;
+        self.write(into, &[loss]);
+    }
+
     fn zero(&mut self, region: Region) {
         self.lease(region).fill(0.0);
     }

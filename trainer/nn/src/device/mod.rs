@@ -62,6 +62,8 @@ pub trait Device {
 
     /// Sets the totals to zero.
     fn clear(&mut self, tally: Tally);
+    /// Writes the sum of losses into a region of one element.
+    fn write_loss(&mut self, tally: Tally, into: Region);
     /// Sets a region to zero.
     fn zero(&mut self, region: Region);
     /// Writes values from the host.

@@ -140,6 +140,10 @@ impl Device for Late {
         self.record(&[Written::Tally(tally)], move |cpu| cpu.clear(tally));
     }
 
+    fn write_loss(&mut self, tally: Tally, into: Region) {
+        self.record(&[Written::Region(into)], move |cpu| cpu.write_loss(tally, into));
+    }
+
     fn zero(&mut self, region: Region) {
         self.record(&[Written::Region(region)], move |cpu| cpu.zero(region));
     }

@@ -120,7 +120,9 @@ impl Task {
         match self {
             Self::Gradients { mut loader, step, work } => {
                 let part = Part::Beside(&work);
-                gradients::of_share(replica, &mut loader, step, part, &mut |_, bucket| announced.put(bucket));
+                gradients::of_share(replica, &mut loader, step, part, &mut |_, bucket, taken| {
+                    announced.put(bucket, taken);
+                });
                 Done::Gradients(loader)
             }
             Self::Update { gradients, optimiser, rate } => {

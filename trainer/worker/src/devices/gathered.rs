@@ -6,7 +6,9 @@ use std::{
     time::Instant,
 };
 
-use crate::training::Bucket;
+use lockstep_data::Tally;
+
+use crate::{numbers::Trained, training::Bucket};
 
 /// A bucket of a worker's gradients: those of its first device, and once they are looked at those of the others.
 pub(crate) struct Gathered {
@@ -14,22 +16,25 @@ pub(crate) struct Gathered {
     /// When the last of those that are in it was.
     ready: Instant,
     others: Option<Arc<[Announced]>>,
+    /// Which samples its gradients are of.
+    taken: Tally,
     /// Numbers that take the place behind the gradients, and whether they are there.
     carried: Option<(Vec<f32>, bool)>,
 }
 
 impl Gathered {
-    /// Of a worker with one device.
-    pub(crate) fn alone(sum: Bucket) -> Self {
-        Self { sum, ready: Instant::now(), others: None, carried: None }
+    /// Of a worker with one device, which took these samples.
+    pub(crate) fn alone(sum: Bucket, taken: Tally) -> Self {
+        Self { sum, ready: Instant::now(), others: None, taken, carried: None }
     }
 
     /// Of a worker with further devices, which announce their parts there.
-    pub(super) fn among(others: &Arc<[Announced]>, sum: Bucket) -> Self {
-        Self { others: Some(Arc::clone(others)), ..Self::alone(sum) }
+    pub(super) fn among(others: &Arc<[Announced]>, sum: Bucket, taken: Tally) -> Self {
+        Self { others: Some(Arc::clone(others)), ..Self::alone(sum, taken) }
     }
 
-    /// Has `numbers` summed with the last bucket, which has as many elements behind its gradients.
+    /// Has `numbers`, and among them what all devices trained on, summed with the last bucket, which has as many elements behind its
+    /// gradients and the loss in the first of them.
     pub(crate) fn carrying(self, numbers: Vec<f32>) -> Self {
         Self { carried: Some((numbers, false)), ..self }
     }
@@ -53,17 +58,20 @@ impl Gathered {
     /// # Panics
     /// When a device's thread has panicked: a sum without its gradients is none.
     pub(crate) fn whole(&mut self) -> &mut [f32] {
-        let Self { sum, ready, others, carried } = self;
+        let Self { sum, ready, others, taken, carried } = self;
         let sum = sum.as_mut();
         if let Some(others) = others.take() {
             for other in &*others {
-                let (mut bucket, moment) = other.take();
+                let (mut bucket, also_taken, moment) = other.take();
                 *ready = moment.max(*ready);
                 add(sum, bucket.as_mut());
+                *taken += also_taken;
             }
         }
         if let Some((numbers, is_there @ false)) = carried {
-            behind(sum, numbers.len()).copy_from_slice(numbers);
+            let place = behind(sum, numbers.len());
+            Trained { loss: f64::from(place[0]), taken: *taken }.put(numbers);
+            place.copy_from_slice(numbers);
             *is_there = true;
         }
         sum
@@ -76,7 +84,7 @@ fn behind(bucket: &mut [f32], elements: usize) -> &mut [f32] {
     &mut bucket[gradients..]
 }
 
-/// `sum ← sum + terms`: a loop that the compiler turns into vectors.
+/// `sum ← sum + terms`, as far as these go: a loop that the compiler turns into vectors.
 fn add(sum: &mut [f32], terms: &[f32]) {
     sum.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
 }
@@ -90,15 +98,15 @@ pub(super) struct Announced {
 
 #[derive(Default)]
 struct Queue {
-    buckets: VecDeque<(Bucket, Instant)>,
+    buckets: VecDeque<(Bucket, Tally, Instant)>,
     /// Nothing comes any more.
     ended: bool,
 }
 
 impl Announced {
-    /// The next bucket is ready now.
-    pub(super) fn put(&self, bucket: Bucket) {
-        self.queue().buckets.push_back((bucket, Instant::now()));
+    /// The next bucket is ready now, of these samples.
+    pub(super) fn put(&self, bucket: Bucket, taken: Tally) {
+        self.queue().buckets.push_back((bucket, taken, Instant::now()));
         self.changed.notify_one();
     }
 
@@ -113,8 +121,8 @@ impl Announced {
         self.changed.notify_all();
     }
 
-    /// The next bucket and when it was ready; waits for it.
-    fn take(&self) -> (Bucket, Instant) {
+    /// The next bucket, of which samples it is, and when it was ready; waits for it.
+    fn take(&self) -> (Bucket, Tally, Instant) {
         let waits = |queue: &mut Queue| queue.buckets.is_empty() && !queue.ended;
         let mut queue = self.changed.wait_while(self.queue(), waits).unwrap_or_else(PoisonError::into_inner);
         let next = queue.buckets.pop_front();

@@ -25,8 +25,10 @@ const WORKERS: usize = 8;
 const CHURNED: usize = 4;
 /// As the peer's workers are connected.
 const OVER_SOCKETS: [&str; 2] = ["algorithm=auto", "backend=tcp"];
-/// As above, and in several buckets: the numbers that tell that all have done a step are then waited for by themselves.
+/// As above, and in several buckets.
 const IN_BUCKETS: [&str; 3] = ["algorithm=auto", "backend=tcp", "bucketBytes=64Ki"];
+/// The same, rounded on the way: the numbers that tell that all have done a step are then summed and waited for by themselves.
+const ROUNDED: [&str; 4] = ["algorithm=auto", "backend=tcp", "bucketBytes=64Ki", "wire=bf16"];
 /// The sums do not depend on how many workers form them.
 const REPEATABLE: [&str; 1] = ["algorithm=canonicalTree"];
 /// Far more than any change takes.
@@ -78,7 +80,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     ];
     let rollbacks = redone.iter().filter(|steps| **steps > 0.0).count();
     let (mut found, disturbed) = load::rounds(1, || Changed::of(&mut dice, freezes, leaves))?;
-    let Changed { overhead, noticed, mut leave_stalls, mut join_stalls } = found.remove(0);
+    let Changed { overhead, overhead_rounded, noticed, mut leave_stalls, mut join_stalls } = found.remove(0);
     let killed = "kill -9 of one of 8 workers over TCP to the next step, that step's own time left out, p50";
     let ours = median(&mut resumed);
     if !peer_resumed.is_empty() {
@@ -127,6 +129,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         ("a processor for its membership's thread", membership),
         ("a processor for its part of the coordinator", coordinator),
         ("steps longer as all have to have done the one before", stable),
+        ("the same where gradients travel as bf16", overhead_rounded.stable),
     ];
     for (what, ours) in costs {
         let case = format!("what the group costs while nothing happens, of the time that a worker trains: {what}");
@@ -183,6 +186,7 @@ impl Recovered {
 /// What a group of 8 costs that is left alone, whose workers freeze, and are let go and replaced.
 struct Changed {
     overhead: Overhead,
+    overhead_rounded: Overhead,
     noticed: Vec<f64>,
     leave_stalls: Vec<f64>,
     join_stalls: Vec<f64>,
@@ -190,11 +194,14 @@ struct Changed {
 
 impl Changed {
     fn of(dice: &mut Dice, freezes: usize, leaves: usize) -> anyhow::Result<Self> {
-        let run = Run::start("overhead", WORKERS, 100_000, &IN_BUCKETS)?;
-        run.settle()?;
-        let overhead = run.overhead(OBSERVED)?;
-        run.require_sockets()?;
-        drop(run);
+        let costs = |communication: &[&str]| {
+            let run = Run::start("overhead", WORKERS, 100_000, communication)?;
+            run.settle()?;
+            let overhead = run.overhead(OBSERVED)?;
+            run.require_sockets()?;
+            anyhow::Ok(overhead)
+        };
+        let (overhead, overhead_rounded) = (costs(&IN_BUCKETS)?, costs(&ROUNDED)?);
         let run = Run::start("recovery", WORKERS, 100_000, &OVER_SOCKETS)?;
         let mut noticed = Vec::new();
         for _ in 0..freezes {
@@ -215,7 +222,7 @@ impl Changed {
             let joined = run.change_after(left.time)?;
             join_stalls.push(run.stall_at(&joined)?);
         }
-        Ok(Self { overhead, noticed, leave_stalls, join_stalls })
+        Ok(Self { overhead, overhead_rounded, noticed, leave_stalls, join_stalls })
     }
 }
 
