@@ -128,7 +128,7 @@ impl Metrics {
                 &own,
                 Counter::with_opts(named(
                     "stable_wait_seconds_total",
-                    "Seconds by which steps took longer as all had to have done the one before, beside the wait for gradients: of each the wait of the rank that waited least.",
+                    "Seconds of waiting to know that all have done a step, where no gradients told: of each wait that of the rank that waited least.",
                 ))?,
             )?,
             collective_bytes: count("collective_bytes_total", "Bytes that this worker sent in all-reduce operations.")?,
@@ -191,8 +191,8 @@ impl Metrics {
         self.phase_seconds.with_label_values(&[phase.label()]).inc_by(seconds.max(0.0));
     }
 
-    /// Takes down what a step took longer as all had to have done the one before, by each rank's wait in seconds: those that wait longer
-    /// wait for the one that waits least, which they would do for its gradients.
+    /// Takes down what it took to know that all had done a step, by each rank's wait in seconds: those that wait longer wait for the one
+    /// that waits least, which they would do for its gradients.
     pub(crate) fn waited_for_stable(&self, waits: &[f32]) {
         let least = waits.iter().copied().reduce(f32::min);
         self.stable_wait.inc_by(least.map_or(0.0, f64::from).max(0.0));

@@ -252,7 +252,7 @@ impl Trainee {
         self.devices.set_buckets(buckets)
     }
 
-    /// Keeps the line of a step that all ranks have done.
+    /// Keeps the line of the step that it has just done, whoever else has: it is forgotten with the state.
     pub(crate) fn remember(&mut self, line: StepLine) {
         if self.remembered.len() == MAX_REMEMBERED {
             self.remembered.pop_front();

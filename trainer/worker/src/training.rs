@@ -5,9 +5,9 @@
 //! What was trained on in step s goes behind the step's own last bucket of gradients: whoever has done the step knows its loss, also where
 //! the group breaks right after it. What is told of step s once it is done goes behind that of step s + 1, so it costs neither a message nor
 //! waiting; every rank reads the same sum at the same step, so all of them stop after the same one. It also tells that all ranks have done
-//! step s: only then does anything of it leave the group. After a step that no other follows at once it is summed by itself; beside gradients
-//! that travel rounded all numbers are, while the next step computes. Only how to sum is agreed on beside it, once, after a number of steps
-//! that all count.
+//! step s: only then does anything of it leave the group. After a step that no other follows at once it is summed by itself, and so it is
+//! during the steps by which a group agrees how to sum; beside gradients that travel rounded all numbers are, while the next step computes.
+//! Only how to sum is agreed on beside it, once, after a number of steps that all count.
 
 mod pending;
 
@@ -91,7 +91,7 @@ pub(crate) struct Rank<'a> {
     /// One for each device.
     loaders: Vec<Loader>,
     feeds: Feeds<'a>,
-    /// A step whose numbers are not summed yet.
+    /// A step that not all are known to have done.
     pending: Option<Pending>,
     /// Those numbers until they are handed over, then their sums.
     numbers: Vec<f32>,
@@ -228,10 +228,10 @@ impl<'a> Rank<'a> {
         let Trainee { replica, devices, .. } = &mut **trainee;
         let (last, carries) = (replica.buckets().len() - 1, replica.beside() > 0);
         let submit = &mut |bucket: usize, gradient: Gathered| {
-            let gradient = match carries && bucket == last {
-                true if rides => gradient.carrying(mem::take(numbers)),
-                true => gradient.carrying(vec![0.0; slots(*world)]),
-                false => gradient,
+            let gradient = if carries && bucket == last {
+                gradient.carrying(if rides { mem::take(numbers) } else { vec![0.0; slots(*world)] })
+            } else {
+                gradient
             };
             let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
             // Nothing is left to compute beside it.
@@ -275,7 +275,7 @@ impl<'a> Rank<'a> {
         }
         // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
         let rides = carries && self.seen.is_none();
-        self.pending = Some(self.pending(step.samples, seconds, trained, rides, [window, whole])?);
+        self.pending = Some(self.take_down(step.samples, seconds, trained, rides, [window, whole])?);
         let told = Told {
             halt: self.member.halt(),
             knows_newcomer: self.feeds.knows_another(),

@@ -40,8 +40,9 @@ pub(crate) struct Done {
 }
 
 impl Rank<'_> {
-    /// The step of so many samples that was just applied, which took so many seconds; a window of the state after it and the whole.
-    pub(super) fn pending(
+    /// Takes down the step of so many samples that was just applied, which took so many seconds; a window of the state after it and the
+    /// whole.
+    pub(super) fn take_down(
         &mut self,
         samples: u64,
         seconds: f64,

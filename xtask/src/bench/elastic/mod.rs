@@ -128,7 +128,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         ("all of it", membership + coordinator + stable),
         ("a processor for its membership's thread", membership),
         ("a processor for its part of the coordinator", coordinator),
-        ("steps longer as all have to have done the one before", stable),
+        ("waiting to know that all have done a step", stable),
         ("the same where gradients travel as bf16", overhead_rounded.stable),
     ];
     for (what, ours) in costs {

@@ -45,7 +45,7 @@ pub(super) struct Overhead {
     pub(super) membership: f64,
     /// A processor's, for the coordinator, shared out among all workers.
     pub(super) coordinator: f64,
-    /// By which steps take longer as all have to have done the one before.
+    /// Of waiting to know that all have done a step.
     pub(super) stable: f64,
 }
 
