@@ -9,8 +9,8 @@ use lockstep_data::Tally;
 
 use crate::{fingerprint::Fingerprint, member::Halt, word::Word};
 
-/// The first, where a replica puts it.
-const LOSS: usize = 0;
+/// Where a replica puts it, behind its gradients.
+pub(crate) const LOSS: usize = 0;
 /// How many ranks were asked to halt for a change.
 const CHANGE: usize = 1;
 /// How many were asked to drain.

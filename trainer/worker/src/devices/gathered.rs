@@ -8,7 +8,10 @@ use std::{
 
 use lockstep_data::Tally;
 
-use crate::{numbers::Trained, training::Bucket};
+use crate::{
+    numbers::{LOSS, Trained},
+    training::Bucket,
+};
 
 /// A bucket of a worker's gradients: those of its first device, and once they are looked at those of the others.
 pub(crate) struct Gathered {
@@ -70,7 +73,7 @@ impl Gathered {
         }
         if let Some((numbers, is_there @ false)) = carried {
             let place = behind(sum, numbers.len());
-            Trained { loss: f64::from(place[0]), taken: *taken }.put(numbers);
+            Trained { loss: f64::from(place[LOSS]), taken: *taken }.put(numbers);
             place.copy_from_slice(numbers);
             *is_there = true;
         }
