@@ -102,6 +102,8 @@ impl<'a> Reporter<'a> {
                 Owed::Evaluation(line) => self.evaluated(line)?,
             }
         }
+        // Who comes after this worker may be one that never saw them.
+        self.flush();
         Ok(())
     }
 
@@ -160,6 +162,12 @@ impl<'a> Reporter<'a> {
         self.progress.time = Some(jiff::Timestamp::now().to_string());
         self.metrics.report(&self.progress);
         self.membership.progress(self.progress.step, serde_json::to_vec(&self.progress).map_err(Failure::fatal)?);
+        self.flush();
+        Ok(())
+    }
+
+    /// Writes the lines that were taken down, which stay where the disk does not take them.
+    fn flush(&mut self) {
         let flushed = self.journal.flush();
         if let Err(error) = &flushed
             && !self.lines_wait
@@ -167,7 +175,6 @@ impl<'a> Reporter<'a> {
             warn!(%error, "metrics.jsonl not written; its lines wait");
         }
         self.lines_wait = flushed.is_err();
-        Ok(())
     }
 
     /// Writes the lines that wait for the disk, where no more may wait.
