@@ -25,6 +25,7 @@ mod numbers;
 mod reporter;
 mod saving;
 mod serve;
+mod shared_storage;
 mod signals;
 mod storage;
 mod stored;

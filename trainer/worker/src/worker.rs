@@ -17,7 +17,7 @@ use lockstep_launch::{
 };
 use lockstep_nn::Sgd;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::{
     benchmark,
@@ -32,6 +32,7 @@ use crate::{
     reporter::Reporter,
     saving::Saver,
     serve::{self, Ready},
+    shared_storage,
     signals::Stop,
     storage::Storage,
     stored::{told_of, until_stored},
@@ -235,7 +236,7 @@ impl Run<'_> {
             communicator,
             agreed,
         )?;
-        self.work().during(Activity::Waiting, || self.check_shared(&mut rank, group))?;
+        self.work().during(Activity::Waiting, || shared_storage::check(self.member, self.storage, &mut rank, group))?;
         let mut reporter = if group.reports() {
             let Member { membership, metrics, launch, .. } = self.member;
             let turn = Turn { job: &launch.job.uid, attempt: launch.attempt, generation: group.generation };
@@ -331,69 +332,6 @@ impl Run<'_> {
         let path = self.storage.output().join(PLANS_FILE);
         let appended = told_of(path.display(), || lines::append(&path, &planned));
         appended.map_err(|error| Failure::retry(format!("{}: {error}", path.display())))
-    }
-
-    /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes. Where some have
-    /// trained with it, those that came later go, and the others go on.
-    fn check_shared(&self, rank: &mut Rank<'_>, group: &Group) -> Result<(), Failure> {
-        let mut unchecked = vec![0.0; group.world as usize];
-        unchecked[group.rank as usize] = f32::from(u8::from(!rank.trainee.storage_is_checked));
-        rank.sum(&mut unchecked)?;
-        if unchecked.iter().all(|unchecked| *unchecked == 0.0) {
-            return Ok(());
-        }
-        let standing = unchecked.iter().position(|unchecked| *unchecked == 0.0);
-        let writes = group.rank as usize == standing.unwrap_or_default();
-        let token = format!("{}-{}", self.member.launch.job.uid, group.generation);
-        let left = if writes { self.storage.leave_token(&token) } else { Ok(()) };
-        let blind = self.blind_ranks(rank, group, &token, left);
-        if writes {
-            self.storage.clear_token(&token);
-        }
-        let Some(blind) = blind? else {
-            info!("whether all workers see the same storage is asked in the next group");
-            return Ok(());
-        };
-        let blind: Vec<usize> = (0..blind.len()).filter(|rank| blind[*rank] > 0.0).collect();
-        if !blind.is_empty() {
-            let pods: Vec<String> = blind.iter().map(|rank| group.pods[*rank].clone()).collect();
-            let problem = self.storage.not_shared(&pods);
-            let are_new = standing.is_some() && blind.iter().all(|rank| unchecked[*rank] > 0.0);
-            return Err(match are_new {
-                false => Failure::fatal(problem),
-                true if blind.contains(&(group.rank as usize)) => Failure::Unfit(problem),
-                true => Failure::broken(problem),
-            });
-        }
-        rank.trainee.storage_is_checked = true;
-        Ok(())
-    }
-
-    /// 1 in the place of each rank that does not see the token; `None` where one could not look.
-    fn blind_ranks(
-        &self,
-        rank: &mut Rank<'_>,
-        group: &Group,
-        token: &str,
-        left: Result<(), Failure>,
-    ) -> Result<Option<Vec<f32>>, Failure> {
-        let mut away = [f32::from(u8::from(is_away(&left)))];
-        if away == [0.0] {
-            left?;
-        }
-        rank.sum(&mut away)?;
-        if away != [0.0] {
-            return Ok(None);
-        }
-        let sees = self.storage.sees_token(token);
-        let mut found = vec![0.0; group.world as usize + 1];
-        if is_away(&sees) {
-            found[group.world as usize] = 1.0;
-        } else {
-            found[group.rank as usize] = f32::from(u8::from(!sees?));
-        }
-        rank.sum(&mut found)?;
-        Ok(found.pop_if(|away| *away == 0.0).map(|_| found))
     }
 
     /// A group that broke while it evaluated has done the step before it already. All wait here for the one that opens the journal: a large
@@ -517,13 +455,6 @@ impl Run<'_> {
         let digest = Digest::from_bytes(rank.trainee.replica.digest());
         self.member.finished(rank.step(), digest, ending)
     }
-}
-
-/// Whether storage failed in a way that passes, which is logged.
-fn is_away<T>(asked: &Result<T, Failure>) -> bool {
-    let Err(Failure::Retry(error)) = asked else { return false };
-    warn!(error, "the storage is away for a moment");
-    true
 }
 
 /// Saves the state after the last step, and tells of it.
