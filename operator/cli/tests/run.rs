@@ -268,6 +268,18 @@ fn another_seed_is_refused_in_the_folder_of_a_run() {
 }
 
 #[test]
+fn another_object_store_is_refused_once_the_run_has_trained() {
+    let mut run = run("", &["--set", "spec.checkpoint.uri=s3://bucket/jobs"]);
+    assert!(run.output().status.success());
+    fs::write(run.out().join("plans.jsonl"), "").expect("as a trainer does");
+    run.command.args(["--set", "spec.checkpoint.uri=s3://bucket/others"]);
+    let output = run.output();
+    assert_eq!(output.status.code(), Some(2));
+    let told = text(&output.stderr);
+    assert!(told.contains("spec.checkpoint.uri: s3://bucket/others: s3://bucket/jobs"), "{told}");
+}
+
+#[test]
 fn a_killed_lockstep_leaves_no_process() {
     let mut run = run("worker-0@0=endless,worker-1@0=endless", &[]);
     let mut child = run.command.spawn().expect("lockstep starts");

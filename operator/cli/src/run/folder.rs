@@ -5,6 +5,7 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    str::FromStr,
     time::SystemTime,
 };
 
@@ -27,6 +28,10 @@ const MANIFEST: &str = "manifest.yaml";
 const EARLIER_MANIFEST: &str = "manifest-earlier.yaml";
 const LOCK: &str = "lock";
 const ATTEMPT: &str = "attempt";
+const UID: &str = "uid";
+const RECORD: &str = "record.json";
+const LOGS: &str = "logs";
+const ENDINGS: &str = "endings";
 const HISTORY: &str = "history.jsonl";
 const WANTED: &str = "replicas";
 /// Its owner may read and write it.
@@ -57,11 +62,10 @@ impl Folder {
     }
 
     fn open_at(path: &Path) -> anyhow::Result<Self> {
-        let continued = path.join(MANIFEST).is_file();
-        if !continued && path.exists() && path.read_dir().context("list it")?.next().is_some() {
+        if !path.join(MANIFEST).is_file() && path.exists() && !is_unused(path).context("list it")? {
             bail!("holds other files and no {MANIFEST} of a run; name an empty folder or a run's with --output");
         }
-        for part in ["logs", "endings"] {
+        for part in [LOGS, ENDINGS] {
             fs::create_dir_all(path.join(part)).context("create it")?;
         }
         let path = path.canonicalize()?;
@@ -71,10 +75,11 @@ impl Folder {
             Err(TryLockError::WouldBlock) => bail!("another `lockstep run` is at work in it"),
             Err(TryLockError::Error(error)) => return Err(error).context("lock it"),
         }
-        let uid = uid(&path.join("uid"))?;
-        let attempt = next_attempt(&path.join(ATTEMPT))?;
+        // Another run may have begun, and ended, just before.
+        let continued = path.join(MANIFEST).is_file();
         // A wish of an earlier run is none of this one's.
         let _there_was_none = fs::remove_file(path.join(WANTED));
+        let (uid, attempt) = (uid(&path)?, next_attempt(&path)?);
         Ok(Self { path, uid, attempt, continued, _lock: lock })
     }
 
@@ -90,7 +95,7 @@ impl Folder {
 
     /// File for the output of a process.
     pub(crate) fn log(&self, role: Role) -> PathBuf {
-        self.path.join("logs").join(match role {
+        self.path.join(LOGS).join(match role {
             Role::Coordinator => "coordinator.log".to_owned(),
             Role::Worker(index) => format!("worker-{index}.log"),
         })
@@ -98,12 +103,12 @@ impl Folder {
 
     /// File for the ending of a member.
     pub(crate) fn ending(&self, member: &str) -> PathBuf {
-        self.path.join("endings").join(format!("{member}.json"))
+        self.path.join(ENDINGS).join(format!("{member}.json"))
     }
 
     /// File for the durable record.
     pub(crate) fn record(&self) -> PathBuf {
-        self.path.join("record.json")
+        self.path.join(RECORD)
     }
 
     /// Adds a line to the run's history.
@@ -161,18 +166,22 @@ impl Folder {
         Ok(())
     }
 
-    /// Keeps the manifest of this run, and an earlier one that differs under another name: by more than how many of the workers that an
-    /// elastic job may have it begins with, which its plans tell.
+    /// Keeps the manifest of this run, and under another name an earlier one by which something was trained and which differs: by more than
+    /// how many of the workers that an elastic job may have it begins with, which its plans tell.
     ///
     /// # Errors
-    /// A field that decides what the checkpoints of the earlier run mean is not as it was.
-    pub(crate) fn keep_manifest(&self, value: &Value, job: &ValidJob) -> anyhow::Result<()> {
+    /// A field that decides where the checkpoints of the earlier run are, or what they mean, is not as it was.
+    pub(crate) fn keep_manifest(&self, value: &Value) -> anyhow::Result<()> {
         let path = self.manifest();
         let text = manifest::write(value)?;
         if self.continued {
             let earlier_text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-            let earlier = ValidJob::from_manifest(&earlier_text).map_err(|fields| manifest::refused(&path, &fields))?;
-            if let Some(conflict) = conflict(&earlier.task, &job.task) {
+            let refused = |fields: Vec<InvalidField>| manifest::refused(&path, &fields);
+            let earlier = ValidJob::from_manifest(&earlier_text).map_err(refused)?;
+            let later = ValidJob::from_value(value.clone()).map_err(refused)?;
+            let has_trained = self.has_trained()?;
+            let moved = || moved(&earlier, &later).filter(|_| has_trained);
+            if let Some(conflict) = conflict(&earlier.task, &later.task).or_else(moved) {
                 bail!(
                     "{conflict}, as the run in {} was begun with; or another --output for a new run",
                     self.path.display()
@@ -182,7 +191,9 @@ impl Folder {
                 return Ok(());
             }
             let earlier_value = lockstep_api::manifest::parse(&earlier_text)?;
-            if earlier.elastic != job.elastic || without_replicas(earlier_value) != without_replicas(value.clone()) {
+            let differs =
+                earlier.elastic != later.elastic || without_replicas(earlier_value) != without_replicas(value.clone());
+            if differs && has_trained {
                 let kept = unused(&self.path.join(EARLIER_MANIFEST));
                 fs::hard_link(&path, &kept)
                     .or_else(|_| fs::copy(&path, &kept).map(drop))
@@ -191,6 +202,32 @@ impl Folder {
         }
         replace(&path, &text)
     }
+
+    /// Whether any group began to train here.
+    fn has_trained(&self) -> anyhow::Result<bool> {
+        let path = self.path.join(PLANS_FILE);
+        path.try_exists().with_context(|| format!("look for {}", path.display()))
+    }
+}
+
+/// Whether a folder holds nothing, or what a run leaves that was killed before it kept its manifest.
+fn is_unused(path: &Path) -> io::Result<bool> {
+    let files = [LOCK, UID, ATTEMPT, MANIFEST].map(|name| [Path::new(name).to_owned(), temporary(Path::new(name))]);
+    for entry in path.read_dir()? {
+        let entry = entry?;
+        let name = PathBuf::from(entry.file_name());
+        let is_our_own = match entry.file_type()?.is_dir() {
+            true => {
+                [LOGS, ENDINGS].iter().any(|ours| name.as_os_str() == *ours)
+                    && entry.path().read_dir()?.next().is_none()
+            }
+            false => files.as_flattened().contains(&name),
+        };
+        if !is_our_own {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// A manifest of a job whatever number of workers it begins with.
@@ -219,6 +256,18 @@ fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
         Task::Benchmark { .. } => serde_json::json!({ "benchmark": "given" }),
     };
     difference("spec", &decisive(earlier), &decisive(later))
+}
+
+/// The first field by which `later` looks for the checkpoints of `earlier` elsewhere: in another object store, in one or none at all, or in
+/// a folder there that is called after another name.
+fn moved(earlier: &ValidJob, later: &ValidJob) -> Option<InvalidField> {
+    let (Task::Train(before), Task::Train(after)) = (&earlier.task, &later.task) else { return None };
+    let (before, after) = (&before.checkpoint, &after.checkpoint);
+    if before.objects() != after.objects() {
+        return Some(InvalidField::new("spec.checkpoint.uri", &after.uri, &before.uri));
+    }
+    let is_renamed = before.objects().is_some() && earlier.name != later.name;
+    is_renamed.then(|| InvalidField::new("metadata.name", &later.name, &earlier.name))
 }
 
 fn difference(field: &str, earlier: &Value, later: &Value) -> Option<InvalidField> {
@@ -314,16 +363,50 @@ pub(crate) fn journal_of(run: &Path) -> anyhow::Result<String> {
     }
 }
 
+/// How often a run was begun in the folder before.
+///
+/// # Errors
+/// That is not known any more: with a number that is too small the workers would be taken for those of a run that is over.
 fn next_attempt(path: &Path) -> anyhow::Result<u32> {
-    let before: Option<u32> = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
-    let attempt = before.map_or(0, |before| before + 1);
-    replace(path, &attempt.to_string())?;
+    let advice =
+        "how often a run was begun here: write a number there that is no smaller than active.attempt in record.json";
+    let attempt = kept::<u32>(path, ATTEMPT, advice)?.map_or(0, |before| before.saturating_add(1));
+    replace(&path.join(ATTEMPT), &attempt.to_string())?;
     Ok(attempt)
+}
+
+/// # Errors
+/// It is not known any more: with another one the checkpoints in an object store would not be found.
+fn uid(path: &Path) -> anyhow::Result<String> {
+    let advice = "the run's UUID: write one there; if its checkpoints are in an object store, one that begins with the 8 characters at \
+                  the end of their folder's name";
+    if let Some(uid) = kept::<uuid::Uuid>(path, UID, advice)? {
+        return Ok(uid.to_string());
+    }
+    let uid = uuid::Uuid::new_v4().to_string();
+    replace(&path.join(UID), &uid)?;
+    Ok(uid)
+}
+
+/// What the file `name` of a run's folder holds; `None` where it is missing, and no group was formed yet that would need it.
+///
+/// # Errors
+/// It is missing later, cannot be read, or holds something else; `advice` says what belongs there.
+fn kept<T: FromStr>(path: &Path, name: &str, advice: &str) -> anyhow::Result<Option<T>> {
+    let found = match fs::read(path.join(name)).map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.join(RECORD).exists() => return Ok(None),
+        Err(error) => error.to_string(),
+        Ok(text) => match text.parse() {
+            Ok(value) => return Ok(Some(value)),
+            Err(_) => format!("{text:?}"),
+        },
+    };
+    bail!("its file {name} does not tell ({found}) {advice}")
 }
 
 /// Writes a file in one instant, in place of one of that name: whoever is killed, or finds the disk full, leaves that one as it was.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
-    let temporary = path.with_added_extension("tmp");
+    let temporary = temporary(path);
     let written = File::create(&temporary).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
@@ -332,15 +415,9 @@ fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     written.with_context(|| format!("write {}", path.display()))
 }
 
-fn uid(path: &Path) -> anyhow::Result<String> {
-    if let Ok(text) = fs::read_to_string(path)
-        && !text.trim().is_empty()
-    {
-        return Ok(text.trim().to_owned());
-    }
-    let uid = uuid::Uuid::new_v4().to_string();
-    replace(path, &uid)?;
-    Ok(uid)
+/// Where the next file of this name is written.
+fn temporary(path: &Path) -> PathBuf {
+    path.with_added_extension("tmp")
 }
 
 #[cfg(test)]
@@ -449,5 +526,95 @@ mod tests {
         let again = Folder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect("free again");
         assert!(again.continued);
         assert_eq!(again.uid, uid);
+    }
+
+    #[test]
+    fn a_run_whose_number_or_uid_is_lost_does_not_begin_as_another() {
+        let all: [Option<&[u8]>; 4] = [None, Some(b""), Some(b"-1"), Some(&[0xff; 36])];
+        for name in [ATTEMPT, UID] {
+            for damaged in all {
+                let place = tempfile::tempdir().expect("a temporary folder");
+                let open = || Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH);
+                let first = open().expect("new");
+                for formed in [first.manifest(), first.record()] {
+                    fs::write(formed, "").expect("write");
+                }
+                drop(first);
+                assert_eq!(open().expect("goes on").attempt, 1);
+                let path = place.path().join(name);
+                fs::remove_file(&path).expect("there");
+                if let Some(damaged) = damaged {
+                    fs::write(&path, damaged).expect("write");
+                }
+                let error = format!("{:#}", open().expect_err("refused"));
+                assert!(error.contains(&format!("its file {name} does not tell")), "{error}");
+                assert_eq!(fs::read(&path).ok().as_deref(), damaged, "left as it was");
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_that_was_killed_before_it_kept_its_manifest_is_begun_again_in_its_folder() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let open = || Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH);
+        drop(open().expect("new"));
+        fs::write(place.path().join("manifest.yaml.tmp"), "meta").expect("torn");
+        assert!(!open().expect("as new").continued);
+        let log = place.path().join(LOGS).join("worker-0.log");
+        fs::write(&log, "of something else").expect("write");
+        open().expect_err("refused");
+        assert!(log.exists());
+    }
+
+    #[test]
+    fn an_earlier_manifest_is_kept_once_something_was_trained_by_it() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let keep = |epochs: u32| {
+            let folder = Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
+            let manifest = serde_json::json!({
+                "apiVersion": "lockstep.dev/v1alpha1",
+                "kind": "TrainingJob",
+                "metadata": {"name": "lenet"},
+                "spec": {
+                    "model": {"name": "lenet5"},
+                    "dataset": {"format": "glyphs"},
+                    "training": {"epochs": epochs},
+                    "checkpoint": {"uri": "file:///checkpoints"},
+                },
+            });
+            folder.keep_manifest(&manifest).expect("kept");
+            place.path().join(EARLIER_MANIFEST).exists()
+        };
+        assert!(!keep(1) && !keep(2), "nothing was trained");
+        fs::write(place.path().join(PLANS_FILE), "a plan").expect("write");
+        assert!(!keep(2), "it is the same");
+        assert!(keep(3));
+    }
+
+    #[test]
+    fn a_run_continues_only_where_its_checkpoints_are() {
+        let job = |name: &str, uri: &str| {
+            ValidJob::from_value(serde_json::json!({
+                "apiVersion": "lockstep.dev/v1alpha1",
+                "kind": "TrainingJob",
+                "metadata": {"name": name},
+                "spec": {
+                    "model": {"name": "lenet5"},
+                    "dataset": {"format": "glyphs"},
+                    "checkpoint": {"uri": uri},
+                },
+            }))
+            .expect("a job")
+        };
+        let [folder, other, bucket] = ["file:///checkpoints", "file:///other", "s3://bucket/jobs"];
+        for (earlier, later, expected) in [
+            (("one", folder), ("one", bucket), Some("spec.checkpoint.uri: s3://bucket/jobs: file:///checkpoints")),
+            (("one", bucket), ("one", other), Some("spec.checkpoint.uri: file:///other: s3://bucket/jobs")),
+            (("one", bucket), ("two", bucket), Some("metadata.name: two: one")),
+            (("one", folder), ("two", other), None),
+        ] {
+            let found = moved(&job(earlier.0, earlier.1), &job(later.0, later.1)).map(|field| field.to_string());
+            assert_eq!(found.as_deref(), expected);
+        }
     }
 }

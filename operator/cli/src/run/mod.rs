@@ -146,7 +146,7 @@ impl Session {
         let trainer = trainer::find(trainer)?;
         let control = ControlPort::open(port)?;
         let folder = Folder::open(output, &job.name, Timestamp::now())?;
-        folder.keep_manifest(value, &job)?;
+        folder.keep_manifest(value)?;
         if encrypts(&job.task) {
             folder.make_credentials(SystemTime::now())?;
         }
