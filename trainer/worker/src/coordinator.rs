@@ -79,7 +79,10 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         }
         Notice::Found { change, history } => {
             drop(post.send(News::Found(told(change, history))));
-            drop(post.send(News::Members(members(change))));
+            // The processes of an earlier attempt are gone, whatever those are called that took their places.
+            if change.active.attempt == launch.attempt {
+                drop(post.send(News::Members(members(change))));
+            }
         }
         Notice::Progress { payload, .. } => match serde_json::from_slice(payload) {
             Ok(progress) => drop(post.send(News::Progress(Box::new(progress)))),

@@ -138,6 +138,10 @@ impl Session {
                             }
                             return Ok(finish);
                         }
+                        if role == Role::Coordinator && end != End::Exit(Exit::Done) {
+                            // Why it ended is not why the job may fail later.
+                            heard.ending = None;
+                        }
                     }
                 },
                 () = sleep_until(start.unwrap_or(look)), if start.is_some() => job.start_pending(display),
@@ -285,12 +289,13 @@ impl Supervised<'_> {
         let was_struck = self.struck.contains(&role) && end == End::Signal(Signal::KILL.as_raw());
         self.struck.retain(|struck| *struck != role);
         self.leaving.retain(|(_, leaving)| *leaving != role);
+        let belonged = self.members.take(&self.session.member(role));
         if was_struck && wanted == Wanted::Yes {
+            self.gone.extend(belonged);
             self.pending.push((Instant::now(), role));
             return None;
         }
         let limit = self.session.job.failure_policy.backoff_limit;
-        let belonged = self.members.take(&self.session.member(role));
         let holders = match (self.is_held(), &belonged) {
             (true, Some(_)) => Holders::Others,
             (true, None) => Holders::OthersBefore,
@@ -434,6 +439,7 @@ impl Supervised<'_> {
                         Happening::Said(said) => self.said(said, heard, display),
                         Happening::Ended(_, End::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
                         Happening::Ended(Role::Coordinator, End::Signal(_) | End::Crash(_) | End::Exit(Exit::Retry)) => {
+                            heard.ending = None;
                             self.replace_coordinator(Instant::now() + LOOK);
                         }
                         Happening::Ended(..) => {}
