@@ -191,8 +191,11 @@ impl Medium for Files {
     }
 
     fn delete(&self, slot: Slot) -> Result<(), CheckpointError> {
-        let aside = self.temporary(&format!("deleted-{}", slot.step));
-        self.perform(&Operation::Rename(self.place(slot), aside.clone()))?;
+        let (path, aside) = (self.place(slot), self.temporary(&format!("deleted-{}", slot.step)));
+        match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
+            Err(_) if matches!(self.look(&path), Ok(None)) => return Ok(()),
+            renamed => renamed?,
+        }
         self.sync_slots()?;
         self.perform(&Operation::Remove(aside))
     }

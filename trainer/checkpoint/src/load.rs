@@ -234,12 +234,12 @@ impl Folder {
         }
     }
 
-    /// Whether a manifest is whole and says that another job wrote it, or a generation after this one, or may say so.
-    pub(crate) fn is_others(&self, generation: u64, slot: Slot, expected: &Identity) -> bool {
+    /// Whose a checkpoint is, as this generation of a job sees it.
+    pub(crate) fn owner(&self, generation: u64, slot: Slot, expected: &Identity) -> Owner {
         match self.manifest_of(slot) {
-            Ok((found, ..)) => found.identity != *expected || found.position.generation > generation,
-            Err(Unusable::Damaged(_)) => false,
-            Err(Unusable::Newer(_) | Unusable::Unread(_)) => true,
+            Ok((found, ..)) if found.identity == *expected && found.position.generation <= generation => Owner::This,
+            Ok(_) | Err(Unusable::Newer(_) | Unusable::Unread(_)) => Owner::Other,
+            Err(Unusable::Damaged(_)) => Owner::Nobody,
         }
     }
 
@@ -248,6 +248,17 @@ impl Folder {
         let manifest = self.manifest_of(slot).map(|(manifest, ..)| manifest);
         manifest.is_ok_and(|found| found.identity == *expected && found.position.generation < generation)
     }
+}
+
+/// Who has a say about a checkpoint, by its manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// This job, in the generation that asks or one before it.
+    This,
+    /// Another job or a later generation, or maybe: its manifest cannot be read now, or not by this build.
+    Other,
+    /// Its manifest is damaged.
+    Nobody,
 }
 
 fn refuse_foreign(path: &Path, found: &Identity, expected: &Identity) -> Result<(), CheckpointError> {

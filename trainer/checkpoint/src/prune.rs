@@ -2,6 +2,7 @@ use std::num::NonZeroU32;
 
 use crate::{
     Checkpoint, CheckpointError, Folder, Identity, Position, Saved,
+    load::Owner,
     slot::{Leftover, Slot, Staged},
 };
 
@@ -16,12 +17,12 @@ pub struct Pruned {
 
 impl Folder {
     /// Keeps this job's checkpoints of the newest `keep_last` steps and removes the older ones, all others of the newest one's step among
-    /// them, and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Damaged
-    /// ones that are newer than it, other jobs' ones, and saves of later steps that may be under way stay; so do those of a later
+    /// them, and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Older ones
+    /// whose manifests are damaged are not counted, and removed. Damaged ones that are newer than it, other jobs' ones, and saves of later steps that may be under way stay; so do those of a later
     /// generation than its own, which has gone back behind it and may be about to delete it. No group may be saving.
     ///
     /// # Errors
-    /// As of [`Folder::newest`]; [`CheckpointError::Storage`] where something cannot be deleted.
+    /// As of [`Folder::newest`]; the first of those of the storage, where something cannot be deleted; everything else is.
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
         let slots = self.medium.slots()?;
         self.prune_after(&[], &slots, None, keep_last, expected)
@@ -65,25 +66,32 @@ impl Folder {
         let leftovers = self.medium.leftovers()?.into_iter();
         let stale: Vec<_> = leftovers.filter(|leftover| is_stale(leftover, position, saving)).collect();
         pruned.leftovers = stale.len();
-        stale.into_iter().try_for_each(|leftover| self.medium.discard(leftover))?;
+        // One that cannot be deleted is no reason to keep the others.
+        let mut deleted = stale.into_iter().map(|leftover| self.medium.discard(leftover)).fold(Ok(()), Result::and);
         if let Some((newest, Checkpoint { position, .. })) = newest {
-            let older = slots.iter().copied().filter(|slot| *slot < newest);
+            // What a later generation has saved stays, whatever its manifest holds.
+            let is_later = |slot: &Slot| saving.is_some_and(|saving| slot.generation > Some(saving));
+            let older = slots.iter().copied().filter(|slot| *slot < newest && !is_later(slot));
             let latest = saving.unwrap_or(position.generation);
-            let own: Vec<_> = older.filter(|slot| !self.is_others(latest, *slot, expected)).collect();
-            let mut kept: Vec<_> = own.iter().map(|slot| slot.step).filter(|step| *step < newest.step).collect();
+            let owned: Vec<_> = older.map(|slot| (slot, self.owner(latest, slot, expected))).collect();
+            let ours = owned.iter().filter(|(_, owner)| *owner == Owner::This).map(|(slot, _)| slot.step);
+            let mut kept: Vec<_> = ours.filter(|step| *step < newest.step).collect();
             kept.dedup();
             kept.truncate(keep_last.get() as usize - 1);
             // Others of its step are damaged, or what older groups have left.
-            let old = own.into_iter().filter(|slot| !kept.contains(&slot.step));
+            let is_old = |slot: &Slot, owner: Owner| owner != Owner::Other && !kept.contains(&slot.step);
+            let old = owned.iter().filter(|(slot, owner)| is_old(slot, *owner)).map(|(slot, _)| *slot);
             let is_given_up = |slot: &Slot| {
                 slots.first() == Some(&newest) && self.is_of_generation_before(position.generation, *slot, expected)
             };
             for slot in later.iter().copied().filter(is_given_up).chain(old) {
-                self.medium.delete(slot)?;
-                pruned.steps.push(slot.step);
+                match self.medium.delete(slot) {
+                    Ok(()) => pruned.steps.push(slot.step),
+                    failed => deleted = deleted.and(failed),
+                }
             }
         }
-        Ok(pruned)
+        deleted.map(|()| pruned)
     }
 }
 

@@ -223,6 +223,46 @@ fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
 }
 
 #[test]
+fn a_checkpoint_whose_manifest_is_damaged_takes_no_place_of_a_whole_one() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    (1..=4).for_each(|step| save(&folder, step));
+    fs::write(place(&folder, 3).join("manifest.json"), "damaged").expect("written");
+    assert_eq!(folder.prune(number(2), &State::at(0).identity).expect("pruned").steps, [3, 1]);
+    assert_eq!(steps(&folder), [4, 2]);
+}
+
+/// A disk on which these stay where they are.
+#[derive(Debug)]
+struct Stuck(Vec<PathBuf>);
+
+impl Perform for Stuck {
+    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+        match operation {
+            Operation::Rename(from, _) if self.0.contains(from) => {
+                Err(CheckpointError::of("renaming", from.clone(), io::ErrorKind::PermissionDenied.into()))
+            }
+            _ => FileSystem.perform(operation),
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_deleted_keeps_nothing_else_from_being() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    (1..=4).for_each(|step| save(&folder, step));
+    let torn = [1, 2].map(|step| staging(&folder, step, 0));
+    torn.iter().for_each(|torn| fs::create_dir(torn).expect("a torn save"));
+    let [first, last] = torn;
+    let stuck = Stuck(vec![first.clone(), place(&folder, 3)]);
+    let folder = open_performed_by(Arc::new(stuck), root.path());
+    let error = folder.prune(number(1), &State::at(0).identity).expect_err("told").to_string();
+    assert!(error.contains(&first.display().to_string()), "{error}");
+    assert_eq!((steps(&folder), first.exists(), last.exists()), (vec![4, 3], true, false));
+}
+
+#[test]
 fn two_checkpoints_of_a_step_are_kept_as_one() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
