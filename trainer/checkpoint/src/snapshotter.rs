@@ -180,7 +180,8 @@ impl Snapshotter {
         }
     }
 
-    /// Gives up the parts that are not written yet, each before its next chunk, and a commitment that still looks for its parts.
+    /// Gives up the parts that are not written yet, each before its next chunk, and a commitment that still looks for its parts. What is
+    /// written of them stays until it is [abandoned](Self::abandon), or a later checkpoint prunes.
     pub fn give_up(&mut self) {
         mem::take(&mut self.cancelled).store(true, Ordering::Relaxed);
     }

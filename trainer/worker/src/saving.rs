@@ -231,14 +231,14 @@ impl<'a> Saver<'a> {
     pub(crate) fn save(&mut self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let begun = Instant::now();
         self.snapshotter.give_up();
-        self.copied = None;
+        let mut given_up = self.copied.take().map(|copied| copied.position);
         for ended in self.finish() {
             if let Err(error) = self.note(ended) {
                 warn!(%error, "checkpoint not saved");
             }
         }
         let membership = self.membership;
-        until_stored(membership, || self.store_part(rank))?;
+        until_stored(membership, || self.store_part(rank, &mut given_up))?;
         if let (Some(copied), Some(reporter)) = (self.copied.take(), reporter) {
             self.store_manifest(copied, reporter)?;
             self.metrics.spent(Phase::Checkpoint, begun.elapsed().as_secs_f64());
@@ -246,8 +246,9 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
-    /// Stores this rank's part of the state unless it is stored, and hears whether all ranks' are.
-    fn store_part(&mut self, rank: &mut Rank<'_>) -> Result<(), Failure> {
+    /// Stores this rank's part of the state unless it is stored, and hears whether all ranks' are. Where not, there may be room for it once
+    /// what was written of the one that was `given_up` is gone: no rank writes that any more.
+    fn store_part(&mut self, rank: &mut Rank<'_>, given_up: &mut Option<Position>) -> Result<(), Failure> {
         let is_stored = |copied: &Copied| copied.part == Outcome::Stored;
         let mut own = Ok(());
         if !self.copied.as_ref().is_some_and(is_stored) {
@@ -256,6 +257,9 @@ impl<'a> Saver<'a> {
         }
         let mut failed = [f32::from(u8::from(!self.copied.as_ref().is_some_and(is_stored)))];
         let told = rank.sum(&mut failed);
+        if let (Ok(()), true, Some(position)) = (&told, self.reports && failed != [0.0], given_up.take()) {
+            self.snapshotter.abandon(position);
+        }
         own?;
         told?;
         match failed == [0.0] {
@@ -394,7 +398,7 @@ impl<'a> Saver<'a> {
         let stall_ms = stall.as_secs_f64() * 1e3;
         info!(step = saved.step, bytes = saved.bytes, seconds, stall_ms, "checkpoint saved");
         if let Err(error) = pruned {
-            warn!(%error, "old checkpoints were not removed");
+            warn!(%error, "not all old checkpoints were removed");
         }
         self.membership.checkpoint(saved.step, Digest::from_bytes(saved.manifest_digest));
         // One that an older group had begun may end once another rank reports.
