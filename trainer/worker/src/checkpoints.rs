@@ -166,7 +166,7 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
             return Err(Problem::NoSuchStep { path: folder.path().display().to_string(), step: wanted });
         }
     }
-    let mut lines = Vec::new();
+    let (mut lines, mut told) = (Vec::new(), Ok(()));
     let (mut damaged, mut whole) = (0, 0);
     for listed in &all {
         let step = listed.step;
@@ -189,17 +189,24 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
             });
             continue;
         }
-        match found {
-            Ok(whole) => writeln!(out, "step {step}: whole, {} read", size(whole.bytes))?,
-            Err(reason) => writeln!(out, "step {step}: {reason}")?,
+        told = told.and_then(|()| match found {
+            Ok(whole) => writeln!(out, "step {step}: whole, {} read", size(whole.bytes)),
+            Err(reason) => writeln!(out, "step {step}: {reason}"),
+        });
+        if damaged > 0 && told.is_err() {
+            break;
         }
     }
-    if json {
-        writeln!(out, "{:#}", json!(lines))?;
-    } else {
-        writeln!(out, "{whole} of {} whole", whole + damaged)?;
+    told = told.and_then(|()| match json {
+        true => writeln!(out, "{:#}", json!(lines)),
+        false => writeln!(out, "{whole} of {} whole", whole + damaged),
+    });
+    match told {
+        // Whoever has read enough gets the exit code all the same.
+        Err(error) if damaged == 0 || error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ if damaged > 0 => Ok(Outcome::Damaged),
+        _ => Ok(Outcome::Done),
     }
-    Ok(if damaged == 0 { Outcome::Done } else { Outcome::Damaged })
 }
 
 fn prune(folder: &Folder, keep_last: NonZeroU32, json: bool, out: &mut impl Write) -> Result<Outcome, Problem> {
@@ -381,6 +388,27 @@ mod tests {
         assert!(matches!(outcome, Ok(Outcome::Done)));
         let (outcome, _) = said(&Action::Verify { place: place(&root, true), step: Some(9) });
         assert!(outcome.err().expect("refused").to_string().contains("no checkpoint of step 9"));
+    }
+
+    /// A reader that has left.
+    struct Gone;
+
+    impl Write for Gone {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_damaged_one_decides_the_outcome_whether_or_not_anybody_reads_of_it() {
+        let root = folder();
+        let of = |step| perform(&Action::Verify { place: place(&root, false), step }, &mut Gone);
+        assert!(matches!(of(None), Ok(Outcome::Damaged)));
+        assert!(matches!(of(Some(2)), Err(Problem::Output(_))));
     }
 
     #[test]
