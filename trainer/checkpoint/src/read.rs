@@ -175,7 +175,9 @@ fn each_chunk<T: Send>(
         }
     };
     let failed = thread::scope(|scope| {
-        let threads: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        // Where the system gives no more threads there are enough.
+        let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let threads: Vec<_> = (1..threads).map_while(start).collect();
         let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|cause| resume_unwind(cause)));
         [work()].into_iter().chain(joined).filter_map(Result::err).min_by_key(|(start, _)| *start)
     });

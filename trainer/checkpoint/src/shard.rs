@@ -110,7 +110,9 @@ impl Folder {
             (written, synced, stored)
         };
         let (written, mut synced, stored) = thread::scope(|scope| {
-            let threads: Vec<_> = (1..self.at_once.min(parts.len())).map(|_| scope.spawn(write)).collect();
+            // Where the system gives no more threads there are enough.
+            let start = |_| thread::Builder::new().spawn_scoped(scope, write).ok();
+            let threads: Vec<_> = (1..self.at_once.min(parts.len())).map_while(start).collect();
             let (mut written, mut synced, mut stored) = write();
             for thread in threads {
                 let others = thread.join().unwrap_or_else(|cause| resume_unwind(cause));

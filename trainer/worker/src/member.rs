@@ -305,11 +305,12 @@ fn end_hung_process(ending: &Path, reason: &str) {
     let failure = Failure::retry(reason);
     error!(exit = %failure.exit(), "{failure}");
     let (path, ending) = (ending.to_owned(), failure.ending());
-    let writing = thread::spawn(move || leave(&path, &ending));
-    // It may be the storage of that file that hangs.
-    let begun = Instant::now();
-    while !writing.is_finished() && begun.elapsed() < ENDING_PATIENCE {
-        thread::sleep(Duration::from_millis(10));
+    // It may be the storage of that file that hangs, and the system may have no thread left.
+    if let Ok(writing) = thread::Builder::new().spawn(move || leave(&path, &ending)) {
+        let begun = Instant::now();
+        while !writing.is_finished() && begun.elapsed() < ENDING_PATIENCE {
+            thread::sleep(Duration::from_millis(10));
+        }
     }
     process::exit(failure.exit().code().into());
 }
