@@ -1,5 +1,8 @@
 //! The folder of a run: everything that it leaves behind.
 
+mod conflict;
+mod other;
+
 use std::{
     fs::{self, File, TryLockError},
     io::{self, Write as _},
@@ -13,14 +16,16 @@ use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
 use lockstep_launch::{
-    Change, Encryption, InvalidField, JOURNAL_FILE, PLANS_FILE, Planned, Progress, Reached, Task, lines,
-    make_credentials,
+    Change, Encryption, InvalidField, JOURNAL_FILE, PLANS_FILE, Progress, Reached, Task, lines, make_credentials,
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::Value;
 
+use self::conflict::{conflict, moved};
 use super::restart::Role;
 use crate::manifest;
+
+pub(crate) use self::other::{Other, journal_of};
 
 /// Where runs go when no folder is named.
 const RUNS: &str = "runs";
@@ -241,51 +246,6 @@ pub(crate) fn encrypts(task: &Task) -> bool {
     task.communication().encryption == Encryption::Tls
 }
 
-/// The first field that gives the checkpoints of `earlier` another meaning under `later`.
-fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
-    let decisive = |task: &Task| match task {
-        Task::Train(workload) => serde_json::json!({
-            "model": workload.model,
-            "dataset": workload.dataset,
-            "training": {
-                "seed": workload.training.seed,
-                "globalBatchSize": workload.training.global_batch_size,
-            },
-        }),
-        // It leaves no checkpoint: whatever it measures may change.
-        Task::Benchmark { .. } => serde_json::json!({ "benchmark": "given" }),
-    };
-    difference("spec", &decisive(earlier), &decisive(later))
-}
-
-/// The first field by which `later` looks for the checkpoints of `earlier` elsewhere: in another object store, in one or none at all, or in
-/// a folder there that is called after another name.
-fn moved(earlier: &ValidJob, later: &ValidJob) -> Option<InvalidField> {
-    let (Task::Train(before), Task::Train(after)) = (&earlier.task, &later.task) else { return None };
-    let (before, after) = (&before.checkpoint, &after.checkpoint);
-    if before.objects() != after.objects() {
-        return Some(InvalidField::new("spec.checkpoint.uri", &after.uri, &before.uri));
-    }
-    let is_renamed = before.objects().is_some() && earlier.name != later.name;
-    is_renamed.then(|| InvalidField::new("metadata.name", &later.name, &earlier.name))
-}
-
-fn difference(field: &str, earlier: &Value, later: &Value) -> Option<InvalidField> {
-    if let (Value::Object(old), Value::Object(new)) = (earlier, later) {
-        let names = old.keys().chain(new.keys().filter(|name| !old.contains_key(*name)));
-        let at = |map: &serde_json::Map<String, Value>, name: &str| map.get(name).cloned().unwrap_or_default();
-        return names
-            .into_iter()
-            .find_map(|name| difference(&format!("{field}.{name}"), &at(old, name), &at(new, name)));
-    }
-    let text = |value: &Value| match value {
-        Value::Null => "missing".to_owned(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    (earlier != later).then(|| InvalidField::new(field, text(later), text(earlier)))
-}
-
 /// The path, or with a number before its extension the first that does not exist.
 fn unused(path: &Path) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -294,73 +254,6 @@ fn unused(path: &Path) -> PathBuf {
         .chain((2_u64..).map(|number| path.with_file_name(format!("{stem}-{number}{extension}"))))
         .find(|path| !path.exists())
         .unwrap_or_else(|| path.to_owned())
-}
-
-/// The folder of a run that somebody else's `lockstep run` is at work in, or was.
-#[derive(Debug)]
-pub(crate) struct Other {
-    path: PathBuf,
-    /// The job as it was run.
-    pub(crate) job: ValidJob,
-    /// Its manifest.
-    pub(crate) value: Value,
-}
-
-impl Other {
-    /// # Errors
-    /// `path` is no run's folder.
-    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
-        let manifest_path = path.join(MANIFEST);
-        let text = fs::read_to_string(&manifest_path).with_context(|| {
-            let path = path.display();
-            format!("{path}: no run's folder, which `lockstep run` tells at its start: {MANIFEST} cannot be read")
-        })?;
-        let value = lockstep_api::manifest::parse(&text).with_context(|| manifest_path.display().to_string())?;
-        let job = ValidJob::from_value(value.clone()).map_err(|fields| manifest::refused(&manifest_path, &fields))?;
-        Ok(Self { path: path.to_owned(), job, value })
-    }
-
-    /// Whether a `lockstep run` is at work there.
-    pub(crate) fn is_at_work(&self) -> bool {
-        File::open(self.path.join(LOCK)).is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
-    }
-
-    /// Asks the `lockstep run` at work there for so many workers.
-    pub(crate) fn want_workers(&self, workers: u32) -> anyhow::Result<()> {
-        replace(&self.path.join(WANTED), &workers.to_string())
-    }
-
-    /// A manifest by which the run was begun, if it went on by another one.
-    pub(crate) fn earlier_manifest(&self) -> anyhow::Result<Option<PathBuf>> {
-        let first = self.path.join(EARLIER_MANIFEST);
-        Ok(first.try_exists().with_context(|| format!("look for {}", first.display()))?.then_some(first))
-    }
-
-    /// Every change of the group, oldest first; a last line that is torn is left out.
-    pub(crate) fn history(&self) -> anyhow::Result<Vec<Change>> {
-        self.lines(HISTORY)
-    }
-
-    /// Every membership that trained; a line that is torn, before whose step its writer was killed, is left out.
-    pub(crate) fn plans(&self) -> anyhow::Result<Vec<Planned>> {
-        self.lines(PLANS_FILE)
-    }
-
-    fn lines<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Vec<T>> {
-        let path = self.path.join(name);
-        lines::read(&path).with_context(|| format!("read {}", path.display()))
-    }
-}
-
-/// What a run has written of its steps; nothing where somebody took that away.
-pub(crate) fn journal_of(run: &Path) -> anyhow::Result<String> {
-    let path = run.join(JOURNAL_FILE);
-    match fs::read(&path) {
-        // Lines that a power failure has spoiled tell nothing; the others do.
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
-    }
 }
 
 /// How often a run was begun in the folder before.
@@ -424,59 +317,9 @@ fn temporary(path: &Path) -> PathBuf {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use lockstep_launch::{Benchmark, Collectives, Communication, CredentialFile, Workload};
+    use lockstep_launch::CredentialFile;
 
     use super::*;
-
-    fn workload() -> Workload {
-        serde_json::from_value(serde_json::json!({
-            "model": {"name": "mlp", "hidden": [64]},
-            "dataset": {"format": "idx", "uri": "file:///srv/mnist"},
-            "training": {"seed": 7},
-            "communication": {},
-            "checkpoint": {"uri": "file:///checkpoints"},
-        }))
-        .expect("a workload")
-    }
-
-    #[test]
-    fn a_run_continues_only_with_what_its_checkpoints_mean() {
-        type Change = fn(&mut Workload);
-        let cases: [(&str, Change); 5] = [
-            ("spec.model.hidden: [32]: [64]", |job| job.model.hidden = vec![32]),
-            ("spec.dataset.uri: missing: file:///srv/mnist", |job| job.dataset.uri = None),
-            ("spec.dataset.evaluationFraction: 0.2: 0.1", |job| job.dataset.evaluation_fraction = 0.2),
-            ("spec.training.seed: 8: 7", |job| job.training.seed = 8),
-            ("spec.training.globalBatchSize: 128: 64", |job| job.training.global_batch_size = 128),
-        ];
-        for (expected, change) in cases {
-            let mut later = workload();
-            change(&mut later);
-            let found = conflict(&Task::Train(workload()), &Task::Train(later));
-            assert_eq!(found.map(|field| field.to_string()).as_deref(), Some(expected));
-        }
-    }
-
-    #[test]
-    fn a_run_continues_for_more_epochs_and_with_another_pace() {
-        let mut later = workload();
-        later.training.epochs = 50;
-        later.training.micro_batch_size = 16;
-        later.checkpoint.interval_seconds = 5;
-        assert_eq!(conflict(&Task::Train(workload()), &Task::Train(later)), None);
-    }
-
-    fn benchmark(collectives: Collectives) -> Task {
-        Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication: Communication::default() }
-    }
-
-    #[test]
-    fn a_benchmark_may_measure_something_else_where_another_one_did_but_trains_nothing() {
-        let later = Collectives { repetitions: 3, ..Collectives::default() };
-        assert_eq!(conflict(&benchmark(Collectives::default()), &benchmark(later)), None);
-        let found = conflict(&benchmark(Collectives::default()), &Task::Train(workload())).expect("refused");
-        assert_eq!(found.to_string(), "spec.benchmark: missing: given");
-    }
 
     #[test]
     fn a_new_folder_is_named_after_job_and_time() {
@@ -589,32 +432,5 @@ mod tests {
         fs::write(place.path().join(PLANS_FILE), "a plan").expect("write");
         assert!(!keep(2), "it is the same");
         assert!(keep(3));
-    }
-
-    #[test]
-    fn a_run_continues_only_where_its_checkpoints_are() {
-        let job = |name: &str, uri: &str| {
-            ValidJob::from_value(serde_json::json!({
-                "apiVersion": "lockstep.dev/v1alpha1",
-                "kind": "TrainingJob",
-                "metadata": {"name": name},
-                "spec": {
-                    "model": {"name": "lenet5"},
-                    "dataset": {"format": "glyphs"},
-                    "checkpoint": {"uri": uri},
-                },
-            }))
-            .expect("a job")
-        };
-        let [folder, other, bucket] = ["file:///checkpoints", "file:///other", "s3://bucket/jobs"];
-        for (earlier, later, expected) in [
-            (("one", folder), ("one", bucket), Some("spec.checkpoint.uri: s3://bucket/jobs: file:///checkpoints")),
-            (("one", bucket), ("one", other), Some("spec.checkpoint.uri: file:///other: s3://bucket/jobs")),
-            (("one", bucket), ("two", bucket), Some("metadata.name: two: one")),
-            (("one", folder), ("two", other), None),
-        ] {
-            let found = moved(&job(earlier.0, earlier.1), &job(later.0, later.1)).map(|field| field.to_string());
-            assert_eq!(found.as_deref(), expected);
-        }
     }
 }

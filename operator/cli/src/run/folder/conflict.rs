@@ -1,0 +1,134 @@
+//! Whether a run can go on by another manifest: whether that one finds its checkpoints, and they mean what they did.
+
+use lockstep_api::ValidJob;
+use lockstep_launch::{InvalidField, Task};
+use serde_json::Value;
+
+/// The first field that gives the checkpoints of `earlier` another meaning under `later`.
+pub(super) fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
+    let decisive = |task: &Task| match task {
+        Task::Train(workload) => serde_json::json!({
+            "model": workload.model,
+            "dataset": workload.dataset,
+            "training": {
+                "seed": workload.training.seed,
+                "globalBatchSize": workload.training.global_batch_size,
+            },
+        }),
+        // It leaves no checkpoint: whatever it measures may change.
+        Task::Benchmark { .. } => serde_json::json!({ "benchmark": "given" }),
+    };
+    difference("spec", &decisive(earlier), &decisive(later))
+}
+
+/// The first field by which `later` looks for the checkpoints of `earlier` elsewhere: in another object store, in one or none at all, or in
+/// a folder there that is called after another name.
+pub(super) fn moved(earlier: &ValidJob, later: &ValidJob) -> Option<InvalidField> {
+    let (Task::Train(before), Task::Train(after)) = (&earlier.task, &later.task) else { return None };
+    let (before, after) = (&before.checkpoint, &after.checkpoint);
+    if before.objects() != after.objects() {
+        return Some(InvalidField::new("spec.checkpoint.uri", &after.uri, &before.uri));
+    }
+    let is_renamed = before.objects().is_some() && earlier.name != later.name;
+    is_renamed.then(|| InvalidField::new("metadata.name", &later.name, &earlier.name))
+}
+
+fn difference(field: &str, earlier: &Value, later: &Value) -> Option<InvalidField> {
+    if let (Value::Object(old), Value::Object(new)) = (earlier, later) {
+        let names = old.keys().chain(new.keys().filter(|name| !old.contains_key(*name)));
+        let at = |map: &serde_json::Map<String, Value>, name: &str| map.get(name).cloned().unwrap_or_default();
+        return names
+            .into_iter()
+            .find_map(|name| difference(&format!("{field}.{name}"), &at(old, name), &at(new, name)));
+    }
+    let text = |value: &Value| match value {
+        Value::Null => "missing".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    (earlier != later).then(|| InvalidField::new(field, text(later), text(earlier)))
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_launch::{Benchmark, Collectives, Communication, Workload};
+
+    use super::*;
+
+    fn workload() -> Workload {
+        serde_json::from_value(serde_json::json!({
+            "model": {"name": "mlp", "hidden": [64]},
+            "dataset": {"format": "idx", "uri": "file:///srv/mnist"},
+            "training": {"seed": 7},
+            "communication": {},
+            "checkpoint": {"uri": "file:///checkpoints"},
+        }))
+        .expect("a workload")
+    }
+
+    #[test]
+    fn a_run_continues_only_with_what_its_checkpoints_mean() {
+        type Change = fn(&mut Workload);
+        let cases: [(&str, Change); 5] = [
+            ("spec.model.hidden: [32]: [64]", |job| job.model.hidden = vec![32]),
+            ("spec.dataset.uri: missing: file:///srv/mnist", |job| job.dataset.uri = None),
+            ("spec.dataset.evaluationFraction: 0.2: 0.1", |job| job.dataset.evaluation_fraction = 0.2),
+            ("spec.training.seed: 8: 7", |job| job.training.seed = 8),
+            ("spec.training.globalBatchSize: 128: 64", |job| job.training.global_batch_size = 128),
+        ];
+        for (expected, change) in cases {
+            let mut later = workload();
+            change(&mut later);
+            let found = conflict(&Task::Train(workload()), &Task::Train(later));
+            assert_eq!(found.map(|field| field.to_string()).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_run_continues_for_more_epochs_and_with_another_pace() {
+        let mut later = workload();
+        later.training.epochs = 50;
+        later.training.micro_batch_size = 16;
+        later.checkpoint.interval_seconds = 5;
+        assert_eq!(conflict(&Task::Train(workload()), &Task::Train(later)), None);
+    }
+
+    fn benchmark(collectives: Collectives) -> Task {
+        Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication: Communication::default() }
+    }
+
+    #[test]
+    fn a_benchmark_may_measure_something_else_where_another_one_did_but_trains_nothing() {
+        let later = Collectives { repetitions: 3, ..Collectives::default() };
+        assert_eq!(conflict(&benchmark(Collectives::default()), &benchmark(later)), None);
+        let found = conflict(&benchmark(Collectives::default()), &Task::Train(workload())).expect("refused");
+        assert_eq!(found.to_string(), "spec.benchmark: missing: given");
+    }
+
+    #[test]
+    fn a_run_continues_only_where_its_checkpoints_are() {
+        let job = |name: &str, uri: &str| {
+            ValidJob::from_value(serde_json::json!({
+                "apiVersion": "lockstep.dev/v1alpha1",
+                "kind": "TrainingJob",
+                "metadata": {"name": name},
+                "spec": {
+                    "model": {"name": "lenet5"},
+                    "dataset": {"format": "glyphs"},
+                    "checkpoint": {"uri": uri},
+                },
+            }))
+            .expect("a job")
+        };
+        let [folder, other, bucket] = ["file:///checkpoints", "file:///other", "s3://bucket/jobs"];
+        for (earlier, later, expected) in [
+            (("one", folder), ("one", bucket), Some("spec.checkpoint.uri: s3://bucket/jobs: file:///checkpoints")),
+            (("one", bucket), ("one", other), Some("spec.checkpoint.uri: file:///other: s3://bucket/jobs")),
+            (("one", bucket), ("two", bucket), Some("metadata.name: two: one")),
+            (("one", folder), ("two", other), None),
+        ] {
+            let found = moved(&job(earlier.0, earlier.1), &job(later.0, later.1)).map(|field| field.to_string());
+            assert_eq!(found.as_deref(), expected);
+        }
+    }
+}
