@@ -100,6 +100,15 @@ impl Files {
         folder.join(format!("{TEMPORARY}{purpose}-{}", self.performer.draw()))
     }
 
+    /// Takes what is at `path` out of its place, in one instant, to be removed from where it is then; `None` where it was gone.
+    fn put_aside(&self, path: PathBuf, purpose: &str) -> Result<Option<PathBuf>, CheckpointError> {
+        let aside = self.temporary(purpose);
+        match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
+            Err(_) if matches!(self.look(&path), Ok(None)) => Ok(None),
+            renamed => renamed.map(|()| Some(aside)),
+        }
+    }
+
     /// Whether a chunk need not be written: a torn save of the same step has left it, another part of the state is equal, or so is
     /// the checkpoint before, from which it gets its second name.
     fn refer(&self, staging: &Path, before: Option<&Path>, chunk: &Chunk) -> bool {
@@ -182,20 +191,15 @@ impl Medium for Files {
         let Leftover { path, staged } = leftover;
         let Some(Staged { step, .. }) = staged else { return self.perform(&Operation::Remove(path)) };
         // Its committer's rename must find all of it or nothing.
-        let aside = self.temporary(&format!("discarded-{step}"));
-        match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
-            Err(_) if matches!(self.look(&path), Ok(None)) => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => self.perform(&Operation::Remove(aside)),
+        match self.put_aside(path, &format!("discarded-{step}"))? {
+            Some(aside) => self.perform(&Operation::Remove(aside)),
+            None => Ok(()),
         }
     }
 
     fn delete(&self, slot: Slot) -> Result<(), CheckpointError> {
-        let (path, aside) = (self.place(slot), self.temporary(&format!("deleted-{}", slot.step)));
-        match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
-            Err(_) if matches!(self.look(&path), Ok(None)) => return Ok(()),
-            renamed => renamed?,
-        }
+        let aside = self.put_aside(self.place(slot), &format!("deleted-{}", slot.step))?;
+        let Some(aside) = aside else { return Ok(()) };
         self.sync_slots()?;
         self.perform(&Operation::Remove(aside))
     }

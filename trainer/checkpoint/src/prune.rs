@@ -18,11 +18,12 @@ pub struct Pruned {
 impl Folder {
     /// Keeps this job's checkpoints of the newest `keep_last` steps and removes the older ones, all others of the newest one's step among
     /// them, and what torn saves left. Reads and verifies the newest first: without one that is whole, no checkpoint is deleted. Older ones
-    /// whose manifests are damaged are not counted, and removed. Damaged ones that are newer than it, other jobs' ones, and saves of later steps that may be under way stay; so do those of a later
-    /// generation than its own, which has gone back behind it and may be about to delete it. No group may be saving.
+    /// whose manifests are damaged are not counted, and removed. Damaged ones that are newer than it, other jobs' ones, and saves of later
+    /// steps that may be under way stay; so do those of a later generation than its own, which has gone back behind it and may be about to
+    /// delete it. No group may be saving.
     ///
     /// # Errors
-    /// As of [`Folder::newest`]; the first of those of the storage, where something cannot be deleted; everything else is.
+    /// As of [`Folder::newest`]; where something cannot be deleted the first error of the storage, after all else was.
     pub fn prune(&self, keep_last: NonZeroU32, expected: &Identity) -> Result<Pruned, CheckpointError> {
         let slots = self.medium.slots()?;
         self.prune_after(&[], &slots, None, keep_last, expected)
@@ -79,12 +80,11 @@ impl Folder {
             kept.dedup();
             kept.truncate(keep_last.get() as usize - 1);
             // Others of its step are damaged, or what older groups have left.
-            let is_old = |slot: &Slot, owner: Owner| owner != Owner::Other && !kept.contains(&slot.step);
-            let old = owned.iter().filter(|(slot, owner)| is_old(slot, *owner)).map(|(slot, _)| *slot);
+            let old = owned.iter().filter(|(slot, owner)| *owner != Owner::Other && !kept.contains(&slot.step));
             let is_given_up = |slot: &Slot| {
                 slots.first() == Some(&newest) && self.is_of_generation_before(position.generation, *slot, expected)
             };
-            for slot in later.iter().copied().filter(is_given_up).chain(old) {
+            for slot in later.iter().copied().filter(is_given_up).chain(old.map(|(slot, _)| *slot)) {
                 match self.medium.delete(slot) {
                     Ok(()) => pruned.steps.push(slot.step),
                     failed => deleted = deleted.and(failed),

@@ -257,7 +257,11 @@ impl<'a> Saver<'a> {
         }
         let mut failed = [f32::from(u8::from(!self.copied.as_ref().is_some_and(is_stored)))];
         let told = rank.sum(&mut failed);
-        if let (Ok(()), true, Some(position)) = (&told, self.reports && failed != [0.0], given_up.take()) {
+        if told.is_ok()
+            && failed != [0.0]
+            && self.reports
+            && let Some(position) = given_up.take()
+        {
             self.snapshotter.abandon(position);
         }
         own?;
