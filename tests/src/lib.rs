@@ -17,31 +17,8 @@ use std::{
     sync::OnceLock,
 };
 
-use anyhow::Context as _;
-
-/// The repository's root.
-#[must_use]
-pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
-}
-
-/// Where cargo puts what it builds.
-#[must_use]
-pub fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |folder| root().join(folder))
-}
-
-/// This project's folder in the user's cache.
-///
-/// # Errors
-/// The environment names none.
-pub fn cache() -> anyhow::Result<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME")
-        .filter(|folder| !folder.is_empty())
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    Ok(base.context("neither XDG_CACHE_HOME nor HOME is set: set one, built programs are kept there")?.join("lockstep"))
-}
+use xtask::cargo::without_package;
+pub use xtask::folders::{cache, root, target};
 
 /// The folder with the binaries, built if they are not. Everything is built, as `cargo xtask test` does: another choice of packages
 /// would compile the dependencies once more.
@@ -69,17 +46,6 @@ pub fn images() -> &'static [PathBuf; 3] {
         assert!(made.is_ok_and(|status| status.success()), "the images cannot be made");
         ["operator", "trainer", "data-mnist"].map(image::archive)
     })
-}
-
-/// Takes away what cargo told this process of its own package: build scripts that watch these variables, ring's for one, would run
-/// again, and all that depends on them would be compiled again.
-pub fn without_package(command: &mut Command) -> &mut Command {
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
-            command.env_remove(name);
-        }
-    }
-    command
 }
 
 /// Says in one loud line that a test cannot run here; in CI that is a failure.

@@ -1,4 +1,4 @@
-//! Calling cargo the one way this project builds: profile release, locked versions.
+//! How this project calls cargo: profile release, locked versions.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,20 +7,24 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// The target of static binaries.
-pub(crate) const MUSL: &str = "x86_64-unknown-linux-musl";
+use crate::folders::{root, target};
 
-pub(crate) use lockstep_tests::{root, target};
+/// The target of static binaries.
+pub const MUSL: &str = "x86_64-unknown-linux-musl";
 
 /// `cargo WORDS…` in the repository.
-pub(crate) fn cargo(words: &[&str]) -> Command {
+#[must_use]
+pub fn cargo(words: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    lockstep_tests::without_package(command.args(words).current_dir(root()));
+    without_package(command.args(words).current_dir(root()));
     command
 }
 
-/// Runs a command to its end; a failure names it.
-pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
+/// Runs a command to its end.
+///
+/// # Errors
+/// The command cannot start, or fails; the error names it.
+pub fn run(command: &mut Command) -> anyhow::Result<()> {
     let status = command.status().with_context(|| format!("starting {command:?}"))?;
     if !status.success() {
         bail!("{command:?} ended with {status}");
@@ -28,20 +32,27 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A cargo command over the whole workspace. Always the whole: another choice of packages, or no examples, which use what tests do, unifies
-/// features differently, and would compile the dependencies once more.
-pub(crate) fn everything(verb: &str) -> Command {
+/// A cargo command over the whole workspace. A smaller choice of packages unifies features differently and would
+/// compile some dependencies once more.
+#[must_use]
+pub fn everything(verb: &str) -> Command {
     cargo(&[verb, "--release", "--locked", "--workspace"])
 }
 
-/// Builds all binaries and examples, and returns the folder with them.
-pub(crate) fn build() -> anyhow::Result<PathBuf> {
+/// Builds all binaries and examples, and returns their folder.
+///
+/// # Errors
+/// The build fails.
+pub fn build() -> anyhow::Result<PathBuf> {
     run(everything("build").args(["--bins", "--examples"]))?;
     Ok(target().join("release"))
 }
 
-/// Builds a package as a static binary and returns the folder with it; installs the target's standard library first.
-pub(crate) fn build_static(package: &str) -> anyhow::Result<PathBuf> {
+/// Builds a package as a static binary and returns its folder; installs the target's standard library first.
+///
+/// # Errors
+/// The installation or the build fails.
+pub fn build_static(package: &str) -> anyhow::Result<PathBuf> {
     if !has_target(MUSL)? {
         run(Command::new("rustup").args(["target", "add", MUSL]).current_dir(root()))?;
     }
@@ -54,4 +65,15 @@ fn has_target(target: &str) -> anyhow::Result<bool> {
         Command::new("rustc").args(["--print", "target-libdir", "--target", target]).current_dir(root()).output()?;
     let folder = String::from_utf8_lossy(&output.stdout);
     Ok(output.status.success() && Path::new(folder.trim()).is_dir())
+}
+
+/// Hides from `command` what cargo told this process about its own package. Build scripts such as ring's watch these
+/// variables, and would run again with everything that depends on them.
+pub fn without_package(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+            command.env_remove(name);
+        }
+    }
+    command
 }

@@ -1,10 +1,6 @@
 //! Everything that a contributor or CI does with this repository: `cargo xtask COMMAND`.
 
-mod bench;
-mod cargo;
-mod cluster;
-mod faults;
-mod image;
+mod lab;
 mod simulate;
 mod test;
 mod tools;
@@ -37,13 +33,22 @@ enum Command {
     /// Simulate the membership under faults for any range of seeds, such as a million through the night.
     Simulate(simulate::Arguments),
     /// Let jobs on a real cluster meet every fault, many times in a row.
-    Faults(faults::Arguments),
+    Faults(Rest),
     /// A real Kubernetes on this machine with Lockstep installed from its chart.
-    Cluster(cluster::Arguments),
+    Cluster(Rest),
     /// Measure against the peers; without a name, list the benchmarks.
-    Bench(bench::Arguments),
+    Bench(Rest),
     /// Make the container images as OCI archives, without a Docker daemon.
-    Image(image::Arguments),
+    Image(Rest),
+}
+
+/// Arguments that `lockstep-lab` reads.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+struct Rest {
+    /// Passed on; `--help` lists them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -52,10 +57,10 @@ fn main() -> ExitCode {
         Command::Check => test::check(),
         Command::Test => test::test(),
         Command::Simulate(arguments) => simulate::run(&arguments),
-        Command::Faults(arguments) => faults::run(&arguments),
-        Command::Cluster(arguments) => cluster::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Image(arguments) => image::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Faults(rest) => lab::lab("faults", &rest.arguments),
+        Command::Cluster(rest) => lab::lab("cluster", &rest.arguments),
+        Command::Bench(rest) => lab::lab("bench", &rest.arguments),
+        Command::Image(rest) => lab::lab("image", &rest.arguments),
     };
     ended.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

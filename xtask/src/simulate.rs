@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use crate::cargo;
+use xtask::cargo;
 
 /// Simulates group after group, or disk after disk, with every fault that is known, and checks each one's history.
 #[derive(clap::Args)]

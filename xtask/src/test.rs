@@ -11,7 +11,9 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::{cargo, image, tools};
+use xtask::{cargo, folders};
+
+use crate::{lab, tools};
 
 /// One layer: its name and what runs it.
 type Layer = (&'static str, fn(&mut Summary) -> anyhow::Result<()>);
@@ -73,7 +75,7 @@ fn dependencies(_: &mut Summary) -> anyhow::Result<()> {
     cargo::run(
         Command::new(deny)
             .args(["--log-level", "error", "check", "bans", "licenses", "sources"])
-            .current_dir(cargo::root()),
+            .current_dir(folders::root()),
     )
 }
 
@@ -82,7 +84,11 @@ fn build(_: &mut Summary) -> anyhow::Result<()> {
 }
 
 fn images(_: &mut Summary) -> anyhow::Result<()> {
-    image::all()
+    let ended = lab::lab("image", &[])?;
+    if ended != ExitCode::SUCCESS {
+        bail!("the images cannot be made");
+    }
+    Ok(())
 }
 
 /// How often a simulation met what, and which planted bugs it found, is to be seen of one that passes too.

@@ -5,14 +5,14 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::cargo;
+use xtask::cargo;
 
 const CARGO_DENY: (&str, &str) = ("cargo-deny", "0.20.2");
 
 /// Path of `cargo-deny`, installed on first use.
 pub(crate) fn cargo_deny() -> anyhow::Result<PathBuf> {
     let (name, version) = CARGO_DENY;
-    let folder = lockstep_tests::cache()?.join(format!("{name}-{version}"));
+    let folder = xtask::folders::cache()?.join(format!("{name}-{version}"));
     let program = folder.join("bin").join(name);
     let works = Command::new(&program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {

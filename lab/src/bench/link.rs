@@ -23,7 +23,7 @@ use super::{
     load, median,
     record::{Book, Figure},
 };
-use crate::cargo;
+use xtask::{cargo, folders};
 
 /// Gb/s, and whether TLS is measured too.
 const LINES: [(f64, bool); 2] = [(1.0, false), (5.0, true)];
@@ -154,7 +154,7 @@ fn prepare() -> anyhow::Result<(PathBuf, PathBuf)> {
     if Command::new(IPERF).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
         install_packages(&[IPERF])?;
     }
-    let folder = cargo::target().join("bench/link");
+    let folder = folders::target().join("bench/link");
     fs::create_dir_all(&folder)?;
     Ok((folder, cargo::build()?.join("examples/bandwidth")))
 }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context as _;
 use serde_json::json;
 
-use crate::cargo;
+use xtask::folders;
 
 /// A figure beside its peer's: less is better.
 pub(crate) struct Figure<'a> {
@@ -35,7 +35,7 @@ pub(crate) struct Book {
 
 impl Book {
     pub(crate) fn open(bench: &str) -> anyhow::Result<Self> {
-        let folder = cargo::target().join("bench");
+        let folder = folders::target().join("bench");
         fs::create_dir_all(&folder)?;
         let path = folder.join(format!("{bench}.jsonl"));
         let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
@@ -89,7 +89,7 @@ fn readable(figure: f64, unit: &str) -> String {
 
 fn commit() -> String {
     let git = |words: &[&str]| {
-        let output = Command::new("git").args(words).current_dir(cargo::root()).output().ok()?;
+        let output = Command::new("git").args(words).current_dir(folders::root()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let Some(head) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };

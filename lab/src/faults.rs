@@ -14,7 +14,9 @@ use lockstep_tests::{
     products,
 };
 
-use crate::{cargo, cluster, image};
+use xtask::cargo;
+
+use crate::{cluster, image};
 
 /// Tests of jobs to which something happens.
 const FAULTS: [&str; 3] = ["jobs::faults", "jobs::elastic", "jobs::outages"];

@@ -15,7 +15,7 @@ use super::{
     CHECKPOINT_EVERY, LOOK, QUIET_STEPS,
     run::{signal, tail},
 };
-use crate::cargo;
+use xtask::folders;
 
 const SCRIPT: &str = include_str!("torchrun.py");
 /// Eight starts of Python on two cores take half a minute.
@@ -41,7 +41,7 @@ pub(super) struct Step {
 
 impl Torchrun {
     pub(super) fn start(python: &Path, workers: usize) -> anyhow::Result<Self> {
-        let folder = cargo::target().join("bench/torchrun");
+        let folder = folders::target().join("bench/torchrun");
         if folder.exists() {
             fs::remove_dir_all(&folder)?;
         }

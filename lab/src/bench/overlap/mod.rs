@@ -21,7 +21,7 @@ use super::{
     record::{Book, Figure},
     torch,
 };
-use crate::cargo;
+use xtask::{cargo, folders};
 
 const DDP: &str = include_str!("ddp.py");
 const GIGABITS: f64 = 1.0;
@@ -70,7 +70,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         Effort::Quick => (1, 8),
         Effort::Full => (5, 12),
     };
-    let folder = cargo::target().join("bench/overlap");
+    let folder = folders::target().join("bench/overlap");
     fs::create_dir_all(&folder)?;
     fs::write(folder.join("ddp.py"), DDP)?;
     let programs = Programs {

@@ -9,7 +9,9 @@ use lockstep_tests::{
     image::Image,
 };
 
-use crate::{cargo, image};
+use xtask::folders;
+
+use crate::image;
 
 /// The claim that the examples name.
 const CHECKPOINTS: &str = "deploy/examples/checkpoints.yaml";
@@ -61,7 +63,7 @@ fn up(nodes: u32) -> anyhow::Result<()> {
     };
     load(&images, &cluster)?;
     install(&cluster)?;
-    cluster.apply(&fs::read_to_string(cargo::root().join(CHECKPOINTS))?)?;
+    cluster.apply(&fs::read_to_string(folders::root().join(CHECKPOINTS))?)?;
     println!("\nLockstep runs in namespace {NAMESPACE}. Now:\n");
     println!("{}", environment(&cluster));
     println!("kubectl apply -f deploy/examples/mnist.yaml && kubectl get tj -w");

@@ -5,12 +5,11 @@ use std::{fs, process::Command};
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use crate::{
-    bench::{
-        Effort, load,
-        record::{Book, Figure},
-    },
-    cargo,
+use xtask::folders;
+
+use crate::bench::{
+    Effort, load,
+    record::{Book, Figure},
 };
 
 const MEGABYTES: f64 = 100.0;
@@ -24,12 +23,12 @@ pub(super) fn checkpoints(book: &mut Book, effort: Effort) -> anyhow::Result<()>
         Effort::Quick => 11,
         Effort::Full => 101,
     };
-    let folder = cargo::target().join("bench/checkpoints");
+    let folder = folders::target().join("bench/checkpoints");
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(&folder)?;
-    let mut rate = Command::new(cargo::target().join("release/examples/rate"));
+    let mut rate = Command::new(folders::target().join("release/examples/rate"));
     rate.arg(&folder).args([MEGABYTES.to_string(), repetitions.to_string()]);
     let (mut found, disturbed) = load::rounds(1, || Ok(rate.output()?))?;
     let output = found.remove(0);

@@ -12,7 +12,7 @@ use super::{
     Effort, load, median,
     record::{Book, Figure},
 };
-use crate::cargo;
+use xtask::{cargo, folders};
 
 const GOAL_SECONDS: f64 = 5.0;
 
@@ -27,7 +27,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             let (reading, writing) = std::io::pipe()?;
             (BufReader::new(reading).lines(), writing)
         };
-        let folder = cargo::target().join("bench/first-loss-run");
+        let folder = folders::target().join("bench/first-loss-run");
         if folder.exists() {
             std::fs::remove_dir_all(&folder)?;
         }
@@ -35,7 +35,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         let mut child = Command::new(binaries.join("lockstep"))
             .args(["run", "deploy/examples/glyphs.yaml", "--set", "spec.training.epochs=1", "--output"])
             .arg(&folder)
-            .current_dir(cargo::root())
+            .current_dir(folders::root())
             .stdin(Stdio::null())
             .stdout(both.try_clone()?)
             .stderr(both)

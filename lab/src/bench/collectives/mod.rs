@@ -23,7 +23,7 @@ use super::{
     record::{Book, Figure},
     torch,
 };
-use crate::cargo;
+use xtask::{cargo, folders};
 
 /// Seconds that one run of a side may take, whose peers may hang.
 const PATIENCE: &str = "300";
@@ -137,8 +137,8 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
         }
     }
     let picture = match effort {
-        Effort::Quick => cargo::target().join("bench/collectives.svg"),
-        Effort::Full => cargo::root().join("docs/collectives.svg"),
+        Effort::Quick => folders::target().join("bench/collectives.svg"),
+        Effort::Full => folders::root().join("docs/collectives.svg"),
     };
     fs::create_dir_all(picture.parent().unwrap_or(&picture))?;
     plot::draw(&picture, &format!("All-reduce of f32 between 2 ranks of one host, {}", book.origin()), &curves)?;
@@ -165,7 +165,7 @@ fn named(bytes: usize) -> String {
 }
 
 fn prepare() -> anyhow::Result<Programs> {
-    let folder = cargo::target().join("bench");
+    let folder = folders::target().join("bench");
     let (gloo, source, openmpi) = (folder.join("gloo.py"), folder.join("openmpi.c"), folder.join("openmpi"));
     fs::write(&gloo, GLOO)?;
     fs::write(&source, OPENMPI)?;

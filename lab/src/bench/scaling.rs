@@ -18,7 +18,7 @@ use super::{
     load, median,
     record::{Book, Figure},
 };
-use crate::cargo;
+use xtask::{cargo, folders};
 
 const SAMPLES_A_CORE: u32 = 64;
 /// Steps at the beginning that do not count.
@@ -92,7 +92,7 @@ impl Run {
     fn start(side: Side, name: &str) -> anyhow::Result<Self> {
         let Side { workers, devices, backend } = side;
         let binaries = cargo::build()?;
-        let folder = cargo::target().join("bench/scaling").join(name);
+        let folder = folders::target().join("bench/scaling").join(name);
         if folder.exists() {
             fs::remove_dir_all(&folder)?;
         }
@@ -110,7 +110,7 @@ impl Run {
             .args(sets.iter().flat_map(|set| ["--set", set]))
             .arg("--output")
             .arg(&folder)
-            .current_dir(cargo::root())
+            .current_dir(folders::root())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -13,7 +13,7 @@ use super::{
     record::{Book, Figure},
     torch,
 };
-use crate::cargo;
+use xtask::{cargo, folders};
 
 const BATCH: &str = "64";
 
@@ -39,7 +39,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     };
     let python = torch::python()?;
     let ours = cargo::build()?.join("examples/lenet_step");
-    let script = cargo::target().join("bench/lenet_step.py");
+    let script = folders::target().join("bench/lenet_step.py");
     fs::write(&script, PEER)?;
 
     let (found, disturbed) = load::rounds(rounds, || {

@@ -14,7 +14,7 @@ use lockstep_tests::metrics::{of_worker, value};
 use serde_json::Value;
 
 use super::{super::load, LOOK, PATIENCE, QUIET_STEPS};
-use crate::cargo;
+use xtask::{cargo, folders};
 
 /// A group that does no step for so long, although workers live, is wedged.
 const WEDGED: Duration = Duration::from_secs(60);
@@ -66,7 +66,7 @@ impl Run {
     /// With this under `spec.communication`.
     pub(super) fn start(name: &str, workers: usize, epochs: u32, communication: &[&str]) -> anyhow::Result<Self> {
         let binaries = cargo::build()?;
-        let folder = cargo::target().join("bench").join(name);
+        let folder = folders::target().join("bench").join(name);
         if folder.exists() {
             fs::remove_dir_all(&folder)?;
         }
@@ -76,7 +76,7 @@ impl Run {
             .args(communication.iter().flat_map(|set| ["--set".to_owned(), format!("spec.communication.{set}")]))
             .args(["--set", &format!("spec.training.epochs={epochs}"), "--output"])
             .arg(&folder)
-            .current_dir(cargo::root())
+            .current_dir(folders::root())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use lockstep_tests::image::{self, Image};
 
-use crate::cargo;
+use xtask::{cargo, folders};
 
 /// Makes the images of operator, trainer and the MNIST example's data; building twice gives the same digests.
 #[derive(clap::Args)]
@@ -46,7 +46,7 @@ pub(crate) fn make() -> anyhow::Result<[Image; 3]> {
 
 /// The real MNIST where it is at hand, else glyphs written as IDX under the same names.
 fn mnist_files(trainer: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let beside = || Some(cargo::root().join(MNIST_BESIDE)).filter(|folder| folder.is_dir());
+    let beside = || Some(folders::root().join(MNIST_BESIDE)).filter(|folder| folder.is_dir());
     let folder = match env::var_os(MNIST).map(PathBuf::from).or_else(beside) {
         Some(folder) => folder,
         None => {
@@ -63,7 +63,7 @@ fn mnist_files(trainer: &Path) -> anyhow::Result<Vec<PathBuf>> {
 }
 
 fn glyphs(trainer: &Path) -> anyhow::Result<PathBuf> {
-    let folder = cargo::target().join("images/glyphs");
+    let folder = folders::target().join("images/glyphs");
     fs::create_dir_all(&folder)?;
     cargo::run(Command::new(trainer).args(["glyphs", "--samples", GLYPHS, "--output"]).arg(&folder))?;
     Ok(folder)

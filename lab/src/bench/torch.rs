@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::cargo;
+use xtask::cargo;
 
 const TORCH: &str = "torch==2.15.0";
 
@@ -16,7 +16,7 @@ pub(crate) const NAME: &str = "PyTorch 2.15.0";
 
 /// A Python with PyTorch, installed on first use into the user's cache.
 pub(crate) fn python() -> anyhow::Result<PathBuf> {
-    let folder = lockstep_tests::cache()?.join(TORCH);
+    let folder = xtask::folders::cache()?.join(TORCH);
     let python = folder.join("bin/python");
     let works = Command::new(&python).args(["-c", "import torch"]).stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
