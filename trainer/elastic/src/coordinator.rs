@@ -52,6 +52,8 @@ pub const DESERTED_AFTER: Duration = Duration::from_secs(60);
 pub const JOIN_WINDOW: Duration = Duration::from_millis(500);
 /// How long newcomers that could be let in wait for others that still take the state over.
 pub const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+/// Pods that go together are asked to within this time: where too few would stay, training goes on for so long, in case all have to go.
+pub const LEAVE_WINDOW: Duration = Duration::from_secs(2);
 /// How many plans one group may sum by, one after another.
 const MAX_PLANS: usize = 16;
 /// Time between two looks at the clock.
@@ -100,7 +102,9 @@ pub struct Coordinator {
     told: BTreeSet<MemberId>,
     /// Members that have to go, and why.
     leaving: BTreeMap<String, String>,
-    /// Why all have to stop: too few could stay.
+    /// Who had to go, and went although too few stayed to form the next group; and why.
+    left: Vec<(String, String)>,
+    /// Why all have to stop: nobody could stay.
     draining: Option<String>,
     /// A member has done the last step: what is left to do is to tell the result.
     finishing: bool,
@@ -157,6 +161,7 @@ impl Coordinator {
             reasons: Reasons::default(),
             told,
             leaving: BTreeMap::new(),
+            left: Vec::new(),
             draining: None,
             finishing: false,
             unkept: None,

@@ -241,9 +241,11 @@ impl Coordinator {
         }
         let Phase::Preparing(preparing) = &self.phase else { return };
         if !self.are_enough(&preparing.expected) {
-            match self.suffice() {
-                true => self.allocate(false),
-                false => self.phase = Phase::Gathering(Gathering::Paused),
+            if self.suffice() {
+                self.allocate(false);
+            } else {
+                self.let_go_of_leavers();
+                self.phase = Phase::Gathering(Gathering::Paused);
             }
             return;
         }
@@ -276,6 +278,26 @@ impl Coordinator {
                 }
             }
         }
+    }
+
+    /// Too few stay to train. Where one of them holds all that the group did, those that have to go may go: it waits for others. Else
+    /// all stop together.
+    fn let_go_of_leavers(&mut self) {
+        let (Phase::Preparing(preparing), Some(last)) = (&self.phase, self.active()) else { return };
+        let holds = |seat: &Seat| {
+            let report = preparing.reports.get(&seat.pod).filter(|_| self.is_here(&seat.id()));
+            report.is_some_and(|report| {
+                report.entered_generation == Some(last.generation) && !report.followed && report.state.is_some()
+            })
+        };
+        let stays = |seat: &&Seat| !self.leaving.contains_key(&seat.pod);
+        if !last.members.iter().filter(stays).any(holds) {
+            return;
+        }
+        let mut staying = last.clone();
+        staying.members.retain(|seat| !self.leaving.contains_key(&seat.pod));
+        let left = self.dismiss(&staying);
+        self.left.extend(left);
     }
 
     fn membership(&self, preparing: &Preparing, now: Duration) -> Result<Active, NoBase> {
@@ -391,7 +413,8 @@ impl Coordinator {
                 }
             }
         }
-        let left = self.dismiss(&active);
+        let mut left = mem::take(&mut self.left);
+        left.extend(self.dismiss(&active));
         self.tell_change(active.clone(), left, now);
         for seat in active.members.iter().filter(|seat| !self.is_here(&seat.id())).collect::<Vec<_>>() {
             self.missed(&seat.id(), WENT_MEANWHILE, now);

@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    Command, Connection, Coordinator, JOIN_PATIENCE, JOIN_WINDOW, MAX_PLANS, Outcome, Phase, Purpose, RETURN_LIMIT,
+    Command, Connection, Coordinator, JOIN_PATIENCE, JOIN_WINDOW, LEAVE_WINDOW, MAX_PLANS, Outcome, Phase, Purpose,
+    RETURN_LIMIT,
     aside::HEARING,
     forming::{Gathering, REPLACED},
     peers::Peer,
@@ -212,7 +213,15 @@ impl Coordinator {
         }
     }
 
-    /// Where too few can stay, all stop together after a step, and save it. Who may still return is waited for.
+    /// Whether a member stays, and may keep the state until others come.
+    fn somebody_stays(&self) -> bool {
+        let stays = |seat: &Seat| {
+            self.is_here(&seat.id()) && !self.leaving.contains_key(&seat.pod) && !self.is_aside(&seat.pod)
+        };
+        self.active().is_some_and(|active| active.members.iter().any(stays))
+    }
+
+    /// Where nobody can stay, all stop together after a step, and save it. Who may still return is waited for.
     pub(super) fn drain_if_deserted(&mut self, now: Duration) {
         let known = match &self.phase {
             Phase::Running(running) => running.active.members.iter().all(|seat| {
@@ -225,7 +234,10 @@ impl Coordinator {
             }
             Phase::Preparing(_) | Phase::Ended => false,
         };
-        if !known || self.draining.is_some() || self.leaving.is_empty() || self.suffice() {
+        // A group that is whole lets those that have to go do so after a step: who stays waits for company.
+        let is_whole = matches!(&self.phase, Phase::Running(running) if !running.is_broken());
+        let waits = self.suffice() || (is_whole && self.somebody_stays());
+        if !known || self.draining.is_some() || self.leaving.is_empty() || waits {
             return;
         }
         let who: Vec<String> = self.leaving.iter().map(|(pod, reason)| format!("{pod} has to go: {reason}")).collect();
@@ -347,9 +359,14 @@ impl Coordinator {
     fn change_is_due(&self, now: Duration) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
         let others_come = self.newcomers().any(|peer| peer.catches_up_with(&running.active));
-        let window = if others_come && !self.somebody_leaves() { JOIN_PATIENCE } else { JOIN_WINDOW };
+        let pauses = self.somebody_leaves() && self.somebody_stays() && !self.suffice();
+        let window = match () {
+            () if pauses => LEAVE_WINDOW,
+            () if others_come && !self.somebody_leaves() => JOIN_PATIENCE,
+            () => JOIN_WINDOW,
+        };
         let waited = self.reasons.since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-        let enough = self.are_enough(&self.ready()) || (waited >= JOIN_PATIENCE && self.suffice());
+        let enough = pauses || self.are_enough(&self.ready()) || (waited >= JOIN_PATIENCE && self.suffice());
         let all_here = running.active.members.iter().all(|seat| self.is_here(&seat.id()));
         let undisturbed = self.draining.is_none() && running.words.is_empty() && all_here;
         self.somebody_waits() && waited >= window && undisturbed && enough

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockstep_elastic::{
     Digest, Follower, Hello, Lead, Message, Outcome, Report, State,
-    coordinator::{Command, Config, Connection, JOIN_PATIENCE, JOIN_WINDOW, Stage},
+    coordinator::{Command, Config, Connection, JOIN_PATIENCE, JOIN_WINDOW, LEAVE_WINDOW, Stage},
 };
 
 use super::{
@@ -209,11 +209,54 @@ fn a_loss_meanwhile_lets_the_leaver_go_with_the_same_change() {
 }
 
 #[test]
-fn where_too_few_can_stay_all_drain_together() {
+fn where_too_few_can_stay_those_who_do_keep_the_state_and_wait_for_another() {
+    for (members, least) in [(2, 2), (3, 2)] {
+        let mut table = Table::running(members, least);
+        let all: Vec<u64> = (0..members as u64).collect();
+        // Only the first one stays.
+        for member in &all[1..] {
+            assert_eq!(table.says(*member, leave()), []);
+        }
+        let everybody: Vec<_> = all.iter().map(|member| (*member, 2, true)).collect();
+        assert_eq!(asked(&table.wait(LEAVE_WINDOW + ms(100), &all)), everybody);
+        let mut commands = Vec::new();
+        for member in &all {
+            commands.extend(table.reports(*member, Some(1), state(5)));
+        }
+        for member in &all[1..] {
+            assert_eq!(sent(&commands, *member), [&Message::Release]);
+        }
+        assert_eq!(sent(&commands, 0), Vec::<&Message>::new());
+        assert_eq!(asked(&table.wait(10 * JOIN_WINDOW, &[0])), [], "one is too few to train");
+        assert_eq!(asked(&table.greets(11, replacement(1))), [(0, 3, false), (11, 3, false)]);
+        table.reports(11, None, NOTHING);
+        let commands = table.reports(0, Some(1), state(5));
+        let (connections, active) = committed(&commands);
+        assert_eq!((connections, active.base_step, active.sources), (vec![0, 11], 5, vec![0]));
+        let change = change(&commands);
+        assert_eq!((change.left.len(), change.lost.len()), (members - 1, 0), "{change:?}");
+    }
+}
+
+#[test]
+fn where_nobody_who_stays_took_part_all_drain_together() {
+    let mut table = Table::running(2, 2);
+    table.says(1, leave());
+    table.wait(LEAVE_WINDOW + ms(100), &[0, 1]);
+    table.reports(1, Some(1), state(5));
+    let commands = table.reports(0, None, NOTHING);
+    assert!(!sent(&commands, 1).contains(&&Message::Release), "it alone holds step 5: {commands:?}");
+}
+
+#[test]
+fn where_nobody_can_stay_all_drain_together() {
     let mut table = Table::running(3, 2);
+    table.says(0, leave());
     table.says(1, leave());
     let commands = table.says(2, leave());
-    let drain = Message::Drain { reason: "x-worker-1 has to go: SIGTERM; x-worker-2 has to go: SIGTERM".into() };
+    let drain = Message::Drain {
+        reason: "x-worker-0 has to go: SIGTERM; x-worker-1 has to go: SIGTERM; x-worker-2 has to go: SIGTERM".into(),
+    };
     for member in 0..3 {
         assert_eq!(sent(&commands, member), [&drain]);
     }
@@ -225,10 +268,10 @@ fn where_too_few_can_stay_all_drain_together() {
 
 #[test]
 fn whoever_asks_to_leave_again_is_told_again_that_all_drain() {
-    let mut table = Table::running(2, 2);
-    table.says(1, leave());
-    let drain = Message::Drain { reason: "x-worker-1 has to go: SIGTERM".into() };
-    assert_eq!(sent(&table.says(1, leave()), 1), [&drain]);
+    let mut table = Table::running(1, 1);
+    table.says(0, leave());
+    let drain = Message::Drain { reason: "x-worker-0 has to go: SIGTERM".into() };
+    assert_eq!(sent(&table.says(0, leave()), 0), [&drain]);
 }
 
 #[test]

@@ -286,13 +286,13 @@ fn workers_that_all_stand_when_their_coordinator_is_killed_go_on_with_the_next()
 }
 
 #[test]
-fn one_worker_asked_to_leave_drains_all() {
+fn workers_that_are_all_asked_to_leave_drain() {
     let (_folder, record) = folder();
     let coordinator = start(config(2), &record);
     let members = join_all(coordinator.address, 2);
     let events = heard(&members[0].0);
-    members[1].0.leave("SIGTERM", PATIENCE);
-    let drain = Event::Drain { reason: "x-worker-1 has to go: SIGTERM".into() };
+    members.iter().for_each(|(membership, _)| membership.leave("SIGTERM", PATIENCE));
+    let drain = Event::Drain { reason: "x-worker-0 has to go: SIGTERM; x-worker-1 has to go: SIGTERM".into() };
     assert_eq!(events.recv_timeout(PATIENCE), Ok(drain));
     thread::scope(|scope| {
         for (membership, _) in &members {
