@@ -25,6 +25,6 @@ pub use identity::{Digest, Incarnation, MemberId, rank_order};
 pub use member::Member;
 pub use message::{Break, Follower, Hello, Lead, Message, Report, State, Summing};
 pub use record::{Active, CheckpointMark, Record, RecordError, Sampler, Seat};
-pub use shell::{Event, Farewell, FarewellError, JoinError, Membership, Notice, Place, coordinate};
+pub use shell::{Event, Farewell, FarewellError, JoinError, Membership, Notice, Obstacle, Place, coordinate};
 pub use store::{FileStore, GenerationStore, StoreError, Swap, Version};
 pub use watchdog::{Activity, Glimpse, Stuck, Watchdog, Work};

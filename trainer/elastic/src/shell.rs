@@ -3,7 +3,9 @@
 mod coordinate;
 mod line;
 mod membership;
+mod reach;
 mod shared;
 
 pub use coordinate::{Notice, coordinate};
 pub use membership::{Event, Farewell, FarewellError, JoinError, Membership, Place};
+pub use reach::Obstacle;

@@ -16,9 +16,9 @@ use std::{
 use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, Sockets, Waiting};
 use lockstep_elastic::{
     Break, Digest, Event, Farewell, FarewellError, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership,
-    Place, State,
+    Obstacle, Place, State,
 };
-use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, Task};
+use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, Store, Task};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -48,7 +48,9 @@ pub(crate) const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 /// spinning: a newcomer has time.
 const FEED_LIMITS: Limits = Limits { forming: LIMITS.silence, waiting: Waiting::Block, shares_memory: false, ..LIMITS };
 const CHANGES: &str = "a new generation is being formed";
-/// How long there may be no coordinator while a worker joins and when the work is done.
+/// How long a new worker looks for a coordinator before it says what is in the way; in a cluster another one then tries.
+const FIRST_PATIENCE: Duration = Duration::from_secs(120);
+/// How long there may be no coordinator while a worker joins again and when the work is done.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
 /// Another coordinator is up sooner than this, if one comes.
 const MAX_HAND_OVER: Duration = Duration::from_secs(30);
@@ -77,7 +79,7 @@ pub(crate) struct Member<'a> {
 pub(crate) enum Halt {
     /// The group changes as planned, and goes on.
     Change,
-    /// Too few can stay: the state is saved.
+    /// Nobody can stay: the state is saved.
     Drain,
 }
 
@@ -99,8 +101,8 @@ impl<'a> Member<'a> {
         };
         let hello = hello(launch, data, &listener)?;
         let coordinator = launch.coordinator.to_string();
-        let (membership, place) = Membership::join(&coordinator, hello, held, COORDINATOR_PATIENCE)
-            .map_err(|error| outside(error, || drained(launch, stop, held.step)))?;
+        let (membership, place) = Membership::join(&coordinator, hello, held, FIRST_PATIENCE)
+            .map_err(|error| outside(with_advice(error, launch), || drained(launch, stop, held.step)))?;
         let membership = Arc::new(membership);
         let abort = Arc::new(Mutex::new(Abort::new()));
         let (awaits_feed, newcomers) = (Arc::new(AtomicBool::new(false)), Newcomers::default());
@@ -274,6 +276,30 @@ impl<'a> Member<'a> {
             Farewell::Recorded => Ok(Some(ending)),
             Farewell::Changed => Ok(None),
         }
+    }
+}
+
+/// In a cluster what is in the way is most often something that can be set.
+fn with_advice(error: JoinError, launch: &Launch) -> JoinError {
+    match (error, &launch.store) {
+        (JoinError::Unreachable { coordinator, waited, cause, obstacle }, Store::Kubernetes) => {
+            let cause = format!("{cause}; {}", advice(obstacle, launch.coordinator.port));
+            JoinError::Unreachable { coordinator, waited, cause, obstacle }
+        }
+        (error, _) => error,
+    }
+}
+
+fn advice(obstacle: Obstacle, port: u16) -> String {
+    match obstacle {
+        Obstacle::Name => "see that the coordinator's pod runs and that this pod reaches the cluster's DNS: with hostNetwork spec.template \
+                           needs dnsPolicy: ClusterFirstWithHostNet, and a NetworkPolicy that denies egress one that allows port 53"
+            .to_owned(),
+        Obstacle::Refused => "see why the coordinator's pod does not listen: its log says".to_owned(),
+        Obstacle::Silent => format!(
+            "a NetworkPolicy, a firewall or a mesh drops it: allow TCP port {port} from the job's workers to its coordinator"
+        ),
+        Obstacle::Other => "see the log of the coordinator's pod".to_owned(),
     }
 }
 

@@ -11,6 +11,7 @@ use tracing::{debug, warn};
 
 use super::{
     membership,
+    reach::{Blocked, Missing, reach},
     shared::{End, Shared},
 };
 use crate::{
@@ -19,8 +20,6 @@ use crate::{
     message::{Decoder, FrameError},
 };
 
-/// How long one attempt to look up the name and connect may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// How long the coordinator may take to accept a message.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 /// Pause before a new attempt; doubles up to the limit.
@@ -32,7 +31,7 @@ const READ_BYTES: usize = 16 << 10;
 pub(super) fn keep(coordinator: &str, hello: Hello, held: State, shared: &Shared) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return shared.disconnected(&error),
+        Err(error) => return shared.disconnected(&error.into()),
     };
     let member = Member::new(hello, held);
     let watchdog = Watchdog::default();
@@ -64,20 +63,21 @@ enum Next {
 
 impl Line<'_> {
     async fn run(mut self, coordinator: &str) {
-        let mut backoff = BACKOFF;
+        let (mut backoff, mut missing) = (BACKOFF, Missing::new());
         loop {
             self.rest_while_stuck().await;
             let connected = tokio::select! {
-                connected = timeout(CONNECT_LIMIT, TcpStream::connect(coordinator)) => connected,
+                connected = reach(coordinator) => connected,
                 () = self.stopped() => return,
             };
-            let problem = match connected {
-                Ok(Ok(stream)) => {
+            let blocked = match connected {
+                Ok(stream) => {
                     let begun = Instant::now();
                     let ended = self.talk(stream).await;
                     // Somebody who accepts and hangs up at once is no coordinator to hurry back to.
                     if begun.elapsed() > BACKOFF_LIMIT {
                         backoff = BACKOFF;
+                        missing.found();
                     }
                     match ended {
                         Ok(Next::Over) => return,
@@ -86,16 +86,18 @@ impl Line<'_> {
                             self.shared.left();
                             continue;
                         }
-                        Ok(Next::Talk | Next::Reconnect) => io::Error::new(io::ErrorKind::TimedOut, "it fell silent"),
-                        Err(error) => error,
+                        Ok(Next::Talk | Next::Reconnect) => {
+                            Blocked::from(io::Error::new(io::ErrorKind::TimedOut, "it fell silent"))
+                        }
+                        Err(error) => error.into(),
                     }
                 }
-                Ok(Err(error)) => error,
-                Err(_) => io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {CONNECT_LIMIT:?}")),
+                Err(blocked) => blocked,
             };
-            debug!(%coordinator, error = %problem, "no coordinator");
+            debug!(%coordinator, problem = %blocked, "no coordinator");
+            missing.tell(coordinator, &blocked);
             self.member.handle(Event::Disconnected, self.clock.look(self.started.elapsed()));
-            self.shared.disconnected(&problem);
+            self.shared.disconnected(&blocked);
             tokio::select! {
                 () = sleep(backoff) => {}
                 () = self.stopped() => return,

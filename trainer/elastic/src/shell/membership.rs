@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     line,
+    reach::{Blocked, Obstacle},
     shared::{End, Leaving, Shared},
 };
 use crate::{
@@ -103,6 +104,8 @@ pub enum JoinError {
         waited: Duration,
         /// What the last attempt met.
         cause: String,
+        /// Of what kind that is.
+        obstacle: Obstacle,
     },
 }
 
@@ -205,8 +208,8 @@ impl Membership {
             }
         });
         place.unwrap_or_else(|waited| {
-            let cause = self.shared.state().problem.clone();
-            Err(JoinError::Unreachable { coordinator: self.coordinator.clone(), waited, cause })
+            let Blocked { obstacle, problem: cause } = self.shared.state().blocked.clone();
+            Err(JoinError::Unreachable { coordinator: self.coordinator.clone(), waited, cause, obstacle })
         })
     }
 

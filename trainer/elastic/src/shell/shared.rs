@@ -1,14 +1,16 @@
 //! What the training thread and the membership's thread tell each other.
 
 use std::{
-    io::{self, ErrorKind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use tokio::sync::Notify;
 
-use super::membership::Event;
+use super::{
+    membership::Event,
+    reach::{Blocked, Obstacle},
+};
 use crate::{
     Break, CheckpointMark, Group, Lead, State as Held, Summing, Work,
     member::{self, LastWord},
@@ -45,7 +47,7 @@ pub(super) struct State {
     /// Since when there is no coordinator.
     alone: Option<Instant>,
     /// What the last attempt to connect met.
-    pub(super) problem: String,
+    pub(super) blocked: Blocked,
 }
 
 impl State {
@@ -111,7 +113,7 @@ struct Listener {
 impl Shared {
     pub(super) fn new() -> Self {
         let alone = Some(Instant::now());
-        let problem = "not tried yet".to_owned();
+        let blocked = Blocked { obstacle: Obstacle::Other, problem: "not tried yet".to_owned() };
         let state = State {
             group: None,
             lead: None,
@@ -121,7 +123,7 @@ impl Shared {
             leaving: None,
             has_belonged: false,
             alone,
-            problem,
+            blocked,
         };
         Self {
             state: Mutex::new(state),
@@ -228,16 +230,13 @@ impl Shared {
         });
     }
 
-    pub(super) fn disconnected(&self, problem: &io::Error) {
+    pub(super) fn disconnected(&self, blocked: &Blocked) {
         let (was_connected, in_group) = {
             let state = self.state();
             (state.alone.is_none(), state.group.is_some() && state.end.is_none())
         };
         self.change(|state| {
-            state.problem = match problem.kind() {
-                ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
-                _ => problem.to_string(),
-            };
+            state.blocked.clone_from(blocked);
             state.alone.get_or_insert_with(Instant::now);
         });
         if was_connected && in_group {
