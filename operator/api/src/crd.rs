@@ -55,7 +55,6 @@ pub(crate) fn training_job() -> Value {
     let mut crd = value_of::<TrainingJob>();
     crd["spec"]["versions"][0]["additionalPrinterColumns"] = columns(&JOB_COLUMNS, &WIDE);
     let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-    schema["x-kubernetes-validations"] = validations(&rules::of_the_object());
     let spec = &mut schema["properties"]["spec"];
     spec["x-kubernetes-validations"] = validations(&rules::of_the_spec());
     for size in [
@@ -85,6 +84,10 @@ pub(crate) fn training_job() -> Value {
             "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
         },
     });
+    let of_a_pod = object(&template["properties"]["spec"], "properties").into_iter().flat_map(Map::keys);
+    let mut rules = rules::of_the_object();
+    rules.push(rules::of_the_template(of_a_pod.map(String::as_str)));
+    schema["x-kubernetes-validations"] = validations(&rules);
     crd
 }
 

@@ -15,7 +15,7 @@ pub use crd::crds;
 pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
 pub use job::{CleanPodPolicy, FailurePolicy, MANAGED_BY, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec};
 pub use status::{
-    ConditionType, Display, JobProgress, LastChange, LastFailure, Membership, Phase, Reason, Replacing,
+    ConditionType, Display, JobProgress, LastChange, LastFailure, Membership, Phase, Reason, Replacing, TrainerImage,
     TrainingJobStatus,
 };
 pub use valid::ValidJob;

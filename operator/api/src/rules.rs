@@ -173,7 +173,7 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
 }
 
 /// The fields of `spec` that keep their value for the life of the job.
-pub(crate) const IMMUTABLE: [&str; 14] = [
+pub(crate) const IMMUTABLE: [&str; 13] = [
     ".devicesPerWorker",
     ".elastic",
     ".managedBy",
@@ -187,17 +187,47 @@ pub(crate) const IMMUTABLE: [&str; 14] = [
     ".activeDeadlineSeconds",
     ".cleanPodPolicy",
     ".ttlSecondsAfterFinished",
-    ".template",
 ];
+
+/// Fields of a pod that say where it may run. Queue systems set them before they let a job begin.
+const OF_PLACES: [&str; 4] = ["affinity", "nodeSelector", "schedulingGates", "tolerations"];
+
+/// A rule over the whole object: the template keeps what it had, but for what queue systems set while the job rests. As with batch Jobs
+/// that is whenever it is suspended and has no start time. `fields` are those of a pod.
+pub(crate) fn of_the_template<'a>(fields: impl Iterator<Item = &'a str>) -> Rule {
+    let kept: Vec<String> = fields
+        .filter(|field| !OF_PLACES.contains(field))
+        .map(|field| keeps("self.spec.template.spec", "oldSelf.spec.template.spec", &format!(".{field}")))
+        .collect();
+    Rule {
+        rule: format!(
+            "has(self.spec.template) == has(oldSelf.spec.template) && (!has(self.spec.template) || \
+             self.spec.template == oldSelf.spec.template || \
+             (has(oldSelf.spec.suspend) && oldSelf.spec.suspend && \
+             (!has(oldSelf.status) || !has(oldSelf.status.startTime)) && \
+             has(self.spec.template.spec) == has(oldSelf.spec.template.spec) && \
+             (!has(self.spec.template.spec) || ({}))))",
+            kept.join(" && ")
+        ),
+        message: format!(
+            "spec.template: cannot change once the job exists; delete the job and create it anew. While it is suspended and has no pods, \
+             its metadata and {} can",
+            OF_PLACES.join(", ")
+        ),
+        field: Some(".spec.template"),
+    }
+}
 
 fn immutable(field: &'static str) -> Rule {
     Rule {
-        rule: format!(
-            "has(self{field}) == has(oldSelf{field}) && (!has(self{field}) || self{field} == oldSelf{field})"
-        ),
+        rule: keeps("self", "oldSelf", field),
         message: format!("spec{field}: cannot change once the job exists; delete the job and create it anew"),
         field: Some(field),
     }
+}
+
+fn keeps(new: &str, old: &str, field: &str) -> String {
+    format!("has({new}{field}) == has({old}{field}) && (!has({new}{field}) || {new}{field} == {old}{field})")
 }
 
 fn measured_size(name: &str, field: &'static str) -> Rule {

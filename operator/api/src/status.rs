@@ -68,6 +68,10 @@ pub struct TrainingJobStatus {
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
+    /// What the trainer's containers run where spec.template names no image: the image of the operator with which the job began. The job
+    /// keeps it, whatever the operator's image is by then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trainer: Option<TrainerImage>,
     /// Where the trained model lies, once the job is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_uri: Option<String>,
@@ -148,6 +152,8 @@ pub enum Reason {
     ImageNotPulled,
     /// A container cannot be made as the template describes it.
     ContainerConfigError,
+    /// A container ends again and again.
+    ContainerCrashes,
     /// Containers run; workers load data and join the group.
     WorkersJoining,
     /// The workers train.
@@ -186,6 +192,16 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
+}
+
+/// The image of a job's trainer.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct TrainerImage {
+    /// Its name, with the digest once Kubernetes has told it.
+    pub image: String,
+    /// When it is pulled: Always, IfNotPresent or Never.
+    pub image_pull_policy: String,
 }
 
 /// Who trains together.

@@ -280,7 +280,53 @@ fn a_job_can_be_suspended_and_resumed() {
     }
 }
 
-/// Replicas and suspend have rules of their own.
+/// A suspended job with this status.
+fn resting(status: Value) -> Value {
+    let job = set(job(), "/spec/template", json!({"spec": {"containers": [{"name": "trainer", "image": "a"}]}}));
+    set(set(job, "/spec/suspend", json!(true)), "/status", status)
+}
+
+#[test]
+fn where_a_job_may_run_can_change_while_it_is_suspended_and_has_not_started() {
+    let changes = [
+        ("/spec/template/spec/nodeSelector", json!({"pool": "spot"})),
+        ("/spec/template/spec/tolerations", json!([{"key": "spot", "operator": "Exists"}])),
+        ("/spec/template/spec/affinity", json!({"nodeAffinity": {}})),
+        ("/spec/template/spec/schedulingGates", json!([{"name": "kueue.x-k8s.io/topology"}])),
+        ("/spec/template/metadata", json!({"labels": {"a": "b"}, "annotations": {"c": "d"}})),
+    ];
+    for (pointer, value) in changes {
+        for status in [json!({}), json!({"phase": "Suspended"})] {
+            let before = resting(status);
+            let after = set(before.clone(), pointer, value.clone());
+            assert_eq!(broken(&after, Some(&before)), Vec::<String>::new(), "{pointer}");
+            // A queue system sets it together with the admission.
+            let admitted = set(after, "/spec/suspend", json!(false));
+            assert_eq!(broken(&admitted, Some(&before)), Vec::<String>::new(), "{pointer} with suspend: false");
+        }
+        let started = resting(json!({"startTime": "2026-11-28T06:00:00Z"}));
+        let running = set(resting(json!({})), "/spec/suspend", json!(false));
+        for before in [started, running] {
+            let told = broken(&set(before.clone(), pointer, value.clone()), Some(&before));
+            assert!(told.len() == 1 && told[0].contains("spec.template: cannot change"), "{pointer}: {told:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_suspended_jobs_pods_are_made_of_cannot_change() {
+    let before = resting(json!({}));
+    for (pointer, value) in [
+        ("/spec/template/spec/containers", json!([{"name": "trainer", "image": "b"}])),
+        ("/spec/template/spec/hostNetwork", json!(true)),
+        ("/spec/template/spec/volumes", json!([{"name": "v", "emptyDir": {}}])),
+    ] {
+        let told = broken(&set(before.clone(), pointer, value), Some(&before));
+        assert!(told.len() == 1 && told[0].contains("metadata and affinity, nodeSelector"), "{pointer}: {told:?}");
+    }
+}
+
+/// Replicas, suspend and the template have rules of their own.
 #[test]
 fn no_other_field_of_the_spec_can_change_be_added_or_be_taken_away() {
     let changes = [

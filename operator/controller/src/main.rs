@@ -4,6 +4,7 @@ mod apply;
 mod lease;
 mod metrics;
 mod observe;
+mod patience;
 mod reconcile;
 mod serve;
 
@@ -22,7 +23,12 @@ use tokio::{
 use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
 
-use crate::{lease::Candidate, metrics::Metrics, observe::Synced, reconcile::Operator};
+use crate::{
+    lease::Candidate,
+    metrics::Metrics,
+    patience::{Seen, is_ready},
+    reconcile::Operator,
+};
 
 /// Threads of the runtime: the work is waiting.
 const THREADS: usize = 2;
@@ -71,7 +77,8 @@ enum Log {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube=warn"));
+    let filter = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
+    let filter = EnvFilter::new(without_echo(filter.as_deref().unwrap_or("info,kube=warn")));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let log = log.with_ansi(std::io::stderr().is_terminal());
     match flags.log {
@@ -92,6 +99,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The client library tells of each attempt of a watch, which `patience` tells of once.
+fn without_echo(filter: &str) -> String {
+    if filter.contains("kube_runtime") { filter.to_owned() } else { format!("{filter},kube_runtime::watcher=error") }
 }
 
 async fn run(flags: Flags) -> anyhow::Result<()> {
@@ -165,14 +177,22 @@ async fn drive_all(
     ready.send_replace(false);
     let given: Vec<_> = namespaces.into_iter().filter(|namespace| !namespace.is_empty()).map(Some).collect();
     let scopes = if given.is_empty() { vec![None] } else { given };
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel::<Vec<Synced>>();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel::<Vec<Seen>>();
     tokio::spawn(async move {
+        let mut scopes: Vec<Vec<Seen>> = Vec::new();
         while let Some(watches) = told.recv().await {
-            for mut watch in watches {
-                // A watch that ended leaves the process not ready, which is what it is.
-                if watch.wait_for(|synced| *synced).await.is_err() {
-                    return;
-                }
+            scopes.push(watches);
+        }
+        loop {
+            let sight = |seen: &mut Seen| *seen.borrow_and_update();
+            let sights: Vec<Vec<_>> = scopes.iter_mut().map(|scope| scope.iter_mut().map(sight).collect()).collect();
+            if is_ready(&sights) {
+                break;
+            }
+            let news = scopes.iter().flatten().cloned().map(|mut seen| Box::pin(async move { seen.changed().await }));
+            // A watch that ended leaves the process not ready, which is what it is.
+            if futures::future::select_all(news).await.0.is_err() {
+                return;
             }
         }
         ready.send_replace(true);

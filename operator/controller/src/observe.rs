@@ -1,4 +1,4 @@
-//! Reads the cluster, and is the only place that does: three watches, kept as what decisions need of them.
+//! Reads the cluster, and is the only place that does: four watches, kept as what decisions need of them.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -7,19 +7,24 @@ use std::{
 };
 
 use futures::{Stream, StreamExt, channel::mpsc};
-use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::{
+    api::{core::v1::Pod, networking::v1::NetworkPolicy},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::{
     Api, Client, Resource, ResourceExt,
     core::{ApiResource, DeserializeGuard, DynamicObject},
-    runtime::{WatchStreamExt, reflector::ObjectRef, watcher, watcher::Event},
+    runtime::{reflector::ObjectRef, watcher, watcher::Event},
 };
-use lockstep_api::{MANAGED_BY, TrainingGroup, TrainingJob, label};
-use lockstep_plan::{GroupSeen, Observed, PodSeen};
+use lockstep_api::{MANAGED_BY, TrainingGroup, TrainingJob, ValidJob, label};
+use lockstep_plan::{EgressDenied, GroupSeen, Observed, PodSeen, labels_of_pods};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tracing::warn;
 
-use crate::metrics::Metrics;
+use crate::{
+    metrics::Metrics,
+    patience::{Patience, Seen, Sight, patient},
+};
 
 /// A job as it came; one that cannot be read must not hide the others.
 pub(crate) type Job = DeserializeGuard<TrainingJob>;
@@ -33,6 +38,7 @@ const PAGE: u32 = 200;
 pub(crate) struct Surroundings {
     pods: Mutex<Pods>,
     groups: Mutex<Groups>,
+    policies: Mutex<Policies>,
 }
 
 /// Pods by the namespace and uid of their job, then by name.
@@ -40,8 +46,8 @@ type Pods = HashMap<(String, String), BTreeMap<String, PodSeen>>;
 /// Records by namespace and name: the uid of the owning job, and what the coordinator reported.
 type Groups = HashMap<(String, String), (String, GroupSeen)>;
 
-/// Turns true when a watch has listed everything once.
-pub(crate) type Synced = watch::Receiver<bool>;
+/// Policies that deny egress, by namespace and name.
+type Policies = HashMap<(String, String), EgressDenied>;
 
 /// Objects of a kind in one namespace, or in all.
 pub(crate) fn scoped<K>(client: Client, namespace: Option<&str>) -> Api<K>
@@ -61,38 +67,58 @@ impl Surroundings {
         client: &Client,
         namespace: Option<&str>,
         metrics: &Arc<Metrics>,
-    ) -> (Arc<Self>, [Synced; 2], impl Stream<Item = ObjectRef<Job>> + use<>) {
-        let surroundings = Arc::new(Self { pods: Mutex::default(), groups: Mutex::default() });
+    ) -> (Arc<Self>, [Seen; 2], impl Stream<Item = ObjectRef<Job>> + use<>) {
+        let surroundings =
+            Arc::new(Self { pods: Mutex::default(), groups: Mutex::default(), policies: Mutex::default() });
         let (tell, told) = mpsc::channel(QUEUE);
-        let (pods_done, pods_synced) = watch::channel(false);
-        let (groups_done, groups_synced) = watch::channel(false);
+        let (pods_done, pods_seen) = watch::channel(Sight::None);
+        let (groups_done, groups_seen) = watch::channel(Sight::None);
         let ours = watcher::Config::default().labels(label::JOB_UID).page_size(PAGE);
         let pods = follow(
             scoped::<Pod>(client.clone(), namespace),
             ours,
             Arc::clone(&surroundings),
-            (tell.clone(), pods_done, Arc::clone(metrics)),
+            (tell.clone(), pods_done.clone(), Patience::new("Pod", namespace, Some(pods_done)), Arc::clone(metrics)),
         );
         let groups = follow(
             scoped::<DeserializeGuard<TrainingGroup>>(client.clone(), namespace),
             watcher::Config::default().page_size(PAGE),
             Arc::clone(&surroundings),
-            (tell, groups_done, Arc::clone(metrics)),
+            (
+                tell.clone(),
+                groups_done.clone(),
+                Patience::new("TrainingGroup", namespace, Some(groups_done)),
+                Arc::clone(metrics),
+            ),
         );
+        // Jobs do not wait for it: where it is refused they are as they are in most clusters, where nothing denies egress.
+        let policies_done = watch::Sender::new(Sight::None);
+        let policies = follow(
+            scoped::<NetworkPolicy>(client.clone(), namespace),
+            watcher::Config::default().page_size(PAGE),
+            Arc::clone(&surroundings),
+            (tell, policies_done, Patience::new("NetworkPolicy", namespace, None), Arc::clone(metrics)),
+        );
+        tokio::spawn(policies);
         tokio::spawn(pods);
         tokio::spawn(groups);
-        (surroundings, [pods_synced, groups_synced], told)
+        (surroundings, [pods_seen, groups_seen], told)
     }
 
     /// What was seen of a job.
-    pub(crate) fn of(&self, job: &TrainingJob, refused: Option<String>) -> Observed {
+    pub(crate) fn of(&self, job: &TrainingJob, valid: Option<&ValidJob>, refused: Option<String>) -> Observed {
         let uid = job.uid().unwrap_or_default();
         let key = (job.namespace().unwrap_or_default(), job.name_any());
         let of_job = (key.0.clone(), uid.clone());
         let pods = locked(&self.pods).get(&of_job).map(|pods| pods.values().cloned().collect()).unwrap_or_default();
         let group = locked(&self.groups).get(&key).filter(|(owner, _)| *owner == uid).map(|(_, group)| group.clone());
         let status = job.status.clone().unwrap_or_default();
-        Observed { generation: job.metadata.generation, status, pods, group, refused }
+        let egress_denied = valid.is_some_and(|valid| self.denies_egress(&of_job.0, &labels_of_pods(valid)));
+        Observed { generation: job.metadata.generation, status, pods, group, refused, egress_denied }
+    }
+
+    fn denies_egress(&self, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
+        locked(&self.policies).iter().any(|((of, _), denied)| of == namespace && denied.selects(labels))
     }
 }
 
@@ -140,6 +166,22 @@ impl Watched for Pod {
     }
 }
 
+impl Watched for NetworkPolicy {
+    type Known = Policies;
+
+    fn known(surroundings: &Surroundings) -> &Mutex<Policies> {
+        &surroundings.policies
+    }
+
+    fn see(&self, known: &mut Policies, exists: bool) {
+        let key = (self.namespace().unwrap_or_default(), self.name_any());
+        match EgressDenied::of(self).filter(|_| exists) {
+            Some(denied) => drop(known.insert(key, denied)),
+            None => drop(known.remove(&key)),
+        }
+    }
+}
+
 /// A coordinator runs the user's image: whatever it writes, it must not hide the records of others.
 impl Watched for DeserializeGuard<TrainingGroup> {
     type Known = Groups;
@@ -168,42 +210,38 @@ async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
     surroundings: Arc<Surroundings>,
-    (mut tell, synced, metrics): (mpsc::Sender<ObjectRef<Job>>, watch::Sender<bool>, Arc<Metrics>),
+    (mut tell, sight, patience, metrics): (mpsc::Sender<ObjectRef<Job>>, watch::Sender<Sight>, Patience, Arc<Metrics>),
 ) where
     K: Watched + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let mut listed: Vec<K> = Vec::new();
-    let mut events = Box::pin(watcher(api, config).default_backoff());
+    let events = patient(watcher(api, config), patience, move || metrics.watch_restarted());
+    let mut events = std::pin::pin!(events);
     while let Some(event) = events.next().await {
         let changed: Vec<ObjectRef<Job>> = match event {
-            Ok(Event::Init) => {
+            Event::Init => {
                 listed.clear();
                 continue;
             }
-            Ok(Event::InitApply(object)) => {
+            Event::InitApply(object) => {
                 listed.push(object);
                 continue;
             }
-            Ok(Event::InitDone) => {
+            Event::InitDone => {
                 let mut fresh = K::Known::default();
                 listed.iter().for_each(|object| object.see(&mut fresh, true));
                 *locked(K::known(&surroundings)) = fresh;
-                synced.send_replace(true);
+                sight.send_replace(Sight::Listed);
                 let touched: HashSet<_> = mem::take(&mut listed).iter().filter_map(job_of).collect();
                 touched.into_iter().collect()
             }
-            Ok(Event::Apply(object)) => {
+            Event::Apply(object) => {
                 object.see(&mut locked(K::known(&surroundings)), true);
                 job_of(&object).into_iter().collect()
             }
-            Ok(Event::Delete(object)) => {
+            Event::Delete(object) => {
                 object.see(&mut locked(K::known(&surroundings)), false);
                 job_of(&object).into_iter().collect()
-            }
-            Err(error) => {
-                metrics.watch_restarted();
-                warn!(kind = %K::kind(&()), %error, "watch interrupted; it starts again");
-                continue;
             }
         };
         for job in changed {

@@ -28,7 +28,8 @@ use tracing::{error, warn};
 use crate::{
     apply::{ApplyError, apply, write_status},
     metrics::{Metrics, Outcome},
-    observe::{Job, Surroundings, Synced, is_unbegun, scoped},
+    observe::{Job, Surroundings, is_unbegun, scoped},
+    patience::{Patience, Seen, Sight, patient},
 };
 
 /// Jobs that are worked on at once, over all namespaces: one large job never delays a small one.
@@ -83,7 +84,7 @@ struct Memory {
 pub(crate) async fn drive(
     operator: Arc<Operator>,
     namespace: Option<String>,
-    synced: impl FnOnce(Vec<Synced>),
+    synced: impl FnOnce(Vec<Seen>),
     stop: BoxFuture<'static, ()>,
 ) {
     let namespace = namespace.as_deref();
@@ -92,11 +93,16 @@ pub(crate) async fn drive(
     let scope = Arc::new(Scope { operator: Arc::clone(&operator), surroundings, memory: Mutex::new(HashMap::new()) });
     let (store, writer) = reflector::store::<Job>();
     let jobs: Api<Job> = scoped(client.clone(), namespace);
-    let events = watcher(jobs, watcher::Config::default()).default_backoff().modify(trim).reflect(writer);
-    let changed = job_changes(events, Arc::clone(&scope));
+    let events = watcher(jobs, watcher::Config::default()).modify(trim).reflect(writer);
+    let interrupted = {
+        let metrics = Arc::clone(metrics);
+        move || metrics.watch_restarted()
+    };
+    let patience = Patience::new(&TrainingJob::kind(&()), namespace, None);
+    let changed = job_changes(patient(events, patience, interrupted), Arc::clone(&scope));
     synced(watches.to_vec());
     // Nothing is decided before everything was listed once: a pod that is not seen yet would look lost.
-    let ready = stream::once(all_true(watches)).filter_map(|()| async { None::<ObjectRef<Job>> });
+    let ready = stream::once(all_listed(watches)).filter_map(|()| async { None::<ObjectRef<Job>> });
     let queue = ready.chain(stream::select(Box::pin(changed), touched)).map(Ok::<_, watcher::Error>).take_until(stop);
     applier(
         |job, scope: Arc<Scope>| Box::pin(reconcile(job, scope)),
@@ -117,33 +123,25 @@ pub(crate) async fn drive(
 }
 
 /// Jobs that came or changed; those that went are forgotten.
-fn job_changes(
-    events: impl Stream<Item = watcher::Result<Event<Job>>>,
-    scope: Arc<Scope>,
-) -> impl Stream<Item = ObjectRef<Job>> {
+fn job_changes(events: impl Stream<Item = Event<Job>>, scope: Arc<Scope>) -> impl Stream<Item = ObjectRef<Job>> {
     let mut listed = HashSet::new();
     events.filter_map(move |event| {
         let next = match event {
-            Ok(Event::Apply(job)) => Some(ObjectRef::from_obj(&job)),
-            Ok(Event::InitApply(job)) => {
+            Event::Apply(job) => Some(ObjectRef::from_obj(&job)),
+            Event::InitApply(job) => {
                 listed.insert(job.uid().unwrap_or_default());
                 Some(ObjectRef::from_obj(&job))
             }
-            Ok(Event::Delete(job)) => {
+            Event::Delete(job) => {
                 scope.forget(&job);
                 None
             }
-            Ok(Event::Init) => {
+            Event::Init => {
                 listed.clear();
                 None
             }
-            Ok(Event::InitDone) => {
+            Event::InitDone => {
                 scope.forget_all_but(&listed);
-                None
-            }
-            Err(error) => {
-                scope.operator.metrics.watch_restarted();
-                warn!(kind = %TrainingJob::kind(&()), %error, "watch interrupted; it starts again");
                 None
             }
         };
@@ -151,10 +149,10 @@ fn job_changes(
     })
 }
 
-async fn all_true(watches: impl IntoIterator<Item = Synced>) {
+async fn all_listed(watches: impl IntoIterator<Item = Seen>) {
     for mut watch in watches {
         // A watch that ended will never list; its task has panicked and the process is about to end.
-        let _ = watch.wait_for(|synced| *synced).await;
+        let _ = watch.wait_for(|sight| *sight == Sight::Listed).await;
     }
 }
 
@@ -206,8 +204,9 @@ async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
         return Ok(Action::await_change());
     }
     let now = Timestamp::now();
-    let seen = scope.surroundings.of(job, refused);
-    let next = match ValidJob::from_object(job) {
+    let valid = ValidJob::from_object(job);
+    let seen = scope.surroundings.of(job, valid.as_ref().ok(), refused);
+    let next = match valid {
         Ok(valid) => plan(&valid, &seen, &scope.operator.settings, now),
         Err(wrong) => refuse(&wrong, &seen, now),
     };

@@ -10,6 +10,8 @@ use crate::{
     Child, Observed, Plan, PodSeen, PodState, Role, Settings,
     children::children,
     failure::{Pulse, is_alive, last_failure, replaces_coordinator, wanted},
+    hindrance::hindrance,
+    image,
     phase::{deletion, enter, restart_pause_ends, tell_not_degraded},
     pod_name,
     pods::pod,
@@ -48,6 +50,8 @@ pub(crate) fn carry_on(
         }
     }
     take_lost_coordinator_away(present, pulse, plan, now);
+    let outdated = image::outdated(job, status, present, settings);
+    plan.delete.extend(outdated.into_iter().filter(|pod| pod.stuck_at.is_none()).filter_map(|pod| deletion(pod, now)));
     let pause = restart_pause_ends(status).filter(|_| present.is_empty());
     match pause.filter(|end| *end > now) {
         Some(end) => plan.look_again_at(end, now),
@@ -130,7 +134,7 @@ fn create_missing(
         }
     }
     if !missing.is_empty() {
-        create(job, seen, settings, status.attempt, plan, present, &missing);
+        create(job, seen, settings, status, plan, present, &missing);
         status.attempt_time.get_or_insert(Time(now));
     }
 }
@@ -140,18 +144,16 @@ pub(crate) fn create(
     job: &ValidJob,
     seen: &Observed,
     settings: &Settings,
-    attempt: u32,
+    status: &TrainingJobStatus,
     plan: &mut Plan,
     present: &[&PodSeen],
     missing: &[Role],
 ) {
     if missing.contains(&Role::Coordinator) {
-        plan.create = children(job, seen.group.is_none());
+        plan.create = children(job, seen.group.is_none(), seen.egress_denied);
     }
-    // The processes of an attempt understand each other: an operator that was updated meanwhile gives another image to the next one.
-    let image = present.iter().find_map(|pod| pod.image.clone()).unwrap_or_else(|| settings.trainer_image.clone());
-    let settings = Settings { trainer_image: image, ..settings.clone() };
-    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, &settings, *role, attempt)))));
+    let settings = image::of_new_pods(status, present, settings);
+    plan.create.extend(missing.iter().map(|role| Child::Pod(Box::new(pod(job, &settings, *role, status.attempt)))));
 }
 
 /// How many workers have joined.
@@ -183,12 +185,13 @@ fn progress_of(
     let (all, least, joined) = (job.replicas.get(), least(job), joined(job, present));
     let (at_work, work) = at_work(job);
     let missing: Vec<String> = status.replacing.iter().map(|entry| pod_name(job, Role::Worker(entry.worker))).collect();
+    let hindrance = hindrance(job, status, present);
+    let awaited = hindrance.as_ref().map(|(_, message)| format!("; {message}")).unwrap_or_default();
     // A probe that fails for a moment ends nothing.
     if joined == all || (missing.is_empty() && status.phase == Some(Phase::Running) && joined < least) {
-        return (Phase::Running, at_work, format!("{all} workers {work}"));
+        return (Phase::Running, at_work, format!("{all} workers {work}{awaited}"));
     }
     if joined >= least {
-        let awaited = hindrance(present).map(|(_, message)| format!("; {message}")).unwrap_or_default();
         return (Phase::Running, at_work, format!("{joined} of {all} workers {work}{awaited}"));
     }
     let is_lost = |uid: &String| status.replacing.iter().any(|entry| entry.uid.as_ref() == Some(uid));
@@ -196,11 +199,12 @@ fn progress_of(
         .filter(|(_, pod)| !matches!(pod.state, PodState::Pending(_)) && !is_lost(&pod.uid))
         .count();
     if up == all as usize {
-        return (Phase::Starting, Reason::WorkersJoining, attendance(job, present));
+        let reason = hindrance.map_or(Reason::WorkersJoining, |(reason, _)| reason);
+        return (Phase::Starting, reason, format!("{}{awaited}", attendance(job, present)));
     }
     let begins = missing.is_empty() && status.restarts == 0;
     let phase = if begins { Phase::Pending } else { Phase::Restarting };
-    if let Some((reason, message)) = hindrance(present) {
+    if let Some((reason, message)) = hindrance {
         let message = if least < all { format!("{}; {message}", attendance(job, present)) } else { message };
         return (phase, reason, message);
     }
@@ -237,24 +241,4 @@ fn tell_whether_degraded(job: &ValidJob, status: &mut TrainingJobStatus, present
     let failed = status.replacing.iter().any(|entry| entry.failed);
     let reason = if failed { Reason::WorkerFailed } else { Reason::WorkerLost };
     set_condition(status, ConditionType::Degraded, true, reason, &message, now);
-}
-
-/// What keeps a pod from running, with what to do about it.
-pub(crate) fn hindrance(pods: &[&PodSeen]) -> Option<(Reason, String)> {
-    let waiting = pods.iter().filter_map(|pod| match &pod.state {
-        PodState::Pending(Some(waiting)) => Some((pod, waiting)),
-        PodState::Pending(None) | PodState::Running | PodState::Ended(_) => None,
-    });
-    // What never passes by itself comes first.
-    let (pod, waiting) = waiting.min_by_key(|(pod, waiting)| match waiting.reason {
-        Reason::ContainerConfigError => (0, pod.role),
-        Reason::ImageNotPulled => (1, pod.role),
-        _ => (2, pod.role),
-    })?;
-    let advice = match waiting.reason {
-        Reason::ImageNotPulled => "correct the image or the pull secret in spec.template",
-        Reason::ContainerConfigError => "correct spec.template or create what it names",
-        _ => "free or add nodes, or ask for less in spec.template",
-    };
-    Some((waiting.reason, format!("pod {}: {}; {advice}", pod.name, waiting.message)))
 }

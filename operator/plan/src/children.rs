@@ -17,7 +17,7 @@ use lockstep_api::{TrainingGroup, TrainingGroupSpec, ValidJob};
 use lockstep_launch::{Ports, group};
 
 use crate::{
-    Role, pod_name,
+    Role, egress, pod_name,
     pods::{COORDINATOR_ACCOUNT, credentials_name, encrypts, job_labels, owner, role_labels},
 };
 
@@ -37,17 +37,23 @@ pub enum Child {
 }
 
 /// Everything that the pods need around them.
-pub(crate) fn children(job: &ValidJob, with_group: bool) -> Vec<Child> {
+pub(crate) fn children(job: &ValidJob, with_group: bool, egress_denied: bool) -> Vec<Child> {
     let record = with_group.then(|| Child::Group(Box::new(training_group(job))));
+    let mut policy = network_policy(job);
+    let mut of_coordinator = None;
+    if egress_denied {
+        egress::open(job, &mut policy);
+        of_coordinator = Some(Child::NetworkPolicy(Box::new(egress::of_coordinator(job))));
+    }
     let others = [
         Child::ServiceAccount(Box::new(account(job))),
         Child::Role(Box::new(role(job))),
         Child::RoleBinding(Box::new(role_binding(job))),
         Child::Service(Box::new(service(job))),
-        Child::NetworkPolicy(Box::new(network_policy(job))),
+        Child::NetworkPolicy(Box::new(policy)),
     ];
     let credentials = encrypts(job).then(|| Child::Credentials(Box::new(owned(job, &credentials_name(job)))));
-    record.into_iter().chain(others).chain(credentials).collect()
+    record.into_iter().chain(others).chain(of_coordinator).chain(credentials).collect()
 }
 
 fn training_group(job: &ValidJob) -> TrainingGroup {
@@ -139,7 +145,7 @@ fn network_policy(job: &ValidJob) -> NetworkPolicy {
     }
 }
 
-fn owned(job: &ValidJob, name: &str) -> ObjectMeta {
+pub(crate) fn owned(job: &ValidJob, name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),
         namespace: Some(job.namespace.clone()),

@@ -22,6 +22,9 @@ const HUNG_SECONDS: i64 = 60;
 /// that fails whenever it starts is not made anew without pause.
 pub(crate) const SHORT_LIFE: SignedDuration = SignedDuration::from_secs(10);
 
+/// Seconds that workers have to find a coordinator once it runs.
+const FINDING_SECONDS: i64 = 30;
+
 /// Why the kubelet itself refuses or ends a pod for what its template says: another node would do the same.
 const OWN_FAULTS: [&str; 3] = ["AppArmor", "DeadlineExceeded", "SysctlForbidden"];
 
@@ -131,7 +134,10 @@ pub(crate) fn verdict(
     let rested = matches!(of_coordinator, Some((pod, End::Drained)) if pod.stuck_at.is_none());
     // One that is to go may still hold the state.
     let is_left = pods.iter().any(|pod| pod.role != Role::Coordinator && is_alive(pod));
-    let all_gone = !is_left && (!ends.is_empty() || !missing.is_empty());
+    let awaited = |pod: &PodSeen| awaits_coordinator(pod, coordinator);
+    let all_await = missing.is_empty() && ends.iter().all(|(_, pod, _)| awaited(pod));
+    let is_anybody_gone = !ends.is_empty() || !missing.is_empty();
+    let all_gone = is_anybody_gone && !is_left && !all_await;
     if all_gone || (rested && !ends.is_empty()) {
         let known = |worker: u32, uid: Option<&String>| {
             status.replacing.iter().any(|entry| entry.worker == worker && (uid.is_none() || entry.uid.as_ref() == uid))
@@ -149,7 +155,12 @@ pub(crate) fn verdict(
     // Whoever was to go and is wanted again goes first.
     let leaves = |worker: u32, pod: &PodSeen| worker >= target && pod.stuck_at.is_some();
     let ends: Vec<_> = ends.into_iter().filter(|(worker, pod, _)| !leaves(*worker, pod)).collect();
-    Verdict::GoesOn(losses(job, &workers, &ends, &missing, is_held && is_fresh(status, now), pulse, now))
+    let has_yet_to_come = |pod: &PodSeen| {
+        // What it could not reach may be there again: that costs those who train nothing.
+        let others_train = is_held && is_fresh(status, now) && matches!(pulse, Pulse::Whole | Pulse::Lacking);
+        (others_train && !pod.was_ready) || awaited(pod)
+    };
+    Verdict::GoesOn(losses(job, &workers, &ends, &missing, has_yet_to_come, pulse, now))
 }
 
 /// The workers that the job still wants, by number.
@@ -175,6 +186,15 @@ pub(crate) fn is_held(pods: &[&PodSeen]) -> bool {
 /// Whether its process stopped after a step, as it was asked to.
 pub(crate) fn has_drained(pod: &PodSeen) -> bool {
     end(pod) == Some(End::Drained)
+}
+
+/// Whether a worker gave up before there was a coordinator for long enough that it could have been found: nobody failed.
+fn awaits_coordinator(pod: &PodSeen, coordinator: Option<&PodSeen>) -> bool {
+    let found = |by: Timestamp| {
+        let started = coordinator.and_then(|coordinator| coordinator.started);
+        started.is_some_and(|started| by.duration_since(started) >= SignedDuration::from_secs(FINDING_SECONDS))
+    };
+    end(pod) == Some(End::Asked) && !pod.was_ready && ended_at(pod).is_some_and(|ended| !found(ended))
 }
 
 /// Of several that are gone the one that took the others with it.
@@ -215,13 +235,11 @@ fn losses(
     workers: &[(u32, &PodSeen)],
     ends: &[(u32, &PodSeen, End)],
     missing: &[u32],
-    is_held: bool,
+    has_yet_to_come: impl Fn(&PodSeen) -> bool,
     pulse: Pulse,
     now: Timestamp,
 ) -> Losses {
     let mut losses = Losses::default();
-    // What it could not reach may be there again: that costs those who train nothing.
-    let has_yet_to_come = |pod: &PodSeen| is_held && !pod.was_ready && matches!(pulse, Pulse::Whole | Pulse::Lacking);
     let gone = |worker: u32, pod: &PodSeen, cause: Cause, reason: &str| Gone {
         worker,
         uid: Some(pod.uid.clone()),

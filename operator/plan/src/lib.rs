@@ -3,21 +3,27 @@
 
 mod carry_on;
 mod children;
+mod egress;
 mod failure;
+mod hindrance;
+mod image;
 mod observed;
 mod phase;
 mod pods;
 mod replace;
 mod status;
 mod suspend;
+mod waiting;
 
 use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{TrainingJobStatus, ValidJob};
 
 pub use children::Child;
+pub use egress::EgressDenied;
+pub use image::ImageSeen;
 pub use observed::{Ended, GroupSeen, Observed, PodSeen, PodState, Role, Waiting};
 pub use phase::{plan, refuse};
-pub use pods::Settings;
+pub use pods::{Settings, labels_of_pods};
 pub use status::Note;
 
 /// What to do now. The status is written first: it counts the restart that the deletions carry out.

@@ -7,6 +7,8 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use lockstep_api::{Reason, TRAINER_CONTAINER, TrainingJobStatus, label};
 use lockstep_launch::{Change, Ending, Progress};
 
+use crate::{ImageSeen, waiting};
+
 /// Longest message of Kubernetes or of a trainer that is kept, in characters.
 const MAX_MESSAGE: usize = 1000;
 
@@ -23,6 +25,8 @@ pub struct Observed {
     pub group: Option<GroupSeen>,
     /// What the API server said when it last refused to make one of the job's objects, such as an exceeded quota.
     pub refused: Option<String>,
+    /// Whether a NetworkPolicy lets the job's pods connect only to what one names.
+    pub egress_denied: bool,
 }
 
 /// What the coordinator wrote into the record's status.
@@ -68,11 +72,15 @@ pub struct PodSeen {
     /// Where it runs.
     pub node: Option<String>,
     /// What its trainer runs.
-    pub image: Option<String>,
+    pub image: Option<ImageSeen>,
     /// When it was made.
     pub created: Option<Timestamp>,
+    /// When its trainer began to run.
+    pub started: Option<Timestamp>,
     /// How far it is.
     pub state: PodState,
+    /// What a container beside the running trainer waits for.
+    pub beside: Option<Waiting>,
     /// Whether all its containers have ended, not the trainer alone.
     pub over: bool,
     /// Whether its readiness probe succeeds: a worker has joined.
@@ -105,6 +113,8 @@ pub enum PodState {
 pub struct Waiting {
     /// In this API's word.
     pub reason: Reason,
+    /// The container that waits; none where the whole pod does.
+    pub container: Option<String>,
     /// In the words of Kubernetes, with the image where there is one.
     pub message: String,
 }
@@ -152,10 +162,10 @@ impl PodSeen {
             role,
             attempt: labels.get(label::ATTEMPT)?.parse().ok()?,
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
-            image: pod.spec.as_ref().and_then(|spec| {
-                spec.containers.iter().find(|container| container.name == TRAINER_CONTAINER)?.image.clone()
-            }),
+            image: image(pod),
+            beside: waiting::crashing(status).filter(|_| state == PodState::Running),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
+            started: started(status),
             over: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             ready: holds("Ready"),
             // Of a pod that has yet to be ready the condition is as old as the pod.
@@ -176,6 +186,17 @@ impl PodSeen {
             PodState::Pending(_) | PodState::Running => None,
         }
     }
+}
+
+fn image(pod: &Pod) -> Option<ImageSeen> {
+    let trainer = pod.spec.as_ref()?.containers.iter().find(|container| container.name == TRAINER_CONTAINER)?;
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let id = statuses.filter(|container| container.name == TRAINER_CONTAINER).map(|container| &container.image_id);
+    Some(ImageSeen {
+        name: trainer.image.clone()?,
+        pull_policy: trainer.image_pull_policy.clone(),
+        id: id.into_iter().find(|id| !id.is_empty()).cloned(),
+    })
 }
 
 fn gates(pod: &Pod) -> bool {
@@ -226,7 +247,7 @@ fn state(status: &PodStatus) -> PodState {
         }),
         (None, Some("Failed" | "Succeeded")) => PodState::Ended(ended_before_the_trainer(status)),
         (None, Some("Running")) if trainer.is_none_or(is_running) => PodState::Running,
-        (None, _) => PodState::Pending(waiting(status)),
+        (None, _) => PodState::Pending(waiting::waiting(status)),
     }
 }
 
@@ -266,34 +287,6 @@ fn ended_before_the_trainer(status: &PodStatus) -> Ended {
         },
         None => Ended { message: clip(status.message.as_deref().unwrap_or_default()), ..Ended::default() },
     }
-}
-
-fn waiting(status: &PodStatus) -> Option<Waiting> {
-    let inits = status.init_container_statuses.iter().flatten();
-    for container in inits.chain(status.container_statuses.iter().flatten()) {
-        let Some(waiting) = container.state.as_ref().and_then(|state| state.waiting.as_ref()) else { continue };
-        let message = waiting.message.as_deref().unwrap_or_default();
-        let said = waiting.reason.as_deref().unwrap_or_default();
-        let (reason, what) = match said {
-            "ImagePullBackOff"
-            | "ErrImagePull"
-            | "ErrImageNeverPull"
-            | "InvalidImageName"
-            | "ImageInspectError"
-            | "RegistryUnavailable"
-            | "SignatureValidationFailed" => (Reason::ImageNotPulled, "cannot pull image"),
-            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-                (Reason::ContainerConfigError, "cannot start image")
-            }
-            _ => continue,
-        };
-        return Some(Waiting { reason, message: clip(&format!("{what} {}: {said}: {message}", container.image)) });
-    }
-    let scheduled = status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled")?;
-    (scheduled.status == "False" && scheduled.reason.as_deref() == Some("Unschedulable")).then(|| Waiting {
-        reason: Reason::Unschedulable,
-        message: clip(scheduled.message.as_deref().unwrap_or("no node fits")),
-    })
 }
 
 /// A trainer's ending is bounded already and would no longer be JSON when cut.

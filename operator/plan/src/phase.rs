@@ -8,9 +8,10 @@ use lockstep_launch::{Ending, InvalidField, Progress, Task};
 
 use crate::{
     Deletion, GroupSeen, Observed, Plan, PodSeen, PodState, Role, Settings,
-    carry_on::{attendance, carry_on, hindrance},
+    carry_on::{attendance, carry_on},
     failure::{Cause, Losses, Pulse, RETRY, Verdict, ended_at, is_alive, is_done, verdict, wanted},
-    pod_name,
+    hindrance::hindrance,
+    image, pod_name,
     replace::{count_failure, lose, pause_after, pause_until_there, welcome},
     status::{
         Note, Report, checkpoint_note, reported_at, restart_note, set_condition, take_changes, take_progress, told,
@@ -56,6 +57,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         plan.look_again_at(time, now);
     }
 
+    image::keep(job, &mut status, &seen.pods);
     take_changes(&mut status, seen, &mut plan.events);
     let (pulse, asked_again) = pulse(job, &status, &present, now);
     if let Some(time) = asked_again {
@@ -105,6 +107,9 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         }
     }
     let finished = |status: &TrainingJobStatus| status.phase.is_some_and(Phase::is_finished);
+    if !finished(&status) && !job.suspend && status.attempt == attempt {
+        begin_with_another_image(job, &mut status, &mut plan.events, &present, settings);
+    }
     if !finished(&status) && !job.suspend {
         give_up_after_failures(job, &mut status, &mut plan.events, now);
     }
@@ -200,6 +205,23 @@ fn restart(status: &mut TrainingJobStatus, events: &mut Vec<Note>, reason: Reaso
     enter(status, Phase::Restarting, reason, &message, now);
 }
 
+/// A job that has not begun gets a new set of pods where those that it has cannot start, and the operator's image is another one now.
+fn begin_with_another_image(
+    job: &ValidJob,
+    status: &mut TrainingJobStatus,
+    events: &mut Vec<Note>,
+    present: &[&PodSeen],
+    settings: &Settings,
+) {
+    let outdated = image::outdated(job, status, present, settings);
+    let Some(pod) = outdated.first().filter(|_| status.trainer.is_none()) else { return };
+    events.push(Note::image_changed(pod, settings));
+    status.attempt += 1;
+    status.attempt_time = None;
+    status.target_replicas = 0;
+    status.replacing.clear();
+}
+
 /// Fails the job once it has failed more often than it may.
 fn give_up_after_failures(job: &ValidJob, status: &mut TrainingJobStatus, events: &mut Vec<Note>, now: Timestamp) {
     let (failures, limit) = (status.failures, job.failure_policy.backoff_limit);
@@ -239,7 +261,7 @@ fn give_up_in_time(
             let message = format!(
                 "{} within {seconds} s, failurePolicy.startupTimeoutSeconds: {}",
                 attendance(job, present),
-                laggard(job, seen, present)
+                laggard(job, status, seen, present)
             );
             return fail(status, &mut plan.events, Reason::StartupTimeout, &message, now);
         }
@@ -248,8 +270,9 @@ fn give_up_in_time(
 }
 
 /// The first worker that has not joined, and why.
-fn laggard(job: &ValidJob, seen: &Observed, present: &[&PodSeen]) -> String {
-    if let Some(message) = hindrance(present).map(|(_, message)| message).or_else(|| seen.refused.clone()) {
+fn laggard(job: &ValidJob, status: &TrainingJobStatus, seen: &Observed, present: &[&PodSeen]) -> String {
+    if let Some(message) = hindrance(job, status, present).map(|(_, message)| message).or_else(|| seen.refused.clone())
+    {
         return message;
     }
     let joined = |index: &u32| present.iter().any(|pod| pod.role == Role::Worker(*index) && pod.ready);

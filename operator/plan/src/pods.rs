@@ -58,8 +58,7 @@ pub struct Settings {
 pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32) -> Pod {
     let template = job.template.clone();
     let given = template.metadata.unwrap_or_default();
-    let mut labels = given.labels.unwrap_or_default();
-    labels.extend(job_labels(job));
+    let mut labels = labels_of_pods(job);
     labels.extend(role_labels(role));
     labels.insert(label::ATTEMPT.to_owned(), attempt.to_string());
     let mut spec = template.spec.unwrap_or_default();
@@ -85,6 +84,10 @@ pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32)
     }
     spec.automount_service_account_token = Some(role == Role::Coordinator);
     spec.containers.insert(0, trainer);
+    if spec.host_network == Some(true) {
+        // What the API server would choose knows no names of the cluster, the coordinator's among them.
+        spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".to_owned());
+    }
     // Starting again is a decision about all pods at once.
     spec.restart_policy = Some("Never".to_owned());
     restrict(&mut spec);
@@ -125,6 +128,15 @@ pub(crate) fn role_labels(role: Role) -> BTreeMap<String, String> {
 pub(crate) fn worker_selector(job: &ValidJob) -> String {
     let uid = job.uid.as_deref().unwrap_or_default();
     format!("{}={uid},{}={}", label::JOB_UID, label::ROLE, label::WORKER)
+}
+
+/// The labels that all of the job's pods have, the template's included.
+#[must_use]
+pub fn labels_of_pods(job: &ValidJob) -> BTreeMap<String, String> {
+    let given = job.template.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
+    let mut labels = given.unwrap_or_default();
+    labels.extend(job_labels(job));
+    labels
 }
 
 /// Ties an object to the job: it goes when the job goes.
@@ -270,7 +282,7 @@ fn output(job: &ValidJob) -> PathBuf {
 }
 
 /// The job's place below `checkpoint.uri` where that is an object store.
-fn objects(job: &ValidJob) -> Option<ObjectUri> {
+pub(crate) fn objects(job: &ValidJob) -> Option<ObjectUri> {
     match &job.task {
         Task::Train(workload) => Some(workload.checkpoint.objects()?.join(&unique_name(job))),
         Task::Benchmark { .. } => None,

@@ -10,7 +10,7 @@ use lockstep_launch::{
     ShortGrace, Straggler, Task,
 };
 
-use crate::{Observed, Role, observed::clip, pod_name};
+use crate::{Observed, PodSeen, Role, Settings, observed::clip, pod_name};
 
 /// Seconds between two writes of progress into the status.
 const PROGRESS_SECONDS: i64 = 5;
@@ -27,7 +27,7 @@ const MAX_CHANGES: usize = 20;
 pub struct Note {
     /// Whether somebody should look.
     pub warning: bool,
-    /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized, RolledBack,
+    /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized, RolledBack, ImageChanged,
     /// CheckpointSaved, CheckpointDamaged, Straggler, ShortGrace, Suspended, Resumed, Complete, Failed.
     pub reason: &'static str,
     /// For people.
@@ -61,6 +61,16 @@ impl Note {
     pub(crate) fn worker_replaced(job: &ValidJob, lost: &Replacing, now: Timestamp) -> Self {
         let (pod, seconds) = (pod_name(job, Role::Worker(lost.worker)), now.duration_since(lost.since.0).as_secs());
         Self::normal("WorkerReplaced", format!("{pod} has joined again, {seconds} s after it was lost"))
+    }
+
+    pub(crate) fn image_changed(pod: &PodSeen, settings: &Settings) -> Self {
+        let before = pod.image.as_ref().map(|image| image.name.as_str()).unwrap_or_default();
+        let Settings { trainer_image, trainer_image_pull_policy } = settings;
+        let text = format!(
+            "pods that could not start with image {before} are made anew with the operator's present one, {trainer_image} \
+             ({trainer_image_pull_policy})"
+        );
+        Self::normal("ImageChanged", text)
     }
 
     pub(crate) fn resizing(from: u32, to: u32) -> Self {

@@ -39,7 +39,7 @@ pub(crate) fn suspend(
             // A group that broke saves nothing before a coordinator has formed the next one.
             take_lost_coordinator_away(present, pulse, plan, now);
             if coordinators().next().is_none() && !lacks_record(seen, status, present) {
-                create(job, seen, settings, status.attempt, plan, present, &[Role::Coordinator]);
+                create(job, seen, settings, status, plan, present, &[Role::Coordinator]);
             }
         }
         let left = workers().count();

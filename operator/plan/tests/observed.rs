@@ -2,8 +2,8 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use lockstep_api::TRAINER_CONTAINER;
-use lockstep_plan::{PodSeen, PodState};
+use lockstep_api::{Reason, TRAINER_CONTAINER};
+use lockstep_plan::{ImageSeen, PodSeen, PodState};
 use serde_json::{Value, json};
 
 fn time(second: u32) -> Value {
@@ -56,7 +56,44 @@ fn a_pod_was_ready_where_it_ceased_to_be_after_its_trainer_began() {
 
 #[test]
 fn a_pod_says_what_its_trainer_runs() {
-    assert_eq!(seen(running(10, false)).image.as_deref(), Some("trainer:1"));
+    let mut pod = running(10, false);
+    pod["status"]["containerStatuses"][0]["imageID"] = "docker.io/library/trainer@sha256:ab".into();
+    let ImageSeen { name, pull_policy, id } = seen(pod).image.expect("an image");
+    assert_eq!((name.as_str(), pull_policy), ("trainer:1", None));
+    assert_eq!(id.as_deref(), Some("docker.io/library/trainer@sha256:ab"));
+}
+
+/// A native sidecar that ended with code 3 and was started `restarts` times more.
+fn sidecar(restarts: u32, state: &Value, started: bool) -> Value {
+    json!([{
+        "name": "proxy", "image": "proxy:2", "imageID": "", "ready": false, "started": started, "restartCount": restarts,
+        "state": state,
+        "lastState": {"terminated": {"exitCode": 3, "reason": "Error", "message": "no certificate\n"}},
+    }])
+}
+
+#[test]
+fn a_sidecar_that_ends_again_and_again_is_named_with_its_exit_code() {
+    let backs_off = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}});
+    let runs = json!({"running": {"startedAt": time(20)}});
+    let words = "container proxy: image proxy:2: CrashLoopBackOff: it was started 4 times and ended with exit code 3 (Error): no certificate";
+    // Between two pauses it runs for a moment.
+    for state in [&backs_off, &runs] {
+        let mut pod = running(10, false);
+        pod["status"]["phase"] = "Pending".into();
+        pod["status"]["initContainerStatuses"] = sidecar(3, state, false);
+        pod["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "PodInitializing"}});
+        let PodState::Pending(Some(waiting)) = seen(pod).state else { panic!("it waits: {state}") };
+        assert_eq!((waiting.reason, waiting.container.as_deref()), (Reason::ContainerCrashes, Some("proxy")));
+        assert_eq!(waiting.message, words);
+    }
+    let mut beside = running(10, false);
+    beside["status"]["initContainerStatuses"] = sidecar(3, &backs_off, false);
+    let pod = seen(beside);
+    assert_eq!((pod.state, pod.beside.map(|waiting| waiting.message)), (PodState::Running, Some(words.to_owned())));
+    let mut well = running(10, false);
+    well["status"]["initContainerStatuses"] = sidecar(3, &runs, true);
+    assert_eq!(seen(well).beside, None, "it has recovered");
 }
 
 #[test]

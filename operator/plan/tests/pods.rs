@@ -186,6 +186,37 @@ fn the_template_decides_what_the_contract_does_not() {
 }
 
 #[test]
+fn the_policy_of_a_job_has_the_egress_that_it_needs_where_another_one_denies_the_rest() {
+    let policies = |egress_denied| {
+        let next = plan(&job(), &Observed { egress_denied, ..Observed::default() }, &settings(), now());
+        let policies = next.create.into_iter().filter_map(|child| match child {
+            Child::NetworkPolicy(policy) => Some(serde_json::to_value(policy).expect("JSON")["spec"].clone()),
+            _ => None,
+        });
+        policies.collect::<Vec<_>>()
+    };
+    let open = policies(false);
+    assert_eq!((open.len(), &open[0]["policyTypes"]), (1, &json!(["Ingress"])), "it would close what was open");
+    let [of_all, of_coordinator] = policies(true).try_into().expect("two");
+    assert_eq!(of_all["policyTypes"], json!(["Ingress", "Egress"]));
+    let tcp = |port: u16| json!({"port": port, "protocol": "TCP"});
+    let peers = json!({"to": [{"podSelector": of_all["podSelector"]}], "ports": [tcp(7070), tcp(7071)]});
+    let dns = json!({"ports": [{"port": 53, "protocol": "UDP"}, tcp(53)]});
+    assert_eq!(of_all["egress"], json!([peers, dns]));
+    assert_eq!(of_coordinator["podSelector"]["matchLabels"]["lockstep.dev/role"], "coordinator");
+    assert_eq!(of_coordinator["egress"], json!([{"ports": [tcp(443), tcp(6443)]}]));
+}
+
+#[test]
+fn pods_on_the_hosts_network_find_names_of_the_cluster_unless_the_template_says_otherwise() {
+    let policy = |spec: Value| value(&pods(&with_template(json!({ "spec": spec })))[1])["spec"]["dnsPolicy"].clone();
+    let containers = json!([{"name": "trainer"}]);
+    assert_eq!(policy(json!({"containers": containers})), json!(null));
+    assert_eq!(policy(json!({"containers": containers, "hostNetwork": true})), "ClusterFirstWithHostNet");
+    assert_eq!(policy(json!({"containers": containers, "hostNetwork": true, "dnsPolicy": "Default"})), "Default");
+}
+
+#[test]
 fn the_coordinator_takes_no_accelerator_and_prepares_no_data() {
     let job = with_template(json!({"spec": {
         "initContainers": [{"name": "data", "image": "d"}],

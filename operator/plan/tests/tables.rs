@@ -5,7 +5,7 @@ mod situations;
 use std::{collections::BTreeSet, fs, path::Path};
 
 use jiff::SignedDuration;
-use lockstep_api::Phase;
+use lockstep_api::{Phase, ValidJob};
 use lockstep_launch::{
     BenchmarkReport, Change, CheckpointMark, CollectivesReport, DamagedCheckpoint, Ending, Progress, ShortGrace,
     Straggler,
@@ -117,14 +117,69 @@ fn a_pod_that_cannot_be_pulled_is_named_with_the_words_of_the_registry_and_what_
     assert_eq!(running.reason, "ImageNotPulled");
     assert_eq!(
         running.message,
-        "pod lenet-worker-1: cannot pull image x:1: not found; correct the image or the pull secret in spec.template"
+        "pod lenet-worker-1: cannot pull image x:1: not found; spec.template names no image, so this is the operator's: correct \
+         trainer.image of its chart (--trainer-image), and these pods are made anew"
     );
+}
+
+/// What the condition Running says in a situation.
+fn told(situation: &str, change: impl FnOnce(&mut ValidJob)) -> String {
+    let (mut job, seen) = situations::read(situation);
+    change(&mut job);
+    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let running = status.conditions.iter().find(|condition| condition.type_ == "Running").expect("a condition");
+    running.message.clone()
+}
+
+fn with_template(spec: serde_json::Value) -> impl FnOnce(&mut ValidJob) {
+    let template = serde_json::from_value(serde_json::json!({ "spec": spec })).expect("a template");
+    |job| job.template = template
+}
+
+#[test]
+fn the_advice_about_an_image_fits_where_the_image_came_from() {
+    let pending = "Pending; all pending; worker 1 cannot be pulled";
+    let by_template =
+        told(pending, with_template(serde_json::json!({"containers": [{"name": "trainer", "image": "x:1"}]})));
+    assert!(by_template.contains("spec.template cannot change: for another image delete the job"), "{by_template}");
+    let kept = told("Restarting; began with trainer:0; all ready; worker 1 cannot be pulled", |_| ());
+    assert!(kept.contains("keeps the one with which it began, status.trainer: make that available"), "{kept}");
+}
+
+#[test]
+fn a_sidecar_that_crashes_is_told_of_before_the_trainer_runs_and_beside_it() {
+    let why = "container proxy: it ended with exit code 3; `kubectl logs lenet-worker-1 -c proxy --previous` shows why";
+    for situation in [
+        "Pending; all running; worker 1 without a sidecar that runs",
+        "Starting; all running; worker 1 beside a sidecar that crashes",
+        "elastic 1 to 3; Running; all ready; worker 1 beside a sidecar that crashes",
+    ] {
+        let told = told(situation, |_| ());
+        assert!(told.contains(why), "{situation}: {told}");
+    }
+}
+
+#[test]
+fn pods_on_the_hosts_network_that_find_no_node_are_told_how_many_nodes_they_need() {
+    let ports = "0/3 nodes are available: 3 node(s) didn't have free ports for the requested pod ports";
+    let (mut job, mut seen) = situations::read("Pending; all running; worker 1 unschedulable");
+    with_template(serde_json::json!({"hostNetwork": true, "containers": [{"name": "trainer"}]}))(&mut job);
+    for pod in &mut seen.pods {
+        if let PodState::Pending(Some(waiting)) = &mut pod.state {
+            waiting.message = ports.to_owned();
+        }
+    }
+    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let running = status.conditions.iter().find(|condition| condition.type_ == "Running").expect("a condition");
+    let advice = "with hostNetwork a node takes one pod of a job, and the coordinator is one: 3 nodes are needed";
+    assert_eq!(running.message, format!("pod lenet-worker-1: {ports}; {advice}"));
 }
 
 #[test]
 fn a_job_of_which_fewer_fit_than_it_needs_says_how_many_those_are_and_by_which_field() {
     let short = "elastic 2 to 3; wants 3; Pending; coordinator ready; worker 0 ready; worker 1 unschedulable; worker 2 unschedulable";
-    let why = "pod lenet-worker-1: 0/3 nodes are available; free or add nodes, or ask for less in spec.template";
+    let why = "pod lenet-worker-1: 0/3 nodes are available; free or add nodes, or delete the job and create it anew with a spec.template \
+               that asks for less";
     let attendance = "1 of at least 2 workers, spec.elastic.minReplicas, have joined";
     for (asked, condition, told) in [
         (100, "Running", format!("{attendance}; {why}")),
@@ -261,15 +316,57 @@ fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
 }
 
 #[test]
-fn an_updated_operator_gives_its_image_to_the_next_attempt() {
-    let updated = Settings { trainer_image: "trainer:2".into(), ..settings() };
-    for (situation, image) in [("Running; all ready; no worker 1", "trainer:1"), ("new", "trainer:2")] {
+fn an_updated_operator_gives_its_image_only_to_jobs_that_have_not_begun() {
+    let updated = Settings { trainer_image: "trainer:2".into(), trainer_image_pull_policy: "Never".into() };
+    for (situation, image) in [
+        ("new", "trainer:2"),
+        ("Pending; all pending; no worker 1", "trainer:1"),
+        ("Running; all ready; no worker 1", "trainer:1"),
+        ("Restarting; attempt 1; began with trainer:0", "trainer:0"),
+        ("Suspended; began with trainer:0", "trainer:0"),
+    ] {
         let (job, seen) = situations::read(situation);
         let made = plan(&job, &seen, &updated, now()).create;
         let pods = made.iter().filter_map(|child| if let Child::Pod(pod) = child { pod.spec.as_ref() } else { None });
         let images: BTreeSet<_> = pods.filter_map(|spec| spec.containers[0].image.as_deref()).collect();
         assert_eq!(images, BTreeSet::from([image]), "{situation}");
     }
+}
+
+#[test]
+fn a_job_keeps_the_image_that_its_workers_run_by_digest_where_the_node_tells_it() {
+    let (job, mut seen) = situations::read("Running; all ready; worker 1 pending");
+    let kept = |seen: &Observed| plan(&job, seen, &settings(), now()).status.and_then(|status| status.trainer);
+    let first = kept(&seen).expect("kept");
+    assert_eq!((first.image.as_str(), first.image_pull_policy.as_str()), ("trainer:1", "IfNotPresent"));
+    let worker = seen.pods.iter_mut().find(|pod| pod.role == Role::Worker(0)).and_then(|pod| pod.image.as_mut());
+    worker.expect("an image").id = Some("docker.io/library/trainer@sha256:ab".to_owned());
+    assert_eq!(kept(&seen).expect("kept").image, "trainer:1@sha256:ab");
+    let (_, pending) = situations::read("Pending; all pending; coordinator running");
+    assert_eq!(kept(&pending), None, "no worker has run");
+}
+
+#[test]
+fn pods_that_cannot_start_are_made_anew_once_the_operators_image_is_another_one() {
+    let updated = Settings { trainer_image: "trainer:2".into(), ..settings() };
+    let (job, seen) = situations::read("Pending; all running; worker 0 pending; worker 1 cannot be pulled");
+    let next = plan(&job, &seen, &updated, now());
+    assert_eq!(next.delete.len(), 3, "{next:?}");
+    assert_eq!(next.events.iter().map(|note| note.reason).collect::<Vec<_>>(), ["ImageChanged"]);
+    let status = next.status.expect("a status");
+    assert_eq!((status.attempt, status.restarts, status.failures), (1, 0, 0));
+    let gone = Observed { status, pods: Vec::new(), ..seen.clone() };
+    let next = plan(&job, &gone, &updated, now());
+    assert_eq!(next.create.iter().filter(|child| matches!(child, Child::Pod(_))).count(), 3);
+    let same = plan(&job, &seen, &settings(), now());
+    assert_eq!((same.delete.len(), same.create.len()), (0, 0), "nothing changed: {same:?}");
+}
+
+#[test]
+fn a_pod_that_cannot_start_with_an_image_that_is_not_the_jobs_is_made_anew() {
+    let (job, seen) = situations::read("Restarting; began with trainer:0; all ready; worker 1 cannot be pulled");
+    let next = plan(&job, &seen, &settings(), now());
+    assert_eq!(next.delete.iter().map(|gone| gone.pod.as_str()).collect::<Vec<_>>(), ["lenet-worker-1"]);
 }
 
 #[test]

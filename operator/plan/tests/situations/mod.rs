@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use lockstep_api::{CleanPodPolicy, LastFailure, Phase, Reason, Replacing, ValidJob};
-use lockstep_plan::{Child, Ended, Observed, Plan, PodSeen, PodState, Role, Settings, Waiting, plan};
+use lockstep_api::{CleanPodPolicy, LastFailure, Phase, Reason, Replacing, TrainerImage, ValidJob};
+use lockstep_plan::{Child, Ended, ImageSeen, Observed, Plan, PodSeen, PodState, Role, Settings, Waiting, plan};
 
 pub const UID: &str = "0a1b2c3d-0000-4000-8000-000000000000";
 
@@ -109,6 +109,9 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
         job.clean_pod_policy = serde_json::from_value::<CleanPodPolicy>(policy.into()).ok()?;
     } else if let Some(words) = item.strip_prefix("refused ") {
         seen.refused = Some(words.to_owned());
+    } else if let Some(image) = item.strip_prefix("began with ") {
+        let image_pull_policy = "IfNotPresent".to_owned();
+        seen.status.trainer = Some(TrainerImage { image: image.to_owned(), image_pull_policy });
     } else if item == "no record" {
         seen.group = None;
     } else if item == "to be suspended" {
@@ -177,7 +180,9 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         role,
         attempt,
         node: Some("node-a".into()),
-        image: Some("trainer:1".into()),
+        image: Some(ImageSeen { name: "trainer:1".into(), pull_policy: Some("IfNotPresent".into()), id: None }),
+        beside: None,
+        started: None,
         state: PodState::Running,
         over: false,
         ready: false,
@@ -188,7 +193,12 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         unreachable: false,
         created: Some(seconds_ago(100)),
     };
-    let waiting = |reason, message: &str| PodState::Pending(Some(Waiting { reason, message: message.into() }));
+    let waits = |reason, container: Option<&str>, message: &str| Waiting {
+        reason,
+        container: container.map(Into::into),
+        message: message.into(),
+    };
+    let waiting = |reason, container, message: &str| PodState::Pending(Some(waits(reason, container, message)));
     let ended = |code: Option<i32>, reason: Option<&str>, message: &str, at| {
         PodState::Ended(Ended {
             code,
@@ -202,9 +212,18 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         "ready" => pod.ready = true,
         "running" => {}
         "pending" => pod.state = PodState::Pending(None),
-        "unschedulable" => pod.state = waiting(Reason::Unschedulable, "0/3 nodes are available"),
-        "cannot be pulled" => pod.state = waiting(Reason::ImageNotPulled, "cannot pull image x:1: not found"),
-        "misconfigured" => pod.state = waiting(Reason::ContainerConfigError, "secret \"s\" not found"),
+        "unschedulable" => pod.state = waiting(Reason::Unschedulable, None, "0/3 nodes are available"),
+        "cannot be pulled" => {
+            pod.state = waiting(Reason::ImageNotPulled, Some("trainer"), "cannot pull image x:1: not found")
+        }
+        "misconfigured" => pod.state = waiting(Reason::ContainerConfigError, Some("trainer"), "secret \"s\" not found"),
+        "without a sidecar that runs" => {
+            pod.state = waiting(Reason::ContainerCrashes, Some("proxy"), "container proxy: it ended with exit code 3");
+        }
+        "beside a sidecar that crashes" => {
+            pod.beside =
+                Some(waits(Reason::ContainerCrashes, Some("proxy"), "container proxy: it ended with exit code 3"));
+        }
         "terminating" => pod.stuck_at = Some(now() + SignedDuration::from_secs(30)),
         "stuck" => pod.stuck_at = Some(seconds_ago(1)),
         "drained while terminating" => {
@@ -233,6 +252,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
             let line = r#"{"progress":{"step":9,"totalSteps":9,"epoch":1,"generation":1,"worldSize":2},"modelUri":"file:///m"}"#;
             pod.state = ended(Some(0), Some("Completed"), line, seconds_ago(1));
         }
+        "just running" => pod.started = Some(seconds_ago(20)),
         "unable to come" => pod.state = ended(Some(75), Some("Error"), "", seconds_ago(6)),
         "done beside a sidecar" => pod.state = ended(Some(0), Some("Completed"), "", seconds_ago(1)),
         "done long ago beside a sidecar" => pod.state = ended(Some(0), Some("Completed"), "", seconds_ago(60)),
@@ -250,6 +270,9 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
             pod.was_ready = true;
             pod.state = ended(Some(code.parse().ok()?), Some("Error"), "", at);
         }
+    }
+    if !matches!(pod.state, PodState::Pending(_)) {
+        pod.started.get_or_insert(seconds_ago(90));
     }
     pod.over = matches!(pod.state, PodState::Ended(_)) && !state.ends_with("beside a sidecar");
     Some(pod)

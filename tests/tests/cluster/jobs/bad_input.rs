@@ -100,7 +100,7 @@ fn bad_jobs() -> Vec<Bad> {
             name: "no-image",
             changes: vec![("/spec/template/spec/containers/0/image", json!("nowhere.invalid/trainer:1")), soon.clone()],
             reason: "StartupTimeout",
-            words: &["startupTimeoutSeconds", "nowhere.invalid/trainer:1", "correct the image"],
+            words: &["startupTimeoutSeconds", "nowhere.invalid/trainer:1", "for another image delete the job"],
         },
         Bad {
             name: "no-node",

@@ -11,3 +11,4 @@ mod main_path;
 mod metrics;
 mod outages;
 mod rights;
+mod upgrade;
