@@ -11,8 +11,9 @@ pub const MANAGED_BY: &str = "lockstep.dev/operator";
 /// Name of the container of `spec.template` that becomes the trainer.
 pub const TRAINER_CONTAINER: &str = "trainer";
 
-/// What to train or to measure, on how many workers, and what to do when something fails. Once the job exists only `suspend` can
-/// change, where it is elastic `replicas`, and while it is suspended and has no pods where the template's pods may run.
+/// What to train or to measure, on how many workers, and what to do when something fails. Once the
+/// job exists only `suspend` can change, where it is elastic `replicas`, and while it is suspended
+/// and has no pods where the template's pods may run.
 #[derive(CustomResource, JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "lockstep.dev",
@@ -87,11 +88,13 @@ pub struct TrainingJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub ttl_seconds_after_finished: Option<u32>,
-    /// The pods, as in every other Kubernetes workload. The container named `trainer` gives resources, volume mounts,
-    /// environment and, if it names one, the image of the trainer; the coordinator's pod is made from the same template
-    /// without accelerators. Default: one container without volumes, with the operator's trainer image, which the job
-    /// keeps from its beginning on. While the job is suspended and has no pods the template's metadata, nodeSelector, tolerations, affinity
-    /// and schedulingGates can change, and nothing else of it ever.
+    /// The pods, as in every other Kubernetes workload. The container named `trainer` gives
+    /// resources, volume mounts, environment and, if it names one, the image of the trainer; the
+    /// coordinator's pod is made from the same template without accelerators. Default: one
+    /// container without volumes, with the operator's trainer image, which the job keeps from its
+    /// beginning on. While the job is suspended and has no pods the template's metadata,
+    /// nodeSelector, tolerations, affinity and schedulingGates can change, and nothing else of it
+    /// ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplateSpec>,
 }

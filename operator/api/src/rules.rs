@@ -192,8 +192,9 @@ pub(crate) const IMMUTABLE: [&str; 13] = [
 /// Fields of a pod that say where it may run. Queue systems set them before they let a job begin.
 const OF_PLACES: [&str; 4] = ["affinity", "nodeSelector", "schedulingGates", "tolerations"];
 
-/// A rule over the whole object: the template keeps what it had, but for what queue systems set while the job rests. As with batch Jobs
-/// that is whenever it is suspended and has no start time. `fields` are those of a pod.
+/// A rule over the whole object: the template keeps what it had, but for what queue systems set
+/// while the job rests. As with batch Jobs that is whenever it is suspended and has no start time.
+/// `fields` are those of a pod.
 pub(crate) fn of_the_template<'a>(fields: impl Iterator<Item = &'a str>) -> Rule {
     let kept: Vec<String> = fields
         .filter(|field| !OF_PLACES.contains(field))

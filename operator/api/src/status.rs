@@ -68,8 +68,9 @@ pub struct TrainingJobStatus {
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
-    /// What the trainer's containers run where spec.template names no image: the image of the operator with which the job began. The job
-    /// keeps it, whatever the operator's image is by then.
+    /// What the trainer's containers run where spec.template names no image: the image of the
+    /// operator with which the job began. The job keeps it, whatever the operator's image is by
+    /// then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trainer: Option<TrainerImage>,
     /// Where the trained model lies, once the job is complete.

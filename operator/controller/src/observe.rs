@@ -1,4 +1,5 @@
-//! Reads the cluster, and is the only place that does: four watches, kept as what decisions need of them.
+//! Reads the cluster, and is the only place that does: four watches, kept as what decisions need of
+//! them.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -91,7 +92,8 @@ impl Surroundings {
                 Arc::clone(metrics),
             ),
         );
-        // Jobs do not wait for it: where it is refused they are as they are in most clusters, where nothing denies egress.
+        // Jobs do not wait for it: where it is refused they are as they are in most clusters, where
+        // nothing denies egress.
         let policies_done = watch::Sender::new(Sight::None);
         let policies = follow(
             scoped::<NetworkPolicy>(client.clone(), namespace),

@@ -1,4 +1,5 @@
-//! Watches that are interrupted begin anew, after pauses that grow. What keeps one is told once, and so is that it is over.
+//! Watches that are interrupted begin anew, after pauses that grow. What keeps one is told once,
+//! and so is that it is over.
 
 use std::time::Duration;
 
@@ -28,7 +29,8 @@ pub(crate) enum Sight {
 /// What is known of a watch, for those who wait for its first list.
 pub(crate) type Seen = watch::Receiver<Sight>;
 
-/// Whether an operator that watches these scopes is ready: it sees one of them whole, and knows which of the others it may not see.
+/// Whether an operator that watches these scopes is ready: it sees one of them whole, and knows
+/// which of the others it may not see.
 pub(crate) fn is_ready(scopes: &[Vec<Sight>]) -> bool {
     let whole = |scope: &Vec<Sight>| scope.iter().all(|sight| *sight == Sight::Listed);
     let refused = |scope: &Vec<Sight>| scope.contains(&Sight::Refused);

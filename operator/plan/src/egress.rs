@@ -1,5 +1,6 @@
-//! Where NetworkPolicies let a job's pods connect to. Policies only add to each other: one of the job's own opens what the job needs
-//! where another one closes the rest, and would itself close the rest where none does.
+//! Where NetworkPolicies let a job's pods connect to. Policies only add to each other: one of the
+//! job's own opens what the job needs where another one closes the rest, and would itself close the
+//! rest where none does.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,8 @@ use crate::{
 };
 
 const DNS: u16 = 53;
-/// Ports of the API server: its Service's, and that of the process, which counts where a policy sees what the Service leads to.
+/// Ports of the API server: its Service's, and that of the process, which counts where a policy
+/// sees what the Service leads to.
 const API_SERVER: [u16; 2] = [443, 6443];
 const HTTPS: u16 = 443;
 
@@ -56,7 +58,8 @@ impl EgressDenied {
     }
 }
 
-/// Adds to the policy of all of a job's pods what each of them needs: the others and DNS, and the object store where there is one.
+/// Adds to the policy of all of a job's pods what each of them needs: the others and DNS, and the
+/// object store where there is one.
 pub(crate) fn open(job: &ValidJob, policy: &mut NetworkPolicy) {
     let Some(spec) = &mut policy.spec else { return };
     spec.policy_types.get_or_insert_default().push("Egress".to_owned());
@@ -72,7 +75,8 @@ pub(crate) fn open(job: &ValidJob, policy: &mut NetworkPolicy) {
     spec.egress = Some(rules);
 }
 
-/// Opens the API server, whose address a policy cannot name, to the coordinator, which keeps its record there.
+/// Opens the API server, whose address a policy cannot name, to the coordinator, which keeps its
+/// record there.
 pub(crate) fn of_coordinator(job: &ValidJob) -> NetworkPolicy {
     let mut pods = job_labels(job);
     pods.extend(role_labels(Role::Coordinator));

@@ -188,7 +188,8 @@ pub(crate) fn has_drained(pod: &PodSeen) -> bool {
     end(pod) == Some(End::Drained)
 }
 
-/// Whether a worker gave up before there was a coordinator for long enough that it could have been found: nobody failed.
+/// Whether a worker gave up before there was a coordinator for long enough that it could have been
+/// found: nobody failed.
 fn awaits_coordinator(pod: &PodSeen, coordinator: Option<&PodSeen>) -> bool {
     let found = |by: Timestamp| {
         let started = coordinator.and_then(|coordinator| coordinator.started);

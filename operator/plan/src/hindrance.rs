@@ -1,5 +1,5 @@
-//! What keeps a pod from its work, and what to do about it. The advice follows from where the cause lies: a job's template cannot
-//! change, the operator's image can.
+//! What keeps a pod from its work, and what to do about it. The advice follows from where the cause
+//! lies: a job's template cannot change, the operator's image can.
 
 use lockstep_api::{Reason, TRAINER_CONTAINER, TrainingJobStatus, ValidJob};
 

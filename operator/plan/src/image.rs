@@ -1,5 +1,6 @@
-//! The image of the trainer where the job's template names none. It is the operator's until the job has begun. From then on the job
-//! keeps the image with which it began, through replacement, restart, suspension and an upgrade of the operator.
+//! The image of the trainer where the job's template names none. It is the operator's until the job
+//! has begun. From then on the job keeps the image with which it began, through replacement,
+//! restart, suspension and an upgrade of the operator.
 
 use lockstep_api::{Reason, TRAINER_CONTAINER, TrainerImage, TrainingJobStatus, ValidJob};
 
@@ -12,7 +13,8 @@ pub struct ImageSeen {
     pub name: String,
     /// When it is pulled.
     pub pull_policy: Option<String>,
-    /// The image that the node runs, in its own words: a repository with a digest, or only a local id.
+    /// The image that the node runs, in its own words: a repository with a digest, or only a local
+    /// id.
     pub id: Option<String>,
 }
 
@@ -46,7 +48,8 @@ pub(crate) fn of_new_pods(status: &TrainingJobStatus, present: &[&PodSeen], sett
     if let Some(TrainerImage { image, image_pull_policy }) = status.trainer.clone() {
         return Settings { trainer_image: image, trainer_image_pull_policy: image_pull_policy };
     }
-    // The processes of an attempt understand each other: an operator that was updated meanwhile gives another image to the next one.
+    // The processes of an attempt understand each other: an operator that was updated meanwhile
+    // gives another image to the next one.
     let Settings { trainer_image, trainer_image_pull_policy } = settings.clone();
     let there = present.iter().find_map(|pod| pod.image.clone());
     let policy = there.as_ref().and_then(|image| image.pull_policy.clone());
@@ -85,8 +88,8 @@ fn has_run(pod: &PodSeen) -> bool {
     pod.state == PodState::Running || pod.image.as_ref().is_some_and(|image| image.id.is_some())
 }
 
-/// The digest of an image that names none, if the node has it from the same repository: an image that was put there by hand has another
-/// name, or none.
+/// The digest of an image that names none, if the node has it from the same repository: an image
+/// that was put there by hand has another name, or none.
 fn digest<'a>(image: &str, id: Option<&'a str>) -> Option<&'a str> {
     let (repository, digest) = id?.split_once('@')?;
     let repository = repository.rsplit_once("://").map_or(repository, |(_, rest)| rest);

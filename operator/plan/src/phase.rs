@@ -205,7 +205,8 @@ fn restart(status: &mut TrainingJobStatus, events: &mut Vec<Note>, reason: Reaso
     enter(status, Phase::Restarting, reason, &message, now);
 }
 
-/// A job that has not begun gets a new set of pods where those that it has cannot start, and the operator's image is another one now.
+/// A job that has not begun gets a new set of pods where those that it has cannot start, and the
+/// operator's image is another one now.
 fn begin_with_another_image(
     job: &ValidJob,
     status: &mut TrainingJobStatus,

@@ -85,7 +85,8 @@ pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32)
     spec.automount_service_account_token = Some(role == Role::Coordinator);
     spec.containers.insert(0, trainer);
     if spec.host_network == Some(true) {
-        // What the API server would choose knows no names of the cluster, the coordinator's among them.
+        // What the API server would choose knows no names of the cluster, the coordinator's among
+        // them.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".to_owned());
     }
     // Starting again is a decision about all pods at once.

@@ -27,8 +27,9 @@ const MAX_CHANGES: usize = 20;
 pub struct Note {
     /// Whether somebody should look.
     pub warning: bool,
-    /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized, RolledBack, ImageChanged,
-    /// CheckpointSaved, CheckpointDamaged, Straggler, ShortGrace, Suspended, Resumed, Complete, Failed.
+    /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized,
+    /// RolledBack, ImageChanged, CheckpointSaved, CheckpointDamaged, Straggler, ShortGrace,
+    /// Suspended, Resumed, Complete, Failed.
     pub reason: &'static str,
     /// For people.
     pub text: String,

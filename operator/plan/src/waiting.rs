@@ -5,7 +5,8 @@ use lockstep_api::{Reason, TRAINER_CONTAINER};
 
 use crate::observed::{Waiting, clip};
 
-/// Ends of a container that has yet to start properly after which it is held to crash whenever it starts.
+/// Ends of a container that has yet to start properly after which it is held to crash whenever it
+/// starts.
 const CRASHES: i32 = 2;
 
 /// What a pod waits for, if Kubernetes says so.
@@ -13,7 +14,8 @@ pub(crate) fn waiting(status: &PodStatus) -> Option<Waiting> {
     containers(status).find_map(not_made).or_else(|| crashing(status)).or_else(|| unscheduled(status))
 }
 
-/// The container of a pod that ends again and again. Of a pod that is not restarted those are sidecars.
+/// The container of a pod that ends again and again. Of a pod that is not restarted those are
+/// sidecars.
 pub(crate) fn crashing(status: &PodStatus) -> Option<Waiting> {
     containers(status).find_map(crashes)
 }

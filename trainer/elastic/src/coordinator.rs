@@ -52,7 +52,8 @@ pub const DESERTED_AFTER: Duration = Duration::from_secs(60);
 pub const JOIN_WINDOW: Duration = Duration::from_millis(500);
 /// How long newcomers that could be let in wait for others that still take the state over.
 pub const JOIN_PATIENCE: Duration = Duration::from_secs(10);
-/// Pods that go together are asked to within this time: where too few would stay, training goes on for so long, in case all have to go.
+/// Pods that go together are asked to within this time: where too few would stay, training goes on
+/// for so long, in case all have to go.
 pub const LEAVE_WINDOW: Duration = Duration::from_secs(2);
 /// How many plans one group may sum by, one after another.
 const MAX_PLANS: usize = 16;

@@ -48,7 +48,8 @@ pub(crate) const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 /// spinning: a newcomer has time.
 const FEED_LIMITS: Limits = Limits { forming: LIMITS.silence, waiting: Waiting::Block, shares_memory: false, ..LIMITS };
 const CHANGES: &str = "a new generation is being formed";
-/// How long a new worker looks for a coordinator before it says what is in the way; in a cluster another one then tries.
+/// How long a new worker looks for a coordinator before it says what is in the way; in a cluster
+/// another one then tries.
 const FIRST_PATIENCE: Duration = Duration::from_secs(120);
 /// How long there may be no coordinator while a worker joins again and when the work is done.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);

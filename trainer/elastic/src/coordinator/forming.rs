@@ -280,8 +280,8 @@ impl Coordinator {
         }
     }
 
-    /// Too few stay to train. Where one of them holds all that the group did, those that have to go may go: it waits for others. Else
-    /// all stop together.
+    /// Too few stay to train. Where one of them holds all that the group did, those that have to go
+    /// may go: it waits for others. Else all stop together.
     fn let_go_of_leavers(&mut self) {
         let (Phase::Preparing(preparing), Some(last)) = (&self.phase, self.active()) else { return };
         let holds = |seat: &Seat| {

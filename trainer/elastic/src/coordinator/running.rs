@@ -221,7 +221,8 @@ impl Coordinator {
         self.active().is_some_and(|active| active.members.iter().any(stays))
     }
 
-    /// Where nobody can stay, all stop together after a step, and save it. Who may still return is waited for.
+    /// Where nobody can stay, all stop together after a step, and save it. Who may still return is
+    /// waited for.
     pub(super) fn drain_if_deserted(&mut self, now: Duration) {
         let known = match &self.phase {
             Phase::Running(running) => running.active.members.iter().all(|seat| {
@@ -234,7 +235,8 @@ impl Coordinator {
             }
             Phase::Preparing(_) | Phase::Ended => false,
         };
-        // A group that is whole lets those that have to go do so after a step: who stays waits for company.
+        // A group that is whole lets those that have to go do so after a step: who stays waits for
+        // company.
         let is_whole = matches!(&self.phase, Phase::Running(running) if !running.is_broken());
         let waits = self.suffice() || (is_whole && self.somebody_stays());
         if !known || self.draining.is_some() || self.leaving.is_empty() || waits {
