@@ -6,6 +6,7 @@ mod group;
 mod job;
 pub mod label;
 pub mod manifest;
+mod metadata;
 mod rules;
 mod schema;
 mod status;

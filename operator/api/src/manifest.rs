@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::schema::{OptionalEnum, OptionalIntOrString, StructuralSchemaRewriter};
 use lockstep_launch::InvalidField;
 use schemars::generate::SchemaSettings;
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
+use serde_saphyr::{Options, UserMessageFormatter};
 
 use crate::{crd, schema};
 
@@ -47,22 +48,67 @@ pub fn set(manifest: &mut Value, assignment: &str) -> Result<(), InvalidField> {
     Ok(())
 }
 
-/// Reads YAML (or JSON, which is YAML) of one document.
+/// Reads YAML (or JSON, which is YAML) as kubectl reads it: documents without content do not count,
+/// scalars are those of YAML 1.1.
 ///
 /// # Errors
-/// It is neither, or of several documents.
+/// It is neither, or of several documents with content, or of none.
 pub fn parse(yaml: &str) -> Result<Value, InvalidField> {
-    serde_saphyr::from_str(yaml).map_err(|error| match error.without_snippet() {
-        serde_saphyr::Error::MultipleDocuments { .. } => {
-            InvalidField::new("manifest", "several YAML documents", "one: put the TrainingJob into a file of its own")
-        }
-        _ => InvalidField::new("manifest", "not readable", error),
-    })
+    let text = yaml.trim_start_matches('\u{feff}');
+    let documents = read(text).map_err(|problem| InvalidField::new("manifest", problem, "YAML or JSON"))?;
+    match <[Value; 1]>::try_from(documents) {
+        Ok([document]) => Ok(document),
+        Err(none) if none.is_empty() => Err(InvalidField::new("manifest", "empty", "a TrainingJob as YAML or JSON")),
+        Err(_) => Err(InvalidField::new(
+            "manifest",
+            "several YAML documents",
+            "one: put the TrainingJob into a file of its own",
+        )),
+    }
+}
+
+/// Every document that is not null.
+fn read(yaml: &str) -> Result<Vec<Value>, String> {
+    let documents = serde_saphyr::from_multiple_with_options::<Value>(yaml, options()).map_err(|error| told(&error))?;
+    Ok(documents.into_iter().map(with_whole_numbers).collect())
+}
+
+fn options() -> Options {
+    serde_saphyr::options! { legacy_octal_numbers: true }
+}
+
+/// The problem and its place on one line.
+fn told(error: &serde_saphyr::Error) -> String {
+    let text = error.without_snippet().render_with_formatter(&UserMessageFormatter);
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// As JSON travels to the API server: `1.0` and `7e2` arrive there as 1 and 700.
+fn with_whole_numbers(value: Value) -> Value {
+    match value {
+        Value::Number(number) => Value::Number(whole(&number).map_or(number, Number::from)),
+        Value::Array(items) => items.into_iter().map(with_whole_numbers).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, with_whole_numbers(value))).collect(),
+        plain => plain,
+    }
+}
+
+/// The same number without a fraction, where it has none and 64 bits hold it.
+#[allow(clippy::cast_possible_truncation, reason = "the bounds are those of the type")]
+fn whole(number: &Number) -> Option<i64> {
+    let float = number.as_f64().filter(|_| number.is_f64())?;
+    let bound = -(i64::MIN as f64);
+    (float.fract() == 0.0 && (-bound..bound).contains(&float)).then_some(float as i64)
 }
 
 /// Everything in the manifest that the schema does not accept.
 pub(crate) fn problems(manifest: &Value) -> Vec<InvalidField> {
-    schema::problems(manifest, &SCHEMA, "")
+    let mut found = schema::problems(manifest, &SCHEMA, "");
+    let gives = |name: &str| manifest["metadata"][name].as_str().is_some_and(|text| !text.is_empty());
+    if manifest["metadata"].is_object() && !gives("name") && !gives("generateName") {
+        found.push(InvalidField::new("metadata.name", "missing", "required: a text, or metadata.generateName"));
+    }
+    found
 }
 
 fn typed(path: &str, text: &str, schema: &Value) -> Result<Value, InvalidField> {
@@ -72,7 +118,8 @@ fn typed(path: &str, text: &str, schema: &Value) -> Result<Value, InvalidField> 
     if schema["x-kubernetes-int-or-string"] == true {
         return Ok(text.parse::<u64>().map_or_else(|_| text.into(), Value::from));
     }
-    serde_saphyr::from_str(text).map_err(|error| InvalidField::new(path, text, error))
+    let value = serde_saphyr::from_str_with_options(text, options());
+    value.map(with_whole_numbers).map_err(|error| InvalidField::new(path, text, told(&error)))
 }
 
 /// The place of one part of a path, made where it is missing.
@@ -100,7 +147,5 @@ fn metadata() -> Value {
         .with_transform(StructuralSchemaRewriter)
         .with_transform(OptionalEnum)
         .with_transform(OptionalIntOrString);
-    let mut schema = settings.into_generator().into_root_schema_for::<ObjectMeta>().to_value();
-    schema["required"] = vec!["name"].into();
-    schema
+    settings.into_generator().into_root_schema_for::<ObjectMeta>().to_value()
 }

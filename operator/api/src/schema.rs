@@ -56,7 +56,7 @@ fn walk(value: &Value, schema: &Value, path: &str, depth: usize, found: &mut Vec
                 }
             }
             Value::String(_) => {}
-            Value::Number(number) if number.is_i64() || number.is_u64() => {}
+            Value::Number(number) if number.is_i64() => {}
             _ => refuse("a whole number or a text".to_owned()),
         }
         return;
@@ -82,7 +82,8 @@ fn walk(value: &Value, schema: &Value, path: &str, depth: usize, found: &mut Vec
                 refuse(range(schema, "minLength", "maxLength", " characters"));
             }
         }
-        (Some("integer"), Value::Number(number)) if number.is_i64() || number.is_u64() => {
+        // The API server has no greater integers than these of 64 bits with a sign.
+        (Some("integer"), Value::Number(number)) if number.is_i64() => {
             if !within(number.as_f64().unwrap_or(f64::INFINITY), schema, "minimum", "maximum") {
                 refuse(format!("a whole number, {}", range(schema, "minimum", "maximum", "")));
             }

@@ -5,11 +5,8 @@ use lockstep_launch::{CommunicationAlgorithm, Elastic, InvalidField, MIN_SHARDS,
 use serde_json::Value;
 
 use crate::{
-    CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, manifest,
-    rules::{
-        ALONE, AT_LEAST_MIN, AT_MOST_MAX, MAX_NAME_LENGTH, MIN_MEASURED, MISSING_TO_TRAIN, NAME_ACCEPTED, NO_BENCHMARK,
-        canonical_accepted,
-    },
+    CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, manifest, metadata,
+    rules::{ALONE, AT_LEAST_MIN, AT_MOST_MAX, MIN_MEASURED, MISSING_TO_TRAIN, NO_BENCHMARK, canonical_accepted},
 };
 
 /// Greatest number of workers, as in the schema.
@@ -21,7 +18,8 @@ const MAX_REPLICAS: u32 = 1000;
 pub struct ValidJob {
     /// Its namespace; empty in a manifest that names none.
     pub namespace: String,
-    /// Its name: at most 50 characters, a DNS label also with `-worker-999` behind it.
+    /// Its name: at most 50 characters, a DNS label also with `-worker-999` behind it. Where a
+    /// manifest has a `generateName` alone, that without the dashes at its end.
     pub name: String,
     /// Its uid; a manifest has none.
     pub uid: Option<String>,
@@ -73,11 +71,9 @@ impl ValidJob {
             template,
         } = spec.clone();
         let template = template.unwrap_or_default();
-        let name = metadata.name.clone().unwrap_or_default();
         let mut wrong = Vec::new();
-        if !is_name(&name) {
-            wrong.push(InvalidField::new("metadata.name", format!("\"{name}\""), NAME_ACCEPTED));
-        }
+        let name = metadata::name(metadata).map_err(|field| wrong.push(field)).unwrap_or_default();
+        wrong.extend(metadata::wrong_labels(metadata));
         let task = task(spec).map_err(|fields| wrong.extend(fields)).ok();
         wrong.extend(task.as_ref().and_then(|task| task.check().err()));
         if spec.benchmark.is_some() && replicas < MIN_MEASURED {
@@ -213,14 +209,6 @@ const QUANTITY_ACCEPTED: &str = "a quantity, such as 500m, 2, 128Mi or 4Gi";
 
 fn training_by_default() -> Training {
     serde_json::from_value(serde_json::json!({})).expect("every field of the optimisation has a default")
-}
-
-fn is_name(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    name.len() <= MAX_NAME_LENGTH
-        && name.starts_with(|first: char| first.is_ascii_lowercase())
-        && !name.ends_with('-')
-        && name.bytes().all(inner)
 }
 
 fn check_elastic(elastic: Elastic, replicas: u32) -> Vec<InvalidField> {

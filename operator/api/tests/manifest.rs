@@ -1,8 +1,12 @@
 //! Manifests: what is refused, in which words, and what a valid one becomes.
 
+mod verdicts;
+
 use lockstep_api::{ValidJob, manifest::set};
 use lockstep_launch::{Benchmark, ByteSize, Collectives, ModelName, Task, Workload};
 use serde_json::{Value, json};
+
+use verdicts::{Verdict, cases};
 
 const GOOD: &str = "
 apiVersion: lockstep.dev/v1alpha1
@@ -282,4 +286,43 @@ fn quantities_are_spelled_as_kubernetes_reads_them() {
 fn a_file_of_several_objects_is_refused_with_what_to_do() {
     let two = format!("apiVersion: v1\nkind: Secret\n---\n{GOOD}");
     assert_eq!(told(&two), ["manifest: several YAML documents: one: put the TrainingJob into a file of its own"]);
+}
+
+#[test]
+fn the_verdict_on_a_manifest_is_the_api_servers() {
+    let differ: Vec<_> = cases()
+        .filter_map(|(manifest, change, verdict)| {
+            let found = ValidJob::from_manifest(&manifest);
+            (found.is_ok() != (verdict == Verdict::Taken))
+                .then(|| format!("{change:?}: not {verdict:?}: {:?}", found.err()))
+        })
+        .collect();
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
+}
+
+#[test]
+fn a_problem_of_the_yaml_is_one_line_with_its_place() {
+    let cases = [
+        ("a: [", "line 1"),
+        ("a: 1\na: 2", "line 2"),
+        ("a: 'b\n", "line 2"),
+        ("a: *b\n", "line 1"),
+        ("a:\n\t- b\n", "line 2"),
+        ("a: .inf", "line 1"),
+    ];
+    for (text, place) in cases {
+        let told = told(text);
+        let [line] = &told[..] else { panic!("{text:?}: {told:?}") };
+        assert!(line.starts_with("manifest: ") && line.contains(place), "{text:?}: {line}");
+        for of_the_library in ["Option", "Policy", "policy", "\n"] {
+            assert!(!line.contains(of_the_library), "{text:?}: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_name_that_the_api_server_completes_is_its_beginning() {
+    let name = |name: &str| ValidJob::from_manifest(&GOOD.replacen("name: lenet,", name, 1)).expect("valid").name;
+    assert_eq!(name("generateName: lenet-,"), "lenet");
+    assert_eq!(name("generateName: lenet-, name: mnist,"), "mnist");
 }

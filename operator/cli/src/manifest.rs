@@ -29,3 +29,33 @@ pub(crate) fn refused(path: &Path, fields: &[InvalidField]) -> anyhow::Error {
     let lines: Vec<_> = fields.iter().map(|field| format!("{}: {field}", path.display())).collect();
     anyhow!(lines.join("\n"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_looks_like_something_else_is_read_back_as_a_text() {
+        for text in [
+            "yes",
+            "On",
+            "n",
+            "010",
+            "0o17",
+            "1_000",
+            "7e2",
+            "1.0",
+            "1:30",
+            "null",
+            "~",
+            "",
+            ".inf",
+            "---",
+            "2021-01-01",
+        ] {
+            let value = serde_json::json!({"metadata": {"labels": {"team": text}}});
+            let written = write(&value).expect("written");
+            assert_eq!(lockstep_api::manifest::parse(&written), Ok(value), "{written}");
+        }
+    }
+}

@@ -59,6 +59,14 @@ impl Client {
         self.run("kubectl", &["-n", namespace, "apply", "-f", "-"], Some(yaml)).map(|_| ())
     }
 
+    /// Asks whether the API server would create what the manifests say; nothing is created.
+    ///
+    /// # Errors
+    /// What kubectl or the API server complained about.
+    pub fn would_create_in(&self, namespace: &str, yaml: &str) -> anyhow::Result<()> {
+        self.run("kubectl", &["-n", namespace, "create", "--dry-run=server", "-f", "-"], Some(yaml)).map(|_| ())
+    }
+
     /// Posts an object to a path of the API, as for an eviction.
     ///
     /// # Errors

@@ -8,6 +8,11 @@ use serde_json::{Value, json};
 
 use crate::pods::restricted;
 
+#[path = "../../../../operator/api/tests/verdicts/mod.rs"]
+mod verdicts;
+
+use verdicts::{Verdict, cases};
+
 use super::{
     installed::any_cluster,
     job::{Job, glyphs},
@@ -35,6 +40,21 @@ fn the_api_server_refuses_what_the_schema_does_not_allow() {
             assert!(refused.contains(word), "{change}: `{word}` is not in {refused}");
         }
     }
+}
+
+#[test]
+fn the_verdicts_by_which_manifests_are_validated_are_the_api_servers() {
+    let test = "the_verdicts_by_which_manifests_are_validated_are_the_api_servers";
+    let Some((cluster, _turn)) = any_cluster(test) else { return };
+    let client = cluster.client();
+    let namespace = restricted(client, "verdicts");
+    let differ: Vec<String> = cases()
+        .filter_map(|(manifest, change, verdict)| {
+            let answer = client.would_create_in(namespace.name(), &manifest);
+            (answer.is_ok() != (verdict == Verdict::Taken)).then(|| format!("{change:?}: not {verdict:?}: {answer:?}"))
+        })
+        .collect();
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
 }
 
 /// A job that cannot succeed: what is changed in a good one, the reason that it fails for, words of the message.

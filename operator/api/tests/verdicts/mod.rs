@@ -1,0 +1,128 @@
+//! Manifests, and whether the API server takes them. A test of this crate holds its own reader to
+//! the table, one on a cluster the API server itself.
+
+/// What the changes are made to.
+const MANIFEST: &str = "
+apiVersion: lockstep.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: lenet}
+spec:
+  replicas: 2
+  model: {name: lenet5}
+  dataset: {format: glyphs, samples: 700}
+  training: {epochs: 1, seed: 1}
+  checkpoint: {uri: file:///checkpoints}
+  template:
+    metadata: {labels: {team: vision}}
+    spec:
+      hostNetwork: false
+      containers: [{name: trainer, resources: {limits: {cpu: 1}}}]
+";
+
+/// Whether the API server creates the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Taken,
+    Refused,
+}
+
+use Verdict::{Refused, Taken};
+
+/// What is replaced by what, and the verdict. What is to be at the end replaces nothing.
+const CASES: &[(&str, &str, Verdict)] = &[
+    ("", "", Taken),
+    // Documents.
+    ("", "---\n", Taken),
+    ("", "---\n# That was all.\n", Taken),
+    ("", "--- # That was all.\n", Taken),
+    ("", "---\nnull\n", Taken),
+    ("", "...\n", Taken),
+    ("apiVersion: l", "# A comment.\n---\napiVersion: l", Taken),
+    ("apiVersion: l", "# A comment.\n---\n---\napiVersion: l", Taken),
+    ("\napiVersion: l", "\u{feff}apiVersion: l", Taken),
+    ("", "  nothing: [\n", Refused),
+    ("", "\tspec: {}\n", Refused),
+    // Names.
+    ("name: lenet}", "generateName: lenet-}", Taken),
+    ("name: lenet}", "name: '', generateName: lenet-}", Taken),
+    ("name: lenet}", "generateName: ''}", Refused),
+    ("name: lenet}", "generateName: Lenet-}", Refused),
+    ("name: lenet}", "generateName: 9-}", Refused),
+    ("name: lenet}", "generateName: a123456789a123456789a123456789a123456789a1234}", Taken),
+    ("name: lenet}", "generateName: a123456789a123456789a123456789a123456789a12345}", Refused),
+    ("name: lenet}", "name: a123456789a123456789a123456789a123456789a123456789}", Taken),
+    ("name: lenet}", "name: a123456789a123456789a123456789a123456789a123456789a}", Refused),
+    ("metadata: {name: lenet}", "metadata: {}", Refused),
+    ("name: lenet}", "name: lenet, labels: {a.b/c: d}}", Taken),
+    ("name: lenet}", "name: lenet, labels: {a.b/c: 'd e'}}", Refused),
+    ("name: lenet}", "name: lenet, labels: {a b: c}}", Refused),
+    ("name: lenet}", "name: lenet, labels: {a: 1}}", Refused),
+    ("name: lenet}", "name: lenet, annotations: {a b: c}}", Refused),
+    ("name: lenet}", "name: lenet, annotations: {a.b/c: d e}}", Taken),
+    ("name: lenet}", "name: lenet, label: {}}", Refused),
+    // Numbers.
+    ("epochs: 1,", "epochs: 1.0,", Taken),
+    ("epochs: 1,", "epochs: +1,", Taken),
+    ("epochs: 1,", "epochs: 0x10,", Taken),
+    ("epochs: 1,", "epochs: 0b11,", Taken),
+    ("epochs: 1,", "epochs: 0o17,", Taken),
+    ("epochs: 1,", "epochs: 010,", Taken),
+    ("epochs: 1,", "epochs: 1_000,", Taken),
+    ("epochs: 1,", "epochs: 1.5,", Refused),
+    ("epochs: 1,", "epochs: '1',", Refused),
+    ("epochs: 1,", "epochs: 1e7,", Refused),
+    ("epochs: 1,", "epochs: 1:30,", Refused),
+    ("epochs: 1,", "epochs: .inf,", Refused),
+    ("epochs: 1,", "epochs: 2021-01-01,", Refused),
+    ("epochs: 1,", "epochs: null,", Taken),
+    ("epochs: 1,", "epochs: ~,", Taken),
+    ("samples: 700", "samples: 7e2", Taken),
+    ("samples: 700", "samples: 7E+2", Taken),
+    ("samples: 700", "samples: 7e-2", Refused),
+    ("seed: 1}", "seed: 9007199254740991}", Taken),
+    ("seed: 1}", "seed: 9007199254740992}", Refused),
+    ("seed: 1}", "seed: 1e15}", Taken),
+    ("seed: 1}", "seed: 1e19}", Refused),
+    ("seed: 1}", "seed: 18446744073709551615}", Refused),
+    ("replicas: 2", "replicas: 2.0", Taken),
+    ("epochs: 1,", "epochs: 1, schedule: {baseLearningRate: 1},", Taken),
+    ("epochs: 1,", "epochs: 1, schedule: {baseLearningRate: 1e-2},", Taken),
+    ("cpu: 1}", "cpu: 1.0}", Taken),
+    ("cpu: 1}", "cpu: 1.5}", Refused),
+    ("cpu: 1}", "cpu: 500m}", Taken),
+    ("  template:", "  communication: {bucketBytes: 1048576.0}\n  template:", Taken),
+    ("  template:", "  communication: {bucketBytes: 1Mi}\n  template:", Taken),
+    ("  template:", "  communication: {bucketBytes: 1.5Mi}\n  template:", Refused),
+    // Words.
+    ("hostNetwork: false", "hostNetwork: yes", Taken),
+    ("hostNetwork: false", "hostNetwork: Off", Taken),
+    ("hostNetwork: false", "hostNetwork: 'true'", Refused),
+    ("hostNetwork: false", "hostNetwork: 1", Refused),
+    ("team: vision", "team: on", Refused),
+    ("team: vision", "team: 'on'", Taken),
+    ("team: vision", "team: null", Taken),
+    ("team: vision", "team: 2021-01-01", Taken),
+    ("team: vision", "1: vision", Taken),
+    // Structure.
+    ("epochs: 1,", "epochs: 1, epochs: 2,", Refused),
+    ("epochs: 1,", "epoch: 1,", Refused),
+    ("training: {epochs: 1, seed: 1}", "training:", Taken),
+    ("training: {epochs: 1, seed: 1}", "training: {}", Taken),
+    ("training: {epochs: 1, seed: 1}", "training: []", Refused),
+    ("model: {name: lenet5}", "model: {name: mlp, hidden: [3, null]}", Refused),
+    ("model: {name: lenet5}", "model: {name: mlp, hidden: [3, 4.0]}", Taken),
+    ("model: {name: lenet5}", "model: {name: null}", Refused),
+    ("replicas: 2", "<<: {replicas: 3}", Taken),
+    ("model: {name: lenet5}", "model: &model {name: lenet5}", Taken),
+    ("spec:\n", "status: {phase: Running}\nspec:\n", Taken),
+    ("spec:\n", "state: {phase: Running}\nspec:\n", Refused),
+];
+
+/// Each manifest with what is changed in it and the verdict.
+pub(crate) fn cases() -> impl Iterator<Item = (String, &'static str, Verdict)> {
+    CASES.iter().map(|(from, to, verdict)| {
+        assert!(MANIFEST.contains(from), "{from}");
+        let manifest = if from.is_empty() { format!("{MANIFEST}{to}") } else { MANIFEST.replacen(from, to, 1) };
+        (manifest, *to, *verdict)
+    })
+}
