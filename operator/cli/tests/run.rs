@@ -258,9 +258,12 @@ fn a_stopped_run_continues_in_its_folder() {
 }
 
 #[test]
-fn another_seed_is_refused_in_the_folder_of_a_run() {
+fn another_seed_is_refused_in_the_folder_of_a_run_that_has_trained() {
     let mut run = run("", &[]);
     assert!(run.output().status.success());
+    for file in ["plans.jsonl", "metrics.jsonl"] {
+        fs::write(run.out().join(file), "{}\n").expect("as a trainer does");
+    }
     run.command.args(["--set", "spec.training.seed=8"]);
     let output = run.output();
     assert_eq!(output.status.code(), Some(2));

@@ -39,6 +39,7 @@ const LOGS: &str = "logs";
 const ENDINGS: &str = "endings";
 const HISTORY: &str = "history.jsonl";
 const WANTED: &str = "replicas";
+const CHECKPOINTS: &str = "checkpoints";
 /// Its owner may read and write it.
 const CREDENTIALS_MODE: u32 = 0o600;
 
@@ -91,6 +92,11 @@ impl Folder {
     /// Its absolute path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Where checkpoints go that stay on this machine.
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.path.join(CHECKPOINTS)
     }
 
     /// The manifest as it was run.
@@ -174,8 +180,8 @@ impl Folder {
     /// Keeps the manifest of this run, and under another name an earlier one by which something was trained and which differs: by more than
     /// how many of the workers that an elastic job may have it begins with, which its plans tell.
     ///
-    /// # Errors
-    /// A field that decides where the checkpoints of the earlier run are, or what they mean, is not as it was.
+    /// # Errors The earlier run left a state, and a field that decides where its checkpoints are,
+    /// or what they mean, is not as it was.
     pub(crate) fn keep_manifest(&self, value: &Value) -> anyhow::Result<()> {
         let path = self.manifest();
         let text = manifest::write(value)?;
@@ -185,8 +191,8 @@ impl Folder {
             let earlier = ValidJob::from_manifest(&earlier_text).map_err(refused)?;
             let later = ValidJob::from_value(value.clone()).map_err(refused)?;
             let has_trained = self.has_trained()?;
-            let moved = || moved(&earlier, &later).filter(|_| has_trained);
-            if let Some(conflict) = conflict(&earlier.task, &later.task).or_else(moved) {
+            let conflict = || conflict(&earlier.task, &later.task).or_else(|| moved(&earlier, &later));
+            if let Some(conflict) = self.may_hold_state(&earlier.task)?.then(conflict).flatten() {
                 bail!(
                     "{conflict}, as the run in {} was begun with; or another --output for a new run",
                     self.path.display()
@@ -206,6 +212,28 @@ impl Folder {
             }
         }
         replace(&path, &text)
+    }
+
+    /// Whether a later manifest has to fit what a run of `earlier` left: a step that is told of, or
+    /// a checkpoint.
+    fn may_hold_state(&self, earlier: &Task) -> anyhow::Result<bool> {
+        let is_elsewhere = match earlier {
+            Task::Train(workload) => workload.checkpoint.objects().is_some(),
+            // It leaves its plans alone, which are not those of a training.
+            Task::Benchmark { .. } => true,
+        };
+        if !self.has_trained()? || is_elsewhere {
+            return self.has_trained();
+        }
+        let journal = self.path.join(JOURNAL_FILE);
+        let steps: Vec<Value> = lines::read_last(&journal).with_context(|| format!("read {}", journal.display()))?;
+        let checkpoints = self.path.join(CHECKPOINTS);
+        let holds_checkpoints = match checkpoints.read_dir() {
+            Ok(mut entries) => entries.next().is_some(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => return Err(error).with_context(|| format!("list {}", checkpoints.display())),
+        };
+        Ok(!steps.is_empty() || holds_checkpoints)
     }
 
     /// Whether any group began to train here.
@@ -407,6 +435,40 @@ mod tests {
         fs::write(&log, "of something else").expect("write");
         open().expect_err("refused");
         assert!(log.exists());
+    }
+
+    #[test]
+    fn a_manifest_can_be_corrected_until_the_run_leaves_a_state() {
+        let keep = |left: &[&str]| {
+            let place = tempfile::tempdir().expect("a temporary folder");
+            let open = || Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
+            let manifest = |batch: u32| {
+                serde_json::json!({
+                    "apiVersion": "lockstep.dev/v1alpha1",
+                    "kind": "TrainingJob",
+                    "metadata": {"name": "lenet"},
+                    "spec": {
+                        "model": {"name": "lenet5"},
+                        "dataset": {"format": "glyphs"},
+                        "training": {"globalBatchSize": batch},
+                        "checkpoint": {"uri": "file:///checkpoints"},
+                    },
+                })
+            };
+            open().keep_manifest(&manifest(4096)).expect("the first");
+            for file in left {
+                let path = place.path().join(file);
+                fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+                fs::write(path, "{}\n").expect("written");
+            }
+            open().keep_manifest(&manifest(64)).map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(keep(&[]), Ok(()), "no group was formed");
+        assert_eq!(keep(&[PLANS_FILE]), Ok(()), "no step was done");
+        for state in [JOURNAL_FILE, "checkpoints/slot/manifest.json"] {
+            let refused = keep(&[PLANS_FILE, state]).expect_err(state);
+            assert!(refused.starts_with("spec.training.globalBatchSize: 64: 4096"), "{refused}");
+        }
     }
 
     #[test]

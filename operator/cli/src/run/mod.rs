@@ -154,7 +154,7 @@ impl Session {
             Task::Train(workload) => match workload.checkpoint.objects() {
                 Some(uri) => Some(uri.join(&names::unique(&job.name, &folder.uid))),
                 None => {
-                    workload.checkpoint.uri = paths::folder_uri(&folder.path().join("checkpoints"))?;
+                    workload.checkpoint.uri = paths::folder_uri(&folder.checkpoints())?;
                     None
                 }
             },
