@@ -17,7 +17,7 @@ use k8s_openapi::{
 use kube::Resource;
 use lockstep_api::{TRAINER_CONTAINER, TrainingJob, ValidJob, label};
 use lockstep_launch::{
-    Address, DEFAULT_GRACE_SECONDS, Encryption, Job, Launch, ObjectUri, Ports, Store, Task, Variable, names,
+    Address, DEFAULT_GRACE_SECONDS, Encryption, Job, Launch, ObjectUri, Ports, Store, Task, Variable, names, readiness,
 };
 
 use crate::{Role, pod_name};
@@ -44,6 +44,13 @@ const CREDENTIALS_MODE: i32 = 0o440;
 const READINESS_SECONDS: i32 = 2;
 /// Failed questions until a worker counts as not joined.
 const READINESS_FAILURES: i32 = 3;
+/// Seconds in which a process is not asked yet: Kubernetes warns of each question that finds no
+/// open port.
+const START_SECONDS: i32 = 2;
+/// Seconds between two questions that await a worker.
+const AWAITING_SECONDS: i32 = 1;
+/// Seconds for which such a question waits: longer than the answer may take.
+const AWAITED_SECONDS: i32 = 600;
 
 /// What the operator's own flags say about pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,19 +235,39 @@ fn write_launch(trainer: &mut Container, job: &ValidJob, role: Role, attempt: u3
         protocol: Some("TCP".to_owned()),
         ..ContainerPort::default()
     }));
+    trainer.startup_probe = Some(startup_probe());
     trainer.readiness_probe = Some(Probe {
-        http_get: Some(HTTPGetAction {
-            path: Some("/readyz".to_owned()),
-            port: IntOrString::Int(metrics.into()),
-            scheme: Some("HTTP".to_owned()),
-            ..HTTPGetAction::default()
-        }),
         period_seconds: Some(READINESS_SECONDS),
         failure_threshold: Some(READINESS_FAILURES),
         success_threshold: Some(1),
         timeout_seconds: Some(1),
-        ..Probe::default()
+        ..asks(readiness::PATH.to_owned())
     });
+}
+
+/// Readiness is asked for once the process has joined, so that nothing warns of one that only waits
+/// for the others. However long that takes, the kubelet does not end it.
+fn startup_probe() -> Probe {
+    Probe {
+        initial_delay_seconds: Some(START_SECONDS),
+        period_seconds: Some(AWAITING_SECONDS),
+        failure_threshold: Some(i32::MAX),
+        success_threshold: Some(1),
+        timeout_seconds: Some(AWAITED_SECONDS),
+        ..asks(format!("{}?{}", readiness::PATH, readiness::AWAITED))
+    }
+}
+
+fn asks(path: String) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path),
+            port: IntOrString::Int(Ports::POD.metrics.into()),
+            scheme: Some("HTTP".to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        ..Probe::default()
+    }
 }
 
 fn launch(job: &ValidJob, attempt: u32) -> Launch {

@@ -4,7 +4,7 @@ mod situations;
 
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use lockstep_api::ValidJob;
-use lockstep_launch::{Encryption, Launch, Task};
+use lockstep_launch::{Encryption, Launch, Task, readiness::MAX_AWAITED_SECONDS};
 use lockstep_plan::{Child, Observed, plan};
 use serde_json::{Value, json};
 use situations::{UID, benchmark, job, now, settings};
@@ -50,6 +50,20 @@ fn a_pod_is_told_everything_that_the_trainer_reads() {
         assert_eq!(launch.output.to_str(), Some(output));
         assert_eq!((launch.replicas, launch.attempt), (2, 0));
         assert_eq!(launch.task, job.task);
+    }
+}
+
+#[test]
+fn a_pod_is_asked_for_readiness_once_it_can_answer_and_is_never_ended_for_waiting() {
+    for pod in pods(&job()) {
+        let pod = value(&pod);
+        let trainer = &pod["spec"]["containers"][0];
+        let (startup, readiness) = (&trainer["startupProbe"], &trainer["readinessProbe"]);
+        assert_eq!(startup["httpGet"]["path"], "/readyz?await");
+        assert!(startup["initialDelaySeconds"].as_u64() >= Some(1), "{startup}");
+        assert!(startup["timeoutSeconds"].as_u64() > Some(u64::from(MAX_AWAITED_SECONDS)), "{startup}");
+        assert_eq!(startup["failureThreshold"], i32::MAX);
+        assert_eq!((&readiness["httpGet"]["path"], &readiness["timeoutSeconds"]), (&json!("/readyz"), &json!(1)));
     }
 }
 

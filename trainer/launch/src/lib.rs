@@ -1,8 +1,10 @@
 //! The launch contract: all that the operator (or `lockstep run`) and the trainer must agree on.
 //!
-//! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Task`] what it does,
-//! [`Progress`] what it reports while it runs, [`Change`] how its group changed, [`Planned`] how a group sums and [`Replay`] that it is to
-//! do so again, [`States`] whether that led to the same, [`Ending`] what it leaves behind, [`group`] the names of its durable record.
+//! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Task`]
+//! what it does, [`Progress`] what it reports while it runs, [`Change`] how its group changed,
+//! [`Planned`] how a group sums and [`Replay`] that it is to do so again, [`States`] whether that
+//! led to the same, [`Ending`] what it leaves behind, [`group`] the names of its durable record,
+//! [`readiness`] where it says that it is of use.
 
 mod benchmark;
 mod change;
@@ -20,6 +22,7 @@ pub mod names;
 mod network;
 mod object_uri;
 mod progress;
+pub mod readiness;
 mod replay;
 mod size;
 mod states;

@@ -7,10 +7,16 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use anyhow::Context as _;
-use axum::{Router, http::StatusCode, routing::get};
+use axum::{Router, extract::RawQuery, http::StatusCode, routing::get};
+use lockstep_launch::readiness;
+use tokio::time::{Instant, sleep};
+
+/// How often readiness is looked at that somebody awaits.
+const POLL: Duration = Duration::from_millis(50);
 
 /// Turns true once the group is formed; readiness says so.
 pub(crate) type Ready = Arc<AtomicBool>;
@@ -32,16 +38,7 @@ pub(crate) fn serve(
     let app = Router::new()
         .route("/metrics", get(move || async move { text() }))
         .route("/healthz", get(|| async { "ok" }))
-        .route(
-            "/readyz",
-            get(move || async move {
-                if ready.load(Ordering::Relaxed) {
-                    (StatusCode::OK, "ready")
-                } else {
-                    (StatusCode::SERVICE_UNAVAILABLE, "waiting for the group to form")
-                }
-            }),
-        );
+        .route(readiness::PATH, get(move |RawQuery(query)| is_ready(ready, query)));
     thread::Builder::new().name("metrics".to_owned()).spawn(move || {
         let served =
             runtime.block_on(async move { axum::serve(tokio::net::TcpListener::from_std(listener)?, app).await });
@@ -50,4 +47,50 @@ pub(crate) fn serve(
         }
     })?;
     Ok(bound)
+}
+
+/// Says whether the process is ready. Kubernetes warns of each answer that says no: who can wait is
+/// answered late.
+async fn is_ready(ready: Ready, query: Option<String>) -> (StatusCode, &'static str) {
+    let patience = match query.as_deref() {
+        Some(readiness::AWAITED) => Duration::from_secs(readiness::MAX_AWAITED_SECONDS.into()),
+        _ => Duration::ZERO,
+    };
+    let asked = Instant::now();
+    loop {
+        if ready.load(Ordering::Relaxed) {
+            return (StatusCode::OK, "ready");
+        }
+        if asked.elapsed() >= patience {
+            return (StatusCode::SERVICE_UNAVAILABLE, "waiting for the group to form");
+        }
+        sleep(POLL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(ready: &Ready, query: Option<&str>) -> impl Future<Output = (StatusCode, &'static str)> {
+        is_ready(Arc::clone(ready), query.map(str::to_owned))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_awaits_readiness_hears_of_nothing_before() {
+        let ready = Ready::default();
+        assert_eq!(answer(&ready, None).await.0, StatusCode::SERVICE_UNAVAILABLE);
+        let mut awaited = Box::pin(answer(&ready, Some(readiness::AWAITED)));
+        assert!(tokio::time::timeout(Duration::from_secs(500), &mut awaited).await.is_err(), "it answered");
+        ready.store(true, Ordering::Relaxed);
+        assert_eq!(awaited.await.0, StatusCode::OK);
+        assert_eq!(answer(&ready, None).await.0, StatusCode::OK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_awaits_readiness_in_vain_is_told_in_the_end() {
+        let asked = Instant::now();
+        assert_eq!(answer(&Ready::default(), Some(readiness::AWAITED)).await.0, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(asked.elapsed().as_secs(), u64::from(readiness::MAX_AWAITED_SECONDS));
+    }
 }
