@@ -197,6 +197,15 @@ fn identity(workload: &Workload, data: Digest) -> Identity {
     Identity { model, workload_digest: decisive }
 }
 
+/// Whether two workloads differ in nothing but their samples.
+fn are_other_samples(found: &str, expected: &str) -> bool {
+    let parts = |workload: &str| workload.split_once(" batch ").map(|(data, rest)| (data.to_owned(), rest.to_owned()));
+    match (parts(found), parts(expected)) {
+        (Some((data, rest)), Some((other_data, other_rest))) => data != other_data && rest == other_rest,
+        _ => false,
+    }
+}
+
 /// How a manifest spells the digest of a state, which is that of its blocks.
 pub(crate) fn spelled(digest: [u8; 32]) -> String {
     format!("{SPELLING}{}", Digest::from_bytes(digest))
@@ -214,6 +223,12 @@ fn borrowed(tensors: &[lockstep_nn::StateTensor]) -> Vec<Tensor<'_>> {
 fn refused(uri: &str, error: &CheckpointError) -> Failure {
     let message = format!("spec.checkpoint.uri: {uri}: {error}");
     match error {
+        CheckpointError::Foreign { path, found, expected, .. } if are_other_samples(found, expected) => {
+            Failure::fatal(format!(
+                "spec.dataset.uri: these samples are not those of the checkpoint {}: put those there, or begin a new run",
+                path.display()
+            ))
+        }
         CheckpointError::Objects(error) if error.is_passing() => Failure::retry(message),
         CheckpointError::Storage { .. }
         | CheckpointError::Conflict { .. }
@@ -236,4 +251,32 @@ fn uri_of(path: &Path) -> String {
     }
     let absolute: PathBuf = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     format!("file://{}", absolute.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_of_other_samples_is_blamed_on_the_data_set() {
+        let workload = |data: &str, batch: u32| {
+            let workload = serde_json::from_value(serde_json::json!({
+                "model": {"name": "lenet5"},
+                "dataset": {"format": "idx", "uri": "file:///data"},
+                "training": {"globalBatchSize": batch},
+                "communication": {},
+                "checkpoint": {"uri": "file:///c"},
+            }));
+            identity(&workload.expect("a workload"), Digest::of(data.as_bytes())).workload_digest
+        };
+        let blamed = |expected: String| {
+            let (path, found) = ("/c/step-3".into(), workload("a", 64));
+            refused("file:///c", &CheckpointError::Foreign { path, field: "workload digest", found, expected })
+                .to_string()
+        };
+        let other_samples = blamed(workload("b", 64));
+        assert!(other_samples.starts_with("spec.dataset.uri: these samples are not those of"), "{other_samples}");
+        let other_batch = blamed(workload("b", 32));
+        assert!(other_batch.starts_with("spec.checkpoint.uri: file:///c"), "{other_batch}");
+    }
 }
