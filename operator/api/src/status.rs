@@ -322,7 +322,8 @@ pub struct Replacing {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Display {
-    /// Workers that have joined of those wanted, as 2/2.
+    /// Workers that have joined of those wanted, as 2/2; of a complete job those that saw its end,
+    /// of a failed one a dash.
     pub workers: String,
     /// Share of the steps that is done, as 43%.
     #[serde(default, skip_serializing_if = "Option::is_none")]

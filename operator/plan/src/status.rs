@@ -123,10 +123,19 @@ impl Note {
 
 /// The event of a restart that `status` has counted.
 pub(crate) fn restart_note(status: &TrainingJobStatus, job: &ValidJob) -> Note {
-    let step = status.last_checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
+    let beginning = beginning(status);
     let limit = job.failure_policy.backoff_limit;
     let (restarts, failures) = (status.restarts, status.failures);
-    Note::warning("Restarting", format!("restart {restarts} from step {step}; {failures} of {limit} failures used"))
+    Note::warning("Restarting", format!("restart {restarts} from {beginning}; {failures} of {limit} failures used"))
+}
+
+/// What new pods begin with. Workers that leave save their state, of which the operator may not
+/// have heard yet.
+pub(crate) fn beginning(status: &TrainingJobStatus) -> String {
+    match &status.last_checkpoint {
+        Some(checkpoint) => format!("the newest checkpoint, of step {} or later", checkpoint.step),
+        None => "the newest checkpoint, if there is one".to_owned(),
+    }
 }
 
 /// When steps were reported last.
@@ -284,7 +293,7 @@ impl Report for TrainingJobStatus {
         let finished = self.phase.is_some_and(Phase::is_finished);
         let progress = self.progress.as_ref();
         self.display = Some(Display {
-            workers: format!("{}/{}", self.ready_replicas, job.replicas),
+            workers: workers_shown(self, job),
             progress: progress.map(|progress| format!("{}%", progress.percent)),
             samples_per_second: progress
                 .and_then(|progress| progress.samples_per_second)
@@ -298,6 +307,23 @@ impl Report for TrainingJobStatus {
                 .and_then(|progress| progress.estimated_remaining_seconds)
                 .map(duration),
         });
+    }
+}
+
+/// How many workers have joined. When a job is over none is left: then the workers that saw its end
+/// are shown, and nothing where it failed.
+fn workers_shown(status: &TrainingJobStatus, job: &ValidJob) -> String {
+    let replicas = job.replicas.get();
+    let last_group = status.membership.as_ref().map(|membership| membership.world_size);
+    match status.phase {
+        Some(Phase::Complete) => {
+            let finished = last_group.filter(|world| (1..=replicas).contains(world)).unwrap_or(replicas);
+            format!("{finished}/{replicas}")
+        }
+        Some(Phase::Failed) => "-".to_owned(),
+        Some(Phase::Pending | Phase::Starting | Phase::Running | Phase::Restarting | Phase::Suspended) | None => {
+            format!("{}/{replicas}", status.ready_replicas)
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     carry_on::{create, take_lost_coordinator_away},
     failure::{Pulse, has_drained, is_held},
     phase::{deletion, enter, lacks_record, watch_terminating},
-    status::{Note, set_condition},
+    status::{Note, beginning, set_condition},
 };
 
 /// Sees to it that no pod is left, the coordinator last: it records where the workers rest.
@@ -68,8 +68,7 @@ pub(crate) fn suspend(
 
 /// Begins again with new pods.
 pub(crate) fn resume(status: &mut TrainingJobStatus, events: &mut Vec<Note>, now: Timestamp) {
-    let step = status.last_checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step);
-    let message = format!("from step {step}");
+    let message = format!("from {}", beginning(status));
     status.attempt += 1;
     status.start_time = Some(Time(now));
     status.phase = Some(Phase::Pending);

@@ -290,6 +290,41 @@ fn a_suspended_job_is_left_alone() {
 }
 
 #[test]
+fn workers_of_a_finished_job_are_those_that_saw_its_end() {
+    for (situation, workers) in [
+        ("Running; all running; worker 0 ready", "1/2"),
+        ("Running; all done", "2/2"),
+        ("Running; elastic 1 to 2; reported 1 s ago; wants 3; all done", "2/3"),
+        ("Running; all ready; coordinator refused its input", "-"),
+        ("Running; to be suspended", "0/2"),
+    ] {
+        let (job, seen) = situations::read(situation);
+        let display = plan(&job, &seen, &settings(), now()).status.and_then(|status| status.display);
+        assert_eq!(display.map(|display| display.workers).as_deref(), Some(workers), "{situation}");
+    }
+}
+
+#[test]
+fn a_restart_claims_no_step_that_workers_may_have_left_behind_when_they_went() {
+    let mark = |step| CheckpointMark { step, uri: "file:///c".into(), time: "2026-01-02T03:04:05Z".into() };
+    for (situation, known, told) in [
+        ("Running; all exited 76", None, "restart 1 from the newest checkpoint, if there is one; 0 of 1 failures used"),
+        (
+            "Running; all exited 76",
+            Some(mark(1400)),
+            "restart 1 from the newest checkpoint, of step 1400 or later; 0 of 1 failures used",
+        ),
+        ("Suspended", None, "from the newest checkpoint, if there is one"),
+        ("Suspended", Some(mark(7)), "from the newest checkpoint, of step 7 or later"),
+    ] {
+        let (job, mut seen) = situations::read(situation);
+        seen.status.last_checkpoint = known;
+        let events = plan(&job, &seen, &settings(), now()).events;
+        assert!(events.iter().any(|note| note.text == told), "{told}: {events:?}");
+    }
+}
+
+#[test]
 fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
     let (job, mut seen) = situations::read("Running; all ready");
     let told = |seen: &mut Observed, changes: &[Change]| {

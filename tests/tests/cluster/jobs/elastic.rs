@@ -146,7 +146,7 @@ fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
     suspend(&job, false);
     let status = job.wait("training again", |status| status["progress"]["step"].as_u64() > Some(rested));
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
-    job.wait_for_event(&[&format!("from step {rested}")]);
+    job.wait_for_event(&[&format!("of step {rested} or later")]);
 
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
