@@ -1,19 +1,18 @@
 //! A rank's samples of each step, normalised and cut into micro-batches by a thread of its own, ahead of the training.
+//!
+//! The training waits for no core: a micro-batch that is not ready when it is wanted, the training prepares itself. On a busy machine the
+//! thread may get no core for milliseconds, which is a hundred times as long as a micro-batch of small samples takes to prepare.
 
 mod evaluation;
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
-    },
-    thread,
-};
+mod shelf;
+
+use std::{fmt, ops::Range, sync::Arc, thread};
 
 use crate::{DataError, Permutation, Samples, Seat, Step, Tally, normalise::levels, steps_per_epoch};
 
 pub use self::evaluation::Evaluation;
+use self::shelf::Shelf;
 
 /// Micro-batches that are ready ahead of the training. With the one being filled and the one in use, a loader holds
 /// this many and two.
@@ -44,7 +43,7 @@ pub struct Batch {
     /// Classes, one per sample.
     pub labels: Vec<u32>,
     taken: Tally,
-    home: Option<SyncSender<Buffers>>,
+    home: Option<Arc<Shelf>>,
 }
 
 /// A rank's part of a step.
@@ -66,7 +65,9 @@ pub struct Loader {
     next: u64,
     undelivered: u64,
     taken: Tally,
-    ready: Option<Receiver<Batch>>,
+    shelf: Arc<Shelf>,
+    /// Prepares what the thread has not prepared in time.
+    own: Preparation,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -89,8 +90,7 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         if let Some(home) = self.home.take() {
-            // A loader that has ended, or that has buffers enough, lets these go.
-            let _ = home.try_send((std::mem::take(&mut self.images), std::mem::take(&mut self.labels)));
+            home.give_back((std::mem::take(&mut self.images), std::mem::take(&mut self.labels)));
         }
     }
 }
@@ -105,21 +105,24 @@ impl Loader {
     /// When there are no samples, or a batch size is 0.
     pub fn start(samples: Arc<Samples>, order: Order) -> Result<Self, DataError> {
         assert!(!samples.is_empty() && order.global_batch > 0 && order.micro_batch > 0, "nothing to load: {order:?}");
-        let len = samples.len() as u64;
-        let (batches, ready) = sync_channel(QUEUED_BATCHES);
-        let thread = thread::Builder::new()
-            .name("loader".to_owned())
-            .spawn(move || prepare(&samples, order, &batches))
-            .map_err(|source| DataError::Thread { source })?;
-        Ok(Self {
+        let mut loader = Self::without_thread(&samples, order);
+        let (ahead, shelf) = (Preparation::of(&samples, order), Arc::clone(&loader.shelf));
+        let thread = thread::Builder::new().name("loader".to_owned()).spawn(move || prepare_ahead(ahead, &shelf));
+        loader.thread = Some(thread.map_err(|source| DataError::Thread { source })?);
+        Ok(loader)
+    }
+
+    fn without_thread(samples: &Arc<Samples>, order: Order) -> Self {
+        Self {
             order,
-            len,
+            len: samples.len() as u64,
             next: 0,
             undelivered: 0,
             taken: Tally::default(),
-            ready: Some(ready),
-            thread: Some(thread),
-        })
+            shelf: Arc::new(Shelf::default()),
+            own: Preparation::of(samples, order),
+            thread: None,
+        }
     }
 
     /// Steps of one epoch.
@@ -145,19 +148,16 @@ impl Loader {
         Some(StepShare { step, samples, micro_batches })
     }
 
-    /// The next micro-batch of the step; `None` after its last. Waits where the thread is behind.
-    ///
-    /// # Panics
-    /// When the thread panicked.
+    /// The next micro-batch of the step; `None` after its last.
     pub fn next_batch(&mut self) -> Option<Batch> {
         if self.undelivered == 0 {
             return None;
         }
         self.undelivered -= 1;
-        let batch = self.ready.as_ref().and_then(|ready| ready.recv().ok());
-        assert!(batch.is_some(), "the loader thread ended with {} micro-batches undelivered", self.undelivered + 1);
-        self.taken += batch.as_ref().map_or_else(Tally::default, |batch| batch.taken);
-        batch
+        let cut = self.own.cuts.next()?;
+        let batch = self.shelf.take().unwrap_or_else(|| self.own.prepare(cut, &self.shelf));
+        self.taken += batch.taken;
+        Some(batch)
     }
 
     /// Which samples of the step were delivered so far.
@@ -169,40 +169,82 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // Without a receiver the thread's next send fails, which ends it after the micro-batch at hand.
-        drop(self.ready.take());
+        self.shelf.close();
         if let Some(thread) = self.thread.take() {
-            // Its panic was already reported where a batch was missed.
+            // Its panic was already reported; what it did not prepare was prepared here.
             let _ = thread.join();
         }
     }
 }
 
-fn prepare(samples: &Samples, order: Order, batches: &SyncSender<Batch>) {
-    let levels = levels();
-    let len = samples.len() as u64;
-    // A rank that has samples in no step would spin through all of them.
-    let sizes = [order.global_batch.min(len), len % order.global_batch];
-    if sizes.iter().all(|samples| order.seat.share(*samples).is_empty()) {
+/// The thread's work, until all is prepared or nobody wants it any more.
+fn prepare_ahead(mut ahead: Preparation, shelf: &Arc<Shelf>) {
+    if ahead.is_idle() {
         return;
     }
-    let (home, returned) = sync_channel::<Buffers>(QUEUED_BATCHES + 2);
-    for index in order.first_step..order.first_step + order.steps {
-        let step = Step::at(index, len, order.global_batch);
-        let permutation = Permutation::new(order.seed, step.epoch, len);
-        let batches_of = |part: Range<u64>| {
-            let end = part.end;
-            part.step_by(order.micro_batch).map(move |first| first..end.min(first + order.micro_batch as u64))
-        };
-        for Range { start: first, end: last } in order.seat.parts(step.samples).flat_map(batches_of) {
-            let (mut images, mut labels) = returned.try_recv().unwrap_or_default();
-            let ids = (first..last).map(|place| permutation.at(step.cursor + place) as usize);
-            let taken = fill(samples, &levels, ids, &mut images, &mut labels);
-            if batches.send(Batch { images, labels, taken, home: Some(home.clone()) }).is_err() {
-                return;
-            }
-        }
+    let mut next = 0;
+    while let Some(wanted) = shelf.await_room(next) {
+        // Those before it the training has prepared itself.
+        let Some(cut) = ahead.cuts.nth((wanted - next) as usize) else { return };
+        shelf.put(wanted, ahead.prepare(cut, shelf));
+        next = wanted + 1;
     }
+}
+
+/// The micro-batches of a rank one after another, and what it takes to prepare them.
+struct Preparation {
+    samples: Arc<Samples>,
+    order: Order,
+    levels: [f32; 256],
+    cuts: Box<dyn Iterator<Item = Cut> + Send>,
+}
+
+/// The samples of a micro-batch: a part of those of its step.
+#[derive(Clone, Debug)]
+struct Cut {
+    step: Step,
+    samples: Range<u64>,
+}
+
+impl Preparation {
+    fn of(samples: &Arc<Samples>, order: Order) -> Self {
+        let cuts = Box::new(cuts(samples.len() as u64, order));
+        Self { samples: Arc::clone(samples), order, levels: levels(), cuts }
+    }
+
+    /// Whether the rank has samples in no step: to look for some would take all of them.
+    fn is_idle(&self) -> bool {
+        let (len, Order { global_batch, seat, .. }) = (self.samples.len() as u64, self.order);
+        [global_batch.min(len), len % global_batch].iter().all(|samples| seat.share(*samples).is_empty())
+    }
+
+    fn prepare(&self, Cut { step, samples }: Cut, shelf: &Arc<Shelf>) -> Batch {
+        let permutation = Permutation::new(self.order.seed, step.epoch, self.samples.len() as u64);
+        let ids = samples.map(|place| permutation.at(step.cursor + place) as usize);
+        let (mut images, mut labels) = shelf.buffers();
+        let taken = fill(&self.samples, &self.levels, ids, &mut images, &mut labels);
+        Batch { images, labels, taken, home: Some(Arc::clone(shelf)) }
+    }
+}
+
+impl fmt::Debug for Preparation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Preparation").field("order", &self.order).finish_non_exhaustive()
+    }
+}
+
+/// Each step's share cut into parts, and those into micro-batches.
+fn cuts(len: u64, order: Order) -> impl Iterator<Item = Cut> {
+    let Order { global_batch, micro_batch, seat, first_step, steps, .. } = order;
+    let size = micro_batch as u64;
+    (first_step..first_step + steps).flat_map(move |index| {
+        let step = Step::at(index, len, global_batch);
+        let of_part = move |part: Range<u64>| {
+            let end = part.end;
+            part.step_by(micro_batch).map(move |first| Cut { step, samples: first..end.min(first + size) })
+        };
+        seat.parts(step.samples).flat_map(of_part)
+    })
 }
 
 /// Replaces what the buffers hold by the samples `ids`; tells which those were.

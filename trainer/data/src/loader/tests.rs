@@ -25,8 +25,11 @@ fn order(rank: u32, world: u32, global_batch: u64, micro_batch: usize) -> Order 
 
 /// The samples of each step, micro-batch sizes checked on the way.
 fn deliver(samples: &Arc<Samples>, order: Order) -> Vec<(StepShare, Vec<u64>)> {
-    let levels = levels();
-    let mut loader = Loader::start(Arc::clone(samples), order).expect("starts");
+    delivered(Loader::start(Arc::clone(samples), order).expect("starts"))
+}
+
+fn delivered(mut loader: Loader) -> Vec<(StepShare, Vec<u64>)> {
+    let (levels, order) = (levels(), loader.order);
     let mut steps = Vec::new();
     while let Some(share) = loader.next_step() {
         let mut ids = Vec::new();
@@ -77,6 +80,13 @@ proptest! {
             prop_assert!(shared.iter().all(|rank| rank[step].0.step == share.step));
         }
     }
+}
+
+#[test]
+fn the_training_waits_for_no_thread_that_gets_no_core() {
+    let samples = samples(100);
+    let order = Order { steps: 9, ..order(1, 3, 32, 4) };
+    assert_eq!(delivered(Loader::without_thread(&samples, order)), deliver(&samples, order));
 }
 
 #[test]
