@@ -10,9 +10,9 @@ use std::thread::JoinHandle;
 
 use crate::communicator::MAX_PENDING;
 use crate::group::{Group, Tag, Transferred};
-use crate::limits::Waiting;
 use crate::outcome::{Completed, Failed, Outcome};
 use crate::seat::Seat;
+use crate::waiting::Waiting;
 use crate::{Abort, CollectiveError};
 
 /// A group's operations in the background: each is started with memory of any element type, which it owns until [`Handle::wait`] gives

@@ -11,10 +11,10 @@ use crate::element::MAX_ELEMENT_BYTES;
 use crate::farewell::{self, FAREWELL_BYTES};
 use crate::frame::{HEADER_BYTES, Header, Kind};
 use crate::idle::Idle;
-use crate::limits::Waiting;
 use crate::mesh::{Mesh, Wanted};
 use crate::position::Position;
 use crate::seat::Seat;
+use crate::waiting::{Next, Wait, Waiter};
 use crate::wire::Coding;
 use crate::{Abort, CollectiveError, Hosts, Transferred};
 
@@ -67,7 +67,7 @@ pub(crate) struct Execution<'a> {
     pub(crate) element_bytes: usize,
     pub(crate) codings: Codings<'a>,
     pub(crate) scratch: &'a mut Scratch,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiter: &'a Waiter,
     pub(crate) abort: &'a Abort,
 }
 
@@ -175,32 +175,40 @@ impl Execution<'_> {
     fn go_on(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let started = Instant::now();
         // Since the last byte, and since the last whole frame.
-        let (mut idle, mut stalled): (Option<Idle>, Option<Idle>) = (None, None);
+        let (mut idle, mut stalled): (Option<(Idle, Wait)>, Option<Idle>) = (None, None);
         loop {
             let frames = progress.frames();
             let sent = self.send(progress, data)?;
             let received = self.receive(progress, data)?;
+            if sent || received {
+                idle.take().into_iter().for_each(|(_, wait)| self.waiter.found(wait));
+            }
             if self.is_done(progress) {
                 return Ok(Transferred { took: started.elapsed(), ..progress.transferred });
             }
             if progress.frames() > frames {
-                (idle, stalled) = (None, None);
+                stalled = None;
                 continue;
             }
             let now = Instant::now();
             let without_frame = stalled.get_or_insert_with(|| Idle::since(now)).look(now);
             // Also of one that brings a byte now and then.
             let is_over = without_frame >= self.mesh.silence();
-            if sent || received {
-                idle = None;
-            }
             if (sent || received) && !is_over {
                 continue;
             }
-            let found_nothing = idle.get_or_insert_with(|| Idle::since(now)).look(now);
-            if self.waiting.looks_again(found_nothing) && !is_over {
-                std::hint::spin_loop();
-                continue;
+            let (since, wait) = idle.get_or_insert_with(|| (Idle::since(now), Wait::default()));
+            let found_nothing = since.look(now);
+            match self.waiter.next(wait, found_nothing) {
+                Next::Look if !is_over => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                Next::Yield if !is_over => {
+                    self.waiter.give_way(wait);
+                    continue;
+                }
+                Next::Look | Next::Yield | Next::Sleep => {}
             }
             self.mesh.wait(self.wanted(progress), found_nothing, without_frame)?;
         }

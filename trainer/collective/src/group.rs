@@ -11,11 +11,13 @@ use crate::element::Reduction;
 use crate::engine::{Counts, Scratch};
 use crate::forming::{Shape, form};
 use crate::hosts::Hosts;
-use crate::limits::{Limits, Waiting};
+use crate::limits::Limits;
 use crate::link::Listener;
 use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, pieces, staging_size};
 use crate::mesh::Mesh;
+use crate::own_core::OwnCore;
 use crate::seat::{JobId, Seat};
+use crate::waiting::{Waiter, Waiting};
 use crate::{Abort, AgreedPlan, CollectiveError, Missing};
 
 /// Schedules kept for operations that come again.
@@ -41,7 +43,7 @@ pub struct Group {
     limits: Limits,
     /// How often it was split.
     splits: u64,
-    waiting: Waiting,
+    waiter: Waiter,
     abort: Abort,
     scratch: Scratch,
     counts: Box<[Counts]>,
@@ -125,7 +127,11 @@ impl Group {
             self.hosts = Hosts::named(bytemuck::cast_slice(&names[world..]));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.waiting = limits.waiting.resolved(self.hosts.beside(rank), limits.threads, cores);
+        let waiting = limits.waiting.resolved(self.hosts.beside(rank), limits.threads, cores);
+        // A rank that is alone on its host has no other to keep apart from.
+        let shares_host = self.hosts.beside(rank) > 1;
+        let own = shares_host.then(|| OwnCore::of(self.hosts.before(rank), limits.threads.get())).flatten();
+        self.waiter = Waiter::new(waiting, own);
         let is_one_host = self.addresses.iter().all(|peer| peer.ip() == self.addresses[0].ip());
         if limits.shares_memory && world > 1 && is_one_host {
             let segment = self.share(staging_size(world))?;
@@ -170,7 +176,7 @@ impl Group {
             plan: None,
             limits,
             splits: 0,
-            waiting: limits.waiting,
+            waiter: Waiter::new(limits.waiting, None),
             abort: abort.clone(),
             scratch: Scratch::new(),
             counts: vec![Counts::default(); peers.len()].into(),
@@ -205,7 +211,7 @@ impl Group {
         let own = members.iter().position(|member| *member == rank).unwrap_or_default();
         let seat = Seat { job: part_of(self.seat.job, colour, self.splits), rank: own, ..self.seat };
         // The other parts share the cores of a host.
-        let limits = Limits { waiting: self.waiting, ..self.limits };
+        let limits = Limits { waiting: self.waiter.waiting(), ..self.limits };
         Self::form(listener, seat, &addresses, limits, &self.abort).map(Some)
     }
 
@@ -303,11 +309,11 @@ impl Group {
 
     /// How operations wait for peers: [`Waiting::Adaptive`] in a star only.
     pub(crate) fn waiting(&self) -> Waiting {
-        self.waiting
+        self.waiter.waiting()
     }
 
     pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
-        self.waiting = waiting;
+        self.waiter.set_waiting(waiting);
     }
 
     /// Changes how long an operation may go without a whole frame moving, and how long a peer's system may acknowledge nothing of what it

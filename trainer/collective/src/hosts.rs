@@ -110,6 +110,11 @@ impl Hosts {
         self.numbers.iter().filter(|host| **host == self.numbers[rank]).count()
     }
 
+    /// The number of ranks on the host of `rank` that come before it.
+    pub(crate) fn before(&self, rank: usize) -> usize {
+        self.numbers[..rank].iter().filter(|host| **host == self.numbers[rank]).count()
+    }
+
     /// The ranks of each host.
     #[must_use]
     pub fn ranks(&self) -> Vec<Vec<usize>> {

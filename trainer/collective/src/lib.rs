@@ -57,6 +57,7 @@ mod memory;
 mod merging;
 mod mesh;
 mod outcome;
+mod own_core;
 mod plan;
 mod position;
 mod queue;
@@ -64,6 +65,7 @@ mod reducer;
 mod seat;
 mod session;
 mod stripes;
+mod waiting;
 mod wire;
 
 pub use abort::Abort;
@@ -79,7 +81,7 @@ pub use frame::{FrameError, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES};
 pub use group::{Group, Tag, Transferred};
 pub use hosts::Hosts;
 pub use identity::{CredentialPart, Credentials, Identity, IdentityError};
-pub use limits::{Limits, Waiting};
+pub use limits::Limits;
 pub use link::Listener;
 pub use measure::LENGTHS;
 pub use memory::SharedArena;
@@ -89,6 +91,7 @@ pub use plan::{AgreedPlan, Plan};
 pub use position::{Loss, Origin, Position};
 pub use seat::{JobId, Seat};
 pub use stripes::{MAX_SOCKETS, Sockets};
+pub use waiting::Waiting;
 pub use wire::Wire;
 
 #[cfg(target_endian = "big")]

@@ -7,9 +7,9 @@ use crate::choice::Choice;
 use crate::collective::Collective;
 use crate::element::Reduction;
 use crate::group::{Group, Tag, Transferred};
-use crate::limits::Waiting;
 use crate::measure::Measurement;
 use crate::outcome::{Completed, Failed, Outcome};
+use crate::waiting::Waiting;
 use crate::wire::Wire;
 use crate::{AgreedPlan, CollectiveError, Costs, Plan};
 

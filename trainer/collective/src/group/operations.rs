@@ -82,7 +82,7 @@ impl Group {
         self.check()?;
         let Some(memory) = &mut self.memory else { panic!("the ranks of this group share no memory") };
         let started = Instant::now();
-        let patience = Patience { mesh: &self.mesh, abort: &self.abort, waiting: self.waiting };
+        let patience = Patience { mesh: &self.mesh, abort: &self.abort, waiter: &self.waiter };
         let bytes = size_of_val(data) as u64;
         let work = Work {
             tag,
@@ -295,7 +295,7 @@ impl Group {
             element_bytes: size_of::<T>(),
             codings: Codings { hosts: &self.hosts, within, between },
             scratch: &mut self.scratch,
-            waiting: self.waiting,
+            waiter: &self.waiter,
             abort: &self.abort,
         };
         execution.run(bytemuck::cast_slice_mut(data)).or_else(|error| self.end(error))

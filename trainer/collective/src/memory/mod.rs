@@ -32,10 +32,10 @@ use rustix::param::page_size;
 
 use crate::call::Call;
 use crate::idle::Idle;
-use crate::limits::Waiting;
 use crate::mesh::Mesh;
 use crate::position::Position;
 use crate::reducer::{MutualReducer, Reducer};
+use crate::waiting::{Next, Wait, Waiter};
 use crate::{Abort, CollectiveError, Tag};
 pub use arena::SharedArena;
 pub(crate) use arena::{Arenas, size as arenas_size};
@@ -68,7 +68,7 @@ pub(crate) struct SharedMemory {
 pub(crate) struct Patience<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) abort: &'a Abort,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiter: &'a Waiter,
 }
 
 /// What is reduced.
@@ -252,13 +252,20 @@ impl SharedMemory {
         let go_on = || patience.abort.check().map_err(|aborted| aborted.awaiting(rank));
         go_on()?;
         let started = Instant::now();
-        let (mut idle, mut looked) = (Idle::since(started), started);
+        let (mut idle, mut looked, mut wait) = (Idle::since(started), started, Wait::default());
         while let Some(arrivals) = self.lacks(rank) {
             let now = Instant::now();
             let waited = idle.look(now);
-            if patience.waiting.looks_again(waited) {
-                std::hint::spin_loop();
-                continue;
+            match patience.waiter.next(&mut wait, waited) {
+                Next::Look => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                Next::Yield => {
+                    patience.waiter.give_way(&mut wait);
+                    continue;
+                }
+                Next::Sleep => {}
             }
             if now.duration_since(looked) >= TICK {
                 go_on()?;
@@ -267,6 +274,7 @@ impl SharedMemory {
             }
             self.staging.desk(rank).meeting.sleep(arrivals);
         }
+        patience.waiter.found(wait);
         Ok(())
     }
 

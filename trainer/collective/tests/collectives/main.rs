@@ -9,6 +9,7 @@ mod forming;
 mod group;
 mod impostor;
 mod memory;
+mod one_core;
 mod operations;
 mod origin;
 mod split;

@@ -1,0 +1,301 @@
+//! How a rank waits for another: it looks again, gives its core to whoever wants it, or sleeps. A wait is short where each rank has a core
+//! to itself, and then looking again is fastest. Where two ranks share a core, the one that looks keeps the other from what it looks for.
+
+use std::cell::Cell;
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use crate::own_core::OwnCore;
+
+/// How a rank waits for bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// It sleeps at once: right where ranks outnumber cores.
+    Block,
+    /// It looks again for some microseconds first, then gives its core to whoever wants it between two looks, then sleeps: lower latency
+    /// where each rank has a core to itself. It learns how long looking pays.
+    SpinThenBlock,
+    /// The latter where this process may use a core for each thread of the group's ranks on this host, else the former, as while the
+    /// group forms and in a star. A rank whose host nobody knows counts as alone on it.
+    Adaptive,
+}
+
+impl Waiting {
+    /// What [`Waiting::Adaptive`] means where so many ranks, of so many threads each, share so many cores.
+    pub(crate) fn resolved(self, ranks: usize, threads: NonZeroUsize, cores: usize) -> Self {
+        match self {
+            Self::Adaptive if ranks.saturating_mul(threads.get()) <= cores => Self::SpinThenBlock,
+            Self::Adaptive => Self::Block,
+            Self::Block | Self::SpinThenBlock => self,
+        }
+    }
+}
+
+/// How long a wait looks at most before it first gives its core away. Two ranks that are both at work meet within this.
+const LONGEST_SPIN: Duration = Duration::from_micros(5);
+/// The shortest time before that which is not none.
+const SHORTEST_SPIN: Duration = Duration::from_nanos(300);
+/// How long a wait lasts at most before it sleeps: ranks that compute the same come together sooner, and one that sleeps costs them a
+/// wake-up, some 50 µs in a virtual machine.
+const LONGEST_STAY: Duration = Duration::from_micros(400);
+/// The least that it learns to stay.
+const SHORTEST_STAY: Duration = Duration::from_micros(25);
+/// A core that was given away for so long was used by another thread.
+const USED: Duration = Duration::from_nanos(2500);
+/// One that was given away for so long was used by a thread that computes.
+const HELD: Duration = Duration::from_micros(200);
+/// For how many waits a rank keeps its own core, after a thread that computes has held it: most of them are short.
+const KEEPS: u32 = 1000;
+/// After how many waits a rank moves to its own core again, at the earliest.
+const STAYS: u32 = 32;
+
+/// What a rank does that has found nothing, before it looks again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Look,
+    /// Give the core to whoever wants it.
+    Yield,
+    Sleep,
+}
+
+/// Where a rank is that has given its core away and got it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On a core like any other: it has none of its own.
+    Any,
+    /// On its own.
+    Own,
+    /// On another than its own.
+    Other,
+}
+
+/// How the waits of a rank go, as those before taught it.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiter {
+    waiting: Waiting,
+    own: Option<OwnCore>,
+    learnt: Cell<Learnt>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Learnt {
+    /// How long a wait looks before it gives its core away: none where another rank shares the core.
+    spin: Duration,
+    /// How long it lasts before it sleeps.
+    stay: Duration,
+    /// Waits that do not give the core away.
+    keeps: u32,
+    /// Waits before the rank may move again.
+    stays: u32,
+}
+
+/// One wait so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wait {
+    /// Whether another thread has used the core meanwhile.
+    shared: bool,
+    slept: bool,
+}
+
+impl Waiter {
+    pub(crate) fn new(waiting: Waiting, own: Option<OwnCore>) -> Self {
+        let learnt = Learnt { spin: LONGEST_SPIN, stay: LONGEST_STAY, keeps: 0, stays: 0 };
+        Self { waiting, own, learnt: Cell::new(learnt) }
+    }
+
+    pub(crate) fn waiting(&self) -> Waiting {
+        self.waiting
+    }
+
+    /// Waits another way from now on; what was learnt stays.
+    pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
+        self.waiting = waiting;
+    }
+
+    /// What to do where nothing was found after waiting for so long.
+    pub(crate) fn next(&self, wait: &mut Wait, waited: Duration) -> Next {
+        let Learnt { spin, stay, keeps, .. } = self.learnt.get();
+        match self.waiting {
+            Waiting::SpinThenBlock if waited >= stay => {}
+            Waiting::SpinThenBlock if waited < spin || keeps > 0 => return Next::Look,
+            Waiting::SpinThenBlock => return Next::Yield,
+            Waiting::Block | Waiting::Adaptive => {}
+        }
+        wait.slept = true;
+        Next::Sleep
+    }
+
+    /// The core was given away for so long; whether the rank moves to its own.
+    ///
+    /// Where another thread uses the core on which the rank is, the rank is better off on its own. There it does not give way to a thread
+    /// that computes: that thread would keep the core for milliseconds, and the rank would miss what comes within microseconds.
+    fn yielded(&self, wait: &mut Wait, away: Duration, place: Place) -> bool {
+        let learnt = self.learnt.get();
+        let is_used = away >= USED;
+        wait.shared |= is_used;
+        let moves = is_used && place == Place::Other && learnt.stays == 0;
+        let stays = if moves { STAYS } else { learnt.stays };
+        let keeps = if away >= HELD && place == Place::Own { KEEPS } else { learnt.keeps };
+        self.learnt.set(Learnt { keeps, stays, ..learnt });
+        moves
+    }
+
+    /// What was waited for is there.
+    pub(crate) fn found(&self, Wait { shared, slept }: Wait) {
+        let Learnt { spin, stay, keeps, stays } = self.learnt.get();
+        let spin = match shared {
+            true if spin <= SHORTEST_SPIN => Duration::ZERO,
+            true => spin / 2,
+            false => (spin * 2).clamp(SHORTEST_SPIN, LONGEST_SPIN),
+        };
+        let stay = if slept { stay / 2 } else { stay * 2 }.clamp(SHORTEST_STAY, LONGEST_STAY);
+        self.learnt.set(Learnt { spin, stay, keeps: keeps.saturating_sub(1), stays: stays.saturating_sub(1) });
+    }
+
+    /// Lets another thread use the core, where one wants to, and leaves the core to it where the rank has one of its own.
+    pub(crate) fn give_way(&self, wait: &mut Wait) {
+        let begun = Instant::now();
+        std::thread::yield_now();
+        let away = begun.elapsed();
+        let place = match self.own {
+            None => Place::Any,
+            Some(own) if own.is_here() => Place::Own,
+            Some(_) => Place::Other,
+        };
+        if self.yielded(wait, away, place) {
+            self.own.into_iter().for_each(OwnCore::move_there);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn micros(count: u64) -> Duration {
+        Duration::from_micros(count)
+    }
+
+    /// A wait that lasts so long, where each look takes a microsecond and the core is away for `away` whenever it is given away; how often
+    /// it looked at once, gave the core away, and slept.
+    fn wait(waiter: &Waiter, lasts: Duration, away: Duration) -> [u32; 3] {
+        let (mut wait, mut waited, mut counts) = (Wait::default(), Duration::ZERO, [0; 3]);
+        while waited < lasts {
+            let next = waiter.next(&mut wait, waited);
+            counts[next as usize] += 1;
+            waited += match next {
+                Next::Look => micros(1),
+                Next::Yield => {
+                    waiter.yielded(&mut wait, away, Place::Any);
+                    away
+                }
+                Next::Sleep => lasts,
+            };
+        }
+        waiter.found(wait);
+        counts
+    }
+
+    /// What the last of so many such waits does.
+    fn after(waits: u32, lasts: Duration, away: Duration) -> [u32; 3] {
+        let waiter = Waiter::new(Waiting::SpinThenBlock, None);
+        (0..waits).map(|_| wait(&waiter, lasts, away)).last().unwrap()
+    }
+
+    #[test]
+    fn a_wait_looks_then_gives_the_core_away_then_sleeps_and_learns_what_pays() {
+        let alone = Duration::from_nanos(400);
+        for (waits, lasts, away, does, why) in [
+            (1, micros(4), alone, [4, 0, 0], "a short wait never leaves its core"),
+            (100, micros(4), alone, [4, 0, 0], "nor does it learn to"),
+            (
+                100,
+                micros(25),
+                alone,
+                [5, 50, 0],
+                "where nobody wants the core, it is given away in vain, and no harm done",
+            ),
+            (1, micros(10), micros(10), [5, 1, 0], "another rank on the core has to wait for the first microseconds"),
+            (100, micros(10), micros(10), [0, 1, 0], "but not for those of each wait"),
+            (1, micros(1000), alone, [5, 988, 1], "a long wait sleeps"),
+            (100, micros(1000), alone, [5, 50, 1], "soon, where all waits are long"),
+        ] {
+            assert_eq!(after(waits, lasts, away), does, "{why}");
+        }
+    }
+
+    #[test]
+    fn what_was_learnt_is_forgotten_once_the_core_is_free_again() {
+        let waiter = Waiter::new(Waiting::SpinThenBlock, None);
+        let first = waiter.learnt.get();
+        for _ in 0..100 {
+            wait(&waiter, micros(1000), micros(10));
+        }
+        assert_ne!(waiter.learnt.get(), first);
+        for _ in 0..100 {
+            wait(&waiter, micros(4), Duration::from_nanos(400));
+        }
+        assert_eq!(waiter.learnt.get(), first);
+    }
+
+    #[test]
+    fn a_rank_moves_to_its_own_core_where_another_thread_uses_the_one_on_which_it_is() {
+        for (away, place, moves) in [
+            (micros(10), Place::Other, true),
+            (micros(4000), Place::Other, true),
+            (micros(1), Place::Other, false),
+            (micros(10), Place::Own, false),
+            (micros(10), Place::Any, false),
+        ] {
+            let waiter = Waiter::new(Waiting::SpinThenBlock, None);
+            assert_eq!(waiter.yielded(&mut Wait::default(), away, place), moves, "{away:?} on {place:?}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_the_scheduler_moves_back_does_not_move_in_each_wait() {
+        let waiter = Waiter::new(Waiting::SpinThenBlock, None);
+        let moves = (0..4 * STAYS).filter(|_| {
+            let mut wait = Wait::default();
+            let moves = waiter.yielded(&mut wait, micros(10), Place::Other);
+            waiter.found(wait);
+            moves
+        });
+        assert_eq!(moves.count(), 4);
+    }
+
+    #[test]
+    fn a_rank_keeps_its_own_core_from_a_thread_that_computes_and_no_other_core() {
+        for (place, next) in [(Place::Own, Next::Look), (Place::Other, Next::Yield), (Place::Any, Next::Yield)] {
+            let waiter = Waiter::new(Waiting::SpinThenBlock, None);
+            waiter.yielded(&mut Wait::default(), micros(4000), place);
+            assert_eq!(waiter.next(&mut Wait::default(), micros(50)), next, "{place:?}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_told_to_block_sleeps_at_once() {
+        let waiter = Waiter::new(Waiting::Block, None);
+        assert_eq!(wait(&waiter, micros(1), micros(1)), [0, 0, 1]);
+    }
+
+    #[test]
+    fn ranks_spin_only_where_each_of_their_threads_has_a_core() {
+        for (ranks, threads, cores, meant) in [
+            (1, 1, 1, Waiting::SpinThenBlock),
+            (2, 1, 2, Waiting::SpinThenBlock),
+            (3, 1, 2, Waiting::Block),
+            (2, 2, 4, Waiting::SpinThenBlock),
+            (2, 2, 3, Waiting::Block),
+            (1, 2, 1, Waiting::Block),
+            (2, usize::MAX, 64, Waiting::Block),
+        ] {
+            let threads = NonZeroUsize::new(threads).unwrap();
+            assert_eq!(Waiting::Adaptive.resolved(ranks, threads, cores), meant, "{ranks} of {threads} on {cores}");
+        }
+        for given in [Waiting::Block, Waiting::SpinThenBlock] {
+            assert_eq!(given.resolved(2, NonZeroUsize::MIN, 1), given);
+            assert_eq!(given.resolved(1, NonZeroUsize::MIN, 1), given);
+        }
+    }
+}
