@@ -116,7 +116,7 @@ fn a_bucket_that_does_not_exist_fails_the_job_at_once_with_advice() {
     for word in ["spec.checkpoint.uri", "s3://models/team", "the bucket does not exist", "make it"] {
         assert!(said.contains(word), "{said}");
     }
-    let told = checkpoints(&["list", "s3://models/"], &variables);
+    let told = checkpoints(&["list", "s3://models//"], &variables);
     assert_eq!(told.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&told.stderr).contains("such as s3://models/lenet"));
 }

@@ -9,7 +9,7 @@ pub const OBJECT_URI_ACCEPTED: &str = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or
      lower-case letters, digits, `-`, `_` and `.`, the parts of a prefix letters, digits, `-`, `_`, `=` and `.`";
 /// The same as a regular expression, of the whole text.
 pub const OBJECT_URI_PATTERN: &str =
-    "^(s3|gs|az)://[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9](/[-_=A-Za-z0-9][-_=.A-Za-z0-9]*)*$";
+    "^(s3|gs|az)://[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9](/[-_=A-Za-z0-9][-_=.A-Za-z0-9]*)*/?$";
 
 /// A place in an object store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +88,7 @@ impl FromStr for ObjectUri {
         let service = ObjectService::ALL.into_iter().find(|service| text.starts_with(service.scheme()));
         let service = service.ok_or(OBJECT_URI_ACCEPTED)?;
         let place = &text[service.scheme().len()..];
+        let place = place.strip_suffix('/').unwrap_or(place);
         let (bucket, prefix) = place.split_once('/').map_or((place, None), |(bucket, prefix)| (bucket, Some(prefix)));
         if !is_bucket(bucket) || !prefix.is_none_or(|prefix| prefix.split('/').all(is_part)) {
             return Err(OBJECT_URI_ACCEPTED);
@@ -145,6 +146,13 @@ mod tests {
     }
 
     #[test]
+    fn a_slash_at_the_end_changes_nothing() {
+        for (text, plain) in [("s3://models/", "s3://models"), ("az://models/team/run/", "az://models/team/run")] {
+            assert_eq!(text.parse::<ObjectUri>().map(|uri| uri.to_string()), Ok(plain.to_owned()));
+        }
+    }
+
+    #[test]
     fn what_is_no_place_is_told_with_an_example() {
         for text in [
             "s3://",
@@ -152,8 +160,9 @@ mod tests {
             "s3://ab",
             "s3://-abc",
             "s3://Models",
-            "s3://models/",
+            "s3://models//",
             "s3://models//a",
+            "s3://models/a//",
             "s3://models/../a",
             "s3://models/.",
             "s3://models/a b",

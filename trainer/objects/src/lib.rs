@@ -6,6 +6,7 @@
 
 mod problem;
 mod service;
+mod variables;
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +30,10 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::problem::{Attempt, Cause};
+use crate::{
+    problem::{Attempt, CREATING, Cause},
+    service::Unusable,
+};
 
 /// How long is waited, and how long tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +61,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A job's place in a bucket.
 pub struct Bucket {
     uri: ObjectUri,
+    home: Home,
     /// As the trait gives it.
     shown: String,
     store: Arc<dyn ObjectStore>,
@@ -66,31 +71,58 @@ pub struct Bucket {
     worked: AtomicBool,
 }
 
+/// Whose environment the variables come from: that decides how new ones get there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// A pod's, from its job's template.
+    Pod,
+    /// That of `lockstep run`, which its processes inherit.
+    Run,
+    /// A command's, which ends soon.
+    Command,
+}
+
 /// Opens a place with endpoint and credentials from this process's environment. Nothing is sent yet.
 ///
 /// # Errors
 /// A variable that is missing or wrong.
-pub fn open(uri: &ObjectUri) -> Result<Arc<dyn Objects>, ObjectsError> {
-    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    let variables: Vec<_> = env::vars_os().filter_map(text).collect();
-    Ok(Arc::new(Bucket::open(uri, &variables, Limits::default())?))
+pub fn open(uri: &ObjectUri, home: Home) -> Result<Arc<dyn Objects>, ObjectsError> {
+    let bucket = Bucket::open(uri, &environment(), Limits::default())?;
+    Ok(Arc::new(Bucket { home, ..bucket }))
+}
+
+/// Reads endpoint and credentials from this process's environment, and drops them.
+///
+/// # Errors
+/// A variable that is missing or wrong.
+pub fn check(uri: &ObjectUri) -> Result<(), ObjectsError> {
+    Bucket::open(uri, &environment(), Limits::default()).map(drop)
+}
+
+/// What is no text keeps a mark where it is none, and is refused by name if it is needed.
+fn environment() -> Vec<(String, String)> {
+    env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+        .collect()
 }
 
 impl Bucket {
-    /// Opens a place with endpoint and credentials from these variables. Nothing is sent yet.
+    /// Opens a place with endpoint and credentials from these variables, as in a pod. Nothing is sent yet.
     ///
     /// # Errors
     /// A variable that is missing or wrong.
     pub fn open(uri: &ObjectUri, variables: &[(String, String)], limits: Limits) -> Result<Self, ObjectsError> {
-        let store = service::connect(uri, variables)
-            .map_err(|error| ObjectsError::lasting(problem::of_setting(uri, &error)))?;
+        let store = service::connect(uri, variables).map_err(|unusable| {
+            ObjectsError::lasting(match unusable {
+                Unusable::Variable(wrong) => wrong.to_string(),
+                Unusable::Settings(error) => problem::of_setting(uri, &error),
+            })
+        })?;
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime =
             runtime.map_err(|error| ObjectsError::passing(format!("{uri}: starting the runtime: {error}")))?;
         let worked = AtomicBool::new(false);
-        Ok(Self { uri: uri.clone(), shown: uri.to_string(), store, runtime, limits, worked })
+        Ok(Self { uri: uri.clone(), home: Home::Pod, shown: uri.to_string(), store, runtime, limits, worked })
     }
 
     fn path(&self, key: &str) -> Path {
@@ -111,7 +143,7 @@ impl Bucket {
         let patience = self.limits.request + Duration::from_secs(bytes / LEAST_BYTES_PER_SECOND);
         let attempt = |tries, begun: Instant| {
             let worked = self.worked.load(Ordering::Relaxed);
-            Attempt { uri: &self.uri, verb, key, tries, lasted: begun.elapsed(), worked }
+            Attempt { uri: &self.uri, home: self.home, verb, key, tries, lasted: begun.elapsed(), worked }
         };
         self.runtime.block_on(async {
             let begun = Instant::now();
@@ -158,7 +190,7 @@ impl Objects for Bucket {
 
     fn create(&self, key: &str, bytes: Vec<u8>) -> Result<Created, ObjectsError> {
         let (path, length, payload) = (self.path(key), bytes.len() as u64, PutPayload::from(bytes));
-        self.attempt("creating", key, length, async || {
+        self.attempt(CREATING, key, length, async || {
             let options = PutOptions::from(PutMode::Create);
             match self.store.put_opts(&path, payload.clone(), options).await {
                 Ok(_) => Ok(Created::Now),

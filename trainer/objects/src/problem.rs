@@ -6,14 +6,20 @@ use lockstep_checkpoint::ObjectsError;
 use lockstep_launch::{ObjectService, ObjectUri};
 use object_store::Error;
 
+use crate::Home;
+
 /// Where a machine of a cloud asks for credentials when the environment has none.
 const METADATA_SERVICE: &str = "169.254.169.254";
 /// Characters of an answer that are passed on.
 const MOST_SAID: usize = 300;
 
+/// The verb of what makes an object only if there is none.
+pub(crate) const CREATING: &str = "creating";
+
 /// What was tried.
 pub(crate) struct Attempt<'a> {
     pub(crate) uri: &'a ObjectUri,
+    pub(crate) home: Home,
     pub(crate) verb: &'static str,
     pub(crate) key: &'a str,
     pub(crate) tries: u32,
@@ -28,6 +34,14 @@ pub(crate) enum Cause {
     NoBucket(String),
     NoCredentials(String),
     Denied(String),
+    /// The clocks of this host and of the store differ by more than signatures allow.
+    Clock(String),
+    /// The quota, or the store's disks, are used up.
+    Full(String),
+    /// The store has no such request.
+    Unsupported(String),
+    /// Nobody whom this host trusts vouches for the store's certificate.
+    Untrusted(String),
     /// The store understands the request, and will not do it however often it is asked.
     Refused(String),
     /// Nobody was reached.
@@ -45,7 +59,15 @@ impl Cause {
         if text.contains(METADATA_SERVICE) || text.contains("metadata.google.internal") {
             return Self::NoCredentials(said);
         }
+        if is_of_clock(&text) {
+            let theirs = between(&text, "ServerTime").map(|time| format!("; the store's clock says {time}"));
+            return Self::Clock(said + &theirs.unwrap_or_default());
+        }
+        if text.contains("invalid peer certificate") {
+            return Self::Untrusted(said);
+        }
         match code(&text) {
+            Some(code) if is_of_room(code) => return Self::Full(said),
             // S3 says so with 400.
             Some("RequestTimeout" | "IncompleteBody" | "Throttling" | "SlowDown") => return Self::Failed(said),
             Some("ExpiredToken" | "InvalidToken") => return Self::Denied(said),
@@ -60,11 +82,10 @@ impl Cause {
             (Error::PermissionDenied { .. } | Error::Unauthenticated { .. }, _) | (_, Some(401 | 403)) => {
                 Self::Denied(said)
             }
-            (Error::NotSupported { .. } | Error::NotImplemented { .. } | Error::InvalidPath { .. }, _) => {
-                Self::Refused(said)
-            }
+            (Error::NotSupported { .. } | Error::InvalidPath { .. }, _) => Self::Refused(said),
             (_, Some(408 | 409 | 412 | 429)) => Self::Failed(said),
-            (_, Some(501)) => Self::Refused(said),
+            (Error::NotImplemented { .. }, _) | (_, Some(501)) => Self::Unsupported(said),
+            (_, Some(507)) => Self::Full(said),
             (_, Some(300..=499)) => Self::Refused(said),
             _ if ["redirect without LOCATION", "builder error"].iter().any(|word| text.contains(word)) => {
                 Self::Refused(said)
@@ -78,13 +99,19 @@ impl Cause {
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::NoBucket(_) | Self::NoCredentials(_) | Self::Denied(_) | Self::Refused(_) => false,
-            Self::Unreachable(_) | Self::Slow(_) | Self::Failed(_) => true,
+            Self::Unsupported(_) | Self::Untrusted(_) => false,
+            Self::Clock(_) | Self::Full(_) | Self::Unreachable(_) | Self::Slow(_) | Self::Failed(_) => true,
         }
     }
 
-    /// Whether it is worth to try the same again at once. A machine that has just started may know its credentials a little later.
+    /// Whether it is worth trying the same again at once. A machine that has just started may know its credentials a
+    /// little later; a clock or a quota takes a person.
     pub(crate) fn may_pass_soon(&self) -> bool {
-        self.is_passing() || matches!(self, Self::NoCredentials(_))
+        match self {
+            Self::NoCredentials(_) => true,
+            Self::Clock(_) | Self::Full(_) => false,
+            _ => self.is_passing(),
+        }
     }
 }
 
@@ -94,6 +121,10 @@ impl fmt::Display for Cause {
             Self::NoBucket(said) => write!(f, "the bucket does not exist ({said})"),
             Self::NoCredentials(said) => write!(f, "there are no credentials ({said})"),
             Self::Denied(said) => write!(f, "access denied ({said})"),
+            Self::Clock(said) => write!(f, "this host's clock is wrong ({said})"),
+            Self::Full(said) => write!(f, "no room is left ({said})"),
+            Self::Unsupported(said) => write!(f, "the store cannot do that ({said})"),
+            Self::Untrusted(said) => write!(f, "the store's certificate is not trusted ({said})"),
             Self::Refused(said) => write!(f, "refused ({said})"),
             Self::Unreachable(said) => write!(f, "the store cannot be reached ({said})"),
             Self::Slow(waited) => write!(f, "no answer within {} s", waited.as_secs_f64()),
@@ -105,7 +136,7 @@ impl fmt::Display for Cause {
 impl Attempt<'_> {
     /// What to say in the end.
     pub(crate) fn ended(&self, cause: &Cause) -> ObjectsError {
-        let Self { uri, verb, key, tries, lasted, worked } = self;
+        let Self { uri, home, verb, key, tries, lasted, worked } = self;
         let variables = variables(uri.service());
         let advice = match cause {
             Cause::NoBucket(_) => "make it, or set spec.checkpoint.uri to one that exists".to_owned(),
@@ -115,12 +146,20 @@ impl Attempt<'_> {
             Cause::Denied(_) => format!(
                 "see that {} are right and may read, write, list and delete objects there{}",
                 variables.credentials,
-                if *worked {
-                    "; a worker keeps those that it began with: delete the pods one by one once they are right"
-                } else {
-                    ""
-                }
+                if *worked { how_to_renew(*home) } else { "" }
             ),
+            Cause::Clock(_) => "set the clock of this host, for example by NTP".to_owned(),
+            Cause::Full(_) => {
+                "raise the quota, or make room: `lockstep checkpoints prune`, a lower spec.checkpoint.keepLast"
+                    .to_owned()
+            }
+            Cause::Unsupported(_) if *verb == CREATING => {
+                "checkpoints need a store that knows `If-None-Match: *`, as S3, R2, MinIO and versitygw do".to_owned()
+            }
+            Cause::Unsupported(_) => "checkpoints need a store that does this: update it, or choose another".to_owned(),
+            Cause::Untrusted(_) => {
+                format!("let SSL_CERT_FILE name the authorities of the store, or check {}", variables.endpoint)
+            }
             Cause::Refused(_) => format!("check spec.checkpoint.uri and {}", variables.endpoint),
             Cause::Unreachable(_) => format!("check {} and the network", variables.endpoint),
             Cause::Slow(_) | Cause::Failed(_) => "check the object store and the network".to_owned(),
@@ -133,6 +172,26 @@ impl Attempt<'_> {
         // What worked before was changed meanwhile, as credentials are: another process finds out.
         if *worked || cause.is_passing() { ObjectsError::passing(problem) } else { ObjectsError::lasting(problem) }
     }
+}
+
+/// How a process gets the credentials that are right now.
+const fn how_to_renew(home: Home) -> &'static str {
+    match home {
+        Home::Pod => "; a worker keeps those that it began with: delete the pods one by one once they are right",
+        Home::Run => "; a run keeps those that it began with: stop it with Ctrl-C, and continue it with the right ones",
+        Home::Command => "",
+    }
+}
+
+/// Whether an answer blames the time that a request was signed with, or a certificate's.
+fn is_of_clock(text: &str) -> bool {
+    let codes = ["RequestTimeTooSkewed", "RequestInTheFuture", "RequestExpired"];
+    let words = ["Request date header too old", "Check your iat and exp values", "certificate not valid yet"];
+    code(text).is_some_and(|code| codes.contains(&code)) || words.iter().any(|word| text.contains(word))
+}
+
+fn is_of_room(code: &str) -> bool {
+    matches!(code, "QuotaExceeded" | "XMinioAdminBucketQuotaExceeded" | "XMinioStorageFull" | "InsufficientCapacity")
 }
 
 /// The absence of an object, unless something else is missing.
@@ -253,15 +312,41 @@ mod tests {
         assert!(!Cause::of(longer).is_passing(), "it will not be shorter the next time");
     }
 
-    #[test]
-    fn who_is_denied_what_worked_before_is_told_that_new_credentials_need_a_new_process() {
+    fn told(home: Home, verb: &'static str, worked: bool, cause: &Cause) -> String {
         let uri: ObjectUri = "s3://bucket/job".parse().expect("a URI");
-        let told = |worked| {
-            let attempt = Attempt { uri: &uri, verb: "writing", key: "k", tries: 1, lasted: Duration::ZERO, worked };
-            attempt.ended(&Cause::Denied("ExpiredToken".to_owned())).to_string()
+        let attempt = Attempt { uri: &uri, home, verb, key: "k", tries: 1, lasted: Duration::ZERO, worked };
+        attempt.ended(cause).to_string()
+    }
+
+    #[test]
+    fn who_is_denied_what_worked_before_is_told_how_this_process_gets_new_credentials() {
+        let told = |home, worked| told(home, "writing", worked, &Cause::Denied("ExpiredToken".to_owned()));
+        assert!(told(Home::Pod, true).contains("delete the pods"), "{}", told(Home::Pod, true));
+        assert!(told(Home::Run, true).contains("stop it with Ctrl-C"), "{}", told(Home::Run, true));
+        for (home, worked) in [(Home::Run, true), (Home::Command, true), (Home::Pod, false), (Home::Run, false)] {
+            assert!(!told(home, worked).contains("pods"), "{}", told(home, worked));
+        }
+    }
+
+    #[test]
+    fn advice_fits_its_cause() {
+        let answer = |status: &str, code: &str| {
+            let body =
+                format!("<Error><Code>{code}</Code><Message>m</Message><ServerTime>2026-11-22</ServerTime></Error>");
+            failed(&format!("Server returned non-2xx status code: {status}: {body}"))
         };
-        assert!(told(true).contains("keeps those that it began with"), "{}", told(true));
-        assert!(!told(false).contains("keeps those that it began with"), "{}", told(false));
+        for (error, verb, wanted, unwanted) in [
+            (answer("403 Forbidden", "RequestTimeTooSkewed"), "writing", "clock of this host", "AWS_ACCESS_KEY_ID"),
+            (answer("403 Forbidden", "RequestTimeTooSkewed"), "writing", "store's clock says 2026-11-22", "AWS_"),
+            (answer("403 Forbidden", "QuotaExceeded"), "writing", "raise the quota", "AWS_ACCESS_KEY_ID"),
+            (answer("501 Not Implemented", "NotImplemented"), CREATING, "`If-None-Match: *`", "AWS_REGION"),
+            (answer("501 Not Implemented", "NotImplemented"), "deleting", "choose another", "AWS_REGION"),
+            (failed("(Connect): invalid peer certificate: UnknownIssuer"), "reading", "SSL_CERT_FILE", "the network"),
+            (answer("403 Forbidden", "InvalidAccessKeyId"), "reading", "AWS_ACCESS_KEY_ID", "clock"),
+        ] {
+            let said = told(Home::Run, verb, false, &Cause::of(error));
+            assert!(said.contains(wanted) && !said.contains(unwanted), "{said}");
+        }
     }
 
     #[test]

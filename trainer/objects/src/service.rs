@@ -1,50 +1,56 @@
 //! The store that a URI and the environment name.
 
-use std::{str::FromStr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use lockstep_launch::{ObjectService, ObjectUri};
 use object_store::{
-    ClientOptions, ObjectStore, Result, RetryConfig,
-    aws::{AmazonS3Builder, AmazonS3ConfigKey},
-    azure::{AzureConfigKey, MicrosoftAzureBuilder},
-    gcp::{GoogleCloudStorageBuilder, GoogleConfigKey},
+    ClientOptions, ObjectStore, RetryConfig, aws::AmazonS3Builder, azure::MicrosoftAzureBuilder,
+    gcp::GoogleCloudStorageBuilder,
 };
+
+use crate::variables::{WrongVariable, settings};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Nothing looks after a connection while nobody waits for an answer, so that it may have been closed on the way.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Why there is no store to ask.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    #[error(transparent)]
+    Variable(#[from] WrongVariable),
+    /// By the client library, which names no variable.
+    #[error(transparent)]
+    Settings(#[from] object_store::Error),
+}
+
 /// The store, with what these variables say of it.
-pub(crate) fn connect(uri: &ObjectUri, variables: &[(String, String)]) -> Result<Arc<dyn ObjectStore>> {
+///
+/// # Errors
+/// A variable, or several together, that cannot be used.
+pub(crate) fn connect(uri: &ObjectUri, variables: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, Unusable> {
     // Another library may have been faster, with the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Ok(match uri.service() {
         ObjectService::S3 => {
             let builder = AmazonS3Builder::new().with_client_options(client()).with_retry(once());
-            let builder = settings("AWS_", variables)
-                .fold(builder, |builder, (key, value): (AmazonS3ConfigKey, _)| builder.with_config(key, value));
+            let settings = settings(uri.service(), variables)?.into_iter();
+            let builder = settings.fold(builder, |builder, (key, value)| builder.with_config(key, value));
             Arc::new(builder.with_bucket_name(uri.bucket()).build()?)
         }
         ObjectService::GoogleCloud => {
             let builder = GoogleCloudStorageBuilder::new().with_client_options(client()).with_retry(once());
-            let builder = settings("GOOGLE_", variables)
-                .fold(builder, |builder, (key, value): (GoogleConfigKey, _)| builder.with_config(key, value));
+            let settings = settings(uri.service(), variables)?.into_iter();
+            let builder = settings.fold(builder, |builder, (key, value)| builder.with_config(key, value));
             Arc::new(builder.with_bucket_name(uri.bucket()).build()?)
         }
         ObjectService::Azure => {
             let builder = MicrosoftAzureBuilder::new().with_client_options(client()).with_retry(once());
-            let builder = settings("AZURE_", variables)
-                .fold(builder, |builder, (key, value): (AzureConfigKey, _)| builder.with_config(key, value));
+            let settings = settings(uri.service(), variables)?.into_iter();
+            let builder = settings.fold(builder, |builder, (key, value)| builder.with_config(key, value));
             Arc::new(builder.with_container_name(uri.bucket()).build()?)
         }
     })
-}
-
-fn settings<K: FromStr>(prefix: &'static str, variables: &[(String, String)]) -> impl Iterator<Item = (K, String)> {
-    variables
-        .iter()
-        .filter(move |(name, value)| name.starts_with(prefix) && !value.is_empty())
-        .filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value.clone())))
 }
 
 fn client() -> ClientOptions {
@@ -64,7 +70,7 @@ fn once() -> RetryConfig {
 mod tests {
     use super::*;
 
-    fn connected(uri: &str, variables: &[(&str, &str)]) -> Result<Arc<dyn ObjectStore>> {
+    fn connected(uri: &str, variables: &[(&str, &str)]) -> Result<Arc<dyn ObjectStore>, Unusable> {
         let variables: Vec<_> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         connect(&uri.parse().expect("a place"), &variables)

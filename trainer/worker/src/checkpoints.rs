@@ -13,6 +13,7 @@ use lockstep_checkpoint::{
     Checkpoint, CheckpointError, Description, Folder, Listed, OwnedTensor, Tensor, Tensors, export_model,
 };
 use lockstep_launch::ObjectUri;
+use lockstep_objects::Home;
 use serde_json::{Value, json};
 
 use crate::storage::open_objects;
@@ -115,7 +116,7 @@ impl Place {
             return Ok(Folder::open_existing(&self.folder)?);
         };
         let place = uri.parse().map_err(|accepted| Problem::NoPlace { uri: uri.to_owned(), accepted })?;
-        Ok(Folder::open_existing_bucket(open_objects(&place)?)?)
+        Ok(Folder::open_existing_bucket(open_objects(&place, Home::Command)?)?)
     }
 }
 

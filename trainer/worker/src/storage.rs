@@ -15,8 +15,9 @@ use lockstep_checkpoint::{
     Tensor,
 };
 use lockstep_elastic::Digest;
-use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, Workload};
+use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, Store, Workload};
 use lockstep_nn::{Cpu, Replica};
+use lockstep_objects::Home;
 use tracing::warn;
 
 use crate::{failure::Failure, stored::told_of};
@@ -50,7 +51,7 @@ impl Storage {
         }
         let folder = told_of(&uri, || match &launch.objects {
             None => Folder::open(&output),
-            Some(place) => open_objects(place).and_then(Folder::open_bucket),
+            Some(place) => open_objects(place, home(launch)).and_then(Folder::open_bucket),
         });
         let folder = folder.map_err(|error| refused(&uri, &error))?;
         let keep_last = NonZeroU32::new(workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
@@ -241,8 +242,21 @@ fn refused(uri: &str, error: &CheckpointError) -> Failure {
 }
 
 /// The place in an object store.
-pub(crate) fn open_objects(place: &ObjectUri) -> Result<Arc<dyn Objects>, CheckpointError> {
-    Ok(lockstep_objects::open(place)?)
+pub(crate) fn open_objects(place: &ObjectUri, home: Home) -> Result<Arc<dyn Objects>, CheckpointError> {
+    Ok(lockstep_objects::open(place, home)?)
+}
+
+/// Checks what the environment says of the job's object store, if it has one: before anything that takes long.
+pub(crate) fn check_variables(launch: &Launch) -> Result<(), Failure> {
+    let Some(place) = &launch.objects else { return Ok(()) };
+    lockstep_objects::check(place).map_err(|error| refused(&place.to_string(), &CheckpointError::from(error)))
+}
+
+fn home(launch: &Launch) -> Home {
+    match launch.store {
+        Store::Kubernetes => Home::Pod,
+        Store::File(_) => Home::Run,
+    }
 }
 
 fn uri_of(path: &Path) -> String {

@@ -34,7 +34,7 @@ use crate::{
     serve::{self, Ready},
     shared_storage,
     signals::Stop,
-    storage::Storage,
+    storage::{self, Storage},
     stored::{told_of, until_stored},
     trainee::Trainee,
     training::{Rank, Recipe, Slice},
@@ -57,6 +57,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
 
     match &launch.task {
         Task::Train(workload) => {
+            storage::check_variables(launch)?;
             let dataset = model::dataset(workload)?;
             let network = model::network(&workload.model, &dataset)?;
             let data = Digest::from_bytes(dataset.fingerprint());
