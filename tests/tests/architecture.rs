@@ -121,3 +121,16 @@ fn what_must_stay_out_of_a_crate_is_not_linked_into_it() {
         }
     }
 }
+
+#[test]
+fn programs_name_no_folder_of_the_machine_that_built_them() {
+    let config = fs::read_to_string(root().join(".cargo/config.toml")).expect("the configuration of cargo");
+    assert!(config.contains("rustc-wrapper = \".cargo/rustc\""), "{config}");
+    let told = Command::new(root().join(".cargo/rustc"))
+        .args(["echo", "main.rs"])
+        .env("CARGO_HOME", "/home/builder/cargo")
+        .output()
+        .expect("the wrapper starts");
+    let called = String::from_utf8_lossy(&told.stdout).trim().to_owned();
+    assert_eq!(called, "main.rs --remap-path-prefix /home/builder/cargo/registry/src=registry");
+}
