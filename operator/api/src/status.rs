@@ -294,6 +294,9 @@ pub struct LastFailure {
     /// Why, for people, in the trainer's own words where it left any.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// The last lines of its log, where it left no word of its own: the pod may be gone.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub log: String,
     /// When the operator saw it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,

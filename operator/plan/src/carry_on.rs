@@ -76,7 +76,7 @@ pub(crate) fn take_lost_coordinator_away(present: &[&PodSeen], pulse: Pulse, pla
             continue;
         }
         if pod.stuck_at.is_none() {
-            plan.events.push(Note::coordinator_lost(last_failure(pod, reason, now)));
+            plan.events.push(Note::coordinator_lost(&last_failure(pod, reason, now)));
         }
         plan.delete.extend(deletion(pod, now));
     }

@@ -4,7 +4,9 @@ use jiff::{SignedDuration, Timestamp};
 use lockstep_api::{LastFailure, TrainingJobStatus, ValidJob};
 use lockstep_launch::{Ending, Exit};
 
-use crate::{Ended, PodSeen, PodState, Role, phase::STANDSTILL_SECONDS, pod_name, status::reported_at};
+use crate::{
+    Ended, PodSeen, PodState, Role, last_words::cause, phase::STANDSTILL_SECONDS, pod_name, status::reported_at,
+};
 
 /// The reason of a failure after which the worker asked to be started again: something that it needs was not there, or its group broke.
 pub(crate) const RETRY: &str = "Retry";
@@ -27,6 +29,12 @@ const FINDING_SECONDS: i64 = 30;
 
 /// Why the kubelet itself refuses or ends a pod for what its template says: another node would do the same.
 const OWN_FAULTS: [&str; 3] = ["AppArmor", "DeadlineExceeded", "SysctlForbidden"];
+
+/// Kubernetes' word for a container that the kernel killed.
+const OUT_OF_MEMORY: &str = "OOMKilled";
+/// What to say of one that left no word of what it needs.
+const NO_MEMORY: &str =
+    "the kernel killed it for want of memory; raise resources.limits.memory of its container in spec.template";
 
 /// What the pods of an attempt amount to.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,8 +118,10 @@ pub(crate) fn verdict(
     let refused = |end: &End| *end == End::Refused;
     // Another one may do better than one that never held the state: training goes on meanwhile.
     let is_held = is_held(pods);
-    let worker = ends.iter().find(|(_, _, end)| !is_held && refused(end)).map(|(_, pod, _)| *pod);
-    if let Some(pod) = of_coordinator.as_ref().filter(|(_, end)| refused(end)).map(|(pod, _)| *pod).or(worker) {
+    let workers_refused = ends.iter().filter(|(_, _, end)| !is_held && refused(end)).map(|(_, pod, _)| *pod);
+    let coordinator_refused = of_coordinator.as_ref().filter(|(_, end)| refused(end)).map(|(pod, _)| *pod);
+    // The first is the cause. A coordinator that ends in the same second repeats what a worker told it.
+    if let Some(pod) = workers_refused.chain(coordinator_refused).min_by_key(|pod| ended_at(pod)) {
         return Verdict::Refused(last_failure(pod, "Refused", now));
     }
     if let Some((pod, End::Done)) = &of_coordinator {
@@ -390,13 +400,18 @@ pub(crate) fn last_failure(pod: &PodSeen, reason: &str, now: Timestamp) -> LastF
     let said = pod.ending().map(|ending| ending.message).filter(|message| !message.is_empty());
     // Kubernetes says Error for every code that is not 0; a word of ours says more.
     let better = ended.reason.filter(|reason| !matches!(reason.as_str(), "Error" | "Completed"));
-    let raw = if Ending::from_line(&ended.message).is_some() { String::new() } else { ended.message };
+    let log = if Ending::from_line(&ended.message).is_some() { String::new() } else { ended.message };
+    let memory = || (better.as_deref() == Some(OUT_OF_MEMORY)).then(|| NO_MEMORY.to_owned());
+    let message = said.or_else(memory).unwrap_or_else(|| cause(&log));
+    // One line is told already.
+    let log = if log.trim().lines().count() > 1 { log } else { String::new() };
     LastFailure {
         pod: Some(pod.name.clone()),
         node: pod.node.clone(),
         exit_code: ended.code,
         reason: Some(pod.disrupted.clone().or(better).unwrap_or_else(|| reason.to_owned())),
-        message: said.unwrap_or(raw),
+        message,
+        log,
         time: Some(time(now)),
     }
 }

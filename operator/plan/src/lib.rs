@@ -7,6 +7,7 @@ mod egress;
 mod failure;
 mod hindrance;
 mod image;
+mod last_words;
 mod observed;
 mod phase;
 mod pods;

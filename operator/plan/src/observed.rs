@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use lockstep_api::{Reason, TRAINER_CONTAINER, TrainingJobStatus, label};
 use lockstep_launch::{Change, Ending, Progress};
 
-use crate::{ImageSeen, waiting};
+use crate::{ImageSeen, last_words::cause, waiting};
 
 /// Longest message of Kubernetes or of a trainer that is kept, in characters.
 const MAX_MESSAGE: usize = 1000;
@@ -276,11 +276,11 @@ fn ended_before_the_trainer(status: &PodStatus) -> Ended {
             code: Some(1),
             reason: terminated.reason.clone(),
             message: clip(&format!(
-                "init container {} (image {}) exited with {}: {}",
+                "init container {} (image {}) exited with {}{}",
                 init.name,
                 init.image,
                 terminated.exit_code,
-                terminated.message.as_deref().unwrap_or("see its log")
+                terminated.message.as_deref().map(cause).map(|cause| format!(": {cause}")).unwrap_or_default()
             )),
             at: terminated.finished_at.as_ref().map(|time| time.0),
             ran: None,

@@ -283,7 +283,10 @@ fn laggard(job: &ValidJob, status: &TrainingJobStatus, seen: &Observed, present:
         None => format!("pod {name} does not exist; see the events of the job"),
         Some(PodState::Pending(_)) => format!("pod {name} does not run; see its events"),
         Some(PodState::Running | PodState::Ended(_)) => {
-            format!("pod {name} runs but has not joined the group; see its log")
+            format!(
+                "pod {name} runs but has not joined the group; to keep its log for `kubectl logs`, run the job again with \
+                 cleanPodPolicy: None"
+            )
         }
     }
 }

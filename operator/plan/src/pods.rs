@@ -96,6 +96,7 @@ pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32)
         // them.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".to_owned());
     }
+    read_last_words(&mut spec);
     // Starting again is a decision about all pods at once.
     spec.restart_policy = Some("Never".to_owned());
     restrict(&mut spec);
@@ -204,6 +205,13 @@ fn mount_run(spec: &mut PodSpec, trainer: &mut Container) {
     let mounts = trainer.volume_mounts.get_or_insert_default();
     mounts.retain(|mount| mount.name != RUN_VOLUME && mount.mount_path != RUN);
     mounts.push(VolumeMount { name: RUN_VOLUME.to_owned(), mount_path: RUN.to_owned(), ..VolumeMount::default() });
+}
+
+/// Whatever fails has its last lines read: they are all that is left of it once its pod is gone.
+fn read_last_words(spec: &mut PodSpec) {
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        container.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".to_owned());
+    }
 }
 
 fn take_trainer(spec: &mut PodSpec) -> Container {

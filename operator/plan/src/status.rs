@@ -51,11 +51,9 @@ impl Note {
         Self::warning("WorkerLost", told(failure))
     }
 
-    /// What it said last tells why it ended, its log before that does not.
-    pub(crate) fn coordinator_lost(failure: LastFailure) -> Self {
+    pub(crate) fn coordinator_lost(failure: &LastFailure) -> Self {
         let pod = failure.pod.clone().unwrap_or_default();
-        let message = failure.message.lines().next_back().unwrap_or_default().to_owned();
-        let why = told(&LastFailure { message, ..failure });
+        let why = told(failure);
         Self::warning("Restarting", format!("pod {pod} is made anew; training goes on meanwhile. {why}"))
     }
 
@@ -395,7 +393,7 @@ fn duration(seconds: u64) -> String {
 
 /// A failure in one line.
 pub(crate) fn told(failure: &LastFailure) -> String {
-    let LastFailure { pod, node, exit_code, reason, message, time: _ } = failure;
+    let LastFailure { pod, node, exit_code, reason, message, log: _, time: _ } = failure;
     let pod = pod.as_deref().unwrap_or("a pod");
     let node = node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
     let reason = reason.as_deref().unwrap_or("lost");

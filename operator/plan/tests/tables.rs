@@ -5,7 +5,7 @@ mod situations;
 use std::{collections::BTreeSet, fs, path::Path};
 
 use jiff::SignedDuration;
-use lockstep_api::{Phase, ValidJob};
+use lockstep_api::{Phase, TrainingJobStatus, ValidJob};
 use lockstep_launch::{
     BenchmarkReport, Change, CheckpointMark, CollectivesReport, DamagedCheckpoint, Ending, Progress, ShortGrace,
     Straggler,
@@ -106,6 +106,38 @@ fn every_event_has_an_answer_in_every_phase() {
     for pair in &pairs {
         assert!(stated.contains(pair.as_str()), "no line for: {pair}");
     }
+}
+
+/// The status after a failure, and the message of its condition Failed.
+fn failed(situation: &str) -> (TrainingJobStatus, String) {
+    let (job, seen) = situations::read(situation);
+    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let failed = status.conditions.iter().find(|condition| condition.type_ == "Failed").expect("a condition");
+    let told = failed.message.clone();
+    (status, told)
+}
+
+#[test]
+fn a_condition_tells_the_cause_in_one_sentence_and_the_status_keeps_the_log() {
+    let situation = "Running; failures 1; attempt 1; all ready; worker 1 panicked before it could say why";
+    let (status, told) = failed(situation);
+    assert!(told.contains("(exit code 101): panicked: relative URL without a base"), "{told}");
+    assert!(!told.contains('\n') && !told.contains("registry"), "{told}");
+    let log = status.last_failure.expect("a failure").log;
+    assert!(log.contains("serving metrics") && log.contains("panicked at"), "{log}");
+}
+
+#[test]
+fn a_container_that_was_out_of_memory_is_told_which_limit_to_raise() {
+    let (_, told) = failed("Running; failures 1; attempt 1; all ready; worker 1 out of memory");
+    assert!(told.contains("OOMKilled (exit code 137)") && told.contains("resources.limits.memory"), "{told}");
+}
+
+#[test]
+fn of_a_worker_and_a_coordinator_that_refuse_in_the_same_second_the_worker_is_the_cause() {
+    let situation = "Starting; all running; coordinator refused its input; worker 1 refused its input";
+    let (status, told) = failed(situation);
+    assert_eq!(status.last_failure.and_then(|failure| failure.pod).as_deref(), Some("lenet-worker-1"), "{told}");
 }
 
 #[test]

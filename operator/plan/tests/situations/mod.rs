@@ -245,6 +245,12 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         "joining for 60 s" => pod.unready_since = Some(seconds_ago(60)),
         "evicted" => pod.state = ended(None, Some("Evicted"), "The node was low on resource: memory", seconds_ago(1)),
         "out of memory" => pod.state = ended(Some(137), Some("OOMKilled"), "", seconds_ago(1)),
+        "panicked before it could say why" => {
+            let log = "{\"level\":\"INFO\",\"fields\":{\"message\":\"serving metrics\"}}\n\
+                       thread 'main' panicked at /home/x/.cargo/registry/src/i/client-1.0/src/lib.rs:9:5:\n\
+                       relative URL without a base\nnote: run with `RUST_BACKTRACE=1`";
+            pod.state = ended(Some(101), Some("Error"), log, seconds_ago(1));
+        }
         "refused its input" => {
             pod.state = ended(Some(78), Some("Error"), r#"{"message":"read /data: no such folder"}"#, seconds_ago(1));
         }
