@@ -7,6 +7,7 @@ mod devices;
 mod elastic;
 mod faults;
 mod memory;
+mod memory_limit;
 mod metrics;
 mod object_store;
 mod replay;

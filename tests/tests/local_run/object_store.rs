@@ -102,6 +102,20 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
 }
 
 #[test]
+fn an_endpoint_without_a_scheme_fails_the_job_at_once_by_the_variables_name() {
+    let _alone = alone();
+    let variables = [("AWS_ENDPOINT_URL", "minio:9000"), ("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "k")];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let run = Run::with_variables("endpoint", &manifest(1), &["--workers", "1"], variables).finished();
+    let said = run.said();
+    assert_eq!(run.code, Some(1), "{said}");
+    for word in ["AWS_ENDPOINT_URL: `minio:9000` has no scheme", "`http://minio:9000`"] {
+        assert!(said.contains(word), "{said}");
+    }
+    assert!(!said.contains("panicked") && !said.contains("takes its place"), "{said}");
+}
+
+#[test]
 fn a_bucket_that_does_not_exist_fails_the_job_at_once_with_advice() {
     let _alone = alone();
     let scratch = tempfile::tempdir().expect("a scratch folder");

@@ -58,6 +58,10 @@ impl Manifest {
         assert!(self.0.contains(from), "{from} is not in the manifest");
         Self(self.0.replace(from, to))
     }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
 }
 
 /// A run under way or over. Dropping it kills what is left of it.

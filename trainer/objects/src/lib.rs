@@ -107,7 +107,8 @@ fn environment() -> Vec<(String, String)> {
 }
 
 impl Bucket {
-    /// Opens a place with endpoint and credentials from these variables, as in a pod. Nothing is sent yet.
+    /// Opens a place with endpoint and credentials from these variables, as in a pod. Nothing is
+    /// sent yet.
     ///
     /// # Errors
     /// A variable that is missing or wrong.

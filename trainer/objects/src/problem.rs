@@ -104,8 +104,8 @@ impl Cause {
         }
     }
 
-    /// Whether it is worth trying the same again at once. A machine that has just started may know its credentials a
-    /// little later; a clock or a quota takes a person.
+    /// Whether it is worth trying the same again at once. A machine that has just started may know
+    /// its credentials a little later; a clock or a quota takes a person.
     pub(crate) fn may_pass_soon(&self) -> bool {
         match self {
             Self::NoCredentials(_) => true,

@@ -1,6 +1,8 @@
-//! The variables that name endpoint and credentials: each is read and checked once, before the first request.
+//! The variables that name endpoint and credentials: each is read and checked once, before the
+//! first request.
 //!
-//! The client library takes some of them on trust, and panics or sends nonsense later. An error here names the variable.
+//! The client library takes some of them on trust, and panics or sends nonsense later. An error
+//! here names the variable.
 
 use std::{fs::File, str::FromStr};
 

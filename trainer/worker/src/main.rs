@@ -18,10 +18,12 @@ mod gradients;
 mod journal;
 mod kubernetes_store;
 mod member;
+mod memory;
 mod metrics;
 mod model;
 mod networks;
 mod numbers;
+mod panics;
 mod reporter;
 mod saving;
 mod serve;
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
             return ExitCode::from(Exit::Fatal.code());
         }
     };
+    panics::leave_at(launch.ending.clone());
     let (exit, ending) = match run(&role, &launch, replay.as_ref()) {
         Ok(ending) => (Exit::Done, ending),
         Err(failure) => {

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, Once},
     time::{Duration, Instant},
 };
 
@@ -26,6 +26,7 @@ use crate::{
     follow::until_let_in,
     journal::Turn,
     member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
+    memory,
     metrics::Metrics,
     model,
     numbers::slots,
@@ -60,6 +61,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
             storage::check_variables(launch)?;
             let dataset = model::dataset(workload)?;
             let network = model::network(&workload.model, &dataset)?;
+            memory::check(launch, workload, &network, &dataset)?;
             let data = Digest::from_bytes(dataset.fingerprint());
             let storage = Storage::open(launch, workload, data)?;
             let shards = MIN_SHARDS.max(launch.elastic.max_replicas);
@@ -80,6 +82,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
                 storage: &storage,
                 train: Arc::new(train),
                 held_out: Arc::new(evaluation),
+                first_step: Once::new(),
             };
             let mut saver = None;
             let ended = member.work(|| {
@@ -162,6 +165,8 @@ struct Run<'a> {
     storage: &'a Storage,
     train: Arc<Samples>,
     held_out: Arc<Samples>,
+    /// Of this process.
+    first_step: Once,
 }
 
 impl Run<'_> {
@@ -363,6 +368,7 @@ impl Run<'_> {
         rank.expect_first_step();
         while rank.step() < last {
             let done = rank.advance(saver.word(reporter.is_some()))?;
+            self.first_step.call_once(|| memory::has_fit(self.member.launch));
             let ends_epoch = rank.step().is_multiple_of(recipe.steps_per_epoch);
             let agrees_anew = rank.has_seen_enough();
             let newest = if ends_epoch || agrees_anew { rank.settle()? } else { None };

@@ -252,7 +252,9 @@ impl Session {
 
     fn failure(&self, heard: &Heard, failed: &Failed) -> String {
         let Failed { role, end, why, message } = failed;
-        let said = heard.ending.as_ref().map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
+        // What the coordinator said last explains its own end alone.
+        let of_coordinator = heard.ending.as_ref().filter(|_| *role == Role::Coordinator);
+        let said = of_coordinator.map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
         let told = message.clone().or(said);
         let what = told.map_or_else(|| format!("{role} {end}"), |message| format!("{role} {end}: {message}"));
         let log = self.folder.log(*role);

@@ -31,6 +31,21 @@ pub(crate) enum End {
     Crash(i32),
     /// Killed by this signal.
     Signal(i32),
+    /// Killed by the kernel for want of memory.
+    OutOfMemory,
+}
+
+/// The one of several ends, in the order in which they were seen, that explains the others. A
+/// process that cannot go on for now may have lost one that crashed, and be seen to end before it.
+pub(crate) fn first_cause<T>(ends: Vec<T>, end: impl Fn(&T) -> End) -> Option<T> {
+    let follows = |end: End| match end {
+        End::Crash(_) | End::OutOfMemory | End::Exit(Exit::Fatal) => 0,
+        End::Signal(_) => 1,
+        End::Exit(Exit::Retry) => 2,
+        End::Exit(Exit::Drained | Exit::Done) => 3,
+    };
+    // Of equal ones the first is taken.
+    ends.into_iter().min_by_key(|ended| follows(end(ended)))
 }
 
 /// What follows.
@@ -102,6 +117,8 @@ pub(crate) struct Restarts {
     awaited: u32,
     /// Of these, how often without a step since.
     stood: u32,
+    /// Whether a step was done since the last incident began.
+    stepped: bool,
     /// Who has ended in the newest incident.
     incident: Vec<Role>,
 }
@@ -109,7 +126,7 @@ pub(crate) struct Restarts {
 impl Restarts {
     /// A step was done: what others did to the job is behind it.
     pub(crate) fn progressed(&mut self) {
-        (self.fruitless, self.stood) = (0, 0);
+        (self.fruitless, self.stood, self.stepped) = (0, 0, true);
         self.incident.clear();
     }
 
@@ -137,10 +154,13 @@ impl Restarts {
             _ if wanted == Wanted::No => return Next::Nothing,
             End::Exit(Exit::Drained) => true,
             End::Signal(signal) => FROM_OUTSIDE.contains(&signal),
+            // What did steps before may do them again, once its neighbours leave it the memory.
+            End::OutOfMemory => self.stepped,
             End::Exit(Exit::Retry | Exit::Fatal) | End::Crash(_) => false,
         };
         if self.incident.is_empty() || self.incident.contains(&role) {
             self.incident.clear();
+            self.stepped = false;
             *if from_outside { &mut self.fruitless } else { &mut self.faults } += 1;
         }
         self.incident.push(role);
@@ -179,6 +199,7 @@ impl fmt::Display for End {
             Self::Exit(Exit::Fatal) => f.write_str("cannot go on"),
             Self::Crash(code) => write!(f, "crashed with exit code {code}"),
             Self::Signal(signal) => write!(f, "was killed by signal {signal}"),
+            Self::OutOfMemory => f.write_str("was killed by the kernel, for want of memory"),
         }
     }
 }
@@ -273,6 +294,32 @@ mod tests {
             Next::Fail(Why::Limit(1)),
             "the same process again"
         );
+    }
+
+    #[test]
+    fn one_that_the_kernel_kills_for_want_of_memory_counts_unless_steps_were_done() {
+        let next = |restarts: &mut Restarts| restarts.next(W0, End::OutOfMemory, Wanted::Yes, Holders::Nobody, 1);
+        let mut restarts = Restarts::default();
+        assert!(matches!(next(&mut restarts), Next::Restart { .. }));
+        assert_eq!(next(&mut restarts), Next::Fail(Why::Limit(1)), "a second time without a step");
+        let mut restarts = Restarts::default();
+        for _ in 0..3 {
+            restarts.progressed();
+            assert!(matches!(next(&mut restarts), Next::Restart { .. }), "it did steps before");
+        }
+    }
+
+    #[test]
+    fn the_first_cause_is_one_that_others_follow_from() {
+        for (ends, cause) in [
+            (vec![(W1, RETRY), (W0, CRASH)], W0),
+            (vec![(C, RETRY), (W1, End::OutOfMemory), (W0, CRASH)], W1),
+            (vec![(W0, KILLED), (W1, RETRY)], W0),
+            (vec![(W1, RETRY), (W0, RETRY)], W1),
+            (vec![(C, End::Exit(Exit::Drained)), (W1, End::Exit(Exit::Fatal))], W1),
+        ] {
+            assert_eq!(first_cause(ends.clone(), |(_, end)| *end).map(|(role, _)| role), Some(cause), "{ends:?}");
+        }
     }
 
     #[test]

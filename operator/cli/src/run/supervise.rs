@@ -1,9 +1,11 @@
 //! The processes of a job from the first start to the end of the last: whoever is lost is replaced while the others go on.
 
+mod stop;
+
 use std::{collections::BTreeSet, fs, net::IpAddr, net::Ipv4Addr, time::Duration};
 
 use anyhow::Context;
-use lockstep_launch::{Address, Change, Exit, Job, Launch, Ports, Reached, Store, Task};
+use lockstep_launch::{Address, Change, Exit, Job, Launch, Ports, Reached, Store, Task, out_of_memory_kills};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -58,6 +60,8 @@ struct Supervised<'a> {
     /// Workers that the job shall have: those with the lowest numbers.
     workers: u32,
     restarts: Restarts,
+    /// How often the kernel had killed for want of memory, by what is explained of it.
+    memory_kills: Option<u64>,
     /// Those that were killed here, and have not ended yet.
     struck: Vec<Role>,
     /// Workers that were asked to leave, and when they are killed if they have not.
@@ -97,6 +101,7 @@ impl Session {
             children: Children::start(&self.trainer, processes)?,
             workers,
             restarts: Restarts::default(),
+            memory_kills: out_of_memory_kills(),
             struck: Vec::new(),
             leaving: Vec::new(),
             pending: Vec::new(),
@@ -133,10 +138,9 @@ impl Session {
                                     return Ok(Finish::Complete);
                                 }
                                 heard.ending = before;
-                            } else {
-                                job.end_all(SETTLE, heard, display).await?;
+                                return Ok(finish);
                             }
-                            return Ok(finish);
+                            return Ok(job.settled(finish, heard, display).await?);
                         }
                         if role == Role::Coordinator && end != End::Exit(Exit::Done) {
                             // Why it ended is not why the job may fail later.
@@ -287,6 +291,7 @@ impl Supervised<'_> {
         let leaves = matches!(role, Role::Worker(index) if index >= self.workers);
         let wanted = if leaves || self.finish.is_some() { Wanted::No } else { Wanted::Yes };
         let was_struck = self.struck.contains(&role) && end == End::Signal(Signal::KILL.as_raw());
+        let end = if was_struck { end } else { self.explained(end) };
         self.struck.retain(|struck| *struck != role);
         self.leaving.retain(|(_, leaving)| *leaving != role);
         let belonged = self.members.take(&self.session.member(role));
@@ -311,7 +316,11 @@ impl Supervised<'_> {
             }
             Next::Restart { delay } => {
                 // Whoever was killed has left no reason; one of a process before it may be there.
-                let reason = self.session.message(role).filter(|_| matches!(end, End::Exit(Exit::Retry | Exit::Fatal)));
+                let leaves_reason = match end {
+                    End::Exit(Exit::Retry | Exit::Fatal) | End::Crash(_) | End::OutOfMemory => true,
+                    End::Exit(Exit::Done | Exit::Drained) | End::Signal(_) => false,
+                };
+                let reason = self.session.message(role).filter(|_| leaves_reason);
                 match reason.filter(|reason| self.shown.as_ref() != Some(reason)) {
                     Some(reason) => {
                         display.note(&format!("{role} {end}: {reason}; a new one takes its place"));
@@ -322,7 +331,24 @@ impl Supervised<'_> {
                 self.pending.push((Instant::now() + delay, role));
                 None
             }
-            Next::Fail(why) => Some(Finish::Failed(Failed { role, end, why, message: self.session.message(role) })),
+            Next::Fail(why) => Some(Finish::Failed(self.failed(role, end, why))),
+        }
+    }
+
+    fn failed(&self, role: Role, end: End, why: Why) -> Failed {
+        // What a process leaves beforehand tells of memory.
+        let message = self.session.message(role).filter(|_| !matches!(end, End::Signal(_)));
+        Failed { role, end, why, message }
+    }
+
+    /// A kill by the kernel, where it has killed since for want of memory.
+    fn explained(&mut self, end: End) -> End {
+        match (end, self.memory_kills, out_of_memory_kills()) {
+            (End::Signal(signal), Some(before), Some(now)) if signal == Signal::KILL.as_raw() && now > before => {
+                self.memory_kills = Some(before + 1);
+                End::OutOfMemory
+            }
+            _ => end,
         }
     }
 
@@ -400,75 +426,5 @@ impl Supervised<'_> {
         let workers = || (0..self.workers).map(Role::Worker);
         let absent: Vec<_> = workers().filter(|role| !self.joined.contains(&self.session.member(*role))).collect();
         if absent.is_empty() { std::iter::once(Role::Coordinator).chain(workers()).collect() } else { absent }
-    }
-
-    async fn end_all(&mut self, settle: Duration, heard: &mut Heard, display: &Display) -> anyhow::Result<()> {
-        for happening in self.children.end_all(settle).await? {
-            if let Happening::Said(said) = happening {
-                self.said(said, heard, display);
-            }
-        }
-        Ok(())
-    }
-
-    /// A clean stop: the workers first, because they end with the coordinator's help. A signal kills, once that `was_told`.
-    async fn drain(
-        &mut self,
-        mut was_told: bool,
-        signals: &mut Signals,
-        heard: &mut Heard,
-        display: &Display,
-    ) -> anyhow::Result<()> {
-        display.phase("stopping");
-        self.pending.clear();
-        self.replace_coordinator(Instant::now());
-        self.children.signal_workers(Signal::TERM);
-        let grace_seconds = self.session.grace_seconds();
-        let deadline = Instant::now() + Duration::from_secs(grace_seconds.into());
-        let mut killed = false;
-        let mut coordinator_told = false;
-        while !self.children.is_empty() {
-            if !self.children.has_workers() && !coordinator_told {
-                self.children.signal_all(Signal::TERM);
-                coordinator_told = true;
-            }
-            let start = self.pending.first().map(|(time, _)| *time).filter(|_| !killed && self.children.has_workers());
-            tokio::select! {
-                happening = self.children.next() => {
-                    match happening? {
-                        Happening::Said(said) => self.said(said, heard, display),
-                        Happening::Ended(_, End::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
-                        Happening::Ended(Role::Coordinator, End::Signal(_) | End::Crash(_) | End::Exit(Exit::Retry)) => {
-                            heard.ending = None;
-                            self.replace_coordinator(Instant::now() + LOOK);
-                        }
-                        Happening::Ended(..) => {}
-                    }
-                }
-                () = sleep_until(start.unwrap_or(deadline)), if start.is_some() => self.start_pending(display),
-                _ = signals.next() => {
-                    if was_told {
-                        self.children.signal_all(Signal::KILL);
-                        killed = true;
-                    } else {
-                        display.note(self.session.stopping());
-                        was_told = true;
-                    }
-                }
-                () = sleep_until(deadline), if !killed => {
-                    display.note(&format!("no clean stop within {grace_seconds} s: killing the processes"));
-                    self.children.signal_all(Signal::KILL);
-                    killed = true;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A group that broke saves nothing before another coordinator has formed the next one.
-    fn replace_coordinator(&mut self, time: Instant) {
-        if self.children.has_workers() && !self.children.has(Role::Coordinator) {
-            self.pending = vec![(time, Role::Coordinator)];
-        }
     }
 }

@@ -1,0 +1,130 @@
+//! How the processes of a job come to an end: asked to, or because the job has failed.
+
+use std::time::Duration;
+
+use lockstep_launch::Exit;
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep_until};
+
+use super::{Failed, Finish, LOOK, SETTLE, Supervised};
+use crate::{
+    display::Display,
+    run::{
+        Heard,
+        children::Happening,
+        restart::{End, Role, first_cause},
+        signals::Signals,
+    },
+};
+
+impl Supervised<'_> {
+    /// Ends the others of a job that failed. One of those that end by themselves within moments may
+    /// be the cause.
+    pub(super) async fn settled(
+        &mut self,
+        finish: Finish,
+        heard: &mut Heard,
+        display: &Display,
+    ) -> anyhow::Result<Finish> {
+        let happenings = self.children.end_all(SETTLE).await?;
+        let mut ends = Vec::new();
+        for happening in happenings {
+            match happening {
+                Happening::Said(said) => self.said(said, heard, display),
+                Happening::Ended(role, end) => ends.push((role, self.explained(end))),
+            }
+        }
+        Ok(match finish {
+            Finish::Failed(Failed { role, end, why, message }) => {
+                // Whoever was told to stop only after a while is no cause: it drains, or is killed.
+                let crashed = |end: &End| matches!(end, End::Crash(_) | End::OutOfMemory);
+                let later =
+                    ends.into_iter().filter(|(_, end)| crashed(end)).map(|(role, end)| self.failed(role, end, why));
+                let all = std::iter::once(Failed { role, end, why, message }).chain(later).collect();
+                match first_cause(all, |failed| failed.end) {
+                    Some(failed) => Finish::Failed(failed),
+                    None => unreachable!("at least one has failed"),
+                }
+            }
+            other => other,
+        })
+    }
+
+    pub(super) async fn end_all(
+        &mut self,
+        settle: Duration,
+        heard: &mut Heard,
+        display: &Display,
+    ) -> anyhow::Result<()> {
+        for happening in self.children.end_all(settle).await? {
+            if let Happening::Said(said) = happening {
+                self.said(said, heard, display);
+            }
+        }
+        Ok(())
+    }
+
+    /// A clean stop: the workers first, because they end with the coordinator's help. A signal kills, once that `was_told`.
+    pub(super) async fn drain(
+        &mut self,
+        mut was_told: bool,
+        signals: &mut Signals,
+        heard: &mut Heard,
+        display: &Display,
+    ) -> anyhow::Result<()> {
+        display.phase("stopping");
+        self.pending.clear();
+        self.replace_coordinator(Instant::now());
+        self.children.signal_workers(Signal::TERM);
+        let grace_seconds = self.session.grace_seconds();
+        let deadline = Instant::now() + Duration::from_secs(grace_seconds.into());
+        let mut killed = false;
+        let mut coordinator_told = false;
+        while !self.children.is_empty() {
+            if !self.children.has_workers() && !coordinator_told {
+                self.children.signal_all(Signal::TERM);
+                coordinator_told = true;
+            }
+            let start = self.pending.first().map(|(time, _)| *time).filter(|_| !killed && self.children.has_workers());
+            tokio::select! {
+                happening = self.children.next() => {
+                    match happening? {
+                        Happening::Said(said) => self.said(said, heard, display),
+                        Happening::Ended(_, End::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
+                        Happening::Ended(
+                            Role::Coordinator,
+                            End::Signal(_) | End::OutOfMemory | End::Crash(_) | End::Exit(Exit::Retry),
+                        ) => {
+                            heard.ending = None;
+                            self.replace_coordinator(Instant::now() + LOOK);
+                        }
+                        Happening::Ended(..) => {}
+                    }
+                }
+                () = sleep_until(start.unwrap_or(deadline)), if start.is_some() => self.start_pending(display),
+                _ = signals.next() => {
+                    if was_told {
+                        self.children.signal_all(Signal::KILL);
+                        killed = true;
+                    } else {
+                        display.note(self.session.stopping());
+                        was_told = true;
+                    }
+                }
+                () = sleep_until(deadline), if !killed => {
+                    display.note(&format!("no clean stop within {grace_seconds} s: killing the processes"));
+                    self.children.signal_all(Signal::KILL);
+                    killed = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A group that broke saves nothing before another coordinator has formed the next one.
+    fn replace_coordinator(&mut self, time: Instant) {
+        if self.children.has_workers() && !self.children.has(Role::Coordinator) {
+            self.pending = vec![(time, Role::Coordinator)];
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Whether the model fits into memory, before any of it is allocated: the kernel kills without a
+//! word.
+
+use std::fmt;
+
+use lockstep_data::Dataset;
+use lockstep_launch::{Ending, Launch, MemoryLimit, Store, Workload, in_words};
+use lockstep_nn::Network;
+
+use crate::failure::{Failure, leave};
+
+/// Bytes that a worker needs for its copy of the model and for its samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Needs {
+    weights: u64,
+    gradients: u64,
+    optimizer: u64,
+    activations: u64,
+    samples: u64,
+    /// Workers that have the same memory.
+    workers: u64,
+}
+
+/// Refuses a model that cannot fit. Else leaves what it needs as the ending of a process that is
+/// killed before its first step.
+///
+/// # Errors
+/// Fatal: there is not enough memory for weights, gradients and optimiser.
+pub(crate) fn check(launch: &Launch, workload: &Workload, network: &Network, dataset: &Dataset) -> Result<(), Failure> {
+    let Some(limit) = MemoryLimit::of_this_process() else { return Ok(()) };
+    let in_cluster = launch.store == Store::Kubernetes;
+    let needs = Needs::of(workload, network, dataset, if in_cluster { 1 } else { launch.replicas.into() });
+    let words = format!("{needs}, and may have {limit}; {}", remedy(in_cluster));
+    if !needs.may_fit(&limit) {
+        return Err(Failure::fatal(format!("spec.model: out of memory: the model does not fit: {words}")));
+    }
+    leave(&launch.ending, &Ending { message: words, ..Ending::default() });
+    Ok(())
+}
+
+/// Takes back what [`check`] left: from now on the log of a process that is killed tells more.
+pub(crate) fn has_fit(launch: &Launch) {
+    // What cannot be written now could not be before.
+    let _ = std::fs::write(&launch.ending, "");
+}
+
+const fn remedy(in_cluster: bool) -> &'static str {
+    match in_cluster {
+        true => "raise resources.limits.memory of the container trainer in spec.template, or choose a smaller model",
+        false => "give the run more memory, or choose fewer workers or a smaller model",
+    }
+}
+
+impl Needs {
+    fn of(workload: &Workload, network: &Network, dataset: &Dataset, workers: u64) -> Self {
+        let summary = network.summary();
+        let devices = u64::from(workload.devices_per_worker);
+        let weights = summary.weight_bytes() as u64 * devices;
+        let training = &workload.training;
+        let micro_batch = u64::from(training.micro_batch_size.min(training.global_batch_size));
+        let outputs: usize = summary.layers.iter().map(|layer| layer.activation_bytes).sum();
+        // Each output has a gradient.
+        let a_sample = (network.input().elements() * size_of::<f32>() + 2 * outputs) as u64;
+        let pixels = dataset.train.shape().bytes() as u64;
+        let samples = [&dataset.train, &dataset.evaluation].map(|samples| samples.len() as u64 * pixels);
+        Self {
+            weights,
+            gradients: weights,
+            optimizer: weights,
+            activations: a_sample * micro_batch * devices,
+            samples: samples.iter().sum(),
+            workers,
+        }
+    }
+
+    /// Bytes of one worker.
+    const fn of_each(&self) -> u64 {
+        let Self { weights, gradients, optimizer, activations, samples, workers: _ } = *self;
+        weights + gradients + optimizer + activations + samples
+    }
+
+    /// Activations are reckoned only roughly; without the rest there is no step.
+    const fn may_fit(&self, limit: &MemoryLimit) -> bool {
+        (self.weights + self.gradients + self.optimizer) * self.workers <= limit.bytes + limit.swap
+    }
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { weights, gradients, optimizer, activations, samples, workers } = *self;
+        let each = in_words(self.of_each());
+        match workers {
+            1 => write!(f, "this worker needs about {each}")?,
+            _ => write!(
+                f,
+                "{workers} workers need about {}, each {each}",
+                in_words(self.of_each().saturating_mul(workers))
+            )?,
+        }
+        let [weights, gradients, optimizer, activations, samples] =
+            [weights, gradients, optimizer, activations, samples].map(in_words);
+        write!(
+            f,
+            " (weights {weights}, gradients {gradients}, optimiser {optimizer}, activations {activations}, samples {samples})"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(bytes: u64) -> MemoryLimit {
+        MemoryLimit { bytes, swap: 0, source: "memory.max".to_owned() }
+    }
+
+    /// An mlp with hidden layers of 12,000 and 6,000.
+    const LARGE: Needs = Needs {
+        weights: 325_944_000,
+        gradients: 325_944_000,
+        optimizer: 325_944_000,
+        activations: 4_600_000,
+        samples: 7_840_000,
+        workers: 2,
+    };
+
+    #[test]
+    fn a_model_fits_where_all_workers_of_the_host_have_room_for_what_each_step_needs() {
+        for (workers, bytes, fits) in [(1, 700_000_000, false), (1, 1_000_000_000, true), (2, 1_000_000_000, false)] {
+            assert_eq!(Needs { workers, ..LARGE }.may_fit(&limit(bytes)), fits, "{workers} workers, {bytes} bytes");
+        }
+        assert!(LARGE.may_fit(&MemoryLimit { swap: 1 << 31, ..limit(700_000_000) }), "pages may be moved out");
+    }
+
+    #[test]
+    fn each_part_of_what_is_needed_is_told() {
+        assert_eq!(
+            LARGE.to_string(),
+            "2 workers need about 2.0 GB, each 990 MB (weights 326 MB, gradients 326 MB, optimiser 326 MB, \
+             activations 5 MB, samples 8 MB)"
+        );
+    }
+}
