@@ -1,30 +1,35 @@
-//! A clock for deadlines. It stands still while nobody looks at it, as when the process was stopped or the machine slept: what others were to
-//! do until then may wait in a socket, and a silence that was not listened to is none.
+//! A clock for deadlines that skips the time in which the process did not run.
+//!
+//! The clock stands still while nobody reads it, for example while the process is stopped or the
+//! machine sleeps. Messages of that time may still wait in a socket, so the silence proves nothing
+//! about the sender.
 
 use std::time::Duration;
 
-/// Longest time between two looks that counts.
-const NAP: Duration = Duration::from_secs(1);
+/// A longer gap between two readings is not counted.
+const LONGEST_GAP: Duration = Duration::from_secs(1);
 
-/// Time as a process lived it.
+/// A clock that counts only the time in which the process ran.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Awake {
+pub struct AwakeClock {
     looked: Duration,
     asleep: Duration,
 }
 
-impl Awake {
-    /// What it shows at `real`, which counts from when it was made and never goes back.
+impl AwakeClock {
+    /// Returns the counted time at `real`, which starts at the clock's creation and never goes
+    /// back.
     pub fn look(&mut self, real: Duration) -> Duration {
         let since = real.saturating_sub(self.looked);
         self.looked = self.looked.max(real);
-        if since > NAP {
+        if since > LONGEST_GAP {
             self.asleep += since;
         }
         self.looked - self.asleep
     }
 
-    /// When it will show `shown`, if it is looked at until then.
+    /// Returns the real time at which the clock will show `shown`, if it is read regularly until
+    /// then.
     #[must_use]
     pub fn real(&self, shown: Duration) -> Duration {
         shown + self.asleep
@@ -36,8 +41,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_time_in_which_somebody_looked_counts() {
-        let mut clock = Awake::default();
+    fn a_gap_between_two_readings_is_not_counted() {
+        let mut clock = AwakeClock::default();
         let mut shown = |real: &[u64]| -> Vec<u64> {
             real.iter().map(|real| clock.look(Duration::from_millis(*real)).as_millis() as u64).collect()
         };

@@ -1,126 +1,136 @@
-//! The coordinator's decisions: who forms the group, when it changes, and when it is over. Pure: events and the time in, commands out.
+//! The decisions of the coordinator: it forms the group, changes it and ends it. Pure: an event and
+//! the time go in, commands come out.
 //!
 //! ```text
 //!              enough members      all reported, swapped
 //! Gathering ───────────────► Preparing ─────────────► Running ─► Ended
 //!     ▲   (swap: allocated)    │    ▲                   │
-//!     └────────────────────────┘    └───────────────────┘ a member was lost, joins or leaves (swap: allocated)
-//!           too few are left
+//!     └────────────────────────┘    └───────────────────┘ a member was lost, joins
+//!           too few are left                            or leaves (swap: allocated)
 //! ```
 //!
-//! Steps need the members only: while this process or its store is away they go on, and changes wait.
+//! Steps need only the members. They continue while this process or its store is away, and changes
+//! of the group wait.
 
-mod aside;
-mod base;
+mod base_state;
+mod catchup;
 mod event;
-mod following;
-mod forming;
+mod partition;
+mod peer;
 mod peers;
 mod reasons;
+mod record_swaps;
+mod rendezvous;
 mod running;
 mod status;
-mod storing;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-use crate::{Active, CheckpointMark, Digest, Incarnation, MemberId, Message, Record, Seat, rank_order};
-use aside::Aside;
-pub use event::{Change, Command, Connection, Event, Outcome};
-use forming::{Gathering, Preparing};
-use peers::Peer;
+use crate::{Active, CheckpointMark, Digest, Incarnation, MemberId, Message, RankedMember, Record, rank_order};
+pub use event::{Change, Command, ConnectionId, Event, Outcome};
+use partition::Partition;
+use peer::Peer;
 use reasons::Reasons;
+use record_swaps::Purpose;
+use rendezvous::Preparing;
 use running::Running;
 pub use status::{Stage, Status};
-use storing::Purpose;
 
-/// A member that is silent this long is shown as suspected.
+/// A member that is silent for this long is shown as suspected.
 pub const SUSPECT_AFTER: Duration = Duration::from_secs(1);
-/// A member that is silent this long is lost. Heartbeats come ten times a second from a thread of their own; one that was only slow
-/// stands still and joins again.
+/// A member that is silent for this long is lost. Its heartbeats come ten times a second from a
+/// thread of their own. A member that was only slow seals and joins again.
 pub const DEAD_AFTER: Duration = Duration::from_millis(2500);
-/// How long members of the recorded generation may take to find a coordinator that was started again, and how long the last ones that
-/// may hold its state are waited for before an older one is taken.
+/// After a restart, the coordinator waits this long for the members of the recorded generation. It
+/// also waits this long for processes that may hold the last state, before it accepts an older one.
 pub const RETURN_LIMIT: Duration = Duration::from_secs(30);
-/// How long the first group waits for all its members when fewer would do.
+/// The first group waits this long for all its members if fewer would be enough.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
-/// How long a coordinator waits for any of those whom it has seen. Then another one may have a better line to them; they go on meanwhile.
+/// A coordinator that hears none of its workers for this long ends. Another one may reach them
+/// better, and the members train on meanwhile.
 pub const DESERTED_AFTER: Duration = Duration::from_secs(60);
-/// How long planned changes are gathered, so that several become one.
+/// Planned changes are collected for this long, so that several become one.
 pub const JOIN_WINDOW: Duration = Duration::from_millis(500);
-/// How long newcomers that could be let in wait for others that still take the state over.
+/// Newcomers that have caught up wait this long for others that still catch up.
 pub const JOIN_PATIENCE: Duration = Duration::from_secs(10);
-/// Pods that go together are asked to within this time: where too few would stay, training goes on
-/// for so long, in case all have to go.
+/// Pods that leave together are asked to within this time. If too few members would stay, the
+/// training goes on this long, in case all have to leave.
 pub const LEAVE_WINDOW: Duration = Duration::from_secs(2);
-/// How many plans one group may sum by, one after another.
+/// Members look for a coordinator more than once in this time, so every living one has found it by
+/// then.
+const RETURN_SOON: Duration = Duration::from_secs(3);
+/// The largest number of plans that one group may use, one after another.
 const MAX_PLANS: usize = 16;
-/// Time between two looks at the clock.
+/// The time between two looks at the clock.
 pub const TICK: Duration = Duration::from_millis(250);
 
-/// What a coordinator is told at its start.
+/// The cause for the loss of a member whose pod runs a new process.
+const REPLACED: &str = "a new process took its place";
+
+/// The settings of a coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The job's uid.
+    /// The uid of the job.
     pub job: String,
-    /// How often all processes of the job were started anew.
+    /// The number of the attempt: it grows when all processes of the job start again.
     pub attempt: u32,
-    /// This coordinator's name in the record.
+    /// The name of this coordinator in the record.
     pub name: String,
     /// The pods that may belong to the group.
     pub members: Vec<String>,
-    /// How many of them the first group waits for.
+    /// The number of members that the first group waits for.
     pub replicas: usize,
-    /// How many a group needs: with fewer, training pauses.
+    /// The smallest size of a group. With fewer members the training pauses.
     pub least: usize,
-    /// Virtual shards of a global step.
+    /// The number of virtual shards of a global step.
     pub shards: u32,
-    /// How long it waits for its group to drain when it is asked to stop.
+    /// A coordinator that is asked to stop waits this long for its group to drain.
     pub drain_limit: Duration,
 }
 
-/// Forms the group, changes it and watches it. See the module's picture.
+/// Forms the group, changes it and watches it. The module shows its phases.
 #[derive(Clone, Debug)]
 pub struct Coordinator {
     config: Config,
-    /// As it is stored.
+    /// The record as it is stored.
     record: Record,
-    /// As it will be once the swap that is under way succeeds, and what for.
+    /// The swap in progress: its purpose, and the record after it.
     swapping: Option<(Purpose, Record)>,
     phase: Phase,
-    /// Who is connected, by pod.
+    /// The connected processes by pod.
     peers: BTreeMap<String, Peer>,
-    pods: BTreeMap<Connection, String>,
-    /// Since when pods that were connected are not.
-    away: BTreeMap<String, Duration>,
-    /// Of each pod the last process that was connected when another one of it came.
+    pods: BTreeMap<ConnectionId, String>,
+    /// The pods that were connected before and are not now, each with the time since when.
+    absent_since: BTreeMap<String, Duration>,
+    /// The previous process of each pod that was replaced by a new one.
     replaced: BTreeMap<String, Incarnation>,
-    /// Why the next generation differs from the last.
+    /// The causes of the next change of the group.
     reasons: Reasons,
-    /// The members of the last one that was told.
-    told: BTreeSet<MemberId>,
-    /// Members that have to go, and why.
+    /// The members of the last announced membership.
+    announced: BTreeSet<MemberId>,
+    /// The pods that have to leave, each with the cause.
     leaving: BTreeMap<String, String>,
-    /// Who had to go, and went although too few stayed to form the next group; and why.
+    /// The pods that left although too few stayed for the next group, each with the cause.
     left: Vec<(String, String)>,
-    /// Why all have to stop: nobody could stay.
+    /// The cause of a drain of all members: none of them could stay.
     draining: Option<String>,
-    /// A member has done the last step: what is left to do is to tell the result.
+    /// True once a member has done the last step. Only the result is left to announce.
     finishing: bool,
-    /// Why the record can be kept no more: all save their state, and the group ends.
-    unkept: Option<String>,
-    /// The newest checkpoint that the record does not have yet.
+    /// The error of a store that failed for good. All members save their state, and the group ends.
+    record_failure: Option<String>,
+    /// The newest checkpoint that is not in the record yet.
     mark: Option<CheckpointMark>,
-    /// Processes that were sent to read what is stored, by pod: others take their places.
-    sent_to_read: BTreeMap<String, Incarnation>,
-    aside: Aside,
-    /// How the newest group sums after which step, as far as members told.
+    /// The processes that were stopped so that a new process of their pod reads the storage again.
+    sent_to_reread: BTreeMap<String, Incarnation>,
+    partition: Partition,
+    /// The plans of the newest group by their first step, as far as members reported them.
     plans: BTreeMap<u64, Digest>,
     store_again: Duration,
-    /// How many generations in a row broke without a step.
-    fruitless: u32,
+    /// The number of generations in a row that broke without a step.
+    generations_without_step: u32,
     started: Duration,
     handled: Duration,
     stop_by: Option<Duration>,
@@ -135,11 +145,22 @@ enum Phase {
     Ended,
 }
 
+/// The condition under which a group can be formed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gathering {
+    /// This coordinator has just started or heard no process for a while. It waits for all members,
+    /// for a limited time.
+    Start,
+    /// The group broke and too few members were left.
+    Paused,
+}
+
 impl Coordinator {
-    /// A coordinator that finds `record` in the store.
+    /// Returns a coordinator that found `record` in the store.
     ///
     /// # Panics
-    /// Without members, or when fewer than one or more than all are needed.
+    /// Panics if there are no members, or if `least` and `replicas` are not possible sizes of the
+    /// group.
     #[must_use]
     pub fn new(mut config: Config, record: Option<Record>, now: Duration) -> Self {
         config.members.sort_by(|a, b| rank_order(a, b));
@@ -148,30 +169,30 @@ impl Coordinator {
         let possible = 1 <= *least && least <= replicas && *replicas <= members.len();
         assert!(possible, "a group of {replicas} of {} members, at least {least}", members.len());
         let record = record.unwrap_or_else(Record::empty);
-        // Whoever rested, or was started anew as all were, was not lost.
+        // A membership of an earlier attempt, or one that stopped as a whole, lost no member.
         let awaited = record.active.iter().filter(|active| active.attempt == config.attempt && record.rested.is_none());
-        let told = awaited.flat_map(|active| &active.members).map(Seat::id).collect();
+        let announced = awaited.flat_map(|active| &active.members).map(RankedMember::id).collect();
         Self {
             record,
             swapping: None,
             phase: Phase::Gathering(Gathering::Start),
             peers: BTreeMap::new(),
             pods: BTreeMap::new(),
-            away: BTreeMap::new(),
+            absent_since: BTreeMap::new(),
             replaced: BTreeMap::new(),
             reasons: Reasons::default(),
-            told,
+            announced,
             leaving: BTreeMap::new(),
             left: Vec::new(),
             draining: None,
             finishing: false,
-            unkept: None,
+            record_failure: None,
             mark: None,
-            sent_to_read: BTreeMap::new(),
-            aside: Aside::default(),
+            sent_to_reread: BTreeMap::new(),
+            partition: Partition::default(),
             plans: BTreeMap::new(),
             store_again: Duration::ZERO,
-            fruitless: 0,
+            generations_without_step: 0,
             started: now,
             handled: now,
             stop_by: None,
@@ -180,17 +201,18 @@ impl Coordinator {
         }
     }
 
-    /// What is to be done after `event`, where `now` counts from any fixed moment and never goes back; an [`Awake`](crate::Awake) clock's.
+    /// Handles `event` and returns the commands to execute. `now` counts from any fixed moment and
+    /// never goes back; it comes from an [`AwakeClock`](crate::AwakeClock).
     pub fn handle(&mut self, event: Event, now: Duration) -> Vec<Command> {
         if matches!(self.phase, Phase::Ended) {
             return Vec::new();
         }
         self.handled = now;
         if let Event::Received(connection, Message::Heartbeat) = event {
-            return self.beaten(connection, now);
+            return self.heartbeat(connection, now);
         }
         match event {
-            Event::Received(connection, Message::Hello(hello)) => self.greeted(connection, hello, now),
+            Event::Received(connection, Message::Hello(hello)) => self.hello(connection, hello, now),
             Event::Received(connection, message) => self.received(connection, message, now),
             Event::Garbled(connection, error) => self.garbled(connection, &error, now),
             Event::Closed(connection, reason) => {
@@ -212,13 +234,13 @@ impl Coordinator {
         std::mem::take(&mut self.commands)
     }
 
-    /// Everything that follows from the state and the time alone.
+    /// Takes every decision that follows from the state and the time alone.
     fn advance(&mut self, now: Duration) {
         self.drop_the_silent(now);
         if self.is_deserted(now) {
             return self.end(Outcome::Deserted);
         }
-        self.call_back();
+        self.readmit_if_needed();
         if self.swapping.is_none() {
             match &self.phase {
                 Phase::Gathering(_) => self.gather(now),
@@ -227,14 +249,15 @@ impl Coordinator {
                 Phase::Ended => {}
             }
         }
-        let waits_for_nobody = self.peers.is_empty() || matches!(self.phase, Phase::Gathering(Gathering::Start));
-        if self.stop_by.is_some_and(|deadline| waits_for_nobody || now >= deadline) {
+        let waits_for_no_member = self.peers.is_empty() || matches!(self.phase, Phase::Gathering(Gathering::Start));
+        if self.stop_by.is_some_and(|deadline| waits_for_no_member || now >= deadline) {
             self.end(Outcome::Stopped);
         }
     }
 
-    /// What follows from the time that has passed follows at the next tick: many members say this ten times a second.
-    fn beaten(&mut self, connection: Connection, now: Duration) -> Vec<Command> {
+    /// Answers a heartbeat at once. Heartbeats are frequent, so decisions that depend on the time
+    /// wait for the next tick.
+    fn heartbeat(&mut self, connection: ConnectionId, now: Duration) -> Vec<Command> {
         let peer = self.pods.get(&connection).and_then(|pod| self.peers.get_mut(pod));
         vec![match peer {
             Some(peer) => {
@@ -245,7 +268,7 @@ impl Coordinator {
         }]
     }
 
-    fn received(&mut self, connection: Connection, message: Message, now: Duration) {
+    fn received(&mut self, connection: ConnectionId, message: Message, now: Duration) {
         let Some(peer) = self.pods.get(&connection).and_then(|pod| self.peers.get_mut(pod)) else {
             self.commands.push(Command::Close(connection));
             return;
@@ -253,7 +276,7 @@ impl Coordinator {
         peer.heard = now;
         let member = peer.hello.member.clone();
         match message {
-            Message::Report(report) => self.reported(&member, connection, report, now),
+            Message::SealReport(report) => self.reported(&member, connection, report, now),
             Message::Broken { generation, broken } => self.broken(&member, generation, broken, now),
             Message::CaughtUp { generation, unreached } => self.caught_up(&member, generation, unreached, now),
             Message::Agreed { generation, summing } => self.agreed(member, generation, summing),
@@ -273,18 +296,18 @@ impl Coordinator {
                 self.gone(&member.pod, &reason, now);
             }
             Message::Finished { generation, step, digest, payload } => {
-                self.last_word(&member, generation, running::LastWord::Finished { step, digest, payload });
+                self.final_result(&member, generation, running::FinalResult::Finished { step, digest, payload });
             }
             Message::Drained { generation, step } => {
-                self.last_word(&member, generation, running::LastWord::Drained { step });
+                self.final_result(&member, generation, running::FinalResult::Drained { step });
             }
-            // Said by coordinators, or handled before; here they mean nothing.
+            // The coordinator itself sends these, or they were handled before.
             Message::Heartbeat
             | Message::Hello(_)
             | Message::Refuse { .. }
             | Message::Prepare { .. }
             | Message::Commit { .. }
-            | Message::Stand { .. }
+            | Message::Seal { .. }
             | Message::Follow(_)
             | Message::Feed(_)
             | Message::Drain { .. }
@@ -303,7 +326,7 @@ impl Coordinator {
         self.end(Outcome::Diverged { member, message });
     }
 
-    /// Lets a member go whose last word this was.
+    /// Releases a member whose final report this was.
     fn acknowledge(&mut self, member: &MemberId) {
         if let Some(peer) = self.peers.remove(&member.pod) {
             self.pods.remove(&peer.connection);
@@ -312,7 +335,7 @@ impl Coordinator {
         }
     }
 
-    fn send(&mut self, connection: Connection, message: Message) {
+    fn send(&mut self, connection: ConnectionId, message: Message) {
         self.commands.push(Command::Send(connection, message));
     }
 
@@ -336,36 +359,38 @@ impl Coordinator {
         self.commands.push(Command::End(outcome));
     }
 
-    /// The newest membership that is recorded.
+    /// Returns the newest recorded membership.
     fn active(&self) -> Option<&Active> {
         self.record.active.as_ref()
     }
 
-    /// Connected pods that the next group may keep.
+    /// Returns the connected pods that the next group may keep.
     fn stayers(&self) -> impl Iterator<Item = &str> {
         let all = self.draining.is_some();
-        let stays = move |pod: &str| (all || !self.leaving.contains_key(pod)) && !self.is_aside(pod);
+        let stays = move |pod: &str| (all || !self.leaving.contains_key(pod)) && !self.is_excluded(pod);
         self.peers.keys().map(String::as_str).filter(move |pod| stays(pod))
     }
 
-    /// Whether the members that are here make a group.
+    /// Returns true if enough processes are connected to form a group.
     fn suffice(&self) -> bool {
         self.stayers().count() >= self.least()
     }
 
-    /// Whether these pods do.
+    /// Returns true if enough of these pods are connected to form a group.
     fn are_enough(&self, pods: &BTreeSet<String>) -> bool {
         self.stayers().filter(|pod| pods.contains(*pod)).count() >= self.least()
     }
 
-    /// Whoever drains, or only has to tell its result, needs no company.
+    /// Returns the smallest size of the next group. A drain or the announcement of the result needs
+    /// only one member.
     fn least(&self) -> usize {
         if self.draining.is_some() || self.finishing { 1 } else { self.config.least }
     }
 
-    /// Whoever does not belong to the newest group may have saved steps that were given up since.
+    /// Notes a new checkpoint of a member. Other processes may have saved steps that were given up
+    /// since.
     fn checkpointed(&mut self, member: &MemberId, mark: CheckpointMark) {
-        if self.active().is_none_or(|active| active.seat(member).is_none()) {
+        if self.active().is_none_or(|active| active.member(member).is_none()) {
             return;
         }
         let known = self.record.last_durable_checkpoint.map(|known| known.step);

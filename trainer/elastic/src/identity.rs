@@ -1,4 +1,4 @@
-//! The names that everything else refers to: members, and states by their digest.
+//! Identifiers: members, and digests of states.
 
 use std::{cmp::Ordering, fmt, str::FromStr};
 
@@ -8,25 +8,25 @@ use uuid::Uuid;
 /// One process of one pod. A new process of the same pod is another member.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId {
-    /// Its pod's name.
+    /// The name of the pod.
     pub pod: String,
-    /// Which process of the pod.
+    /// The process within the pod.
     pub incarnation: Incarnation,
 }
 
-/// Tells the processes of one pod apart.
+/// Distinguishes the processes of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incarnation(Uuid);
 
 impl Incarnation {
-    /// One that no other process has.
+    /// Returns an incarnation that no other process has.
     #[must_use]
     pub fn random() -> Self {
         Self(Uuid::new_v4())
     }
 
-    /// The one with this number.
+    /// Returns the incarnation with this number.
     #[must_use]
     pub const fn from_u128(number: u128) -> Self {
         Self(Uuid::from_u128(number))
@@ -45,27 +45,28 @@ impl fmt::Display for MemberId {
     }
 }
 
-/// A blake3 digest of a state, a workload or a manifest. Prints as 64 hexadecimal digits, `{:.12}` as the first twelve.
+/// A blake3 digest of a state, a workload or a manifest. It prints as 64 hexadecimal digits, and
+/// with `{:.12}` as the first twelve.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
-    /// Stands for no state at all: nothing was trained yet.
+    /// The digest that stands for no state: nothing is trained yet.
     pub const NONE: Self = Self([0; 32]);
 
-    /// Digest of `bytes`.
+    /// Returns the digest of `bytes`.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// The digest whose bytes these are.
+    /// Returns the digest with these bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the digest.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -109,7 +110,8 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Order in which pods get their ranks: numbers inside names count as numbers, so `worker-2` comes before `worker-10`.
+/// Compares pod names for the order of ranks. A number inside a name counts as a number, so
+/// `worker-2` comes before `worker-10`.
 #[must_use]
 pub fn rank_order(left: &str, right: &str) -> Ordering {
     let (mut a, mut b) = (left, right);
@@ -127,7 +129,7 @@ pub fn rank_order(left: &str, right: &str) -> Ordering {
     a.len().cmp(&b.len()).then_with(|| left.cmp(right))
 }
 
-/// The longest prefix that is all digits or all something else.
+/// Returns the longest prefix that consists of digits only, or of other characters only.
 fn leading_run(text: &str) -> &str {
     let digits = starts_with_digit(text);
     let end = text.find(|character: char| character.is_ascii_digit() != digits).unwrap_or(text.len());
@@ -138,7 +140,7 @@ fn starts_with_digit(text: &str) -> bool {
     text.starts_with(|character: char| character.is_ascii_digit())
 }
 
-/// Without leading zeros the longer number is the greater.
+/// Compares two numbers of any length. Without leading zeros, the longer one is greater.
 fn by_number(a: &str, b: &str) -> Ordering {
     let (a, b) = (a.trim_start_matches('0'), b.trim_start_matches('0'));
     a.len().cmp(&b.len()).then_with(|| a.cmp(b))
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_hexadecimal_for_people_and_bytes_on_the_wire() {
+    fn a_digest_is_hexadecimal_in_json_and_bytes_on_the_wire() {
         let digest = Digest::of(b"state");
         let json = serde_json::to_string(&digest).expect("serializes");
         assert_eq!(json, format!("\"{digest}\""));

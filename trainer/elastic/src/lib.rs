@@ -1,11 +1,12 @@
-//! Who is in the group, and what a change means.
+//! The membership of a job's group: forming it, changing it and ending it.
 //!
-//! [`Coordinator`] and [`Member`] are pure state machines: an event and the time go in, commands come out. The [`shell`]
-//! gives them sockets, a clock and a thread. The durable [`Record`] is the one truth; it changes only by
-//! compare-and-swap through a [`GenerationStore`], so that of two coordinators one gives up.
+//! [`Coordinator`] and [`Member`] are pure state machines: an event and the time go in, commands
+//! come out. The [`shell`] gives them sockets, a clock and a thread. The durable [`Record`] is the
+//! one truth about a job. It changes only by compare-and-swap through a [`GenerationStore`], so of
+//! two coordinators that compete, one always loses.
 
+mod assignment;
 mod clock;
-mod group;
 mod identity;
 mod record;
 mod store;
@@ -18,13 +19,15 @@ pub mod member;
 
 pub mod shell;
 
-pub use clock::Awake;
+pub use assignment::Assignment;
+pub use clock::AwakeClock;
 pub use coordinator::{Change, Coordinator, Outcome, Status};
-pub use group::Group;
 pub use identity::{Digest, Incarnation, MemberId, rank_order};
 pub use member::Member;
-pub use message::{Break, Follower, Hello, Lead, Message, Report, State, Summing};
-pub use record::{Active, CheckpointMark, Record, RecordError, Sampler, Seat};
-pub use shell::{Event, Farewell, FarewellError, JoinError, Membership, Notice, Obstacle, Place, coordinate};
+pub use message::{Break, FollowedGroup, Follower, HeldState, Hello, Message, SealReport};
+pub use record::{Active, CheckpointMark, PlanAgreement, RankedMember, Record, RecordError, Sampler};
+pub use shell::{
+    Admission, FinalReply, FinalReportError, JoinError, Membership, MembershipEvent, Notice, Obstacle, coordinate,
+};
 pub use store::{FileStore, GenerationStore, StoreError, Swap, Version};
-pub use watchdog::{Activity, Glimpse, Stuck, Watchdog, Work};
+pub use watchdog::{Activity, ActivityMonitor, ActivitySample, Stuck, Watchdog};

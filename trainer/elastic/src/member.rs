@@ -1,215 +1,224 @@
-//! A worker's half of the membership. Pure: events and the time in, commands out.
+//! The worker's side of the membership. Pure: an event and the time go in, commands come out.
 //!
 //! ```text
-//!            Commit                        Prepare                      the worker stopped
-//! standing ─────────► training or copying ─────────► asked to seal ─────────────────────► standing, reports
-//!     ▲    │                 │ a collective failed
-//!     ├────┼─────────────────┘ Broken
-//!     │    │ Follow
-//!     │    └──────► following ─── the group changes, or feeds it no more
-//!     └────────────────────────── ready to be let in
+//!         Commit                        Prepare            the worker sealed
+//! sealed ─────────► training or copying ─────────► asked to seal ─────────────► sealed, reports
+//!    ▲   │                 │ a collective failed
+//!    ├───┼─────────────────┘ Broken
+//!    │   │ Follow
+//!    │   └──────► following ─── the group changes, or feeds it no more
+//!    └───────────────────────── has caught up and asks to be let in
 //! ```
 //!
-//! A member promises never to complete a collective of an older generation before it reports what it holds (it *seals*: the worker
-//! stands still), and enters a generation only if that is newer than all it promised or entered, and names this very process.
+//! A member promises never to complete a collective of an older generation before it reports its
+//! state: it *seals*, and the worker stands still. It enters a generation only if that is newer
+//! than all that it promised or entered, and names this very process.
 
-mod following;
+mod catchup;
 
 use std::time::Duration;
 
-use self::following::Following;
-use crate::{Active, Break, CheckpointMark, Digest, Follower, Group, Hello, Lead, Message, Report, State, Summing};
+use self::catchup::CatchUp;
+use crate::{
+    Active, Assignment, Break, CheckpointMark, Digest, FollowedGroup, Follower, HeldState, Hello, Message,
+    PlanAgreement, SealReport,
+};
 
-/// Time between two heartbeats.
+/// The time between two heartbeats.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(100);
-/// Time after which an unanswered message is said again.
+/// An unanswered message is repeated after this time.
 pub const REPEAT_AFTER: Duration = Duration::from_millis(500);
-/// A coordinator that is silent this long is looked for anew.
+/// After this time without a message, the member reconnects to look for another coordinator.
 pub const COORDINATOR_DEAD_AFTER: Duration = Duration::from_secs(10);
 
-/// What happens to a member.
+/// An event for a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// There is a connection to a coordinator.
+    /// A connection to a coordinator exists.
     Connected,
-    /// It is gone.
+    /// The connection is gone.
     Disconnected,
     /// A message arrived.
     Received(Message),
     /// The worker holds the state that its group starts from.
     Entered,
-    /// The worker gave the state of its generation up for one that it read from a checkpoint.
+    /// The worker replaced the state of its generation by one from a checkpoint.
     Reloaded,
-    /// How its group sums from a step on; told to every coordinator.
-    Agreed(Summing),
-    /// The worker holds a state of the group that it follows, and none that it held before.
+    /// The group agreed on a plan. Every coordinator is told.
+    Agreed(PlanAgreement),
+    /// The worker holds a state of the group that it follows instead of its own.
     TookOver,
-    /// The worker holds what the group holds that it follows, and goes on to follow it.
+    /// The worker has caught up with the group, and goes on to follow it.
     CaughtUp,
-    /// The worker stands still: it completes no collective until the next [`Command::Enter`].
-    Stand {
-        /// What it holds; `None` in the middle of a copy.
-        held: Option<State>,
-        /// What failed, if it was not asked to.
+    /// The worker has sealed: it completes no collective until the next [`Command::Enter`].
+    Sealed {
+        /// The state that it holds, or `None` in the middle of a copy.
+        held: Option<HeldState>,
+        /// The failure, if it was not asked to seal.
         broken: Option<Break>,
     },
-    /// The worker reports how far it is; dropped while no coordinator listens.
+    /// The worker reports its progress. The report is dropped while there is no coordinator.
     Progress {
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
         /// The worker's report.
         payload: Vec<u8>,
     },
-    /// A checkpoint is whole; the newest one is told until a coordinator knows it.
+    /// A checkpoint is complete. The newest one is announced until a coordinator knows it.
     Checkpoint(CheckpointMark),
-    /// The worker has to go.
+    /// The worker has to leave.
     Leave {
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// The worker's training ended; told until a coordinator releases it.
-    LastWord(LastWord),
-    /// The training thread does nothing: the others are to go on without it. To be followed by [`Event::Connected`] once it moves.
+    /// The worker's training ended. The report is repeated until a coordinator releases the worker.
+    FinalReport(FinalReport),
+    /// The training thread does not move, and the others shall go on without it.
+    /// [`Event::Connected`] follows once it moves.
     Stuck {
-        /// For how long, and what it was about to do.
+        /// The time since its last move, and its activity.
         reason: String,
     },
     /// Time has passed.
     Tick,
 }
 
-/// How a worker's training ended.
+/// The end of a worker's training.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LastWord {
+pub enum FinalReport {
     /// The last step is done and all results are stored.
     Finished {
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
-        /// Digest of the final state.
+        /// The digest of the final state.
         digest: Digest,
         /// The worker's last report.
         payload: Vec<u8>,
     },
-    /// Stopped after this step, as was asked; a checkpoint holds it.
+    /// The worker stopped after this step as requested, and a checkpoint holds it.
     Drained {
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
     },
     /// The job cannot succeed as it is described.
     Fatal {
-        /// What was attempted, on what, and what to do.
+        /// The failed attempt, its object and the remedy.
         message: String,
     },
-    /// All have to begin anew with the newest checkpoint.
+    /// All members have to start again from the newest checkpoint.
     Diverged {
-        /// What differs, and what to do.
+        /// The difference, and the remedy.
         message: String,
     },
 }
 
-/// What the shell has to do.
+/// A command for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Send a message.
+    /// Sends a message.
     Send(Message),
-    /// Close the connection and look for the coordinator anew.
+    /// Closes the connection and looks for a coordinator again.
     Reconnect,
-    /// Have the worker stand still: at once, with every collective aborted, or if it is planned after a step that all agree on.
+    /// Makes the worker seal. An unplanned seal aborts every collective at once; a planned one
+    /// waits for a step on which all agree.
     Seal {
         /// The promised generation.
         generation: u64,
-        /// Whether nobody was lost.
+        /// True if no member was lost.
         planned: bool,
     },
-    /// Train in this group.
-    Enter(Group),
-    /// Take over what this group holds while it trains, and stand when it changes or hands over nothing more.
-    Follow(Lead),
-    /// Hand what the group holds to this newcomer.
+    /// Starts the training in this group.
+    Enter(Assignment),
+    /// Makes the worker catch up with this group while it trains. The worker seals when the group
+    /// changes or feeds it no more.
+    Follow(FollowedGroup),
+    /// Makes the worker feed this newcomer.
     Feed(Follower),
-    /// Stop after a step that all agree on, and save it.
+    /// Makes the worker stop after a step on which all agree, and save it.
     Drain {
-        /// Who asks, and why.
+        /// The members that have to leave, each with the cause.
         reason: String,
     },
-    /// The group is over; stop at once.
+    /// Ends the group at once.
     Abort {
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// This process, which never belonged to the group, cannot.
+    /// Reports that this process cannot join. It never belonged to the group.
     Refused {
-        /// Why, and what to do.
+        /// The cause and the remedy.
         reason: String,
-        /// Whether another one may in its place.
+        /// True if another process of this pod may join.
         may_retry: bool,
     },
-    /// The process may end: its last word is recorded, or the group goes on without it.
+    /// Lets the process end. Its final report is recorded, or the group goes on without it.
     Released,
-    /// Come back with [`Event::Tick`] at this time unless something happens before; replaces the former time.
+    /// Requests [`Event::Tick`] at this time unless another event comes first. It replaces the
+    /// former time.
     WakeAt(Duration),
 }
 
-/// A worker's view of its membership.
+/// The membership from the view of one worker.
 #[derive(Clone, Debug)]
 pub struct Member {
     hello: Hello,
-    /// The newest generation of which it holds the state.
+    /// The newest generation whose state it holds.
     entered: Option<u64>,
-    /// It followed that one.
+    /// True if it only followed this generation.
     followed: bool,
     promised: u64,
-    standing: Option<Standing>,
-    following: Option<Following>,
-    /// A coordinator waits for its standing.
-    told_to_stand: bool,
+    sealed: Option<Sealed>,
+    catch_up: Option<CatchUp>,
+    /// True while a coordinator waits for it to seal.
+    told_to_seal: bool,
     over: bool,
     connected: bool,
-    heard: Duration,
-    beaten: Duration,
-    said: Duration,
+    heard_at: Duration,
+    heartbeat_at: Duration,
+    repeated_at: Duration,
     mark: Option<CheckpointMark>,
-    /// How the newest group sums, from its first plan on.
-    plans: Vec<(u64, Summing)>,
+    /// The plans of the newest group, in order.
+    plans: Vec<(u64, PlanAgreement)>,
     leaving: Option<String>,
     draining: bool,
-    last_word: Option<LastWord>,
+    final_report: Option<FinalReport>,
     commands: Vec<Command>,
 }
 
 #[derive(Clone, Debug)]
-struct Standing {
-    held: Option<State>,
+struct Sealed {
+    held: Option<HeldState>,
     broken: Option<Break>,
 }
 
 impl Member {
-    /// A process that wants to join, holding a state.
+    /// Returns a process that wants to join and holds a state.
     #[must_use]
-    pub fn new(hello: Hello, held: State) -> Self {
+    pub fn new(hello: Hello, held: HeldState) -> Self {
         Self {
             hello,
             entered: None,
             followed: false,
             promised: 0,
-            standing: Some(Standing { held: Some(held), broken: None }),
-            following: None,
-            told_to_stand: false,
+            sealed: Some(Sealed { held: Some(held), broken: None }),
+            catch_up: None,
+            told_to_seal: false,
             over: false,
             connected: false,
-            heard: Duration::ZERO,
-            beaten: Duration::ZERO,
-            said: Duration::ZERO,
+            heard_at: Duration::ZERO,
+            heartbeat_at: Duration::ZERO,
+            repeated_at: Duration::ZERO,
             mark: None,
             plans: Vec::new(),
             leaving: None,
             draining: false,
-            last_word: None,
+            final_report: None,
             commands: Vec::new(),
         }
     }
 
-    /// What is to be done after `event`, where `now` counts from any fixed moment and never goes back; an [`Awake`](crate::Awake) clock's.
+    /// Handles `event` and returns the commands to execute. `now` counts from any fixed moment and
+    /// never goes back; it comes from an [`AwakeClock`](crate::AwakeClock).
     pub fn handle(&mut self, event: Event, now: Duration) -> Vec<Command> {
         if self.over {
             return Vec::new();
@@ -218,7 +227,7 @@ impl Member {
             Event::Connected => self.connected(now),
             Event::Disconnected => self.connected = false,
             Event::Received(message) => {
-                self.heard = now;
+                self.heard_at = now;
                 self.received(message, now);
             }
             Event::Entered => (self.entered, self.followed) = (self.hello.committed_generation, false),
@@ -227,42 +236,42 @@ impl Member {
                 let newest = self.hello.committed_generation.map(|generation| (generation, summing));
                 self.plans.retain(|(generation, _)| Some(*generation) == self.hello.committed_generation);
                 self.plans.extend(newest);
-                newest.into_iter().for_each(|newest| self.say_plan(newest));
+                newest.into_iter().for_each(|newest| self.send_plan(newest));
             }
             Event::TookOver => {
-                (self.entered, self.followed) = (self.following.map(|following| following.generation), true);
+                (self.entered, self.followed) = (self.catch_up.map(|catch_up| catch_up.generation), true);
             }
             Event::CaughtUp => self.caught_up(),
-            Event::Stand { held, broken } => {
-                // Half a copy replaced it: what this process holds from now on comes from elsewhere.
+            Event::Sealed { held, broken } => {
+                // A partial copy replaced its state. The next state comes from another process.
                 if held.is_none() {
                     (self.entered, self.followed) = (None, false);
                 }
-                let broken = self.follows_no_more(broken);
-                self.standing = Some(Standing { held, broken });
-                self.last_word = None;
-                // The group that was to drain is no more.
+                let broken = self.stop_following(broken);
+                self.sealed = Some(Sealed { held, broken });
+                self.final_report = None;
+                // The group that should drain does not exist any more.
                 self.draining = false;
                 self.repeat(now);
-                if std::mem::take(&mut self.told_to_stand) {
-                    self.say_hello();
+                if std::mem::take(&mut self.told_to_seal) {
+                    self.send_hello();
                 }
             }
-            Event::Progress { step, payload } => self.say(Message::Progress { step, payload }),
+            Event::Progress { step, payload } => self.send(Message::Progress { step, payload }),
             Event::Checkpoint(mark) => {
                 self.mark = Some(mark);
-                self.say(Message::Checkpoint(mark));
+                self.send(Message::Checkpoint(mark));
             }
             Event::Leave { reason } => {
                 self.leaving = Some(reason.clone());
-                self.say(Message::Leave { reason });
+                self.send(Message::Leave { reason });
             }
-            Event::LastWord(word) => {
-                self.last_word = Some(word);
+            Event::FinalReport(word) => {
+                self.final_report = Some(word);
                 self.repeat(now);
             }
             Event::Stuck { reason } => {
-                self.say(Message::Stuck { reason });
+                self.send(Message::Stuck { reason });
                 self.connected = false;
                 self.commands.push(Command::Reconnect);
             }
@@ -274,14 +283,14 @@ impl Member {
 
     fn connected(&mut self, now: Duration) {
         self.connected = true;
-        // Who has to go says so again: this may be another coordinator, which knows of nobody who drains.
+        // A leaving member repeats it, because a new coordinator may not know of the drain.
         self.draining = false;
-        (self.heard, self.beaten) = (now, now);
-        self.say_hello();
+        (self.heard_at, self.heartbeat_at) = (now, now);
+        self.send_hello();
         if let Some(mark) = self.mark {
-            self.say(Message::Checkpoint(mark));
+            self.send(Message::Checkpoint(mark));
         }
-        self.plans.clone().into_iter().for_each(|plan| self.say_plan(plan));
+        self.plans.clone().into_iter().for_each(|plan| self.send_plan(plan));
         self.repeat(now);
     }
 
@@ -289,10 +298,11 @@ impl Member {
         match message {
             Message::Prepare { generation, planned } => self.prepare(generation, planned, now),
             Message::Commit { rank, active } => self.enter(rank, active),
-            Message::Stand { generation } => self.stand(generation),
+            Message::Seal { generation } => self.seal(generation),
             Message::Follow(lead) => self.follow(lead),
             Message::Feed(follower) => self.commands.push(Command::Feed(follower)),
-            // This group's coordinator has taken it in before: at its address is another one now.
+            // The group's coordinator accepted it before, so another coordinator has this address
+            // now.
             Message::Refuse { .. } if self.has_belonged() => {
                 self.connected = false;
                 self.commands.push(Command::Reconnect);
@@ -305,10 +315,10 @@ impl Member {
                     self.commands.push(Command::Drain { reason });
                 }
             }
-            // A sign of life, or nothing that a coordinator says.
+            // A sign of life, or a message that no coordinator sends.
             Message::Heartbeat
             | Message::Hello(_)
-            | Message::Report(_)
+            | Message::SealReport(_)
             | Message::Broken { .. }
             | Message::CaughtUp { .. }
             | Message::Agreed { .. }
@@ -329,8 +339,8 @@ impl Member {
         }
         let news = generation > self.promised;
         self.promised = generation;
-        if self.standing.is_some() {
-            self.said = now;
+        if self.sealed.is_some() {
+            self.repeated_at = now;
             self.report();
         } else if news {
             self.commands.push(Command::Seal { generation, planned });
@@ -339,19 +349,19 @@ impl Member {
 
     fn enter(&mut self, rank: u32, active: Active) {
         let generation = active.generation;
-        let mine = active.seat(&self.hello.member).is_some_and(|seat| seat.rank == rank);
+        let mine = active.member(&self.hello.member).is_some_and(|ranked| ranked.rank == rank);
         if self.is_past(generation) || !mine {
             return;
         }
-        // Who is committed has reported, and stands still since.
-        let Some(Standing { held, .. }) = self.standing.take() else { return };
+        // A committed member has reported and stayed sealed since.
+        let Some(Sealed { held, .. }) = self.sealed.take() else { return };
         self.promised = generation;
-        self.following = None;
-        // Who drains is told so again in its new group.
+        self.catch_up = None;
+        // A draining member is told again in its new group.
         self.draining = false;
         self.hello.committed_generation = Some(generation);
-        let group = Group::of(rank, active);
-        // What it saved may have been given up since by those that it takes its state from.
+        let group = Assignment::of(rank, active);
+        // The checkpoint may hold steps that the sources have since given up.
         self.mark.take_if(|mark| !group.sources.contains(&rank) || group.base.step < mark.step);
         if held == Some(group.base) {
             (self.entered, self.followed) = (Some(generation), false);
@@ -359,17 +369,17 @@ impl Member {
         self.commands.push(Command::Enter(group));
     }
 
-    /// Whether its worker stands still.
-    pub(crate) fn stands(&self) -> bool {
-        self.standing.is_some()
+    /// Returns true while its worker is sealed.
+    pub(crate) fn has_sealed(&self) -> bool {
+        self.sealed.is_some()
     }
 
-    /// Whether it was committed to a generation.
+    /// Returns true once it was committed to a generation.
     pub(crate) fn has_belonged(&self) -> bool {
         self.hello.committed_generation.is_some()
     }
 
-    /// Whether a newer one was promised, or this one or a newer one was committed.
+    /// Returns true if a newer generation was promised, or this one or a newer one was committed.
     fn is_past(&self, generation: u64) -> bool {
         generation < self.promised || self.hello.committed_generation >= Some(generation)
     }
@@ -379,84 +389,84 @@ impl Member {
         self.commands.push(command);
     }
 
-    /// Heartbeats, repetitions, and doubts about a silent coordinator.
+    /// Sends heartbeats, repeats unanswered messages and leaves a silent coordinator.
     fn keep_in_touch(&mut self, now: Duration) {
         if self.over {
             return;
         }
-        if self.connected && now.saturating_sub(self.heard) > COORDINATOR_DEAD_AFTER {
+        if self.connected && now.saturating_sub(self.heard_at) > COORDINATOR_DEAD_AFTER {
             self.connected = false;
             self.commands.push(Command::Reconnect);
         }
-        if self.connected && now.saturating_sub(self.said) >= REPEAT_AFTER {
-            let waits = self.hello.committed_generation.is_none() || self.standing.is_some();
-            if waits && !self.is_asked() {
-                self.say_hello();
+        if self.connected && now.saturating_sub(self.repeated_at) >= REPEAT_AFTER {
+            let waits = self.hello.committed_generation.is_none() || self.sealed.is_some();
+            if waits && !self.is_asked_to_report() {
+                self.send_hello();
             }
             self.repeat(now);
         }
-        if self.connected && now.saturating_sub(self.beaten) >= HEARTBEAT_EVERY {
-            self.beaten = now;
-            self.say(Message::Heartbeat);
+        if self.connected && now.saturating_sub(self.heartbeat_at) >= HEARTBEAT_EVERY {
+            self.heartbeat_at = now;
+            self.send(Message::Heartbeat);
         }
-        let last = if self.connected { self.beaten } else { now };
+        let last = if self.connected { self.heartbeat_at } else { now };
         self.commands.push(Command::WakeAt(last + HEARTBEAT_EVERY));
     }
 
-    /// Says again what was not answered.
+    /// Repeats every message that was not answered.
     fn repeat(&mut self, now: Duration) {
-        self.said = now;
+        self.repeated_at = now;
         if let Some(reason) = self.leaving.clone().filter(|_| !self.draining) {
-            self.say(Message::Leave { reason });
+            self.send(Message::Leave { reason });
         }
         self.report();
         self.ask_to_be_let_in();
-        self.say_last_word();
+        self.send_last_word();
     }
 
-    /// Whether a generation is being prepared that this member is not committed to yet.
-    fn is_asked(&self) -> bool {
+    /// Returns true while a generation is being prepared to which this member is not committed yet.
+    fn is_asked_to_report(&self) -> bool {
         Some(self.promised) > self.hello.committed_generation.or(Some(0))
     }
 
     fn report(&mut self) {
-        let Some(Standing { held, broken }) = &self.standing else { return };
-        if self.is_asked() {
-            let report = Report {
+        let Some(Sealed { held, broken }) = &self.sealed else { return };
+        if self.is_asked_to_report() {
+            let report = SealReport {
                 generation: self.promised,
                 entered_generation: self.entered,
                 followed: self.followed,
                 state: *held,
             };
-            self.say(Message::Report(report));
+            self.send(Message::SealReport(report));
         } else if let (Some(generation), Some(broken)) = (self.hello.committed_generation, broken) {
-            self.say(Message::Broken { generation, broken: broken.clone() });
+            self.send(Message::Broken { generation, broken: broken.clone() });
         }
     }
 
-    fn say_plan(&mut self, (generation, summing): (u64, Summing)) {
-        self.say(Message::Agreed { generation, summing });
+    fn send_plan(&mut self, (generation, summing): (u64, PlanAgreement)) {
+        self.send(Message::Agreed { generation, summing });
     }
 
-    fn say_hello(&mut self) {
-        self.say(Message::Hello(Hello { stands: self.standing.is_some(), ..self.hello.clone() }));
+    fn send_hello(&mut self) {
+        self.send(Message::Hello(Hello { sealed: self.sealed.is_some(), ..self.hello.clone() }));
     }
 
-    fn say_last_word(&mut self) {
-        let (Some(word), newest) = (self.last_word.clone(), self.hello.committed_generation) else { return };
+    fn send_last_word(&mut self) {
+        let (Some(word), newest) = (self.final_report.clone(), self.hello.committed_generation) else { return };
         match (word, newest) {
-            (LastWord::Finished { step, digest, payload }, Some(generation)) => {
-                self.say(Message::Finished { generation, step, digest, payload });
+            (FinalReport::Finished { step, digest, payload }, Some(generation)) => {
+                self.send(Message::Finished { generation, step, digest, payload });
             }
-            (LastWord::Drained { step }, Some(generation)) => self.say(Message::Drained { generation, step }),
-            (LastWord::Fatal { message }, _) => self.say(Message::Fatal { message }),
-            (LastWord::Diverged { message }, _) => self.say(Message::Diverged { message }),
-            // It speaks for no group yet: the commitment that it missed is sent again.
-            (LastWord::Finished { .. } | LastWord::Drained { .. }, None) => {}
+            (FinalReport::Drained { step }, Some(generation)) => self.send(Message::Drained { generation, step }),
+            (FinalReport::Fatal { message }, _) => self.send(Message::Fatal { message }),
+            (FinalReport::Diverged { message }, _) => self.send(Message::Diverged { message }),
+            // It does not belong to a group yet: it missed the commit, which is sent again.
+            (FinalReport::Finished { .. } | FinalReport::Drained { .. }, None) => {}
         }
     }
 
-    fn say(&mut self, message: Message) {
+    fn send(&mut self, message: Message) {
         if self.connected {
             self.commands.push(Command::Send(message));
         }

@@ -1,43 +1,35 @@
-//! What coordinator and members say to each other, and how it lies on the wire.
+//! The messages between coordinator and members, and their form on the wire.
 //!
-//! A frame is `length: u32 | version: u16 | crc32c: u32 | body`, little-endian; the length counts the body, the checksum
-//! covers it, and the body is one [`Message`] in postcard.
+//! A frame is `length: u32 | version: u16 | crc32c: u32 | body`, little-endian. The length counts
+//! the body, the checksum covers it, and the body is one [`Message`] in postcard.
 
 use std::net::SocketAddr;
 
 use lockstep_collective::Origin;
 use serde::{Deserialize, Serialize};
 
-use crate::{Active, CheckpointMark, Digest, MemberId, Sampler};
+use crate::{Active, CheckpointMark, Digest, MemberId, PlanAgreement, Sampler};
 
-/// Changes whenever a message does. Two sides of different versions refuse each other by name.
+/// Changes whenever a message changes. Two sides with different versions refuse each other and name
+/// both versions.
 pub const PROTOCOL_VERSION: u16 = 10;
-/// Greatest body of a frame: a commit to two thousand members.
+/// The largest body of a frame: a commit to two thousand members.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
-/// Greatest payload of a progress report or a result.
+/// The largest payload of a progress report or a result.
 pub const MAX_PAYLOAD_BYTES: usize = 64 << 10;
-/// Greatest text in a message; a longer one is cut.
+/// The longest text in a message. A longer text is cut.
 pub const MAX_REASON_BYTES: usize = 4 << 10;
 
 const HEADER_BYTES: usize = 10;
 
-/// How the members of a group sum from some step on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summing {
-    /// Steps that were done before.
-    pub after: u64,
-    /// Digest of the plan.
-    pub plan: Digest,
-}
-
-/// What failed for a member that could not go on.
+/// The failure of a member that could not go on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Break {
-    /// What, naming the peer.
+    /// The cause, with the name of the peer.
     pub reason: String,
-    /// The rank that it was not connected with when the group was formed.
+    /// The rank that the member could not connect to when the group was formed.
     pub unreached: Option<u32>,
-    /// What broke an operation, as far as the member knows.
+    /// The origin of a broken operation, as far as the member knows it.
     pub origin: Option<Origin>,
 }
 
@@ -47,226 +39,237 @@ impl<T: Into<String>> From<T> for Break {
     }
 }
 
-/// Everything that is said on a control connection.
+/// Every message on a control connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// Member: who I am. First on every connection.
+    /// From a member: introduces itself. This is the first message on every connection.
     Hello(Hello),
-    /// Coordinator: you cannot belong to this group.
+    /// From the coordinator: refuses a process that cannot belong to this group.
     Refuse {
-        /// What differs from what, and what to do.
+        /// The difference that was found, and the remedy.
         reason: String,
-        /// Whether others of this attempt have trained: another process in your place may belong to them, and they need not end with you.
-        /// Otherwise trying again is useless.
+        /// True if other processes of this attempt have already trained. Another process of this
+        /// pod may then belong to the group, and the group need not end. Otherwise a retry is
+        /// useless.
         may_retry: bool,
     },
-    /// Coordinator: a new generation is being formed; promise never to complete a collective of an older one, and report.
+    /// From the coordinator: announces a new generation. The member seals and reports its state.
+    /// From then on it completes no collective of an older generation.
     Prepare {
-        /// Its number.
+        /// The number of the new generation.
         generation: u64,
-        /// Seal after a step that all agree on: nobody was lost, so no step needs to be.
+        /// True if no member was lost. The member then seals after a step on which all agree, so
+        /// that no step is lost.
         planned: bool,
     },
-    /// Member: I sealed, and this is what I hold.
-    Report(Report),
-    /// Member: a collective of this generation failed, and I stand still.
+    /// From a member: has sealed and holds this state.
+    SealReport(SealReport),
+    /// From a member: a collective of this generation failed, and the member has sealed.
     Broken {
         /// The generation.
         generation: u64,
-        /// What failed.
+        /// The failure.
         broken: Break,
     },
-    /// Coordinator: the generation is agreed and recorded; enter it.
+    /// From the coordinator: the generation is agreed and recorded, and the member may enter it.
     Commit {
-        /// Your rank in it.
+        /// The member's rank in it.
         rank: u32,
         /// The membership.
         active: Active,
     },
-    /// Coordinator: another group trains than the one that you may belong to; stand still, and say so, unless you follow it.
-    Stand {
-        /// The other group's number.
+    /// From the coordinator: another group trains. The process seals and says so, unless it follows
+    /// that group.
+    Seal {
+        /// The number of the other group's generation.
         generation: u64,
     },
-    /// Coordinator: a group trains without you; follow it until you hold what it holds.
-    Follow(Lead),
-    /// Coordinator: a newcomer follows your group; hand it your part of the state, and of every summed gradient from then on.
+    /// From the coordinator: a group trains without this newcomer, which follows it to catch up.
+    Follow(FollowedGroup),
+    /// From the coordinator: a newcomer follows the group. The member sends its part of the state,
+    /// then its part of every summed gradient.
     Feed(Follower),
-    /// Member: I hold what the group holds, or cannot follow it. Let me in, unless there is a rank that I am not connected with.
+    /// From a newcomer: has caught up or cannot, and wants to join. If it cannot connect to a rank,
+    /// it does not want to join yet.
     CaughtUp {
-        /// The group's number.
+        /// The number of the group's generation.
         generation: u64,
-        /// That rank: I would hold the group up.
+        /// The rank that the newcomer cannot connect to. As a member it would delay the group.
         unreached: Option<u32>,
     },
-    /// Member: how my group sums.
+    /// From a member: its group agreed on a plan.
     Agreed {
-        /// The group's number.
+        /// The number of the group's generation.
         generation: u64,
-        /// What its members agreed on.
-        summing: Summing,
+        /// The agreement.
+        summing: PlanAgreement,
     },
-    /// Either side: I am alive.
+    /// From either side: it is alive.
     Heartbeat,
-    /// Member: how far the training is.
+    /// From a member: the progress of the training.
     Progress {
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
-        /// The worker's report, opaque here.
+        /// The worker's report, opaque to this crate.
         payload: Vec<u8>,
     },
-    /// Member: a checkpoint is whole.
+    /// From a member: a checkpoint is complete.
     Checkpoint(CheckpointMark),
-    /// Member: I have to go; let the others go on without me after a step.
+    /// From a member: has to leave, and the others may go on without it after a step.
     Leave {
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// Member: my training thread does nothing; go on without me. The last message on its connection.
+    /// From a member: its training thread does not move, and the group goes on without it. This is
+    /// the last message on its connection.
     Stuck {
-        /// For how long, and what it was about to do.
+        /// The time since its last move, and its activity.
         reason: String,
     },
-    /// Coordinator: too few can stay; stop together after a step, and save it.
+    /// From the coordinator: too few members can stay. All stop together after a step and save it.
     Drain {
-        /// Who has to go, and why.
+        /// The members that have to leave, each with the cause.
         reason: String,
     },
-    /// Coordinator: the group is over; stop at once.
+    /// From the coordinator: the group is over, and the member stops at once.
     Abort {
-        /// Why, naming the member that was lost.
+        /// The cause, with the name of the lost member.
         reason: String,
     },
-    /// Member: the job cannot succeed as it is described.
+    /// From a member: the job cannot succeed as it is described.
     Fatal {
-        /// What was attempted, on what, and what to do.
+        /// The failed attempt, its object and the remedy.
         message: String,
     },
-    /// Member: what the members hold differs, or is not what they computed; all have to begin anew with the newest checkpoint.
+    /// From a member: the members' states differ from each other or from their computation. All
+    /// start again from the newest checkpoint.
     Diverged {
-        /// What differs, and what to do.
+        /// The difference, and the remedy.
         message: String,
     },
-    /// Member: the last step is done and all results are stored.
+    /// From a member: the last step is done and all results are stored.
     Finished {
-        /// The generation in which it was done.
+        /// The generation that did the last step.
         generation: u64,
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
-        /// Digest of the final state, the same on every member.
+        /// The digest of the final state, which is the same on every member.
         digest: Digest,
-        /// The worker's last report, opaque here.
+        /// The worker's last report, opaque to this crate.
         payload: Vec<u8>,
     },
-    /// Member: stopped after this step, as was asked; a checkpoint holds it.
+    /// From a member: has stopped after this step as requested, and a checkpoint holds it.
     Drained {
         /// The generation that stopped.
         generation: u64,
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
     },
-    /// Coordinator: you may go; your last word is recorded, or the group goes on without you.
+    /// From the coordinator: the process may end. Its final report is recorded, or the group goes
+    /// on without it.
     Release,
 }
 
-/// A member's account of itself.
+/// The introduction of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The job's uid.
+    /// The uid of the job.
     pub job: String,
-    /// How often all processes of the job were started anew.
+    /// The number of the attempt: it grows when all processes of the job start again.
     pub attempt: u32,
-    /// Who.
+    /// The identity of the member.
     pub member: MemberId,
-    /// Where it listens for gradients.
+    /// The address on which it listens for gradients.
     pub address: SocketAddr,
-    /// Of everything that decides what is computed: model, training, program version.
+    /// The digest of everything that decides the computation: model, training, program version.
     pub workload: Digest,
-    /// Of the data set.
+    /// The digest of the data set.
     pub data: Digest,
-    /// The newest generation that it was committed to, when it returns.
+    /// The newest generation that this process was committed to, if it returns.
     pub committed_generation: Option<u64>,
-    /// Whether it stands still: it completes no collective before it is committed to a newer generation.
-    pub stands: bool,
+    /// True once it has sealed: it completes no collective before it is committed to a newer
+    /// generation.
+    pub sealed: bool,
 }
 
 /// A group that a newcomer follows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lead {
-    /// Its number.
+pub struct FollowedGroup {
+    /// The number of its generation.
     pub generation: u64,
-    /// Where each rank listens for gradients, in rank order.
+    /// The address on which each rank listens for gradients, in rank order.
     pub addresses: Vec<SocketAddr>,
 }
 
 /// A newcomer that follows a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Follower {
-    /// The group's number.
+    /// The number of the group's generation.
     pub generation: u64,
-    /// Who.
+    /// The identity of the newcomer.
     pub member: MemberId,
-    /// Where it listens for what the members hand it.
+    /// The address on which it listens for the members' parts.
     pub address: SocketAddr,
 }
 
-/// A training state, by its name.
+/// The identity of a training state that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
-    /// Optimiser steps that it holds.
+pub struct HeldState {
+    /// The number of optimiser steps that it contains.
     pub step: u64,
-    /// Its digest; [`Digest::NONE`] before the first step.
+    /// Its digest. It is [`Digest::NONE`] before the first step.
     pub digest: Digest,
-    /// Where the sample sequence stands.
+    /// The position in the sample sequence.
     pub sampler: Sampler,
 }
 
-/// What a member holds after it sealed.
+/// The state that a member holds after it sealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct SealReport {
     /// The generation that is being prepared.
     pub generation: u64,
-    /// The last one of which it holds the state.
+    /// The last generation whose state it holds.
     pub entered_generation: Option<u64>,
-    /// It followed that one, and may lack the last steps.
+    /// True if it only followed this generation, so that it may lack the last steps.
     pub followed: bool,
-    /// What it holds; `None` while a state was being copied.
-    pub state: Option<State>,
+    /// The state, or `None` in the middle of a copy.
+    pub state: Option<HeldState>,
 }
 
-/// A frame that cannot be read. The connection is of no use any more.
+/// A frame that cannot be read. The connection is useless from then on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The other side is of another version.
+    /// The other side speaks another version.
     #[error(
         "the other side speaks version {theirs} of the membership protocol, this one {PROTOCOL_VERSION}: run the same version of lockstep everywhere"
     )]
     Version {
-        /// Its version.
+        /// The version of the other side.
         theirs: u16,
     },
-    /// A body beyond [`MAX_MESSAGE_BYTES`].
+    /// The body exceeds [`MAX_MESSAGE_BYTES`].
     #[error("a message of {bytes} bytes was announced, the limit is {MAX_MESSAGE_BYTES}")]
     TooLong {
-        /// Its length.
+        /// The announced length.
         bytes: usize,
     },
-    /// The body is not what was sent.
+    /// The body differs from the one that was sent.
     #[error("the checksum of a message does not match its bytes")]
     Checksum,
-    /// The body is no message.
+    /// The body is not a message.
     #[error("a frame holds no message of this protocol")]
     Malformed,
 }
 
 impl Message {
-    /// The frame that carries this message. A text beyond [`MAX_REASON_BYTES`] is cut.
+    /// Returns the frame that carries this message. It cuts a text beyond [`MAX_REASON_BYTES`].
     ///
     /// # Panics
-    /// When a payload or the members of a commit do not fit into [`MAX_MESSAGE_BYTES`].
+    /// Panics if a payload or the members of a commit do not fit into [`MAX_MESSAGE_BYTES`].
     #[must_use]
     pub fn to_frame(&self) -> Vec<u8> {
-        // Postcard fails only where serde cannot know a length beforehand, which no message contains.
+        // Postcard fails only if serde cannot know a length in advance. No message contains such a
+        // value.
         let body = postcard::to_stdvec(&self.within_limits())
             .unwrap_or_else(|error| unreachable!("a message always serialises: {error}"));
         assert!(body.len() <= MAX_MESSAGE_BYTES, "a message of {} bytes, the limit is {MAX_MESSAGE_BYTES}", body.len());
@@ -291,9 +294,9 @@ impl Message {
             | Self::Diverged { message: text } => text.truncate(text.floor_char_boundary(MAX_REASON_BYTES)),
             Self::Hello(_)
             | Self::Prepare { .. }
-            | Self::Report(_)
+            | Self::SealReport(_)
             | Self::Commit { .. }
-            | Self::Stand { .. }
+            | Self::Seal { .. }
             | Self::Follow(_)
             | Self::Feed(_)
             | Self::CaughtUp { .. }
@@ -309,7 +312,8 @@ impl Message {
     }
 }
 
-/// Cuts a stream of bytes into messages. Holds at most one frame and what came behind it in one read.
+/// Cuts a stream of bytes into messages. It holds at most one frame and the bytes that were read
+/// with it.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
@@ -317,16 +321,16 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Takes what was read.
+    /// Adds bytes that were read.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..std::mem::take(&mut self.taken));
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message, or `None` until more was read.
+    /// Returns the next message, or `None` if more bytes are needed.
     ///
     /// # Errors
-    /// A frame that cannot be read; every later call says the same.
+    /// Fails if the frame cannot be read. Every later call fails with the same error.
     pub fn next_message(&mut self) -> Result<Option<Message>, FrameError> {
         let rest = &self.buffer[self.taken..];
         let Some((header, rest)) = rest.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };

@@ -4,121 +4,136 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Incarnation, MemberId, Summing};
+use crate::{Digest, Incarnation, MemberId};
 
-/// The newest form of the record that this build reads, and the one that it writes.
+/// The newest record format that this build reads. It writes the same one.
 const FORMAT_VERSION: u32 = 4;
 
-/// The one truth about a job's memberships. Written on a membership change or a checkpoint, never per step.
+/// The one truth about a job's memberships. A change of the group or a checkpoint writes it, a step
+/// never does.
 ///
-/// Its numbers need all 64 bits: a store that keeps JSON numbers as floating point must keep [`Record::to_json`] as text.
+/// Its numbers need all 64 bits. A store that keeps JSON numbers as floating point must keep
+/// [`Record::to_json`] as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     version: u32,
-    /// The newest generation that a coordinator began to prepare; each number is prepared once.
+    /// The newest generation that a coordinator began to prepare. Each number is prepared once.
     pub alloc_generation: u64,
-    /// The coordinator that prepares it.
+    /// The coordinator that prepares this generation.
     pub alloc_by: String,
     /// The newest agreed membership.
     pub active: Option<Active>,
-    /// Its members have all stopped, with the state of this step in a checkpoint: nobody holds more.
+    /// The step after which all members stopped with their state in a checkpoint. No process holds
+    /// a later one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rested: Option<u64>,
-    /// How its members summed is in `history`.
+    /// True once `history` contains the plans of the newest membership.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub summed: bool,
-    /// The newest checkpoint that is whole.
+    /// The newest complete checkpoint.
     pub last_durable_checkpoint: Option<CheckpointMark>,
-    /// `h₀ = 0`; each membership adds itself, and once it is over the plans by which it summed: `hₙ = blake3(hₙ₋₁ ‖ link)`. Equal digests
-    /// mean that the same members summed in the same order. A plan is not in it where all who summed by it went before any coordinator
-    /// that was left could hear of it; the workers' own lines of plans tell of it.
+    /// The chain of all memberships and their plans, from `h₀ = 0` with `hₙ = blake3(hₙ₋₁ ‖ link)`.
+    /// A membership is added when it is recorded, its plans when it is over. Equal digests mean
+    /// that the same members summed in the same order. A plan is missing if all members that used
+    /// it were gone before a coordinator heard of it. The workers' own `plans.jsonl` still has it.
     pub history: Digest,
 }
 
-/// An agreed membership.
+/// The agreed membership of one generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Active {
-    /// Its number; every later one is greater.
+    /// The number of the generation. Every later one is greater.
     pub generation: u64,
-    /// How often all processes of the job had been started anew: those of an earlier attempt are gone for good.
+    /// The number of the attempt. All processes of an earlier attempt are gone for good.
     #[serde(default)]
     pub attempt: u32,
-    /// Who belongs to it, in rank order.
-    pub members: Vec<Seat>,
-    /// Optimiser steps that its state holds at first.
+    /// The members in rank order.
+    pub members: Vec<RankedMember>,
+    /// The number of optimiser steps in the state that the generation starts from.
     pub base_step: u64,
-    /// Digest of that state; [`Digest::NONE`] before the first step.
+    /// The digest of this state. It is [`Digest::NONE`] before the first step.
     pub base_digest: Digest,
-    /// Virtual shards of a global step.
+    /// The number of virtual shards of a global step.
     pub shards: u32,
-    /// Where the sample sequence stands at `base_step`.
+    /// The position in the sample sequence at `base_step`.
     pub sampler: Sampler,
-    /// Ranks that hold the state of `base_step`, and know how it came about.
+    /// The ranks that hold the state of `base_step` and know how it came about.
     pub sources: Vec<u32>,
-    /// Ranks that hold another state, and copy it from the sources. All others hold it, too.
+    /// The ranks that hold another state and copy this one from the sources. All other ranks hold
+    /// it already.
     #[serde(default)]
     pub copiers: Vec<u32>,
-    /// The state is a checkpoint that an earlier generation may have been ahead of: those steps are done again.
+    /// True if the state is a checkpoint and an earlier generation may have been ahead of it. Those
+    /// steps are repeated.
     pub rollback: bool,
 }
 
-/// A member and its rank.
+/// A member with its rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Seat {
+pub struct RankedMember {
     /// The member's pod.
     pub pod: String,
     /// The member's process.
     pub incarnation: Incarnation,
-    /// Where it listens for gradients.
+    /// The address on which it listens for gradients.
     pub address: SocketAddr,
     /// Its rank, from 0.
     pub rank: u32,
 }
 
-/// A place in the sequence of samples.
+/// A position in the sample sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sampler {
-    /// Seed of the permutations.
+    /// The seed of the permutations.
     pub seed: u64,
-    /// Passes over the data set that are done.
+    /// The number of completed passes over the data set.
     pub epoch: u64,
-    /// Samples of the present pass that are done.
+    /// The number of samples done in the current pass.
     pub cursor: u64,
 }
 
-/// A checkpoint that is whole. The one of a later step is greater.
+/// An agreement of a group's members to sum by a plan, from a certain step on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanAgreement {
+    /// The number of steps that were done before.
+    pub after: u64,
+    /// The digest of the plan.
+    pub plan: Digest,
+}
+
+/// A complete checkpoint. The checkpoint of a later step compares as greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointMark {
-    /// Optimiser steps that it holds.
+    /// The number of optimiser steps that it holds.
     pub step: u64,
-    /// Digest of its manifest.
+    /// The digest of its manifest.
     pub manifest_digest: Digest,
 }
 
 /// A record that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// A newer build wrote it.
+    /// A newer build wrote the record.
     #[error(
         "the membership record has format version {found}, this build reads up to {FORMAT_VERSION}: \
          run the version of lockstep that wrote it, or a later one"
     )]
     Newer {
-        /// Its format version.
+        /// The format version of the record.
         found: u32,
     },
-    /// It is no record.
+    /// The text is not a record.
     #[error("the membership record cannot be read: {0}; restore it, or delete it to start from the newest checkpoint")]
     Malformed(#[source] serde_json::Error),
 }
 
 impl Record {
-    /// That of a job which never had a group.
+    /// Returns the record of a job that never had a group.
     #[must_use]
     pub fn empty() -> Self {
         Self {
@@ -133,56 +148,57 @@ impl Record {
         }
     }
 
-    /// This record after `coordinator` allocated the next generation.
+    /// Returns this record after `coordinator` allocated the next generation.
     #[must_use]
     pub fn allocate(&self, coordinator: &str) -> Self {
         Self { alloc_generation: self.alloc_generation + 1, alloc_by: coordinator.to_owned(), ..self.clone() }
     }
 
-    /// This record after `active` was agreed. A checkpoint of steps that it gives up is one no more.
+    /// Returns this record after `active` was agreed. It drops a checkpoint of steps that `active`
+    /// gives up.
     #[must_use]
     pub fn activate(&self, active: Active) -> Self {
         let given_up = |mark: &mut CheckpointMark| active.rollback && active.base_step < mark.step;
         let mut last_durable_checkpoint = self.last_durable_checkpoint;
         last_durable_checkpoint.take_if(given_up);
-        let history = self.linked(json(&active).as_bytes());
+        let history = self.with_link(json(&active).as_bytes());
         Self { history, active: Some(active), rested: None, summed: false, last_durable_checkpoint, ..self.clone() }
     }
 
-    /// This record after its newest membership has summed in this way.
+    /// Returns this record after its newest membership agreed on a plan.
     #[must_use]
-    pub fn summed_by(&self, summing: &Summing) -> Self {
-        let Summing { after, plan } = summing;
-        let history = self.linked(&[&after.to_le_bytes(), &plan.as_bytes()[..]].concat());
+    pub fn summed_by(&self, summing: &PlanAgreement) -> Self {
+        let PlanAgreement { after, plan } = summing;
+        let history = self.with_link(&[&after.to_le_bytes(), &plan.as_bytes()[..]].concat());
         Self { history, summed: true, ..self.clone() }
     }
 
-    fn linked(&self, link: &[u8]) -> Digest {
+    fn with_link(&self, link: &[u8]) -> Digest {
         Digest::of(&[self.history.as_bytes().as_slice(), link].concat())
     }
 
-    /// This record after all members had stopped with the state of `step` in a checkpoint.
+    /// Returns this record after all members stopped with the state of `step` in a checkpoint.
     #[must_use]
     pub fn rest(&self, step: u64) -> Self {
         Self { rested: Some(step), ..self.clone() }
     }
 
-    /// This record after a checkpoint became whole.
+    /// Returns this record after a checkpoint became complete.
     #[must_use]
     pub fn mark(&self, checkpoint: CheckpointMark) -> Self {
         Self { last_durable_checkpoint: Some(checkpoint), ..self.clone() }
     }
 
-    /// As text.
+    /// Returns the record as JSON text.
     #[must_use]
     pub fn to_json(&self) -> String {
         json(self)
     }
 
-    /// Reads [`Record::to_json`] back.
+    /// Reads the text of [`Record::to_json`].
     ///
     /// # Errors
-    /// A record of a newer format version, or no record.
+    /// Fails if the record has a newer format version, or if the text is not a record.
     pub fn from_json(text: &str) -> Result<Self, RecordError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -198,22 +214,23 @@ impl Record {
 }
 
 impl Active {
-    /// The seat of this very process.
+    /// Returns the entry of this very process.
     #[must_use]
-    pub fn seat(&self, member: &MemberId) -> Option<&Seat> {
-        self.members.iter().find(|seat| seat.pod == member.pod && seat.incarnation == member.incarnation)
+    pub fn member(&self, member: &MemberId) -> Option<&RankedMember> {
+        self.members.iter().find(|ranked| ranked.pod == member.pod && ranked.incarnation == member.incarnation)
     }
 
-    /// Who reports, saves and tells the result: the first that holds the state already, as it knows what came before.
+    /// Returns the member that reports, saves and announces the result. It is the first source,
+    /// because a source knows what happened before.
     #[must_use]
-    pub fn reporter(&self) -> Option<&Seat> {
+    pub fn reporter(&self) -> Option<&RankedMember> {
         let rank = self.sources.first()?;
-        self.members.iter().find(|seat| seat.rank == *rank)
+        self.members.iter().find(|ranked| ranked.rank == *rank)
     }
 }
 
-impl Seat {
-    /// Who sits there.
+impl RankedMember {
+    /// Returns the identity of this member.
     #[must_use]
     pub fn id(&self) -> MemberId {
         MemberId { pod: self.pod.clone(), incarnation: self.incarnation }
@@ -221,7 +238,7 @@ impl Seat {
 }
 
 fn json(value: &impl Serialize) -> String {
-    // Nothing in a record can fail to serialise: no maps with other keys than strings, no fallible Serialize.
+    // A record always serialises: its map keys are strings and no `Serialize` in it can fail.
     serde_json::to_string(value).unwrap_or_else(|error| unreachable!("a record is always JSON: {error}"))
 }
 
@@ -233,7 +250,7 @@ mod tests {
         Active {
             generation,
             attempt: 0,
-            members: vec![Seat {
+            members: vec![RankedMember {
                 pod: "w-0".into(),
                 incarnation: Incarnation::from_u128(7),
                 address: SocketAddr::from(([10, 0, 0, 1], 7071)),
@@ -277,12 +294,12 @@ mod tests {
         let once = Record::empty().activate(active(1));
         let twice = once.activate(active(2));
         assert_ne!(once.history, twice.history);
-        assert_ne!(twice.history, Record::empty().activate(active(2)).history, "the past counts");
-        assert_eq!(once.history, once.allocate("c-1").history, "an allocation is no membership");
+        assert_ne!(twice.history, Record::empty().activate(active(2)).history, "earlier memberships count");
+        assert_eq!(once.history, once.allocate("c-1").history, "an allocation does not change the history");
         let summed =
-            |after, plan| once.summed_by(&Summing { after, plan: Digest::of(plan) }).activate(active(2)).history;
+            |after, plan| once.summed_by(&PlanAgreement { after, plan: Digest::of(plan) }).activate(active(2)).history;
         let plans = [summed(0, b"ring"), summed(0, b"tree"), summed(5, b"ring"), twice.history];
         let distinct: std::collections::BTreeSet<_> = plans.iter().map(ToString::to_string).collect();
-        assert_eq!(distinct.len(), plans.len(), "so does how its members summed, and from when on");
+        assert_eq!(distinct.len(), plans.len(), "the plan and its first step count as well");
     }
 }

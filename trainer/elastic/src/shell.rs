@@ -1,11 +1,13 @@
-//! Sockets, a clock and a thread for the two state machines. No decision is made here.
+//! Sockets, a clock and a thread for the two state machines. This module takes no decisions.
 
+mod connection;
 mod coordinate;
-mod line;
+mod event;
+mod mailbox;
 mod membership;
 mod reach;
-mod shared;
 
 pub use coordinate::{Notice, coordinate};
-pub use membership::{Event, Farewell, FarewellError, JoinError, Membership, Place};
+pub use event::MembershipEvent;
+pub use membership::{Admission, FinalReply, FinalReportError, JoinError, Membership};
 pub use reach::Obstacle;

@@ -1,4 +1,5 @@
-//! Where the durable record lies. Leader election is no fence; this compare-and-swap is.
+//! Storage of the durable record. Leader election cannot fence a coordinator off; this
+//! compare-and-swap can.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -11,18 +12,19 @@ use std::{
 
 use crate::{Digest, Record, RecordError};
 
-/// How long another process may hold the file's lock.
+/// Another process may hold the lock of the file this long.
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 const LOCK_RETRY: Duration = Duration::from_millis(5);
-/// A record of a thousand members is a tenth of this.
+/// A record of a thousand members takes a tenth of this.
 const MAX_RECORD_BYTES: u64 = 4 << 20;
 
-/// Keeps the record and changes it only when nobody else did.
+/// Stores the record and replaces it only if nobody else has changed it.
 pub trait GenerationStore: Send + Sync + 'static {
-    /// The record and its version; `None` before the first one.
+    /// Returns the record and its version, or `None` before the first record.
     fn load(&self) -> impl Future<Output = Result<Option<(Record, Version)>, StoreError>> + Send;
 
-    /// Replaces the record if its version is still `expected`, where `None` means that there must be no record yet.
+    /// Replaces the record if its version is still `expected`. `None` means that no record may
+    /// exist yet.
     fn compare_and_swap(
         &self,
         expected: Option<&Version>,
@@ -30,78 +32,81 @@ pub trait GenerationStore: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Swap, StoreError>> + Send;
 }
 
-/// What identifies one state of the record: a file's content, or an object's `resourceVersion`.
+/// Identifies one state of the record: a digest of the file's content, or an object's
+/// `resourceVersion`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version(pub String);
 
-/// What became of a compare-and-swap.
+/// The result of a compare-and-swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swap {
-    /// The record is the new one, under this version.
+    /// The new record is stored under this version.
     Swapped(Version),
-    /// Somebody else changed it first.
+    /// Another process changed the record first.
     Conflict,
 }
 
-/// A store that could not be read or written.
+/// A failure to read or write the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Out of reach for now; trying again may help.
+    /// The store is out of reach for now. A retry may help.
     #[error("the membership record at {place} is out of reach: {cause}")]
     Unavailable {
-        /// File or object.
+        /// The file or the object.
         place: String,
-        /// Why.
+        /// The cause.
         cause: String,
     },
-    /// Refused until somebody mends what holds the record; that may never be, as while a job and its rights are being deleted.
+    /// The store refuses access until a person repairs its permissions. That may never happen, for
+    /// example while the job is being deleted.
     #[error("the membership record at {place} is out of reach: {cause}; {advice}")]
     Forbidden {
-        /// File or object.
+        /// The file or the object.
         place: String,
-        /// Why.
+        /// The cause.
         cause: String,
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
-    /// Refused; trying again does not help.
+    /// The store refuses the record. A retry does not help.
     #[error("the membership record at {place} is refused: {cause}; {advice}")]
     Refused {
-        /// File or object.
+        /// The file or the object.
         place: String,
-        /// Why.
+        /// The cause.
         cause: String,
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
-    /// What lies there is no record that can be used.
+    /// The stored text is not a record that this build can use.
     #[error("{place}: {source}")]
     Record {
-        /// File or object.
+        /// The file or the object.
         place: String,
-        /// Why.
+        /// The cause.
         source: RecordError,
     },
-    /// Not permitted, or not possible; trying again does not help.
+    /// The operating system does not permit the access, or it is impossible. A retry does not help.
     #[error("cannot {attempt} the membership record at {place}: {source}")]
     Io {
-        /// What was attempted.
+        /// The operation that was attempted.
         attempt: &'static str,
-        /// File or object.
+        /// The file or the object.
         place: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// Keeps the record in a local file, for groups without a cluster. Processes exclude each other by a lock beside it.
+/// Keeps the record in a local file, for groups outside a cluster. A lock file beside it serialises
+/// the processes.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
 }
 
 impl FileStore {
-    /// Keeps the record at `path`; its folder must exist.
+    /// Returns a store for the record at `path`. Its folder must exist.
     #[must_use]
     pub const fn new(path: PathBuf) -> Self {
         Self { path }
@@ -146,7 +151,8 @@ impl FileStore {
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 
-    /// The lock's own file stays: a file that is deleted while others wait for it excludes nobody.
+    /// The lock file is never deleted. A deleted file would exclude nobody while other processes
+    /// still wait for it.
     fn lock(&self) -> Result<File, StoreError> {
         let path = beside(&self.path, ".lock");
         let file = OpenOptions::new()
@@ -177,7 +183,7 @@ impl FileStore {
             | io::ErrorKind::NotADirectory
             | io::ErrorKind::IsADirectory
             | io::ErrorKind::InvalidData => StoreError::Io { attempt, place, source },
-            // Disks are full, read-only or out of reach for a while.
+            // A disk may be full, read-only or unreachable for a while.
             _ => StoreError::Unavailable { place, cause: format!("cannot {attempt} it: {source}") },
         }
     }
@@ -190,16 +196,16 @@ impl FileStore {
 impl GenerationStore for FileStore {
     async fn load(&self) -> Result<Option<(Record, Version)>, StoreError> {
         let store = self.clone();
-        off_the_runtime(move || store.load_now()).await
+        run_blocking(move || store.load_now()).await
     }
 
     async fn compare_and_swap(&self, expected: Option<&Version>, record: &Record) -> Result<Swap, StoreError> {
         let (store, expected, record) = (self.clone(), expected.cloned(), record.clone());
-        off_the_runtime(move || store.swap_now(expected.as_ref(), &record)).await
+        run_blocking(move || store.swap_now(expected.as_ref(), &record)).await
     }
 }
 
-async fn off_the_runtime<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
@@ -207,7 +213,7 @@ async fn off_the_runtime<T: Send + 'static>(
     })
 }
 
-/// Content decides: two equal records are the same state of the job.
+/// The content decides the version: two equal records are the same state of the job.
 fn version_of(text: &str) -> Version {
     Version(Digest::of(text.as_bytes()).to_string())
 }

@@ -53,7 +53,7 @@ struct Candidate {
 /// Measures all sizes by all candidates. `None` where the group changes before all is measured.
 pub(crate) fn measure(
     member: &Member<'_>,
-    formed: &lockstep_elastic::Group,
+    formed: &lockstep_elastic::Assignment,
     collectives: &Collectives,
     communication: &Communication,
 ) -> Result<Option<Ending>, Failure> {

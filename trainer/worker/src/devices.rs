@@ -10,7 +10,7 @@ mod gathered;
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use lockstep_data::{Loader, Step};
-use lockstep_elastic::Work;
+use lockstep_elastic::ActivityMonitor;
 use lockstep_nn::{Cpu, Replica, Sgd, StepResult};
 
 pub(crate) use self::gathered::Gathered;
@@ -88,7 +88,7 @@ impl Devices {
         first: &mut Replica<Cpu>,
         loaders: &mut Vec<Loader>,
         step: Step,
-        work: &Arc<Work>,
+        work: &Arc<ActivityMonitor>,
         submit: &mut dyn FnMut(usize, Gathered),
     ) -> Duration {
         let Self { devices, announced, gradients: _ } = self;
@@ -299,7 +299,7 @@ mod tests {
         let step = next_step(&mut loaders);
         let mut gathered = Vec::new();
         let mut submit = |_, sum, taken| gathered.push(Gathered::among(&further.announced, sum, taken));
-        gradients::of_share(&mut first, &mut loaders[0], step, Part::Watched(&Work::default()), &mut submit);
+        gradients::of_share(&mut first, &mut loaders[0], step, Part::Watched(&ActivityMonitor::default()), &mut submit);
         let waits = thread::spawn(move || gathered[0].whole().len());
         break_a_device(&mut further);
         assert!(waits.join().is_err(), "a sum of one device alone");

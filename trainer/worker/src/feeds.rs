@@ -24,7 +24,7 @@ use std::{
 };
 
 use lockstep_collective::{Abort, Group as Star};
-use lockstep_elastic::{Follower, Group, MemberId};
+use lockstep_elastic::{Assignment, Follower, MemberId};
 use tracing::{info, warn};
 
 use crate::{
@@ -72,7 +72,7 @@ struct Feed {
 
 impl<'a> Feeds<'a> {
     /// As a member of this generation.
-    pub(crate) fn new(member: &'a Member<'a>, group: &Group) -> Self {
+    pub(crate) fn new(member: &'a Member<'a>, group: &Assignment) -> Self {
         Self {
             member,
             generation: group.generation,

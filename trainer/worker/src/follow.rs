@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lockstep_collective::{Group as Star, Tag};
-use lockstep_elastic::{Activity, Group, Lead, Place};
+use lockstep_elastic::{Activity, Admission, Assignment, FollowedGroup};
 use tracing::info;
 
 use crate::{failure::Failure, feeds::MAX_BEHIND, member::Member, trainee::Trainee};
@@ -37,11 +37,15 @@ impl Parcel {
 }
 
 /// From place to place until this worker belongs to a group.
-pub(crate) fn until_let_in(member: &Member<'_>, trainee: &mut Trainee, mut place: Place) -> Result<Group, Failure> {
+pub(crate) fn until_let_in(
+    member: &Member<'_>,
+    trainee: &mut Trainee,
+    mut place: Admission,
+) -> Result<Assignment, Failure> {
     loop {
         match place {
-            Place::Member(group) => return Ok(group),
-            Place::Newcomer(lead) => {
+            Admission::Member(group) => return Ok(group),
+            Admission::Newcomer(lead) => {
                 let ended = follow(member, trainee, &lead);
                 let failed = ended.err().filter(|_| member.membership.sealing().is_none());
                 let why = failed.as_ref().map_or("it changes".to_owned(), Failure::to_string);
@@ -53,7 +57,7 @@ pub(crate) fn until_let_in(member: &Member<'_>, trainee: &mut Trainee, mut place
 }
 
 /// Follows a group until it changes, or hands over nothing more; its state is whole at every moment.
-fn follow(member: &Member<'_>, trainee: &mut Trainee, lead: &Lead) -> Result<(), Failure> {
+fn follow(member: &Member<'_>, trainee: &mut Trainee, lead: &FollowedGroup) -> Result<(), Failure> {
     let sources = lead.addresses.len();
     let mut star = member.follow(lead)?;
     trainee.put_gradients(None, 0);

@@ -20,7 +20,7 @@
 use std::time::{Duration, Instant};
 
 use lockstep_data::{Batch, Loader, Seat, Step, Tally};
-use lockstep_elastic::{Activity, Work};
+use lockstep_elastic::{Activity, ActivityMonitor};
 use lockstep_nn::{Cpu, Replica};
 
 use crate::training::Bucket;
@@ -29,9 +29,9 @@ use crate::training::Bucket;
 #[derive(Clone, Copy)]
 pub(crate) enum Part<'a> {
     /// It is the thread that is watched: what it does is what the worker does.
-    Watched(&'a Work),
+    Watched(&'a ActivityMonitor),
     /// The watched thread waits for it, and has come further when it has.
-    Beside(&'a Work),
+    Beside(&'a ActivityMonitor),
 }
 
 /// Of the whole share, buckets handed over as they become ready.
@@ -63,7 +63,7 @@ pub(crate) fn of_parts(
     loader: &mut Loader,
     step: Step,
     seat: Seat,
-    work: &Work,
+    work: &ActivityMonitor,
     submit: &mut dyn FnMut(usize, Bucket, Tally),
 ) -> Duration {
     let scale = 1.0 / step.samples as f32;

@@ -15,8 +15,8 @@ use std::{
 
 use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, Sockets, Waiting};
 use lockstep_elastic::{
-    Break, Digest, Event, Farewell, FarewellError, Group, Hello, Incarnation, JoinError, Lead, MemberId, Membership,
-    Obstacle, Place, State,
+    Admission, Assignment, Break, Digest, FinalReply, FinalReportError, FollowedGroup, HeldState, Hello, Incarnation,
+    JoinError, MemberId, Membership, MembershipEvent, Obstacle,
 };
 use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, Store, Task};
 use tracing::{error, info, warn};
@@ -92,8 +92,8 @@ impl<'a> Member<'a> {
         stop: &'a Stop,
         ready: &'a Ready,
         data: Digest,
-        held: State,
-    ) -> Result<(Self, Place), Failure> {
+        held: HeldState,
+    ) -> Result<(Self, Admission), Failure> {
         let listener = Listener::bind(data_address(launch)?, launch.ports.data)
             .map_err(|error| Failure::fatal(with_causes(&error)))?;
         let listener = match identity(launch)? {
@@ -112,19 +112,19 @@ impl<'a> Member<'a> {
             let (awaits_feed, newcomers) = (Arc::clone(&awaits_feed), Arc::clone(&newcomers));
             move |event| match event {
                 // Nobody begins to hand anything over any more.
-                Event::Seal { planned: true } if awaits_feed.load(Ordering::SeqCst) => end(&abort, CHANGES),
-                Event::Seal { planned: true } => info!("the group is about to change"),
-                Event::Feed(follower) => {
+                MembershipEvent::Seal { planned: true } if awaits_feed.load(Ordering::SeqCst) => end(&abort, CHANGES),
+                MembershipEvent::Seal { planned: true } => info!("the group is about to change"),
+                MembershipEvent::Feed(follower) => {
                     newcomers.lock().unwrap_or_else(PoisonError::into_inner).push_back(follower.clone());
                 }
-                Event::Seal { planned: false } => end(&abort, CHANGES),
-                Event::Abort { reason } => end(&abort, reason),
-                Event::Released => end(&abort, "this worker is needed no more"),
-                Event::Drain { reason } => info!(reason, "asked to drain"),
-                Event::CoordinatorLost => warn!("coordinator out of reach; the work goes on"),
-                Event::CoordinatorFound => info!("coordinator found again"),
-                Event::Stuck { reason } => warn!(reason, "left the group, which goes on without this worker"),
-                Event::Hung { reason } => end_hung_process(&ending, reason),
+                MembershipEvent::Seal { planned: false } => end(&abort, CHANGES),
+                MembershipEvent::Abort { reason } => end(&abort, reason),
+                MembershipEvent::Released => end(&abort, "this worker is needed no more"),
+                MembershipEvent::Drain { reason } => info!(reason, "asked to drain"),
+                MembershipEvent::CoordinatorLost => warn!("coordinator out of reach; the work goes on"),
+                MembershipEvent::CoordinatorFound => info!("coordinator found again"),
+                MembershipEvent::Stuck { reason } => warn!(reason, "left the group, which goes on without this worker"),
+                MembershipEvent::Hung { reason } => end_hung_process(&ending, reason),
             }
         });
         stop.steps_begin({
@@ -161,7 +161,7 @@ impl<'a> Member<'a> {
     }
 
     /// Binds the members of a generation to each other.
-    pub(crate) fn form(&self, group: &Group) -> Result<Ranks, Failure> {
+    pub(crate) fn form(&self, group: &Assignment) -> Result<Ranks, Failure> {
         let abort = self.fresh_abort(|sealing| sealing == Some(false));
         let Communication { backend, sockets_per_peer, .. } = self.launch.task.communication();
         let sockets = Sockets::new(usize::from(*sockets_per_peer))
@@ -177,7 +177,7 @@ impl<'a> Member<'a> {
     }
 
     /// Binds this worker to the members of a group that it follows, as the rank after theirs.
-    pub(crate) fn follow(&self, lead: &Lead) -> Result<Ranks, Failure> {
+    pub(crate) fn follow(&self, lead: &FollowedGroup) -> Result<Ranks, Failure> {
         self.awaits_feed.store(true, Ordering::SeqCst);
         let abort = self.fresh_abort(|sealing| sealing.is_some());
         let seat = self.seat(lead.generation, lead.addresses.len() as u32);
@@ -227,7 +227,7 @@ impl<'a> Member<'a> {
 
     /// Stands still, holding `held`, until this worker is to do something else. `broken` tells what failed, if anything.
     /// A member may hold what nobody else does, and waits for a coordinator however long there is none.
-    pub(crate) fn regroup(&self, held: State, broken: Option<Break>) -> Result<Place, Failure> {
+    pub(crate) fn regroup(&self, held: HeldState, broken: Option<Break>) -> Result<Admission, Failure> {
         let patience = if self.membership.has_belonged() { Duration::MAX } else { COORDINATOR_PATIENCE };
         let place = self
             .membership
@@ -237,9 +237,9 @@ impl<'a> Member<'a> {
         Ok(place)
     }
 
-    fn take(&self, place: &Place) {
-        let Place::Member(group) = place else { return };
-        let Group { generation, rank, world, base, .. } = group;
+    fn take(&self, place: &Admission) {
+        let Admission::Member(group) = place else { return };
+        let Assignment { generation, rank, world, base, .. } = group;
         info!(generation, rank, world, base_step = base.step, "group formed");
         self.ready.store(true, Ordering::Relaxed);
     }
@@ -258,9 +258,9 @@ impl<'a> Member<'a> {
     /// Says that all stopped after `step`, as was asked. `None` when the group goes on after all.
     pub(crate) fn drained(&self, step: u64) -> Option<Failure> {
         match self.membership.drained(step, FAREWELL_PATIENCE) {
-            Ok(Farewell::Changed) => return None,
-            Ok(Farewell::Recorded) => {}
-            Err(FarewellError::Aborted { reason }) => {
+            Ok(FinalReply::Changed) => return None,
+            Ok(FinalReply::Recorded) => {}
+            Err(FinalReportError::Aborted { reason }) => {
                 return Some(Failure::retry(format!("stopped after step {step}, which is saved: {reason}")));
             }
             Err(error) => warn!(%error, "the coordinator does not know that this worker drained"),
@@ -274,8 +274,8 @@ impl<'a> Member<'a> {
         let says_something = ending != Ending::default();
         let payload = if says_something { serde_json::to_vec(&ending).map_err(Failure::fatal)? } else { Vec::new() };
         match self.membership.finished(step, digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)? {
-            Farewell::Recorded => Ok(Some(ending)),
-            Farewell::Changed => Ok(None),
+            FinalReply::Recorded => Ok(Some(ending)),
+            FinalReply::Changed => Ok(None),
         }
     }
 }
@@ -356,7 +356,7 @@ fn hello(launch: &Launch, data: Digest, listener: &Listener) -> Result<Hello, Fa
         workload: Digest::of(format!("{} {task}", env!("CARGO_PKG_VERSION")).as_bytes()),
         data,
         committed_generation: None,
-        stands: true,
+        sealed: true,
     })
 }
 

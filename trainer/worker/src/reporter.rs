@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_elastic::{Group, Membership};
+use lockstep_elastic::{Assignment, Membership};
 use lockstep_launch::{Progress, Straggler};
 use tracing::{info, warn};
 
@@ -31,7 +31,7 @@ const MOST_UNSEEN: u64 = 100_000;
 /// What one worker does besides training: journal, and reports.
 pub(crate) struct Reporter<'a> {
     membership: &'a Membership,
-    group: &'a Group,
+    group: &'a Assignment,
     storage: &'a Storage,
     metrics: &'a Metrics,
     journal: Journal,
@@ -47,7 +47,7 @@ impl<'a> Reporter<'a> {
     /// Goes on where the group begins, in the journal of `storage`.
     pub(crate) fn open(
         membership: &'a Membership,
-        group: &'a Group,
+        group: &'a Assignment,
         storage: &'a Storage,
         metrics: &'a Metrics,
         trainee: &Trainee,

@@ -22,7 +22,7 @@ use std::{
 use lockstep_checkpoint::{
     BLOCK_VALUES, CheckpointError, Committed, Ended, Facts, Layout, Part, Position, Snapshotter, Taken,
 };
-use lockstep_elastic::{Digest, Group, Membership};
+use lockstep_elastic::{Assignment, Digest, Membership};
 use lockstep_launch::{CheckpointMark, ShortGrace};
 use lockstep_nn::{Cpu, DIGEST_BLOCK, Replica, StateDigest, digest_blocks};
 use tracing::{info, warn};
@@ -106,7 +106,7 @@ impl<'a> Saver<'a> {
         storage: &'a Storage,
         member: &'a Member<'_>,
         replica: &Replica<Cpu>,
-        group: &Group,
+        group: &Assignment,
         interval: Duration,
     ) -> Result<Self, Failure> {
         let layout = storage.layout(replica)?;
@@ -138,7 +138,7 @@ impl<'a> Saver<'a> {
 
     /// Gives up what the group before this one has not stored. Where another one reports, this rank's checkpoints are not the newest
     /// for long.
-    pub(crate) fn enter(&mut self, group: &Group) {
+    pub(crate) fn enter(&mut self, group: &Assignment) {
         self.snapshotter.give_up();
         self.rank = group.rank;
         self.world = NonZeroU32::new(group.world).unwrap_or(NonZeroU32::MIN);
@@ -386,7 +386,7 @@ impl<'a> Saver<'a> {
 
     /// Whether a process that is asked to end has time for another checkpoint that takes as long.
     fn look_at_grace(&mut self, saving: Duration) {
-        let step = self.membership.work().glimpse().step.unwrap_or_default();
+        let step = self.membership.work().sample().step.unwrap_or_default();
         self.short_grace = short_grace(step, self.evaluating, saving, self.grace_seconds);
         if let Some(short) = self.short_grace.filter(|_| !self.is_warned) {
             self.is_warned = true;

@@ -1,13 +1,18 @@
 //! Whether all workers see the same storage: one leaves a token, and each says whether it finds it.
 
-use lockstep_elastic::Group;
+use lockstep_elastic::Assignment;
 use tracing::{info, warn};
 
 use crate::{failure::Failure, member::Member, storage::Storage, training::Rank};
 
 /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes. Where some have
 /// trained with it, those that came later go, and the others go on.
-pub(crate) fn check(member: &Member<'_>, storage: &Storage, rank: &mut Rank<'_>, group: &Group) -> Result<(), Failure> {
+pub(crate) fn check(
+    member: &Member<'_>,
+    storage: &Storage,
+    rank: &mut Rank<'_>,
+    group: &Assignment,
+) -> Result<(), Failure> {
     let mut unchecked = vec![0.0; group.world as usize];
     unchecked[group.rank as usize] = f32::from(u8::from(!rank.trainee.storage_is_checked));
     rank.sum(&mut unchecked)?;
@@ -45,7 +50,7 @@ pub(crate) fn check(member: &Member<'_>, storage: &Storage, rank: &mut Rank<'_>,
 fn blind_ranks(
     storage: &Storage,
     rank: &mut Rank<'_>,
-    group: &Group,
+    group: &Assignment,
     token: &str,
     left: Result<(), Failure>,
 ) -> Result<Option<Vec<f32>>, Failure> {

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, ops::Range, time::Duration};
 use lockstep_checkpoint::{Checkpoint, Destination, Layout, NoPlace};
 use lockstep_collective::{Costs, Group as Ranks, SharedArena, Tag};
 use lockstep_data::{Samples, Seat};
-use lockstep_elastic::{Digest, Group, Sampler, State};
+use lockstep_elastic::{Assignment, Digest, HeldState, Sampler};
 use lockstep_launch::DamagedCheckpoint;
 use lockstep_nn::{Cpu, Device, Network, Replica, StepResult};
 use tracing::info;
@@ -125,11 +125,11 @@ impl Trainee {
     }
 
     /// What it holds.
-    pub(crate) fn held(&mut self) -> State {
+    pub(crate) fn held(&mut self) -> HeldState {
         let Recipe { seed, steps_per_epoch, global_batch, .. } = self.recipe;
         let digest = if self.step == 0 { Digest::NONE } else { Digest::from_bytes(self.replica.digest()) };
         let (epoch, cursor) = (self.step / steps_per_epoch, self.step % steps_per_epoch * global_batch);
-        State { step: self.step, digest, sampler: Sampler { seed, epoch, cursor } }
+        HeldState { step: self.step, digest, sampler: Sampler { seed, epoch, cursor } }
     }
 
     /// Leaves the step that was under way, once nothing of it is lent out.
@@ -139,7 +139,7 @@ impl Trainee {
     }
 
     /// Is one of this group from now on; gives where its ranks are.
-    pub(crate) fn meet(&mut self, group: &Group) -> Places {
+    pub(crate) fn meet(&mut self, group: &Assignment) -> Places {
         self.places = Places::of(&group.addresses);
         self.places
     }
@@ -166,13 +166,13 @@ impl Trainee {
 
     /// How long the host of a rank may acknowledge nothing while a state is copied: who copies it takes parts of it from one rank at a time,
     /// and those whose turn has not come wait until the others' are there.
-    pub(crate) fn copying_limit(&self, group: &Group) -> Duration {
+    pub(crate) fn copying_limit(&self, group: &Assignment) -> Duration {
         let bytes = group.copiers.len() * self.replica.state_elements() * size_of::<f32>();
         LIMITS.silence.min(UNACKNOWLEDGED + Duration::from_secs_f64(bytes as f64 / SLOW_LINE))
     }
 
     /// Those that lack the group's base copy it, a part from each of those that had it before.
-    pub(crate) fn catch_up(&mut self, group: &Group, ranks: &mut Ranks) -> Result<(), Failure> {
+    pub(crate) fn catch_up(&mut self, group: &Assignment, ranks: &mut Ranks) -> Result<(), Failure> {
         let parts = parts(self.replica.state_elements(), group.sources.len());
         if !group.copiers.contains(&group.rank) {
             let place = group.sources.iter().position(|source| *source == group.rank);

@@ -19,7 +19,7 @@ use std::{
 
 use lockstep_collective::{Communicator, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
-use lockstep_elastic::{Activity, Group, Work};
+use lockstep_elastic::{Activity, ActivityMonitor, Assignment};
 use lockstep_launch::Progress;
 use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 use tracing::info;
@@ -119,7 +119,7 @@ impl<'a> Rank<'a> {
         member: &'a Member<'a>,
         seat: Seat,
         devices: impl Iterator<Item = Seat>,
-        group: &Group,
+        group: &Assignment,
         train: Arc<Samples>,
         held_out: Arc<Samples>,
         communicator: Communicator<Slice>,
@@ -172,7 +172,7 @@ impl<'a> Rank<'a> {
         self.trainee.step
     }
 
-    fn work(&self) -> &'a Arc<Work> {
+    fn work(&self) -> &'a Arc<ActivityMonitor> {
         self.member.membership.work()
     }
 
@@ -182,7 +182,7 @@ impl<'a> Rank<'a> {
 
     /// Steps follow from here on, of which none takes much longer than the others: a line that carries nothing for so long is broken.
     pub(crate) fn expect_steps(&mut self) {
-        let step = self.work().glimpse().longest_step();
+        let step = self.work().sample().longest_step();
         let quiet = QUIET.max(step * QUIET_STEPS).as_secs().next_power_of_two();
         let quiet = Duration::from_secs(quiet);
         self.communicator.set_silence_limits(quiet, quiet);
@@ -190,7 +190,7 @@ impl<'a> Rank<'a> {
 
     /// The first step of a group follows, or the first that it sums in another way.
     pub(crate) fn expect_first_step(&mut self) {
-        let step = self.work().glimpse().longest_step();
+        let step = self.work().sample().longest_step();
         let quiet = FIRST_QUIET.max(step * QUIET_STEPS);
         self.communicator.set_silence_limits(quiet, quiet);
     }

@@ -10,7 +10,7 @@ use std::{
 
 use lockstep_collective::{Choice, Communicator};
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
-use lockstep_elastic::{Activity, Digest, Group, Place, Sampler, State, Summing, Work};
+use lockstep_elastic::{Activity, ActivityMonitor, Admission, Assignment, Digest, HeldState, PlanAgreement, Sampler};
 use lockstep_launch::{
     Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, PLANS_FILE, Planned, Replay, Task,
     WireFormat, Workload, lines,
@@ -97,11 +97,12 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
         }
         Task::Benchmark { benchmark: Benchmark::Collectives(collectives), communication } => {
             let no_data = Digest::of(b"");
-            let nothing = State { step: 0, digest: Digest::NONE, sampler: Sampler { seed: 0, epoch: 0, cursor: 0 } };
+            let nothing =
+                HeldState { step: 0, digest: Digest::NONE, sampler: Sampler { seed: 0, epoch: 0, cursor: 0 } };
             let (member, mut place) = Member::join(launch, &metrics, &stop, &ready, no_data, nothing)?;
             member.work(|| {
                 loop {
-                    let Place::Member(group) = place else {
+                    let Admission::Member(group) = place else {
                         // There is nothing to take over.
                         place = member.regroup(nothing, None)?;
                         continue;
@@ -170,12 +171,12 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn work(&self) -> &Work {
+    fn work(&self) -> &ActivityMonitor {
         self.member.membership.work()
     }
 
     /// From group to group until the last step is done.
-    fn train(&self, trainee: &mut Trainee, saver: &mut Saver<'_>, mut group: Group) -> Result<Ending, Failure> {
+    fn train(&self, trainee: &mut Trainee, saver: &mut Saver<'_>, mut group: Assignment) -> Result<Ending, Failure> {
         loop {
             let outcome = self.generation(trainee, saver, &group);
             trainee.stand();
@@ -199,7 +200,7 @@ impl Run<'_> {
         &self,
         trainee: &mut Trainee,
         saver: &mut Saver<'_>,
-        group: &Group,
+        group: &Assignment,
     ) -> Result<Option<Ending>, Failure> {
         if let Some(damaged) = trainee.passed_over_for(0).filter(|_| group.base.step == 0) {
             return Err(self.storage.none_whole(damaged));
@@ -227,7 +228,7 @@ impl Run<'_> {
         &self,
         trainee: &mut Trainee,
         saver: &mut Saver<'_>,
-        group: &Group,
+        group: &Assignment,
         communicator: Communicator<Slice>,
         agreed: &Agreed,
     ) -> Result<Option<Ending>, Failure> {
@@ -293,7 +294,7 @@ impl Run<'_> {
         trainee.set_buckets(agreed.plan.buckets())?;
         trainee.communication = Some(agreed.record.clone());
         let plan = Digest::of(agreed.record.as_bytes());
-        self.member.membership.agreed(Summing { after: trainee.step, plan });
+        self.member.membership.agreed(PlanAgreement { after: trainee.step, plan });
         Ok(())
     }
 
@@ -302,7 +303,7 @@ impl Run<'_> {
         &self,
         rank: &mut Rank<'_>,
         reporter: Option<&mut Reporter<'_>>,
-        group: &Group,
+        group: &Assignment,
         before: &Agreed,
     ) -> Result<(), Failure> {
         let agreed = rank.agree_anew(before)?;
@@ -331,8 +332,8 @@ impl Run<'_> {
     }
 
     /// Has it stored how this group sums after `step`, before there can be another: each one needs this rank.
-    fn keep_plan(&self, group: &Group, step: u64, agreed: &Agreed) -> Result<(), Failure> {
-        let Group { generation, world, .. } = group;
+    fn keep_plan(&self, group: &Assignment, step: u64, agreed: &Agreed) -> Result<(), Failure> {
+        let Assignment { generation, world, .. } = group;
         let plan = agreed.record.clone();
         let planned = Planned { generation: *generation, workers: *world, step, plan };
         let path = self.storage.output().join(PLANS_FILE);
@@ -357,7 +358,7 @@ impl Run<'_> {
         rank: &mut Rank<'_>,
         saver: &mut Saver<'_>,
         mut reporter: Option<&mut Reporter<'_>>,
-        group: &Group,
+        group: &Assignment,
         agreed: &Agreed,
     ) -> Result<Option<Halt>, Failure> {
         let (recipe, work) = (rank.recipe().clone(), self.work());

@@ -1,30 +1,31 @@
-//! What happens to a coordinator, and what it has the shell do about it.
+//! The events and the commands of a coordinator.
 
 use std::time::Duration;
 
 use crate::{Active, Digest, MemberId, Message, Record, message::FrameError};
 
-/// A control connection, as the shell numbers them.
+/// The number that the shell gives to a control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Connection(pub u64);
+pub struct ConnectionId(pub u64);
 
-/// What happens to a coordinator.
+/// An event for the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "nearly all events are messages")]
 pub enum Event {
     /// A message arrived.
-    Received(Connection, Message),
-    /// Something else arrived.
-    Garbled(Connection, FrameError),
-    /// The connection is gone, and why.
-    Closed(Connection, String),
-    /// The record that was asked for is stored.
+    Received(ConnectionId, Message),
+    /// Bytes arrived that are not a message.
+    Garbled(ConnectionId, FrameError),
+    /// The connection closed, with the cause.
+    Closed(ConnectionId, String),
+    /// The requested record is stored.
     Swapped,
     /// Another coordinator changed the record.
     Conflict,
-    /// The store was out of reach for long. It may have the record that was asked for, or get it yet.
+    /// The store was out of reach for long. It may have stored the requested record, or may store
+    /// it later.
     StoreAway,
-    /// The store fails for good.
+    /// The store failed for good.
     StoreFailed(String),
     /// The process is asked to end.
     Stop,
@@ -32,98 +33,102 @@ pub enum Event {
     Tick,
 }
 
-/// What the shell has to do.
+/// A command for the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Send a message.
-    Send(Connection, Message),
-    /// Close a connection after all was sent.
-    Close(Connection),
-    /// Replace the record by compare-and-swap and answer [`Event::Swapped`], [`Event::Conflict`], [`Event::StoreAway`] or
-    /// [`Event::StoreFailed`]; one at a time.
+    /// Sends a message.
+    Send(ConnectionId, Message),
+    /// Closes a connection after everything was sent.
+    Close(ConnectionId),
+    /// Replaces the record by compare-and-swap, one swap at a time. The answer is
+    /// [`Event::Swapped`], [`Event::Conflict`], [`Event::StoreAway`] or [`Event::StoreFailed`].
     Swap(Record),
-    /// Pass a member's progress on.
+    /// Publishes the progress of a member.
     Publish {
-        /// Who reports.
+        /// The member that reports.
         member: MemberId,
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
         /// The worker's report.
         payload: Vec<u8>,
     },
-    /// Tell that the membership changed.
+    /// Announces a change of the membership.
     Changed(Change),
-    /// Come back with [`Event::Tick`] at this time unless something happens before; replaces the former time.
+    /// Requests [`Event::Tick`] at this time unless another event comes first. It replaces the
+    /// former time.
     WakeAt(Duration),
-    /// The coordinator's work is over.
+    /// Ends the work of this coordinator.
     End(Outcome),
 }
 
-/// How one generation followed another.
+/// The difference between two consecutive memberships.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The new membership.
     pub active: Active,
-    /// Pods that belong to it and did not belong to the one before.
+    /// The pods that belong to it and did not belong to the previous one.
     pub joined: Vec<String>,
-    /// Pods that went as planned, and why.
+    /// The pods that left as planned, each with the cause.
     pub left: Vec<(String, String)>,
-    /// Pods that were lost, and what was seen.
+    /// The pods that were lost, each with the observation.
     pub lost: Vec<(String, String)>,
-    /// What failed although nobody was lost.
+    /// The failure, if the group broke although no member was lost.
     pub broken: Option<String>,
-    /// From the moment when a loss was seen, or a planned change began, to the recorded membership.
+    /// The time from the observed loss, or the start of a planned change, to the recorded
+    /// membership.
     pub took: Duration,
 }
 
 impl Change {
-    /// What is known of a membership that another coordinator has recorded.
+    /// Returns the known facts about a membership that another coordinator recorded.
     pub(crate) fn found(active: Active) -> Self {
-        let broken = Some("its coordinator went before it told why".to_owned());
+        let broken = Some("its coordinator ended before it reported the cause".to_owned());
         Self { active, joined: Vec::new(), left: Vec::new(), lost: Vec::new(), broken, took: Duration::ZERO }
     }
 }
 
-/// How a group ended.
+/// The end of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All members finished with the same state.
     Finished {
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
-        /// Digest of the final state.
+        /// The digest of the final state.
         digest: Digest,
-        /// The last report of the lowest rank that gave one.
+        /// The last report of the lowest rank that sent one.
         payload: Vec<u8>,
     },
-    /// All members stopped after a step, as was asked.
+    /// All members stopped after a step as requested.
     Drained {
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
     },
     /// The job cannot succeed as it is described.
     Fatal {
-        /// Who said so.
+        /// The member that reported this.
         member: MemberId,
-        /// What it said.
+        /// Its message.
         message: String,
     },
-    /// What the members hold is of no use; the job can go on from its newest checkpoint.
+    /// The members' states are useless. The job can go on from its newest checkpoint.
     Diverged {
-        /// Who said so, or is one of those that differ.
+        /// The member that reported this, or one of the members that differ.
         member: MemberId,
-        /// What differs, and what to do.
+        /// The difference, and the remedy.
         message: String,
     },
-    /// Another coordinator took over; the group goes on with that one.
+    /// Another coordinator took over, and the group goes on with that one.
     Superseded,
-    /// Nobody was heard for [`DESERTED_AFTER`](super::DESERTED_AFTER); the group goes on, with another coordinator.
+    /// No process was heard for [`DESERTED_AFTER`](super::DESERTED_AFTER). The group goes on with
+    /// another coordinator.
     Deserted,
-    /// Asked to stop before the group drained; it can go on with another coordinator.
+    /// The process was asked to stop before the group drained. The group can go on with another
+    /// coordinator.
     Stopped,
     /// The store failed for good.
     StoreFailed {
-        /// Why.
+        /// The cause.
         message: String,
     },
 }

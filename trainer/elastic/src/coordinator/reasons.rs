@@ -1,4 +1,4 @@
-//! Why the next group differs from the last.
+//! The causes of a change of the group.
 
 use std::time::Duration;
 
@@ -6,19 +6,19 @@ use lockstep_collective::{Loss, Origin};
 
 use crate::{Break, MemberId};
 
-/// What has happened to the membership since the last one was recorded.
+/// The events that affected the membership since the last one was recorded.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reasons {
     pub(super) since: Option<Duration>,
     pub(super) lost: Vec<(String, String)>,
-    /// What failed for members that were not lost, in the order in which they told.
-    broken: Vec<Told>,
+    /// The failures of members that were not lost, in the order of their reports.
+    broken: Vec<ReportedBreak>,
 }
 
 #[derive(Clone, Debug)]
-struct Told {
+struct ReportedBreak {
     reason: String,
-    /// Who told it, and what it knows of where it came from.
+    /// The rank that reported it, and the origin that it knows.
     origin: Option<(usize, Origin)>,
 }
 
@@ -33,36 +33,36 @@ impl Reasons {
         }
     }
 
-    /// The group cannot go on, whoever saw it.
+    /// Notes a failure of the group that no single member reported.
     pub(super) fn fail(&mut self, reason: String) {
         if self.broken.is_empty() {
-            self.broken.push(Told { reason, origin: None });
+            self.broken.push(ReportedBreak { reason, origin: None });
         }
     }
 
-    /// An operation failed for the member of this rank.
+    /// Notes a failed operation of the member with this rank.
     pub(super) fn fail_for(&mut self, member: &MemberId, rank: u32, broken: Break) {
         let rank = rank as usize;
         let Break { reason, origin, .. } = broken;
-        let has_told = |told: &Told| told.origin.is_some_and(|(knows, _)| knows == rank);
+        let has_told = |told: &ReportedBreak| told.origin.is_some_and(|(knows, _)| knows == rank);
         if self.broken.is_empty() || origin.is_some() && !self.broken.iter().any(has_told) {
             let (reason, origin) = (format!("{}: {reason}", member.pod), origin.map(|origin| (rank, origin)));
-            self.broken.push(Told { reason, origin });
+            self.broken.push(ReportedBreak { reason, origin });
         }
     }
 
-    /// The ranks from and to which a line carried nothing, if that is what broke the group first.
-    pub(super) fn mute_line(&self) -> Option<(usize, usize)> {
+    /// Returns the ranks (from, to) between which nothing arrived, if that was the first failure.
+    pub(super) fn silent_pair(&self) -> Option<(usize, usize)> {
         let known: Vec<_> = self.broken.iter().filter_map(|told| told.origin).collect();
         let Origin { position, loss, .. } = Origin::first(&known)?;
         (loss == Loss::Silent).then_some((position.from as usize, position.to as usize))
     }
 
-    /// What broke the group: what the member told that met it first, as far as that is known.
+    /// Returns the report of the member that met the failure first, as far as that is known.
     pub(super) fn broken(&self) -> Option<String> {
         let known: Vec<_> = self.broken.iter().filter_map(|told| told.origin).collect();
         let first = Origin::first(&known);
-        let is_first = |told: &&Told| told.origin.is_some_and(|(_, origin)| Some(origin) == first);
+        let is_first = |told: &&ReportedBreak| told.origin.is_some_and(|(_, origin)| Some(origin) == first);
         self.broken.iter().find(is_first).or(self.broken.first()).map(|told| told.reason.clone())
     }
 }
@@ -75,8 +75,8 @@ mod tests {
     use crate::Incarnation;
 
     #[test]
-    fn the_group_broke_as_whoever_met_it_first_tells() {
-        let told = |members: &[(u32, Option<u32>)]| {
+    fn the_cause_is_the_report_of_the_member_that_failed_first() {
+        let cause = |members: &[(u32, Option<u32>)]| {
             let mut reasons = Reasons::default();
             for (rank, hop) in members {
                 let member = MemberId { pod: format!("w{rank}"), incarnation: Incarnation::random() };
@@ -90,10 +90,10 @@ mod tests {
             reasons.broken()
         };
         let first = |reason: &str| Some(reason.to_owned());
-        assert_eq!(told(&[]), None);
-        assert_eq!(told(&[(1, None), (2, None)]), first("w1: hop None"), "nobody knows: the first that tells");
-        assert_eq!(told(&[(1, None), (3, Some(2))]), first("w3: hop Some(2)"));
-        assert_eq!(told(&[(3, Some(2)), (2, Some(1))]), first("w2: hop Some(1)"), "the others came to wait for it");
-        assert_eq!(told(&[(2, Some(3)), (2, Some(1))]), first("w2: hop Some(3)"), "said again");
+        assert_eq!(cause(&[]), None);
+        assert_eq!(cause(&[(1, None), (2, None)]), first("w1: hop None"), "without an origin the first report counts");
+        assert_eq!(cause(&[(1, None), (3, Some(2))]), first("w3: hop Some(2)"));
+        assert_eq!(cause(&[(3, Some(2)), (2, Some(1))]), first("w2: hop Some(1)"), "the others only waited for it");
+        assert_eq!(cause(&[(2, Some(3)), (2, Some(1))]), first("w2: hop Some(3)"), "a repeated report does not count");
     }
 }

@@ -1,4 +1,4 @@
-//! While a group trains: who is lost, who joins, who has to go, who is done.
+//! Watches a group that trains: losses, newcomers, departures and the end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,19 +6,15 @@ use std::{
 };
 
 use super::{
-    Command, Connection, Coordinator, JOIN_PATIENCE, JOIN_WINDOW, LEAVE_WINDOW, MAX_PLANS, Outcome, Phase, Purpose,
-    RETURN_LIMIT,
-    aside::HEARING,
-    forming::{Gathering, REPLACED},
-    peers::Peer,
+    Command, ConnectionId, Coordinator, Gathering, JOIN_PATIENCE, JOIN_WINDOW, LEAVE_WINDOW, MAX_PLANS, Outcome, Phase,
+    Purpose, REPLACED, RETURN_LIMIT, RETURN_SOON, partition::PAIR_REPORT_WINDOW, peer::Peer,
 };
-use crate::{Active, Break, Digest, MemberId, Message, Record, Seat, Summing};
+use crate::{Active, Break, Digest, MemberId, Message, PlanAgreement, RankedMember, Record};
 
-/// Pause before a group that broke without a step, and without a loss, is formed again; every further one doubles it.
+/// The pause before a group is formed again that broke without a step and without a loss. Each
+/// further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// Members look for a coordinator more than once in this time: whoever is alive has found it by then.
-pub(super) const RETURN_SOON: Duration = Duration::from_secs(3);
 
 /// A group that trains.
 #[derive(Clone, Debug)]
@@ -26,18 +22,18 @@ pub(super) struct Running {
     active: Active,
     /// Members that this coordinator has not seen yet may return until then.
     return_by: Duration,
-    /// Those that it has seen.
+    /// The members that it has seen.
     seen: BTreeSet<MemberId>,
-    words: BTreeMap<MemberId, LastWord>,
+    results: BTreeMap<MemberId, FinalResult>,
     lost: BTreeSet<MemberId>,
-    /// Since when it cannot go on.
+    /// The time since when the group cannot go on.
     broken: Option<Duration>,
     published: Option<u64>,
 }
 
-/// How a member's training ended.
+/// The end of a member's training.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum LastWord {
+pub(super) enum FinalResult {
     Finished { step: u64, digest: Digest, payload: Vec<u8> },
     Drained { step: u64 },
 }
@@ -45,16 +41,16 @@ pub(super) enum LastWord {
 impl Running {
     pub(super) fn new(active: Active, return_by: Duration) -> Self {
         let (seen, lost) = (BTreeSet::new(), BTreeSet::new());
-        Self { active, return_by, seen, words: BTreeMap::new(), lost, broken: None, published: None }
+        Self { active, return_by, seen, results: BTreeMap::new(), lost, broken: None, published: None }
     }
 
     pub(super) fn active(&self) -> &Active {
         &self.active
     }
 
-    /// Whether all its members train, as far as is known.
+    /// Returns true while every member is believed to be training.
     pub(super) fn is_at_work(&self) -> bool {
-        self.broken.is_none() && self.words.is_empty()
+        self.broken.is_none() && self.results.is_empty()
     }
 
     pub(super) fn is_broken(&self) -> bool {
@@ -65,17 +61,21 @@ impl Running {
         self.seen.insert(member.clone());
     }
 
-    /// Everybody said its last word; or the member that reports told the result, whose steps all had done, and the others are gone.
+    /// Returns true once every member sent its result. The reporter's result is enough if all
+    /// others are gone, because all members did its steps.
     fn is_over(&self) -> bool {
-        let reporter = self.active.reporter().map(Seat::id);
-        let told = reporter.is_some_and(|member| matches!(self.words.get(&member), Some(LastWord::Finished { .. })));
-        let ended = |seat: &Seat| self.words.contains_key(&seat.id()) || (told && self.lost.contains(&seat.id()));
+        let reporter = self.active.reporter().map(RankedMember::id);
+        let told =
+            reporter.is_some_and(|member| matches!(self.results.get(&member), Some(FinalResult::Finished { .. })));
+        let ended = |ranked: &RankedMember| {
+            self.results.contains_key(&ranked.id()) || (told && self.lost.contains(&ranked.id()))
+        };
         self.active.members.iter().all(ended)
     }
 }
 
 impl Coordinator {
-    /// A member of the recorded generation trains: so does the group.
+    /// Takes up the recorded group again, because one of its members trains.
     pub(super) fn resume(&mut self, now: Duration) {
         if let Some(active) = self.active().cloned() {
             let mut running = Running::new(active, now + RETURN_LIMIT);
@@ -84,9 +84,11 @@ impl Coordinator {
             }
             let generation = Some(running.active.generation);
             let sealed = self.peers.values().find(|Peer { hello, .. }| {
-                hello.stands && hello.committed_generation == generation && running.active.seat(&hello.member).is_some()
+                hello.sealed
+                    && hello.committed_generation == generation
+                    && running.active.member(&hello.member).is_some()
             });
-            let sealed = sealed.map(|peer| format!("{} stands still", peer.hello.member.pod));
+            let sealed = sealed.map(|peer| format!("{} has sealed", peer.hello.member.pod));
             self.phase = Phase::Running(Box::new(running));
             if let Some(reason) = sealed {
                 self.break_up(reason, now);
@@ -94,10 +96,11 @@ impl Coordinator {
         }
     }
 
-    /// Tells a member of the group where it sits and who follows: it may have missed that, or returned to a new coordinator.
-    pub(super) fn welcome_back(&mut self, member: &MemberId, connection: Connection) {
+    /// Tells a member of the group its rank and the followers. It may have missed that, or this
+    /// coordinator is new.
+    pub(super) fn welcome_back(&mut self, member: &MemberId, connection: ConnectionId) {
         let Phase::Running(running) = &self.phase else { return };
-        let Some(rank) = running.active.seat(member).map(|seat| seat.rank) else { return };
+        let Some(rank) = running.active.member(member).map(|ranked| ranked.rank) else { return };
         let (active, draining) = (running.active.clone(), self.draining.clone());
         self.send(connection, Message::Commit { rank, active });
         if let Some(reason) = draining {
@@ -106,11 +109,12 @@ impl Coordinator {
         self.repeat_feeds(connection);
     }
 
-    /// A member went. Before its last word that is a loss, and acted on at once.
+    /// Handles the disappearance of a member. Before its result this is a loss, and the group
+    /// changes at once.
     pub(super) fn missed(&mut self, member: &MemberId, reason: &str, now: Duration) {
-        let belongs = self.active().is_some_and(|active| active.seat(member).is_some());
+        let belongs = self.active().is_some_and(|active| active.member(member).is_some());
         match &mut self.phase {
-            Phase::Running(running) if belongs && !running.words.contains_key(member) => {
+            Phase::Running(running) if belongs && !running.results.contains_key(member) => {
                 if running.lost.insert(member.clone()) {
                     running.broken.get_or_insert(now);
                     self.reasons.lose(member, reason);
@@ -119,8 +123,9 @@ impl Coordinator {
             }
             Phase::Preparing(_) => {
                 self.missed_while_preparing(member);
-                // The membership that is being stored still has it: it is lost from that one, not from the one before.
-                if belongs && !self.is_being_seated(member) {
+                // The membership that is being stored still contains it, so it is lost from that
+                // one.
+                if belongs && !self.is_being_stored(member) {
                     self.reasons.lose(member, reason);
                 }
             }
@@ -129,7 +134,7 @@ impl Coordinator {
         }
     }
 
-    /// The group cannot go on as it is, although nobody is known to be lost.
+    /// Notes that the group cannot go on, although no loss is known.
     pub(super) fn break_up(&mut self, reason: String, now: Duration) {
         if let Phase::Running(running) = &mut self.phase {
             running.broken.get_or_insert(now);
@@ -138,17 +143,18 @@ impl Coordinator {
         }
     }
 
-    /// A member's collective failed, and it stands still.
+    /// Handles the report of a member whose collective failed and that has sealed.
     pub(super) fn broken(&mut self, member: &MemberId, generation: u64, mut broken: Break, now: Duration) {
         let Some(newest) = self.active().filter(|active| active.generation == generation) else { return };
-        let Some(rank) = newest.seat(member).map(|seat| seat.rank) else { return };
-        // Collectives know ranks, and whoever reads it pods.
-        let is_blamed = |seat: &&Seat| broken.origin.is_some_and(|origin| origin.rank == seat.rank as usize);
-        if let Some(Seat { rank, pod, .. }) = newest.members.iter().find(is_blamed) {
+        let Some(rank) = newest.member(member).map(|ranked| ranked.rank) else { return };
+        // Collectives know ranks, but users know pods.
+        let is_blamed =
+            |ranked: &&RankedMember| broken.origin.is_some_and(|origin| origin.rank == ranked.rank as usize);
+        if let Some(RankedMember { rank, pod, .. }) = newest.members.iter().find(is_blamed) {
             broken.reason = format!("{} (rank {rank} is {pod})", broken.reason);
         }
         if let Some(other) = broken.unreached {
-            self.did_not_reach(member, other);
+            self.add_unreached(member, other);
         }
         let reason = format!("{}: {}", member.pod, broken.reason);
         match &self.phase {
@@ -164,46 +170,49 @@ impl Coordinator {
         }
     }
 
-    /// A member tells how its group sums. Members that summed in different ways would have different models.
-    pub(super) fn agreed(&mut self, member: MemberId, generation: u64, summing: Summing) {
-        if !self.active().is_some_and(|active| active.generation == generation && active.seat(&member).is_some()) {
+    /// Notes the plan that a member reports. Members that summed by different plans would have
+    /// different models.
+    pub(super) fn agreed(&mut self, member: MemberId, generation: u64, summing: PlanAgreement) {
+        if !self.active().is_some_and(|active| active.generation == generation && active.member(&member).is_some()) {
             return;
         }
-        let Summing { after, plan } = summing;
+        let PlanAgreement { after, plan } = summing;
         let known = *self.plans.entry(after).or_insert(plan);
         if known != plan {
             let message = format!(
-                "it sums by the plan {plan:.12} after step {after}, others of generation {generation} by {known:.12}"
+                "it sums by plan {plan:.12} after step {after}, but others of generation {generation} by plan {known:.12}"
             );
             self.fatal(member, message);
         } else if self.plans.len() > MAX_PLANS {
-            self.fatal(member, format!("generation {generation} sums by more than {MAX_PLANS} plans"));
+            self.fatal(member, format!("generation {generation} uses more than {MAX_PLANS} plans"));
         }
     }
 
-    /// The record, with how its newest membership summed, unless a coordinator before this one has recorded that.
+    /// Returns the record with the plans of its newest membership, unless an earlier coordinator
+    /// already added them.
     pub(super) fn with_plans(&self) -> Record {
         if self.record.summed {
             return self.record.clone();
         }
-        let summed =
-            |record: Record, (after, plan): (&u64, &Digest)| record.summed_by(&Summing { after: *after, plan: *plan });
+        let summed = |record: Record, (after, plan): (&u64, &Digest)| {
+            record.summed_by(&PlanAgreement { after: *after, plan: *plan })
+        };
         self.plans.iter().fold(self.record.clone(), summed)
     }
 
     pub(super) fn progressed(&mut self, member: MemberId, step: u64, payload: Vec<u8>) {
         let Phase::Running(running) = &mut self.phase else { return };
-        if running.active.seat(&member).is_some() && running.published <= Some(step) {
+        if running.active.member(&member).is_some() && running.published <= Some(step) {
             running.published = Some(step);
             if step > running.active.base_step {
-                self.fruitless = 0;
-                self.aside.forgive(running.active.members.iter().map(|seat| seat.pod.as_str()));
+                self.generations_without_step = 0;
+                self.partition.readmit(running.active.members.iter().map(|ranked| ranked.pod.as_str()));
             }
             self.commands.push(Command::Publish { member, step, payload });
         }
     }
 
-    /// A member has to go. The others go on without it where enough of them are left.
+    /// Notes that a member has to leave. The others go on without it if they are enough.
     pub(super) fn wants_to_leave(&mut self, member: &MemberId, reason: String, now: Duration) {
         if self.leaving.insert(member.pod.clone(), reason).is_none() {
             self.reasons.begin(now);
@@ -213,20 +222,21 @@ impl Coordinator {
         }
     }
 
-    /// Whether a member stays, and may keep the state until others come.
-    fn somebody_stays(&self) -> bool {
-        let stays = |seat: &Seat| {
-            self.is_here(&seat.id()) && !self.leaving.contains_key(&seat.pod) && !self.is_aside(&seat.pod)
+    /// Returns true if a member stays, so that it may keep the state until more members come.
+    fn member_stays(&self) -> bool {
+        let stays = |ranked: &RankedMember| {
+            self.is_here(&ranked.id()) && !self.leaving.contains_key(&ranked.pod) && !self.is_excluded(&ranked.pod)
         };
         self.active().is_some_and(|active| active.members.iter().any(stays))
     }
 
-    /// Where nobody can stay, all stop together after a step, and save it. Who may still return is
-    /// waited for.
+    /// Drains all members if none can stay. It first waits for members that may still return.
     pub(super) fn drain_if_deserted(&mut self, now: Duration) {
         let known = match &self.phase {
-            Phase::Running(running) => running.active.members.iter().all(|seat| {
-                self.is_here(&seat.id()) || running.lost.contains(&seat.id()) || running.words.contains_key(&seat.id())
+            Phase::Running(running) => running.active.members.iter().all(|ranked| {
+                self.is_here(&ranked.id())
+                    || running.lost.contains(&ranked.id())
+                    || running.results.contains_key(&ranked.id())
             }),
             Phase::Gathering(Gathering::Paused) => true,
             Phase::Gathering(Gathering::Start) => {
@@ -235,45 +245,48 @@ impl Coordinator {
             }
             Phase::Preparing(_) | Phase::Ended => false,
         };
-        // A group that is whole lets those that have to go do so after a step: who stays waits for
-        // company.
+        // A whole group releases its leaving members after a step. A member that stays waits for more.
         let is_whole = matches!(&self.phase, Phase::Running(running) if !running.is_broken());
-        let waits = self.suffice() || (is_whole && self.somebody_stays());
+        let waits = self.suffice() || (is_whole && self.member_stays());
         if !known || self.draining.is_some() || self.leaving.is_empty() || waits {
             return;
         }
-        let who: Vec<String> = self.leaving.iter().map(|(pod, reason)| format!("{pod} has to go: {reason}")).collect();
-        let reason = who.join("; ");
+        let leavers: Vec<String> =
+            self.leaving.iter().map(|(pod, reason)| format!("{pod} has to leave: {reason}")).collect();
+        let reason = leavers.join("; ");
         self.draining = Some(reason.clone());
         if matches!(self.phase, Phase::Running(_)) {
             self.send_to_all(&Message::Drain { reason });
         }
     }
 
-    /// Who had to go went before it had said its last word. Once nobody is left for whom all stop, too few wait for company again.
-    pub(super) fn lost_a_leaver(&mut self, member: &MemberId) {
-        let is_done = matches!(&self.phase, Phase::Running(running) if running.words.contains_key(member));
-        self.draining.take_if(|_| !is_done && self.leaving.is_empty() && self.unkept.is_none());
+    /// Ends a drain if its last leaver disappeared before it sent its result. The others then wait
+    /// for more members.
+    pub(super) fn leaver_lost(&mut self, member: &MemberId) {
+        let is_done = matches!(&self.phase, Phase::Running(running) if running.results.contains_key(member));
+        self.draining.take_if(|_| !is_done && self.leaving.is_empty() && self.record_failure.is_none());
     }
 
-    /// A word of an older generation may come late, of a member that trains on in the newest: it says nothing of that.
-    pub(super) fn last_word(&mut self, member: &MemberId, generation: u64, word: LastWord) {
-        if self.active().is_some_and(|active| active.generation == generation && active.seat(member).is_some()) {
-            // Also while too few are here to train: the last step is done.
-            self.finishing |= matches!(word, LastWord::Finished { .. });
+    /// Notes the result of a member. A late result of an older generation says nothing about the
+    /// newest one.
+    pub(super) fn final_result(&mut self, member: &MemberId, generation: u64, result: FinalResult) {
+        if self.active().is_some_and(|active| active.generation == generation && active.member(member).is_some()) {
+            // This counts even if too few members are left to train, because the last step is done.
+            self.finishing |= matches!(result, FinalResult::Finished { .. });
             if let Phase::Running(running) = &mut self.phase {
-                running.words.insert(member.clone(), word);
+                running.results.insert(member.clone(), result);
             }
         }
     }
 
-    /// Is everybody done? Is anybody lost? Is there a checkpoint to record, or somebody to let in or out?
+    /// Handles the end of the group, its losses, a new checkpoint and a pending change, in this
+    /// order.
     pub(super) fn watch(&mut self, now: Duration) {
-        self.count_the_absent(now);
-        self.dismiss_strangers();
+        self.lose_absent_members(now);
+        self.dismiss_leaving_newcomers();
         self.drain_if_deserted(now);
-        self.have_newcomers_follow();
-        let wishes = self.somebody_waits();
+        self.start_catch_ups();
+        let wishes = self.change_is_wanted();
         let Phase::Running(running) = &self.phase else { return };
         if running.broken.is_none() {
             match wishes {
@@ -282,11 +295,12 @@ impl Coordinator {
             }
         }
         if running.is_over() {
-            // Only the record's last writer may say how the group ended: another one may have formed the next by now.
+            // Only the last writer of the record may announce the end. Another coordinator may have
+            // formed the next group.
             if now < self.store_again {
                 return;
             }
-            let outcome = verdict(&running.active, &running.words);
+            let outcome = verdict(&running.active, &running.results);
             let record = self.with_plans();
             let record = self.mark.take().map_or_else(|| record.clone(), |mark| record.mark(mark));
             let saved = record.last_durable_checkpoint.map(|mark| mark.step);
@@ -296,8 +310,12 @@ impl Coordinator {
             };
             self.swap(Purpose::Conclude, record);
         } else if let Some(since) = running.broken {
-            let hearing = if self.aside.is_heard() { HEARING } else { Duration::ZERO };
-            let patience = if running.lost.is_empty() { pause(self.fruitless).max(hearing) } else { Duration::ZERO };
+            let hearing = if self.partition.has_unreached() { PAIR_REPORT_WINDOW } else { Duration::ZERO };
+            let patience = if running.lost.is_empty() {
+                pause(self.generations_without_step).max(hearing)
+            } else {
+                Duration::ZERO
+            };
             if now.saturating_sub(since) < patience {
                 return;
             }
@@ -313,11 +331,12 @@ impl Coordinator {
         }
     }
 
-    /// Members that left before this coordinator knew of them, or that it waited for in vain.
-    fn count_the_absent(&mut self, now: Duration) {
+    /// Counts members as lost that left before this coordinator started, or that did not return in
+    /// time.
+    fn lose_absent_members(&mut self, now: Duration) {
         let Phase::Running(running) = &self.phase else { return };
         let is_absent = |member: &MemberId| {
-            let counted = running.words.contains_key(member) || running.lost.contains(member);
+            let counted = running.results.contains_key(member) || running.lost.contains(member);
             !counted && !self.is_here(member)
         };
         let is_replaced = |member: &MemberId| self.peers.contains_key(&member.pod);
@@ -325,7 +344,7 @@ impl Coordinator {
             .active
             .members
             .iter()
-            .map(Seat::id)
+            .map(RankedMember::id)
             .filter(is_absent)
             .filter(|member| is_replaced(member) || running.seen.contains(member) || now >= running.return_by)
             .map(|member| (is_replaced(&member), member))
@@ -336,8 +355,8 @@ impl Coordinator {
         }
     }
 
-    /// Who has to go before it was let in may go at once.
-    fn dismiss_strangers(&mut self) {
+    /// Releases newcomers that have to leave before they were let in.
+    fn dismiss_leaving_newcomers(&mut self) {
         if let Phase::Running(running) = &self.phase
             && !self.leaving.is_empty()
         {
@@ -346,39 +365,43 @@ impl Coordinator {
         }
     }
 
-    /// Whether a process is to be let into the group, or out of it.
-    fn somebody_waits(&self) -> bool {
+    /// Returns true if a process waits to join or to leave.
+    fn change_is_wanted(&self) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
-        self.somebody_leaves() || self.newcomers().any(|peer| !peer.catches_up_with(&running.active))
+        self.member_leaves() || self.newcomers().any(|peer| !peer.catches_up_with(&running.active))
     }
 
-    fn somebody_leaves(&self) -> bool {
-        let belongs = |pod: &str| self.active().is_some_and(|active| active.members.iter().any(|seat| seat.pod == pod));
+    fn member_leaves(&self) -> bool {
+        let belongs =
+            |pod: &str| self.active().is_some_and(|active| active.members.iter().any(|ranked| ranked.pod == pod));
         self.leaving.keys().any(|pod| belongs(pod))
     }
 
-    /// Somebody waits, others may have come meanwhile, and all members can go on to a step on which they agree.
+    /// Returns true if a process has waited long enough for others, and all members can do a common
+    /// last step.
     fn change_is_due(&self, now: Duration) -> bool {
         let Phase::Running(running) = &self.phase else { return false };
         let others_come = self.newcomers().any(|peer| peer.catches_up_with(&running.active));
-        let pauses = self.somebody_leaves() && self.somebody_stays() && !self.suffice();
+        let pauses = self.member_leaves() && self.member_stays() && !self.suffice();
         let window = match () {
             () if pauses => LEAVE_WINDOW,
-            () if others_come && !self.somebody_leaves() => JOIN_PATIENCE,
+            () if others_come && !self.member_leaves() => JOIN_PATIENCE,
             () => JOIN_WINDOW,
         };
         let waited = self.reasons.since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
         let enough = pauses || self.are_enough(&self.ready()) || (waited >= JOIN_PATIENCE && self.suffice());
-        let all_here = running.active.members.iter().all(|seat| self.is_here(&seat.id()));
-        let undisturbed = self.draining.is_none() && running.words.is_empty() && all_here;
-        self.somebody_waits() && waited >= window && undisturbed && enough
+        let all_here = running.active.members.iter().all(|ranked| self.is_here(&ranked.id()));
+        let undisturbed = self.draining.is_none() && running.results.is_empty() && all_here;
+        self.change_is_wanted() && waited >= window && undisturbed && enough
     }
 
-    /// Everybody said its last word, and the record is as up to date as the store lets it be.
+    /// Announces the end after every member sent its result. The record is as current as the store
+    /// allows.
     pub(super) fn conclude(&mut self) {
         let Phase::Running(running) = &self.phase else { return };
-        match (verdict(&running.active, &running.words), self.unkept.clone()) {
-            // Their state is saved; the next ones begin with it once a record can be kept.
+        match (verdict(&running.active, &running.results), self.record_failure.clone()) {
+            // Their state is saved. The next group starts from it once a record can be stored
+            // again.
             (Ok(Outcome::Drained { .. }), Some(message)) => self.give_up(message),
             (Ok(outcome), _) => {
                 self.send_to_all(&Message::Release);
@@ -392,29 +415,29 @@ impl Coordinator {
     }
 }
 
-fn pause(fruitless: u32) -> Duration {
-    match fruitless.checked_sub(1) {
+fn pause(generations_without_step: u32) -> Duration {
+    match generations_without_step.checked_sub(1) {
         None => Duration::ZERO,
         Some(doublings) => FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE),
     }
 }
 
-fn verdict(active: &Active, words: &BTreeMap<MemberId, LastWord>) -> Result<Outcome, (MemberId, String)> {
+fn verdict(active: &Active, results: &BTreeMap<MemberId, FinalResult>) -> Result<Outcome, (MemberId, String)> {
     let mut drained: Option<u64> = None;
     let mut finished: Option<(&str, u64, Digest)> = None;
     let mut result: &[u8] = &[];
-    for seat in &active.members {
-        match words.get(&seat.id()) {
-            Some(LastWord::Drained { step }) => drained = drained.max(Some(*step)),
-            Some(LastWord::Finished { step, digest, payload }) => {
-                let (first, first_step, first_digest) = *finished.get_or_insert((&seat.pod, *step, *digest));
+    for ranked in &active.members {
+        match results.get(&ranked.id()) {
+            Some(FinalResult::Drained { step }) => drained = drained.max(Some(*step)),
+            Some(FinalResult::Finished { step, digest, payload }) => {
+                let (first, first_step, first_digest) = *finished.get_or_insert((&ranked.pod, *step, *digest));
                 if (first_step, first_digest) != (*step, *digest) {
                     let message = format!(
                         "the workers ended with different models: {first} at step {first_step} with digest \
                          {first_digest:.12}, {} at step {step} with digest {digest:.12}",
-                        seat.pod
+                        ranked.pod
                     );
-                    return Err((seat.id(), message));
+                    return Err((ranked.id(), message));
                 }
                 if result.is_empty() {
                     result = payload;

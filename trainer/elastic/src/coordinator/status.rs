@@ -2,27 +2,27 @@ use std::{fmt, time::Duration};
 
 use super::{Coordinator, Phase};
 
-/// How far the group is, for people.
+/// The state of the group, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// What the coordinator is doing.
+    /// The current stage of the coordinator.
     pub stage: Stage,
-    /// The newest agreed generation, in this run or before.
+    /// The newest agreed generation, of this run or an earlier one.
     pub generation: Option<u64>,
-    /// Pods that are connected, in rank order.
+    /// The connected pods in rank order.
     pub connected: Vec<String>,
-    /// Pods that are waited for, in rank order.
+    /// The missing pods in rank order.
     pub missing: Vec<String>,
-    /// Pods that are connected but have been silent for [`super::SUSPECT_AFTER`].
+    /// The connected pods that have been silent for [`super::SUSPECT_AFTER`].
     pub suspected: Vec<String>,
 }
 
-/// What a coordinator is doing.
+/// The stage of a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Waiting for members.
+    /// It waits for members.
     Gathering,
-    /// Enough are here; the generation is being agreed.
+    /// Enough members are connected, and the generation is being agreed.
     Forming,
     /// The group trains.
     Running,
@@ -31,12 +31,12 @@ pub enum Stage {
 }
 
 impl Coordinator {
-    /// Who is here and who is missing.
+    /// Returns the stage of the group, and its connected and missing pods.
     #[must_use]
     pub fn status(&self, now: Duration) -> Status {
         let members = &self.config.members;
         let wanted: Vec<&String> = match &self.phase {
-            Phase::Running(running) => running.active().members.iter().map(|seat| &seat.pod).collect(),
+            Phase::Running(running) => running.active().members.iter().map(|ranked| &ranked.pod).collect(),
             Phase::Gathering(_) | Phase::Preparing(_) | Phase::Ended => {
                 members.iter().take(self.config.replicas).collect()
             }

@@ -22,57 +22,59 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    Awake, Change, Coordinator, Digest, GenerationStore, MemberId, Message, Outcome, Record, Status, StoreError, Swap,
-    Version,
-    coordinator::{Command, Config, Connection, Event},
+    AwakeClock, Change, Coordinator, Digest, GenerationStore, MemberId, Message, Outcome, Record, Status, StoreError,
+    Swap, Version,
+    coordinator::{Command, Config, ConnectionId, Event},
     message::Decoder,
 };
 
-/// Connections at a time; more wait until others close.
+/// The largest number of connections at one time. More connections wait until others close.
 const MAX_CONNECTIONS: usize = 4096;
-/// Events that wait for the coordinator; senders beyond it wait.
+/// The largest number of events that wait for the coordinator. Further senders wait.
 const MAX_QUEUED_EVENTS: usize = 1024;
-/// Messages that wait for one member; a member that reads so slowly is cut off.
+/// The largest number of messages that wait for one member. A slower reader is disconnected.
 const MAX_QUEUED_MESSAGES: usize = 256;
-/// Who connects and says nothing is cut off.
+/// A connection without a message is closed after this time.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
-/// How long a member may take to read what was sent before its connection closed.
+/// The time that a member gets to read the last messages before its connection closes.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 const READ_BYTES: usize = 16 << 10;
 
-/// How long a store is asked again and again before the coordinator hears that it is away.
+/// A store is retried for this long before the coordinator considers it away.
 const STORE_PATIENCE: Duration = Duration::from_secs(60);
-/// As long for a store that refuses a coordinator that was asked to stop: with a job go the rights to its record, and waiting for them would
-/// hold its workers back until they are killed.
+/// The same limit for a store that refuses a coordinator that was asked to stop. Deleting a job
+/// also deletes the rights to its record. A longer wait would delay its workers until they are
+/// killed.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(2);
 const STORE_RETRY: Duration = Duration::from_millis(250);
-/// Pause after a failed accept: the process may be out of file descriptors for a moment.
+/// The pause after a failed accept. The process may have no file descriptors left for a moment.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// What a coordinator has to tell the outside.
+/// An announcement of the coordinator to its surroundings.
 #[derive(Debug)]
 pub enum Notice<'a> {
-    /// Who is here, or what the coordinator is doing, changed.
+    /// The stage of the group or its connected pods changed.
     Status(&'a Status),
     /// A new membership is recorded.
     Changed {
-        /// How it differs from the one before.
+        /// The difference from the previous one.
         change: &'a Change,
-        /// Digest of the chain of all memberships.
+        /// The digest of the chain of all memberships.
         history: Digest,
     },
-    /// A membership was recorded before this coordinator, or by one that went before it told of it.
+    /// The record has a membership from before this coordinator started, or one that its
+    /// coordinator did not announce.
     Found {
-        /// What the record tells of it.
+        /// The facts that the record contains about it.
         change: &'a Change,
-        /// Digest of the chain of all memberships.
+        /// The digest of the chain of all memberships.
         history: Digest,
     },
     /// A member reported its progress.
     Progress {
-        /// Who.
+        /// The member.
         member: &'a MemberId,
-        /// Optimiser steps that are done.
+        /// The number of optimiser steps done.
         step: u64,
         /// The worker's report.
         payload: &'a [u8],
@@ -82,7 +84,7 @@ pub enum Notice<'a> {
 /// Coordinates one group to its end. `stop` completes when the process is asked to end.
 ///
 /// # Errors
-/// The record cannot be loaded, or is of a newer version.
+/// Fails if the record cannot be loaded, or has a newer version.
 pub async fn coordinate<S: GenerationStore>(
     listener: TcpListener,
     config: Config,
@@ -97,7 +99,7 @@ pub async fn coordinate<S: GenerationStore>(
         Some((record, version)) => (Some(record), Some(version)),
         None => (None, None),
     };
-    let (started, mut clock) = (Instant::now(), Awake::default());
+    let (started, mut clock) = (Instant::now(), AwakeClock::default());
     let mut stored = record.clone();
     let mut coordinator = Coordinator::new(config, record, Duration::ZERO);
     let mut status = coordinator.status(Duration::ZERO);
@@ -107,7 +109,7 @@ pub async fn coordinate<S: GenerationStore>(
     }
 
     let (report, mut events) = mpsc::channel(MAX_QUEUED_EVENTS);
-    let mut lines = Lines::new(report);
+    let mut connections = Connections::new(report);
     let mut swap: Option<Replacing<'_>> = None;
     let mut wake = started;
     let mut stop = pin!(stop);
@@ -126,15 +128,15 @@ pub async fn coordinate<S: GenerationStore>(
                         Event::Swapped
                     }
                     Ok((_, Swap::Conflict)) => Event::Conflict,
-                    Err(error) if patience.is_lost(&error) => Event::StoreFailed(error.to_string()),
+                    Err(error) if patience.is_given_up(&error) => Event::StoreFailed(error.to_string()),
                     Err(error) => {
-                        warn!(%error, "changes of the group wait for it");
+                        warn!(%error, "changes of the group wait for the store");
                         Event::StoreAway
                     }
                 }
             }
             event = events.recv() => event.unwrap_or(Event::Tick),
-            () = lines.admit(&listener) => continue,
+            () = connections.admit(&listener) => continue,
             () = sleep_until(wake) => Event::Tick,
         };
         let now = clock.look(started.elapsed());
@@ -142,8 +144,8 @@ pub async fn coordinate<S: GenerationStore>(
         let mut ended = None;
         for command in coordinator.handle(event, now) {
             match command {
-                Command::Send(connection, message) => lines.send(connection, &message),
-                Command::Close(connection) => lines.close(connection),
+                Command::Send(connection, message) => connections.send(connection, &message),
+                Command::Close(connection) => connections.close(connection),
                 Command::Swap(record) => {
                     swap = Some(Box::pin(replace(&store, stored.clone(), version.clone(), record, patience)));
                 }
@@ -167,13 +169,13 @@ pub async fn coordinate<S: GenerationStore>(
         }
         if let Some(outcome) = ended {
             drop(events);
-            lines.finish().await;
+            connections.finish().await;
             return Ok(outcome);
         }
     }
 }
 
-/// A swap that is under way: the record it stores, and what became of it.
+/// A swap in progress: the record that it stores, and the result.
 type Replacing<'a> = Pin<Box<dyn Future<Output = Result<(Record, Swap), StoreError>> + Send + 'a>>;
 
 async fn run_optional<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
@@ -183,8 +185,9 @@ async fn run_optional<F: Future + Unpin>(future: &mut Option<F>) -> F::Output {
     }
 }
 
-/// Compare-and-swap where the version may move although the record does not, and where an answer may get lost: what
-/// the store holds then decides who won. A store that is not written within the patience is away, also where it can be read.
+/// Replaces the record by compare-and-swap. The version may change although the record does not,
+/// and an answer may get lost, so the content of the store decides which process won. A store that
+/// cannot be written within the limit is away, even if it can be read.
 async fn replace<S: GenerationStore>(
     store: &S,
     stored: Option<Record>,
@@ -205,7 +208,8 @@ async fn replace<S: GenerationStore>(
             Err(error) => return Err(error),
         };
         let found = patience.load(store).await?;
-        let is_over = begun.elapsed() >= outcome.as_ref().err().map_or(STORE_PATIENCE, |error| patience.with(error));
+        let is_over =
+            begun.elapsed() >= outcome.as_ref().err().map_or(STORE_PATIENCE, |error| patience.limit_for(error));
         match found {
             Some((found, new)) if found == record => return Ok((record, Swap::Swapped(new))),
             found if found.as_ref().map(|(found, _)| found) != stored.as_ref() => return Ok((record, Swap::Conflict)),
@@ -215,10 +219,10 @@ async fn replace<S: GenerationStore>(
     }
 }
 
-/// How long a store is waited for.
+/// The time limits for a store.
 #[derive(Clone, Copy)]
 struct Patience<'a> {
-    /// Set once the coordinator is asked to stop.
+    /// True once the coordinator was asked to stop.
     stopping: &'a AtomicBool,
 }
 
@@ -227,16 +231,16 @@ impl Patience<'_> {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// For as long as the store answers with this error.
-    fn with(self, error: &StoreError) -> Duration {
+    /// Returns the time limit for a store that answers with this error.
+    fn limit_for(self, error: &StoreError) -> Duration {
         match error {
             StoreError::Forbidden { .. } if self.is_stopping() => REFUSAL_PATIENCE,
             _ => STORE_PATIENCE,
         }
     }
 
-    /// Whether nobody waits for a store any more that answered with this error to the end.
-    fn is_lost(self, error: &StoreError) -> bool {
+    /// Returns true if a store that still answers with this error is given up.
+    fn is_given_up(self, error: &StoreError) -> bool {
         is_final(error) || matches!(error, StoreError::Forbidden { .. }) && self.is_stopping()
     }
 
@@ -244,7 +248,7 @@ impl Patience<'_> {
         let begun = Instant::now();
         loop {
             match store.load().await {
-                Err(error) if !is_final(&error) && begun.elapsed() < self.with(&error) => {
+                Err(error) if !is_final(&error) && begun.elapsed() < self.limit_for(&error) => {
                     warn!(%error, "trying again");
                     sleep(STORE_RETRY).await;
                 }
@@ -254,38 +258,38 @@ impl Patience<'_> {
     }
 }
 
-/// Whether trying again does not help.
+/// Returns true if a retry is useless.
 fn is_final(error: &StoreError) -> bool {
     !matches!(error, StoreError::Unavailable { .. } | StoreError::Forbidden { .. })
 }
 
 /// All control connections.
-struct Lines {
+struct Connections {
     report: mpsc::Sender<Event>,
-    outboxes: HashMap<Connection, mpsc::Sender<Vec<u8>>>,
+    outboxes: HashMap<ConnectionId, mpsc::Sender<Vec<u8>>>,
     tasks: JoinSet<()>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     next: u64,
 }
 
-impl Lines {
+impl Connections {
     fn new(report: mpsc::Sender<Event>) -> Self {
-        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        Self { report, outboxes: HashMap::new(), tasks: JoinSet::new(), places, next: 0 }
+        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        Self { report, outboxes: HashMap::new(), tasks: JoinSet::new(), permits, next: 0 }
     }
 
-    /// Takes one connection in. Cancelling it loses none.
+    /// Accepts one connection. Cancelling this loses none.
     async fn admit(&mut self, listener: &TcpListener) {
-        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return pending().await };
+        let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return pending().await };
         match listener.accept().await {
             Ok((stream, from)) => {
-                let connection = Connection(self.next);
+                let connection = ConnectionId(self.next);
                 self.next += 1;
                 debug!(connection = connection.0, %from, "connected");
                 let (outbox, outgoing) = mpsc::channel(MAX_QUEUED_MESSAGES);
                 self.outboxes.insert(connection, outbox);
                 self.outboxes.retain(|_, outbox| !outbox.is_closed());
-                self.tasks.spawn(serve(stream, connection, outgoing, self.report.clone(), place));
+                self.tasks.spawn(serve(stream, connection, outgoing, self.report.clone(), permit));
                 while self.tasks.try_join_next().is_some() {}
             }
             Err(error) => {
@@ -295,7 +299,7 @@ impl Lines {
         }
     }
 
-    fn send(&mut self, connection: Connection, message: &Message) {
+    fn send(&mut self, connection: ConnectionId, message: &Message) {
         if let Some(outbox) = self.outboxes.get(&connection)
             && outbox.try_send(message.to_frame()).is_err()
         {
@@ -303,12 +307,12 @@ impl Lines {
         }
     }
 
-    /// Without its outbox, a connection's task sends what it has and ends.
-    fn close(&mut self, connection: Connection) {
+    /// Closes a connection: without its outbox, its task sends the rest and ends.
+    fn close(&mut self, connection: ConnectionId) {
         self.outboxes.remove(&connection);
     }
 
-    /// Lets everything that was said reach the other side, if that reads it.
+    /// Waits until the other sides have read everything that was sent, for a limited time.
     async fn finish(mut self) {
         self.outboxes.clear();
         let _ = timeout(FAREWELL_LIMIT, async { while self.tasks.join_next().await.is_some() {} }).await;
@@ -318,50 +322,51 @@ impl Lines {
 /// Reads and writes one connection until either side closes it.
 async fn serve(
     stream: TcpStream,
-    connection: Connection,
+    connection: ConnectionId,
     outgoing: mpsc::Receiver<Vec<u8>>,
     report: mpsc::Sender<Event>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 ) {
-    // Without it messages only come later.
+    // Without this option messages only arrive later.
     let _ = stream.set_nodelay(true);
     let (mut incoming, writer) = stream.into_split();
     let mut writing = pin!(write(writer, outgoing));
     let end = {
         let mut reading = pin!(read(&mut incoming, connection, &report));
         tokio::select! {
-            reason = &mut reading => LineEnd::Theirs(reason),
+            reason = &mut reading => ClosedBy::Theirs(reason),
             written = &mut writing => match written {
-                Ok(open) => LineEnd::Ours(open),
-                Err(error) => LineEnd::Broken(format!("its connection broke: {error}")),
+                Ok(open) => ClosedBy::Ours(open),
+                Err(error) => ClosedBy::Broken(format!("its connection broke: {error}")),
             },
         }
     };
     match end {
-        // A refusal of what could not be read may still be on its way out.
-        LineEnd::Theirs(reason) => {
+        // A refusal of an unreadable message may still be on its way.
+        ClosedBy::Theirs(reason) => {
             let _ = report.send(Event::Closed(connection, reason)).await;
             let _ = timeout(FAREWELL_LIMIT, writing).await;
         }
-        LineEnd::Broken(reason) => {
+        ClosedBy::Broken(reason) => {
             let _ = report.send(Event::Closed(connection, reason)).await;
         }
-        // The other side reads to the end and closes too, and no reset overtakes the last message.
-        LineEnd::Ours(_open) => {
+        // The other side reads to the end and closes as well, so that no reset overtakes the last
+        // message.
+        ClosedBy::Ours(_open) => {
             let _ = timeout(FAREWELL_LIMIT, tokio::io::copy(&mut incoming, &mut tokio::io::sink())).await;
         }
     }
 }
 
-/// Who closed a connection.
-enum LineEnd {
+/// The side that closed a connection.
+enum ClosedBy {
     Theirs(String),
     Broken(String),
     Ours(tcp::OwnedWriteHalf),
 }
 
-/// Passes messages on; ends with the reason why there are no more.
-async fn read(incoming: &mut tcp::OwnedReadHalf, connection: Connection, report: &mpsc::Sender<Event>) -> String {
+/// Forwards messages and returns the reason why there are no more.
+async fn read(incoming: &mut tcp::OwnedReadHalf, connection: ConnectionId, report: &mpsc::Sender<Event>) -> String {
     let mut decoder = Decoder::default();
     let mut bytes = vec![0; READ_BYTES];
     let mut greeted = false;
@@ -371,7 +376,7 @@ async fn read(incoming: &mut tcp::OwnedReadHalf, connection: Connection, report:
             Ok(Ok(0)) => return "closed its connection".to_owned(),
             Ok(Ok(count)) => count,
             Ok(Err(error)) => return format!("its connection broke: {error}"),
-            Err(_) => return "did not say who it is".to_owned(),
+            Err(_) => return "did not introduce itself".to_owned(),
         };
         decoder.push(&bytes[..count]);
         loop {
@@ -393,7 +398,7 @@ async fn read(incoming: &mut tcp::OwnedReadHalf, connection: Connection, report:
     }
 }
 
-/// Hands the open half back at the end of the queue, so that the caller decides when it closes for good.
+/// Returns the open half at the end of the queue, so that the caller decides when to close it.
 async fn write(
     mut writer: tcp::OwnedWriteHalf,
     mut outgoing: mpsc::Receiver<Vec<u8>>,
@@ -409,7 +414,7 @@ async fn write(
 mod tests {
     use super::*;
 
-    /// A store that can be read, and not written.
+    /// A store that can be read and not written.
     struct ReadOnly(Option<(Record, Version)>);
 
     impl GenerationStore for ReadOnly {
@@ -422,16 +427,16 @@ mod tests {
         }
     }
 
-    /// A store to which the coordinator has no right any more.
-    struct Closed;
+    /// A store to which the coordinator has lost its rights.
+    struct Forbidden;
 
-    impl Closed {
+    impl Forbidden {
         fn error() -> StoreError {
             StoreError::Forbidden { place: "record".into(), cause: "Unauthorized (401)".into(), advice: "let it in" }
         }
     }
 
-    impl GenerationStore for Closed {
+    impl GenerationStore for Forbidden {
         async fn load(&self) -> Result<Option<(Record, Version)>, StoreError> {
             Err(Self::error())
         }
@@ -442,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_that_can_only_be_read_is_away_and_nobody_elses() {
+    async fn a_read_only_store_is_away_and_not_a_conflict() {
         let stored = Record::empty().allocate("before");
         let stopping = AtomicBool::new(true);
         for stored in [None, Some((stored, Version("1".into())))] {
@@ -450,12 +455,12 @@ mod tests {
             let next = Record::empty().allocate("coordinator");
             let patience = Patience { stopping: &stopping };
             let ended = replace(&ReadOnly(stored), record, version, next, patience).await;
-            assert!(ended.is_err_and(|error| !patience.is_lost(&error)));
+            assert!(ended.is_err_and(|error| !patience.is_given_up(&error)));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_record_that_somebody_else_has_changed_is_his() {
+    async fn a_record_that_another_process_changed_is_a_conflict() {
         let theirs = Record::empty().allocate("another");
         let store = ReadOnly(Some((theirs, Version("2".into()))));
         let next = Record::empty().allocate("coordinator");
@@ -465,13 +470,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_that_refuses_whoever_has_to_stop_is_lost_soon() {
-        for (stop, limit, is_lost) in [(false, STORE_PATIENCE, false), (true, REFUSAL_PATIENCE, true)] {
+    async fn a_store_that_refuses_a_stopping_coordinator_is_given_up_soon() {
+        for (stop, limit, is_given_up) in [(false, STORE_PATIENCE, false), (true, REFUSAL_PATIENCE, true)] {
             let stopping = AtomicBool::new(stop);
             let patience = Patience { stopping: &stopping };
             let begun = Instant::now();
-            let error = replace(&Closed, None, None, Record::empty(), patience).await.expect_err("refused");
-            assert_eq!(patience.is_lost(&error), is_lost, "{error}");
+            let error = replace(&Forbidden, None, None, Record::empty(), patience).await.expect_err("refused");
+            assert_eq!(patience.is_given_up(&error), is_given_up, "{error}");
             assert!((limit..2 * limit).contains(&begun.elapsed()), "{:?}", begun.elapsed());
         }
     }

@@ -1,4 +1,5 @@
-//! Runs a [`Member`] on a thread of its own, so that it answers while the training thread computes.
+//! Runs a [`Member`](crate::Member) on its own thread, so that it answers while the training thread
+//! computes.
 
 use std::{
     fmt,
@@ -8,338 +9,324 @@ use std::{
 };
 
 use super::{
-    line,
+    connection,
+    event::MembershipEvent,
+    mailbox::{End, Leaving, Mailbox},
     reach::{Blocked, Obstacle},
-    shared::{End, Leaving, Shared},
 };
 use crate::{
-    Break, CheckpointMark, Digest, Follower, Group, Hello, Lead, State as Held, Summing, Work, member::LastWord,
-    message::MAX_PAYLOAD_BYTES,
+    ActivityMonitor, Assignment, Break, CheckpointMark, Digest, FollowedGroup, HeldState, Hello, PlanAgreement,
+    member::FinalReport, message::MAX_PAYLOAD_BYTES,
 };
 
-/// A worker's place in its group, from joining to the last word. Dropping it closes the connection: without a last word
-/// the coordinator counts the worker as lost.
+/// A worker's session with the coordinator, from joining to the final report. Dropping it closes
+/// the connection. Without a final report the coordinator counts the worker as lost.
 pub struct Membership {
-    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
     coordinator: String,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a process that stands still is to do next.
+/// The result of joining: the role of this process in the newest group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// It belongs to this group.
-    Member(Group),
-    /// This group trains without it: it is to take over what that holds, to say [`Membership::caught_up`] once it has, and to stand, with
-    /// [`Membership::regroup`], when the group changes or hands over nothing more.
-    Newcomer(Lead),
+pub enum Admission {
+    /// The process belongs to this group.
+    Member(Assignment),
+    /// This group trains without the process, which catches up with it. It calls
+    /// [`Membership::caught_up`] when it has, and [`Membership::regroup`] when the group changes or
+    /// feeds it no more.
+    Newcomer(FollowedGroup),
 }
 
-/// What a training thread has to know while it trains.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A new generation is being formed: stand still, and say so with [`Membership::regroup`]. A planned one waits for a step that all
-    /// agree on; otherwise the collectives of this generation are to be aborted now.
-    Seal {
-        /// Whether nobody was lost.
-        planned: bool,
-    },
-    /// The group is over; abort the collective and end.
-    Abort {
-        /// Why, naming the member that was lost.
-        reason: String,
-    },
-    /// Stop after a step that all agree on, save it, and say so with [`Membership::drained`].
-    Drain {
-        /// Who asks, and why.
-        reason: String,
-    },
-    /// The group needs this worker no more; what it follows is to be aborted.
-    Released,
-    /// A newcomer follows the group: hand it this member's part of the state after a step that all agree on, and of each summed gradient
-    /// from then on, until the group changes.
-    Feed(Follower),
-    /// The coordinator is out of reach and looked for; training goes on.
-    CoordinatorLost,
-    /// There is a coordinator again.
-    CoordinatorFound,
-    /// The training thread does nothing, so this worker left its group, which goes on without it. It joins again once it moves.
-    Stuck {
-        /// For how long, and what it was about to do.
-        reason: String,
-    },
-    /// It still does nothing: only a new process can help.
-    Hung {
-        /// For how long, and what it was about to do.
-        reason: String,
-    },
-}
-
-/// Why a worker is in no group.
+/// The reason why a worker is in no group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// It does not belong there.
+    /// The worker does not belong to the coordinator's group.
     #[error("the coordinator refused this worker: {reason}")]
     Refused {
-        /// What differs from what, and what to do.
+        /// The difference that was found, and the remedy.
         reason: String,
-        /// Whether another process in its place may belong there.
+        /// True if another process of this pod may join.
         may_retry: bool,
     },
-    /// The group was given up; a new attempt may succeed.
+    /// The group was given up. A new attempt may succeed.
     #[error("the group was given up: {reason}")]
     Aborted {
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// The group goes on, or is done, without it.
-    #[error("the group needs this worker no more")]
+    /// The group goes on, or is done, without this worker.
+    #[error("the group does not need this worker any more")]
     Released,
-    /// Nobody answers there.
+    /// No coordinator answers.
     #[error("no coordinator answered at {coordinator} for {waited:?}: {cause}")]
     Unreachable {
-        /// Host and port.
+        /// The host and the port.
         coordinator: String,
-        /// How long it was tried.
+        /// The time without an answer.
         waited: Duration,
-        /// What the last attempt met.
+        /// The result of the last attempt.
         cause: String,
-        /// Of what kind that is.
+        /// The kind of the obstacle.
         obstacle: Obstacle,
     },
 }
 
-/// What became of a last word.
+/// The coordinator's reply to a final report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Farewell {
-    /// It is recorded; the process may end.
+pub enum FinalReply {
+    /// The report is recorded, and the process may end.
     Recorded,
-    /// Somebody was lost before everybody had said it: a new generation is being formed, see [`Membership::regroup`].
+    /// A member was lost before all members reported. A new generation is being formed; see
+    /// [`Membership::regroup`].
     Changed,
 }
 
-/// Why a last word did not count.
+/// The reason why a final report did not count.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FarewellError {
-    /// The group was over before everybody had said its last word.
+pub enum FinalReportError {
+    /// The group was over before all members reported.
     #[error("the group was given up: {reason}")]
     Aborted {
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// No coordinator took it.
-    #[error("no coordinator was there for {waited:?} to take the worker's last word")]
+    /// No coordinator accepted the report.
+    #[error("no coordinator accepted the worker's final report for {waited:?}")]
     Unreachable {
-        /// How long it was tried.
+        /// The time without an answer.
         waited: Duration,
     },
 }
 
 impl Membership {
-    /// Joins the group of the coordinator at `coordinator`, host and port, holding a state, and blocks until it is committed to a
-    /// group, or told to follow one. The name is looked up anew for each attempt. `patience` bounds the time without any coordinator; how long
-    /// to wait for other members is the coordinator's decision.
+    /// Joins the group of the coordinator at `coordinator` (host and port) with the state `held`.
+    /// It blocks until the process is committed to a group or told to follow one. Each attempt
+    /// resolves the name again. `patience` limits the time without any coordinator. The coordinator
+    /// decides how long to wait for other members.
     ///
     /// # Errors
     /// See [`JoinError`].
     ///
     /// # Panics
-    /// When the system starts no thread.
-    pub fn join(coordinator: &str, hello: Hello, held: Held, patience: Duration) -> Result<(Self, Place), JoinError> {
-        let shared = Arc::new(Shared::new());
+    /// Panics if the system starts no thread.
+    pub fn join(
+        coordinator: &str,
+        hello: Hello,
+        held: HeldState,
+        patience: Duration,
+    ) -> Result<(Self, Admission), JoinError> {
+        let mailbox = Arc::new(Mailbox::new());
         let thread = {
-            let (shared, coordinator) = (Arc::clone(&shared), coordinator.to_owned());
+            let (mailbox, coordinator) = (Arc::clone(&mailbox), coordinator.to_owned());
             thread::Builder::new()
                 .name("membership".to_owned())
-                .spawn(move || line::keep(&coordinator, hello, held, &shared))
+                .spawn(move || connection::keep(&coordinator, hello, held, &mailbox))
                 .unwrap_or_else(|error| panic!("no thread for the membership of this worker: {error}"))
         };
-        let membership = Self { shared, coordinator: coordinator.to_owned(), thread: Some(thread) };
-        let place = membership.place(patience)?;
-        Ok((membership, place))
+        let membership = Self { mailbox, coordinator: coordinator.to_owned(), thread: Some(thread) };
+        let admission = membership.admission(patience)?;
+        Ok((membership, admission))
     }
 
-    /// This worker holds the state that its group starts from.
+    /// Reports that this worker holds the state that its group starts from.
     pub fn entered(&self) {
-        self.shared.put(|outbox| outbox.entered = true);
+        self.mailbox.put(|outbox| outbox.entered = true);
     }
 
-    /// This worker gave the state of its generation up for one that it read from a checkpoint.
+    /// Reports that this worker replaced the state of its generation by one from a checkpoint.
     pub fn reloaded(&self) {
-        self.shared.put(|outbox| outbox.reloaded = true);
+        self.mailbox.put(|outbox| outbox.reloaded = true);
     }
 
-    /// How the group sums from now on, which becomes a part of the job's history.
-    pub fn agreed(&self, summing: Summing) {
-        self.shared.put(|outbox| outbox.plans.push(summing));
+    /// Reports a plan on which the group agreed. It becomes a part of the job's history.
+    pub fn agreed(&self, summing: PlanAgreement) {
+        self.mailbox.put(|outbox| outbox.plans.push(summing));
     }
 
-    /// This worker, which follows a group, holds a state of it, and none that it held before.
+    /// Reports that this follower holds a state of the group instead of its own.
     pub fn took_over(&self) {
-        self.shared.put(|outbox| outbox.took_over = true);
+        self.mailbox.put(|outbox| outbox.took_over = true);
     }
 
-    /// This worker, which follows a group, holds what that holds: it may be let in, and follows until then.
+    /// Reports that this follower has caught up. It follows the group until it is let in.
     pub fn caught_up(&self) {
-        self.shared.put(|outbox| outbox.caught_up = true);
+        self.mailbox.put(|outbox| outbox.caught_up = true);
     }
 
-    /// This worker stands still: from here on it completes no collective of its generation. Blocks until it is committed to the next
-    /// one, or told to follow one. `held` is `None` in the middle of a copy, `broken` tells what failed if it was not asked to stand.
+    /// Reports that this worker has sealed: it completes no further collective of its generation.
+    /// It blocks until the worker is committed to the next generation or told to follow one. `held`
+    /// is `None` in the middle of a copy. `broken` is the failure, if the worker was not asked to
+    /// seal.
     ///
     /// # Errors
     /// See [`JoinError`].
-    pub fn regroup(&self, held: Option<Held>, broken: Option<Break>, patience: Duration) -> Result<Place, JoinError> {
-        self.shared.change(|state| (state.group, state.lead, state.sealing) = (None, None, None));
-        self.shared.put(|outbox| (outbox.stand, outbox.last_word) = (Some((held, broken)), None));
-        self.place(patience)
+    pub fn regroup(
+        &self,
+        held: Option<HeldState>,
+        broken: Option<Break>,
+        patience: Duration,
+    ) -> Result<Admission, JoinError> {
+        self.mailbox.change(|state| (state.group, state.lead, state.sealing) = (None, None, None));
+        self.mailbox.put(|outbox| (outbox.sealed, outbox.final_report) = (Some((held, broken)), None));
+        self.admission(patience)
     }
 
-    fn place(&self, patience: Duration) -> Result<Place, JoinError> {
-        let place = self.shared.wait(patience, |state| match &state.end {
+    fn admission(&self, patience: Duration) -> Result<Admission, JoinError> {
+        let admission = self.mailbox.wait(patience, |state| match &state.end {
             Some(End::Refused { reason, may_retry }) => {
                 Some(Err(JoinError::Refused { reason: reason.clone(), may_retry: *may_retry }))
             }
             Some(End::Aborted(reason)) => Some(Err(JoinError::Aborted { reason: reason.clone() })),
             Some(End::Released) => Some(Err(JoinError::Released)),
             None => {
-                let member = state.group.clone().map(Place::Member);
-                member.or_else(|| state.lead.clone().map(Place::Newcomer)).map(Ok)
+                let member = state.group.clone().map(Admission::Member);
+                member.or_else(|| state.lead.clone().map(Admission::Newcomer)).map(Ok)
             }
         });
-        place.unwrap_or_else(|waited| {
-            let Blocked { obstacle, problem: cause } = self.shared.state().blocked.clone();
+        admission.unwrap_or_else(|waited| {
+            let Blocked { obstacle, problem: cause } = self.mailbox.state().blocked.clone();
             Err(JoinError::Unreachable { coordinator: self.coordinator.clone(), waited, cause, obstacle })
         })
     }
 
-    /// Where the training thread tells that it works: while it computes and does nothing for long, this worker is no member.
+    /// Returns the activity monitor of the training thread. A worker that computes without a move
+    /// for long leaves its group.
     #[must_use]
-    pub fn work(&self) -> &Arc<Work> {
-        &self.shared.work
+    pub fn work(&self) -> &Arc<ActivityMonitor> {
+        &self.mailbox.work
     }
 
-    /// Whether a new generation is being formed, and if so whether it is planned: ask between two steps.
+    /// Returns `Some` while a new generation is being formed, with true if it is planned. Ask
+    /// between two steps.
     #[must_use]
     pub fn sealing(&self) -> Option<bool> {
-        self.shared.state().sealing
+        self.mailbox.state().sealing
     }
 
-    /// Whether this worker has to go and there is no coordinator that would let it: all have to stop without one.
+    /// Returns true if this worker has to leave and no coordinator is there to release it. All
+    /// members then stop without one.
     #[must_use]
     pub fn is_stranded(&self) -> bool {
-        self.shared.state().is_stranded()
+        self.mailbox.state().is_stranded()
     }
 
-    /// Whether this worker has been a member of a group: others may lack what it holds.
+    /// Returns true if this worker was a member of a group, so that others may lack its state.
     #[must_use]
     pub fn has_belonged(&self) -> bool {
-        self.shared.state().has_belonged
+        self.mailbox.state().has_belonged
     }
 
-    /// Calls `callback` from the membership's thread for everything that happens, beginning with what happened already.
-    pub fn on_event(&self, callback: impl FnMut(&Event) + Send + 'static) {
-        self.shared.listen(Box::new(callback));
+    /// Calls `callback` from the membership's thread for every event, past ones first.
+    pub fn on_event(&self, callback: impl FnMut(&MembershipEvent) + Send + 'static) {
+        self.mailbox.listen(Box::new(callback));
     }
 
-    /// Whether this worker belongs to no group any more, and will not to another.
+    /// Returns true if this worker belongs to no group any more and will never join one.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.shared.state().end.is_some()
+        self.mailbox.state().end.is_some()
     }
 
-    /// Why the group is over, if it is: ask between two steps.
+    /// Returns the cause if the group is over. Ask between two steps.
     #[must_use]
     pub fn aborted(&self) -> Option<String> {
-        match &self.shared.state().end {
+        match &self.mailbox.state().end {
             Some(End::Aborted(reason) | End::Refused { reason, .. }) => Some(reason.clone()),
             Some(End::Released) | None => None,
         }
     }
 
-    /// Why all have to stop after a step, if they have to: ask between two steps.
+    /// Returns the cause if all members have to stop after a step. Ask between two steps.
     #[must_use]
     pub fn draining(&self) -> Option<String> {
-        self.shared.state().draining.clone()
+        self.mailbox.state().draining.clone()
     }
 
-    /// Reports how far the training is; dropped while there is no coordinator, and replaced by a newer report.
+    /// Reports the progress of the training. A newer report replaces it, and without a coordinator
+    /// it is dropped.
     pub fn progress(&self, step: u64, payload: Vec<u8>) {
         assert_fits(&payload);
-        self.shared.put(|outbox| outbox.progress = Some((step, payload)));
+        self.mailbox.put(|outbox| outbox.progress = Some((step, payload)));
     }
 
-    /// Reports a checkpoint that is whole; the newest one reaches the record, if need be through the next coordinator.
+    /// Reports a complete checkpoint. The newest one reaches the record, if necessary through the
+    /// next coordinator.
     pub fn checkpoint(&self, step: u64, manifest_digest: Digest) {
-        self.shared.put(|outbox| outbox.checkpoint = Some(CheckpointMark { step, manifest_digest }));
+        self.mailbox.put(|outbox| outbox.checkpoint = Some(CheckpointMark { step, manifest_digest }));
     }
 
-    /// This worker has to go. The others go on without it, after which [`Membership::regroup`] ends with [`JoinError::Released`], or all
-    /// are told [`Event::Drain`]. While there is no coordinator a member that stands waits for one `within` that time, as it may hold what
-    /// nobody else does.
+    /// Reports that this worker has to leave. The others go on without it and
+    /// [`Membership::regroup`] returns [`JoinError::Released`], or all members get
+    /// [`MembershipEvent::Drain`]. Without a coordinator, a sealed member waits for one `within`
+    /// this time, because no other process may hold its state.
     pub fn leave(&self, reason: &str, within: Duration) {
-        self.shared.change(|state| state.leaving = Some(Leaving::within(within)));
-        self.shared.put(|outbox| outbox.leave = Some(reason.to_owned()));
+        self.mailbox.change(|state| state.leaving = Some(Leaving::within(within)));
+        self.mailbox.put(|outbox| outbox.leave = Some(reason.to_owned()));
     }
 
-    /// The last step is done and all results are stored. Blocks until every member said so and all agree on the digest, or one was
-    /// lost before; `patience` bounds the time without any coordinator.
+    /// Reports that the last step is done and all results are stored. It blocks until all members
+    /// agree on the digest, or until one of them is lost first. `patience` limits the time without
+    /// any coordinator.
     ///
     /// # Errors
-    /// See [`FarewellError`].
+    /// See [`FinalReportError`].
     pub fn finished(
         &self,
         step: u64,
         digest: Digest,
         payload: Vec<u8>,
         patience: Duration,
-    ) -> Result<Farewell, FarewellError> {
+    ) -> Result<FinalReply, FinalReportError> {
         assert_fits(&payload);
-        self.last_word(LastWord::Finished { step, digest, payload }, patience)
+        self.final_report(FinalReport::Finished { step, digest, payload }, patience)
     }
 
-    /// Stopped after `step`, as was asked; a checkpoint holds it. Blocks as [`Membership::finished`] does.
+    /// Reports that this worker stopped after `step` as requested, and a checkpoint holds it. It
+    /// blocks like [`Membership::finished`].
     ///
     /// # Errors
-    /// See [`FarewellError`].
-    pub fn drained(&self, step: u64, patience: Duration) -> Result<Farewell, FarewellError> {
-        self.last_word(LastWord::Drained { step }, patience)
+    /// See [`FinalReportError`].
+    pub fn drained(&self, step: u64, patience: Duration) -> Result<FinalReply, FinalReportError> {
+        self.final_report(FinalReport::Drained { step }, patience)
     }
 
-    /// The job cannot succeed as it is described. Blocks until the coordinator knows.
+    /// Reports that the job cannot succeed as it is described. It blocks until the coordinator
+    /// knows.
     ///
     /// # Errors
-    /// See [`FarewellError`].
-    pub fn fatal(&self, message: &str, patience: Duration) -> Result<(), FarewellError> {
-        self.shared.change(|state| state.sealing = None);
-        self.last_word(LastWord::Fatal { message: message.to_owned() }, patience).map(|_| ())
+    /// See [`FinalReportError`].
+    pub fn fatal(&self, message: &str, patience: Duration) -> Result<(), FinalReportError> {
+        self.mailbox.change(|state| state.sealing = None);
+        self.final_report(FinalReport::Fatal { message: message.to_owned() }, patience).map(|_| ())
     }
 
-    /// What the members hold is of no use: all have to begin anew with the newest checkpoint. Blocks until the coordinator knows.
+    /// Reports that the members' states are useless and all have to start again from the newest
+    /// checkpoint. It blocks until the coordinator knows.
     ///
     /// # Errors
-    /// See [`FarewellError`].
-    pub fn diverged(&self, message: &str, patience: Duration) -> Result<(), FarewellError> {
-        self.shared.change(|state| state.sealing = None);
-        self.last_word(LastWord::Diverged { message: message.to_owned() }, patience).map(|_| ())
+    /// See [`FinalReportError`].
+    pub fn diverged(&self, message: &str, patience: Duration) -> Result<(), FinalReportError> {
+        self.mailbox.change(|state| state.sealing = None);
+        self.final_report(FinalReport::Diverged { message: message.to_owned() }, patience).map(|_| ())
     }
 
-    /// Ends the connection with the coordinator without a word: this process is lost to the group.
+    /// Closes the connection without a final report: the group loses this process.
     pub fn hang_up(&self) {
-        self.shared.put(|outbox| outbox.stop = true);
+        self.mailbox.put(|outbox| outbox.stop = true);
     }
 
-    fn last_word(&self, word: LastWord, patience: Duration) -> Result<Farewell, FarewellError> {
-        self.shared.put(|outbox| outbox.last_word = Some(word));
-        let answer = self.shared.wait(patience, |state| match (&state.end, state.sealing) {
-            (Some(End::Released), _) => Some(Ok(Farewell::Recorded)),
+    fn final_report(&self, word: FinalReport, patience: Duration) -> Result<FinalReply, FinalReportError> {
+        self.mailbox.put(|outbox| outbox.final_report = Some(word));
+        let answer = self.mailbox.wait(patience, |state| match (&state.end, state.sealing) {
+            (Some(End::Released), _) => Some(Ok(FinalReply::Recorded)),
             (Some(End::Aborted(reason) | End::Refused { reason, .. }), _) => {
-                Some(Err(FarewellError::Aborted { reason: reason.clone() }))
+                Some(Err(FinalReportError::Aborted { reason: reason.clone() }))
             }
-            (None, Some(_)) => Some(Ok(Farewell::Changed)),
+            (None, Some(_)) => Some(Ok(FinalReply::Changed)),
             (None, None) => None,
         });
-        answer.unwrap_or_else(|waited| Err(FarewellError::Unreachable { waited }))
+        answer.unwrap_or_else(|waited| Err(FinalReportError::Unreachable { waited }))
     }
 }
 
@@ -347,7 +334,7 @@ impl Drop for Membership {
     fn drop(&mut self) {
         self.hang_up();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was printed where it happened.
+            // The panic of the thread was already printed.
             let _ = thread.join();
         }
     }
@@ -355,7 +342,7 @@ impl Drop for Membership {
 
 impl fmt::Debug for Membership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Membership").field("state", &*self.shared.state()).finish_non_exhaustive()
+        f.debug_struct("Membership").field("state", &*self.mailbox.state()).finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reaches the coordinator by its name, and says what is in the way.
+//! Resolves the coordinator's name, connects, and reports the obstacle if that fails.
 
 use std::{fmt, io, time::Duration};
 
@@ -8,26 +8,26 @@ use tokio::{
 };
 use tracing::warn;
 
-/// How long one attempt to look up the name may take, and one to connect.
+/// The limit for one attempt to resolve the name, and for one to connect.
 const LIMIT: Duration = Duration::from_secs(2);
-/// A coordinator that is missing for so long is told of; the time doubles up to the limit.
+/// A coordinator that is missing for this long is logged. The time doubles up to the limit.
 const TELL_AFTER: Duration = Duration::from_secs(5);
 const TELL_LIMIT: Duration = Duration::from_secs(60);
 
-/// What keeps a member from its coordinator.
+/// The kind of obstacle between a member and its coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// DNS knows no address of its name, or does not answer.
     Name,
-    /// Nobody listens at its address.
+    /// No process listens at its address.
     Refused,
-    /// Nothing comes back from its address.
+    /// No answer comes from its address.
     Silent,
-    /// Anything else; the text says what.
+    /// Another obstacle, which the text describes.
     Other,
 }
 
-/// An attempt that failed.
+/// A failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Blocked {
     pub(super) obstacle: Obstacle,
@@ -50,7 +50,7 @@ impl From<io::Error> for Blocked {
     }
 }
 
-/// Looks the name up and connects to the first of its addresses that answers.
+/// Resolves the name and connects to the first of its addresses that answers.
 pub(super) async fn reach(coordinator: &str) -> Result<TcpStream, Blocked> {
     let unnamed = |problem: String| Blocked { obstacle: Obstacle::Name, problem };
     let found = timeout(LIMIT, lookup_host(coordinator)).await;
@@ -78,7 +78,7 @@ fn obstacle(error: &io::Error) -> Obstacle {
     }
 }
 
-/// Since when no coordinator answers, and when that is told again.
+/// The time since when no coordinator answers, and the time of the next log line about it.
 pub(super) struct Missing {
     since: Option<Instant>,
     tell_after: Duration,
@@ -89,12 +89,12 @@ impl Missing {
         Self { since: None, tell_after: TELL_AFTER }
     }
 
-    /// One has answered.
+    /// Notes that a coordinator answered.
     pub(super) fn found(&mut self) {
         *self = Self::new();
     }
 
-    /// Logs what is in the way, at growing intervals.
+    /// Logs the obstacle at growing intervals.
     pub(super) fn tell(&mut self, coordinator: &str, blocked: &Blocked) {
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         if waited >= self.tell_after {
@@ -109,12 +109,12 @@ mod tests {
     use super::*;
 
     async fn met(coordinator: &str) -> (Obstacle, String) {
-        let Err(Blocked { obstacle, problem }) = reach(coordinator).await else { panic!("somebody answered") };
+        let Err(Blocked { obstacle, problem }) = reach(coordinator).await else { panic!("a process answered") };
         (obstacle, problem)
     }
 
     #[tokio::test]
-    async fn a_name_that_dns_does_not_know_and_a_port_where_nobody_listens_are_told_apart() {
+    async fn an_unknown_name_and_a_closed_port_are_different_obstacles() {
         let (obstacle, problem) = met("nowhere.invalid:7070").await;
         assert!(obstacle == Obstacle::Name && problem.contains("DNS"), "{problem}");
         let port = {

@@ -1,33 +1,34 @@
-//! The coordinator's decisions, one event at a time.
+//! The decisions of the coordinator, one event at a time.
 
-mod aside;
 mod endings;
-mod forming;
 mod losses;
+mod partition;
 mod planned;
+mod rendezvous;
 mod restart;
 
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, Break, Change, CheckpointMark, Coordinator, Digest, Hello, Message, Outcome, Record, Report, Sampler,
-    State,
-    coordinator::{Command, Config, Connection, Event, Stage},
+    Active, Break, Change, CheckpointMark, Coordinator, Digest, HeldState, Hello, Message, Outcome, Record, Sampler,
+    SealReport,
+    coordinator::{Command, Config, ConnectionId, Event, Stage},
 };
 
-use crate::given::{NOTHING, config, hello, ms};
+use crate::fixtures::{NOTHING, config, hello, ms};
 
-/// How a store answers.
+/// The behaviour of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
     Agrees,
     IsAway,
     Fails,
-    /// Keeps the record until [`Table::store_answers`].
+    /// Holds the record back until [`Table::store_answers`].
     IsSlow,
 }
 
-/// A coordinator and its store. Member `i` talks over connection `i`, and the process that replaces it over connection `10 + i`.
+/// A coordinator and its store. Member `i` uses connection `i`, and the process that replaces it
+/// uses connection `10 + i`.
 struct Table {
     coordinator: Coordinator,
     now: Duration,
@@ -46,7 +47,7 @@ impl Table {
         Self { coordinator, now: Duration::ZERO, stored: Vec::new(), store: Store::Agrees, waiting: None }
     }
 
-    /// Generation 1 trains, with `least` of its members needed.
+    /// Returns a table whose generation 1 trains and needs `least` members.
     fn running(members: usize, least: usize) -> Self {
         let mut table = Self::with(Config { least, ..config(members) }, None);
         table.form(&hellos(members), NOTHING);
@@ -54,7 +55,7 @@ impl Table {
         table
     }
 
-    /// Commands except for the alarm clock, with swaps carried out.
+    /// Handles an event and all swaps. Returns the other commands, without the alarms.
     fn handle(&mut self, event: Event) -> Vec<Command> {
         self.now += ms(1);
         let commands = self.coordinator.handle(event, self.now);
@@ -87,22 +88,22 @@ impl Table {
         done
     }
 
-    /// The record that a slow store was given is stored, and it is slow no more.
+    /// Stores the record that a slow store received. The store is fast from then on.
     fn store_answers(&mut self) -> Vec<Command> {
         self.store = Store::Agrees;
-        self.stored.push(self.waiting.take().expect("a swap is under way"));
+        self.stored.push(self.waiting.take().expect("a swap is in progress"));
         self.handle(Event::Swapped)
     }
 
     fn says(&mut self, connection: u64, message: Message) -> Vec<Command> {
-        self.handle(Event::Received(Connection(connection), message))
+        self.handle(Event::Received(ConnectionId(connection), message))
     }
 
     fn greets(&mut self, connection: u64, hello: Hello) -> Vec<Command> {
         self.says(connection, Message::Hello(hello))
     }
 
-    /// A newcomer comes, and has soon taken over what the group holds.
+    /// Connects a newcomer that catches up at once.
     fn joins(&mut self, connection: u64, hello: Hello) -> Vec<Command> {
         let mut commands = self.greets(connection, hello);
         let generation = self.coordinator.status(self.now).generation.unwrap_or_default();
@@ -110,20 +111,25 @@ impl Table {
         commands
     }
 
-    /// Answers the newest call, as a process that took part in generation `entered`.
-    fn reports(&mut self, connection: u64, entered: Option<u64>, state: State) -> Vec<Command> {
+    /// Answers the newest request as a process that took part in generation `entered`.
+    fn reports(&mut self, connection: u64, entered: Option<u64>, state: HeldState) -> Vec<Command> {
         let generation = self.record().alloc_generation;
         self.says(
             connection,
-            Message::Report(Report { generation, entered_generation: entered, followed: false, state: Some(state) }),
+            Message::SealReport(SealReport {
+                generation,
+                entered_generation: entered,
+                followed: false,
+                state: Some(state),
+            }),
         )
     }
 
     fn closes(&mut self, connection: u64) -> Vec<Command> {
-        self.handle(Event::Closed(Connection(connection), CLOSED.into()))
+        self.handle(Event::Closed(ConnectionId(connection), CLOSED.into()))
     }
 
-    /// Lets time pass in which these connections carry heartbeats.
+    /// Lets time pass while these connections carry heartbeats.
     fn wait(&mut self, time: Duration, alive: &[u64]) -> Vec<Command> {
         let end = self.now + time;
         let mut commands = Vec::new();
@@ -138,8 +144,8 @@ impl Table {
         commands
     }
 
-    /// All members join, report that they hold `state`, and the group runs.
-    fn form(&mut self, hellos: &[Hello], state: State) -> Vec<Command> {
+    /// Connects all members, which report that they hold `state`, and starts the group.
+    fn form(&mut self, hellos: &[Hello], state: HeldState) -> Vec<Command> {
         for (member, hello) in (0..).zip(hellos) {
             self.greets(member, hello.clone());
         }
@@ -155,35 +161,35 @@ impl Table {
     }
 
     fn record(&self) -> Record {
-        self.stored.last().expect("something was stored").clone()
+        self.stored.last().expect("a record was stored").clone()
     }
 }
 
-/// What is seen of a process that dies.
+/// The observation of a dying process.
 const CLOSED: &str = "closed its connection";
 
 fn hellos(members: usize) -> Vec<Hello> {
     (0..members).map(original).collect()
 }
 
-/// The process of a pod that the tests begin with.
+/// Returns the first process of a pod.
 fn original(index: usize) -> Hello {
     hello(index, 100 + index as u128)
 }
 
-/// The process that follows it.
+/// Returns the process that replaces it.
 fn replacement(index: usize) -> Hello {
     hello(index, 200 + index as u128)
 }
 
-/// A process that comes back: where it was committed to, and whether it stands still.
-fn returning(index: usize, committed: u64, stands: bool) -> Hello {
-    Hello { committed_generation: Some(committed), stands, ..original(index) }
+/// Returns a process that comes back with the generation that it was committed to, sealed or not.
+fn returning(index: usize, committed: u64, sealed: bool) -> Hello {
+    Hello { committed_generation: Some(committed), sealed, ..original(index) }
 }
 
-fn state(step: u64) -> State {
+fn state(step: u64) -> HeldState {
     let sampler = Sampler { seed: 42, epoch: 0, cursor: 10 * step };
-    State { step, digest: Digest::of(&step.to_le_bytes()), sampler }
+    HeldState { step, digest: Digest::of(&step.to_le_bytes()), sampler }
 }
 
 fn mark(step: u64) -> CheckpointMark {
@@ -213,7 +219,7 @@ fn end(commands: &[Command]) -> Option<&Outcome> {
 fn sent(commands: &[Command], to: u64) -> Vec<&Message> {
     let to_it = |c| {
         if let &Command::Send(connection, ref message) = c {
-            (connection == Connection(to)).then_some(message)
+            (connection == ConnectionId(to)).then_some(message)
         } else {
             None
         }
@@ -221,7 +227,8 @@ fn sent(commands: &[Command], to: u64) -> Vec<&Message> {
     commands.iter().filter_map(to_it).collect()
 }
 
-/// Who was asked to seal for which generation, once or more often, and whether that is planned.
+/// Returns the connections that were asked to seal, each with the generation and with true if that
+/// was planned.
 fn asked(commands: &[Command]) -> Vec<(u64, u64, bool)> {
     let asked = |c: &Command| match c {
         Command::Send(to, Message::Prepare { generation, planned }) => Some((to.0, *generation, *planned)),
@@ -233,7 +240,7 @@ fn asked(commands: &[Command]) -> Vec<(u64, u64, bool)> {
     asked
 }
 
-/// Who was committed to the group, in rank order, and to what.
+/// Returns the connections of the committed members in rank order, and their membership.
 fn committed(commands: &[Command]) -> (Vec<u64>, Active) {
     let commits = commands.iter().filter_map(|c| match c {
         Command::Send(to, Message::Commit { rank, active }) => Some((*rank, to.0, active.clone())),
@@ -241,8 +248,8 @@ fn committed(commands: &[Command]) -> (Vec<u64>, Active) {
     });
     let mut commits: Vec<_> = commits.collect();
     commits.sort_unstable_by_key(|(rank, to, _)| (*rank, *to));
-    let (_, _, active) = commits.first().unwrap_or_else(|| panic!("nobody was committed: {commands:?}")).clone();
-    assert!(commits.iter().all(|(.., other)| *other == active), "all are told the same: {commands:?}");
+    let (_, _, active) = commits.first().unwrap_or_else(|| panic!("no member was committed: {commands:?}")).clone();
+    assert!(commits.iter().all(|(.., other)| *other == active), "all get the same membership: {commands:?}");
     (commits.into_iter().map(|(_, to, _)| to).collect(), active)
 }
 
@@ -250,7 +257,7 @@ fn is_committed(commands: &[Command]) -> bool {
     commands.iter().any(|c| matches!(c, Command::Send(_, Message::Commit { .. })))
 }
 
-/// The change that the outside is told of.
+/// Returns the announced change.
 fn change(commands: &[Command]) -> Change {
     let changes: Vec<_> =
         commands.iter().filter_map(|c| if let Command::Changed(change) = c { Some(change) } else { None }).collect();
@@ -261,5 +268,5 @@ fn change(commands: &[Command]) -> Change {
 }
 
 fn pods(active: &Active) -> Vec<&str> {
-    active.members.iter().map(|seat| seat.pod.as_str()).collect()
+    active.members.iter().map(|ranked| ranked.pod.as_str()).collect()
 }

@@ -7,14 +7,14 @@ use std::{
 
 use lockstep_elastic::{FileStore, GenerationStore, Record, RecordError, StoreError, Swap};
 
-/// Tells a process of this test where the record lies and who it is.
+/// Tells a child process of this test the path of the record and its own name.
 const CONTENDER: &str = "LOCKSTEP_TEST_CONTENDER";
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
 }
 
-/// Allocates `times` generations against everybody else; returns how many swaps it won.
+/// Allocates `times` generations against all rivals. Returns the number of swaps that it won.
 fn contend(path: &Path, name: &str, times: u64) -> u64 {
     let store = FileStore::new(path.to_owned());
     let mut won = 0;
@@ -42,7 +42,7 @@ fn begun(folder: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn of_threads_that_race_for_each_generation_exactly_one_wins() {
+fn exactly_one_of_several_racing_threads_allocates_each_generation() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = begun(folder.path());
     thread::scope(|scope| {
@@ -55,7 +55,7 @@ fn of_threads_that_race_for_each_generation_exactly_one_wins() {
 }
 
 #[test]
-fn of_processes_that_race_for_each_generation_exactly_one_wins() {
+fn exactly_one_of_several_racing_processes_allocates_each_generation() {
     if let Ok(path) = std::env::var(CONTENDER) {
         contend(Path::new(&path), "process", 25);
         return;
@@ -65,7 +65,7 @@ fn of_processes_that_race_for_each_generation_exactly_one_wins() {
     let this = std::env::current_exe().expect("this test's program");
     let start = || {
         Command::new(&this)
-            .args(["--exact", "file_store::of_processes_that_race_for_each_generation_exactly_one_wins"])
+            .args(["--exact", "file_store::exactly_one_of_several_racing_processes_allocates_each_generation"])
             .env(CONTENDER, &path)
             .stdout(Stdio::null())
             .spawn()
@@ -98,7 +98,7 @@ fn nothing_is_stored_before_the_first_swap() {
 }
 
 #[test]
-fn a_leftover_of_a_crash_is_ignored() {
+fn a_temporary_file_left_by_a_crash_is_ignored() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = begun(folder.path());
     fs::write(folder.path().join("record.json.tmp"), "{\"vers").expect("written");
@@ -128,7 +128,7 @@ fn a_newer_or_torn_record_is_refused_and_never_overwritten() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_named() {
+fn the_error_for_a_missing_folder_names_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let error = run(FileStore::new(folder.path().join("absent/record.json")).load()).expect_err("no folder");
     assert!(error.to_string().contains("absent/record.json"), "{error}");

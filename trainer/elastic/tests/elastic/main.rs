@@ -1,8 +1,8 @@
-//! Membership: decisions, simulation, the wire, the store, and real sockets.
+//! Tests of the membership: decisions, wire format, record store and real sockets.
 
 mod coordinator;
 mod file_store;
-mod given;
+mod fixtures;
 mod member;
 mod message;
 mod shell;

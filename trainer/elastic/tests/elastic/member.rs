@@ -1,18 +1,19 @@
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Active, Break, CheckpointMark, Digest, Follower, Group, Hello, Lead, Member, Message, Report, Seat, State, Summing,
-    member::{COORDINATOR_DEAD_AFTER, Command, Event, HEARTBEAT_EVERY, LastWord, REPEAT_AFTER},
+    Active, Assignment, Break, CheckpointMark, Digest, FollowedGroup, Follower, HeldState, Hello, Member, Message,
+    PlanAgreement, RankedMember, SealReport,
+    member::{COORDINATOR_DEAD_AFTER, Command, Event, FinalReport, HEARTBEAT_EVERY, REPEAT_AFTER},
 };
 
-use crate::given::{NOTHING, SAMPLER, hello, ms};
+use crate::fixtures::{NOTHING, SAMPLER, hello, ms};
 
-fn active(generation: u64, hello: &Hello, base: State) -> Active {
-    let State { step: base_step, digest: base_digest, sampler } = base;
+fn active(generation: u64, hello: &Hello, base: HeldState) -> Active {
+    let HeldState { step: base_step, digest: base_digest, sampler } = base;
     Active {
         generation,
         attempt: 0,
-        members: vec![Seat {
+        members: vec![RankedMember {
             pod: hello.member.pod.clone(),
             incarnation: hello.member.incarnation,
             address: hello.address,
@@ -28,11 +29,11 @@ fn active(generation: u64, hello: &Hello, base: State) -> Active {
     }
 }
 
-fn state(step: u64) -> State {
-    State { step, digest: Digest::of(&step.to_le_bytes()), sampler: SAMPLER }
+fn state(step: u64) -> HeldState {
+    HeldState { step, digest: Digest::of(&step.to_le_bytes()), sampler: SAMPLER }
 }
 
-fn commit_at(generation: u64, base: State) -> Event {
+fn commit_at(generation: u64, base: HeldState) -> Event {
     Event::Received(Message::Commit { rank: 0, active: active(generation, &hello(0, 1), base) })
 }
 
@@ -48,8 +49,8 @@ fn planned(generation: u64) -> Event {
     Event::Received(Message::Prepare { generation, planned: true })
 }
 
-fn stand(step: u64) -> Event {
-    Event::Stand { held: Some(state(step)), broken: None }
+fn sealed(step: u64) -> Event {
+    Event::Sealed { held: Some(state(step)), broken: None }
 }
 
 fn hung_up() -> Break {
@@ -57,11 +58,16 @@ fn hung_up() -> Break {
 }
 
 fn broken() -> Event {
-    Event::Stand { held: Some(state(5)), broken: Some(hung_up()) }
+    Event::Sealed { held: Some(state(5)), broken: Some(hung_up()) }
 }
 
-fn report(generation: u64, entered_generation: Option<u64>, held: State) -> Command {
-    Command::Send(Message::Report(Report { generation, entered_generation, followed: false, state: Some(held) }))
+fn report(generation: u64, entered_generation: Option<u64>, held: HeldState) -> Command {
+    Command::Send(Message::SealReport(SealReport {
+        generation,
+        entered_generation,
+        followed: false,
+        state: Some(held),
+    }))
 }
 
 fn handle(member: &mut Member, event: Event, at: u64) -> Vec<Command> {
@@ -70,7 +76,7 @@ fn handle(member: &mut Member, event: Event, at: u64) -> Vec<Command> {
     commands
 }
 
-/// What is said when time passes, without heartbeats.
+/// Returns the messages that follow from the passing time, without heartbeats.
 fn later(member: &mut Member, at: u64) -> Vec<Command> {
     let mut commands = handle(member, Event::Tick, at);
     commands.retain(|c| *c != Command::Send(Message::Heartbeat));
@@ -83,7 +89,7 @@ fn connected() -> Member {
     member
 }
 
-/// Committed to generation 1, whose first state it holds.
+/// Returns a member that is committed to generation 1 and holds its starting state.
 fn running() -> Member {
     let mut member = connected();
     handle(&mut member, prepare(1), 1);
@@ -98,45 +104,49 @@ fn entered(commands: &[Command]) -> bool {
 const REPEAT_MS: u64 = REPEAT_AFTER.as_millis() as u64;
 
 #[test]
-fn it_says_hello_first_and_again_until_it_is_asked() {
+fn a_hello_comes_first_and_repeats_until_a_request() {
     let mut member = Member::new(hello(0, 1), NOTHING);
     let greeting = Command::Send(Message::Hello(hello(0, 1)));
     assert_eq!(handle(&mut member, Event::Connected, 0), std::slice::from_ref(&greeting));
     assert_eq!(later(&mut member, REPEAT_MS - 1), []);
     assert_eq!(later(&mut member, REPEAT_MS), [greeting]);
     handle(&mut member, prepare(1), REPEAT_MS + 1);
-    assert_eq!(later(&mut member, 3 * REPEAT_MS), [report(1, None, NOTHING)], "now it waits for the commit");
+    assert_eq!(later(&mut member, 3 * REPEAT_MS), [report(1, None, NOTHING)], "it waits for the commit now");
 }
 
 #[test]
-fn it_stands_at_first_and_reports_at_once_what_it_holds() {
+fn a_new_process_is_sealed_and_reports_its_state_at_once() {
     let mut member = Member::new(hello(0, 1), state(50));
     handle(&mut member, Event::Connected, 0);
     assert_eq!(handle(&mut member, prepare(3), 1), [report(3, None, state(50))]);
 }
 
 #[test]
-fn a_member_that_trains_seals_and_reports_only_once_it_stands() {
+fn a_training_member_reports_only_after_it_has_sealed() {
     for (event, planned) in [(prepare(2), false), (planned(2), true)] {
         let mut member = running();
         assert_eq!(handle(&mut member, event, 3), [Command::Seal { generation: 2, planned }]);
-        assert_eq!(later(&mut member, 3 * REPEAT_MS), [], "it trains still");
-        let stands = handle(&mut member, stand(9), 3 * REPEAT_MS + 1);
-        assert_eq!(stands, [report(2, Some(1), state(9))]);
-        assert_eq!(later(&mut member, 5 * REPEAT_MS), [report(2, Some(1), state(9))], "until it is answered");
+        assert_eq!(later(&mut member, 3 * REPEAT_MS), [], "it still trains");
+        let sealed = handle(&mut member, sealed(9), 3 * REPEAT_MS + 1);
+        assert_eq!(sealed, [report(2, Some(1), state(9))]);
+        assert_eq!(
+            later(&mut member, 5 * REPEAT_MS),
+            [report(2, Some(1), state(9))],
+            "it repeats the report until an answer"
+        );
     }
 }
 
 #[test]
-fn a_planned_seal_that_became_urgent_is_told_again() {
+fn a_planned_seal_that_became_urgent_is_commanded_again() {
     let mut member = running();
     handle(&mut member, planned(2), 3);
-    assert_eq!(handle(&mut member, planned(2), 4), [], "that is known");
+    assert_eq!(handle(&mut member, planned(2), 4), [], "the worker already knows");
     assert_eq!(handle(&mut member, prepare(3), 5), [Command::Seal { generation: 3, planned: false }]);
 }
 
 #[test]
-fn it_counts_as_entered_only_once_it_holds_the_state_of_its_generation() {
+fn a_member_has_entered_only_once_it_holds_the_state_of_its_generation() {
     let held = state(5);
     for (situation, base, says_so, expected) in [
         ("it held the state before", held, false, Some(2)),
@@ -145,38 +155,38 @@ fn it_counts_as_entered_only_once_it_holds_the_state_of_its_generation() {
     ] {
         let mut member = running();
         handle(&mut member, prepare(2), 3);
-        handle(&mut member, Event::Stand { held: Some(held), broken: None }, 4);
+        handle(&mut member, Event::Sealed { held: Some(held), broken: None }, 4);
         assert!(entered(&handle(&mut member, commit_at(2, base), 5)));
         if says_so {
             assert_eq!(handle(&mut member, Event::Entered, 6), []);
         }
         handle(&mut member, prepare(3), 7);
-        assert_eq!(handle(&mut member, stand(8), 8), [report(3, expected, state(8))], "{situation}");
+        assert_eq!(handle(&mut member, sealed(8), 8), [report(3, expected, state(8))], "{situation}");
     }
 }
 
 #[test]
-fn in_the_middle_of_a_copy_it_holds_nothing() {
+fn a_member_holds_no_state_in_the_middle_of_a_copy() {
     let mut member = running();
     handle(&mut member, prepare(2), 3);
-    let nothing = Report { generation: 2, entered_generation: None, followed: false, state: None };
-    let commands = handle(&mut member, Event::Stand { held: None, broken: None }, 4);
-    assert_eq!(commands, [Command::Send(Message::Report(nothing))]);
+    let nothing = SealReport { generation: 2, entered_generation: None, followed: false, state: None };
+    let commands = handle(&mut member, Event::Sealed { held: None, broken: None }, 4);
+    assert_eq!(commands, [Command::Send(Message::SealReport(nothing))]);
 }
 
 #[test]
-fn what_it_read_from_a_checkpoint_is_of_no_generation() {
+fn a_state_read_from_a_checkpoint_belongs_to_no_generation() {
     let mut member = running();
     handle(&mut member, prepare(2), 3);
     handle(&mut member, Event::Reloaded, 4);
     let held = Some(state(5));
-    let commands = handle(&mut member, Event::Stand { held, broken: None }, 5);
-    let read = Report { generation: 2, entered_generation: None, followed: false, state: held };
-    assert_eq!(commands, [Command::Send(Message::Report(read))]);
+    let commands = handle(&mut member, Event::Sealed { held, broken: None }, 5);
+    let read = SealReport { generation: 2, entered_generation: None, followed: false, state: held };
+    assert_eq!(commands, [Command::Send(Message::SealReport(read))]);
 }
 
 #[test]
-fn what_broke_is_said_again_until_it_is_asked_what_it_holds() {
+fn a_failure_is_repeated_until_the_request_for_a_report() {
     let mut member = running();
     let says = Command::Send(Message::Broken { generation: 1, broken: hung_up() });
     assert_eq!(handle(&mut member, broken(), 3), std::slice::from_ref(&says));
@@ -188,22 +198,22 @@ fn what_broke_is_said_again_until_it_is_asked_what_it_holds() {
 }
 
 #[test]
-fn what_broke_after_it_was_asked_is_a_report() {
+fn a_failure_after_the_request_is_sent_as_a_report() {
     let mut member = running();
     handle(&mut member, prepare(2), 3);
     assert_eq!(handle(&mut member, broken(), 4), [report(2, Some(1), state(5))]);
 }
 
 #[test]
-fn it_enters_only_a_generation_that_is_newer_than_its_promises_and_names_this_process() {
+fn a_member_enters_only_a_generation_that_is_newer_than_its_promises_and_names_it() {
     let stranger = Message::Commit { rank: 0, active: active(2, &hello(0, 9), NOTHING) };
     let other_rank = Message::Commit { rank: 1, active: active(2, &hello(0, 1), NOTHING) };
     let situations = [
-        ("what it promised", 2, commit(2), true),
-        ("newer than it promised", 2, commit(3), true),
-        ("older than it promised", 2, commit(1), false),
-        ("another process of its pod", 2, Event::Received(stranger), false),
-        ("a rank that is not its own", 2, Event::Received(other_rank), false),
+        ("the promised generation", 2, commit(2), true),
+        ("a newer generation", 2, commit(3), true),
+        ("an older generation", 2, commit(1), false),
+        ("a commit for another process of its pod", 2, Event::Received(stranger), false),
+        ("a commit with another rank", 2, Event::Received(other_rank), false),
     ];
     for (situation, promised, event, enters) in situations {
         let mut member = connected();
@@ -213,21 +223,21 @@ fn it_enters_only_a_generation_that_is_newer_than_its_promises_and_names_this_pr
 }
 
 #[test]
-fn it_enters_nothing_before_it_stands() {
+fn a_member_enters_no_generation_before_it_has_sealed() {
     let mut member = running();
     handle(&mut member, prepare(2), 3);
     assert_eq!(handle(&mut member, commit(2), 4), []);
-    handle(&mut member, stand(0), 5);
+    handle(&mut member, sealed(0), 5);
     assert!(entered(&handle(&mut member, commit(2), 6)));
 }
 
 #[test]
-fn the_group_is_told_with_the_state_that_it_starts_from() {
+fn the_assignment_contains_the_starting_state() {
     let mut member = connected();
     handle(&mut member, prepare(2), 1);
     let entered = handle(&mut member, commit_at(2, state(7)), 2);
     let me = hello(0, 1);
-    let group = Group {
+    let group = Assignment {
         generation: 2,
         rank: 0,
         world: 1,
@@ -262,15 +272,15 @@ fn a_repeated_or_old_commit_or_prepare_changes_nothing() {
 }
 
 #[test]
-fn it_returns_to_a_new_coordinator_with_its_generation_checkpoint_and_last_word() {
+fn a_member_tells_a_new_coordinator_its_generation_checkpoint_and_final_report() {
     let mut member = running();
     handle(&mut member, Event::Disconnected, 10);
     let progress = Event::Progress { step: 5, payload: vec![] };
-    assert_eq!(handle(&mut member, progress, 11), [], "progress is dropped meanwhile");
+    assert_eq!(handle(&mut member, progress, 11), [], "progress is dropped while there is no coordinator");
     let mark = CheckpointMark { step: 5, manifest_digest: Digest::of(b"manifest") };
     handle(&mut member, Event::Checkpoint(mark), 12);
-    handle(&mut member, Event::LastWord(LastWord::Drained { step: 5 }), 13);
-    let again = Hello { committed_generation: Some(1), stands: false, ..hello(0, 1) };
+    handle(&mut member, Event::FinalReport(FinalReport::Drained { step: 5 }), 13);
+    let again = Hello { committed_generation: Some(1), sealed: false, ..hello(0, 1) };
     assert_eq!(
         handle(&mut member, Event::Connected, 20),
         [
@@ -283,39 +293,39 @@ fn it_returns_to_a_new_coordinator_with_its_generation_checkpoint_and_last_word(
 }
 
 #[test]
-fn a_stuck_one_says_so_and_hangs_up_and_once_it_moves_it_returns_as_what_it_was() {
+fn a_stuck_member_says_so_and_disconnects_and_returns_unchanged_once_it_moves() {
     let mut member = running();
     let reason = "its training thread has not moved for 5.0 s".to_owned();
     let stuck = Event::Stuck { reason: reason.clone() };
     assert_eq!(handle(&mut member, stuck, 3), [Command::Send(Message::Stuck { reason }), Command::Reconnect]);
     handle(&mut member, Event::Disconnected, 4);
-    let training = Hello { committed_generation: Some(1), stands: false, ..hello(0, 1) };
+    let training = Hello { committed_generation: Some(1), sealed: false, ..hello(0, 1) };
     assert_eq!(handle(&mut member, Event::Connected, 9), [Command::Send(Message::Hello(training))]);
 }
 
 fn drain() -> Message {
-    Message::Drain { reason: "x-worker-0 has to go: SIGTERM".into() }
+    Message::Drain { reason: "x-worker-0 has to leave: SIGTERM".into() }
 }
 
 #[test]
-fn it_returns_with_what_the_coordinator_before_did_not_answer() {
-    let standing = Command::Send(Message::Hello(Hello { committed_generation: Some(1), ..hello(0, 1) }));
-    let training = Hello { committed_generation: Some(1), stands: false, ..hello(0, 1) };
+fn a_member_repeats_unanswered_messages_to_the_next_coordinator() {
+    let sealed_hello = Command::Send(Message::Hello(Hello { committed_generation: Some(1), ..hello(0, 1) }));
+    let training = Hello { committed_generation: Some(1), sealed: false, ..hello(0, 1) };
     let leave = Command::Send(Message::Leave { reason: "SIGTERM".into() });
     for (situation, events, expected) in [
-        ("its report", vec![prepare(2), stand(5)], vec![standing.clone(), report(2, Some(1), state(5))]),
+        ("its report", vec![prepare(2), sealed(5)], vec![sealed_hello.clone(), report(2, Some(1), state(5))]),
         (
-            "what broke",
+            "its failure",
             vec![broken()],
-            vec![standing, Command::Send(Message::Broken { generation: 1, broken: hung_up() })],
+            vec![sealed_hello, Command::Send(Message::Broken { generation: 1, broken: hung_up() })],
         ),
         (
-            "that it has to go",
+            "its request to leave",
             vec![Event::Leave { reason: "SIGTERM".into() }],
             vec![Command::Send(Message::Hello(training.clone())), leave.clone()],
         ),
         (
-            "that it has to go, although all were told to drain",
+            "its request to leave, although all were told to drain",
             vec![Event::Leave { reason: "SIGTERM".into() }, Event::Received(drain())],
             vec![Command::Send(Message::Hello(training.clone())), leave],
         ),
@@ -331,26 +341,29 @@ fn it_returns_with_what_the_coordinator_before_did_not_answer() {
 }
 
 #[test]
-fn a_last_word_is_said_again_until_it_is_released() {
+fn a_final_report_is_repeated_until_the_release() {
     let mut member = running();
     let says = Command::Send(Message::Drained { generation: 1, step: 5 });
-    assert_eq!(handle(&mut member, Event::LastWord(LastWord::Drained { step: 5 }), 3), std::slice::from_ref(&says));
+    assert_eq!(
+        handle(&mut member, Event::FinalReport(FinalReport::Drained { step: 5 }), 3),
+        std::slice::from_ref(&says)
+    );
     assert_eq!(later(&mut member, 3 + REPEAT_MS), [says]);
     assert_eq!(handle(&mut member, Event::Received(Message::Release), 4 + REPEAT_MS), [Command::Released]);
 }
 
 #[test]
-fn a_last_word_is_withdrawn_by_standing_still_for_another_generation() {
+fn sealing_for_another_generation_withdraws_the_final_report() {
     let mut member = running();
-    handle(&mut member, Event::LastWord(LastWord::Drained { step: 5 }), 3);
+    handle(&mut member, Event::FinalReport(FinalReport::Drained { step: 5 }), 3);
     let asked = handle(&mut member, prepare(2), 4);
     assert_eq!(asked, [Command::Seal { generation: 2, planned: false }]);
-    assert_eq!(handle(&mut member, stand(5), 5), [report(2, Some(1), state(5))]);
+    assert_eq!(handle(&mut member, sealed(5), 5), [report(2, Some(1), state(5))]);
     assert_eq!(later(&mut member, 5 + REPEAT_MS), [report(2, Some(1), state(5))]);
 }
 
 #[test]
-fn that_it_has_to_go_is_said_again_by_whoever_stands_still_instead_of_draining() {
+fn a_member_that_seals_instead_of_draining_repeats_its_request_to_leave() {
     let mut member = running();
     handle(&mut member, Event::Leave { reason: "SIGTERM".into() }, 3);
     handle(&mut member, Event::Received(drain()), 4);
@@ -360,34 +373,34 @@ fn that_it_has_to_go_is_said_again_by_whoever_stands_still_instead_of_draining()
 }
 
 #[test]
-fn that_it_has_to_go_is_said_again_until_all_drain_or_it_is_released() {
+fn a_request_to_leave_is_repeated_until_a_drain_or_a_release() {
     let mut member = running();
     let leave = Command::Send(Message::Leave { reason: "SIGTERM".into() });
     let wishes = Event::Leave { reason: "SIGTERM".into() };
     assert_eq!(handle(&mut member, wishes, 3), std::slice::from_ref(&leave));
     assert_eq!(later(&mut member, 3 + REPEAT_MS), [leave]);
-    let told = [Command::Drain { reason: "x-worker-0 has to go: SIGTERM".into() }];
+    let told = [Command::Drain { reason: "x-worker-0 has to leave: SIGTERM".into() }];
     assert_eq!(handle(&mut member, Event::Received(drain()), 4 + REPEAT_MS), told);
     assert_eq!(handle(&mut member, Event::Received(drain()), 5 + REPEAT_MS), [], "once");
     assert_eq!(later(&mut member, 5 + 3 * REPEAT_MS), []);
 }
 
 #[test]
-fn whenever_it_is_released_it_is_over() {
-    let standing = || {
+fn a_release_ends_the_membership_at_any_time() {
+    let sealed = || {
         let mut member = running();
         handle(&mut member, prepare(2), 3);
-        handle(&mut member, stand(5), 4);
+        handle(&mut member, sealed(5), 4);
         member
     };
-    for (situation, mut member) in [("new", connected()), ("training", running()), ("standing", standing())] {
+    for (situation, mut member) in [("new", connected()), ("training", running()), ("sealed", sealed())] {
         assert_eq!(handle(&mut member, Event::Received(Message::Release), 5), [Command::Released], "{situation}");
         assert!(member.handle(Event::Connected, ms(6)).is_empty(), "{situation}");
     }
 }
 
 #[test]
-fn after_the_end_it_says_nothing() {
+fn a_member_sends_nothing_after_the_end() {
     for (mut member, message, command) in [
         (running(), Message::Abort { reason: "given up".into() }, Command::Abort { reason: "given up".into() }),
         (
@@ -402,7 +415,7 @@ fn after_the_end_it_says_nothing() {
 }
 
 #[test]
-fn whoever_has_trained_looks_for_its_coordinator_elsewhere_when_one_refuses_it() {
+fn a_member_that_has_trained_looks_for_another_coordinator_after_a_refusal() {
     let mut member = running();
     let refused = Message::Refuse { reason: "another job".into(), may_retry: false };
     let commands = handle(&mut member, Event::Received(refused), 3);
@@ -412,7 +425,7 @@ fn whoever_has_trained_looks_for_its_coordinator_elsewhere_when_one_refuses_it()
 }
 
 #[test]
-fn it_beats_ten_times_a_second_and_looks_for_a_coordinator_that_is_silent() {
+fn a_member_sends_ten_heartbeats_a_second_and_leaves_a_silent_coordinator() {
     let mut member = running();
     let mut beats = 0;
     let mut at = 2;
@@ -434,8 +447,8 @@ fn follow(generation: u64) -> Event {
     Event::Received(Message::Follow(lead(generation)))
 }
 
-fn lead(generation: u64) -> Lead {
-    Lead { generation, addresses: vec![hello(1, 2).address] }
+fn lead(generation: u64) -> FollowedGroup {
+    FollowedGroup { generation, addresses: vec![hello(1, 2).address] }
 }
 
 fn caught_up(generation: u64) -> Command {
@@ -443,72 +456,80 @@ fn caught_up(generation: u64) -> Command {
 }
 
 #[test]
-fn a_newcomer_follows_and_is_let_in_with_what_it_took_over() {
+fn a_newcomer_follows_and_is_let_in_with_the_state_that_it_received() {
     let mut member = connected();
     assert_eq!(handle(&mut member, follow(3), 1), [Command::Follow(lead(3))]);
-    assert_eq!(handle(&mut member, follow(3), 2), [], "it does so already");
+    assert_eq!(handle(&mut member, follow(3), 2), [], "it already follows");
     assert_eq!(handle(&mut member, Event::CaughtUp, 3), [caught_up(3)]);
     assert_eq!(handle(&mut member, planned(4), 4), [Command::Seal { generation: 4, planned: true }]);
-    let commands = handle(&mut member, stand(9), 5);
+    let commands = handle(&mut member, sealed(9), 5);
     assert_eq!(commands, [report(4, None, state(9)), caught_up(3)]);
     assert!(entered(&handle(&mut member, commit_at(4, state(9)), 6)));
-    assert_eq!(later(&mut member, 6 + REPEAT_MS), [], "it is in");
+    assert_eq!(later(&mut member, 6 + REPEAT_MS), [], "it is a member now");
 }
 
 #[test]
-fn a_newcomer_that_could_not_follow_asks_to_be_let_in_until_it_is() {
+fn a_newcomer_that_could_not_follow_asks_until_it_is_let_in() {
     let mut member = connected();
     handle(&mut member, follow(3), 1);
-    assert_eq!(handle(&mut member, stand(0), 2), [caught_up(3)]);
-    assert_eq!(handle(&mut member, follow(3), 3), [caught_up(3)], "it tried");
+    assert_eq!(handle(&mut member, sealed(0), 2), [caught_up(3)]);
+    assert_eq!(handle(&mut member, follow(3), 3), [caught_up(3)], "it has tried already");
     let commands = later(&mut member, 3 + REPEAT_MS);
     assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1))), caught_up(3)]);
-    assert_eq!(handle(&mut member, follow(4), 4 + REPEAT_MS), [Command::Follow(lead(4))], "of the next one it may");
+    assert_eq!(
+        handle(&mut member, follow(4), 4 + REPEAT_MS),
+        [Command::Follow(lead(4))],
+        "it may follow the next group"
+    );
 }
 
 #[test]
-fn a_newcomer_that_does_not_reach_all_of_a_group_says_so_once_and_follows_again_when_told() {
+fn an_unconnected_newcomer_says_so_once_and_follows_again_on_request() {
     let mut member = connected();
     handle(&mut member, follow(3), 1);
-    let broken = Some(Break { unreached: Some(1), ..Break::from("no line") });
+    let broken = Some(Break { unreached: Some(1), ..Break::from("no connection") });
     let told = Command::Send(Message::CaughtUp { generation: 3, unreached: Some(1) });
-    assert_eq!(handle(&mut member, Event::Stand { held: Some(state(0)), broken }, 2), [told]);
+    assert_eq!(handle(&mut member, Event::Sealed { held: Some(state(0)), broken }, 2), [told]);
     let commands = later(&mut member, 2 + REPEAT_MS);
-    assert_eq!(commands, [Command::Send(Message::Hello(hello(0, 1)))], "said again it would be of the next attempt");
+    assert_eq!(
+        commands,
+        [Command::Send(Message::Hello(hello(0, 1)))],
+        "a repeated message would count for the next attempt"
+    );
     assert_eq!(handle(&mut member, follow(3), 3 + REPEAT_MS), [Command::Follow(lead(3))]);
     assert_eq!(handle(&mut member, Event::CaughtUp, 4 + REPEAT_MS), [caught_up(3)]);
 }
 
 #[test]
-fn whoever_told_what_it_holds_is_let_in_as_it_is() {
+fn a_process_that_has_reported_its_state_is_let_in_with_it() {
     let mut member = connected();
     handle(&mut member, prepare(3), 1);
     assert_eq!(handle(&mut member, follow(4), 2), [caught_up(4)]);
 }
 
 #[test]
-fn whoever_trains_in_a_group_that_is_over_stands_before_it_follows_another() {
-    let told = |generation| Event::Received(Message::Stand { generation });
+fn a_member_of_an_old_group_seals_before_it_follows_another() {
+    let told = |generation| Event::Received(Message::Seal { generation });
     let mut member = running();
-    assert_eq!(handle(&mut member, told(1), 3), [], "that one it trains in");
+    assert_eq!(handle(&mut member, told(1), 3), [], "it trains in this group");
     assert_eq!(handle(&mut member, told(3), 3), [Command::Seal { generation: 3, planned: false }]);
     let hello = Command::Send(Message::Hello(Hello { committed_generation: Some(1), ..hello(0, 1) }));
-    assert_eq!(handle(&mut member, stand(5), 4), std::slice::from_ref(&hello), "at once");
+    assert_eq!(handle(&mut member, sealed(5), 4), std::slice::from_ref(&hello), "at once");
     assert_eq!(handle(&mut member, told(3), 5), [hello]);
     assert_eq!(handle(&mut member, follow(3), 6), [Command::Follow(lead(3))]);
     assert_eq!(handle(&mut member, told(3), 7), []);
 }
 
 #[test]
-fn what_it_took_over_is_of_the_generation_that_it_followed() {
+fn a_received_state_belongs_to_the_followed_generation() {
     let mut member = running();
-    handle(&mut member, stand(5), 3);
+    handle(&mut member, sealed(5), 3);
     handle(&mut member, follow(3), 4);
     handle(&mut member, Event::TookOver, 5);
     handle(&mut member, planned(4), 6);
     let held = Some(state(9));
-    let report = Report { generation: 4, entered_generation: Some(3), followed: true, state: held };
-    assert_eq!(handle(&mut member, stand(9), 7), [Command::Send(Message::Report(report)), caught_up(3)]);
+    let report = SealReport { generation: 4, entered_generation: Some(3), followed: true, state: held };
+    assert_eq!(handle(&mut member, sealed(9), 7), [Command::Send(Message::SealReport(report)), caught_up(3)]);
 }
 
 #[test]
@@ -521,10 +542,10 @@ fn a_member_is_told_to_feed_a_newcomer() {
 }
 
 #[test]
-fn every_coordinator_is_told_how_the_group_sums() {
+fn every_coordinator_hears_the_groups_plans() {
     let mut member = running();
     let [first, second] = [(0, b"ring"), (20, b"tree")].map(|(after, plan)| {
-        let summing = Summing { after, plan: Digest::of(plan) };
+        let summing = PlanAgreement { after, plan: Digest::of(plan) };
         let said = Command::Send(Message::Agreed { generation: 1, summing });
         assert_eq!(handle(&mut member, Event::Agreed(summing), 3), std::slice::from_ref(&said));
         said

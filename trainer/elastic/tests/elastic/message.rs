@@ -1,21 +1,22 @@
 use lockstep_collective::{Loss, Origin, Position};
 use lockstep_elastic::{
-    Active, Break, CheckpointMark, Digest, Follower, Lead, Message, Report, Seat, State, Summing,
+    Active, Break, CheckpointMark, Digest, FollowedGroup, Follower, HeldState, Message, PlanAgreement, RankedMember,
+    SealReport,
     message::{Decoder, FrameError, MAX_MESSAGE_BYTES, MAX_REASON_BYTES, PROTOCOL_VERSION},
 };
 use proptest::prelude::*;
 
-use crate::given::{SAMPLER, hello};
+use crate::fixtures::{SAMPLER, hello};
 
 fn one_of_each() -> Vec<Message> {
-    let seat = |rank: u32| {
+    let ranked = |rank: u32| {
         let hello = hello(rank as usize, 7);
-        Seat { pod: hello.member.pod, incarnation: hello.member.incarnation, address: hello.address, rank }
+        RankedMember { pod: hello.member.pod, incarnation: hello.member.incarnation, address: hello.address, rank }
     };
     let active = Active {
         generation: 3,
         attempt: 1,
-        members: (0..5).map(seat).collect(),
+        members: (0..5).map(ranked).collect(),
         base_step: 9,
         base_digest: Digest::of(b"state"),
         shards: 64,
@@ -24,8 +25,8 @@ fn one_of_each() -> Vec<Message> {
         copiers: Vec::new(),
         rollback: true,
     };
-    let state = State { step: 9, digest: Digest::of(b"state"), sampler: SAMPLER };
-    let report = Report { generation: 3, entered_generation: Some(2), followed: false, state: Some(state) };
+    let state = HeldState { step: 9, digest: Digest::of(b"state"), sampler: SAMPLER };
+    let report = SealReport { generation: 3, entered_generation: Some(2), followed: false, state: Some(state) };
     let text = || "because".to_owned();
     let position = Position { operation: 7, step: 3, bucket: 0, hop: 1, from: 0, to: 1, hops: 4 };
     let origin = Origin { position, rank: 0, loss: Loss::Silent };
@@ -33,14 +34,14 @@ fn one_of_each() -> Vec<Message> {
         Message::Hello(hello(1, 2)),
         Message::Refuse { reason: text(), may_retry: true },
         Message::Prepare { generation: 3, planned: true },
-        Message::Report(report),
+        Message::SealReport(report),
         Message::Broken { generation: 3, broken: Break { reason: text(), unreached: Some(2), origin: Some(origin) } },
         Message::Commit { rank: 1, active },
-        Message::Stand { generation: 3 },
-        Message::Follow(Lead { generation: 3, addresses: vec![hello(0, 7).address, hello(1, 7).address] }),
+        Message::Seal { generation: 3 },
+        Message::Follow(FollowedGroup { generation: 3, addresses: vec![hello(0, 7).address, hello(1, 7).address] }),
         Message::Feed(Follower { generation: 3, member: hello(2, 8).member, address: hello(2, 8).address }),
         Message::CaughtUp { generation: 3, unreached: Some(1) },
-        Message::Agreed { generation: 3, summing: Summing { after: 9, plan: Digest::of(b"plan") } },
+        Message::Agreed { generation: 3, summing: PlanAgreement { after: 9, plan: Digest::of(b"plan") } },
         Message::Heartbeat,
         Message::Progress { step: 9, payload: vec![1, 2, 3] },
         Message::Checkpoint(CheckpointMark { step: 9, manifest_digest: Digest::of(b"manifest") }),
@@ -56,16 +57,16 @@ fn one_of_each() -> Vec<Message> {
     ]
 }
 
-/// Its place in `one_of_each`, so that no kind is forgotten there.
-fn place(message: &Message) -> usize {
+/// Returns the position of a message's kind in `one_of_each`, so that no kind is forgotten there.
+fn position_of_kind(message: &Message) -> usize {
     match message {
         Message::Hello(_) => 0,
         Message::Refuse { .. } => 1,
         Message::Prepare { .. } => 2,
-        Message::Report(_) => 3,
+        Message::SealReport(_) => 3,
         Message::Broken { .. } => 4,
         Message::Commit { .. } => 5,
-        Message::Stand { .. } => 6,
+        Message::Seal { .. } => 6,
         Message::Follow(_) => 7,
         Message::Feed(_) => 8,
         Message::CaughtUp { .. } => 9,
@@ -92,9 +93,9 @@ fn decode(bytes: &[u8]) -> Result<Option<Message>, FrameError> {
 }
 
 #[test]
-fn every_message_arrives_as_it_was_sent_however_the_stream_is_cut() {
+fn every_message_arrives_unchanged_in_pieces_of_any_size() {
     let messages = one_of_each();
-    assert_eq!(messages.iter().map(place).collect::<Vec<_>>(), (0..23).collect::<Vec<_>>());
+    assert_eq!(messages.iter().map(position_of_kind).collect::<Vec<_>>(), (0..23).collect::<Vec<_>>());
     let stream: Vec<u8> = messages.iter().flat_map(Message::to_frame).collect();
     for piece in [1, 7, stream.len()] {
         let mut decoder = Decoder::default();
@@ -110,7 +111,7 @@ fn every_message_arrives_as_it_was_sent_however_the_stream_is_cut() {
 }
 
 #[test]
-fn a_flipped_bit_is_never_taken_for_a_message() {
+fn a_frame_with_a_flipped_bit_never_decodes() {
     let frame = Message::Prepare { generation: 1 << 40, planned: false }.to_frame();
     for bit in 0..frame.len() * 8 {
         let mut broken = frame.clone();
@@ -121,7 +122,7 @@ fn a_flipped_bit_is_never_taken_for_a_message() {
 }
 
 #[test]
-fn another_version_is_named() {
+fn the_error_for_another_version_names_it() {
     let mut frame = Message::Heartbeat.to_frame();
     frame[4..6].copy_from_slice(&99_u16.to_le_bytes());
     assert_eq!(decode(&frame), Err(FrameError::Version { theirs: 99 }));
@@ -150,7 +151,8 @@ fn a_long_text_is_cut_at_a_character() {
     }
 }
 
-/// A frame around any body, so that the checksum does not keep the fuzzer out.
+/// Returns a frame with a valid checksum around any body, so that the fuzzer gets past the
+/// checksum.
 fn framed(body: &[u8]) -> Vec<u8> {
     let mut frame = Vec::from((body.len() as u32).to_le_bytes());
     frame.extend(PROTOCOL_VERSION.to_le_bytes());
@@ -163,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+    fn any_bytes_decode_to_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
         let _ = decode(&bytes);
         if let Ok(Some(message)) = decode(&framed(&bytes)) {
             prop_assert_eq!(decode(&message.to_frame()), Ok(Some(message)));
@@ -171,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn a_message_with_changed_bytes_is_a_message_or_an_error(
+    fn changed_bytes_decode_to_a_message_or_an_error(
         which in any::<proptest::sample::Index>(), changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..4),
     ) {
         let mut body = which.get(&one_of_each()).to_frame().split_off(10);

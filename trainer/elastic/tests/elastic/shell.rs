@@ -12,18 +12,18 @@ use std::{
 };
 
 use lockstep_elastic::{
-    Break, Change, CheckpointMark, Digest, Event, Farewell, FileStore, GenerationStore, Group, Hello, JoinError,
-    Membership, Message, Notice, Outcome, Place, Record, State, StoreError, coordinate, coordinator::Config,
-    message::Decoder,
+    Admission, Assignment, Break, Change, CheckpointMark, Digest, FileStore, FinalReply, GenerationStore, HeldState,
+    Hello, JoinError, Membership, MembershipEvent, Message, Notice, Outcome, Record, StoreError, coordinate,
+    coordinator::Config, message::Decoder,
 };
 use tokio::sync::oneshot;
 
-use crate::given::{NOTHING, config, hello, pod};
+use crate::fixtures::{NOTHING, config, hello, pod};
 
-/// Far more than anything here takes; only a failure waits so long.
+/// Far longer than anything here takes. Only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A coordinator on a thread, which can be asked to stop or be killed.
+/// A coordinator on a thread. A test can stop or kill it.
 struct Running {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -79,7 +79,7 @@ impl Running {
         self.thread.join().expect("no panic").expect("not killed").expect("a store")
     }
 
-    /// As if by SIGKILL: sockets close, nothing is said.
+    /// Ends the coordinator like SIGKILL: its sockets close without a message.
     fn kill(mut self) {
         self.kill.take().expect("alive").send(()).expect("listening");
         assert!(self.thread.join().expect("no panic").is_none(), "it ended before it was killed");
@@ -89,7 +89,10 @@ impl Running {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let notice = self.notices.recv_timeout(left).unwrap_or_else(|_| panic!("never heard: {expected}"));
+            let notice = self
+                .notices
+                .recv_timeout(left)
+                .unwrap_or_else(|_| panic!("the coordinator never announced: {expected}"));
             if notice.contains(expected) {
                 return;
             }
@@ -98,33 +101,33 @@ impl Running {
 }
 
 /// Joins as a member.
-fn join(address: SocketAddr, hello: Hello) -> JoinHandle<Result<(Membership, Group), JoinError>> {
+fn join(address: SocketAddr, hello: Hello) -> JoinHandle<Result<(Membership, Assignment), JoinError>> {
     thread::spawn(move || {
-        let (membership, place) = Membership::join(&address.to_string(), hello, NOTHING, PATIENCE)?;
-        let group = let_in(&membership, place, NOTHING)?;
+        let (membership, admission) = Membership::join(&address.to_string(), hello, NOTHING, PATIENCE)?;
+        let group = let_in(&membership, admission, NOTHING)?;
         Ok((membership, group))
     })
 }
 
-fn regroup(membership: &Membership, held: State, broken: Option<&str>) -> Result<Group, JoinError> {
-    let place = membership.regroup(Some(held), broken.map(Break::from), PATIENCE)?;
-    let_in(membership, place, held)
+fn regroup(membership: &Membership, held: HeldState, broken: Option<&str>) -> Result<Assignment, JoinError> {
+    let admission = membership.regroup(Some(held), broken.map(Break::from), PATIENCE)?;
+    let_in(membership, admission, held)
 }
 
-/// Whoever is told to follow a group takes nothing over, and is let in as it is.
-fn let_in(membership: &Membership, place: Place, held: State) -> Result<Group, JoinError> {
-    match place {
-        Place::Member(group) => Ok(group),
-        Place::Newcomer(_) => regroup(membership, held, None),
+/// Joins a group. A process that is told to follow receives nothing and is let in with its state.
+fn let_in(membership: &Membership, admission: Admission, held: HeldState) -> Result<Assignment, JoinError> {
+    match admission {
+        Admission::Member(group) => Ok(group),
+        Admission::Newcomer(_) => regroup(membership, held, None),
     }
 }
 
-fn join_all(address: SocketAddr, members: usize) -> Vec<(Membership, Group)> {
+fn join_all(address: SocketAddr, members: usize) -> Vec<(Membership, Assignment)> {
     let joining: Vec<_> = (0..members).map(|index| join(address, hello(index, 1 + index as u128))).collect();
     joining.into_iter().map(|thread| thread.join().expect("no panic").expect("joined")).collect()
 }
 
-fn heard(membership: &Membership) -> mpsc::Receiver<Event> {
+fn heard(membership: &Membership) -> mpsc::Receiver<MembershipEvent> {
     let (tell, events) = mpsc::channel();
     membership.on_event(move |event| {
         // The test may have seen enough.
@@ -144,14 +147,14 @@ fn stored(record: &Path) -> Record {
     runtime.block_on(FileStore::new(record.to_owned()).load()).expect("readable").expect("a record").0
 }
 
-/// All members say at the same time that they are done.
-fn finish(members: Vec<(Membership, Group)>, digest: &'static [u8]) {
+/// Reports for all members at the same time that they are done.
+fn finish(members: Vec<(Membership, Assignment)>, digest: &'static [u8]) {
     let finishing: Vec<_> = members
         .into_iter()
         .map(|(membership, _)| thread::spawn(move || membership.finished(9, Digest::of(digest), vec![1], PATIENCE)))
         .collect();
     for thread in finishing {
-        assert_eq!(thread.join().expect("no panic"), Ok(Farewell::Recorded));
+        assert_eq!(thread.join().expect("no panic"), Ok(FinalReply::Recorded));
     }
 }
 
@@ -177,7 +180,7 @@ fn four_workers_form_report_and_finish() {
 }
 
 #[test]
-fn training_outlives_its_coordinator_and_the_next_one_takes_it_over() {
+fn training_outlives_its_coordinator_and_the_next_one_takes_over() {
     let (_folder, record) = folder();
     let first = start(config(3), &record);
     let address = first.address;
@@ -185,12 +188,12 @@ fn training_outlives_its_coordinator_and_the_next_one_takes_it_over() {
     let events: Vec<_> = members.iter().map(|(membership, _)| heard(membership)).collect();
     first.kill();
     for events in &events {
-        assert_eq!(events.recv_timeout(PATIENCE), Ok(Event::CoordinatorLost));
+        assert_eq!(events.recv_timeout(PATIENCE), Ok(MembershipEvent::CoordinatorLost));
     }
     members[1].0.checkpoint(7, Digest::of(b"meanwhile"));
     let second = start_at(address, config(3), &record);
     for events in &events {
-        assert_eq!(events.recv_timeout(PATIENCE), Ok(Event::CoordinatorFound));
+        assert_eq!(events.recv_timeout(PATIENCE), Ok(MembershipEvent::CoordinatorFound));
     }
     second.until("generation 1 runs with 3 workers");
     finish(members, b"model");
@@ -201,7 +204,7 @@ fn training_outlives_its_coordinator_and_the_next_one_takes_it_over() {
 }
 
 #[test]
-fn all_workers_finish_with_a_coordinator_that_comes_back_only_then() {
+fn all_workers_finish_with_a_coordinator_that_returns_only_at_the_end() {
     let (_folder, record) = folder();
     let first = start(config(2), &record);
     let address = first.address;
@@ -220,13 +223,13 @@ fn a_fatal_error_reaches_coordinator_and_peers() {
     let members = join_all(coordinator.address, 2);
     let events = heard(&members[0].0);
     assert_eq!(members[1].0.fatal("labels out of range", PATIENCE), Ok(()));
-    let abort = Event::Abort { reason: "x-worker-1 failed: labels out of range".into() };
+    let abort = MembershipEvent::Abort { reason: "x-worker-1 failed: labels out of range".into() };
     assert_eq!(events.recv_timeout(PATIENCE), Ok(abort));
     assert!(matches!(coordinator.outcome(), Outcome::Fatal { message, .. } if message == "labels out of range"));
 }
 
 #[test]
-fn a_worker_with_other_data_is_refused_and_the_right_one_takes_its_place() {
+fn a_worker_with_other_data_is_refused_and_a_correct_one_replaces_it() {
     let (_folder, record) = folder();
     let coordinator = start(config(2), &record);
     let first = join(coordinator.address, hello(0, 1));
@@ -244,7 +247,7 @@ fn a_worker_with_other_data_is_refused_and_the_right_one_takes_its_place() {
 }
 
 #[test]
-fn another_version_is_refused_in_words() {
+fn another_protocol_version_is_refused_with_a_message() {
     let (_folder, record) = folder();
     let mut coordinator = start(config(1), &record);
     let mut stream = TcpStream::connect(coordinator.address).expect("connected");
@@ -262,7 +265,7 @@ fn another_version_is_refused_in_words() {
 }
 
 #[test]
-fn a_worker_understands_that_the_coordinator_is_of_another_version() {
+fn a_worker_reports_that_the_coordinator_speaks_another_version() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let joining = join(listener.local_addr().expect("an address"), hello(0, 1));
     let (mut stream, _) = listener.accept().expect("it connects");
@@ -277,7 +280,7 @@ fn a_worker_understands_that_the_coordinator_is_of_another_version() {
 }
 
 #[test]
-fn garbage_on_the_port_is_closed_and_harms_nobody() {
+fn garbage_on_the_port_closes_that_connection_only() {
     let (_folder, record) = folder();
     let coordinator = start(config(2), &record);
     let first = join(coordinator.address, hello(0, 1));
@@ -295,7 +298,7 @@ fn garbage_on_the_port_is_closed_and_harms_nobody() {
 }
 
 #[test]
-fn where_nobody_listens_the_address_is_named() {
+fn the_error_for_an_unreachable_coordinator_names_its_address() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");
     drop(listener);
@@ -306,7 +309,7 @@ fn where_nobody_listens_the_address_is_named() {
 }
 
 #[test]
-fn a_worker_finds_a_coordinator_that_comes_up_later() {
+fn a_worker_finds_a_coordinator_that_starts_later() {
     let (_folder, record) = folder();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");

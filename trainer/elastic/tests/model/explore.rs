@@ -1,5 +1,5 @@
-//! Breadth first over all states, on several threads. One is left alone where another that differs only in having more messages on
-//! their way is known.
+//! Explores all states breadth first, on several threads. A state is skipped if a known one differs
+//! only by more messages in flight.
 
 use std::{
     collections::hash_map::Entry,
@@ -12,32 +12,32 @@ use std::{
 };
 
 use crate::{
+    interned::Shards,
     job::{Action, Job},
-    part::Shards,
-    wander::path,
+    sampling::path,
 };
 
 const THREADS: usize = 2;
-/// States that a thread takes at a time.
+/// The number of states that a thread takes at a time.
 const BATCH: usize = 64;
 
-/// What an exploration came to.
+/// The result of an exploration.
 #[derive(Debug)]
 pub(crate) enum Found {
     /// Every state within the bounds was visited, and none breaks a rule.
     Clean {
-        /// How many.
+        /// The number of states.
         states: usize,
-        /// Transitions between them.
+        /// The number of transitions between them.
         transitions: u64,
-        /// Transitions to the farthest.
+        /// The number of transitions to the farthest state.
         depth: u32,
-        /// Most steps that anybody was told of.
+        /// The largest number of steps that any process announced.
         told: usize,
     },
-    /// A rule is broken, on a shortest path.
+    /// A state breaks a rule. The path to it is a shortest one.
     Violation { rule: String, states: usize, path: Vec<String> },
-    /// More states than were allowed.
+    /// There are more states than the limit.
     TooMany { states: usize, depth: u32 },
 }
 
@@ -47,18 +47,18 @@ struct Visit {
     trail: Option<Arc<Trail>>,
 }
 
-/// How a state was reached.
+/// The path to a state.
 struct Trail {
     action: Action,
     before: Option<Arc<Trail>>,
 }
 
-/// By what else tells a state: the sets of messages, of which none contains another.
+/// The known states: for each name, sets of messages of which none contains another.
 #[derive(Default)]
 struct Seen(Shards<Vec<Box<[u32]>>>);
 
 impl Seen {
-    /// Whether this state can do what no known one can.
+    /// Returns true and notes the state if no known state can do everything that it can.
     fn is_news(&self, (name, packets): &(u128, Box<[u32]>)) -> bool {
         self.0.with(*name, |entry| match entry {
             Entry::Vacant(entry) => {
@@ -77,7 +77,7 @@ impl Seen {
         })
     }
 
-    /// Whether no state is known by now that can do more.
+    /// Returns true if no state that can do more is known by now.
     fn counts(&self, (name, packets): &(u128, Box<[u32]>)) -> bool {
         self.0.with(*name, |entry| match entry {
             Entry::Vacant(_) => false,
@@ -86,7 +86,7 @@ impl Seen {
     }
 }
 
-/// Both are in order.
+/// Returns true if `more` contains all of `fewer`. Both are sorted.
 fn contains(more: &[u32], fewer: &[u32]) -> bool {
     let mut more = more.iter();
     fewer.iter().all(|number| more.any(|other| other == number))
@@ -101,7 +101,7 @@ impl Trail {
     }
 }
 
-/// Visits what can be reached by so many transitions at most, and gives up beyond `limit` states.
+/// Visits every state within `depth_limit` transitions. It gives up beyond `limit` states.
 pub(crate) fn explore(begin: Job, depth_limit: u32, limit: usize) -> Found {
     let seen = Seen::default();
     let key = begin.key();

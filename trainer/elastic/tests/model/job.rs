@@ -1,4 +1,4 @@
-//! One state of the job, and what may happen next.
+//! One state of the job, and the actions that are possible in it.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -8,98 +8,100 @@ use lockstep_elastic::{
 };
 
 use crate::{
+    interned::Interned,
     names::{EXCHANGES, PODS, all, mix},
     packet::Packet,
-    part::Part,
     rules::Mutant,
-    worker::{Deed, Worker, state},
+    worker::{Worker, WorkerAction, state},
 };
 
 pub(crate) const SAMPLER: Sampler = Sampler { seed: 0, epoch: 0, cursor: 0 };
 pub(crate) const NOW: Duration = Duration::ZERO;
-/// All waits are over: for members that join, for those that may return, and for those that may hold the last steps. Nobody was silent.
+/// A time at which all waits are over: for joining members, for returning members and for holders
+/// of the last steps. No member was silent.
 pub(crate) const LATER: Duration = Duration::from_secs(31);
 
-/// How far the exploration goes.
+/// The limits of an exploration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) workers: usize,
-    /// Processes of workers that die; each comes back as a new one.
+    /// The number of worker processes that die. A new process replaces each of them.
     pub(crate) kills: u8,
-    /// Connections that break although both ends live, and are made anew.
+    /// The number of connections that break between living ends and are made again.
     pub(crate) moves: u8,
-    /// Coordinators, the first included; another one starts at any moment.
+    /// The number of coordinators, including the first. Each further one starts at any moment.
     pub(crate) coordinators: u8,
-    /// Whether time may pass for a coordinator, so that planned changes come due.
+    /// True if time may pass for a coordinator, so that planned changes come due.
     pub(crate) later: bool,
     pub(crate) generations: u64,
     pub(crate) steps: u64,
-    /// Whether an older state may be taken while somebody who is alive is not connected.
+    /// True if an older state may be chosen while a living process is not connected.
     pub(crate) absent: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) id: MemberId,
-    /// Which process of its pod.
+    /// The number of the process within its pod.
     pub(crate) incarnation: u128,
-    pub(crate) member: Part<Member>,
-    pub(crate) line: Option<u64>,
+    pub(crate) member: Interned<Member>,
+    pub(crate) connection: Option<u64>,
     /// The newest generation that it was committed to.
     pub(crate) entered: u64,
     /// The newest generation that it was asked to report for.
     pub(crate) promised: u64,
-    /// No coordinator ever told it anything.
+    /// True while no coordinator has told it anything.
     pub(crate) untold: bool,
     pub(crate) worker: Worker,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Chair {
-    pub(crate) machine: Part<Coordinator>,
+pub(crate) struct CoordinatorProcess {
+    pub(crate) machine: Interned<Coordinator>,
     pub(crate) known: u64,
-    pub(crate) record: Part<Record>,
-    pub(crate) swap: Option<Part<Record>>,
+    pub(crate) record: Interned<Record>,
+    pub(crate) swap: Option<Interned<Record>>,
     pub(crate) now: Duration,
-    /// It has just started: nothing has happened since.
+    /// True if it has just started and nothing has happened since.
     pub(crate) fresh: bool,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub(crate) struct Connection {
     pub(crate) worker: usize,
     pub(crate) incarnation: u128,
-    pub(crate) chair: usize,
+    pub(crate) coordinator: usize,
     pub(crate) open_here: bool,
     pub(crate) open_there: bool,
-    /// The coordinator knows who is at the other end.
+    /// True once the coordinator knows the process at the other end.
     pub(crate) greeted: bool,
 }
 
-/// Memberships and who said what, apart from the processes.
+/// The whole job: processes, coordinators, connections, messages, record and announcements.
 #[derive(Clone)]
 pub(crate) struct Job {
     pub(crate) bounds: Bounds,
     pub(crate) mutant: Option<Mutant>,
     pub(crate) processes: Vec<Arc<Process>>,
-    pub(crate) chairs: Vec<Option<Arc<Chair>>>,
-    pub(crate) lines: Arc<BTreeMap<u64, Line>>,
-    /// On their way, for ever.
+    pub(crate) coordinators: Vec<Option<Arc<CoordinatorProcess>>>,
+    pub(crate) connections: Arc<BTreeMap<u64, Connection>>,
+    /// The messages in flight, which stay for ever.
     pub(crate) packets: Vec<Arc<Packet>>,
-    pub(crate) store: (Option<Part<Record>>, u64),
-    /// Who of a generation contributed to a step, by the steps before it.
+    pub(crate) store: (Option<Interned<Record>>, u64),
+    /// The members of a generation that contributed to a step, by the number of steps before it.
     pub(crate) contributed: BTreeMap<(u64, u64), u8>,
     pub(crate) done: BTreeMap<(u64, u64), u8>,
-    /// The generation of each step that somebody was told of.
+    /// The generation of each announced step.
     pub(crate) told: Vec<u64>,
     pub(crate) kills: u8,
     pub(crate) moves: u8,
-    /// An older state was taken while somebody alive was not connected, which is beyond the bounds.
+    /// True once an older state was chosen while a living process was not connected. This is beyond
+    /// the bounds.
     pub(crate) beyond: bool,
     pub(crate) violation: Option<String>,
 }
 
-/// Something that may happen.
+/// A possible action.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
     Deliver(usize),
@@ -112,9 +114,9 @@ pub(crate) enum Action {
     /// A process dies, and a new one of its pod starts.
     Kill(usize),
     StartCoordinator,
-    /// A coordinator finds that those that wait have waited long enough.
+    /// A coordinator finds that its waits are over.
     Later(usize),
-    Work(usize, Deed),
+    Work(usize, WorkerAction),
 }
 
 fn hello(index: usize, incarnation: u128) -> Hello {
@@ -126,7 +128,7 @@ fn hello(index: usize, incarnation: u128) -> Hello {
         workload: Digest::NONE,
         data: Digest::NONE,
         committed_generation: None,
-        stands: true,
+        sealed: true,
     }
 }
 
@@ -146,23 +148,23 @@ fn config(name: usize, workers: usize) -> Config {
 impl Process {
     fn new(index: usize, incarnation: u128) -> Self {
         let held = Vec::new();
-        let member = Part::new(Member::new(hello(index, incarnation), state(&held)));
+        let member = Interned::new(Member::new(hello(index, incarnation), state(&held)));
         let worker = Worker { held: Some(held), ..Worker::default() };
         let id = hello(index, incarnation).member;
-        Self { id, incarnation, member, line: None, entered: 0, promised: 0, untold: true, worker }
+        Self { id, incarnation, member, connection: None, entered: 0, promised: 0, untold: true, worker }
     }
 }
 
 impl Job {
-    /// All workers trained in generation 1 and have done nothing yet.
+    /// Returns a job whose workers are all in generation 1 and have done no step.
     pub(crate) fn begin(bounds: Bounds, mutant: Option<Mutant>) -> Self {
         let processes = (0..bounds.workers).map(|index| Arc::new(Process::new(index, 1))).collect();
         let mut job = Self {
             bounds,
             mutant: None,
             processes,
-            chairs: Vec::new(),
-            lines: Arc::default(),
+            coordinators: Vec::new(),
+            connections: Arc::default(),
             packets: Vec::new(),
             store: (None, 0),
             contributed: BTreeMap::new(),
@@ -177,8 +179,8 @@ impl Job {
         for worker in 0..bounds.workers {
             job.take(&Action::Connect(worker, 0));
         }
-        let brings_it_about = |action: &Action| matches!(action, Action::Deliver(_) | Action::Swap(_));
-        while let Some(action) = job.actions().into_iter().find(brings_it_about) {
+        let forms_the_group = |action: &Action| matches!(action, Action::Deliver(_) | Action::Swap(_));
+        while let Some(action) = job.actions().into_iter().find(forms_the_group) {
             job.take(&action);
         }
         assert!(job.processes.iter().all(|process| process.worker.group.is_some()), "generation 1 was not formed");
@@ -198,24 +200,25 @@ impl Job {
     pub(crate) fn describe(&self, action: &Action) -> String {
         match action {
             Action::Deliver(index) => {
-                let Packet { line, down, message, .. } = &*self.packets[*index];
-                let Line { worker, chair, .. } = self.lines[line];
+                let Packet { connection, down, message, .. } = &*self.packets[*index];
+                let Connection { worker, coordinator, .. } = self.connections[connection];
                 let direction = if *down { "to" } else { "from" };
-                format!("coordinator {chair} {direction} worker {worker}: {:?}", **message)
+                format!("coordinator {coordinator} {direction} worker {worker}: {:?}", **message)
             }
             other => format!("{other:?}"),
         }
     }
 
-    /// What may happen next. A coordinator starts just before the first thing that makes a difference to it: a newer record, or a
-    /// process that finds it.
+    /// Returns the possible actions. A coordinator starts just before the first action that makes a
+    /// difference to it: a newer record, or a process that finds it.
     pub(crate) fn actions(&self) -> Vec<Action> {
         let mut actions = self.possible();
-        let fresh = |chair: usize| self.chairs[chair].as_ref().is_some_and(|chair| chair.fresh);
-        if (0..self.chairs.len()).any(fresh) {
+        let fresh =
+            |coordinator: usize| self.coordinators[coordinator].as_ref().is_some_and(|coordinator| coordinator.fresh);
+        if (0..self.coordinators.len()).any(fresh) {
             actions.retain(|action| match action {
                 Action::Swap(_) => true,
-                Action::Connect(_, chair) | Action::Move(_, chair) => fresh(*chair),
+                Action::Connect(_, coordinator) | Action::Move(_, coordinator) => fresh(*coordinator),
                 Action::Deliver(_)
                 | Action::LearnClose(_)
                 | Action::Kill(_)
@@ -230,73 +233,80 @@ impl Job {
     fn possible(&self) -> Vec<Action> {
         let mut actions = Vec::new();
         actions.extend((0..self.packets.len()).filter(|packet| self.changes(*packet)).map(Action::Deliver));
-        for (number, line) in self.lines.iter() {
-            if line.open_here && !line.open_there && self.chairs[line.chair].is_some() {
+        for (number, connection) in self.connections.iter() {
+            if connection.open_here && !connection.open_there && self.coordinators[connection.coordinator].is_some() {
                 actions.push(Action::LearnClose(*number));
             }
         }
-        for (index, chair) in self.chairs.iter().enumerate() {
-            let Some(chair) = chair else { continue };
-            if chair.swap.as_ref().is_some_and(|record| record.alloc_generation <= self.bounds.generations) {
+        for (index, coordinator) in self.coordinators.iter().enumerate() {
+            let Some(coordinator) = coordinator else { continue };
+            if coordinator.swap.as_ref().is_some_and(|record| record.alloc_generation <= self.bounds.generations) {
                 actions.push(Action::Swap(index));
             }
-            if self.bounds.later && chair.now == NOW && self.comes_due(index) {
+            if self.bounds.later && coordinator.now == NOW && self.comes_due(index) {
                 actions.push(Action::Later(index));
             }
         }
-        if self.chairs.len() < usize::from(self.bounds.coordinators) {
+        if self.coordinators.len() < usize::from(self.bounds.coordinators) {
             actions.push(Action::StartCoordinator);
         }
         for (index, process) in self.processes.iter().enumerate() {
-            let listening = (0..self.chairs.len()).filter(|chair| self.chairs[*chair].is_some());
-            match process.line {
-                None => actions.extend(listening.map(|chair| Action::Connect(index, chair))),
+            let listening =
+                (0..self.coordinators.len()).filter(|coordinator| self.coordinators[*coordinator].is_some());
+            match process.connection {
+                None => actions.extend(listening.map(|coordinator| Action::Connect(index, coordinator))),
                 Some(_) if self.moves < self.bounds.moves => {
-                    actions.extend(listening.map(|chair| Action::Move(index, chair)));
+                    actions.extend(listening.map(|coordinator| Action::Move(index, coordinator)));
                 }
                 Some(_) => {}
             }
             if self.kills < self.bounds.kills {
                 actions.push(Action::Kill(index));
             }
-            actions.extend(self.deeds(index).into_iter().map(|deed| Action::Work(index, deed)));
+            actions.extend(self.worker_actions(index).into_iter().map(|action| Action::Work(index, action)));
         }
         actions
     }
 
-    /// One action, and what can only add to what may go wrong: a contribution that nobody has to use, the knowledge that all have
-    /// done a step, which is told at once, and messages that nobody has to receive.
+    /// Executes one action and everything that can only add possibilities. This is a contribution
+    /// that no rank has to use, the knowledge that all have done a step (announced at once), and
+    /// messages that no process has to receive.
     pub(crate) fn take(&mut self, action: &Action) {
         self.act_out(action);
-        while let Some((worker, deed)) = self.harmless() {
-            self.work(worker, deed);
+        while let Some((worker, action)) = self.harmless() {
+            self.work(worker, action);
         }
         self.forget();
         self.say_all();
     }
 
-    fn harmless(&self) -> Option<(usize, Deed)> {
+    fn harmless(&self) -> Option<(usize, WorkerAction)> {
         (0..self.bounds.workers).find_map(|worker| {
-            let deed =
-                self.deeds(worker).into_iter().find(|deed| matches!(deed, Deed::Contribute | Deed::LearnStable))?;
-            Some((worker, deed))
+            let action = self
+                .worker_actions(worker)
+                .into_iter()
+                .find(|action| matches!(action, WorkerAction::Contribute | WorkerAction::LearnStable))?;
+            Some((worker, action))
         })
     }
 
     fn act_out(&mut self, action: &Action) {
         match *action {
             Action::Deliver(index) => self.deliver(index),
-            Action::LearnClose(line) => {
-                let chair = self.lines[&line].chair;
-                self.line(line).open_here = false;
-                self.coordinate(chair, coordinator::Event::Closed(coordinator::Connection(line), "gone".into()));
+            Action::LearnClose(connection) => {
+                let coordinator = self.connections[&connection].coordinator;
+                self.connection(connection).open_here = false;
+                self.coordinate(
+                    coordinator,
+                    coordinator::Event::Closed(coordinator::ConnectionId(connection), "gone".into()),
+                );
             }
-            Action::Swap(chair) => self.swap(chair),
-            Action::Connect(worker, chair) => self.connect(worker, chair),
-            Action::Move(worker, chair) => {
+            Action::Swap(coordinator) => self.swap(coordinator),
+            Action::Connect(worker, coordinator) => self.connect(worker, coordinator),
+            Action::Move(worker, coordinator) => {
                 self.moves += 1;
                 self.hang_up(worker);
-                self.connect(worker, chair);
+                self.connect(worker, coordinator);
             }
             Action::Kill(worker) => {
                 self.kills += 1;
@@ -309,58 +319,70 @@ impl Job {
             Action::StartCoordinator => {
                 let (record, known) = self.store.clone();
                 let stored = record.as_deref().cloned();
-                let machine = Part::new(Coordinator::new(config(self.chairs.len(), self.bounds.workers), stored, NOW));
-                let record = record.unwrap_or_else(|| Part::new(Record::empty()));
-                self.chairs.push(Some(Arc::new(Chair { machine, known, record, swap: None, now: NOW, fresh: true })));
+                let machine =
+                    Interned::new(Coordinator::new(config(self.coordinators.len(), self.bounds.workers), stored, NOW));
+                let record = record.unwrap_or_else(|| Interned::new(Record::empty()));
+                self.coordinators.push(Some(Arc::new(CoordinatorProcess {
+                    machine,
+                    known,
+                    record,
+                    swap: None,
+                    now: NOW,
+                    fresh: true,
+                })));
             }
             Action::Later(index) => self.time_passes(index),
-            Action::Work(worker, deed) => self.work(worker, deed),
+            Action::Work(worker, action) => self.work(worker, action),
         }
     }
 
-    pub(crate) fn line(&mut self, line: u64) -> &mut Line {
-        Arc::make_mut(&mut self.lines).get_mut(&line).expect("a line")
+    pub(crate) fn connection(&mut self, connection: u64) -> &mut Connection {
+        Arc::make_mut(&mut self.connections).get_mut(&connection).expect("a connection")
     }
 
-    /// Numbers of lines that both ends have forgotten are given anew.
-    fn connect(&mut self, worker: usize, chair: usize) {
+    /// Opens a connection. The numbers of connections that both ends have forgotten are used again.
+    fn connect(&mut self, worker: usize, coordinator: usize) {
         let numbers = (0..).map(|place| (worker + PODS * place) as u64);
-        let line = numbers.into_iter().find(|line| !self.lines.contains_key(line)).expect("there is always another");
+        let connection = numbers
+            .into_iter()
+            .find(|connection| !self.connections.contains_key(connection))
+            .expect("there is always a free number");
         let incarnation = self.processes[worker].incarnation;
         let (open_here, open_there, greeted) = (true, true, false);
-        if let Some(chair) = self.chairs[chair].as_mut() {
-            Arc::make_mut(chair).fresh = false;
+        if let Some(coordinator) = self.coordinators[coordinator].as_mut() {
+            Arc::make_mut(coordinator).fresh = false;
         }
-        let opened = Line { worker, incarnation, chair, open_here, open_there, greeted };
-        Arc::make_mut(&mut self.lines).insert(line, opened);
-        self.process(worker).line = Some(line);
+        let opened = Connection { worker, incarnation, coordinator, open_here, open_there, greeted };
+        Arc::make_mut(&mut self.connections).insert(connection, opened);
+        self.process(worker).connection = Some(connection);
         self.act(worker, member::Event::Connected);
-        // Until a coordinator hears of it, and tells it something, it changes nothing and nothing changes it.
-        let hello = self.packets.iter().position(|packet| packet.line == line);
+        // Before a coordinator hears the process and answers, nothing else can happen to it.
+        let hello = self.packets.iter().position(|packet| packet.connection == connection);
         if let Some(hello) = hello.filter(|_| self.processes[worker].untold) {
             self.deliver(hello);
         }
     }
 
     pub(crate) fn hang_up(&mut self, worker: usize) {
-        if let Some(line) = self.process(worker).line.take() {
-            self.line(line).open_there = false;
+        if let Some(connection) = self.process(worker).connection.take() {
+            self.connection(connection).open_there = false;
             self.act(worker, member::Event::Disconnected);
         }
     }
 
-    pub(crate) fn end_chair(&mut self, chair: usize) {
-        self.chairs[chair] = None;
+    pub(crate) fn end_coordinator(&mut self, coordinator: usize) {
+        self.coordinators[coordinator] = None;
         for worker in 0..self.bounds.workers {
-            let line = self.processes[worker].line;
-            if line.is_some_and(|line| self.lines[&line].chair == chair) {
+            let connection = self.processes[worker].connection;
+            if connection.is_some_and(|connection| self.connections[&connection].coordinator == coordinator) {
                 self.hang_up(worker);
             }
         }
     }
 
-    /// What tells this state from all others, apart from its packets, and these: of the states that differ in which pod is which the
-    /// same ones for all. Of a version of the record counts only whether it is the newest.
+    /// Returns the identity of this state: its name without messages, and its messages. States that
+    /// differ only by an exchange of pods get the same identity. Of a record's version only its
+    /// being the newest counts.
     pub(crate) fn key(&self) -> (u128, Box<[u32]>) {
         let names: Vec<u128> = (0..(1..=self.bounds.workers).product()).map(|exchange| self.name(exchange)).collect();
         let least = names.iter().copied().min().unwrap_or_default();
@@ -376,31 +398,35 @@ impl Job {
     fn name(&self, exchange: usize) -> u128 {
         let places = &EXCHANGES[exchange];
         let processes = self.processes.iter().enumerate().map(|(index, process)| {
-            let Process { id: _, incarnation, member, line, entered, promised: _, untold: _, worker } = &**process;
+            let Process { id: _, incarnation, member, connection, entered, promised: _, untold: _, worker } =
+                &**process;
             let Worker { held, group, copying, contributed, stable, sealing, trail } = worker;
             let flags = [*copying, *contributed, *stable, *sealing].map(u128::from);
             let held = held.iter().flatten().map(|generation| u128::from(*generation) + 1);
-            let line = line.map_or(0, |line| line / PODS as u64 + 1);
+            let connection = connection.map_or(0, |connection| connection / PODS as u64 + 1);
             let group = group.as_ref().map_or(0, |group| group.names()[exchange]);
-            let numbers = [u128::from(line), u128::from(*entered), u128::from(trail.unwrap_or_default()), *incarnation];
+            let numbers =
+                [u128::from(connection), u128::from(*entered), u128::from(trail.unwrap_or_default()), *incarnation];
             let holds = u128::from(worker.held.is_some());
             mix(
                 places[index] as u128,
                 all([member.names()[exchange], group, holds].into_iter().chain(numbers).chain(flags).chain(held)),
             )
         });
-        let chairs = self.chairs.iter().map(|chair| {
-            chair.as_ref().map_or(0, |chair| {
-                let Chair { machine, known, record: _, swap: _, now, fresh } = &**chair;
+        let coordinators = self.coordinators.iter().map(|coordinator| {
+            coordinator.as_ref().map_or(0, |coordinator| {
+                let CoordinatorProcess { machine, known, record: _, swap: _, now, fresh } = &**coordinator;
                 let known = *known == self.store.1;
                 all([machine.names()[exchange], u128::from(known), u128::from(*fresh), now.as_millis()])
             })
         });
-        let lines = self.lines.iter().map(|(number, line)| {
-            let Line { worker, incarnation, chair, open_here, open_there, greeted } = line;
+        let connections = self.connections.iter().map(|(number, connection)| {
+            let Connection { worker, incarnation, coordinator, open_here, open_there, greeted } = connection;
             let flags = [*open_here, *open_there, *greeted].map(u128::from);
             let number = number / PODS as u64;
-            all([places[*worker] as u128, u128::from(number), *incarnation, *chair as u128].into_iter().chain(flags))
+            all([places[*worker] as u128, u128::from(number), *incarnation, *coordinator as u128]
+                .into_iter()
+                .chain(flags))
         });
         let exchanged = |mask: u8| {
             places.iter().enumerate().fold(0_u128, |to, (bit, place)| to | u128::from(mask >> bit & 1) << place)
@@ -413,7 +439,8 @@ impl Job {
         let told = all(self.told.iter().map(|generation| u128::from(*generation) + 1));
         let store = self.store.0.as_ref().map_or(0, |record| record.names()[exchange]);
         let counts = [u128::from(self.kills), u128::from(self.moves), store, told];
-        let unordered = [sum(&mut processes.into_iter()), sum(&mut lines.into_iter()), sum(&mut said.into_iter())];
-        all(counts.into_iter().chain(unordered).chain(chairs))
+        let unordered =
+            [sum(&mut processes.into_iter()), sum(&mut connections.into_iter()), sum(&mut said.into_iter())];
+        all(counts.into_iter().chain(unordered).chain(coordinators))
     }
 }

@@ -1,27 +1,33 @@
-//! The product's own transition functions, `Coordinator::handle` and `Member::handle`, in every order within stated bounds.
+//! Runs the product's own transition functions, `Coordinator::handle` and `Member::handle`, in
+//! every order within given bounds.
 //!
-//! Workers that form generation 1, coordinators of which two may live at a time, and a store that swaps or refuses. Messages are a set
-//! that only grows: each may be delivered at any time, again, or never, as long as its connection is open. A coordinator that does
-//! nothing any more is one that died. Bounded are the processes that die (each comes back as a new one), the connections that break
-//! and are made anew to any coordinator (one on which something overtakes the hello breaks, too), the generations, and the steps.
-//! Time stands still, or makes one leap by which everything that is waited for comes due, where anything does.
+//! The job has workers that form generation 1, up to two coordinators at a time, and a store that
+//! swaps or refuses. The set of messages only grows: each message may be delivered at any time,
+//! repeatedly or never, while its connection is open. A coordinator that does nothing any more
+//! counts as dead. The bounds limit the dying processes (a new one replaces each), the broken
+//! connections, the generations and the steps. A broken connection is made again to any
+//! coordinator; it also breaks if a message overtakes the hello. Time stands still, or leaps once
+//! to the end of all waits.
 //!
-//! The rules: no step that anybody was told of is missing where a generation begins, unless its record says so and nobody alive holds
-//! it; no step is told in two forms; inside a generation two members differ by one step at most; no coordinator meets different states.
+//! The rules are: No generation starts without an announced step, unless its record says so and no
+//! living process holds that step. No step is announced in two forms. Two members of a generation
+//! differ by at most one step. No coordinator meets different states.
 //!
-//! Visited is every state there is (*exhaustive*) or every one up to a number of transitions (*shallow*), apart from those that can do
-//! no more than another: see `names`, `packet`, and `Job::actions`. Three workers with two coordinators, a death and a move are
-//! exhaustive for two generations with one step, and shallow for three with two. Beyond that some paths are drawn by chance (*sampled*).
-//! Nothing here leaves as planned, drains, saves or finishes: `tests/simulation` does.
+//! The exploration visits every state (*exhaustive*) or every state up to a number of transitions
+//! (*shallow*). It skips states that can do no more than a known one: see `names`, `packet` and
+//! `Job::actions`. Three workers with two coordinators, a death and a move are exhaustive for two
+//! generations with one step, and shallow for three with two. Beyond that, random paths are taken
+//! (*sampled*). Planned leaves, drains, checkpoints and the end of a job are left to
+//! `tests/simulation`.
 
 mod explore;
+mod interned;
 mod job;
 mod machines;
 mod names;
 mod packet;
-mod part;
 mod rules;
-mod wander;
+mod sampling;
 mod worker;
 
 use std::time::Instant;
@@ -29,23 +35,23 @@ use std::time::Instant;
 use explore::{Found, explore};
 use job::{Bounds, Job};
 use rules::Mutant;
-use wander::{Wandered, wander};
+use sampling::{Sampled, sample};
 
-/// Less than a kilobyte each.
+/// A state takes less than a kilobyte.
 const MAX_STATES: usize = 12_000_000;
 const NO_LIMIT: u32 = u32::MAX;
 
-/// One process dies among three, and comes back; one coordinator.
+/// One of three processes dies and is replaced, with one coordinator.
 const DEATH: Bounds =
     Bounds { workers: 3, kills: 1, moves: 0, coordinators: 1, later: false, generations: 2, steps: 2, absent: false };
-/// One process dies of two, comes back, and joins as planned.
+/// One of two processes dies, is replaced and joins by a planned change.
 const DEATH_AND_JOIN: Bounds = Bounds { workers: 2, later: true, generations: 3, ..DEATH };
-/// Two coordinators, and a member that goes from one to the other, or returns.
+/// Two coordinators, and a member that moves between them or returns.
 const TWO_COORDINATORS: Bounds =
     Bounds { kills: 0, moves: 1, coordinators: 2, later: true, generations: 3, steps: 1, ..DEATH };
-/// Everything at once.
+/// All of these at once.
 const ALL: Bounds = Bounds { moves: 1, coordinators: 2, later: true, generations: 3, ..DEATH };
-/// More of everything than can be visited.
+/// More of everything than an exploration can visit.
 const MORE: Bounds = Bounds { kills: 2, moves: 3, coordinators: 3, generations: 6, steps: 4, ..ALL };
 
 fn clean(bounds: Bounds, depth: u32, steps: usize) {
@@ -55,7 +61,7 @@ fn clean(bounds: Bounds, depth: u32, steps: usize) {
         Found::Clean { states, transitions, depth, told } => {
             let took = begun.elapsed();
             println!(
-                "{bounds:?}\n  {states} states, {transitions} transitions, depth {depth}, {told} steps told, {took:.1?}"
+                "{bounds:?}\n  {states} states, {transitions} transitions, depth {depth}, {told} steps announced, {took:.1?}"
             );
             assert!(told >= steps, "only {told} steps were reached");
         }
@@ -66,15 +72,15 @@ fn clean(bounds: Bounds, depth: u32, steps: usize) {
 
 fn sampled(bounds: Bounds, paths: u64) {
     let begun = Instant::now();
-    match wander(&Job::begin(bounds, None), 0..paths) {
-        Wandered::Clean { transitions, came_far, told } => {
+    match sample(&Job::begin(bounds, None), 0..paths) {
+        Sampled::Clean { transitions, came_far, told } => {
             let took = begun.elapsed();
             println!(
-                "{bounds:?}\n  {paths} paths, {transitions} transitions, {came_far} came far, {told} steps told, {took:.1?}"
+                "{bounds:?}\n  {paths} paths, {transitions} transitions, {came_far} reached the end, {told} steps announced, {took:.1?}"
             );
-            assert!(came_far > paths / 2, "only {came_far} of {paths} came far");
+            assert!(came_far > paths / 2, "only {came_far} of {paths} paths reached the end");
         }
-        Wandered::Violation { rule, seed, path } => panic!("seed {seed}: {rule}\n{}", path.join("\n")),
+        Sampled::Violation { rule, seed, path } => panic!("seed {seed}: {rule}\n{}", path.join("\n")),
     }
 }
 
@@ -108,12 +114,12 @@ fn two_coordinators_lose_no_step() {
 }
 
 #[test]
-fn the_first_transitions_of_everything_at_once_lose_no_step() {
+fn the_first_transitions_with_all_faults_lose_no_step() {
     clean(ALL, 12, 2);
 }
 
 #[test]
-fn long_paths_through_more_of_everything_lose_no_step() {
+fn long_random_paths_beyond_the_bounds_lose_no_step() {
     sampled(ALL, 500);
     sampled(MORE, 1000);
 }
@@ -127,21 +133,21 @@ fn a_death_and_two_coordinators_lose_no_step() {
     sampled(MORE, 5_000);
 }
 
-/// Alone with what it holds, and on its way from one connection to the next, while the others are replaced.
+/// The only holder of the state moves between connections while the others are replaced.
 const ALONE: Bounds = Bounds { workers: 2, moves: 1, generations: 3, steps: 1, absent: true, ..DEATH };
 
 #[test]
-fn who_is_away_for_a_moment_while_all_others_are_replaced_loses_no_step() {
+fn a_short_absence_while_all_others_are_replaced_loses_no_step() {
     clean(ALONE, NO_LIMIT, 1);
 }
 
-/// The limit of what the product promises: once those who may hold more were waited for in vain, what those who are connected hold is
-/// taken, and the record says so.
+/// The limit of the product's promise: after a vain wait for processes that may hold more, the
+/// connected processes' state is chosen, and the record says so.
 #[test]
-fn who_stays_away_while_nobody_else_is_left_may_lose_steps() {
+fn a_long_absence_of_the_only_holder_may_lose_steps() {
     match explore(Job::begin(Bounds { later: true, ..ALONE }, None), NO_LIMIT, MAX_STATES) {
         Found::Violation { rule, path, .. } => println!("{rule}\n{}", path.join("\n")),
-        Found::Clean { .. } | Found::TooMany { .. } => panic!("it loses none: let `absent` be true everywhere"),
+        Found::Clean { .. } | Found::TooMany { .. } => panic!("no step is lost: set `absent` to true everywhere"),
     }
 }
 

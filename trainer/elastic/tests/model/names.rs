@@ -1,51 +1,55 @@
-//! Names of values: 128 bits of everything that may still decide something, once for every way to exchange the pods.
+//! Names of values: 128 bits over everything that may still decide something, one for every
+//! exchange of the pods.
 //!
-//! The product's state machines keep their fields to themselves; what their derived `Debug` prints is all of them. Two states of one
-//! name do the same for ever: what is left out is only told to people, or follows from the rest, or is the same in every state. Two
-//! names of one state are those of states that differ in which pod is which: nothing but the order of the ranks depends on that, and
-//! in the rules, and in all that is explored here, every rank is as good as another.
+//! The product's state machines have private fields, but their derived `Debug` prints all of them.
+//! Two states with one name behave the same for ever: a field is only left out if it is for
+//! display, follows from the others, or is the same in every state. The names of one state are
+//! those of all states that differ by an exchange of pods. Only the order of the ranks depends on
+//! it, and neither the rules nor the exploration distinguish ranks.
 
 use std::fmt::Debug;
 
-/// As many as any bounds have workers.
+/// The largest number of workers in any bounds.
 pub(crate) const PODS: usize = 3;
-/// Which pod stands for each. The first factorial-of-n leave all but the first n pods alone.
+/// The exchanges: each says which pod stands for which. The first n! of them leave all but the
+/// first n pods alone.
 pub(crate) const EXCHANGES: [[usize; PODS]; 6] = [[0, 1, 2], [1, 0, 2], [0, 2, 1], [2, 1, 0], [1, 2, 0], [2, 0, 1]];
 
-/// By exchange.
+/// One name for each exchange.
 pub(crate) type Names = [u128; EXCHANGES.len()];
 
-/// Fields that decide nothing here: texts for people, who wrote the record and how it came about, whose place was taken (none of those
-/// lives), when members heard anything (no coordinator is ever silent), how a member is to seal, what is the same in every state, and what follows from other fields.
-const IDLE: &[(&str, &[&str])] = &[
-    ("Coordinator", &["told", "pods", "replaced", "handled", "started", "commands"]),
+/// Fields that decide nothing here: texts for people, the writer and the chain of the record,
+/// replaced processes (all dead), times of the last messages (no coordinator is ever silent), the
+/// manner of a seal, and fields that are constant or follow from others.
+const IRRELEVANT: &[(&str, &[&str])] = &[
+    ("Coordinator", &["announced", "pods", "replaced", "handled", "started", "commands"]),
     ("Config", &["job", "attempt", "name", "members", "least", "shards", "drain_limit"]),
     ("Reasons", &["lost", "broken"]),
     ("Hello", &["job", "attempt", "address", "workload", "data"]),
     ("Record", &["version", "alloc_by", "history"]),
     ("Active", &["attempt", "members", "shards", "sampler", "sources", "copiers"]),
-    ("Lead", &["addresses"]),
-    ("State", &["sampler"]),
+    ("FollowedGroup", &["addresses"]),
+    ("HeldState", &["sampler"]),
     ("Prepare", &["planned"]),
     ("Commit", &["rank"]),
     ("Broken", &["broken"]),
     ("Break", &["reason"]),
     ("Abort", &["reason"]),
     ("Refuse", &["reason", "may_retry"]),
-    ("Member", &["heard", "beaten", "said", "commands"]),
+    ("Member", &["heard_at", "heartbeat_at", "repeated_at", "commands"]),
 ];
 
-/// The names of what prints like this.
+/// Returns the names of a value from its `Debug` output.
 pub(crate) fn names(value: &impl Debug) -> Names {
     let text = format!("{value:?}");
     let mut rest = text.as_str();
     let mut tree = Tree::read(&mut rest);
-    assert!(rest.is_empty(), "{rest} is left of {text}");
+    assert!(rest.is_empty(), "{rest} remains of {text}");
     tree.forget();
     tree.names()
 }
 
-/// What depends on no pod.
+/// Returns the names of a value that depends on no pod.
 pub(crate) fn same(number: u128) -> Names {
     [number; EXCHANGES.len()]
 }
@@ -54,7 +58,7 @@ pub(crate) fn by_exchange(name: impl Fn(usize) -> u128) -> Names {
     std::array::from_fn(name)
 }
 
-/// Of two numbers in this order.
+/// Combines two numbers in this order.
 pub(crate) fn mix(one: u128, other: u128) -> u128 {
     const ODD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
     const ANOTHER: u128 = 0xc2b2_ae3d_27d4_eb4f_1656_67b1_9e37_79f9;
@@ -72,13 +76,13 @@ fn of_text(text: &str) -> u128 {
     text.as_bytes().chunks(16).map(number).fold(text.len() as u128, mix)
 }
 
-/// What the derived `Debug` prints, taken apart again.
+/// The parsed output of a derived `Debug`.
 enum Tree<'a> {
     Leaf(&'a str),
     Struct(&'a str, Vec<(&'a str, Tree<'a>)>),
     Tuple(&'a str, Vec<Tree<'a>>),
     List(Vec<Tree<'a>>),
-    /// A map, or a set.
+    /// A map or a set.
     Map(Vec<(Tree<'a>, Option<Tree<'a>>)>),
 }
 
@@ -89,7 +93,7 @@ impl<'a> Tree<'a> {
             return Self::Leaf(take(rest, end));
         }
         let end = rest.find([',', '{', '}', '(', ')', '[', ']', ' ']).unwrap_or(rest.len());
-        // A number that is a key ends in a colon, which an address contains.
+        // A number that is a key ends with a colon. An address contains one as well.
         let end = if rest[..end].ends_with(':') { end - 1 } else { end };
         let word = take(rest, end);
         if rest.starts_with(" {") {
@@ -117,13 +121,13 @@ impl<'a> Tree<'a> {
     }
 
     fn field(&mut self, name: &str) -> &mut Self {
-        let Self::Struct(of, fields) = self else { panic!("nothing has a field {name}") };
+        let Self::Struct(of, fields) = self else { panic!("a value without fields has no field {name}") };
         let found = fields.iter_mut().find(|(field, _)| *field == name);
         found.map(|(_, tree)| tree).unwrap_or_else(|| panic!("{of} has no {name}"))
     }
 
     fn leaf(&self) -> &'a str {
-        let Self::Leaf(text) = self else { panic!("no leaf") };
+        let Self::Leaf(text) = self else { panic!("not a leaf") };
         text
     }
 
@@ -134,27 +138,27 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// What a state machine never asks for again depends on its other fields.
+    /// Forgets values that the state machine never reads again because of its other fields.
     fn forget(&mut self) {
         match self {
             Self::Struct("Coordinator", _) => {
                 let newest =
                     self.field("record").field("active").some().map(|active| active.field("generation").leaf());
                 let starts = matches!(self.field("phase"), Self::Tuple("Gathering", of) if of[0].leaf() == "Start");
-                let Self::Map(peers) = self.field("peers") else { panic!("peers are a map") };
+                let Self::Map(peers) = self.field("peers") else { panic!("the peers are a map") };
                 for peer in peers.iter_mut().filter_map(|(_, peer)| peer.as_mut()) {
-                    // Only a coordinator that has just begun asks where those that it meets were.
+                    // Only a coordinator that has just started asks for the committed generation.
                     if !starts {
                         *peer.field("hello").field("committed_generation") = Self::Leaf("None");
                     }
-                    // Nobody follows a group that is no more.
-                    let following = peer.field("following");
-                    if following.some().is_some_and(|following| Some(following.field("generation").leaf()) != newest) {
-                        *following = Self::Leaf("None");
+                    // No process follows a group that does not exist any more.
+                    let catch_up = peer.field("catch_up");
+                    if catch_up.some().is_some_and(|catch_up| Some(catch_up.field("generation").leaf()) != newest) {
+                        *catch_up = Self::Leaf("None");
                     }
                 }
             }
-            // Whoever is over answers nothing any more.
+            // A member whose membership is over answers no event.
             Self::Struct("Member", fields)
                 if fields.iter().any(|(name, value)| *name == "over" && matches!(value, Self::Leaf("true"))) =>
             {
@@ -170,7 +174,7 @@ impl<'a> Tree<'a> {
                 Some(pod) => by_exchange(|exchange| EXCHANGES[exchange][pod] as u128),
                 None => same(of_text(text)),
             },
-            Self::Tuple("Connection", number) => {
+            Self::Tuple("ConnectionId", number) => {
                 let number: usize = number[0].leaf().parse().expect("a number");
                 by_exchange(|exchange| all([(number / PODS) as u128, EXCHANGES[exchange][number % PODS] as u128]))
             }
@@ -181,24 +185,25 @@ impl<'a> Tree<'a> {
                 in_order(2, [key.names(), value].into_iter())
             })),
             Self::Struct(name, fields) => {
-                let idle = IDLE.iter().find(|(of, _)| of == name).map_or(&[][..], |(_, idle)| *idle);
+                let idle = IRRELEVANT.iter().find(|(of, _)| of == name).map_or(&[][..], |(_, idle)| *idle);
                 let told = fields.iter().filter(|(field, _)| !idle.contains(field)).map(|(_, value)| value.names());
                 let named = in_order(of_text(name), told);
-                if *name == "Active" { in_order(3, [named, seated(fields)].into_iter()) } else { named }
+                if *name == "Active" { in_order(3, [named, members(fields)].into_iter()) } else { named }
             }
         }
     }
 }
 
-/// Who belongs to a membership, and what each of them holds. Ranks follow from the pods.
-fn seated(active: &[(&str, Tree<'_>)]) -> Names {
+/// Returns the names of a membership: its members, each with its state. The ranks follow from the
+/// pods.
+fn members(active: &[(&str, Tree<'_>)]) -> Names {
     let list = |name: &str| match active.iter().find(|(field, _)| *field == name) {
         Some((_, Tree::List(values))) => values,
-        _ => panic!("a membership has {name}"),
+        _ => panic!("a membership has no {name}"),
     };
     let is_in = |name: &str, rank: usize| list(name).iter().any(|other| other.leaf() == rank.to_string());
-    unordered(list("members").iter().enumerate().map(|(rank, seat)| {
-        let Tree::Struct("Seat", fields) = seat else { panic!("a member has a seat") };
+    unordered(list("members").iter().enumerate().map(|(rank, ranked)| {
+        let Tree::Struct("RankedMember", fields) = ranked else { panic!("not a member") };
         let who = fields.iter().filter(|(field, _)| ["pod", "incarnation"].contains(field));
         let holds = same(u128::from(is_in("sources", rank)) << 1 | u128::from(is_in("copiers", rank)));
         in_order(4, who.map(|(_, value)| value.names()).chain([holds]))
@@ -223,7 +228,7 @@ fn take<'a>(rest: &mut &'a str, length: usize) -> &'a str {
     taken
 }
 
-/// What is between brackets, of which the first is next.
+/// Reads a list between brackets, of which the opening one comes next.
 fn listed<'a, T>(rest: &mut &'a str, end: char, read: impl Fn(&mut &'a str) -> T) -> Vec<T> {
     if rest.starts_with(['(', '[', '{']) {
         take(rest, 1);

@@ -1,8 +1,9 @@
-//! Messages on their way. The set of them only grows: each may be delivered at any time, again, or never.
+//! Messages in flight. Their set only grows: each may be delivered at any time, repeatedly or
+//! never.
 //!
-//! A state with more of them can do all that one with fewer can, so three things cost nothing. Whatever only adds messages happens at
-//! once. A message that will never do anything again is forgotten. And a state is left alone where one with the same and more of them is
-//! known, which [`explore`](crate::explore) sees to.
+//! A state with more messages can do everything that one with fewer can. Therefore actions that
+//! only add messages happen at once. A message that has no effect any more is forgotten. And
+//! [`explore`](crate::explore) skips a state if one with the same and more messages is known.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,24 +12,24 @@ use std::{
 
 use lockstep_elastic::{
     Coordinator, Member, Message,
-    coordinator::{self, Connection},
+    coordinator::{self, ConnectionId},
     member,
 };
 
 use crate::{
-    job::{Chair, Job, Line},
+    interned::{CoordinatorCommand, Handled, Interned, MemberCommand, Shards, coordinator_after, member_after},
+    job::{Connection, CoordinatorProcess, Job},
     names::{EXCHANGES, Names, PODS, all, by_exchange},
-    part::{Asked, Handled, Part, Shards, Told, coordinator_after, member_after},
 };
 
-/// A message on its way, for ever.
+/// A message that stays in flight for ever.
 #[derive(Debug)]
 pub(crate) struct Packet {
-    pub(crate) line: u64,
+    pub(crate) connection: u64,
     pub(crate) down: bool,
-    pub(crate) message: Part<Message>,
+    pub(crate) message: Interned<Message>,
     pub(crate) name: u128,
-    /// Stands for its names.
+    /// The number that stands for its names, by exchange.
     pub(crate) numbers: [u32; EXCHANGES.len()],
 }
 
@@ -36,8 +37,8 @@ static PACKETS: LazyLock<Shards<Arc<Packet>>> = LazyLock::new(Shards::default);
 static NUMBERS: LazyLock<Mutex<HashMap<u128, u32>>> = LazyLock::new(Mutex::default);
 
 impl Packet {
-    fn new(line: u64, down: bool, message: Part<Message>) -> Arc<Self> {
-        let (worker, place) = (line as usize % PODS, u128::from(line) / PODS as u128);
+    fn new(connection: u64, down: bool, message: Interned<Message>) -> Arc<Self> {
+        let (worker, place) = (connection as usize % PODS, u128::from(connection) / PODS as u128);
         let name = |exchange: usize| {
             let worker = EXCHANGES[exchange][worker] as u128;
             all([worker, place, u128::from(down), message.names()[exchange]])
@@ -49,19 +50,19 @@ impl Packet {
                 let next = known.len() as u32;
                 *known.entry(name).or_insert(next)
             });
-            Arc::new(Self { line, down, message: message.clone(), name: names[0], numbers })
+            Arc::new(Self { connection, down, message: message.clone(), name: names[0], numbers })
         })
     }
 }
 
 enum Effect {
-    OnMember(usize, Arc<Handled<Member, Told>>),
-    OnCoordinator(usize, Arc<Handled<Coordinator, Asked>>),
+    OnMember(usize, Arc<Handled<Member, MemberCommand>>),
+    OnCoordinator(usize, Arc<Handled<Coordinator, CoordinatorCommand>>),
 }
 
 impl Job {
-    pub(crate) fn post(&mut self, line: u64, down: bool, message: Part<Message>) -> bool {
-        let packet = Packet::new(line, down, message);
+    pub(crate) fn post(&mut self, connection: u64, down: bool, message: Interned<Message>) -> bool {
+        let packet = Packet::new(connection, down, message);
         let news = !self.is_spent(&packet) && self.packets.iter().all(|known| known.name != packet.name);
         if news {
             self.packets.push(packet);
@@ -72,7 +73,7 @@ impl Job {
     pub(crate) fn deliver(&mut self, index: usize) {
         let packet = Arc::clone(&self.packets[index]);
         if !packet.down && matches!(*packet.message, Message::Hello(_)) {
-            self.line(packet.line).greeted = true;
+            self.connection(packet.connection).greeted = true;
         }
         let effect = self.effect(&packet);
         if let Effect::OnMember(worker, _) = effect {
@@ -84,50 +85,53 @@ impl Job {
         }
         match effect {
             Effect::OnMember(worker, handled) => self.became(worker, &handled),
-            Effect::OnCoordinator(chair, handled) => self.decided(chair, &handled),
+            Effect::OnCoordinator(coordinator, handled) => self.decided(coordinator, &handled),
         }
     }
 
     fn effect(&self, packet: &Packet) -> Effect {
-        let Packet { line, down, message, name, .. } = packet;
-        let Line { worker, chair, .. } = self.lines[line];
+        let Packet { connection, down, message, name, .. } = packet;
+        let Connection { worker, coordinator, .. } = self.connections[connection];
         if *down {
             let event = || member::Event::Received((**message).clone());
             return Effect::OnMember(worker, member_after(&self.processes[worker].member, *name, event));
         }
-        let Some(Chair { machine, now, .. }) = self.chairs[chair].as_deref() else { unreachable!("it arrives") };
-        let said = self.twisted(chair, message);
-        let name = said.as_ref().map_or(*name, |said| all([u128::from(*line), said.name()]));
+        let Some(CoordinatorProcess { machine, now, .. }) = self.coordinators[coordinator].as_deref() else {
+            unreachable!("it arrives")
+        };
+        let said = self.twisted(coordinator, message);
+        let name = said.as_ref().map_or(*name, |said| all([u128::from(*connection), said.name()]));
         let message = said.as_ref().unwrap_or(message);
-        let event = || coordinator::Event::Received(Connection(*line), (**message).clone());
-        Effect::OnCoordinator(chair, coordinator_after(machine, name, event, *now))
+        let event = || coordinator::Event::Received(ConnectionId(*connection), (**message).clone());
+        Effect::OnCoordinator(coordinator, coordinator_after(machine, name, event, *now))
     }
 
-    /// A coordinator hears first who is at the other end: what comes before breaks the connection, and is no more than that.
+    /// Returns true if the coordinator reads the message. It first hears which process is at the
+    /// other end; an earlier message only breaks the connection.
     fn is_heard(&self, packet: &Packet) -> bool {
-        packet.down || self.lines[&packet.line].greeted || matches!(*packet.message, Message::Hello(_))
+        packet.down || self.connections[&packet.connection].greeted || matches!(*packet.message, Message::Hello(_))
     }
 
-    /// Whether a delivery does more than to add messages.
+    /// Returns true if a delivery does more than add messages.
     pub(crate) fn changes(&self, packet: usize) -> bool {
         let packet = &self.packets[packet];
         if !self.is_heard(packet) {
             return false;
         }
-        if !packet.down && !self.lines[&packet.line].greeted {
+        if !packet.down && !self.connections[&packet.connection].greeted {
             return true;
         }
         match self.effect(packet) {
             Effect::OnMember(_, handled) => {
-                !handled.same || handled.commands.iter().any(|told| !matches!(told, Told::Say(_)))
+                !handled.same || handled.commands.iter().any(|told| !matches!(told, MemberCommand::Say(_)))
             }
             Effect::OnCoordinator(_, handled) => {
-                !handled.same || handled.commands.iter().any(|asked| !matches!(asked, Asked::Say(..)))
+                !handled.same || handled.commands.iter().any(|asked| !matches!(asked, CoordinatorCommand::Say(..)))
             }
         }
     }
 
-    /// Delivers whatever only adds messages.
+    /// Delivers every message that only adds messages.
     pub(crate) fn say_all(&mut self) {
         loop {
             let before = self.packets.len();
@@ -142,16 +146,19 @@ impl Job {
         }
     }
 
-    /// Forgets lines that are closed at both ends, and messages that nobody receives any more or that will do nothing ever again.
+    /// Forgets connections that are closed at both ends, and messages that are never read or have
+    /// no effect any more.
     pub(crate) fn forget(&mut self) {
-        let is_over = |line: &Line| !line.open_there && (!line.open_here || self.chairs[line.chair].is_none());
+        let is_over = |connection: &Connection| {
+            !connection.open_there && (!connection.open_here || self.coordinators[connection.coordinator].is_none())
+        };
         if self.packets.iter().any(|packet| self.is_spent(packet)) {
             let packets = std::mem::take(&mut self.packets);
             self.packets = packets.into_iter().filter(|packet| !self.is_spent(packet)).collect();
         }
-        if self.lines.values().any(is_over) {
-            let kept = self.lines.iter().filter(|(_, line)| !is_over(line));
-            self.lines = Arc::new(kept.map(|(number, line)| (*number, line.clone())).collect());
+        if self.connections.values().any(is_over) {
+            let kept = self.connections.iter().filter(|(_, connection)| !is_over(connection));
+            self.connections = Arc::new(kept.map(|(number, connection)| (*number, connection.clone())).collect());
         }
         let gone = |generation: u64| {
             self.processes.iter().all(|process| {
@@ -167,10 +174,13 @@ impl Job {
         }
     }
 
-    /// A connection is closed for ever, and generations of which somebody heard a newer one do not come back.
+    /// Returns true if the message has no effect any more: its connection is closed, or its
+    /// receiver heard of a newer generation.
     fn is_spent(&self, packet: &Packet) -> bool {
-        let Packet { line, down, message, .. } = packet;
-        let Some(Line { worker, incarnation, chair, open_here, open_there, .. }) = self.lines.get(line) else {
+        let Packet { connection, down, message, .. } = packet;
+        let Some(Connection { worker, incarnation, coordinator, open_here, open_there, .. }) =
+            self.connections.get(connection)
+        else {
             return true;
         };
         if *down {
@@ -184,8 +194,8 @@ impl Job {
                     _ => false,
                 };
         }
-        let Some(chair) = self.chairs[*chair].as_ref().filter(|_| *open_here) else { return true };
-        let newest = chair.record.active.as_ref().map_or(0, |active| active.generation);
+        let Some(coordinator) = self.coordinators[*coordinator].as_ref().filter(|_| *open_here) else { return true };
+        let newest = coordinator.record.active.as_ref().map_or(0, |active| active.generation);
         match &**message {
             Message::Broken { generation, .. } | Message::CaughtUp { generation, .. } => *generation < newest,
             _ => false,

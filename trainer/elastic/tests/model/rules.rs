@@ -1,32 +1,33 @@
-//! The rules that every state is held to, and what becomes of the product when one of its own is left out.
+//! The rules for every state, and mutants of the product that each lack one of its own rules.
 
-use lockstep_elastic::{Active, Message, Report};
+use lockstep_elastic::{Active, Message, SealReport};
 
 use crate::{
+    interned::Interned,
     job::{Job, Process},
-    part::Part,
     worker::{base, lineage},
 };
 
-/// A rule that is left out.
+/// A missing rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutant {
-    /// M1: a worker reports and goes on.
+    /// M1: a worker reports and goes on without sealing.
     ReportsBeforeSealing,
-    /// M2: whoever holds most steps counts, whether or not it took part in the last generation.
+    /// M2: the holder of most steps counts, even if it did not take part in the last generation.
     CountsEverybody,
-    /// M3: a step is told when it is done here, not when it is done by all.
+    /// M3: a step is announced when it is done by one worker, not by all.
     ToldAtLocalCompletion,
-    /// M4: a membership is recorded without looking at the version.
+    /// M4: a membership is recorded without a check of the version.
     RecordsWithoutVersion,
-    /// M5: a new process takes itself for the one before.
+    /// M5: a new process takes itself for the previous one.
     KeepsItsIncarnation,
-    /// M7: who holds the last generation's first state counts, member or not.
+    /// M7: a holder of the last generation's starting state counts, even if it is not a member.
     BaseInForeignHands,
 }
 
 impl Job {
-    /// No step that anybody was told of is missing where a generation begins, unless all who held it are gone and the record says so.
+    /// Checks that no announced step is missing where a generation starts, unless all its holders
+    /// are gone and the record says so.
     pub(crate) fn check_base(&mut self, active: &Active) {
         let lineage = lineage(&base(active));
         let shared = self.told.iter().zip(&lineage).take_while(|(told, held)| told == held).count();
@@ -36,7 +37,10 @@ impl Job {
             let holder = self.processes.iter().any(|process| holds(process));
             if holder || !active.rollback {
                 let told = &self.told;
-                let rule = format!("generation {} starts from {lineage:?}, told were {told:?}", active.generation);
+                let rule = format!(
+                    "generation {} starts from {lineage:?}, but the announced steps are {told:?}",
+                    active.generation
+                );
                 self.violated(rule);
             }
             self.told.truncate(shared);
@@ -46,17 +50,17 @@ impl Job {
     pub(crate) fn tell(&mut self, held: &[u64]) {
         let shared = self.told.len().min(held.len());
         if self.told[..shared] != held[..shared] {
-            let rule = format!("told were {:?}, now {held:?} is told", self.told);
+            let rule = format!("the announced steps were {:?}, now {held:?} is announced", self.told);
             self.violated(rule);
         } else if held.len() > self.told.len() {
             self.told = held.to_vec();
         }
     }
 
-    /// What a coordinator without one of its rules would make of a report.
-    pub(crate) fn twisted(&self, chair: usize, message: &Part<Message>) -> Option<Part<Message>> {
-        let last = self.chairs[chair].as_ref()?.record.active.as_ref()?;
-        let Message::Report(report) = &**message else { return None };
+    /// Returns the report as a coordinator without one of its rules reads it.
+    pub(crate) fn twisted(&self, coordinator: usize, message: &Interned<Message>) -> Option<Interned<Message>> {
+        let last = self.coordinators[coordinator].as_ref()?.record.active.as_ref()?;
+        let Message::SealReport(report) = &**message else { return None };
         let counts = match self.mutant? {
             Mutant::CountsEverybody => true,
             Mutant::BaseInForeignHands => report.state == Some(base(last)),
@@ -65,7 +69,7 @@ impl Job {
             | Mutant::RecordsWithoutVersion
             | Mutant::KeepsItsIncarnation => false,
         };
-        let twisted = Report { entered_generation: Some(last.generation), followed: false, ..report.clone() };
-        counts.then(|| Part::new(Message::Report(twisted)))
+        let twisted = SealReport { entered_generation: Some(last.generation), followed: false, ..report.clone() };
+        counts.then(|| Interned::new(Message::SealReport(twisted)))
     }
 }

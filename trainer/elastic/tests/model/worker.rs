@@ -1,70 +1,71 @@
-//! The training on top of a member, as small as the rules allow: contribute, complete, know that all have done it, stop, copy.
+//! The smallest training that the rules allow on top of a member: contribute, complete, learn that
+//! all have done it, seal, copy.
 
-use lockstep_elastic::{Active, Break, Digest, State, member::Event};
+use lockstep_elastic::{Active, Break, Digest, HeldState, member::Event};
 
 use crate::{
+    interned::Interned,
     job::{Job, SAMPLER},
-    part::Part,
     rules::Mutant,
 };
 
-/// What a worker holds and does.
+/// The state and the activity of a worker.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Worker {
     /// The generation of each step that it holds.
     pub(crate) held: Option<Vec<u64>>,
     /// The generation whose collectives it takes part in.
-    pub(crate) group: Option<Part<Active>>,
+    pub(crate) group: Option<Interned<Active>>,
     pub(crate) copying: bool,
     pub(crate) contributed: bool,
-    /// It knows that all have done what it has done.
+    /// True once it knows that all members have done its last step.
     pub(crate) stable: bool,
-    /// It is to stand still.
+    /// True once it was asked to seal.
     pub(crate) sealing: bool,
     /// The generation that it follows.
     pub(crate) trail: Option<u64>,
 }
 
-/// What a worker may do.
+/// A possible action of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deed {
+pub(crate) enum WorkerAction {
     Contribute,
     Complete,
     LearnStable,
-    Stand,
+    Seal,
     Break,
     Copy,
-    /// What this worker holds of the generation that it follows.
+    /// The worker receives this worker's state of the generation that it follows.
     TakeOver(usize),
 }
 
-/// The state that a lineage ends in, with a digest that tells it.
-pub(crate) fn state(lineage: &[u64]) -> State {
+/// Returns the state at the end of a lineage. Its digest is the lineage itself.
+pub(crate) fn state(lineage: &[u64]) -> HeldState {
     let mut digest = [0; 32];
     digest.iter_mut().zip(lineage).for_each(|(byte, generation)| *byte = *generation as u8);
-    State { step: lineage.len() as u64, digest: Digest::from_bytes(digest), sampler: SAMPLER }
+    HeldState { step: lineage.len() as u64, digest: Digest::from_bytes(digest), sampler: SAMPLER }
 }
 
-/// The generation of each step that a state came from.
-pub(crate) fn lineage(of: &State) -> Vec<u64> {
+/// Returns the generation of each step of a state.
+pub(crate) fn lineage(of: &HeldState) -> Vec<u64> {
     of.digest.as_bytes()[..of.step as usize].iter().map(|generation| u64::from(*generation)).collect()
 }
 
-pub(crate) fn base(active: &Active) -> State {
-    State { step: active.base_step, digest: active.base_digest, sampler: active.sampler }
+pub(crate) fn base(active: &Active) -> HeldState {
+    HeldState { step: active.base_step, digest: active.base_digest, sampler: active.sampler }
 }
 
 impl Job {
-    pub(crate) fn deeds(&self, worker: usize) -> Vec<Deed> {
+    pub(crate) fn worker_actions(&self, worker: usize) -> Vec<WorkerAction> {
         let process = &self.processes[worker];
-        let mut deeds = Vec::new();
+        let mut worker_actions = Vec::new();
         if let Some(generation) = process.worker.trail {
             let held = process.worker.held.as_ref().map_or(0, Vec::len);
             let ahead = |of: &usize| self.holds_of(*of, generation).is_some_and(|theirs| theirs.len() > held);
-            deeds.extend((0..self.bounds.workers).filter(ahead).map(Deed::TakeOver));
-            deeds.push(Deed::Stand);
+            worker_actions.extend((0..self.bounds.workers).filter(ahead).map(WorkerAction::TakeOver));
+            worker_actions.push(WorkerAction::Seal);
         }
-        let Some(group) = process.worker.group.as_ref() else { return deeds };
+        let Some(group) = process.worker.group.as_ref() else { return worker_actions };
         let Worker { held, copying, contributed, stable, sealing, .. } = &process.worker;
         let generation = group.generation;
         let everybody = group.members.len();
@@ -73,74 +74,74 @@ impl Job {
             what.get(&(generation, step)).map_or(0, |mask| mask.count_ones()) as usize == everybody
         };
         if *copying {
-            if group.members.iter().any(|seat| self.is_source(seat, group)) {
-                deeds.push(Deed::Copy);
+            if group.members.iter().any(|ranked| self.is_source(ranked, group)) {
+                worker_actions.push(WorkerAction::Copy);
             }
         } else {
             if !contributed && steps < self.bounds.steps && (steps == group.base_step || *stable) {
-                deeds.push(Deed::Contribute);
+                worker_actions.push(WorkerAction::Contribute);
             }
             if *contributed && said(&self.contributed, steps) {
-                deeds.push(Deed::Complete);
+                worker_actions.push(WorkerAction::Complete);
             }
             if !stable && steps > group.base_step && said(&self.done, steps) {
-                deeds.push(Deed::LearnStable);
+                worker_actions.push(WorkerAction::LearnStable);
             }
         }
         if *sealing {
-            deeds.push(Deed::Stand);
-        } else if group.members.iter().any(|seat| !self.takes_part(seat, generation)) {
-            deeds.push(Deed::Break);
+            worker_actions.push(WorkerAction::Seal);
+        } else if group.members.iter().any(|ranked| !self.takes_part(ranked, generation)) {
+            worker_actions.push(WorkerAction::Break);
         }
-        deeds
+        worker_actions
     }
 
-    /// What a worker holds as a member of this generation.
+    /// Returns the state that a worker holds as a member of this generation.
     fn holds_of(&self, worker: usize, generation: u64) -> Option<&Vec<u64>> {
         let Worker { held, group, copying, .. } = &self.processes[worker].worker;
         let trains = group.as_ref().is_some_and(|group| group.generation == generation) && !copying;
         held.as_ref().filter(|_| trains)
     }
 
-    fn seated(&self, seat: &lockstep_elastic::Seat) -> Option<&crate::job::Process> {
+    fn process_of(&self, ranked: &lockstep_elastic::RankedMember) -> Option<&crate::job::Process> {
         self.processes
             .iter()
             .map(|process| &**process)
-            .find(|process| process.id.incarnation == seat.incarnation && process.id.pod == seat.pod)
+            .find(|process| process.id.incarnation == ranked.incarnation && process.id.pod == ranked.pod)
     }
 
-    /// Whether this member is in the generation, or may still come.
-    fn takes_part(&self, seat: &lockstep_elastic::Seat, generation: u64) -> bool {
-        self.seated(seat).is_some_and(|process| {
+    /// Returns true if this member is in the generation, or may still enter it.
+    fn takes_part(&self, ranked: &lockstep_elastic::RankedMember, generation: u64) -> bool {
+        self.process_of(ranked).is_some_and(|process| {
             let in_it = process.worker.group.as_ref().is_some_and(|group| group.generation == generation);
             in_it || process.entered < generation
         })
     }
 
-    fn is_source(&self, seat: &lockstep_elastic::Seat, group: &Active) -> bool {
-        self.seated(seat).is_some_and(|process| {
+    fn is_source(&self, ranked: &lockstep_elastic::RankedMember, group: &Active) -> bool {
+        self.process_of(ranked).is_some_and(|process| {
             let there = process.worker.group.as_ref().is_some_and(|theirs| theirs.generation == group.generation);
             let held = process.worker.held.as_deref().map(state);
             there && !process.worker.copying && held == Some(base(group))
         })
     }
 
-    pub(crate) fn work(&mut self, index: usize, deed: Deed) {
+    pub(crate) fn work(&mut self, index: usize, action: WorkerAction) {
         if let Some(generation) = self.processes[index].worker.trail {
-            return self.follow(index, generation, deed);
+            return self.follow(index, generation, action);
         }
         let process = self.process(index);
         let Some(group) = process.worker.group.clone() else { return };
         let bit = 1 << index;
         let generation = group.generation;
         let worker = &mut process.worker;
-        match deed {
-            Deed::Contribute => {
+        match action {
+            WorkerAction::Contribute => {
                 worker.contributed = true;
                 let steps = worker.held.as_ref().map_or(0, Vec::len) as u64;
                 *self.contributed.entry((generation, steps)).or_default() |= bit;
             }
-            Deed::Complete => {
+            WorkerAction::Complete => {
                 let mut held = worker.held.clone().unwrap_or_default();
                 held.push(generation);
                 (worker.contributed, worker.stable, worker.held) = (false, false, Some(held.clone()));
@@ -149,47 +150,52 @@ impl Job {
                     self.tell(&held);
                 }
             }
-            Deed::LearnStable => {
+            WorkerAction::LearnStable => {
                 worker.stable = true;
                 let held = worker.held.clone().unwrap_or_default();
                 self.tell(&held);
             }
-            Deed::Stand | Deed::Break => {
-                let broken = (deed == Deed::Break).then(|| Break::from("a peer is gone"));
+            WorkerAction::Seal | WorkerAction::Break => {
+                let broken = (action == WorkerAction::Break).then(|| Break::from("a peer is gone"));
                 let held = if worker.copying { None } else { worker.held.clone() };
                 *worker = Worker { held: held.clone(), ..Worker::default() };
-                self.act(index, Event::Stand { held: held.as_deref().map(state), broken });
+                self.act(index, Event::Sealed { held: held.as_deref().map(state), broken });
             }
-            Deed::Copy => {
+            WorkerAction::Copy => {
                 let lineage = lineage(&base(&group));
                 let worker = &mut self.process(index).worker;
                 (worker.held, worker.copying) = (Some(lineage), false);
                 self.act(index, Event::Entered);
             }
-            Deed::TakeOver(_) => {}
+            WorkerAction::TakeOver(_) => {}
         }
         self.check_divergence(generation);
     }
 
-    fn follow(&mut self, index: usize, generation: u64, deed: Deed) {
+    fn follow(&mut self, index: usize, generation: u64, action: WorkerAction) {
         let worker = &self.processes[index].worker;
-        match deed {
-            Deed::TakeOver(source) => {
+        match action {
+            WorkerAction::TakeOver(source) => {
                 let held = self.holds_of(source, generation).cloned();
                 self.process(index).worker.held = held;
                 self.act(index, Event::TookOver);
                 self.act(index, Event::CaughtUp);
             }
-            Deed::Stand => {
+            WorkerAction::Seal => {
                 let held = worker.held.clone();
                 self.process(index).worker = Worker { held: held.clone(), ..Worker::default() };
-                self.act(index, Event::Stand { held: held.as_deref().map(state), broken: None });
+                self.act(index, Event::Sealed { held: held.as_deref().map(state), broken: None });
             }
-            Deed::Contribute | Deed::Complete | Deed::LearnStable | Deed::Break | Deed::Copy => {}
+            WorkerAction::Contribute
+            | WorkerAction::Complete
+            | WorkerAction::LearnStable
+            | WorkerAction::Break
+            | WorkerAction::Copy => {}
         }
     }
 
-    /// Inside a generation two members differ by one step at most, and in nothing that both did.
+    /// Checks that two members of a generation differ by one step at most, and agree on all common
+    /// steps.
     fn check_divergence(&mut self, generation: u64) {
         let held: Vec<Vec<u64>> = self
             .processes
@@ -202,7 +208,9 @@ impl Job {
             for other in &held {
                 let shared = one.len().min(other.len());
                 if one[..shared] != other[..shared] || one.len().abs_diff(other.len()) > 1 {
-                    self.violated(format!("in generation {generation} one holds {one:?}, another {other:?}"));
+                    self.violated(format!(
+                        "in generation {generation} one member holds {one:?}, another one {other:?}"
+                    ));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What goes wrong, when, and whom it hits.
+//! Chooses the faults of a run, their moments and their victims.
 
 use std::time::Duration;
 
@@ -12,37 +12,39 @@ use crate::{
     world::{MIN_GENERATIONS, World},
 };
 
-/// Faults of one run at most, and the time after which there are none, so that every run ends.
+/// The largest number of faults in a run, and the time after which there are none, so that every
+/// run ends.
 const MAX_FAULTS: u64 = 60;
-/// Faults that come before the last one is mended.
+/// The number of faults that may come before the last one is repaired.
 const MAX_CHAIN: u64 = 4;
 const FAULTY: Duration = Duration::from_secs(240);
-/// How often, of a hundred events that matter, one is looked for; and while something is under way that is soon over.
+/// In this many of a hundred relevant events the run looks for a fault; the second number holds
+/// during short moments.
 const USUALLY: u64 = 8;
 const BRIEFLY: u64 = 40;
-/// What few runs come to, so that it is not let pass.
+/// Faults and moments that few runs reach, so that a run does not miss them.
 const RARE: [(Moment, Victim); 3] =
     [(Moment::Sealing, Victim::Source), (Moment::Pausing, Victim::Source), (Moment::Copying, Victim::Leaver)];
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chaos {
-    /// Stable steps since the last fault, and faults without one.
+    /// The stable steps since the last fault, and the faults without a step.
     steps: u64,
     chain: u64,
     pub(crate) count: u64,
-    /// How often it struck at each moment, by victim.
+    /// The number of faults at each moment, by victim.
     met: [[u64; Victim::ALL.len()]; Moment::ALL.len()],
     pub(crate) coverage: Coverage,
 }
 
 impl Chaos {
-    /// Somebody knew a further step to be stable.
+    /// Notes that a process learned of a further stable step.
     pub(crate) fn stepped(&mut self) {
         self.steps += 1;
         self.chain = 0;
     }
 
-    /// How little is left to see of this: what rarely holds, or only for a moment, wears off more slowly.
+    /// Returns how little is left to see of this case. A rare or short one wears off more slowly.
     fn worn(&self, moment: Moment, victim: Victim) -> u64 {
         let wear = match (moment, victim) {
             (_, Victim::Source) | (Moment::Copying, _) => 1,
@@ -72,7 +74,7 @@ impl World {
             && self.script.quiet_from > 0
     }
 
-    /// Something may go wrong now, of which this run met least.
+    /// Injects a fault of a kind that this run met least, if one is possible now.
     pub(crate) fn tempt(&mut self) {
         let overdue = self.chaos.steps >= 2;
         let often = if self.is_brief() { BRIEFLY } else { USUALLY };
@@ -97,7 +99,7 @@ impl World {
         let fault = if !needs.is_empty() {
             self.dice.one_of(needs)
         } else if moment == Moment::Copying && self.dice.percent(35) {
-            // So that a change is planned while the group is not complete.
+            // A join of this kind makes the group plan a change while it is incomplete.
             Fault::Leave
         } else if RARE.contains(&(moment, victim)) {
             let fits = |fault: &Fault| (0..self.processes.len()).any(|pod| self.fits(pod, *fault, moment, victim));
@@ -112,7 +114,8 @@ impl World {
         }
     }
 
-    /// What a member has to meet for the run to have as much as [`Run::shortfall`](crate::world::Run::shortfall) asks for.
+    /// Returns the faults that a member must meet before
+    /// [`Run::shortfall`](crate::world::Run::shortfall) is satisfied.
     fn needed(&self) -> &'static [Fault] {
         let (generations, stable) = (self.history.agreed.len() as u64, self.history.stable_steps());
         if generations < MIN_GENERATIONS && generations * 10 <= stable {
@@ -124,14 +127,14 @@ impl World {
         }
     }
 
-    /// Whether something is under way that is soon over.
+    /// Returns true during a moment that is soon over.
     fn is_brief(&self) -> bool {
         let stops = |worker: &Worker| worker.sealing == Some(false) && worker.generation.is_some();
         self.processes.iter().any(|process| process.alive && stops(&process.worker))
-            || self.chairs.last().is_some_and(|chair| chair.swap.is_some())
+            || self.coordinators.last().is_some_and(|coordinator| coordinator.swap.is_some())
     }
 
-    /// Who could be hit now, and at which moment.
+    /// Returns the possible victims, each with the current moment.
     fn openings(&self) -> Vec<(Moment, Victim)> {
         let group = self.group_moments();
         let mut by_victim = [Moments::default(); Victim::ALL.len()];
@@ -151,7 +154,7 @@ impl World {
         Victim::ALL.into_iter().flat_map(of).filter(is_open).collect()
     }
 
-    /// Whether this pod can be this fault's victim at this moment.
+    /// Returns true if this pod can be this fault's victim at this moment.
     fn fits(&self, pod: usize, fault: Fault, moment: Moment, victim: Victim) -> bool {
         let process = &self.processes[pod];
         if fault == Fault::Join {
@@ -162,9 +165,9 @@ impl World {
             Fault::Freeze | Fault::Jump => !process.frozen,
             Fault::Stick => !process.frozen && process.stuck_until <= self.now,
             Fault::Slow => !process.slow.holds(self.now),
-            Fault::Cut => process.line.is_some() && !process.frozen,
+            Fault::Cut => process.connection.is_some() && !process.frozen,
             Fault::Partition | Fault::Deafen | Fault::Mute => process.deaf_until.max(process.mute_until) <= self.now,
-            Fault::Part => !self.somebody_is_parted(),
+            Fault::UnconnectedPair => !self.pair_is_unconnected(),
             Fault::Leave => !process.leaving && !process.frozen,
             Fault::Return => self.outlived(pod).is_some(),
             Fault::Join | Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway => false,
@@ -178,7 +181,7 @@ impl World {
 
     fn strike(&mut self, fault: Fault, moment: Moment, victim: Victim) {
         let struck = if victim == Victim::Coordinator {
-            self.seated().inspect(|seated| self.strike_coordinator(fault, *seated))
+            self.active_coordinator().inspect(|active_coordinator| self.strike_coordinator(fault, *active_coordinator))
         } else {
             let fitting: Vec<usize> =
                 (0..self.processes.len()).filter(|pod| self.fits(*pod, fault, moment, victim)).collect();
@@ -200,25 +203,25 @@ impl World {
         }
     }
 
-    fn strike_coordinator(&mut self, fault: Fault, seated: usize) {
+    fn strike_coordinator(&mut self, fault: Fault, active_coordinator: usize) {
         let lasts = if self.dice.percent(85) { self.dice.millis(50, 1500) } else { self.dice.millis(1500, 4000) };
         match fault {
-            Fault::Kill if self.dice.percent(20) => self.coordinate(seated, coordinator::Event::Stop),
-            Fault::Kill => self.kill_coordinator(seated),
+            Fault::Kill if self.dice.percent(20) => self.coordinate(active_coordinator, coordinator::Event::Stop),
+            Fault::Kill => self.kill_coordinator(active_coordinator),
             Fault::Freeze => {
-                if !std::mem::replace(&mut self.chairs[seated].frozen, true) {
+                if !std::mem::replace(&mut self.coordinators[active_coordinator].frozen, true) {
                     self.trouble(lasts);
-                    self.after(lasts, crate::world::Delivery::ThawCoordinator(seated));
+                    self.after(lasts, crate::world::Delivery::ThawCoordinator(active_coordinator));
                 }
             }
             Fault::Slow => {
-                self.chairs[seated].slow = self.slow_down();
+                self.coordinators[active_coordinator].slow = self.slow_down();
             }
             Fault::Jump => {
                 let ahead = self.jump();
-                self.coordinators_clock_jumps(seated, ahead);
+                self.coordinators_clock_jumps(active_coordinator, ahead);
             }
-            Fault::Double => self.double_coordinator(seated),
+            Fault::Double => self.double_coordinator(active_coordinator),
             Fault::StoreLate => {
                 self.store.late_until = self.now + lasts;
                 self.trouble(lasts);
@@ -236,7 +239,7 @@ impl World {
             | Fault::Partition
             | Fault::Deafen
             | Fault::Mute
-            | Fault::Part
+            | Fault::UnconnectedPair
             | Fault::Leave
             | Fault::Return
             | Fault::Join
@@ -280,12 +283,12 @@ impl World {
                 }
                 self.trouble(until.saturating_sub(self.now));
             }
-            Fault::Part => {
+            Fault::UnconnectedPair => {
                 let lasts =
                     if self.dice.percent(70) { self.dice.millis(20, 1500) } else { self.dice.millis(1500, 20_000) };
                 let others: Vec<usize> = (0..self.processes.len()).filter(|other| *other != pod).collect();
                 let other = self.dice.one_of(&others);
-                self.part(pod, other, self.now + lasts);
+                self.disconnect_pair(pod, other, self.now + lasts);
                 self.trouble(lasts);
             }
             Fault::Leave => self.leave(pod),
@@ -304,14 +307,14 @@ impl World {
         if self.dice.percent(70) { self.dice.millis(100, 5000) } else { self.dice.millis(5000, 3_600_000) }
     }
 
-    /// Slow, but for no step so slow that it would count as stuck.
+    /// Makes a process slow, but no step so slow that it counts as stuck.
     fn slow_down(&mut self) -> Slow {
         let lasts = if self.dice.percent(70) { self.dice.millis(50, 1000) } else { self.dice.millis(1000, 5000) };
         self.trouble(lasts);
         Slow::down(10 + self.dice.below(41) as u32, self.now + lasts)
     }
 
-    /// The pod is told to end, and killed when its grace is over.
+    /// Asks the pod to end, and kills it after its grace period.
     fn leave(&mut self, pod: usize) {
         self.processes[pod].leaving = true;
         let incarnation = self.processes[pod].incarnation;
@@ -321,7 +324,7 @@ impl World {
         self.after(grace, crate::world::Delivery::Kill { pod, incarnation });
     }
 
-    /// After the faults, and where too few are left, the operator starts what is missing.
+    /// Starts the missing processes after the faults, or if too few are left, as the operator does.
     pub(crate) fn restore(&mut self) {
         let here = self.processes.iter().filter(|process| process.alive || process.due).count();
         let wanted = if self.is_faulty() { self.script.least } else { self.script.replicas };

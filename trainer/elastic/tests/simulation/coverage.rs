@@ -1,6 +1,6 @@
-//! Which fault was met at which moment by whom.
+//! Counts the faults by kind, moment and victim.
 
-/// Something that goes wrong, or changes.
+/// A fault or a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Kill,
@@ -11,9 +11,9 @@ pub(crate) enum Fault {
     Partition,
     Deafen,
     Mute,
-    Part,
+    UnconnectedPair,
     Leave,
-    /// The process that was replaced by this one.
+    /// The process that was replaced by this one returns.
     Return,
     Join,
     Double,
@@ -24,48 +24,48 @@ pub(crate) enum Fault {
     Jump,
 }
 
-/// How far the group is, or its victim. Several may hold at a time.
+/// The stage of the group or of the victim. Several may hold at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    // The group's, whoever is hit.
+    // Stages of the group, for any victim.
     Gathering,
     Preparing,
-    /// The store has yet to take the membership.
+    /// The store has not received the membership yet.
     Activating,
-    /// The store has it, and nobody knows.
+    /// The store has it, and no process knows.
     Recorded,
-    // A worker's own; anybody's, where no worker is hit.
-    /// Its membership is recorded, and it has not begun to connect.
+    // Stages of a worker. If the victim is not a worker, any worker's stage counts.
+    /// Its membership is recorded, and it has not started to connect.
     Committed,
     Forming,
-    /// Takes over what a group holds that trains, or hands it over.
+    /// It catches up with a group that trains, or feeds a follower.
     Following,
-    /// Copies, or is copied from.
+    /// It copies, or is copied from.
     Copying,
-    /// Has not contributed to its next step.
+    /// It has not contributed to its next step.
     Computing,
-    /// Nobody knows whether all have done the step before.
+    /// No rank knows yet that all have done the step before.
     Exchanging,
     /// Others know it already.
     Unheard,
-    /// Waits for shares of the sum.
+    /// It waits for shares of the sum.
     Adding,
-    /// Waits for what is summed.
+    /// It waits for summed elements.
     Spreading,
     /// Others have the sum already.
     Lagging,
-    /// Has the sum, and has not applied it.
+    /// It has the sum and has not applied it.
     Summed,
-    /// Has done a step, and does not know whether all have.
+    /// It has done a step and does not know that all have.
     Done,
-    /// Was asked to stop, and does not stand yet.
+    /// It was asked to seal and has not sealed yet.
     Sealing,
-    /// Stops with the others after a step.
+    /// It stops with the others after a step.
     Pausing,
     Finishing,
 }
 
-/// Whom it hits.
+/// The victim of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Victim {
     RankZero,
@@ -86,7 +86,7 @@ impl Fault {
         Self::Partition,
         Self::Deafen,
         Self::Mute,
-        Self::Part,
+        Self::UnconnectedPair,
         Self::Leave,
         Self::Return,
         Self::Join,
@@ -108,9 +108,9 @@ impl Fault {
             Self::Partition => "partition",
             Self::Deafen => "partition, hears nothing",
             Self::Mute => "partition, is not heard",
-            Self::Part => "two not connected",
+            Self::UnconnectedPair => "unconnected pair",
             Self::Leave => "planned leave",
-            Self::Return => "older process is back",
+            Self::Return => "older process returns",
             Self::Join => "new pod",
             Self::Double => "second coordinator",
             Self::StoreLate => "store late",
@@ -150,20 +150,20 @@ impl Moment {
             Self::Gathering => "gathering",
             Self::Preparing => "preparing",
             Self::Activating => "activating",
-            Self::Recorded => "recorded, nobody told",
-            Self::Committed => "committed, not begun",
+            Self::Recorded => "recorded, not announced",
+            Self::Committed => "committed, not started",
             Self::Forming => "connecting",
             Self::Following => "following",
             Self::Copying => "copying",
             Self::Computing => "before its share",
-            Self::Exchanging => "amid the numbers",
+            Self::Exchanging => "during the numbers",
             Self::Unheard => "others have the numbers",
-            Self::Adding => "amid the sum, adding",
-            Self::Spreading => "amid the sum, copying",
+            Self::Adding => "during the sum, adding",
+            Self::Spreading => "during the sum, copying",
             Self::Lagging => "others have the sum",
             Self::Summed => "summed, not applied",
             Self::Done => "done, not stable",
-            Self::Sealing => "asked to stop",
+            Self::Sealing => "asked to seal",
             Self::Pausing => "pausing for a planned change",
             Self::Finishing => "finishing",
         }
@@ -186,10 +186,10 @@ impl Victim {
     }
 }
 
-/// Why a cell cannot be hit.
+/// Returns the reason why a cell cannot be hit.
 pub(crate) fn impossible(fault: Fault, moment: Moment, victim: Victim) -> Option<&'static str> {
     no_such_victim(fault, victim).or_else(|| match (fault, moment, victim) {
-        (Fault::Return, Moment::Recorded, _) => Some("the coordinator does not know yet whom it replaced"),
+        (Fault::Return, Moment::Recorded, _) => Some("the coordinator does not know the replaced process yet"),
         (Fault::Join, ..) | (.., Victim::Coordinator) => None,
         _ => never_there(moment, victim),
     })
@@ -204,22 +204,22 @@ const fn no_such_victim(fault: Fault, victim: Victim) -> Option<&'static str> {
             Some("a connection has a member at its other end, and counts there")
         }
         (Fault::Cut | Fault::Partition | Fault::Deafen | Fault::Mute, _) => None,
-        (Fault::Part, Victim::Coordinator) => Some("it takes part in no sum"),
-        (Fault::Part, _) => None,
-        (Fault::Leave, Victim::Leaver) => Some("it leaves already"),
-        (Fault::Leave, Victim::Coordinator) => Some("it is no member; to stop it counts as kill"),
+        (Fault::UnconnectedPair, Victim::Coordinator) => Some("it takes part in no sum"),
+        (Fault::UnconnectedPair, _) => None,
+        (Fault::Leave, Victim::Leaver) => Some("it already leaves"),
+        (Fault::Leave, Victim::Coordinator) => Some("it is not a member; stopping it counts as a kill"),
         (Fault::Leave, _) => None,
-        (Fault::Return, Victim::Newcomer) => Some("nobody may know yet that it took a place"),
+        (Fault::Return, Victim::Newcomer) => Some("no process may know yet that it replaced another"),
         (Fault::Return, Victim::Coordinator) => Some("the record decides between two"),
         (Fault::Return, _) => None,
         (Fault::Join, Victim::Newcomer) => None,
-        (Fault::Join, _) => Some("who joins is a newcomer"),
+        (Fault::Join, _) => Some("a joining process is a newcomer"),
         (Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway, Victim::Coordinator) => None,
         (Fault::Double | Fault::StoreLate | Fault::StoreDeaf | Fault::StoreAway, _) => {
-            Some("it happens to the coordinator")
+            Some("the coordinator is the victim")
         }
         (Fault::KillAll, Victim::RankZero) => None,
-        (Fault::KillAll, _) => Some("it happens to everybody, and counts for rank 0"),
+        (Fault::KillAll, _) => Some("it hits all and counts for rank 0"),
     }
 }
 
@@ -236,7 +236,7 @@ const fn never_there(moment: Moment, victim: Victim) -> Option<&'static str> {
             | Moment::Done
             | Moment::Finishing,
             Victim::Newcomer,
-        ) => Some("who trains has entered a group, and is no newcomer"),
+        ) => Some("a training worker is not a newcomer"),
         (
             Moment::Unheard
             | Moment::Adding
@@ -246,12 +246,12 @@ const fn never_there(moment: Moment, victim: Victim) -> Option<&'static str> {
             | Moment::Done
             | Moment::Finishing,
             Victim::Source,
-        ) => Some("no sum is complete while somebody copies"),
+        ) => Some("no sum is complete while a member copies"),
         _ => None,
     }
 }
 
-/// How often each cell was hit.
+/// The number of hits of each cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Coverage {
     hits: Vec<u64>,
@@ -278,7 +278,7 @@ impl Coverage {
         }
     }
 
-    /// Cells that can be hit and were not.
+    /// Returns the cells that can be hit and were not.
     pub(crate) fn empty(&self) -> Vec<String> {
         let mut empty = Vec::new();
         for fault in Fault::ALL {
@@ -293,7 +293,7 @@ impl Coverage {
         empty
     }
 
-    /// One line for each fault and moment; `-` where a cell cannot exist.
+    /// Prints one row for each fault and moment, with `-` where a cell cannot exist.
     pub(crate) fn print(&self) {
         let columns: Vec<_> = Victim::ALL.iter().map(|victim| format!("{:>11}", victim.name())).collect();
         println!("{:<24} {:<28} {}", "fault", "moment", columns.join(" "));

@@ -1,4 +1,4 @@
-//! Chance that a seed repeats.
+//! Random numbers that a seed repeats.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Dice {
         self.below(100) < chance
     }
 
-    /// A time between two numbers of microseconds.
+    /// Returns a time between two numbers of microseconds.
     pub(crate) fn micros(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_micros(least + self.below(most - least))
     }

@@ -1,14 +1,14 @@
-//! What no run may break, whatever happens to it: the checker that every delivery reports to.
+//! The checker to which every delivery reports. No run may break its rules.
 
 use std::collections::{BTreeMap, HashMap};
 
-use lockstep_elastic::{Active, Digest, Sampler, State};
+use lockstep_elastic::{Active, Digest, HeldState, Sampler};
 
-/// Samples of one pass, and of one step; the last step of a pass is short.
+/// The number of samples in one pass and in one step. The last step of a pass is short.
 pub(crate) const SAMPLES: u64 = 100;
 const BATCH: u64 = 8;
 
-/// A rule that a run broke, in a sentence.
+/// The result of a check: an error names the broken rule in a sentence.
 pub(crate) type Verdict = Result<(), String>;
 
 /// The samples of one step.
@@ -23,29 +23,30 @@ pub(crate) fn batch(at: Sampler) -> Batch {
     Batch { epoch: at.epoch, first: at.cursor, count: BATCH.min(SAMPLES - at.cursor) }
 }
 
-/// How a state came about: the one before, and the samples of the step between.
+/// The origin of a state: the previous state, and the samples of the step between.
 #[derive(Clone, Copy, Debug)]
 struct Link {
-    before: State,
+    before: HeldState,
     samples: Batch,
 }
 
-/// Everything that was agreed, computed and told, in one place that survives all processes.
+/// Everything that was agreed, computed and announced. It survives all processes.
 #[derive(Default)]
 pub(crate) struct History {
     /// All states that were ever computed, by digest.
     links: HashMap<Digest, Link>,
-    /// The state after each step that somebody knew to be done by all, from step 1; anew from each generation that gave steps up.
-    eras: Vec<(u64, Vec<State>)>,
+    /// The state after each stable step, from step 1. A generation that gives steps up overwrites
+    /// them.
+    eras: Vec<(u64, Vec<HeldState>)>,
     /// Every membership that won its swap.
     pub(crate) agreed: BTreeMap<u64, Active>,
-    /// Stable steps that were given up with a word in the record.
+    /// The number of stable steps that were given up with a rollback in the record.
     pub(crate) given_up: u64,
     pub(crate) rollbacks: u64,
 }
 
 impl History {
-    fn stable(&self) -> &[State] {
+    fn stable(&self) -> &[HeldState] {
         self.eras.last().map_or(&[], |(_, stable)| stable)
     }
 
@@ -57,8 +58,9 @@ impl History {
         self.agreed.last_key_value().map(|(_, active)| active)
     }
 
-    /// The state after one more step. Sums depend on who adds, so a step that another generation repeats has another digest.
-    pub(crate) fn step(&mut self, before: State, generation: u64) -> State {
+    /// Returns the state after one more step. A sum depends on the ranks that add, so the same step
+    /// in another generation has another digest.
+    pub(crate) fn step(&mut self, before: HeldState, generation: u64) -> HeldState {
         let samples = batch(before.sampler);
         let mut bytes = before.digest.as_bytes().to_vec();
         for number in [before.step + 1, samples.epoch, samples.first, samples.count, generation] {
@@ -68,17 +70,17 @@ impl History {
         let end = samples.first + samples.count;
         let (epoch, cursor) = if end == SAMPLES { (samples.epoch + 1, 0) } else { (samples.epoch, end) };
         self.links.insert(digest, Link { before, samples });
-        State { step: before.step + 1, digest, sampler: Sampler { epoch, cursor, ..before.sampler } }
+        HeldState { step: before.step + 1, digest, sampler: Sampler { epoch, cursor, ..before.sampler } }
     }
 
-    /// Whether this state is on the way that counts.
-    pub(crate) fn keeps(&self, state: State) -> bool {
+    /// Returns true if this state is on the valid lineage.
+    pub(crate) fn keeps(&self, state: HeldState) -> bool {
         state.step.checked_sub(1).and_then(|index| self.stable().get(index as usize)) == Some(&state)
     }
 
-    /// Somebody knows that all of a generation hold this state, and tells the world. Who slept while steps were given up may tell
-    /// what was true before.
-    pub(crate) fn told(&mut self, generation: u64, state: State) -> Verdict {
+    /// Notes that a process announced this state as held by all members of a generation. A process
+    /// that slept while steps were given up may announce an older truth.
+    pub(crate) fn told(&mut self, generation: u64, state: HeldState) -> Verdict {
         if self.eras.is_empty() {
             self.eras.push((0, Vec::new()));
         }
@@ -89,7 +91,7 @@ impl History {
             let before = state.step.checked_sub(1).map(|index| stable[index as usize]);
             return match before {
                 Some(before) if before != state => {
-                    Err(format!("step {} forked: it was told as {before:?}, now as {state:?}", state.step))
+                    Err(format!("step {} forked: it was announced as {before:?}, now as {state:?}", state.step))
                 }
                 _ => Ok(()),
             };
@@ -104,8 +106,8 @@ impl History {
         Ok(())
     }
 
-    /// The states after step `from` on the way to this one.
-    fn lineage(&self, mut state: State, from: u64) -> Result<Vec<State>, String> {
+    /// Returns the states after step `from` on the way to this one.
+    fn lineage(&self, mut state: HeldState, from: u64) -> Result<Vec<HeldState>, String> {
         let mut states = Vec::new();
         while state.step > from {
             states.push(state);
@@ -119,7 +121,8 @@ impl History {
         Ok(states)
     }
 
-    /// A record was stored: the memberships form one chain, and no step that was told is missing in the newest.
+    /// Checks a stored record: the memberships form one chain, and the newest lacks no announced
+    /// step.
     pub(crate) fn stored(&mut self, active: &Active) -> Verdict {
         if let Some(known) = self.agreed.get(&active.generation) {
             return match known == active && self.newest() == Some(active) {
@@ -130,13 +133,13 @@ impl History {
         if let Some(newest) = self.newest().filter(|newest| newest.generation > active.generation) {
             return Err(format!("generation {} is recorded after {}", active.generation, newest.generation));
         }
-        let base = State { step: active.base_step, digest: active.base_digest, sampler: active.sampler };
+        let base = HeldState { step: active.base_step, digest: active.base_digest, sampler: active.sampler };
         let lineage = self.lineage(base, 0)?;
         let shared = self.stable().iter().zip(&lineage).take_while(|(told, held)| told == held).count();
         let lost = self.stable().len() - shared;
         if lost > 0 && !active.rollback {
             return Err(format!(
-                "generation {} starts from {base:?}, which lacks {lost} of {} steps that were told, and says no word of it",
+                "generation {} starts from {base:?}, which lacks {lost} of {} announced steps and is not marked as a rollback",
                 active.generation,
                 self.stable().len()
             ));
@@ -151,19 +154,23 @@ impl History {
         Ok(())
     }
 
-    /// The job ended with this state: all steps were told, and every sample of every pass counts once.
+    /// Checks the end of a job: all steps were announced, and every sample of every pass counts
+    /// once.
     pub(crate) fn finished(&self, step: u64, digest: Digest, total: u64) -> Verdict {
         let last = self.stable().last().copied();
         if step != total || last.map(|state| (state.step, state.digest)) != Some((step, digest)) {
             return Err(format!(
-                "the job ended at step {step} with {digest:?}, the last step that was told is {last:?}"
+                "the job ended at step {step} with {digest:?}, but the last announced step is {last:?}"
             ));
         }
         let mut expected = (0, 0);
         for state in self.stable() {
             let Batch { epoch, first, count } = self.links[&state.digest].samples;
             if (epoch, first) != expected || count == 0 {
-                return Err(format!("step {} takes samples {first} of pass {epoch}, due are {expected:?}", state.step));
+                return Err(format!(
+                    "step {} takes samples {first} of pass {epoch} instead of {expected:?}",
+                    state.step
+                ));
             }
             expected = if first + count == SAMPLES { (epoch + 1, 0) } else { (epoch, first + count) };
         }

@@ -1,13 +1,17 @@
-//! The product's own state machines under virtual clocks that jump, over a network that loses, repeats, delays and reorders, with
-//! processes that crash, stop and return, machines that are slow, coordinators that are doubled, and a store that answers late or never.
-//! Steps are summed frame by frame, by the schedules of the product's own algorithms. Every run is checked against one history: no step that anybody was told of is lost or forked, no sample counts twice, nobody waits for ever.
+//! Runs the product's own state machines in a simulated job.
+//!
+//! The clocks are virtual and jump. The network loses, repeats, delays and reorders messages.
+//! Processes crash, stop and return, machines are slow, there may be two coordinators, and the
+//! store answers late or never. Steps are summed frame by frame by the product's own algorithms.
+//! Every run is checked against one history: no announced step is lost or forked, no sample counts
+//! twice, and no process waits for ever.
 
-mod chair;
+mod catchup;
 mod chaos;
+mod coordinators;
 mod coverage;
 mod dice;
-mod follow;
-mod given;
+mod fixtures;
 mod history;
 mod moments;
 mod network;
@@ -26,15 +30,15 @@ use std::{
 use coverage::Coverage;
 use world::{Bug, Run, World};
 
-/// Set it to a seed, as `cargo xtask simulate --seed` does, to see that run alone.
+/// Selects one seed to run alone, as `cargo xtask simulate --seed` does.
 const SEED: &str = "LOCKSTEP_SIMULATION_SEED";
-/// For any other range: the first seed, and how many.
+/// Selects another range: the first seed, and the number of seeds.
 const FIRST: &str = "LOCKSTEP_SIMULATION_FIRST_SEED";
 const COUNT: &str = "LOCKSTEP_SIMULATION_SEEDS";
 const SEEDS: u64 = 10_000;
-/// Whoever waits for many seeds hears of so many.
+/// Prints the progress after this many seeds.
 const TELL: u64 = 100_000;
-/// A planted bug has to be found within so many seeds.
+/// A planted bug has to be found within this many seeds.
 const HUNT: u64 = 1000;
 
 fn number(variable: &str) -> Option<u64> {
@@ -153,7 +157,7 @@ fn whatever_happens_no_step_is_lost_and_every_run_ends() {
     }
     assert!(totals.failures.is_empty(), "{} seeds fail, the first is {}", totals.failures.len(), totals.failures[0].0);
     let unmet = totals.coverage.empty();
-    assert!(runs < SEEDS || unmet.is_empty(), "no run met this: {unmet:?}");
+    assert!(runs < SEEDS || unmet.is_empty(), "no run met these cases: {unmet:?}");
 }
 
 #[test]
@@ -165,9 +169,10 @@ fn without_faults_every_group_finishes_under_few_generations() {
 }
 
 #[test]
-fn a_group_in_which_two_are_never_connected_finishes_without_one_of_them() {
+fn a_group_with_an_unconnected_pair_finishes_without_one_of_the_two() {
     for seed in 0..200 {
-        let run = World::parted(seed).run().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let run =
+            World::with_unconnected_pair(seed).run().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         assert!(run.rollbacks == 0 && run.generations <= 6, "seed {seed}: {run:?}");
     }
 }

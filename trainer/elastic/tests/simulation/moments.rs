@@ -1,17 +1,17 @@
-//! How far the group is, and how far each worker.
+//! The current moments of the group and of each worker.
 
 use lockstep_elastic::coordinator::Stage;
 
 use crate::{
-    chair::Chair,
+    coordinators::CoordinatorProcess,
     coverage::{Moment, Victim},
-    given::index_of,
-    sums::Progress,
+    fixtures::index_of,
+    sums::StepProgress,
     worker::Doing,
     world::World,
 };
 
-/// Some of all moments.
+/// A set of moments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moments(u32);
 
@@ -30,27 +30,27 @@ impl Moments {
 }
 
 impl World {
-    /// The coordinator that members look for.
-    pub(crate) fn seated(&self) -> Option<usize> {
-        self.chairs.iter().rposition(Chair::listens)
+    /// Returns the coordinator that members look for.
+    pub(crate) fn active_coordinator(&self) -> Option<usize> {
+        self.coordinators.iter().rposition(CoordinatorProcess::listens)
     }
 
-    /// What the coordinator is at, whoever is hit.
+    /// Returns the moments of the group, for any victim.
     pub(crate) fn group_moments(&self) -> Moments {
         let mut moments = Moments::default();
-        let Some(seated) = self.seated() else { return moments };
-        let chair = &self.chairs[seated];
-        let stage = self.status(seated).map(|status| status.stage);
-        let written = chair.activates();
+        let Some(active_coordinator) = self.active_coordinator() else { return moments };
+        let coordinator = &self.coordinators[active_coordinator];
+        let stage = self.status(active_coordinator).map(|status| status.stage);
+        let written = coordinator.activates();
         let recorded = written.is_some() && written == self.history.newest();
         moments.put(Moment::Gathering, stage == Some(Stage::Gathering));
-        moments.put(Moment::Preparing, chair.allocates() || stage == Some(Stage::Forming) && written.is_none());
+        moments.put(Moment::Preparing, coordinator.allocates() || stage == Some(Stage::Forming) && written.is_none());
         moments.put(Moment::Activating, written.is_some() && !recorded);
         moments.put(Moment::Recorded, recorded);
         moments
     }
 
-    /// What this worker itself is at.
+    /// Returns the moments of this worker.
     pub(crate) fn own_moments(&self, pod: usize) -> Moments {
         let process = &self.processes[pod];
         let worker = &process.worker;
@@ -59,10 +59,10 @@ impl World {
         let is_committed = newest.is_some_and(|newest| {
             worker.begun < Some(newest.generation)
                 && worker.generation.is_none()
-                && newest.seat(&process.id()).is_some()
+                && newest.member(&process.id()).is_some()
         });
         let feeds = || worker.generation.is_some_and(|generation| self.is_followed(pod, generation));
-        let sealing = worker.sealing.filter(|_| !matches!(worker.doing, Doing::Standing | Doing::Gone));
+        let sealing = worker.sealing.filter(|_| !matches!(worker.doing, Doing::Sealed | Doing::Gone));
         moments.put(Moment::Committed, is_committed);
         moments.put(Moment::Forming, worker.doing == Doing::Forming);
         moments.put(Moment::Following, worker.doing == Doing::Following || feeds());
@@ -72,7 +72,7 @@ impl World {
         moments.put(Moment::Pausing, sealing == Some(true) || stops);
         moments.put(Moment::Finishing, worker.doing == Doing::Done);
         if let Some((step, progress)) = self.progress(pod) {
-            let ahead = |than: Progress| {
+            let ahead = |than: StepProgress| {
                 let peers = (0..self.processes.len()).filter(|peer| {
                     let peer = &self.processes[*peer];
                     peer.alive && peer.worker.generation == worker.generation
@@ -80,24 +80,25 @@ impl World {
                 peers.filter_map(|peer| self.progress(peer)).any(|theirs| theirs >= (step, than))
             };
             let moment = match progress {
-                Progress::Computing => Some(Moment::Computing),
-                Progress::Exchanging if ahead(Progress::Heard) => Some(Moment::Unheard),
-                Progress::Exchanging => Some(Moment::Exchanging),
-                Progress::Heard => None,
-                Progress::Adding | Progress::Spreading if ahead(Progress::Summed) => Some(Moment::Lagging),
-                Progress::Adding => Some(Moment::Adding),
-                Progress::Spreading => Some(Moment::Spreading),
-                Progress::Summed => Some(Moment::Summed),
+                StepProgress::Computing => Some(Moment::Computing),
+                StepProgress::Exchanging if ahead(StepProgress::Heard) => Some(Moment::Unheard),
+                StepProgress::Exchanging => Some(Moment::Exchanging),
+                StepProgress::Heard => None,
+                StepProgress::Adding | StepProgress::Spreading if ahead(StepProgress::Summed) => Some(Moment::Lagging),
+                StepProgress::Adding => Some(Moment::Adding),
+                StepProgress::Spreading => Some(Moment::Spreading),
+                StepProgress::Summed => Some(Moment::Summed),
             };
             moment.into_iter().for_each(|moment| moments.put(moment, true));
             let base = worker.group.as_ref().map(|group| group.base.step);
-            let is_done = progress <= Progress::Heard && Some(step - 1) > base.max(Some(worker.stable));
+            let is_done = progress <= StepProgress::Heard && Some(step - 1) > base.max(Some(worker.stable));
             moments.put(Moment::Done, is_done);
         }
         moments
     }
 
-    /// What this worker is at as such a victim: a source copies nothing, and a newcomer hands nothing over.
+    /// Returns the moments of this worker as such a victim. A source copies nothing, and a newcomer
+    /// feeds no follower.
     pub(crate) fn moments_as(&self, pod: usize, own: Moments, victim: Victim) -> Moments {
         let mut moments = own;
         match victim {
@@ -110,22 +111,22 @@ impl World {
         moments
     }
 
-    /// Its rank in the newest membership.
+    /// Returns its rank in the newest membership.
     pub(crate) fn rank(&self, pod: usize) -> Option<u32> {
-        Some(self.history.newest()?.seat(&self.processes[pod].id())?.rank)
+        Some(self.history.newest()?.member(&self.processes[pod].id())?.rank)
     }
 
-    /// Whether the pod of this rank is this victim.
+    /// Returns true if the pod with this rank is this victim.
     pub(crate) fn is(&self, pod: usize, rank: Option<u32>, victim: Victim) -> bool {
         match victim {
             Victim::RankZero => rank == Some(0),
             Victim::OtherRank => rank.is_some_and(|rank| rank > 0),
             Victim::Source => self.history.newest().is_some_and(|newest| {
                 let lacks = |rank: &u32| {
-                    let seat = &newest.members[*rank as usize];
-                    let copier = &self.processes[index_of(&seat.pod)];
+                    let ranked = &newest.members[*rank as usize];
+                    let copier = &self.processes[index_of(&ranked.pod)];
                     let enters = copier.alive && copier.worker.entered < Some(newest.generation);
-                    enters && copier.id() == seat.id()
+                    enters && copier.id() == ranked.id()
                 };
                 rank.is_some_and(|rank| newest.sources.contains(&rank)) && newest.copiers.iter().any(lacks)
             }),
@@ -135,7 +136,7 @@ impl World {
         }
     }
 
-    /// Whether this worker hands over what it holds to somebody who takes it.
+    /// Returns true if this worker feeds a newcomer that receives its state.
     fn is_followed(&self, pod: usize, generation: u64) -> bool {
         let fed = &self.processes[pod].worker.fed;
         !fed.is_empty()

@@ -1,20 +1,20 @@
-//! Worker processes: they start, connect, stop for a while, leave and die.
+//! Worker processes: they start, connect, freeze, leave and die.
 
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Awake, Hello, Member, MemberId, Message,
+    AwakeClock, Hello, Member, MemberId, Message,
     member::{Command, Event},
 };
 
 use crate::{
-    given::{NOTHING, hello, member},
+    fixtures::{NOTHING, hello, member},
     slow::Slow,
-    worker::{Doing, Work, Worker},
+    worker::{Doing, Worker, WorkerTask},
     world::{Bug, Delivery, World},
 };
 
-/// A training thread that does nothing for so long is stuck.
+/// A training thread that does nothing for this long is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
 
 /// The process of one pod, if there is one.
@@ -23,31 +23,31 @@ pub(crate) struct Process {
     pub(crate) incarnation: u128,
     pub(crate) index: usize,
     pub(crate) alive: bool,
-    /// Stopped by a signal, until it is continued.
+    /// True while a signal stops it.
     pub(crate) frozen: bool,
     pub(crate) backlog: Vec<Delivery>,
-    /// A start is under way.
+    /// True while a start is pending.
     pub(crate) due: bool,
     pub(crate) member: Option<Member>,
-    /// The one before of its pod, which may live on where nobody sees it.
+    /// The previous process of its pod. It may live on unseen.
     former: Option<Member>,
-    pub(crate) line: Option<usize>,
-    /// What the worker said and the membership's thread has not taken yet.
+    pub(crate) connection: Option<usize>,
+    /// The events of the worker that the membership's thread has not taken yet.
     pub(crate) outbox: Vec<Event>,
     pub(crate) worker: Worker,
-    /// Has to go.
+    /// True once it has to leave.
     pub(crate) leaving: bool,
-    /// Never took part in a generation.
+    /// True while it has taken part in no generation.
     pub(crate) newcomer: bool,
-    /// A partition: nothing arrives here, nothing that it says arrives.
+    /// The ends of its partitions: of incoming and of outgoing messages.
     pub(crate) deaf_until: Duration,
     pub(crate) mute_until: Duration,
-    /// Its training thread does nothing; the others of the process go on.
+    /// The end of the time in which its training thread does nothing. Its other threads go on.
     pub(crate) stuck_until: Duration,
-    /// Its machine, whichever process is on it.
+    /// The speed of its machine, for every process on it.
     pub(crate) slow: Slow,
-    clock: Awake,
-    /// By how much time is ahead for it.
+    clock: AwakeClock,
+    /// The time by which its clock is ahead.
     ahead: Duration,
     wanted: Duration,
     alarm: Option<Duration>,
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// A new process of this pod holds what the newest checkpoint holds.
+    /// Starts a new process of this pod with the newest checkpoint.
     pub(crate) fn start(&mut self, pod: usize) {
         self.processes[pod].due = false;
         if self.processes[pod].alive {
@@ -108,11 +108,12 @@ impl World {
         self.after(delay, Delivery::Connect { pod, incarnation });
     }
 
-    pub(crate) fn newest_checkpoint(&self) -> lockstep_elastic::State {
+    pub(crate) fn newest_checkpoint(&self) -> lockstep_elastic::HeldState {
         self.checkpoints.last_key_value().map_or(NOTHING, |(_, state)| *state)
     }
 
-    /// Killed. Its pod starts it again, unless enough others are left and it stays away until it is needed.
+    /// Kills the process. Its pod starts it again, or stays away until it is needed if enough
+    /// others are left.
     pub(crate) fn kill(&mut self, pod: usize) {
         if !self.processes[pod].alive {
             return;
@@ -126,12 +127,12 @@ impl World {
         }
     }
 
-    /// What the process before this one of its pod would say to a coordinator that knows this one to train, had it lived on behind a
-    /// partition.
+    /// Returns the hello of the previous process of this pod, as if it had lived on behind a
+    /// partition and the coordinator knew that this one trains.
     pub(crate) fn outlived(&self, pod: usize) -> Option<Hello> {
         let newest = self.history.newest()?;
-        newest.seat(&self.processes[pod].id())?;
-        self.chairs[self.seated()?].active().filter(|active| *active == newest)?;
+        newest.member(&self.processes[pod].id())?;
+        self.coordinators[self.active_coordinator()?].active().filter(|active| *active == newest)?;
         let said = self.processes[pod].former.clone()?.handle(Event::Connected, self.now);
         said.into_iter().find_map(|command| match command {
             Command::Send(Message::Hello(hello)) => Some(hello).filter(|hello| hello.committed_generation.is_some()),
@@ -146,11 +147,11 @@ impl World {
         }
         process.frozen = false;
         process.backlog.clear();
-        let line = process.line.take();
+        let connection = process.connection.take();
         let generation = process.worker.generation;
         process.worker.doing = Doing::Gone;
-        if let Some(line) = line {
-            self.close_there(line);
+        if let Some(connection) = connection {
+            self.close_there(connection);
         }
         if let Some(generation) = generation {
             self.desert(pod, generation);
@@ -163,7 +164,8 @@ impl World {
         self.after(lasts, Delivery::Thaw { pod, incarnation });
     }
 
-    /// What its training thread was to do it does afterwards. If it computes it is found out before that.
+    /// Makes the training thread stuck. It does its work afterwards. If it computes, it is found
+    /// before.
     pub(crate) fn stick(&mut self, pod: usize, lasts: Duration) {
         self.processes[pod].stuck_until = self.now + lasts;
         let incarnation = self.processes[pod].incarnation;
@@ -172,19 +174,20 @@ impl World {
         }
     }
 
-    /// Whether it does not compute what it should.
+    /// Returns true if it does not compute although it should.
     pub(crate) fn is_stuck(&self, pod: usize) -> bool {
         let process = &self.processes[pod];
         process.stuck_until > self.now && process.worker.doing == Doing::Computing
     }
 
     pub(crate) fn found_stuck(&mut self, pod: usize, incarnation: u128) {
-        if self.is_alive(pod, incarnation) && self.is_stuck(pod) && self.processes[pod].line.is_some() {
-            self.act(pod, Event::Stuck { reason: "it does nothing".into() });
+        if self.is_alive(pod, incarnation) && self.is_stuck(pod) && self.processes[pod].connection.is_some() {
+            self.act(pod, Event::Stuck { reason: "it does not move".into() });
         }
     }
 
-    /// What waited for it arrives at once, its threads all at the same time.
+    /// Continues a frozen process. All waiting messages arrive at once, and all its threads run at
+    /// the same time.
     pub(crate) fn thaw(&mut self, pod: usize, incarnation: u128) {
         if !self.is_alive(pod, incarnation) {
             return;
@@ -203,7 +206,7 @@ impl World {
         }
     }
 
-    /// How long something takes this process.
+    /// Returns the time that something takes this process.
     pub(crate) fn pace(&self, pod: usize, takes: Duration) -> Duration {
         self.processes[pod].slow.pace(self.now, takes)
     }
@@ -214,7 +217,7 @@ impl World {
         }
         let process = &mut self.processes[pod];
         process.alarm = None;
-        if process.line.is_none() {
+        if process.connection.is_none() {
             return;
         }
         if process.wanted > self.now {
@@ -225,10 +228,10 @@ impl World {
         }
     }
 
-    /// As after a machine slept; whatever it wanted to wake for is due.
+    /// Moves the member's clock ahead, as after a sleep of the machine. All its alarms are due.
     pub(crate) fn clock_jumps(&mut self, pod: usize, ahead: Duration) {
         self.processes[pod].ahead += ahead;
-        if self.processes[pod].line.is_some() {
+        if self.processes[pod].connection.is_some() {
             self.act(pod, Event::Tick);
         }
     }
@@ -243,12 +246,12 @@ impl World {
         }
     }
 
-    /// The worker has something to say; its membership's thread takes it while there is a connection.
+    /// Sends an event of the worker. The membership's thread takes it while there is a connection.
     pub(crate) fn say(&mut self, pod: usize, event: Event) {
         let process = &mut self.processes[pod];
         process.outbox.push(event);
         let incarnation = process.incarnation;
-        if process.line.is_some() {
+        if process.connection.is_some() {
             let delay = self.dice.micros(1, 300);
             let delay = self.pace(pod, delay);
             self.after(delay, Delivery::Flush { pod, incarnation });
@@ -256,7 +259,7 @@ impl World {
     }
 
     pub(crate) fn flush(&mut self, pod: usize) {
-        if self.processes[pod].line.is_some() {
+        if self.processes[pod].connection.is_some() {
             for event in std::mem::take(&mut self.processes[pod].outbox) {
                 self.act(pod, event);
             }
@@ -271,13 +274,13 @@ impl World {
             }
             match command {
                 Command::Send(message) => {
-                    if let Some(line) = self.processes[pod].line {
-                        self.send_to_coordinator(line, message);
+                    if let Some(connection) = self.processes[pod].connection {
+                        self.send_to_coordinator(connection, message);
                     }
                 }
                 Command::Reconnect => {
-                    if let Some(line) = self.processes[pod].line {
-                        self.hang_up(line);
+                    if let Some(connection) = self.processes[pod].connection {
+                        self.hang_up(connection);
                     }
                 }
                 Command::Enter(group) => self.committed(pod, group),
@@ -299,27 +302,29 @@ impl World {
         }
     }
 
-    /// A worker notices a request at the next look.
+    /// Lets the worker notice a request at its next look.
     pub(crate) fn notice_later(&mut self, pod: usize) {
         let delay = self.dice.micros(50, 6000);
-        self.work_later(pod, delay, Work::Notice);
+        self.work_later(pod, delay, WorkerTask::Notice);
     }
 
-    pub(crate) fn work_later(&mut self, pod: usize, delay: Duration, work: Work) {
+    pub(crate) fn work_later(&mut self, pod: usize, delay: Duration, work: WorkerTask) {
         let incarnation = self.processes[pod].incarnation;
         let takes = match work {
-            // What a clock measures, or the others.
-            Work::Break(_) | Work::Unformed(..) | Work::Reload(_) | Work::StopAtLast(_) => delay,
-            Work::Begin(_)
-            | Work::Follow(_)
-            | Work::Connected(_)
-            | Work::Copied(_)
-            | Work::Contribute(_)
-            | Work::Heard(_)
-            | Work::Summed(_)
-            | Work::Notice
-            | Work::Saved(_) => self.pace(pod, delay),
+            // These waits depend on a clock or on other processes.
+            WorkerTask::Break(_) | WorkerTask::Unformed(..) | WorkerTask::Reload(_) | WorkerTask::StopAtLast(_) => {
+                delay
+            }
+            WorkerTask::Begin(_)
+            | WorkerTask::Follow(_)
+            | WorkerTask::Connected(_)
+            | WorkerTask::Copied(_)
+            | WorkerTask::Contribute(_)
+            | WorkerTask::Heard(_)
+            | WorkerTask::Summed(_)
+            | WorkerTask::Notice
+            | WorkerTask::Saved(_) => self.pace(pod, delay),
         };
-        self.after(takes, Delivery::Work { pod, incarnation, work });
+        self.after(takes, Delivery::WorkerTask { pod, incarnation, work });
     }
 }

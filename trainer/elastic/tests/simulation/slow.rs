@@ -1,4 +1,4 @@
-//! Machines that do for a while what they always do, and take many times as long.
+//! Machines that do the usual work and take many times as long for a while.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ impl Slow {
         self.until > now
     }
 
-    /// How long something takes here: what is not done until then goes on as ever.
+    /// Returns the time that something takes on this machine. After its slow time it works at the
+    /// usual speed.
     pub(crate) fn pace(self, now: Duration, takes: Duration) -> Duration {
         if !self.holds(now) {
             return takes;

@@ -1,5 +1,5 @@
-//! The sums of a step, frame by frame, by the schedules that the trainer carries out. Who has completed one has everybody's share, whoever
-//! dies, freezes or stands still on the way.
+//! The sums of a step, frame by frame, by the trainer's own schedules. A rank that completes a sum
+//! has the share of every rank, even if others die, freeze or seal on the way.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -9,18 +9,18 @@ use lockstep_collective::{
 };
 
 use crate::{
-    given::index_of,
-    worker::{Doing, Work},
+    fixtures::index_of,
+    worker::{Doing, WorkerTask},
     world::{Delivery, World},
 };
 
-/// Enough that every algorithm cuts them into parts.
+/// A length that every algorithm cuts into pieces.
 const ELEMENTS: usize = 8;
 
-/// What a step sums, in this order.
+/// The sums of a step, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// That the step before is done, and who asks to stop.
+    /// The number of steps done, and requests to stop.
     Numbers,
     Gradient,
 }
@@ -33,51 +33,52 @@ pub(crate) struct Sum {
     pub(crate) kind: Kind,
 }
 
-/// Whose shares are in an element: bit r for rank r.
+/// The shares in an element: bit r for rank r.
 type Shares = u32;
 
-/// Elements on their way from one rank to another.
+/// Elements in flight from one rank to another.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     sum: Sum,
     from: usize,
     to: usize,
-    /// How many went between these two before.
+    /// The number of earlier frames between these two ranks.
     number: usize,
     elements: Vec<Shares>,
 }
 
-/// One rank's part in a sum.
+/// One rank's side of a sum.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Part {
-    /// Once it takes part.
+pub(crate) struct RankSum {
+    /// Set once the rank takes part.
     schedule: Option<Schedule>,
     sent: usize,
     taken: usize,
     elements: Vec<Shares>,
-    /// By sender and number.
+    /// The arrived frames by sender and number.
     arrived: BTreeMap<(usize, usize), Vec<Shares>>,
 }
 
-/// How far a rank is with a step.
+/// A rank's progress within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Progress {
-    /// Has not contributed.
+pub(crate) enum StepProgress {
+    /// It has not contributed.
     Computing,
-    /// Amid the sum of the numbers.
+    /// It is in the sum of the numbers.
     Exchanging,
-    /// Has the numbers.
+    /// It has the numbers.
     Heard,
-    /// Amid the sum of the gradients: waits for shares to add.
+    /// It is in the sum of the gradients and waits for shares to add.
     Adding,
-    /// Waits for elements that are summed.
+    /// It waits for summed elements.
     Spreading,
-    /// Has the sum, and has not applied it.
+    /// It has the sum and has not applied it.
     Summed,
 }
 
-impl Part {
-    /// Sends and takes in what it can; gives what it sends, to whom, and how many went there before.
+impl RankSum {
+    /// Sends and receives as much as possible. Returns the sent frames, each with its receiver and
+    /// the number of earlier ones.
     fn go_on(&mut self) -> Result<Vec<(usize, usize, Vec<Shares>)>, String> {
         let Some(schedule) = &self.schedule else { return Ok(Vec::new()) };
         let mut frames = Vec::new();
@@ -110,14 +111,14 @@ impl Part {
     }
 }
 
-/// A generation's algorithm.
+/// Returns a generation's algorithm.
 fn algorithm(generation: u64, world: usize) -> Algorithm {
     let kind = generation as usize % (Algorithm::PLAIN.len() + 1);
     Algorithm::PLAIN.get(kind).copied().unwrap_or(Algorithm::torus(world))
 }
 
 impl World {
-    /// A worker has its share of a sum.
+    /// Adds a worker's share to a sum.
     pub(crate) fn take_part(&mut self, pod: usize, kind: Kind) {
         let worker = &self.processes[pod].worker;
         let (Some(held), Some(group)) = (worker.held, worker.group.as_ref()) else { return };
@@ -136,13 +137,13 @@ impl World {
         self.go_on_with(pod, sum, to);
     }
 
-    /// Whoever leaves a generation completes nothing of it.
+    /// Removes a rank that leaves a generation: it completes none of its sums.
     pub(crate) fn take_part_no_more(&mut self, generation: u64, rank: u32) {
         self.sums.retain(|(sum, of), _| sum.generation != generation || *of != rank as usize);
     }
 
-    /// Which step a worker is at, and how far it is with it.
-    pub(crate) fn progress(&self, pod: usize) -> Option<(u64, Progress)> {
+    /// Returns the step that a worker is at, and its progress within it.
+    pub(crate) fn progress(&self, pod: usize) -> Option<(u64, StepProgress)> {
         let worker = &self.processes[pod].worker;
         let (step, group) = (worker.held?.step + 1, worker.group.as_ref()?);
         let part = |kind| {
@@ -150,17 +151,17 @@ impl World {
             self.sums.get(&(sum, group.rank as usize)).and_then(|part| Some((part.taken, part.schedule.as_ref()?)))
         };
         let progress = match worker.doing {
-            Doing::Computing => Progress::Computing,
-            Doing::Reducing if part(Kind::Numbers).is_some() => Progress::Exchanging,
-            Doing::Reducing => Progress::Heard,
+            Doing::Computing => StepProgress::Computing,
+            Doing::Reducing if part(Kind::Numbers).is_some() => StepProgress::Exchanging,
+            Doing::Reducing => StepProgress::Heard,
             Doing::Summing => match part(Kind::Gradient) {
-                None => Progress::Summed,
+                None => StepProgress::Summed,
                 Some((taken, schedule)) => match schedule.receives.get(taken).map(|receive| receive.arrival) {
-                    Some(Arrival::Reduce) => Progress::Adding,
-                    Some(Arrival::Copy) | None => Progress::Spreading,
+                    Some(Arrival::Reduce) => StepProgress::Adding,
+                    Some(Arrival::Copy) | None => StepProgress::Spreading,
                 },
             },
-            Doing::Standing | Doing::Following | Doing::Forming | Doing::Copying(_) | Doing::Done | Doing::Gone => {
+            Doing::Sealed | Doing::Following | Doing::Forming | Doing::Copying(_) | Doing::Done | Doing::Gone => {
                 return None;
             }
         };
@@ -179,30 +180,30 @@ impl World {
         }
         let Some(elements) = complete else { return };
         self.sums.remove(&(sum, rank));
-        let seats = self.history.agreed[&sum.generation].members.len();
-        if elements.iter().any(|shares| *shares != (1 << seats) - 1) {
-            self.fail(format!("rank {rank} has completed {sum:?} with the shares {elements:?} of {seats}"));
+        let ranked_members = self.history.agreed[&sum.generation].members.len();
+        if elements.iter().any(|shares| *shares != (1 << ranked_members) - 1) {
+            self.fail(format!("rank {rank} has completed {sum:?} with the shares {elements:?} of {ranked_members}"));
         }
         match (sum.kind, self.processes[pod].worker.doing) {
-            (Kind::Numbers, Doing::Reducing) => self.next_turn(pod, (100, 3000), Work::Heard),
-            (Kind::Gradient, Doing::Summing) => self.next_turn(pod, (300, 4000), Work::Summed),
+            (Kind::Numbers, Doing::Reducing) => self.next_turn(pod, (100, 3000), WorkerTask::Heard),
+            (Kind::Gradient, Doing::Summing) => self.next_turn(pod, (300, 4000), WorkerTask::Summed),
             (kind, doing) => self.fail(format!("rank {rank} completes the {kind:?} of a step while it is {doing:?}")),
         }
     }
 
-    /// Over a line that loses nothing, but may be cut for a while.
+    /// Sends a frame over a connection that loses nothing, but may be interrupted for a while.
     fn send_frame(&mut self, pod: usize, frame: Frame) {
         let Sum { generation, .. } = frame.sum;
-        let seat = &self.history.agreed[&generation].members[frame.to];
-        let (other, member) = (index_of(&seat.pod), seat.id());
+        let ranked = &self.history.agreed[&generation].members[frame.to];
+        let (other, member) = (index_of(&ranked.pod), ranked.id());
         if self.processes[other].id() != member {
             return;
         }
         let delay = if self.dice.percent(95) { self.dice.micros(20, 300) } else { self.dice.micros(300, 5000) };
-        let cut = match self.parted {
+        let cut = match self.unconnected {
             Some((_, Duration::MAX)) | None => Duration::ZERO,
             Some((_, until)) => {
-                if self.are_parted(pod, other) {
+                if self.are_unconnected(pod, other) {
                     until
                 } else {
                     Duration::ZERO

@@ -1,8 +1,9 @@
-//! The training on top of each member: it copies, steps together with the others, tells what all have done, stops and ends.
+//! The training on top of each member: copy, step together, announce stable steps, seal and end.
 //!
-//! A member's contribution to a step says that it has done the one before (DONE) and whether it was asked to stop; who has
-//! everybody's knows that the step before is STABLE, and stops with all others one step later. After the last step of a group one more
-//! exchange, without a gradient, tells that it is stable.
+//! A member's contribution to a step says that it has done the step before (DONE), and if it was
+//! asked to stop. A member that has all contributions knows that the step before is STABLE, and
+//! stops with all others one step later. After the last step of a group, one more exchange without
+//! a gradient shows that it is stable.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,48 +11,48 @@ use std::{
 };
 
 use lockstep_elastic::{
-    Break, CheckpointMark, Digest, Group, MemberId, State, Summing,
-    member::{Event, LastWord},
+    Assignment, Break, CheckpointMark, Digest, HeldState, MemberId, PlanAgreement,
+    member::{Event, FinalReport},
 };
 
 use crate::{
-    follow::Trail,
-    given::index_of,
+    catchup::CatchUp,
+    fixtures::index_of,
     history::{Batch, SAMPLES, batch},
     sums::Kind,
     world::{Bug, World},
 };
 
-/// A checkpoint is taken after so many steps.
+/// A checkpoint is taken after this many steps.
 const CHECKPOINT_EVERY: u64 = 8;
-/// A group agrees anew how it sums after so many steps.
+/// A group agrees on a new plan after this many steps.
 pub(crate) const ANEW: u64 = 3;
 
-/// What a worker is at.
+/// The activity of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Doing {
-    /// Stands still until it is committed.
+    /// It is sealed until it is committed.
     #[default]
-    Standing,
-    /// Takes over what a group holds that trains without it.
+    Sealed,
+    /// It catches up with a group that trains without it.
     Following,
-    /// Connects with the others of its group.
+    /// It connects to the others of its group.
     Forming,
-    /// Copies the state of its group from this rank.
+    /// It copies the state of its group from this rank.
     Copying(u32),
-    /// Computes its share of a step.
+    /// It computes its share of a step.
     Computing,
-    /// Has contributed, and waits for the others.
+    /// It has contributed and waits for the others.
     Reducing,
-    /// Knows what all said, and waits for the sum.
+    /// It has all numbers and waits for the sum.
     Summing,
-    /// Said its last word.
+    /// It has sent its final report.
     Done,
-    /// The process ended.
+    /// Its process ended.
     Gone,
 }
 
-/// Why all stop after a step that they agree on. A drain counts for more.
+/// The reason why all stop after an agreed step. A drain takes precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stop {
     Seal,
@@ -61,39 +62,39 @@ pub(crate) enum Stop {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Worker {
     pub(crate) doing: Doing,
-    pub(crate) held: Option<State>,
+    pub(crate) held: Option<HeldState>,
     /// The generation whose collectives it takes part in.
     pub(crate) generation: Option<u64>,
-    /// The last one that it began to connect for, and the last that it entered.
+    /// The last generation that it started to connect for, and the last one that it entered.
     pub(crate) begun: Option<u64>,
     pub(crate) entered: Option<u64>,
-    pub(crate) group: Option<Group>,
-    /// Committed, and not begun.
-    pub(crate) next: Option<Group>,
+    pub(crate) group: Option<Assignment>,
+    /// Its next group, which it has not started to form.
+    pub(crate) next: Option<Assignment>,
     /// The group that it follows.
-    pub(crate) trail: Option<Trail>,
-    /// Newcomers that it hands its state to, and the generation for which it was asked to.
+    pub(crate) trail: Option<CatchUp>,
+    /// The newcomers that it feeds, and the generation in which it was asked to.
     pub(crate) fed: BTreeSet<(u64, MemberId)>,
-    /// A change is due, and whether it is planned.
+    /// Set while a change is due; true if it is planned.
     pub(crate) sealing: Option<bool>,
     pub(crate) draining: bool,
     /// The step after which all stop.
     pub(crate) stop: Option<(u64, Stop)>,
     /// The newest step that it knows to be stable.
     pub(crate) stable: u64,
-    /// Counts what it was at, so that what belongs to the past is told apart.
+    /// Counts its activities, so that events of past ones are recognised.
     pub(crate) turn: u64,
 }
 
-/// How long, in microseconds, a rank waits for one that it is not connected with.
+/// The microseconds for which a rank waits for one that it cannot connect to.
 const FORMING: (u64, u64) = (300_000, 350_000);
-/// How long it takes to connect with those that have begun, and to look again whether the others have.
+/// The microseconds for connecting to ranks that are ready, and between two looks for the others.
 const CONNECTING: (u64, u64) = (200, 3000);
 const RETRYING: (u64, u64) = (5000, 40_000);
 
-/// What a worker does next.
+/// The next task of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum WorkerTask {
     Begin(u64),
     Follow(u64),
     Connected(u64),
@@ -101,51 +102,51 @@ pub(crate) enum Work {
     Contribute(u64),
     Heard(u64),
     Summed(u64),
-    /// A collective of this generation fails: a peer is gone.
+    /// A collective of this generation fails because a peer is gone.
     Break(u64),
-    /// It was not connected with this rank, whatever time that was given.
+    /// It could not connect to this rank within its limit.
     Unformed(u64, u32),
-    /// Look whether it has to stop.
+    /// Look for a request to stop.
     Notice,
-    /// Nobody commits it, and it holds nothing: the newest checkpoint is better.
+    /// No coordinator commits it, and it holds nothing, so it reads the newest checkpoint.
     Reload(u64),
-    /// A snapshot of this step's state lies on disk.
-    Saved(State),
-    /// The planted bug: only now it stands as it said.
+    /// A snapshot of this step's state is on disk.
+    Saved(HeldState),
+    /// The planted bug: it seals only now, after it said so.
     StopAtLast(u64),
 }
 
-/// What the members of one generation tell each other for one step.
+/// The members' exchange of one generation and one step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exchange {
     shares: BTreeMap<u32, Batch>,
     settles: bool,
     stop: Option<Stop>,
-    pub(crate) sum: Option<State>,
+    pub(crate) sum: Option<HeldState>,
 }
 
-/// How a generation sums after this step.
+/// Returns the plan of a generation after this step.
 pub(crate) fn plan(generation: u64, after: u64) -> Digest {
     Digest::of(&[generation.to_le_bytes(), after.to_le_bytes()].concat())
 }
 
 impl World {
-    pub(crate) fn committed(&mut self, pod: usize, group: Group) {
+    pub(crate) fn committed(&mut self, pod: usize, group: Assignment) {
         let id = self.processes[pod].id();
         let agreed = &self.history.agreed[&group.generation];
-        let seat = agreed.seat(&id).map(|seat| seat.rank);
-        if seat != Some(group.rank) || group.world as usize != agreed.members.len() {
+        let ranked = agreed.member(&id).map(|ranked| ranked.rank);
+        if ranked != Some(group.rank) || group.world as usize != agreed.members.len() {
             self.fail(format!(
-                "{id} entered generation {} at rank {}, its seat is {seat:?}",
+                "{id} entered generation {} at rank {}, its ranked is {ranked:?}",
                 group.generation, group.rank
             ));
         }
         let worker = &mut self.processes[pod].worker;
         (worker.sealing, worker.next) = (None, Some(group));
-        self.next_turn(pod, (100, 3000), Work::Begin);
+        self.next_turn(pod, (100, 3000), WorkerTask::Begin);
     }
 
-    pub(crate) fn next_turn(&mut self, pod: usize, (least, most): (u64, u64), work: impl Fn(u64) -> Work) {
+    pub(crate) fn next_turn(&mut self, pod: usize, (least, most): (u64, u64), work: impl Fn(u64) -> WorkerTask) {
         let worker = &mut self.processes[pod].worker;
         worker.turn += 1;
         let work = work(worker.turn);
@@ -153,7 +154,7 @@ impl World {
         self.work_later(pod, delay, work);
     }
 
-    /// No longer planned is never planned again.
+    /// Notes a request to seal. An unplanned change never becomes a planned one.
     pub(crate) fn asked_to_seal(&mut self, pod: usize, planned: bool) {
         let worker = &mut self.processes[pod].worker;
         worker.sealing = Some(planned && worker.sealing != Some(false));
@@ -162,48 +163,48 @@ impl World {
         }
     }
 
-    pub(crate) fn work(&mut self, pod: usize, work: Work) {
+    pub(crate) fn work(&mut self, pod: usize, work: WorkerTask) {
         let worker = &self.processes[pod].worker;
         let (turn, doing) = (worker.turn, worker.doing);
         match work {
-            Work::Begin(of) if of == turn => self.begin(pod),
-            Work::Follow(of) if of == turn => self.follow(pod),
-            Work::Connected(of) if of == turn => self.connected(pod),
-            Work::Copied(of) if of == turn => self.copied(pod),
-            Work::Contribute(of) if of == turn => self.contribute(pod),
-            Work::Heard(of) if of == turn => self.heard(pod),
-            Work::Summed(of) if of == turn => self.summed(pod),
-            Work::Break(generation) => {
+            WorkerTask::Begin(of) if of == turn => self.begin(pod),
+            WorkerTask::Follow(of) if of == turn => self.follow(pod),
+            WorkerTask::Connected(of) if of == turn => self.connected(pod),
+            WorkerTask::Copied(of) if of == turn => self.copied(pod),
+            WorkerTask::Contribute(of) if of == turn => self.contribute(pod),
+            WorkerTask::Heard(of) if of == turn => self.heard(pod),
+            WorkerTask::Summed(of) if of == turn => self.summed(pod),
+            WorkerTask::Break(generation) => {
                 let waits = matches!(doing, Doing::Forming | Doing::Computing | Doing::Reducing | Doing::Summing);
                 if waits && worker.generation == Some(generation) {
-                    self.stand(pod, Some("a peer hung up".into()));
+                    self.seal(pod, Some("a peer hung up".into()));
                 }
             }
-            Work::Unformed(of, rank) if of == turn => {
+            WorkerTask::Unformed(of, rank) if of == turn => {
                 let broken = Break { unreached: Some(rank), ..Break::from("not connected") };
-                self.stand_for(pod, Some(broken));
+                self.seal_for(pod, Some(broken));
             }
-            Work::Notice => self.notice(pod),
-            Work::Reload(of) if of == turn => {
+            WorkerTask::Notice => self.notice(pod),
+            WorkerTask::Reload(of) if of == turn => {
                 let held = Some(self.newest_checkpoint());
                 self.processes[pod].worker.held = held;
-                self.say(pod, Event::Stand { held, broken: None });
+                self.say(pod, Event::Sealed { held, broken: None });
             }
-            Work::Saved(state) => self.saved(pod, state),
-            Work::StopAtLast(generation) => {
+            WorkerTask::Saved(state) => self.saved(pod, state),
+            WorkerTask::StopAtLast(generation) => {
                 if worker.generation == Some(generation) {
                     self.leave_data_plane(pod);
                 }
             }
-            Work::Begin(_)
-            | Work::Follow(_)
-            | Work::Connected(_)
-            | Work::Copied(_)
-            | Work::Contribute(_)
-            | Work::Heard(_)
-            | Work::Summed(_)
-            | Work::Unformed(..)
-            | Work::Reload(_) => {}
+            WorkerTask::Begin(_)
+            | WorkerTask::Follow(_)
+            | WorkerTask::Connected(_)
+            | WorkerTask::Copied(_)
+            | WorkerTask::Contribute(_)
+            | WorkerTask::Heard(_)
+            | WorkerTask::Summed(_)
+            | WorkerTask::Unformed(..)
+            | WorkerTask::Reload(_) => {}
         }
     }
 
@@ -218,74 +219,75 @@ impl World {
         if worker.sealing == Some(false) {
             self.notice_later(pod);
         }
-        if self.deserted.contains(&generation) || self.somebody_is_dead(generation) {
+        if self.deserted.contains(&generation) || self.member_is_dead(generation) {
             let delay = self.dice.millis(5, 40);
-            self.work_later(pod, delay, Work::Break(generation));
+            self.work_later(pod, delay, WorkerTask::Break(generation));
         }
-        if let Some(rank) = pods.iter().position(|other| self.are_parted(pod, *other)) {
-            self.next_turn(pod, FORMING, |turn| Work::Unformed(turn, rank as u32));
+        if let Some(rank) = pods.iter().position(|other| self.are_unconnected(pod, *other)) {
+            self.next_turn(pod, FORMING, |turn| WorkerTask::Unformed(turn, rank as u32));
         } else {
-            self.next_turn(pod, CONNECTING, Work::Connected);
+            self.next_turn(pod, CONNECTING, WorkerTask::Connected);
         }
     }
 
-    /// Connected with all that have begun; the others are waited for.
+    /// Connects to all ranks that are ready, and waits for the others.
     fn connected(&mut self, pod: usize) {
         let Some(group) = &self.processes[pod].worker.group else { return };
         let (generation, base, sources) = (group.generation, group.base, group.sources.clone());
         let copies = group.copiers.contains(&group.rank);
         let mut pods = group.pods.iter().map(|pod| index_of(pod));
         if pods.any(|other| self.processes[other].worker.begun < Some(generation)) {
-            self.next_turn(pod, RETRYING, Work::Connected);
+            self.next_turn(pod, RETRYING, WorkerTask::Connected);
         } else if self.processes[pod].worker.held == Some(base) {
             self.entered(pod, base);
         } else if !copies {
-            self.fail(format!("worker {pod} is to hold {base:?} in generation {generation}"));
+            self.fail(format!("worker {pod} has to hold {base:?} in generation {generation}"));
         } else if sources.is_empty() {
-            self.fail(format!("generation {generation} starts from {base:?}, which nobody holds"));
+            self.fail(format!("generation {generation} starts from {base:?}, which no process holds"));
         } else {
             let from = self.dice.one_of(&sources);
             let worker = &mut self.processes[pod].worker;
             (worker.doing, worker.held) = (Doing::Copying(from), None);
             let time = if self.dice.percent(70) { (1000, 30_000) } else { (30_000, 3_000_000) };
-            self.next_turn(pod, time, Work::Copied);
+            self.next_turn(pod, time, WorkerTask::Copied);
         }
     }
 
-    /// From now on these are not connected, and notice it where they train together.
-    pub(crate) fn part(&mut self, one: usize, other: usize, until: Duration) {
-        self.parted = Some(([one, other], until));
+    /// Cuts the connection of this pair until then. The two notice it when they train together.
+    pub(crate) fn disconnect_pair(&mut self, one: usize, other: usize, until: Duration) {
+        self.unconnected = Some(([one, other], until));
         let trains = self.processes[one].worker.generation;
         if let Some(generation) = trains.filter(|_| trains == self.processes[other].worker.generation) {
             let delay = self.dice.millis(100, 400);
-            self.work_later(one, delay, Work::Break(generation));
+            self.work_later(one, delay, WorkerTask::Break(generation));
         }
     }
 
-    pub(crate) fn somebody_is_parted(&self) -> bool {
-        self.parted.is_some_and(|(_, until)| self.now < until)
+    pub(crate) fn pair_is_unconnected(&self) -> bool {
+        self.unconnected.is_some_and(|(_, until)| self.now < until)
     }
 
-    pub(crate) fn are_parted(&self, one: usize, other: usize) -> bool {
+    pub(crate) fn are_unconnected(&self, one: usize, other: usize) -> bool {
         let both = |pair: [usize; 2]| one != other && pair.contains(&one) && pair.contains(&other);
-        self.parted.is_some_and(|(pair, until)| self.now < until && both(pair))
+        self.unconnected.is_some_and(|(pair, until)| self.now < until && both(pair))
     }
 
-    fn somebody_is_dead(&self, generation: u64) -> bool {
-        self.history.agreed[&generation].members.iter().any(|seat| {
-            let process = &self.processes[index_of(&seat.pod)];
-            !process.alive || process.id() != seat.id()
+    fn member_is_dead(&self, generation: u64) -> bool {
+        self.history.agreed[&generation].members.iter().any(|ranked| {
+            let process = &self.processes[index_of(&ranked.pod)];
+            !process.alive || process.id() != ranked.id()
         })
     }
 
-    /// The copy is whole if its source held the base until now; one that has not begun yet is waited for.
+    /// Completes a copy if its source held the base until now. It waits for a source that is not
+    /// ready yet.
     fn copied(&mut self, pod: usize) {
         let worker = &self.processes[pod].worker;
         let (Doing::Copying(from), Some(group)) = (worker.doing, &worker.group) else { return };
         let (base, generation) = (group.base, group.generation);
-        let seat = &self.history.agreed[&generation].members[from as usize];
-        let source = &self.processes[index_of(&seat.pod)];
-        let same = source.alive && source.id() == seat.id();
+        let ranked = &self.history.agreed[&generation].members[from as usize];
+        let source = &self.processes[index_of(&ranked.pod)];
+        let same = source.alive && source.id() == ranked.id();
         let there = source.worker.generation == Some(generation);
         let forms = source.worker.generation == Some(generation) && source.worker.doing == Doing::Forming;
         let there = there && !forms;
@@ -294,13 +296,13 @@ impl World {
             self.processes[pod].worker.held = Some(base);
             self.entered(pod, base);
         } else if same && (comes || source.frozen) {
-            self.next_turn(pod, (10_000, 50_000), Work::Copied);
+            self.next_turn(pod, (10_000, 50_000), WorkerTask::Copied);
         } else {
-            self.stand(pod, Some(format!("{} went while its state was copied", seat.pod)));
+            self.seal(pod, Some(format!("{} went while its state was copied", ranked.pod)));
         }
     }
 
-    fn entered(&mut self, pod: usize, base: State) {
+    fn entered(&mut self, pod: usize, base: HeldState) {
         let process = &mut self.processes[pod];
         process.newcomer = false;
         process.worker.entered = process.worker.generation;
@@ -313,18 +315,18 @@ impl World {
         self.next_step(pod);
     }
 
-    /// All agreed how to sum after this step.
+    /// Agrees with all members on the plan after this step.
     fn agreed(&mut self, pod: usize, after: u64) {
         if let Some(generation) = self.processes[pod].worker.generation {
-            self.say(pod, Event::Agreed(Summing { after, plan: plan(generation, after) }));
+            self.say(pod, Event::Agreed(PlanAgreement { after, plan: plan(generation, after) }));
         }
     }
 
-    /// A share of the next step, or the exchange after the last.
+    /// Starts the next step, or the exchange after the last one.
     fn next_step(&mut self, pod: usize) {
         let time = if self.settles(pod) { (200, 2000) } else { (4000, 20_000) };
         self.processes[pod].worker.doing = Doing::Computing;
-        self.next_turn(pod, time, Work::Contribute);
+        self.next_turn(pod, time, WorkerTask::Contribute);
     }
 
     fn settles(&self, pod: usize) -> bool {
@@ -338,7 +340,7 @@ impl World {
         self.take_part(pod, Kind::Numbers);
     }
 
-    /// What it says with its share of the next step.
+    /// Adds its share of the next step.
     fn add_share(&mut self, pod: usize) {
         let settles = self.settles(pod);
         let worker = &mut self.processes[pod].worker;
@@ -372,7 +374,7 @@ impl World {
         }
     }
 
-    /// Everybody's word on a step: the one before is stable.
+    /// Handles the numbers of all members: the step before is stable.
     fn heard(&mut self, pod: usize) {
         let worker = &mut self.processes[pod].worker;
         let (Some(held), Some(generation)) = (worker.held, worker.generation) else { return };
@@ -380,7 +382,7 @@ impl World {
         let (settles, stop) = (exchange.settles, exchange.stop);
         worker.doing = Doing::Summing;
         worker.stable = held.step;
-        let reports = worker.group.as_ref().is_some_and(lockstep_elastic::Group::reports);
+        let reports = worker.group.as_ref().is_some_and(lockstep_elastic::Assignment::reports);
         if let (Some(stop), None) = (stop, worker.stop) {
             worker.stop = Some(((held.step + 2).min(self.script.total), stop));
         }
@@ -395,7 +397,7 @@ impl World {
             self.say(pod, Event::Progress { step: held.step, payload: Vec::new() });
             if held.step % CHECKPOINT_EVERY == 0 && held.step > 0 {
                 let delay = self.dice.millis(2, 80);
-                self.work_later(pod, delay, Work::Saved(held));
+                self.work_later(pod, delay, WorkerTask::Saved(held));
             }
         }
         if settles {
@@ -417,7 +419,8 @@ impl World {
             other.worker.generation == Some(generation) && theirs.is_some_and(|held| held.step.abs_diff(sum.step) > 1)
         });
         if let Some(far) = far {
-            let message = format!("in generation {generation} one has {sum:?}, another {:?}", far.worker.held);
+            let message =
+                format!("in generation {generation} one member has {sum:?}, another one {:?}", far.worker.held);
             self.fail(message);
         }
         let base = self.processes[pod].worker.group.as_ref().map(|group| group.base.step);
@@ -427,19 +430,19 @@ impl World {
         self.next_step(pod);
     }
 
-    /// The last step of a group is stable.
-    fn settled(&mut self, pod: usize, held: State) {
+    /// Handles the end of a group: its last step is stable.
+    fn settled(&mut self, pod: usize, held: HeldState) {
         let worker = &self.processes[pod].worker;
-        let State { step, digest, .. } = held;
+        let HeldState { step, digest, .. } = held;
         let word = match worker.stop {
-            _ if step == self.script.total => LastWord::Finished { step, digest, payload: Vec::new() },
-            Some((_, Stop::Drain)) => LastWord::Drained { step },
+            _ if step == self.script.total => FinalReport::Finished { step, digest, payload: Vec::new() },
+            Some((_, Stop::Drain)) => FinalReport::Drained { step },
             Some((_, Stop::Seal)) | None => {
                 self.processes[pod].worker.doing = Doing::Done;
-                return self.stand(pod, None);
+                return self.seal(pod, None);
             }
         };
-        if worker.group.as_ref().is_some_and(lockstep_elastic::Group::reports) {
+        if worker.group.as_ref().is_some_and(lockstep_elastic::Assignment::reports) {
             self.saved(pod, held);
         }
         self.processes[pod].worker.doing = Doing::Done;
@@ -447,7 +450,7 @@ impl World {
         if self.processes[pod].worker.sealing.is_some() {
             self.notice_later(pod);
         }
-        self.say(pod, Event::LastWord(word));
+        self.say(pod, Event::FinalReport(word));
     }
 
     fn notice(&mut self, pod: usize) {
@@ -460,30 +463,30 @@ impl World {
             | Doing::Computing
             | Doing::Reducing
             | Doing::Summing => worker.sealing == Some(false),
-            Doing::Standing | Doing::Gone => false,
+            Doing::Sealed | Doing::Gone => false,
         };
         let hasty = self.script.bug == Some(Bug::ReportsBeforeItStops);
         if let (true, true, Some(generation), Some(held)) = (due, hasty, worker.generation, worker.held) {
             self.processes[pod].worker.sealing = None;
-            self.say(pod, Event::Stand { held: Some(held), broken: None });
+            self.say(pod, Event::Sealed { held: Some(held), broken: None });
             let delay = self.dice.millis(20, 120);
-            self.work_later(pod, delay, Work::StopAtLast(generation));
+            self.work_later(pod, delay, WorkerTask::StopAtLast(generation));
         } else if due {
-            self.stand(pod, None);
+            self.seal(pod, None);
         }
     }
 
-    /// Stops every collective for good, then says what it holds.
-    pub(crate) fn stand(&mut self, pod: usize, broken: Option<String>) {
-        self.stand_for(pod, broken.map(Break::from));
+    /// Stops every collective for good, then reports its state.
+    pub(crate) fn seal(&mut self, pod: usize, broken: Option<String>) {
+        self.seal_for(pod, broken.map(Break::from));
     }
 
-    pub(crate) fn stand_for(&mut self, pod: usize, broken: Option<Break>) {
+    pub(crate) fn seal_for(&mut self, pod: usize, broken: Option<Break>) {
         self.leave_data_plane(pod);
         let held = self.processes[pod].worker.held;
-        self.say(pod, Event::Stand { held, broken });
+        self.say(pod, Event::Sealed { held, broken });
         if held.is_none() {
-            self.next_turn(pod, (5_000_000, 6_000_000), Work::Reload);
+            self.next_turn(pod, (5_000_000, 6_000_000), WorkerTask::Reload);
         }
     }
 
@@ -491,9 +494,9 @@ impl World {
         let worker = &mut self.processes[pod].worker;
         let generation = worker.generation.take();
         let rank = worker.group.as_ref().map(|group| group.rank);
-        // The others have heard everything that this one had to say.
+        // The others have received everything that it had to send.
         let settled = worker.doing == Doing::Done;
-        (worker.doing, worker.group, worker.sealing, worker.stop) = (Doing::Standing, None, None, None);
+        (worker.doing, worker.group, worker.sealing, worker.stop) = (Doing::Sealed, None, None, None);
         worker.trail = None;
         worker.turn += 1;
         if let (Some(generation), Some(rank)) = (generation, rank) {
@@ -504,19 +507,19 @@ impl World {
         }
     }
 
-    /// Its sockets close: whoever waits for it fails.
+    /// Closes its sockets, so that ranks that wait for it fail.
     pub(crate) fn desert(&mut self, pod: usize, generation: u64) {
         self.deserted.insert(generation);
         for peer in 0..self.processes.len() {
             if peer != pod && self.processes[peer].alive && self.processes[peer].worker.generation == Some(generation) {
                 let delay = self.dice.micros(100, 25_000);
-                self.work_later(peer, delay, Work::Break(generation));
+                self.work_later(peer, delay, WorkerTask::Break(generation));
             }
         }
     }
 
-    /// A step that is given up is no checkpoint; of the others the first to write one wins.
-    fn saved(&mut self, pod: usize, state: State) {
+    /// Stores a checkpoint, unless its step was given up. The first writer of a step wins.
+    fn saved(&mut self, pod: usize, state: HeldState) {
         if self.history.keeps(state) {
             self.checkpoints.entry(state.step).or_insert(state);
         }
@@ -525,8 +528,8 @@ impl World {
     }
 }
 
-/// A rank's samples of the next step: those of its virtual shards.
-fn share(held: State, rank: u32, world: u32, shards: u32) -> Batch {
+/// Returns a rank's samples of the next step: those of its virtual shards.
+fn share(held: HeldState, rank: u32, world: u32, shards: u32) -> Batch {
     let Batch { epoch, first, count } = batch(held.sampler);
     let edge = |rank: u32| {
         let shard = u64::from(rank) * u64::from(shards) / u64::from(world);

@@ -1,4 +1,5 @@
-//! One simulated job: its processes, coordinators, connections and store, and the agenda that moves them.
+//! One simulated job: its processes, coordinators, connections and store, and the agenda that
+//! drives them.
 
 use std::{
     cmp::Reverse,
@@ -7,82 +8,83 @@ use std::{
 };
 
 use lockstep_elastic::{
-    Message, State,
+    HeldState, Message,
     coordinator::{self, Config},
 };
 
 use crate::{
-    chair::Chair,
     chaos::Chaos,
+    coordinators::CoordinatorProcess,
     coverage::Coverage,
     dice::Dice,
-    given::pod,
+    fixtures::pod,
     history::{History, Verdict},
-    network::Line,
+    network::Connection,
     process::Process,
-    sums::{Frame, Part, Sum},
-    worker::{Exchange, Work},
+    sums::{Frame, RankSum, Sum},
+    worker::{Exchange, WorkerTask},
 };
 
-/// With enough workers and a whole network, a step is done, or the job ends, within this time.
+/// With enough workers and an intact network, a step is done or the job ends within this time.
 const WEDGED_AFTER: Duration = Duration::from_secs(100);
-/// Far more than any run takes: time that stands still is noticed.
+/// Far more than any run takes, so that time without an end is noticed.
 const MAX_DELIVERIES: u64 = 2_000_000;
 
-/// A mistake that the simulation makes on purpose, to see that it is found.
+/// A mistake that the simulation makes on purpose, to prove that it finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bug {
-    /// A worker says that it stands, and goes on for a while.
+    /// A worker reports that it has sealed, and goes on for a while.
     ReportsBeforeItStops,
-    /// Whoever swaps last wins.
+    /// The last swap wins.
     StoreIgnoresTheVersion,
-    /// A process that was started anew takes itself for the one before.
+    /// A restarted process takes itself for the previous one.
     KeepsItsIncarnation,
 }
 
-/// What a seed decides beforehand.
+/// The parameters that a seed decides in advance.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) bug: Option<Bug>,
-    /// Pods that may belong to the group, and how many begin.
+    /// The pods that may belong to the group, and the number that starts.
     pub(crate) pods: usize,
     pub(crate) replicas: usize,
     pub(crate) least: usize,
     pub(crate) total: u64,
-    /// Faults happen until this step is done; after the last step there are none that it could wait for.
+    /// Faults happen until this step is done, and never during a wait for the last step.
     pub(crate) quiet_from: u64,
-    /// Messages of a connection arrive in order and are lost only with it. Otherwise each goes its own way, or is lost or repeated.
+    /// True if messages of a connection arrive in order and get lost only with it. Otherwise each
+    /// may arrive alone, twice or never.
     pub(crate) ordered: bool,
     pub(crate) lost_percent: u64,
     pub(crate) repeated_percent: u64,
     pub(crate) late_percent: u64,
 }
 
-/// What a run showed.
+/// The results of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) steps: u64,
     pub(crate) generations: u64,
     pub(crate) faults: u64,
-    /// Steps until the faults ended.
+    /// The steps until the faults ended.
     pub(crate) faulty_steps: u64,
     pub(crate) rollbacks: u64,
     pub(crate) given_up: u64,
     pub(crate) attempts: u32,
     pub(crate) coordinators: u64,
     pub(crate) clock: Duration,
-    /// So that a replay that differs anywhere is noticed.
+    /// A hash of all deliveries, so that a replay that differs anywhere is noticed.
     pub(crate) trace: u64,
     pub(crate) deliveries: u64,
     pub(crate) coverage: Coverage,
 }
 
-/// What has to happen in a run, and a fault in every third step.
+/// The minimum of a run: steps, generations, faults, and a fault in every third step.
 const MIN_STEPS: u64 = 50;
 pub(crate) const MIN_GENERATIONS: u64 = 3;
 
 impl Run {
-    /// What happened too little of for the run to count.
+    /// Returns the minimum that the run missed.
     pub(crate) fn shortfall(&self) -> Option<String> {
         let Self { steps, generations, faults, faulty_steps, .. } = self;
         let enough = *steps >= MIN_STEPS && *generations >= MIN_GENERATIONS && 3 * faults >= *faulty_steps;
@@ -90,7 +92,7 @@ impl Run {
     }
 }
 
-/// What happens next, to whom.
+/// The next event with its receiver.
 #[derive(Clone, Debug)]
 pub(crate) enum Delivery {
     ToCoordinator(usize, Message),
@@ -106,35 +108,35 @@ pub(crate) enum Delivery {
         pod: usize,
         incarnation: u128,
     },
-    /// The worker's news reach its membership thread.
+    /// The worker's events reach its membership thread.
     Flush {
         pod: usize,
         incarnation: u128,
     },
-    Work {
+    WorkerTask {
         pod: usize,
         incarnation: u128,
-        work: Work,
+        work: WorkerTask,
     },
-    /// A part of a sum reaches a rank.
+    /// A frame of a sum reaches a rank.
     Frame {
         pod: usize,
         incarnation: u128,
         frame: Frame,
     },
-    /// The store takes a request.
+    /// The store receives a request.
     Apply {
-        chair: usize,
+        coordinator: usize,
         request: u64,
     },
-    /// Its answer arrives.
+    /// The store's answer arrives.
     Answer {
-        chair: usize,
+        coordinator: usize,
         event: coordinator::Event,
     },
-    /// The answer was lost: what does the store hold?
+    /// The answer got lost, so the coordinator reads the store.
     LookAgain {
-        chair: usize,
+        coordinator: usize,
         request: u64,
     },
     Start {
@@ -159,21 +161,21 @@ pub(crate) enum Delivery {
 }
 
 impl Delivery {
-    /// Whether it is more than another look at the same.
+    /// Returns true if the delivery is more than another look at the same state.
     const fn matters(&self) -> bool {
         match self {
             Self::ToCoordinator(_, Message::Heartbeat)
             | Self::ToMember(_, Message::Heartbeat)
             | Self::WakeCoordinator(_)
             | Self::WakeMember { .. }
-            | Self::Work { work: Work::Follow(_), .. } => false,
+            | Self::WorkerTask { work: WorkerTask::Follow(_), .. } => false,
             Self::ToCoordinator(..)
             | Self::ToMember(..)
             | Self::CoordinatorLearnsOfClose(_)
             | Self::MemberLearnsOfClose(_)
             | Self::Connect { .. }
             | Self::Flush { .. }
-            | Self::Work { .. }
+            | Self::WorkerTask { .. }
             | Self::Frame { .. }
             | Self::Apply { .. }
             | Self::Answer { .. }
@@ -200,25 +202,25 @@ pub(crate) struct World {
     pub(crate) processes: Vec<Process>,
     pub(crate) incarnations: u128,
     pub(crate) attempt: u32,
-    pub(crate) chairs: Vec<Chair>,
-    pub(crate) lines: Vec<Line>,
-    pub(crate) store: crate::chair::Store,
+    pub(crate) coordinators: Vec<CoordinatorProcess>,
+    pub(crate) connections: Vec<Connection>,
+    pub(crate) store: crate::coordinators::Store,
     pub(crate) exchanges: BTreeMap<(u64, u64), Exchange>,
-    /// The sums under way, by rank.
-    pub(crate) sums: BTreeMap<(Sum, usize), Part>,
-    /// Two that are not connected with each other, and until when.
-    pub(crate) parted: Option<([usize; 2], Duration)>,
-    /// Ranks of a generation that left it without the others' consent.
+    /// The sums in progress, by rank.
+    pub(crate) sums: BTreeMap<(Sum, usize), RankSum>,
+    /// An unconnected pair, and the end of that fault.
+    pub(crate) unconnected: Option<([usize; 2], Duration)>,
+    /// The ranks of a generation that left it without the others' consent.
     pub(crate) deserted: BTreeSet<u64>,
-    pub(crate) checkpoints: BTreeMap<u64, State>,
+    pub(crate) checkpoints: BTreeMap<u64, HeldState>,
     pub(crate) history: History,
     pub(crate) chaos: Chaos,
-    /// Until then something is out of order on purpose.
+    /// The time until which a fault lasts.
     pub(crate) troubled_until: Duration,
     pub(crate) stable_at: Duration,
     faulty_steps: u64,
     trace: u64,
-    /// Prints every delivery.
+    /// True to print every delivery.
     pub(crate) traced: bool,
     pub(crate) over: bool,
     pub(crate) violation: Option<String>,
@@ -251,14 +253,15 @@ impl World {
         world
     }
 
-    /// Without faults, but that two of at least three workers are never connected.
-    pub(crate) fn parted(seed: u64) -> Self {
+    /// Returns a world without faults, except that two of at least three workers are never
+    /// connected.
+    pub(crate) fn with_unconnected_pair(seed: u64) -> Self {
         let mut world = Self::without_faults(seed);
         world.script = Script { pods: 5, replicas: world.script.replicas.max(3), least: 2, ..world.script };
         world.processes = (0..world.script.pods).map(|_| Process::absent()).collect();
         let one = world.dice.below(world.script.replicas as u64) as usize;
         let other = (one + 1) % world.script.replicas;
-        world.part(one, other, Duration::MAX);
+        world.disconnect_pair(one, other, Duration::MAX);
         world
     }
 
@@ -280,12 +283,12 @@ impl World {
             free: Vec::new(),
             incarnations: 0,
             attempt: 0,
-            chairs: Vec::new(),
-            lines: Vec::new(),
-            store: crate::chair::Store::default(),
+            coordinators: Vec::new(),
+            connections: Vec::new(),
+            store: crate::coordinators::Store::default(),
             exchanges: BTreeMap::new(),
             sums: BTreeMap::new(),
-            parted: None,
+            unconnected: None,
             deserted: BTreeSet::new(),
             checkpoints: BTreeMap::new(),
             history: History::default(),
@@ -302,7 +305,7 @@ impl World {
         world
     }
 
-    /// The operator starts a coordinator and the workers.
+    /// Starts a coordinator and the workers, as the operator does.
     pub(crate) fn start_job(&mut self) {
         self.after(Duration::ZERO, Delivery::StartCoordinator);
         for pod in 0..self.script.replicas {
@@ -315,7 +318,7 @@ impl World {
         Config {
             job: "uid".into(),
             attempt: self.attempt,
-            name: format!("coordinator-{}", self.chairs.len()),
+            name: format!("coordinator-{}", self.coordinators.len()),
             members: (0..self.script.pods).map(pod).collect(),
             replicas: self.script.replicas,
             least: self.script.least.min(self.script.replicas),
@@ -324,11 +327,11 @@ impl World {
         }
     }
 
-    /// Runs to the end, with every rule checked on the way.
+    /// Runs to the end and checks every rule on the way.
     pub(crate) fn run(mut self) -> Result<Run, String> {
         let mut deliveries = 0;
         while !self.over {
-            let Some(Reverse((time, _, slot))) = self.agenda.pop() else { return Err("nothing is left to do".into()) };
+            let Some(Reverse((time, _, slot))) = self.agenda.pop() else { return Err("no event is left".into()) };
             self.now = time;
             deliveries += 1;
             let delivery = self.slots[slot].take().expect("delivered once");
@@ -357,7 +360,7 @@ impl World {
             rollbacks: self.history.rollbacks,
             given_up: self.history.given_up,
             attempts: self.attempt + 1,
-            coordinators: self.chairs.len() as u64,
+            coordinators: self.coordinators.len() as u64,
             clock: self.now,
             trace: self.trace,
             deliveries,
@@ -365,14 +368,16 @@ impl World {
         })
     }
 
-    /// FNV-1a over what happened when, which is all that a replay has to repeat.
+    /// Adds a delivery to the FNV-1a hash of times and kinds. A replay has to repeat only these.
     fn remember(&mut self, delivery: &Delivery) {
         let kind = match delivery {
-            Delivery::ToCoordinator(line, message) | Delivery::ToMember(line, message) => {
-                (*line as u64) << 8 | crate::network::kind(message)
+            Delivery::ToCoordinator(connection, message) | Delivery::ToMember(connection, message) => {
+                (*connection as u64) << 8 | crate::network::kind(message)
             }
-            Delivery::CoordinatorLearnsOfClose(line) | Delivery::MemberLearnsOfClose(line) => *line as u64,
-            Delivery::Work { pod, .. }
+            Delivery::CoordinatorLearnsOfClose(connection) | Delivery::MemberLearnsOfClose(connection) => {
+                *connection as u64
+            }
+            Delivery::WorkerTask { pod, .. }
             | Delivery::Frame { pod, .. }
             | Delivery::Connect { pod, .. }
             | Delivery::WakeMember { pod, .. } => *pod as u64,
@@ -400,25 +405,25 @@ impl World {
             println!("{:?} {delivery:?}", self.now);
         }
         match delivery {
-            Delivery::ToCoordinator(line, message) => self.arrived_at_coordinator(line, message),
-            Delivery::ToMember(line, message) => self.arrived_at_member(line, message),
-            Delivery::CoordinatorLearnsOfClose(line) => self.coordinator_learns_of_close(line),
-            Delivery::MemberLearnsOfClose(line) => self.hang_up(line),
+            Delivery::ToCoordinator(connection, message) => self.arrived_at_coordinator(connection, message),
+            Delivery::ToMember(connection, message) => self.arrived_at_member(connection, message),
+            Delivery::CoordinatorLearnsOfClose(connection) => self.coordinator_learns_of_close(connection),
+            Delivery::MemberLearnsOfClose(connection) => self.hang_up(connection),
             Delivery::Connect { pod, incarnation } => self.connect(pod, incarnation),
-            Delivery::WakeCoordinator(chair) => self.wake_coordinator(chair),
+            Delivery::WakeCoordinator(coordinator) => self.wake_coordinator(coordinator),
             Delivery::WakeMember { pod, incarnation } => self.wake_member(pod, incarnation),
             Delivery::Flush { pod, incarnation } => {
                 if self.is_alive(pod, incarnation) {
                     self.flush(pod);
                 }
             }
-            Delivery::Work { pod, incarnation, work } => {
+            Delivery::WorkerTask { pod, incarnation, work } => {
                 if self.is_alive(pod, incarnation) {
                     let later = self.processes[pod].stuck_until.saturating_sub(self.now);
                     if later.is_zero() {
                         self.work(pod, work);
                     } else {
-                        self.after(later, Delivery::Work { pod, incarnation, work });
+                        self.after(later, Delivery::WorkerTask { pod, incarnation, work });
                     }
                 }
             }
@@ -427,9 +432,9 @@ impl World {
                     self.arrived(pod, frame);
                 }
             }
-            Delivery::Apply { chair, request } => self.apply(chair, request),
-            Delivery::Answer { chair, event } => self.answer(chair, event),
-            Delivery::LookAgain { chair, request } => self.look_again(chair, request),
+            Delivery::Apply { coordinator, request } => self.apply(coordinator, request),
+            Delivery::Answer { coordinator, event } => self.answer(coordinator, event),
+            Delivery::LookAgain { coordinator, request } => self.look_again(coordinator, request),
             Delivery::Start { pod } => self.start(pod),
             Delivery::Thaw { pod, incarnation } => self.thaw(pod, incarnation),
             Delivery::Stuck { pod, incarnation } => self.found_stuck(pod, incarnation),
@@ -439,35 +444,39 @@ impl World {
                 }
             }
             Delivery::StartCoordinator => self.start_coordinator(),
-            Delivery::KillCoordinator(chair) => self.kill_coordinator(chair),
-            Delivery::ThawCoordinator(chair) => self.thaw_coordinator(chair),
+            Delivery::KillCoordinator(coordinator) => self.kill_coordinator(coordinator),
+            Delivery::ThawCoordinator(coordinator) => self.thaw_coordinator(coordinator),
         }
     }
 
-    /// What reaches a stopped process waits for it.
+    /// Holds a delivery to a frozen process back until it continues.
     fn unless_frozen(&mut self, delivery: Delivery) -> Option<Delivery> {
         let pod = match &delivery {
-            Delivery::ToMember(line, _) | Delivery::MemberLearnsOfClose(line) => Some(self.lines[*line].pod),
+            Delivery::ToMember(connection, _) | Delivery::MemberLearnsOfClose(connection) => {
+                Some(self.connections[*connection].pod)
+            }
             Delivery::Connect { pod, .. }
             | Delivery::WakeMember { pod, .. }
             | Delivery::Flush { pod, .. }
             | Delivery::Stuck { pod, .. }
             | Delivery::Frame { pod, .. }
-            | Delivery::Work { pod, .. } => Some(*pod),
+            | Delivery::WorkerTask { pod, .. } => Some(*pod),
             _ => None,
         };
-        let chair = match &delivery {
-            Delivery::ToCoordinator(line, _) | Delivery::CoordinatorLearnsOfClose(line) => {
-                Some(self.lines[*line].chair)
+        let coordinator = match &delivery {
+            Delivery::ToCoordinator(connection, _) | Delivery::CoordinatorLearnsOfClose(connection) => {
+                Some(self.connections[*connection].coordinator)
             }
-            Delivery::WakeCoordinator(chair) | Delivery::Answer { chair, .. } | Delivery::LookAgain { chair, .. } => {
-                Some(*chair)
-            }
+            Delivery::WakeCoordinator(coordinator)
+            | Delivery::Answer { coordinator, .. }
+            | Delivery::LookAgain { coordinator, .. } => Some(*coordinator),
             _ => None,
         };
-        let backlog = match (pod, chair) {
+        let backlog = match (pod, coordinator) {
             (Some(pod), _) if self.processes[pod].frozen => &mut self.processes[pod].backlog,
-            (_, Some(chair)) if self.chairs[chair].frozen => &mut self.chairs[chair].backlog,
+            (_, Some(coordinator)) if self.coordinators[coordinator].frozen => {
+                &mut self.coordinators[coordinator].backlog
+            }
             _ => return Some(delivery),
         };
         backlog.push(delivery);
@@ -502,15 +511,15 @@ impl World {
         self.violation.get_or_insert(violation);
     }
 
-    /// Where everybody is, for a failure.
+    /// Describes the position of every process, for a failure message.
     pub(crate) fn picture(&self) -> String {
-        let chairs = (0..self.chairs.len()).filter_map(|index| {
+        let coordinators = (0..self.coordinators.len()).filter_map(|index| {
             let status = self.status(index)?;
             Some(format!("\n  coordinator {index}: {status}; {status:?}"))
         });
         let processes = self.processes.iter().enumerate().map(|(index, process)| {
             format!("\n  worker {index} (alive {}): {:?} {:?}", process.alive, process.worker, process.member)
         });
-        chairs.chain(processes).collect()
+        coordinators.chain(processes).collect()
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lockstep_data::{Loader, Step};
-use lockstep_elastic::Work;
+use lockstep_elastic::ActivityMonitor;
 use lockstep_nn::{Cpu, Replica, Sgd, StepResult};
 
 use super::gathered::Announced;
@@ -22,7 +22,7 @@ use crate::{
 /// What a device does on its thread.
 pub(super) enum Task {
     /// The gradients of its samples, announced bucket by bucket.
-    Gradients { loader: Loader, step: Step, work: Arc<Work> },
+    Gradients { loader: Loader, step: Step, work: Arc<ActivityMonitor> },
     /// The update from all of the group's.
     Update { gradients: Arc<Vec<f32>>, optimiser: Sgd, rate: f32 },
 }

@@ -1,19 +1,19 @@
-//! How a group ends, and what it leaves behind: its result, its progress, its checkpoints.
+//! The end of a group, and what the record keeps of it: result, progress and checkpoints.
 
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Digest, Message, Outcome, Summing,
+    Digest, Message, Outcome, PlanAgreement,
     coordinator::{Command, Event},
 };
 
 use super::{
     Store, Table, asked, committed, drained, end, finished, leave, mark, original, replacement, returning, sent, state,
 };
-use crate::given::{config, ms, pod};
+use crate::fixtures::{config, ms, pod};
 
 #[test]
-fn the_group_is_finished_when_all_are_and_only_then_released() {
+fn all_members_finish_before_any_is_released() {
     let mut table = Table::running(2, 1);
     assert!(table.says(0, finished(1, b"model")).is_empty());
     let commands =
@@ -26,7 +26,7 @@ fn the_group_is_finished_when_all_are_and_only_then_released() {
 }
 
 #[test]
-fn a_member_may_go_after_its_last_word() {
+fn a_member_may_disappear_after_its_final_report() {
     let mut table = Table::running(2, 2);
     table.says(0, finished(1, b"model"));
     assert_eq!(table.closes(0), []);
@@ -44,7 +44,7 @@ fn different_final_models_are_fatal_and_both_members_are_named() {
 }
 
 #[test]
-fn once_the_member_that_reports_told_the_result_a_loss_does_not_matter() {
+fn a_loss_after_the_reporters_result_does_not_matter() {
     let mut table = Table::running(3, 3);
     table.says(0, finished(1, b"model"));
     table.says(1, finished(1, b"model"));
@@ -52,11 +52,11 @@ fn once_the_member_that_reports_told_the_result_a_loss_does_not_matter() {
 }
 
 #[test]
-fn whoever_is_left_tells_the_result_once_more_when_the_member_that_reports_is_lost_before_its_word() {
+fn the_survivors_repeat_the_result_if_the_reporter_is_lost_before_its_report() {
     let mut table = Table::running(3, 3);
     table.says(1, finished(1, b"model"));
     table.says(2, finished(1, b"model"));
-    assert_eq!(asked(&table.closes(0)), [(1, 2, false), (2, 2, false)], "although three are needed to train");
+    assert_eq!(asked(&table.closes(0)), [(1, 2, false), (2, 2, false)], "although a group needs three to train");
     table.reports(1, Some(1), state(90));
     assert_eq!(committed(&table.reports(2, Some(1), state(90))).0, [1, 2]);
     table.says(1, finished(2, b"model"));
@@ -64,7 +64,7 @@ fn whoever_is_left_tells_the_result_once_more_when_the_member_that_reports_is_lo
 }
 
 #[test]
-fn the_member_that_reports_is_the_first_that_did_not_copy_the_state() {
+fn the_reporter_is_the_first_member_that_did_not_copy_the_state() {
     for (lost, finishes) in [(10, true), (1, false)] {
         let mut table = Table::running(3, 2);
         table.greets(10, replacement(0));
@@ -82,7 +82,7 @@ fn the_member_that_reports_is_the_first_that_did_not_copy_the_state() {
 }
 
 #[test]
-fn a_result_that_is_told_while_too_few_are_left_to_train_ends_the_pause() {
+fn a_result_that_arrives_during_a_pause_ends_the_pause() {
     let mut table = Table::running(2, 2);
     table.closes(0);
     assert_eq!(asked(&table.says(1, finished(1, b"model"))), [(1, 2, false)]);
@@ -91,7 +91,7 @@ fn a_result_that_is_told_while_too_few_are_left_to_train_ends_the_pause() {
 }
 
 #[test]
-fn a_loss_while_another_is_still_on_its_last_step_takes_one_more_generation() {
+fn a_loss_during_the_last_step_of_another_member_needs_one_more_generation() {
     let mut table = Table::running(3, 3);
     table.says(0, finished(1, b"model"));
     assert_eq!(asked(&table.closes(2)), [(0, 2, false), (1, 2, false)]);
@@ -103,7 +103,7 @@ fn a_loss_while_another_is_still_on_its_last_step_takes_one_more_generation() {
 }
 
 #[test]
-fn where_the_result_was_lost_with_all_who_had_it_training_needs_enough_members_again() {
+fn a_group_needs_enough_members_again_if_the_result_is_lost() {
     let mut table = Table::running(2, 2);
     table.says(1, finished(1, b"model"));
     table.closes(0);
@@ -114,11 +114,11 @@ fn where_the_result_was_lost_with_all_who_had_it_training_needs_enough_members_a
     let (_, active) = committed(&table.reports(11, None, state(80)));
     assert!(active.rollback);
     table.closes(11);
-    assert_eq!(table.wait(Duration::from_secs(5), &[10]), [], "one alone does not train");
+    assert_eq!(table.wait(Duration::from_secs(5), &[10]), [], "one member alone does not train");
 }
 
 #[test]
-fn a_fatal_error_of_one_ends_all_and_is_acknowledged() {
+fn a_fatal_error_of_one_member_ends_the_group_and_is_acknowledged() {
     let mut table = Table::running(2, 1);
     let commands = table.says(1, Message::Fatal { message: "labels out of range".into() });
     assert_eq!(sent(&commands, 0), [&Message::Abort { reason: "x-worker-1 failed: labels out of range".into() }]);
@@ -128,7 +128,7 @@ fn a_fatal_error_of_one_ends_all_and_is_acknowledged() {
 }
 
 #[test]
-fn what_has_diverged_ends_all_which_is_acknowledged_and_no_failure_for_good() {
+fn a_divergence_ends_the_group_and_is_acknowledged_but_is_not_fatal() {
     let mut table = Table::running(2, 1);
     let commands = table.says(1, Message::Diverged { message: "other weights".into() });
     assert_eq!(sent(&commands, 0), [&Message::Abort { reason: "other weights".into() }]);
@@ -138,7 +138,7 @@ fn what_has_diverged_ends_all_which_is_acknowledged_and_no_failure_for_good() {
 }
 
 #[test]
-fn a_fatal_error_ends_all_while_the_group_changes_too() {
+fn a_fatal_error_ends_the_group_during_a_change_as_well() {
     let mut table = Table::running(3, 1);
     table.closes(2);
     let commands = table.says(1, Message::Fatal { message: "labels out of range".into() });
@@ -146,7 +146,7 @@ fn a_fatal_error_ends_all_while_the_group_changes_too() {
 }
 
 #[test]
-fn a_group_that_trains_does_without_the_store_until_it_is_back() {
+fn a_group_trains_on_while_its_store_is_away() {
     let mut table = Table::running(2, 1);
     table.store = Store::IsAway;
     assert_eq!(table.says(0, Message::Checkpoint(mark(20))), []);
@@ -157,7 +157,7 @@ fn a_group_that_trains_does_without_the_store_until_it_is_back() {
 }
 
 #[test]
-fn a_result_is_told_once_the_record_shows_that_nobody_goes_on() {
+fn a_result_is_announced_after_the_record_shows_that_no_other_group_goes_on() {
     let mut table = Table::running(2, 1);
     table.store = Store::IsAway;
     table.says(0, Message::Checkpoint(mark(20)));
@@ -171,7 +171,7 @@ fn a_result_is_told_once_the_record_shows_that_nobody_goes_on() {
 }
 
 #[test]
-fn who_has_drained_is_released_once_the_record_tells_that_nobody_goes_on() {
+fn a_drained_member_is_released_after_the_record_shows_that_no_other_group_goes_on() {
     let mut table = Table::running(2, 2);
     table.says(0, leave());
     table.says(0, Message::Checkpoint(mark(20)));
@@ -195,7 +195,7 @@ fn a_checkpoint_enters_the_record_and_an_older_one_does_not_replace_it() {
 }
 
 #[test]
-fn a_checkpoint_that_comes_while_the_group_changes_is_recorded_afterwards() {
+fn a_checkpoint_during_a_change_is_recorded_afterwards() {
     let mut table = Table::running(3, 1);
     table.closes(2);
     table.says(0, Message::Checkpoint(mark(20)));
@@ -217,7 +217,7 @@ fn only_newer_progress_is_published() {
 }
 
 #[test]
-fn a_group_whose_record_can_be_kept_no_more_saves_its_state_and_ends() {
+fn a_group_whose_store_failed_saves_its_state_and_ends() {
     let failed = Outcome::StoreFailed { message: "no record".into() };
     let drain = |commands: &[Command]| {
         let said = |member| matches!(sent(commands, member).as_slice(), [Message::Drain { reason }] if reason.contains("no record"));
@@ -227,7 +227,7 @@ fn a_group_whose_record_can_be_kept_no_more_saves_its_state_and_ends() {
     table.store = Store::Fails;
     let commands = table.says(1, Message::Checkpoint(mark(40)));
     assert!(drain(&commands) && end(&commands).is_none(), "{commands:?}");
-    // What is saved at the end is no more recorded than what was before it.
+    // The checkpoint at the end is not recorded either.
     assert_eq!(table.says(0, Message::Checkpoint(mark(44))), []);
     assert_eq!(end(&table.says(0, drained(1, 44))), None);
     let commands = table.says(1, drained(1, 44));
@@ -239,7 +239,7 @@ fn a_group_whose_record_can_be_kept_no_more_saves_its_state_and_ends() {
     changing.says(1, Message::Leave { reason: "asked to stop".into() });
     let commands = changing.wait(ms(600), &[0, 1]);
     assert!(drain(&commands) && end(&commands).is_none(), "{commands:?}");
-    // Whoever is left has no state that all agree on: the newest checkpoint has.
+    // The remaining members have no agreed state. The newest checkpoint has one.
     assert_eq!(end(&changing.closes(1)), Some(&failed));
 
     let mut done = Table::running(2, 2);
@@ -248,12 +248,12 @@ fn a_group_whose_record_can_be_kept_no_more_saves_its_state_and_ends() {
     done.says(0, finished(1, b"model"));
     assert!(
         matches!(end(&done.says(1, finished(1, b"model"))), Some(Outcome::Finished { .. })),
-        "a result is one without a record"
+        "a result counts even without a record"
     );
 }
 
 #[test]
-fn a_coordinator_that_nobody_trains_with_stops_at_once() {
+fn a_coordinator_without_a_training_group_stops_at_once() {
     assert_eq!(end(&Table::new(2).handle(Event::Stop)), Some(&Outcome::Stopped));
 
     let mut gathering = Table::new(2);
@@ -266,7 +266,7 @@ fn a_coordinator_that_nobody_trains_with_stops_at_once() {
 }
 
 #[test]
-fn a_coordinator_whose_group_changes_or_pauses_stops_after_a_while_and_aborts_nobody() {
+fn a_coordinator_whose_group_changes_or_pauses_stops_after_its_limit_without_an_abort() {
     for least in [1, 2] {
         let mut table = Table::running(2, least);
         table.closes(1);
@@ -278,7 +278,7 @@ fn a_coordinator_whose_group_changes_or_pauses_stops_after_a_while_and_aborts_no
 }
 
 #[test]
-fn a_coordinator_with_a_group_lets_it_drain_for_a_while() {
+fn a_coordinator_with_a_group_lets_it_drain_before_it_stops() {
     let mut asked_to_stop = Table::running(1, 1);
     assert_eq!(end(&asked_to_stop.handle(Event::Stop)), None);
     assert_eq!(end(&asked_to_stop.says(0, drained(1, 8))), Some(&Outcome::Drained { step: 8 }));
@@ -289,26 +289,26 @@ fn a_coordinator_with_a_group_lets_it_drain_for_a_while() {
 }
 
 #[test]
-fn a_last_word_of_an_older_generation_says_nothing_of_the_newest() {
+fn a_final_report_of_an_older_generation_does_not_count_for_the_newest() {
     for late in [finished(1, b"model"), drained(1, 5)] {
         let mut table = Table::running(3, 1);
         table.closes(2);
         table.reports(0, Some(1), state(5));
         table.reports(1, Some(1), state(5));
         assert_eq!(table.says(0, late.clone()), []);
-        assert_eq!(asked(&table.closes(0)), [(1, 3, false)], "it trained on, and is lost: {late:?}");
+        assert_eq!(asked(&table.closes(0)), [(1, 3, false)], "it trained on and is lost: {late:?}");
     }
 }
 
 #[test]
-fn of_members_that_drained_at_different_steps_the_furthest_counts() {
+fn the_furthest_step_counts_if_members_drained_at_different_steps() {
     let mut table = Table::running(2, 1);
     table.says(0, drained(1, 9));
     assert_eq!(end(&table.says(1, drained(1, 8))), Some(&Outcome::Drained { step: 9 }));
 }
 
 #[test]
-fn a_group_that_drained_holds_nothing_that_is_not_in_its_checkpoint() {
+fn the_checkpoint_of_a_drained_group_holds_its_whole_state() {
     let mut table = Table::running(2, 2);
     table.says(0, Message::Checkpoint(mark(9)));
     table.says(0, drained(1, 9));
@@ -316,16 +316,16 @@ fn a_group_that_drained_holds_nothing_that_is_not_in_its_checkpoint() {
     assert_eq!(table.record().rested, Some(9), "the next group need not wait for these members");
 }
 
-fn summing(after: u64, plan: &[u8]) -> Summing {
-    Summing { after, plan: Digest::of(plan) }
+fn agreement(after: u64, plan: &[u8]) -> PlanAgreement {
+    PlanAgreement { after, plan: Digest::of(plan) }
 }
 
 fn agreed(after: u64, plan: &[u8]) -> Message {
-    Message::Agreed { generation: 1, summing: summing(after, plan) }
+    Message::Agreed { generation: 1, summing: agreement(after, plan) }
 }
 
 #[test]
-fn how_a_group_summed_is_part_of_its_history() {
+fn the_plans_of_a_group_are_part_of_its_history() {
     let (ring, tree) = ((0, &b"ring"[..]), (20, &b"tree"[..]));
     let histories = [vec![], vec![ring], vec![ring, tree]].map(|plans| {
         let mut table = Table::running(2, 2);
@@ -333,19 +333,19 @@ fn how_a_group_summed_is_part_of_its_history() {
             // One of them is ahead of the other.
             plans.iter().for_each(|(after, plan)| drop(table.says(member, agreed(*after, plan))));
         }
-        table.says(0, Message::Agreed { generation: 7, summing: summing(0, b"another generation's") });
+        table.says(0, Message::Agreed { generation: 7, summing: agreement(0, b"another generation's") });
         table.says(0, finished(1, b"model"));
         table.says(1, finished(1, b"model"));
         table.record().history
     });
     let without = Table::running(2, 2).record();
-    let with_one = without.summed_by(&summing(0, b"ring"));
-    let with_both = with_one.summed_by(&summing(20, b"tree"));
+    let with_one = without.summed_by(&agreement(0, b"ring"));
+    let with_both = with_one.summed_by(&agreement(20, b"tree"));
     assert_eq!(histories, [without, with_one, with_both].map(|record| record.history));
 }
 
 #[test]
-fn how_a_group_summed_is_recorded_once_though_it_is_told_to_the_next_coordinator_too() {
+fn plans_are_recorded_once_although_the_next_coordinator_hears_them_again() {
     let say_all = |table: &mut Table| {
         for member in 0..2 {
             table.says(member, agreed(0, b"ring"));
@@ -357,7 +357,7 @@ fn how_a_group_summed_is_recorded_once_though_it_is_told_to_the_next_coordinator
     let mut table = Table::running(2, 2);
     say_all(&mut table);
     let record = table.record();
-    // It died before it let anybody go.
+    // It died before it released the members.
     let mut table = Table::with(config(2), Some(record.clone()));
     for member in 0..2 {
         table.greets(member, returning(member as usize, 1, false));
@@ -367,11 +367,11 @@ fn how_a_group_summed_is_recorded_once_though_it_is_told_to_the_next_coordinator
 }
 
 #[test]
-fn members_that_would_sum_in_different_ways_are_stopped() {
+fn members_with_different_plans_are_stopped() {
     let mut table = Table::running(2, 2);
     assert_eq!(table.says(0, agreed(20, b"ring")), []);
-    assert_eq!(table.says(1, agreed(0, b"tree")), [], "what the other one did before is not known");
+    assert_eq!(table.says(1, agreed(0, b"tree")), [], "the other member's plan at that step is not known");
     let commands = table.says(1, agreed(20, b"tree"));
     let Some(Outcome::Fatal { member, message }) = end(&commands) else { panic!("{commands:?}") };
-    assert!(member.pod == pod(1) && message.contains("others of generation 1"), "{message}");
+    assert!(member.pod == pod(1) && message.contains("but others of generation 1"), "{message}");
 }

@@ -1,9 +1,9 @@
-//! What a loss does: the survivors go on from the last step that anybody did.
+//! Losses: the survivors go on from the last step that any member did.
 
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Digest, Message, Outcome, Report, State,
+    Digest, HeldState, Message, Outcome, SealReport,
     coordinator::{Command, Config, DEAD_AFTER, Event, RETURN_LIMIT, Stage},
     member::REPEAT_AFTER,
 };
@@ -12,10 +12,10 @@ use super::{
     CLOSED, Store, Table, asked, broken, change, committed, end, is_committed, mark, pods, replacement, returning,
     sent, state,
 };
-use crate::given::{NOTHING, hello, ms, pod};
+use crate::fixtures::{NOTHING, hello, ms, pod};
 
 #[test]
-fn a_loss_among_enough_is_followed_at_once_by_a_generation_of_the_survivors() {
+fn after_a_loss_enough_survivors_form_the_next_generation_at_once() {
     let mut table = Table::running(3, 2);
     let commands = table.closes(1);
     assert_eq!(asked(&commands), [(0, 2, false), (2, 2, false)]);
@@ -32,7 +32,7 @@ fn a_loss_among_enough_is_followed_at_once_by_a_generation_of_the_survivors() {
 }
 
 #[test]
-fn all_start_from_the_most_advanced_survivor_and_whoever_holds_that_state_is_a_source() {
+fn all_start_from_the_most_advanced_survivor_and_its_equals_are_sources() {
     for (steps, base, sources) in [([5, 5, 5], 5, vec![0, 1, 2]), ([5, 6, 5], 6, vec![1]), ([6, 5, 6], 6, vec![0, 2])] {
         let mut table = Table::running(4, 2);
         table.closes(3);
@@ -45,7 +45,7 @@ fn all_start_from_the_most_advanced_survivor_and_whoever_holds_that_state_is_a_s
 }
 
 #[test]
-fn with_too_few_left_training_pauses_until_a_replacement_comes_and_copies_the_survivor() {
+fn with_too_few_members_training_pauses_until_a_replacement_copies_the_survivor() {
     for newcomer_holds in [NOTHING, state(20), state(99)] {
         let mut table = Table::running(2, 2);
         assert_eq!(asked(&table.closes(1)), []);
@@ -55,16 +55,20 @@ fn with_too_few_left_training_pauses_until_a_replacement_comes_and_copies_the_su
         table.reports(11, None, newcomer_holds);
         let commands = table.reports(0, Some(1), state(30));
         let (connections, active) = committed(&commands);
-        assert_eq!((connections, active.base_step), (vec![0, 11], 30), "beside {newcomer_holds:?}");
-        assert_eq!((active.sources, active.rollback), (vec![0], false), "beside {newcomer_holds:?}");
+        assert_eq!((connections, active.base_step), (vec![0, 11], 30), "with a newcomer that holds {newcomer_holds:?}");
+        assert_eq!(
+            (active.sources, active.rollback),
+            (vec![0], false),
+            "with a newcomer that holds {newcomer_holds:?}"
+        );
         let change = change(&commands);
         assert_eq!((change.lost, change.joined), (vec![(pod(1), CLOSED.into())], vec![pod(1)]));
-        assert!(change.took > RETURN_LIMIT * 2, "the pause counts: {:?}", change.took);
+        assert!(change.took > RETURN_LIMIT * 2, "the time includes the pause: {:?}", change.took);
     }
 }
 
 #[test]
-fn a_loss_during_the_pause_is_told_too() {
+fn a_loss_during_the_pause_is_announced_too() {
     let mut table = Table::running(3, 3);
     table.closes(1);
     table.closes(2);
@@ -77,8 +81,8 @@ fn a_loss_during_the_pause_is_told_too() {
 }
 
 #[test]
-fn survivors_that_hold_different_states_of_a_step_begin_with_a_checkpoint_and_are_named() {
-    let other = State { digest: Digest::of(b"a bit flipped"), ..state(5) };
+fn survivors_with_different_states_of_one_step_are_named_and_restart_from_a_checkpoint() {
+    let other = HeldState { digest: Digest::of(b"a bit flipped"), ..state(5) };
     let mut table = Table::running(3, 2);
     table.closes(2);
     table.reports(0, Some(1), state(5));
@@ -93,7 +97,7 @@ fn survivors_that_hold_different_states_of_a_step_begin_with_a_checkpoint_and_ar
 }
 
 #[test]
-fn whoever_does_not_report_is_asked_again() {
+fn a_member_that_does_not_report_is_asked_again() {
     let mut table = Table::running(3, 2);
     table.closes(2);
     table.reports(0, Some(1), state(5));
@@ -101,7 +105,7 @@ fn whoever_does_not_report_is_asked_again() {
 }
 
 #[test]
-fn a_loss_while_the_survivors_report_takes_that_one_out_of_the_same_generation() {
+fn a_member_lost_during_the_reports_is_left_out_of_the_same_generation() {
     let mut table = Table::running(4, 2);
     table.closes(3);
     table.reports(0, Some(1), state(5));
@@ -124,7 +128,7 @@ fn a_silent_member_is_suspected_and_later_lost() {
 }
 
 #[test]
-fn a_member_that_says_that_it_is_stuck_is_lost_at_once_with_its_words_and_may_return() {
+fn a_stuck_member_is_lost_at_once_with_its_reason_and_may_return() {
     let mut table = Table::running(3, 2);
     let reason = "its training thread has not moved for 5.0 s".to_owned();
     let commands = table.says(1, Message::Stuck { reason: reason.clone() });
@@ -136,7 +140,7 @@ fn a_member_that_says_that_it_is_stuck_is_lost_at_once_with_its_words_and_may_re
 }
 
 #[test]
-fn a_member_that_was_only_slow_joins_again_and_holds_what_it_held() {
+fn a_slow_member_joins_again_with_its_state() {
     let mut table = Table::running(2, 1);
     table.wait(DEAD_AFTER + ms(500), &[0]);
     table.reports(0, Some(1), state(5));
@@ -144,11 +148,11 @@ fn a_member_that_was_only_slow_joins_again_and_holds_what_it_held() {
     assert_eq!(asked(&table.wait(ms(600), &[0, 7])), [(0, 3, true), (7, 3, true)]);
     table.reports(7, Some(1), state(5));
     let (connections, active) = committed(&table.reports(0, Some(2), state(5)));
-    assert_eq!((connections, active.sources), (vec![0, 7], vec![0]), "what it did before its loss is not trusted");
+    assert_eq!((connections, active.sources), (vec![0, 7], vec![0]), "its steps before the loss do not qualify");
 }
 
 #[test]
-fn a_member_that_returns_before_the_next_generation_keeps_its_seat() {
+fn a_member_that_returns_before_the_next_generation_keeps_its_rank() {
     let mut table = Table::running(2, 2);
     table.closes(1);
     assert_eq!(asked(&table.greets(7, returning(1, 1, false))), [(0, 2, false), (7, 2, false)]);
@@ -160,7 +164,7 @@ fn a_member_that_returns_before_the_next_generation_keeps_its_seat() {
 }
 
 #[test]
-fn a_new_process_of_a_member_means_that_the_old_one_is_lost_and_takes_its_seat() {
+fn a_new_process_of_a_pod_replaces_the_old_one_as_a_loss() {
     let mut table = Table::running(2, 2);
     let commands = table.greets(11, replacement(1));
     assert!(matches!(sent(&commands, 1).as_slice(), [Message::Abort { .. }]), "{commands:?}");
@@ -174,7 +178,7 @@ fn a_new_process_of_a_member_means_that_the_old_one_is_lost_and_takes_its_seat()
 }
 
 #[test]
-fn a_group_that_broke_without_a_loss_is_formed_again_of_the_same_members() {
+fn a_group_that_broke_without_a_loss_is_formed_again_with_the_same_members() {
     let mut table = Table::running(3, 2);
     assert_eq!(asked(&table.says(0, broken(1))), [(0, 2, false), (1, 2, false), (2, 2, false)]);
     for member in 0..2 {
@@ -187,7 +191,7 @@ fn a_group_that_broke_without_a_loss_is_formed_again_of_the_same_members() {
 }
 
 #[test]
-fn what_broke_in_an_older_generation_is_of_no_interest() {
+fn a_failure_in_an_older_generation_is_ignored() {
     let mut table = Table::running(2, 1);
     assert_eq!(table.says(0, broken(7)), []);
     table.closes(1);
@@ -196,7 +200,7 @@ fn what_broke_in_an_older_generation_is_of_no_interest() {
 }
 
 #[test]
-fn a_group_that_breaks_again_and_again_without_a_step_is_formed_after_growing_pauses() {
+fn a_group_that_keeps_breaking_without_a_step_is_formed_after_growing_pauses() {
     let mut table = Table::running(2, 2);
     let mut breaks = |step: Option<u64>| {
         let generation = table.record().alloc_generation;
@@ -217,22 +221,23 @@ fn a_group_that_breaks_again_and_again_without_a_step_is_formed_after_growing_pa
     for (paused, expected) in pauses.iter().zip([0, 250, 500, 1000]) {
         assert!(*paused >= ms(expected) && *paused < ms(expected + 100), "{pauses:?}");
     }
-    assert!((0..6).map(|_| breaks(None)).all(|paused| paused < Duration::from_secs(11)), "pauses have a limit");
-    assert!(breaks(Some(6)) < ms(100), "a step starts it over");
+    assert!((0..6).map(|_| breaks(None)).all(|paused| paused < Duration::from_secs(11)), "the pauses have a limit");
+    assert!(breaks(Some(6)) < ms(100), "a step resets the pause");
 }
 
 #[test]
-fn a_state_that_was_being_copied_is_no_source() {
+fn a_half_copied_state_is_not_a_source() {
     let mut table = Table::running(3, 2);
     table.closes(2);
-    let copying = Report { generation: 2, entered_generation: Some(1), followed: false, state: None };
-    table.says(0, Message::Report(copying));
+    let copying = SealReport { generation: 2, entered_generation: Some(1), followed: false, state: None };
+    table.says(0, Message::SealReport(copying));
     let (_, active) = committed(&table.reports(1, Some(1), state(5)));
     assert_eq!((active.base_step, active.sources), (5, vec![1]));
 }
 
-/// A group whose processes were all lost at step 30, the last one while it was asked.
-fn deserted() -> Table {
+/// Returns a group that lost all its processes at step 30, the last one while it was asked for a
+/// report.
+fn all_lost() -> Table {
     let mut table = Table::running(2, 1);
     table.closes(0);
     table.closes(1);
@@ -241,10 +246,10 @@ fn deserted() -> Table {
 }
 
 #[test]
-fn once_all_were_replaced_by_new_processes_they_roll_back_to_their_checkpoint_and_say_so() {
-    let mut table = deserted();
+fn a_group_of_new_processes_rolls_back_to_its_checkpoint() {
+    let mut table = all_lost();
     table.greets(10, replacement(0));
-    assert!(!is_committed(&table.reports(10, None, state(20))), "the other one may come back with more");
+    assert!(!is_committed(&table.reports(10, None, state(20))), "the other process may return with a later state");
     table.greets(11, replacement(1));
     let commands = table.reports(11, None, state(20));
     let (_, active) = committed(&commands);
@@ -253,7 +258,7 @@ fn once_all_were_replaced_by_new_processes_they_roll_back_to_their_checkpoint_an
 }
 
 #[test]
-fn steps_that_a_recorded_checkpoint_holds_are_given_up_only_where_nobody_can_read_it() {
+fn steps_of_a_recorded_checkpoint_are_given_up_only_if_no_process_can_read_it() {
     for (found, still_recorded) in [(24, Some(mark(24))), (20, None)] {
         let mut table = Table::running(2, 1);
         table.says(0, Message::Checkpoint(mark(24)));
@@ -261,10 +266,13 @@ fn steps_that_a_recorded_checkpoint_holds_are_given_up_only_where_nobody_can_rea
         table.closes(1);
         table.greets(10, replacement(0));
         table.reports(10, None, state(20));
-        let is_sent_away = |commands: &[Command], connection| matches!(sent(commands, connection).as_slice(), [Message::Abort { reason }] if reason.contains("step 24"));
-        assert!(is_sent_away(&table.wait(RETURN_LIMIT + ms(500), &[10]), 10), "it began before that was stored");
+        let is_stopped = |commands: &[Command], connection| matches!(sent(commands, connection).as_slice(), [Message::Abort { reason }] if reason.contains("step 24"));
+        assert!(
+            is_stopped(&table.wait(RETURN_LIMIT + ms(500), &[10]), 10),
+            "it started before the checkpoint was stored"
+        );
         table.greets(20, replacement(0));
-        assert!(is_sent_away(&table.reports(20, None, state(20)), 20), "the same process missed it");
+        assert!(is_stopped(&table.reports(20, None, state(20)), 20), "this process missed the checkpoint, too");
         table.greets(30, hello(0, 300));
         let (_, active) = committed(&table.reports(30, None, state(found)));
         assert_eq!((active.base_step, active.rollback), (found, true));
@@ -273,10 +281,10 @@ fn steps_that_a_recorded_checkpoint_holds_are_given_up_only_where_nobody_can_rea
 }
 
 #[test]
-fn processes_that_read_different_checkpoints_of_the_same_step_read_again_before_the_job_ends() {
-    let other = State { digest: Digest::of(b"other"), ..state(20) };
+fn processes_with_different_checkpoints_of_one_step_read_again_before_the_job_ends() {
+    let other = HeldState { digest: Digest::of(b"other"), ..state(20) };
     for differ_again in [false, true] {
-        let mut table = deserted();
+        let mut table = all_lost();
         table.greets(10, replacement(0));
         table.reports(10, None, state(20));
         table.greets(11, replacement(1));
@@ -301,8 +309,8 @@ fn processes_that_read_different_checkpoints_of_the_same_step_read_again_before_
 }
 
 #[test]
-fn a_process_that_may_hold_the_last_steps_is_waited_for_and_then_given_up() {
-    let mut table = deserted();
+fn a_process_that_may_hold_the_last_steps_is_given_up_after_a_limit() {
+    let mut table = all_lost();
     table.greets(10, replacement(0));
     table.reports(10, None, state(20));
     assert_eq!(table.wait(RETURN_LIMIT - ms(500), &[10]), []);
@@ -311,8 +319,8 @@ fn a_process_that_may_hold_the_last_steps_is_waited_for_and_then_given_up() {
 }
 
 #[test]
-fn a_process_that_returns_with_the_last_steps_saves_them() {
-    let mut table = deserted();
+fn the_last_steps_survive_if_their_holder_returns() {
+    let mut table = all_lost();
     table.greets(10, replacement(0));
     table.reports(10, None, state(20));
     table.wait(RETURN_LIMIT / 2, &[10]);
@@ -321,7 +329,8 @@ fn a_process_that_returns_with_the_last_steps_saves_them() {
     assert_eq!((active.base_step, active.sources, active.rollback), (30, vec![1], false));
 }
 
-/// All members of the last generation were replaced and read step 20; two is away since a moment, with step 30, where that began.
+/// Returns a group whose members were all replaced and read step 20. Member 2 disappeared a moment
+/// ago with step 30.
 fn replaced_without_two() -> Table {
     let mut table = Table::running(3, 1);
     table.wait(RETURN_LIMIT * 2, &[0, 1, 2]);
@@ -333,12 +342,12 @@ fn replaced_without_two() -> Table {
     table.greets(10, replacement(0));
     table.greets(11, replacement(1));
     table.reports(10, None, state(20));
-    assert!(!is_committed(&table.reports(11, None, state(20))), "two may come back with more");
+    assert!(!is_committed(&table.reports(11, None, state(20))), "member 2 may return with a later state");
     table
 }
 
 #[test]
-fn a_process_of_an_older_group_that_was_away_for_a_moment_saves_what_it_holds() {
+fn the_state_of_an_older_group_survives_if_its_holder_returns_soon() {
     let mut table = replaced_without_two();
     table.greets(2, returning(2, 1, true));
     let (_, active) = committed(&table.reports(2, Some(1), state(30)));
@@ -346,16 +355,16 @@ fn a_process_of_an_older_group_that_was_away_for_a_moment_saves_what_it_holds() 
 }
 
 #[test]
-fn a_process_of_an_older_group_is_given_up_after_a_while() {
+fn a_process_of_an_older_group_is_given_up_after_a_limit() {
     let mut table = replaced_without_two();
     assert_eq!(table.wait(RETURN_LIMIT - ms(500), &[10, 11]), []);
     assert_eq!(committed(&table.wait(ms(500), &[10, 11])).1.base_step, 20);
 }
 
 #[test]
-fn pods_that_were_never_here_are_waited_for_only_by_a_coordinator_that_has_just_begun() {
+fn only_a_new_coordinator_waits_for_pods_that_never_connected() {
     for (age, waits) in [(ms(2000), true), (ms(4000), false)] {
-        let config = Config { replicas: 2, least: 1, ..crate::given::config(3) };
+        let config = Config { replicas: 2, least: 1, ..crate::fixtures::config(3) };
         let mut table = Table::with(config, None);
         table.form(&super::hellos(2), NOTHING);
         table.wait(age, &[0, 1]);
@@ -369,20 +378,20 @@ fn pods_that_were_never_here_are_waited_for_only_by_a_coordinator_that_has_just_
 }
 
 #[test]
-fn a_process_that_took_part_long_ago_is_no_source_however_many_steps_it_did() {
+fn a_process_of_an_old_generation_is_not_a_source_despite_more_steps() {
     let mut table = Table::running(2, 1);
     table.closes(1);
     table.reports(0, Some(1), state(5));
     table.closes(0);
     table.greets(1, returning(1, 1, true));
-    assert!(!is_committed(&table.reports(1, Some(1), state(6))), "generation 2 may have gone on from step 5");
+    assert!(!is_committed(&table.reports(1, Some(1), state(6))), "generation 2 may have continued from step 5");
     table.greets(0, lockstep_elastic::Hello { committed_generation: Some(2), ..hello(0, 100) });
     let (_, active) = committed(&table.reports(0, Some(2), state(5)));
     assert_eq!((active.base_step, active.sources, active.rollback), (5, vec![0], false));
 }
 
 #[test]
-fn a_group_that_lost_somebody_stands_until_its_store_is_back() {
+fn a_group_with_a_loss_waits_until_its_store_is_back() {
     let mut table = Table::running(2, 1);
     table.store = Store::IsAway;
     assert_eq!(table.closes(1), []);
@@ -399,7 +408,7 @@ fn a_group_that_lost_somebody_stands_until_its_store_is_back() {
 }
 
 #[test]
-fn whoever_goes_while_a_membership_cannot_be_stored_is_lost_from_the_one_before() {
+fn a_member_lost_while_a_membership_cannot_be_stored_is_lost_from_the_previous_one() {
     let mut table = Table::running(3, 1);
     table.closes(2);
     table.reports(0, Some(1), state(7));
@@ -414,15 +423,15 @@ fn whoever_goes_while_a_membership_cannot_be_stored_is_lost_from_the_one_before(
 }
 
 #[test]
-fn a_pause_is_shown_with_who_is_missing() {
+fn the_status_of_a_pause_names_the_missing_pods() {
     let mut table = Table::running(3, 3);
     table.closes(1);
     assert_eq!(table.status(), "waiting for x-worker-1, with 2 workers here");
 }
 
 #[test]
-fn pods_that_were_never_here_may_replace_those_that_are_lost() {
-    let config = Config { replicas: 2, least: 2, ..crate::given::config(3) };
+fn a_pod_that_never_connected_may_replace_a_lost_one() {
+    let config = Config { replicas: 2, least: 2, ..crate::fixtures::config(3) };
     let mut table = Table::with(config, None);
     table.form(&super::hellos(2), NOTHING);
     table.closes(0);

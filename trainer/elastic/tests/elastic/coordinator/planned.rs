@@ -1,19 +1,19 @@
-//! Changes without a loss: who joins, who leaves, and what may come in between.
+//! Changes without a loss: joining, leaving and events during such a change.
 
 use std::time::Duration;
 
 use lockstep_elastic::{
-    Digest, Follower, Hello, Lead, Message, Outcome, Report, State,
-    coordinator::{Command, Config, Connection, JOIN_PATIENCE, JOIN_WINDOW, LEAVE_WINDOW, Stage},
+    Digest, FollowedGroup, Follower, HeldState, Hello, Message, Outcome, SealReport,
+    coordinator::{Command, Config, ConnectionId, JOIN_PATIENCE, JOIN_WINDOW, LEAVE_WINDOW, Stage},
 };
 
 use super::{
     CLOSED, Store, Table, asked, broken, change, committed, drained, end, finished, hellos, is_committed, leave,
     original, pods, replacement, returning, sent, state,
 };
-use crate::given::{NOTHING, config, ms, pod};
+use crate::fixtures::{NOTHING, config, ms, pod};
 
-/// A group of `members`, of which `least` are needed, where as many again may join.
+/// Returns a group of `members` that needs `least` of them. As many pods may join.
 fn elastic(members: usize, least: usize) -> Table {
     let config = Config { replicas: members, least, ..config(2 * members) };
     let mut table = Table::with(config, None);
@@ -22,14 +22,14 @@ fn elastic(members: usize, least: usize) -> Table {
     table
 }
 
-/// Two members at step 5, asked to let a third one in, which stands.
+/// Returns two members at step 5 that are letting in a third process, which has sealed.
 fn letting_in() -> Table {
     let mut table = letting_in_unreported();
     table.reports(2, None, NOTHING);
     table
 }
 
-/// The same before anybody stands.
+/// Returns the same group before any process has sealed.
 fn letting_in_unreported() -> Table {
     let mut table = elastic(2, 2);
     table.joins(2, original(2));
@@ -37,14 +37,14 @@ fn letting_in_unreported() -> Table {
     table
 }
 
-/// What a newcomer to generation 1 is told when it comes, and the members with it.
-fn told(members: usize, newcomer: usize) -> Vec<Command> {
+/// Returns the messages to a newcomer to generation 1, and to the members about it.
+fn follow_messages(members: usize, newcomer: usize) -> Vec<Command> {
     let generation = 1;
     let Hello { member, address, .. } = original(newcomer);
-    let lead = Lead { generation, addresses: (0..members).map(|index| original(index).address).collect() };
+    let lead = FollowedGroup { generation, addresses: (0..members).map(|index| original(index).address).collect() };
     let feed = Message::Feed(Follower { generation, member, address });
-    let to_all = (0..members as u64).map(|member| Command::Send(Connection(member), feed.clone()));
-    [Command::Send(Connection(newcomer as u64), Message::Follow(lead))].into_iter().chain(to_all).collect()
+    let to_all = (0..members as u64).map(|member| Command::Send(ConnectionId(member), feed.clone()));
+    [Command::Send(ConnectionId(newcomer as u64), Message::Follow(lead))].into_iter().chain(to_all).collect()
 }
 
 #[test]
@@ -60,12 +60,12 @@ fn a_planned_change_waits_for_the_store_while_the_group_trains() {
 }
 
 #[test]
-fn a_newcomer_follows_the_group_and_is_let_in_by_one_planned_change_after_the_window() {
+fn a_newcomer_catches_up_and_is_let_in_by_one_planned_change_after_the_window() {
     let mut table = elastic(2, 2);
-    assert_eq!(table.greets(2, original(2)), told(2, 2));
-    assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "it takes over what they hold");
+    assert_eq!(table.greets(2, original(2)), follow_messages(2, 2));
+    assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "it catches up first");
     assert_eq!(table.says(2, Message::CaughtUp { generation: 1, unreached: None }), []);
-    assert_eq!(table.wait(JOIN_WINDOW - ms(100), &[0, 1, 2]), [], "others may come");
+    assert_eq!(table.wait(JOIN_WINDOW - ms(100), &[0, 1, 2]), [], "more newcomers may come");
     assert_eq!(asked(&table.wait(ms(200), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, true)]);
     table.reports(2, None, state(5));
     table.reports(0, Some(1), state(5));
@@ -75,13 +75,13 @@ fn a_newcomer_follows_the_group_and_is_let_in_by_one_planned_change_after_the_wi
     assert_eq!((active.sources, active.copiers), (vec![0, 1], vec![]));
     let change = change(&commands);
     assert_eq!((change.joined, change.lost, change.left), (vec![pod(2)], vec![], vec![]));
-    assert!(change.took < ms(200), "they trained until then: {:?}", change.took);
-    assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "nothing is left to do");
+    assert!(change.took < ms(200), "the members trained until then: {:?}", change.took);
+    assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), [], "no change is left to make");
 }
 
 #[test]
-fn a_newcomer_that_holds_another_state_in_the_end_copies_it() {
-    for held in [NOTHING, state(4), State { digest: Digest::of(b"another"), ..state(5) }] {
+fn a_newcomer_that_ends_with_another_state_copies_the_groups() {
+    for held in [NOTHING, state(4), HeldState { digest: Digest::of(b"another"), ..state(5) }] {
         let mut table = letting_in();
         table.reports(2, None, held);
         table.reports(0, Some(1), state(5));
@@ -91,27 +91,27 @@ fn a_newcomer_that_holds_another_state_in_the_end_copies_it() {
 }
 
 #[test]
-fn nobody_follows_a_group_of_which_a_member_cannot_be_told() {
+fn no_newcomer_follows_a_group_with_a_disconnected_member() {
     let mut table = Table::with(Config { replicas: 2, least: 2, ..config(3) }, Some(Table::running(2, 2).record()));
     table.greets(0, returning(0, 1, false));
     assert_eq!(table.greets(2, original(2)), []);
-    assert_eq!(table.greets(1, returning(1, 1, false)).last(), told(2, 2).last());
+    assert_eq!(table.greets(1, returning(1, 1, false)).last(), follow_messages(2, 2).last());
 }
 
 #[test]
-fn whoever_trains_in_a_group_that_is_over_is_told_to_stand_and_then_to_follow() {
+fn a_member_of_an_old_group_is_told_to_seal_and_then_to_follow() {
     let mut table = Table::running(2, 1);
     table.closes(1);
     table.reports(0, Some(1), state(5));
     let commands = table.greets(7, returning(1, 1, false));
-    assert_eq!(commands, [Command::Send(Connection(7), Message::Stand { generation: 2 })]);
+    assert_eq!(commands, [Command::Send(ConnectionId(7), Message::Seal { generation: 2 })]);
     let commands = table.greets(7, returning(1, 1, true));
     assert!(matches!(sent(&commands, 7).as_slice(), [Message::Follow(_)]), "{commands:?}");
     assert!(matches!(sent(&commands, 0).as_slice(), [Message::Feed(_)]), "{commands:?}");
 }
 
 #[test]
-fn a_member_that_returns_hears_again_of_newcomers_that_wait_for_it() {
+fn a_returning_member_is_told_again_about_the_followers() {
     let mut table = elastic(2, 2);
     table.greets(2, original(2));
     let commands = table.greets(11, returning(1, 1, false));
@@ -122,15 +122,15 @@ fn a_member_that_returns_hears_again_of_newcomers_that_wait_for_it() {
 }
 
 #[test]
-fn a_newcomer_that_stands_again_is_told_again() {
+fn a_newcomer_that_seals_again_is_told_to_follow_again() {
     let mut table = elastic(2, 2);
     let first = table.greets(2, original(2));
-    assert_eq!(table.greets(2, Hello { stands: false, ..original(2) }), [], "it follows");
+    assert_eq!(table.greets(2, Hello { sealed: false, ..original(2) }), [], "it already follows");
     assert_eq!(table.greets(2, original(2)), first);
 }
 
 #[test]
-fn one_newcomer_waits_for_another_that_still_takes_over_what_the_group_holds() {
+fn a_ready_newcomer_waits_for_one_that_still_catches_up() {
     let mut table = elastic(2, 2);
     table.greets(2, original(2));
     table.joins(3, original(3));
@@ -141,7 +141,7 @@ fn one_newcomer_waits_for_another_that_still_takes_over_what_the_group_holds() {
 }
 
 #[test]
-fn several_wishes_become_one_change() {
+fn several_requests_become_one_change() {
     let mut table = elastic(3, 2);
     table.joins(4, original(4));
     table.wait(JOIN_WINDOW / 3, &[0, 1, 2, 4]);
@@ -160,7 +160,7 @@ fn several_wishes_become_one_change() {
 }
 
 #[test]
-fn a_newcomer_that_says_hello_again_and_again_delays_nothing() {
+fn repeated_hellos_of_a_newcomer_delay_nothing() {
     let mut table = elastic(2, 2);
     let mut commands = Vec::new();
     for _ in 0..6 {
@@ -171,7 +171,7 @@ fn a_newcomer_that_says_hello_again_and_again_delays_nothing() {
 }
 
 #[test]
-fn a_newcomer_that_went_before_it_was_let_in_changes_nothing() {
+fn a_newcomer_that_disappears_before_it_was_let_in_changes_nothing() {
     let mut table = elastic(2, 2);
     table.joins(2, original(2));
     table.closes(2);
@@ -179,7 +179,7 @@ fn a_newcomer_that_went_before_it_was_let_in_changes_nothing() {
 }
 
 #[test]
-fn whoever_has_to_go_is_released_once_the_others_go_on_without_it() {
+fn a_leaving_member_is_released_once_the_others_go_on_without_it() {
     let mut table = Table::running(3, 2);
     table.says(1, leave());
     assert_eq!(asked(&table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2])), [(0, 2, true), (1, 2, true), (2, 2, true)]);
@@ -190,14 +190,14 @@ fn whoever_has_to_go_is_released_once_the_others_go_on_without_it() {
     assert_eq!((connections, pods(&active)), (vec![0, 2], vec!["x-worker-0", "x-worker-2"]));
     assert_eq!((active.base_step, active.sources), (5, vec![0, 1]));
     assert_eq!(sent(&commands, 1), [&Message::Release]);
-    assert!(commands.contains(&Command::Close(Connection(1))));
+    assert!(commands.contains(&Command::Close(ConnectionId(1))));
     let change = change(&commands);
     assert_eq!((change.left, change.lost), (vec![(pod(1), "SIGTERM".into())], vec![]));
-    assert_eq!(table.closes(1), [], "that is no loss any more");
+    assert_eq!(table.closes(1), [], "this is not a loss any more");
 }
 
 #[test]
-fn a_loss_meanwhile_lets_the_leaver_go_with_the_same_change() {
+fn a_loss_meanwhile_releases_the_leaver_in_the_same_change() {
     let mut table = Table::running(3, 1);
     table.says(1, leave());
     assert_eq!(asked(&table.closes(2)), [(0, 2, false), (1, 2, false)]);
@@ -209,7 +209,7 @@ fn a_loss_meanwhile_lets_the_leaver_go_with_the_same_change() {
 }
 
 #[test]
-fn where_too_few_can_stay_those_who_do_keep_the_state_and_wait_for_another() {
+fn too_few_members_that_stay_keep_the_state_and_wait_for_another() {
     for (members, least) in [(2, 2), (3, 2)] {
         let mut table = Table::running(members, least);
         let all: Vec<u64> = (0..members as u64).collect();
@@ -217,8 +217,8 @@ fn where_too_few_can_stay_those_who_do_keep_the_state_and_wait_for_another() {
         for member in &all[1..] {
             assert_eq!(table.says(*member, leave()), []);
         }
-        let everybody: Vec<_> = all.iter().map(|member| (*member, 2, true)).collect();
-        assert_eq!(asked(&table.wait(LEAVE_WINDOW + ms(100), &all)), everybody);
+        let all_asked: Vec<_> = all.iter().map(|member| (*member, 2, true)).collect();
+        assert_eq!(asked(&table.wait(LEAVE_WINDOW + ms(100), &all)), all_asked);
         let mut commands = Vec::new();
         for member in &all {
             commands.extend(table.reports(*member, Some(1), state(5)));
@@ -227,7 +227,7 @@ fn where_too_few_can_stay_those_who_do_keep_the_state_and_wait_for_another() {
             assert_eq!(sent(&commands, *member), [&Message::Release]);
         }
         assert_eq!(sent(&commands, 0), Vec::<&Message>::new());
-        assert_eq!(asked(&table.wait(10 * JOIN_WINDOW, &[0])), [], "one is too few to train");
+        assert_eq!(asked(&table.wait(10 * JOIN_WINDOW, &[0])), [], "one member is too few to train");
         assert_eq!(asked(&table.greets(11, replacement(1))), [(0, 3, false), (11, 3, false)]);
         table.reports(11, None, NOTHING);
         let commands = table.reports(0, Some(1), state(5));
@@ -239,7 +239,7 @@ fn where_too_few_can_stay_those_who_do_keep_the_state_and_wait_for_another() {
 }
 
 #[test]
-fn where_nobody_who_stays_took_part_all_drain_together() {
+fn all_members_drain_if_no_member_that_stays_took_part() {
     let mut table = Table::running(2, 2);
     table.says(1, leave());
     table.wait(LEAVE_WINDOW + ms(100), &[0, 1]);
@@ -249,33 +249,34 @@ fn where_nobody_who_stays_took_part_all_drain_together() {
 }
 
 #[test]
-fn where_nobody_can_stay_all_drain_together() {
+fn all_members_drain_if_none_can_stay() {
     let mut table = Table::running(3, 2);
     table.says(0, leave());
     table.says(1, leave());
     let commands = table.says(2, leave());
     let drain = Message::Drain {
-        reason: "x-worker-0 has to go: SIGTERM; x-worker-1 has to go: SIGTERM; x-worker-2 has to go: SIGTERM".into(),
+        reason: "x-worker-0 has to leave: SIGTERM; x-worker-1 has to leave: SIGTERM; x-worker-2 has to leave: SIGTERM"
+            .into(),
     };
     for member in 0..3 {
         assert_eq!(sent(&commands, member), [&drain]);
     }
-    assert_eq!(table.wait(JOIN_WINDOW * 2, &[0, 1, 2]), [], "there is nothing to plan");
+    assert_eq!(table.wait(JOIN_WINDOW * 2, &[0, 1, 2]), [], "there is no change to plan");
     table.says(0, drained(1, 30));
     table.says(1, drained(1, 30));
     assert_eq!(end(&table.says(2, drained(1, 30))), Some(&Outcome::Drained { step: 30 }));
 }
 
 #[test]
-fn whoever_asks_to_leave_again_is_told_again_that_all_drain() {
+fn a_repeated_request_to_leave_is_answered_with_the_drain_again() {
     let mut table = Table::running(1, 1);
     table.says(0, leave());
-    let drain = Message::Drain { reason: "x-worker-0 has to go: SIGTERM".into() };
+    let drain = Message::Drain { reason: "x-worker-0 has to leave: SIGTERM".into() };
     assert_eq!(sent(&table.says(0, leave()), 0), [&drain]);
 }
 
 #[test]
-fn a_loss_while_all_drain_leaves_the_survivors_to_drain_however_few() {
+fn after_a_loss_any_number_of_survivors_goes_on_to_drain() {
     let mut table = Table::running(2, 2);
     table.says(1, leave());
     assert_eq!(asked(&table.closes(0)), [(1, 2, false)]);
@@ -285,22 +286,22 @@ fn a_loss_while_all_drain_leaves_the_survivors_to_drain_however_few() {
 }
 
 #[test]
-fn too_few_wait_for_company_once_whoever_had_to_go_is_lost() {
+fn too_few_members_wait_for_more_once_the_leaver_is_lost() {
     let mut table = Table::running(2, 2);
     table.says(1, leave());
     assert_eq!(asked(&table.closes(1)), []);
-    assert_eq!(asked(&table.wait(10 * JOIN_WINDOW, &[0])), [], "one is too few to train");
+    assert_eq!(asked(&table.wait(10 * JOIN_WINDOW, &[0])), [], "one member is too few to train");
     assert_eq!(asked(&table.greets(11, replacement(1))), [(0, 2, false), (11, 2, false)]);
     table.reports(11, None, NOTHING);
     let commands = table.reports(0, Some(1), state(5));
-    assert!(matches!(sent(&commands, 0).as_slice(), [Message::Commit { .. }]), "nobody drains: {commands:?}");
+    assert!(matches!(sent(&commands, 0).as_slice(), [Message::Commit { .. }]), "no member drains: {commands:?}");
 }
 
 #[test]
-fn a_newcomer_may_take_the_place_of_whoever_has_to_go() {
+fn a_newcomer_may_replace_a_leaving_member() {
     let mut table = elastic(2, 2);
     table.joins(2, original(2));
-    assert_eq!(table.says(1, leave()), [], "enough can stay");
+    assert_eq!(table.says(1, leave()), [], "enough members can stay");
     table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2]);
     table.reports(2, None, NOTHING);
     table.reports(1, Some(1), state(5));
@@ -308,7 +309,8 @@ fn a_newcomer_may_take_the_place_of_whoever_has_to_go() {
     assert_eq!((connections, active.sources), (vec![0, 2], vec![0]));
 }
 
-/// Member 0 alone holds step 5 and has to go; a newcomer is here, and both are asked for generation 2.
+/// Returns a group in which member 0 alone holds step 5 and has to leave. A newcomer is connected,
+/// and both are asked for generation 2.
 fn handing_over() -> Table {
     let mut table = Table::running(2, 1);
     table.store = Store::IsSlow;
@@ -320,7 +322,7 @@ fn handing_over() -> Table {
 }
 
 #[test]
-fn whoever_alone_holds_the_state_hands_it_over_before_it_goes() {
+fn the_only_holder_of_the_state_hands_it_over_before_it_leaves() {
     let mut table = handing_over();
     table.reports(11, None, NOTHING);
     let commands = table.reports(0, Some(1), state(5));
@@ -336,7 +338,7 @@ fn whoever_alone_holds_the_state_hands_it_over_before_it_goes() {
 }
 
 #[test]
-fn the_last_holder_of_the_state_hands_it_over_however_late_it_reports() {
+fn the_only_holder_of_the_state_hands_it_over_even_after_a_late_report() {
     let mut table = handing_over();
     table.reports(11, None, NOTHING);
     table.wait(lockstep_elastic::coordinator::RETURN_LIMIT * 2, &[0, 11]);
@@ -345,7 +347,7 @@ fn the_last_holder_of_the_state_hands_it_over_however_late_it_reports() {
 }
 
 #[test]
-fn a_newcomer_that_has_to_go_before_it_was_let_in_is_released() {
+fn a_newcomer_that_has_to_leave_before_it_was_let_in_is_released() {
     let mut table = elastic(2, 2);
     table.greets(2, original(2));
     assert_eq!(sent(&table.says(2, leave()), 2), [&Message::Release]);
@@ -353,21 +355,17 @@ fn a_newcomer_that_has_to_go_before_it_was_let_in_is_released() {
 }
 
 #[test]
-fn what_a_loss_on_the_way_to_a_planned_change_means() {
+fn a_loss_before_the_seal_makes_a_planned_change_unplanned() {
     type Situation = (&'static str, fn(&mut Table) -> Vec<Command>, Vec<(u64, u64, bool)>);
     let situations: [Situation; 5] = [
-        // The others wait for it at the step after which all were to seal.
+        // The others wait for it at the step after which all should seal.
         ("a member that had not sealed", |table| table.closes(1), vec![(0, 3, false), (2, 3, false)]),
         (
-            "a member that replaced itself unsealed",
+            "an unsealed member that a new process replaced",
             |table| table.greets(11, replacement(1)),
             vec![(0, 3, false), (2, 3, false), (11, 3, false)],
         ),
-        (
-            "a collective that broke",
-            |table| table.says(0, broken(1)),
-            vec![(0, 3, false), (1, 3, false), (2, 3, false)],
-        ),
+        ("a broken collective", |table| table.says(0, broken(1)), vec![(0, 3, false), (1, 3, false), (2, 3, false)]),
         (
             "a member that had sealed",
             |table| {
@@ -387,7 +385,7 @@ fn what_a_loss_on_the_way_to_a_planned_change_means() {
 }
 
 #[test]
-fn after_the_loss_of_a_sealed_member_the_planned_change_comes_about_without_it() {
+fn after_the_loss_of_a_sealed_member_the_planned_change_happens_without_it() {
     let mut table = letting_in();
     table.reports(1, Some(1), state(5));
     table.closes(1);
@@ -398,7 +396,7 @@ fn after_the_loss_of_a_sealed_member_the_planned_change_comes_about_without_it()
 }
 
 #[test]
-fn after_the_loss_of_an_unsealed_member_the_rest_is_committed_to_the_newer_generation_only() {
+fn after_the_loss_of_an_unsealed_member_the_others_are_committed_only_to_a_newer_generation() {
     let mut table = letting_in();
     table.closes(1);
     table.reports(2, None, NOTHING);
@@ -408,11 +406,11 @@ fn after_the_loss_of_an_unsealed_member_the_rest_is_committed_to_the_newer_gener
 }
 
 #[test]
-fn a_newcomer_that_comes_while_others_report_follows_the_group_that_they_form() {
+fn a_newcomer_that_connects_during_the_reports_follows_the_new_group() {
     let mut table = elastic(3, 2);
     table.joins(3, original(3));
     table.wait(JOIN_WINDOW + ms(100), &[0, 1, 2, 3]);
-    assert_eq!(table.greets(4, original(4)), [], "they are enough without it");
+    assert_eq!(table.greets(4, original(4)), [], "the others are enough without it");
     for member in 0..3 {
         table.reports(member, Some(1), state(5));
     }
@@ -422,7 +420,7 @@ fn a_newcomer_that_comes_while_others_report_follows_the_group_that_they_form() 
 }
 
 #[test]
-fn a_newcomer_that_still_takes_over_the_state_is_left_to_it_by_a_change_that_does_not_need_it() {
+fn a_change_does_not_disturb_a_newcomer_that_it_does_not_need() {
     let mut table = elastic(3, 2);
     table.greets(3, original(3));
     table.says(1, leave());
@@ -432,14 +430,14 @@ fn a_newcomer_that_still_takes_over_the_state_is_left_to_it_by_a_change_that_doe
     for member in 0..3 {
         table.reports(member, Some(1), state(5));
     }
-    assert_eq!(table.wait(ms(100), &[0, 2, 3]), [], "it was told to stand");
+    assert_eq!(table.wait(ms(100), &[0, 2, 3]), [], "it was told to seal");
     assert_eq!(table.record().active.map(|active| active.members.len()), Some(2));
     let commands = table.greets(3, original(3));
     assert!(matches!(sent(&commands, 3).as_slice(), [Message::Follow(lead)] if lead.generation == 2), "{commands:?}");
 }
 
 #[test]
-fn a_change_waits_for_a_newcomer_without_whom_too_few_would_be_left() {
+fn a_change_waits_for_a_newcomer_that_the_group_needs() {
     let mut table = elastic(2, 2);
     table.greets(2, original(2));
     table.says(1, leave());
@@ -449,27 +447,27 @@ fn a_change_waits_for_a_newcomer_without_whom_too_few_would_be_left() {
 }
 
 #[test]
-fn a_newcomer_that_still_takes_over_the_state_is_let_in_with_a_change_that_was_not_planned() {
+fn an_unplanned_change_lets_in_a_newcomer_that_still_catches_up() {
     let mut table = elastic(2, 1);
     table.greets(2, original(2));
     assert_eq!(asked(&table.closes(1)), [(0, 2, false), (2, 2, false)]);
 }
 
 #[test]
-fn a_newcomer_that_does_not_come_to_the_last_steps_is_let_in_as_it_is() {
+fn a_newcomer_that_misses_the_last_steps_is_let_in_with_its_state() {
     let mut table = letting_in_unreported();
     table.reports(0, Some(1), state(5));
     table.reports(1, Some(1), state(5));
     let commands = table.wait(Duration::from_secs(12), &[0, 1, 2]);
     assert!(asked(&commands).contains(&(2, 3, false)), "{commands:?}");
-    // So it is where one of those that hand them over is lost.
+    // The same holds if a member that feeds the newcomer is lost.
     let mut table = letting_in_unreported();
     table.reports(1, Some(1), state(5));
     assert!(asked(&table.closes(1)).contains(&(2, 3, false)));
 }
 
 #[test]
-fn newcomers_wait_for_no_other_one_for_ever() {
+fn newcomers_do_not_wait_for_each_other_for_ever() {
     let mut table = elastic(2, 2);
     table.greets(2, original(2));
     table.joins(3, original(3));
@@ -480,20 +478,20 @@ fn newcomers_wait_for_no_other_one_for_ever() {
 }
 
 #[test]
-fn a_newcomer_that_was_asked_for_a_generation_that_came_about_without_it_is_let_in_by_the_next() {
+fn a_newcomer_that_sealed_for_a_generation_without_it_is_let_in_by_the_next() {
     let mut table = elastic(2, 2);
     table.greets(2, original(2));
     let mut commands = Vec::new();
     for _ in 0..6 {
-        let report = Report { generation: 1, entered_generation: None, followed: false, state: Some(NOTHING) };
-        table.says(2, Message::Report(report));
+        let report = SealReport { generation: 1, entered_generation: None, followed: false, state: Some(NOTHING) };
+        table.says(2, Message::SealReport(report));
         commands.extend(table.wait(ms(100), &[0, 1]));
     }
     assert!(asked(&commands).contains(&(0, 2, true)), "{commands:?}");
 }
 
 #[test]
-fn a_newcomer_that_comes_while_the_membership_is_stored_is_let_in_by_the_next() {
+fn a_newcomer_that_connects_during_the_swap_is_let_in_by_the_next_generation() {
     let mut table = letting_in();
     table.reports(0, Some(1), state(5));
     table.store = Store::IsSlow;
@@ -516,18 +514,18 @@ fn a_loss_before_the_planned_generation_is_allocated_makes_it_unplanned() {
 }
 
 #[test]
-fn nobody_is_let_in_once_a_member_is_done() {
+fn no_newcomer_is_let_in_once_a_member_is_done() {
     let mut table = elastic(2, 2);
     table.says(0, finished(1, b"model"));
     table.greets(2, original(2));
     assert_eq!(table.wait(JOIN_WINDOW * 3, &[0, 1, 2]), []);
     let commands = table.says(1, finished(1, b"model"));
     assert!(matches!(end(&commands), Some(Outcome::Finished { .. })));
-    assert_eq!(sent(&commands, 2), [&Message::Release], "it is needed no more");
+    assert_eq!(sent(&commands, 2), [&Message::Release], "it is not needed any more");
 }
 
 #[test]
-fn a_member_that_finished_while_the_change_was_allocated_has_to_stand_and_say_it_again() {
+fn a_member_that_finished_during_the_allocation_has_to_seal_and_report_again() {
     let mut table = elastic(2, 2);
     table.joins(2, original(2));
     table.store = Store::IsSlow;

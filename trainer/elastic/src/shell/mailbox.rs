@@ -1,4 +1,4 @@
-//! What the training thread and the membership's thread tell each other.
+//! The exchange between the training thread and the membership's thread.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -8,55 +8,57 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{
-    membership::Event,
+    event::MembershipEvent,
     reach::{Blocked, Obstacle},
 };
 use crate::{
-    Break, CheckpointMark, Group, Lead, State as Held, Summing, Work,
-    member::{self, LastWord},
+    ActivityMonitor, Assignment, Break, CheckpointMark, FollowedGroup, HeldState, PlanAgreement,
+    member::{self, FinalReport},
 };
 
-/// How long a worker that has to go looks for a coordinator that would let it, where it trains or holds nothing that others lack.
+/// A leaving worker looks for a coordinator this long, if it trains or if the others lack nothing
+/// that it holds.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the thread that waits for an answer sleeps before it looks at the time again.
+/// The thread that waits for an answer checks the time this often.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What the training thread and the membership's thread share.
-pub(super) struct Shared {
-    state: Mutex<State>,
+/// The data that the training thread and the membership's thread share.
+pub(super) struct Mailbox {
+    state: Mutex<MembershipState>,
     changed: Condvar,
     outbox: Mutex<Outbox>,
     filled: Notify,
     listener: Mutex<Listener>,
-    pub(super) work: Arc<Work>,
+    pub(super) work: Arc<ActivityMonitor>,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    /// The newest group, until the worker stands still again.
-    pub(super) group: Option<Group>,
-    /// The group that it is to follow, until it stands still again.
-    pub(super) lead: Option<Lead>,
-    /// Whether a newer one is being formed, and whether that is planned.
+pub(super) struct MembershipState {
+    /// The newest group, until the worker seals again.
+    pub(super) group: Option<Assignment>,
+    /// The group to follow, until the worker seals again.
+    pub(super) lead: Option<FollowedGroup>,
+    /// Set while a newer generation is being formed; true if the change is planned.
     pub(super) sealing: Option<bool>,
     pub(super) end: Option<End>,
     pub(super) draining: Option<String>,
     pub(super) leaving: Option<Leaving>,
-    /// Whether it was a member of a group: others may lack what it holds.
+    /// True if it was a member of a group, so that others may lack its state.
     pub(super) has_belonged: bool,
-    /// Since when there is no coordinator.
+    /// The time since when there is no coordinator.
     alone: Option<Instant>,
-    /// What the last attempt to connect met.
+    /// The result of the last attempt to connect.
     pub(super) blocked: Blocked,
 }
 
-impl State {
-    /// Whether this worker has to go, and nobody is there who would let it.
+impl MembershipState {
+    /// Returns true if this worker has to leave and no coordinator is there to release it.
     pub(super) fn is_stranded(&self) -> bool {
         self.leaving.is_some() && self.alone.is_some_and(|since| since.elapsed() >= LEAVE_PATIENCE)
     }
 
-    /// Whether one that has been without coordinator for so long, and has this `patience`, waits for none any more.
+    /// Returns true if a worker stops waiting for a coordinator, after it was `alone` for this long
+    /// and with this `patience`.
     fn gives_up(&self, alone: Duration, patience: Duration) -> bool {
         let has_time = |leaving: &Leaving| self.has_belonged && leaving.since.elapsed() <= leaving.within;
         let is_to_go = self.leaving.as_ref().is_some_and(|leaving| alone > LEAVE_PATIENCE && !has_time(leaving));
@@ -64,11 +66,11 @@ impl State {
     }
 }
 
-/// It has to go.
+/// The departure of a worker.
 #[derive(Debug)]
 pub(super) struct Leaving {
     since: Instant,
-    /// How long it may take to hand over what it holds.
+    /// The time that it may take to hand over its state.
     within: Duration,
 }
 
@@ -85,36 +87,36 @@ pub(super) enum End {
     Released,
 }
 
-/// What waits to be told: one place for each kind, where the newest counts; of plans all.
+/// The messages to send. Of each kind only the newest counts, except for plans.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     pub(super) entered: bool,
     pub(super) reloaded: bool,
     pub(super) took_over: bool,
     pub(super) caught_up: bool,
-    pub(super) plans: Vec<Summing>,
-    pub(super) stand: Option<(Option<Held>, Option<Break>)>,
+    pub(super) plans: Vec<PlanAgreement>,
+    pub(super) sealed: Option<(Option<HeldState>, Option<Break>)>,
     pub(super) progress: Option<(u64, Vec<u8>)>,
     pub(super) checkpoint: Option<CheckpointMark>,
     pub(super) leave: Option<String>,
-    pub(super) last_word: Option<LastWord>,
+    pub(super) final_report: Option<FinalReport>,
     pub(super) stop: bool,
 }
 
-type Callback = Box<dyn FnMut(&Event) + Send>;
+type Callback = Box<dyn FnMut(&MembershipEvent) + Send>;
 
 #[derive(Default)]
 struct Listener {
     callback: Option<Callback>,
-    /// Until somebody listens. Coordinators that come and go are not kept.
-    past: Vec<Event>,
+    /// Events from before the first listener. Lost and found coordinators are not kept.
+    past: Vec<MembershipEvent>,
 }
 
-impl Shared {
+impl Mailbox {
     pub(super) fn new() -> Self {
         let alone = Some(Instant::now());
         let blocked = Blocked { obstacle: Obstacle::Other, problem: "not tried yet".to_owned() };
-        let state = State {
+        let state = MembershipState {
             group: None,
             lead: None,
             sealing: None,
@@ -135,15 +137,21 @@ impl Shared {
         }
     }
 
-    /// The first answer of `look`, or the time that was spent without coordinator once it exceeds `patience`.
-    pub(super) fn wait<T>(&self, patience: Duration, look: impl Fn(&State) -> Option<T>) -> Result<T, Duration> {
+    /// Returns the first answer of `look`, or the time without a coordinator once that exceeds
+    /// `patience`.
+    pub(super) fn wait<T>(
+        &self,
+        patience: Duration,
+        look: impl Fn(&MembershipState) -> Option<T>,
+    ) -> Result<T, Duration> {
         let begun = Instant::now();
         let mut state = self.state();
         loop {
             if let Some(answer) = look(&state) {
                 return Ok(answer);
             }
-            // A coordinator that left long before this wait began has the whole patience, too.
+            // The full patience counts from the start of this wait, even if the coordinator left
+            // long before.
             let alone = state.alone.map(|since| since.max(begun).elapsed());
             if let Some(waited) = alone.filter(|alone| state.gives_up(*alone, patience)) {
                 return Err(waited);
@@ -165,30 +173,33 @@ impl Shared {
         listener.callback = Some(callback);
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, MembershipState> {
         lock(&self.state)
     }
 
-    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut MembershipState)) {
         change(&mut self.state());
         self.changed.notify_all();
     }
 
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn tell(&self, event: MembershipEvent) {
         let mut listener = lock(&self.listener);
         match &mut listener.callback {
             Some(callback) => callback(&event),
             None => match event {
-                Event::Abort { .. } | Event::Drain { .. } | Event::Feed(_) => listener.past.push(event),
-                // Whoever begins in a group asks whether it is changing.
-                Event::Seal { .. } | Event::CoordinatorLost | Event::CoordinatorFound => {}
-                // It computes for a group only after it listens, and follows one, too.
-                Event::Stuck { .. } | Event::Hung { .. } | Event::Released => {}
+                MembershipEvent::Abort { .. } | MembershipEvent::Drain { .. } | MembershipEvent::Feed(_) => {
+                    listener.past.push(event)
+                }
+                // A worker that starts in a group asks if it is changing.
+                MembershipEvent::Seal { .. } | MembershipEvent::CoordinatorLost | MembershipEvent::CoordinatorFound => {
+                }
+                // A worker computes for a group, or follows one, only after it listens.
+                MembershipEvent::Stuck { .. } | MembershipEvent::Hung { .. } | MembershipEvent::Released => {}
             },
         }
     }
 
-    /// Completes once the training thread has something to say.
+    /// Waits until the training thread has something to send.
     pub(super) async fn filled(&self) {
         self.filled.notified().await;
     }
@@ -197,21 +208,21 @@ impl Shared {
         lock(&self.outbox).stop
     }
 
-    /// What the training thread has to say, the last word last.
-    pub(super) fn said(&self) -> Vec<member::Event> {
+    /// Takes everything that the training thread sends, the final report last.
+    pub(super) fn take_outbox(&self) -> Vec<member::Event> {
         let mut outbox = lock(&self.outbox);
         let entered = std::mem::take(&mut outbox.entered).then_some(member::Event::Entered);
         let reloaded = std::mem::take(&mut outbox.reloaded).then_some(member::Event::Reloaded);
         let took_over = std::mem::take(&mut outbox.took_over).then_some(member::Event::TookOver);
         let caught_up = std::mem::take(&mut outbox.caught_up).then_some(member::Event::CaughtUp);
         let plans = std::mem::take(&mut outbox.plans).into_iter().map(member::Event::Agreed);
-        let stand = outbox.stand.take().map(|(held, broken)| member::Event::Stand { held, broken });
+        let sealed = outbox.sealed.take().map(|(held, broken)| member::Event::Sealed { held, broken });
         let progress = outbox.progress.take().map(|(step, payload)| member::Event::Progress { step, payload });
         let checkpoint = outbox.checkpoint.take().map(member::Event::Checkpoint);
         let leave = outbox.leave.take().map(|reason| member::Event::Leave { reason });
-        let last_word = outbox.last_word.take().map(member::Event::LastWord);
+        let final_report = outbox.final_report.take().map(member::Event::FinalReport);
         let before = [entered, reloaded, took_over, caught_up].into_iter().flatten();
-        let after = [progress, checkpoint, leave, stand, last_word].into_iter().flatten();
+        let after = [progress, checkpoint, leave, sealed, final_report].into_iter().flatten();
         before.chain(plans).chain(after).collect()
     }
 
@@ -219,11 +230,11 @@ impl Shared {
         let in_group = self.state().group.is_some();
         self.change(|state| state.alone = None);
         if in_group {
-            self.tell(Event::CoordinatorFound);
+            self.tell(MembershipEvent::CoordinatorFound);
         }
     }
 
-    /// This worker hung up.
+    /// Notes that this worker closed the connection itself.
     pub(super) fn left(&self) {
         self.change(|state| {
             state.alone.get_or_insert_with(Instant::now);
@@ -240,37 +251,40 @@ impl Shared {
             state.alone.get_or_insert_with(Instant::now);
         });
         if was_connected && in_group {
-            self.tell(Event::CoordinatorLost);
+            self.tell(MembershipEvent::CoordinatorLost);
         }
     }
 
-    pub(super) fn committed(&self, group: Group) {
+    pub(super) fn committed(&self, group: Assignment) {
         self.change(|state| {
             (state.group, state.lead, state.sealing, state.draining) = (Some(group), None, None, None);
             state.has_belonged = true;
         });
     }
 
-    pub(super) fn told_to_follow(&self, lead: Lead) {
-        // What was asked for before it stood is done.
+    pub(super) fn follow(&self, lead: FollowedGroup) {
+        // An earlier request to seal was fulfilled before.
         self.change(|state| (state.lead, state.sealing) = (Some(lead), None));
     }
 
     pub(super) fn drain(&self, reason: String) {
         self.change(|state| state.draining = Some(reason.clone()));
-        self.tell(Event::Drain { reason });
+        self.tell(MembershipEvent::Drain { reason });
     }
 
-    /// A new generation is being formed. One that is no longer planned cannot be planned again.
-    pub(super) fn asked_to_seal(&self, planned: bool) {
+    /// Notes that a new generation is being formed. An unplanned change never becomes a planned
+    /// one.
+    pub(super) fn seal(&self, planned: bool) {
         self.change(|state| state.sealing = Some(planned && state.sealing != Some(false)));
-        self.tell(Event::Seal { planned });
+        self.tell(MembershipEvent::Seal { planned });
     }
 
     pub(super) fn ended(&self, end: End) {
         let event = match &end {
-            End::Refused { reason, .. } | End::Aborted(reason) => Some(Event::Abort { reason: reason.clone() }),
-            End::Released => Some(Event::Released),
+            End::Refused { reason, .. } | End::Aborted(reason) => {
+                Some(MembershipEvent::Abort { reason: reason.clone() })
+            }
+            End::Released => Some(MembershipEvent::Released),
         };
         self.change(|state| state.end = Some(end));
         if let Some(event) = event {
@@ -279,7 +293,7 @@ impl Shared {
     }
 }
 
-/// A panic elsewhere leaves plain values behind, never half a change.
+/// A panic of another thread leaves plain values behind, never half of a change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,15 +1,15 @@
-//! Who is let in, and how the first group comes about.
+//! Admission of processes, and the first group.
 
 use lockstep_elastic::{
-    Digest, Hello, Message, Outcome, State,
-    coordinator::{Command, Config, Connection, Event, RETURN_LIMIT, START_LIMIT, Stage},
+    Digest, HeldState, Hello, Message, Outcome,
+    coordinator::{Command, Config, ConnectionId, Event, RETURN_LIMIT, START_LIMIT, Stage},
     message::FrameError,
 };
 
 use super::{
     CLOSED, Store, Table, asked, change, committed, end, hellos, is_committed, mark, original, replacement, sent, state,
 };
-use crate::given::{NOTHING, SAMPLER, config, hello, ms, pod};
+use crate::fixtures::{NOTHING, SAMPLER, config, hello, ms, pod};
 
 fn refusal(commands: &[Command], to: u64) -> String {
     match sent(commands, to).as_slice() {
@@ -40,7 +40,7 @@ fn a_generation_is_prepared_only_after_it_was_allocated() {
 }
 
 #[test]
-fn nobody_is_committed_before_the_membership_is_recorded() {
+fn no_member_is_committed_before_the_membership_is_recorded() {
     let mut table = Table::new(1);
     table.greets(0, original(0));
     table.store = Store::IsSlow;
@@ -49,7 +49,7 @@ fn nobody_is_committed_before_the_membership_is_recorded() {
 }
 
 #[test]
-fn the_first_group_waits_for_all_and_after_a_while_for_enough() {
+fn the_first_group_waits_for_all_members_and_later_for_enough() {
     let later = START_LIMIT + ms(500);
     for (here, waited, forms) in
         [(4, ms(0), true), (3, START_LIMIT - ms(500), false), (3, later, true), (2, later, true), (1, later, false)]
@@ -64,7 +64,7 @@ fn the_first_group_waits_for_all_and_after_a_while_for_enough() {
 }
 
 #[test]
-fn more_pods_than_replicas_are_not_waited_for() {
+fn the_first_group_does_not_wait_for_more_pods_than_replicas() {
     let mut table = Table::with(Config { replicas: 2, least: 2, ..config(4) }, None);
     table.greets(1, original(1));
     assert_eq!(asked(&table.greets(3, original(3))), [(1, 1, false), (3, 1, false)]);
@@ -82,7 +82,7 @@ fn the_missing_worker_is_named() {
 }
 
 #[test]
-fn whoever_does_not_belong_is_refused_by_name_and_harms_nobody() {
+fn a_process_that_does_not_belong_is_refused_by_name_without_harm() {
     let other_job = Hello { job: "other".into(), ..hello(1, 1) };
     let other_attempt = Hello { attempt: 7, ..hello(1, 1) };
     let other_workload = Hello { workload: Digest::of(b"mlp"), ..hello(1, 1) };
@@ -101,13 +101,13 @@ fn whoever_does_not_belong_is_refused_by_name_and_harms_nobody() {
         let commands = table.greets(9, stranger);
         let reason = refusal(&commands, 9);
         assert!(names.iter().all(|name| reason.contains(name)), "{names:?} in {reason}");
-        assert!(commands.contains(&Command::Close(Connection(9))));
+        assert!(commands.contains(&Command::Close(ConnectionId(9))));
         assert_eq!(committed(&table.form(&hellos(2), NOTHING)).1.generation, 1);
     }
 }
 
 #[test]
-fn whoever_is_refused_by_those_who_have_trained_may_be_replaced() {
+fn a_process_refused_after_the_group_has_trained_may_be_replaced() {
     let mut table = Table::new(2);
     let stranger = || Hello { data: Digest::of(b"mnist"), ..hello(1, 7) };
     table.greets(0, original(0));
@@ -115,27 +115,27 @@ fn whoever_is_refused_by_those_who_have_trained_may_be_replaced() {
         [Message::Refuse { may_retry, .. }] => *may_retry,
         other => panic!("expected a refusal, got {other:?}"),
     };
-    assert!(!may_retry(&table.greets(8, stranger()), 8), "nobody has trained");
+    assert!(!may_retry(&table.greets(8, stranger()), 8), "no member has trained");
     table.form(&hellos(2), NOTHING);
     assert!(may_retry(&table.greets(9, stranger()), 9));
-    let commands = table.handle(Event::Garbled(Connection(10), FrameError::Version { theirs: 9 }));
+    let commands = table.handle(Event::Garbled(ConnectionId(10), FrameError::Version { theirs: 9 }));
     assert!(may_retry(&commands, 10));
 }
 
 #[test]
-fn another_protocol_version_is_refused_by_name() {
-    let commands = Table::new(2).handle(Event::Garbled(Connection(4), FrameError::Version { theirs: 9 }));
+fn another_protocol_version_is_refused_with_its_number() {
+    let commands = Table::new(2).handle(Event::Garbled(ConnectionId(4), FrameError::Version { theirs: 9 }));
     assert!(refusal(&commands, 4).contains("version 9"));
-    assert!(commands.contains(&Command::Close(Connection(4))));
+    assert!(commands.contains(&Command::Close(ConnectionId(4))));
 }
 
 #[test]
-fn whoever_speaks_before_it_says_who_it_is_is_cut_off() {
-    assert_eq!(Table::new(2).says(4, Message::Heartbeat), [Command::Close(Connection(4))]);
+fn a_message_before_the_hello_closes_the_connection() {
+    assert_eq!(Table::new(2).says(4, Message::Heartbeat), [Command::Close(ConnectionId(4))]);
 }
 
 #[test]
-fn a_sign_of_life_is_answered_with_another() {
+fn a_heartbeat_is_answered_with_a_heartbeat() {
     let mut table = Table::new(2);
     table.greets(0, original(0));
     assert_eq!(sent(&table.says(0, Message::Heartbeat), 0), [&Message::Heartbeat]);
@@ -147,7 +147,7 @@ fn a_new_process_replaces_the_old_one_while_the_group_forms() {
     table.greets(0, original(0));
     let commands = table.greets(10, replacement(0));
     assert!(matches!(sent(&commands, 0).as_slice(), [Message::Abort { .. }]), "{commands:?}");
-    assert!(commands.contains(&Command::Close(Connection(0))));
+    assert!(commands.contains(&Command::Close(ConnectionId(0))));
     table.greets(1, original(1));
     table.reports(10, None, NOTHING);
     let (connections, active) = committed(&table.reports(1, None, NOTHING));
@@ -155,7 +155,7 @@ fn a_new_process_replaces_the_old_one_while_the_group_forms() {
 }
 
 #[test]
-fn a_member_that_goes_before_the_commit_is_waited_for_under_a_new_generation() {
+fn a_loss_before_the_commit_starts_a_new_generation_that_waits_for_the_member() {
     let mut table = Table::new(2);
     table.greets(0, original(0));
     table.greets(1, original(1));
@@ -168,7 +168,7 @@ fn a_member_that_goes_before_the_commit_is_waited_for_under_a_new_generation() {
 }
 
 #[test]
-fn a_report_for_an_older_generation_counts_nothing_and_is_asked_for_again() {
+fn a_report_for_an_older_generation_does_not_count_and_is_requested_again() {
     let mut table = Table::new(2);
     table.greets(0, original(0));
     table.greets(1, original(1));
@@ -177,13 +177,13 @@ fn a_report_for_an_older_generation_counts_nothing_and_is_asked_for_again() {
     table.greets(11, replacement(1));
     table.reports(11, None, NOTHING);
     let old =
-        lockstep_elastic::Report { generation: 1, entered_generation: None, followed: false, state: Some(NOTHING) };
-    let commands = table.says(0, Message::Report(old));
+        lockstep_elastic::SealReport { generation: 1, entered_generation: None, followed: false, state: Some(NOTHING) };
+    let commands = table.says(0, Message::SealReport(old));
     assert_eq!((asked(&commands), is_committed(&commands)), (vec![(0, 2, false)], false));
 }
 
 #[test]
-fn a_member_that_goes_while_the_membership_is_stored_is_lost_from_it() {
+fn a_member_that_disappears_during_the_swap_is_lost_from_the_new_membership() {
     let mut table = Table::with(Config { least: 1, ..config(2) }, None);
     table.greets(0, original(0));
     table.greets(1, original(1));
@@ -195,12 +195,12 @@ fn a_member_that_goes_while_the_membership_is_stored_is_lost_from_it() {
     assert_eq!((committed(&commands).0, asked(&commands)), (vec![0], vec![(0, 2, false)]));
     assert_eq!(change(&commands).lost, []);
     let commands = table.reports(0, Some(1), NOTHING);
-    let lost = vec![(pod(1), "it went while the group was formed".to_owned())];
+    let lost = vec![(pod(1), "it disappeared while the group was formed".to_owned())];
     assert_eq!((committed(&commands).0, change(&commands).lost), (vec![0], lost));
 }
 
 #[test]
-fn a_member_of_the_last_group_that_goes_while_the_next_is_stored_is_told_as_lost_once() {
+fn a_member_lost_during_the_swap_is_announced_as_lost_once() {
     let mut table = Table::running(3, 1);
     table.closes(2);
     table.reports(0, Some(1), NOTHING);
@@ -214,7 +214,7 @@ fn a_member_of_the_last_group_that_goes_while_the_next_is_stored_is_told_as_lost
 }
 
 #[test]
-fn of_different_checkpoints_the_newest_counts_and_the_others_copy_it() {
+fn the_newest_of_different_checkpoints_counts_and_the_others_copy_it() {
     let mut table = Table::new(3);
     for member in 0..3 {
         table.greets(member, original(member as usize));
@@ -227,8 +227,8 @@ fn of_different_checkpoints_the_newest_counts_and_the_others_copy_it() {
 }
 
 #[test]
-fn members_that_see_different_checkpoints_of_the_same_step_are_named_with_what_they_see() {
-    let other = State { digest: Digest::of(b"other"), ..state(50) };
+fn members_with_different_checkpoints_of_one_step_are_named_with_their_digests() {
+    let other = HeldState { digest: Digest::of(b"other"), ..state(50) };
     let mut table = Table::new(2);
     table.greets(0, original(0));
     table.greets(1, original(1));
@@ -245,7 +245,7 @@ fn members_that_see_different_checkpoints_of_the_same_step_are_named_with_what_t
 }
 
 #[test]
-fn a_later_attempt_begins_with_its_checkpoint_without_waiting_for_processes_that_are_gone() {
+fn a_later_attempt_starts_from_its_checkpoint_without_a_wait_for_old_processes() {
     let record = Table::running(2, 2).record();
     let mut table = Table::with(Config { attempt: 1, ..config(2) }, Some(record));
     let hellos: Vec<_> = (0..2).map(|index| Hello { attempt: 1, ..replacement(index) }).collect();
@@ -256,17 +256,17 @@ fn a_later_attempt_begins_with_its_checkpoint_without_waiting_for_processes_that
 }
 
 #[test]
-fn a_later_attempt_falls_back_at_once_behind_a_recorded_checkpoint_that_none_of_its_processes_could_read() {
+fn a_later_attempt_starts_at_once_behind_a_recorded_checkpoint_that_no_process_could_read() {
     let record = Table::running(2, 2).record().mark(mark(60));
     let mut table = Table::with(Config { attempt: 1, ..config(2) }, Some(record));
     let hellos: Vec<_> = (0..2).map(|index| Hello { attempt: 1, ..replacement(index) }).collect();
     let (_, active) = committed(&table.form(&hellos, state(50)));
     assert_eq!((active.base_step, active.rollback), (50, true));
-    assert_eq!(table.record().last_durable_checkpoint, None, "it is not counted on any more");
+    assert_eq!(table.record().last_durable_checkpoint, None, "the record drops the unreadable checkpoint");
 }
 
 #[test]
-fn a_group_that_forms_ends_with_a_store_that_holds_no_record() {
+fn a_group_that_forms_ends_if_its_store_fails() {
     let mut table = Table::new(1);
     table.store = Store::Fails;
     let commands = table.greets(0, original(0));

@@ -1,8 +1,8 @@
-//! Members and coordinators that the tests begin with.
+//! The members and the settings that the tests start with.
 
 use std::{net::SocketAddr, time::Duration};
 
-use lockstep_elastic::{Digest, Hello, Incarnation, MemberId, Sampler, State, coordinator::Config};
+use lockstep_elastic::{Digest, HeldState, Hello, Incarnation, MemberId, Sampler, coordinator::Config};
 
 pub(crate) const SAMPLER: Sampler = Sampler { seed: 42, epoch: 0, cursor: 0 };
 
@@ -32,12 +32,12 @@ pub(crate) fn hello(index: usize, incarnation: u128) -> Hello {
         workload: Digest::of(b"lenet"),
         data: Digest::of(b"glyphs"),
         committed_generation: None,
-        stands: true,
+        sealed: true,
     }
 }
 
-/// The seed's first weights.
-pub(crate) const NOTHING: State = State { step: 0, digest: Digest::NONE, sampler: SAMPLER };
+/// The initial weights from the seed.
+pub(crate) const NOTHING: HeldState = HeldState { step: 0, digest: Digest::NONE, sampler: SAMPLER };
 
 pub(crate) const fn ms(count: u64) -> Duration {
     Duration::from_millis(count)

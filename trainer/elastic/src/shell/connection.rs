@@ -1,4 +1,5 @@
-//! The thread behind a [`super::Membership`]: it connects, talks, and connects anew.
+//! The thread behind a [`super::Membership`]: it connects to the coordinator, exchanges messages
+//! and reconnects.
 
 use std::{io, time::Duration};
 
@@ -10,48 +11,48 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    membership,
+    event::MembershipEvent,
+    mailbox::{End, Mailbox},
     reach::{Blocked, Missing, reach},
-    shared::{End, Shared},
 };
 use crate::{
-    Awake, Hello, Member, State, Stuck, Watchdog,
+    AwakeClock, HeldState, Hello, Member, Stuck, Watchdog,
     member::{Command, Event, HEARTBEAT_EVERY},
     message::{Decoder, FrameError},
 };
 
-/// How long the coordinator may take to accept a message.
+/// The limit for the coordinator to accept a message.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
-/// Pause before a new attempt; doubles up to the limit.
+/// The pause before a new attempt. It doubles up to the limit.
 const BACKOFF: Duration = Duration::from_millis(50);
 const BACKOFF_LIMIT: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 16 << 10;
 
-/// Keeps a member connected until its group is over or nobody wants it any more.
-pub(super) fn keep(coordinator: &str, hello: Hello, held: State, shared: &Shared) {
+/// Keeps a member connected until its group is over, or until the worker hangs up.
+pub(super) fn keep(coordinator: &str, hello: Hello, held: HeldState, mailbox: &Mailbox) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return shared.disconnected(&error.into()),
+        Err(error) => return mailbox.disconnected(&error.into()),
     };
     let member = Member::new(hello, held);
     let watchdog = Watchdog::default();
-    let (started, clock) = (Instant::now(), Awake::default());
-    let line = Line { member, started, clock, wake: started, watchdog, shared };
-    runtime.block_on(line.run(coordinator));
-    // A name that is still being looked up holds nobody up.
+    let (started, clock) = (Instant::now(), AwakeClock::default());
+    let connection = Connection { member, started, clock, wake: started, watchdog, mailbox };
+    runtime.block_on(connection.run(coordinator));
+    // A name lookup that is still running delays nobody.
     runtime.shutdown_background();
 }
 
-struct Line<'a> {
+struct Connection<'a> {
     member: Member,
     started: Instant,
-    clock: Awake,
+    clock: AwakeClock,
     wake: Instant,
     watchdog: Watchdog,
-    shared: &'a Shared,
+    mailbox: &'a Mailbox,
 }
 
-/// Whether the connection is still of use.
+/// The further use of the connection.
 #[derive(PartialEq, Eq)]
 enum Next {
     Talk,
@@ -61,7 +62,7 @@ enum Next {
     Over,
 }
 
-impl Line<'_> {
+impl Connection<'_> {
     async fn run(mut self, coordinator: &str) {
         let (mut backoff, mut missing) = (BACKOFF, Missing::new());
         loop {
@@ -74,7 +75,7 @@ impl Line<'_> {
                 Ok(stream) => {
                     let begun = Instant::now();
                     let ended = self.talk(stream).await;
-                    // Somebody who accepts and hangs up at once is no coordinator to hurry back to.
+                    // A process that accepts and closes at once deserves no quick retry.
                     if begun.elapsed() > BACKOFF_LIMIT {
                         backoff = BACKOFF;
                         missing.found();
@@ -83,11 +84,11 @@ impl Line<'_> {
                         Ok(Next::Over) => return,
                         Ok(Next::Left) => {
                             self.member.handle(Event::Disconnected, self.clock.look(self.started.elapsed()));
-                            self.shared.left();
+                            self.mailbox.left();
                             continue;
                         }
                         Ok(Next::Talk | Next::Reconnect) => {
-                            Blocked::from(io::Error::new(io::ErrorKind::TimedOut, "it fell silent"))
+                            Blocked::from(io::Error::new(io::ErrorKind::TimedOut, "it sent nothing any more"))
                         }
                         Err(error) => error.into(),
                     }
@@ -97,7 +98,7 @@ impl Line<'_> {
             debug!(%coordinator, problem = %blocked, "no coordinator");
             missing.tell(coordinator, &blocked);
             self.member.handle(Event::Disconnected, self.clock.look(self.started.elapsed()));
-            self.shared.disconnected(&blocked);
+            self.mailbox.disconnected(&blocked);
             tokio::select! {
                 () = sleep(backoff) => {}
                 () = self.stopped() => return,
@@ -107,25 +108,25 @@ impl Line<'_> {
     }
 
     async fn stopped(&self) {
-        while !self.shared.stopped() {
-            self.shared.filled().await;
+        while !self.mailbox.stopped() {
+            self.mailbox.filled().await;
         }
     }
 
-    /// Completes once the training thread does something, or did all the time.
+    /// Waits until the training thread moves, if it is stuck.
     async fn rest_while_stuck(&mut self) {
         let mut hung = false;
-        while let Some(stuck) = self.stuck().filter(|_| !self.shared.stopped()) {
+        while let Some(stuck) = self.stuck().filter(|_| !self.mailbox.stopped()) {
             if stuck.is_hung && !std::mem::replace(&mut hung, true) {
-                self.shared.tell(membership::Event::Hung { reason: stuck.to_string() });
+                self.mailbox.tell(MembershipEvent::Hung { reason: stuck.to_string() });
             }
             sleep(HEARTBEAT_EVERY).await;
         }
     }
 
     fn stuck(&mut self) -> Option<Stuck> {
-        let is_awaited = self.shared.state().sealing == Some(false) && !self.member.stands();
-        self.watchdog.look(self.shared.work.glimpse(), is_awaited, self.started.elapsed())
+        let is_awaited = self.mailbox.state().sealing == Some(false) && !self.member.has_sealed();
+        self.watchdog.look(self.mailbox.work.sample(), is_awaited, self.started.elapsed())
     }
 
     async fn talk(&mut self, mut stream: TcpStream) -> io::Result<Next> {
@@ -133,13 +134,14 @@ impl Line<'_> {
         let mut answered = false;
         let mut decoder = Decoder::default();
         let mut bytes = vec![0; READ_BYTES];
-        let mut next = self.happened(Event::Connected, &mut stream).await?;
+        let mut next = self.handle(Event::Connected, &mut stream).await?;
         while next == Next::Talk {
-            // What was said while there was no connection comes first: its notice may be used up. It is taken in even where it cannot be
-            // passed on any more: the next coordinator is told of it.
+            // Messages from the time without a connection go first, because their notification may
+            // be used up. The member notes them even if they cannot be sent any more, so that it
+            // tells the next coordinator.
             let mut broken = Ok(());
-            for said in self.shared.said() {
-                match self.happened(said, &mut stream).await {
+            for said in self.mailbox.take_outbox() {
+                match self.handle(said, &mut stream).await {
                     Ok(Next::Talk) => {}
                     Ok(after) => next = after,
                     Err(error) => broken = broken.and(Err(error)),
@@ -149,14 +151,14 @@ impl Line<'_> {
             if next != Next::Talk {
                 break;
             }
-            if self.shared.stopped() {
+            if self.mailbox.stopped() {
                 next = Next::Over;
                 break;
             }
             if let Some(stuck) = self.stuck() {
                 let reason = stuck.to_string();
-                self.shared.tell(membership::Event::Stuck { reason: reason.clone() });
-                self.happened(Event::Stuck { reason }, &mut stream).await?;
+                self.mailbox.tell(MembershipEvent::Stuck { reason: reason.clone() });
+                self.handle(Event::Stuck { reason }, &mut stream).await?;
                 return Ok(Next::Left);
             }
             tokio::select! {
@@ -170,17 +172,17 @@ impl Line<'_> {
                         match decoder.next_message() {
                             Ok(Some(message)) => {
                                 if !std::mem::replace(&mut answered, true) {
-                                    self.shared.connected();
+                                    self.mailbox.connected();
                                 }
-                                next = self.happened(Event::Received(message), &mut stream).await?;
+                                next = self.handle(Event::Received(message), &mut stream).await?;
                             }
                             Ok(None) => break,
                             Err(error) => return self.garbled(error),
                         }
                     }
                 }
-                () = sleep_until(self.wake) => next = self.happened(Event::Tick, &mut stream).await?,
-                () = self.shared.filled() => {}
+                () = sleep_until(self.wake) => next = self.handle(Event::Tick, &mut stream).await?,
+                () = self.mailbox.filled() => {}
             }
         }
         if next == Next::Over {
@@ -191,15 +193,15 @@ impl Line<'_> {
 
     fn garbled(&self, error: FrameError) -> io::Result<Next> {
         if matches!(error, FrameError::Version { .. }) && !self.member.has_belonged() {
-            // Whether a group trains is in what cannot be understood.
-            self.shared.ended(End::Refused { reason: error.to_string(), may_retry: true });
+            // The unreadable message may have said that a group trains.
+            self.mailbox.ended(End::Refused { reason: error.to_string(), may_retry: true });
             return Ok(Next::Over);
         }
-        warn!(%error, "the coordinator cannot be understood");
+        warn!(%error, "a message of the coordinator cannot be read");
         Err(io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    async fn happened(&mut self, event: Event, stream: &mut TcpStream) -> io::Result<Next> {
+    async fn handle(&mut self, event: Event, stream: &mut TcpStream) -> io::Result<Next> {
         let mut next = Next::Talk;
         let now = self.clock.look(self.started.elapsed());
         for command in self.member.handle(event, now) {
@@ -210,22 +212,22 @@ impl Line<'_> {
                     })??;
                 }
                 Command::Reconnect => next = Next::Reconnect,
-                Command::Seal { generation: _, planned } => self.shared.asked_to_seal(planned),
-                Command::Enter(group) => self.shared.committed(group),
-                Command::Follow(lead) => self.shared.told_to_follow(lead),
-                Command::Feed(follower) => self.shared.tell(membership::Event::Feed(follower)),
-                Command::Drain { reason } => self.shared.drain(reason),
-                Command::Abort { reason } => next = self.over(End::Aborted(reason)),
-                Command::Refused { reason, may_retry } => next = self.over(End::Refused { reason, may_retry }),
-                Command::Released => next = self.over(End::Released),
+                Command::Seal { generation: _, planned } => self.mailbox.seal(planned),
+                Command::Enter(group) => self.mailbox.committed(group),
+                Command::Follow(lead) => self.mailbox.follow(lead),
+                Command::Feed(follower) => self.mailbox.tell(MembershipEvent::Feed(follower)),
+                Command::Drain { reason } => self.mailbox.drain(reason),
+                Command::Abort { reason } => next = self.end(End::Aborted(reason)),
+                Command::Refused { reason, may_retry } => next = self.end(End::Refused { reason, may_retry }),
+                Command::Released => next = self.end(End::Released),
                 Command::WakeAt(time) => self.wake = self.started + self.clock.real(time),
             }
         }
         Ok(next)
     }
 
-    fn over(&self, end: End) -> Next {
-        self.shared.ended(end);
+    fn end(&self, end: End) -> Next {
+        self.mailbox.ended(end);
         Next::Over
     }
 }

@@ -1,4 +1,4 @@
-//! Parts of a state that are shared, with their names, and state machines whose answers are remembered.
+//! Shared and named values, and remembered transitions of the state machines.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -11,23 +11,23 @@ use std::{
 
 use lockstep_elastic::{
     Active, Coordinator, Member, Message, Record,
-    coordinator::{self, Connection},
+    coordinator::{self, ConnectionId},
     member,
 };
 
 use crate::names::{self, Names};
 
-/// A part of the state, named.
+/// A shared value with its names.
 #[derive(Debug)]
-pub(crate) struct Part<T>(Arc<(Names, T)>);
+pub(crate) struct Interned<T>(Arc<(Names, T)>);
 
-impl<T: Debug> Part<T> {
+impl<T: Debug> Interned<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Arc::new((names::names(&value), value)))
     }
 }
 
-impl<T> Part<T> {
+impl<T> Interned<T> {
     pub(crate) fn names(&self) -> &Names {
         &self.0.0
     }
@@ -37,13 +37,13 @@ impl<T> Part<T> {
     }
 }
 
-impl<T> Clone for Part<T> {
+impl<T> Clone for Interned<T> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<T> Deref for Part<T> {
+impl<T> Deref for Interned<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -51,49 +51,49 @@ impl<T> Deref for Part<T> {
     }
 }
 
-/// What comes of a member's commands.
+/// A command of a member, as far as the model executes it.
 #[derive(Clone, Debug)]
-pub(crate) enum Told {
-    Say(Part<Message>),
+pub(crate) enum MemberCommand {
+    Say(Interned<Message>),
     Seal,
-    Enter(Part<Active>),
+    Enter(Interned<Active>),
     Follow(u64),
 }
 
-/// What comes of a coordinator's.
+/// A command of a coordinator, as far as the model executes it.
 #[derive(Clone, Debug)]
-pub(crate) enum Asked {
-    Say(u64, Part<Message>),
+pub(crate) enum CoordinatorCommand {
+    Say(u64, Interned<Message>),
     Close(u64),
-    Swap(Part<Record>),
+    Swap(Interned<Record>),
     End(coordinator::Outcome),
 }
 
-/// What a state machine becomes by an event, and what comes of it.
+/// The result of an event: the next state and the commands.
 #[derive(Debug)]
 pub(crate) struct Handled<T, C> {
-    pub(crate) after: Part<T>,
+    pub(crate) after: Interned<T>,
     pub(crate) commands: Vec<C>,
-    /// It was in that state before.
+    /// True if the state did not change.
     pub(crate) same: bool,
 }
 
-/// The same event in the same state is met again and again.
+/// The known transitions. The same event meets the same state again and again.
 type Known<T, C> = LazyLock<Shards<Arc<Handled<T, C>>>>;
 
-static MEMBERS: Known<Member, Told> = LazyLock::new(Shards::default);
-static COORDINATORS: Known<Coordinator, Asked> = LazyLock::new(Shards::default);
+static MEMBERS: Known<Member, MemberCommand> = LazyLock::new(Shards::default);
+static COORDINATORS: Known<Coordinator, CoordinatorCommand> = LazyLock::new(Shards::default);
 
 pub(crate) fn member_after(
-    before: &Part<Member>,
+    before: &Interned<Member>,
     name: u128,
     event: impl FnOnce() -> member::Event,
-) -> Arc<Handled<Member, Told>> {
+) -> Arc<Handled<Member, MemberCommand>> {
     MEMBERS.known_or(names::mix(before.name(), name), || {
         let mut after = Member::clone(before);
         let event = event();
         let active = match &event {
-            member::Event::Received(Message::Commit { active, .. }) => Some(Part::new(active.clone())),
+            member::Event::Received(Message::Commit { active, .. }) => Some(Interned::new(active.clone())),
             _ => None,
         };
         let commands = after.handle(event, Duration::ZERO).into_iter();
@@ -103,11 +103,11 @@ pub(crate) fn member_after(
 }
 
 pub(crate) fn coordinator_after(
-    before: &Part<Coordinator>,
+    before: &Interned<Coordinator>,
     name: u128,
     event: impl FnOnce() -> coordinator::Event,
     now: Duration,
-) -> Arc<Handled<Coordinator, Asked>> {
+) -> Arc<Handled<Coordinator, CoordinatorCommand>> {
     let name = names::all([before.name(), name, now.as_millis()]);
     COORDINATORS.known_or(name, || {
         let mut after = Coordinator::clone(before);
@@ -116,43 +116,47 @@ pub(crate) fn coordinator_after(
     })
 }
 
-/// What comes of time until then, in which those on these lines, which the coordinator knows, say that they are alive.
+/// Returns the transition of a coordinator as time passes. Heartbeats arrive on these connections,
+/// which the coordinator knows.
 pub(crate) fn coordinator_later(
-    before: &Part<Coordinator>,
+    before: &Interned<Coordinator>,
     heard: Vec<u64>,
     then: Duration,
-) -> Arc<Handled<Coordinator, Asked>> {
+) -> Arc<Handled<Coordinator, CoordinatorCommand>> {
     COORDINATORS.known_or(names::all([before.name(), then.as_millis()]), || {
         let mut after = Coordinator::clone(before);
         let (mut heard, mut commands) = (heard, Vec::new());
         for now in (SHORT..then.as_secs()).step_by(SHORT as usize).map(Duration::from_secs).chain([then]) {
-            let said = heard.iter().map(|line| coordinator::Event::Received(Connection(*line), Message::Heartbeat));
+            let said = heard
+                .iter()
+                .map(|connection| coordinator::Event::Received(ConnectionId(*connection), Message::Heartbeat));
             for event in said.chain([coordinator::Event::Tick]) {
                 commands.extend(after.handle(event, now).into_iter().filter_map(asked));
             }
-            let closed =
-                |line: &u64| commands.iter().any(|asked| matches!(asked, Asked::Close(closed) if closed == line));
-            heard.retain(|line| !closed(line));
+            let closed = |connection: &u64| {
+                commands.iter().any(|asked| matches!(asked, CoordinatorCommand::Close(closed) if closed == connection))
+            };
+            heard.retain(|connection| !closed(connection));
         }
         Arc::new(handled(before, after, commands))
     })
 }
 
-/// Seconds in which everybody who is connected says something.
+/// The time between two heartbeats.
 const SHORT: u64 = 2;
 
-fn handled<T: Debug, C>(before: &Part<T>, after: T, commands: Vec<C>) -> Handled<T, C> {
-    let after = Part::new(after);
+fn handled<T: Debug, C>(before: &Interned<T>, after: T, commands: Vec<C>) -> Handled<T, C> {
+    let after = Interned::new(after);
     let same = after.name() == before.name();
     Handled { after: if same { before.clone() } else { after }, commands, same }
 }
 
-fn told(command: member::Command, active: Option<&Part<Active>>) -> Option<Told> {
+fn told(command: member::Command, active: Option<&Interned<Active>>) -> Option<MemberCommand> {
     match command {
-        member::Command::Send(message) => said(message).map(Told::Say),
-        member::Command::Seal { .. } => Some(Told::Seal),
-        member::Command::Enter(_) => active.cloned().map(Told::Enter),
-        member::Command::Follow(lead) => Some(Told::Follow(lead.generation)),
+        member::Command::Send(message) => said(message).map(MemberCommand::Say),
+        member::Command::Seal { .. } => Some(MemberCommand::Seal),
+        member::Command::Enter(_) => active.cloned().map(MemberCommand::Enter),
+        member::Command::Follow(lead) => Some(MemberCommand::Follow(lead.generation)),
         member::Command::Feed(_)
         | member::Command::Reconnect
         | member::Command::Drain { .. }
@@ -163,22 +167,25 @@ fn told(command: member::Command, active: Option<&Part<Active>>) -> Option<Told>
     }
 }
 
-fn asked(command: coordinator::Command) -> Option<Asked> {
+fn asked(command: coordinator::Command) -> Option<CoordinatorCommand> {
     match command {
-        coordinator::Command::Send(Connection(line), message) => said(message).map(|message| Asked::Say(line, message)),
-        coordinator::Command::Close(Connection(line)) => Some(Asked::Close(line)),
-        coordinator::Command::Swap(record) => Some(Asked::Swap(Part::new(record))),
-        coordinator::Command::End(outcome) => Some(Asked::End(outcome)),
+        coordinator::Command::Send(ConnectionId(connection), message) => {
+            said(message).map(|message| CoordinatorCommand::Say(connection, message))
+        }
+        coordinator::Command::Close(ConnectionId(connection)) => Some(CoordinatorCommand::Close(connection)),
+        coordinator::Command::Swap(record) => Some(CoordinatorCommand::Swap(Interned::new(record))),
+        coordinator::Command::End(outcome) => Some(CoordinatorCommand::End(outcome)),
         coordinator::Command::Publish { .. } | coordinator::Command::Changed(_) | coordinator::Command::WakeAt(_) => {
             None
         }
     }
 }
 
-/// Nobody does anything for a heartbeat, a report of progress, or a newcomer's address.
-fn said(message: Message) -> Option<Part<Message>> {
+/// Returns the message, unless its receiver only notes a heartbeat, progress or a newcomer's
+/// address.
+fn said(message: Message) -> Option<Interned<Message>> {
     let idle = matches!(message, Message::Heartbeat | Message::Feed(_) | Message::Progress { .. });
-    (!idle).then(|| Part::new(message))
+    (!idle).then(|| Interned::new(message))
 }
 
 /// A map that several threads fill.
@@ -219,7 +226,7 @@ impl<T> Shards<T> {
 }
 
 impl<T: Clone> Shards<T> {
-    /// What is known by this name, which is found out without holding others up.
+    /// Returns the value for this name. Computing a missing one blocks no other thread.
     pub(crate) fn known_or(&self, name: u128, find: impl FnOnce() -> T) -> T {
         let known = self.with(name, |entry| match entry {
             Entry::Occupied(known) => Some(known.get().clone()),

@@ -1,12 +1,12 @@
-//! Names that the simulation begins with.
+//! Fixtures of the simulation.
 
 use std::net::SocketAddr;
 
-use lockstep_elastic::{Digest, Hello, Incarnation, MemberId, Sampler, State};
+use lockstep_elastic::{Digest, HeldState, Hello, Incarnation, MemberId, Sampler};
 
 pub(crate) const SAMPLER: Sampler = Sampler { seed: 42, epoch: 0, cursor: 0 };
-/// The seed's first weights.
-pub(crate) const NOTHING: State = State { step: 0, digest: Digest::NONE, sampler: SAMPLER };
+/// The initial weights from the seed.
+pub(crate) const NOTHING: HeldState = HeldState { step: 0, digest: Digest::NONE, sampler: SAMPLER };
 
 pub(crate) fn pod(index: usize) -> String {
     format!("x-worker-{index}")
@@ -29,6 +29,6 @@ pub(crate) fn hello(index: usize, incarnation: u128, attempt: u32) -> Hello {
         workload: Digest::of(b"lenet"),
         data: Digest::of(b"glyphs"),
         committed_generation: None,
-        stands: true,
+        sealed: true,
     }
 }

@@ -1,19 +1,20 @@
-//! One path after another through states that are too many to visit, as a seed has it, each until nothing is left to happen.
+//! Samples random paths through states that are too many to visit. A seed decides each path, which
+//! ends when nothing is left to happen.
 
 use crate::job::{Action, Job};
 
-/// Transitions of one path: words may be exchanged for ever.
+/// The largest number of transitions of one path. Without it, messages could be exchanged for ever.
 const LONGEST: usize = 400;
-/// Of how many transitions one is a disturbance.
+/// One transition in this many is a disturbance.
 const DISTURBANCE: u64 = 12;
 
-/// What came of the paths.
+/// The result of the sampled paths.
 #[derive(Debug)]
-pub(crate) enum Wandered {
-    /// No state on any of them breaks a rule.
+pub(crate) enum Sampled {
+    /// No state on any path breaks a rule.
     Clean {
         transitions: usize,
-        /// How many came to the last generation, or did all steps.
+        /// The number of paths that reached the last generation or did all steps.
         came_far: u64,
         told: usize,
     },
@@ -24,7 +25,7 @@ pub(crate) enum Wandered {
     },
 }
 
-pub(crate) fn wander(begin: &Job, seeds: std::ops::Range<u64>) -> Wandered {
+pub(crate) fn sample(begin: &Job, seeds: std::ops::Range<u64>) -> Sampled {
     let (mut transitions, mut came_far, mut told) = (0, 0, 0);
     for seed in seeds {
         let mut dice = Dice(seed);
@@ -35,7 +36,7 @@ pub(crate) fn wander(begin: &Job, seeds: std::ops::Range<u64>) -> Wandered {
             next.take(&action);
             taken.push(action);
             if let Some(rule) = next.violation {
-                return Wandered::Violation { rule, seed, path: path(begin.clone(), &taken) };
+                return Sampled::Violation { rule, seed, path: path(begin.clone(), &taken) };
             }
             if next.beyond {
                 break;
@@ -48,10 +49,10 @@ pub(crate) fn wander(begin: &Job, seeds: std::ops::Range<u64>) -> Wandered {
         let all_done = job.told.len() as u64 == job.bounds.steps;
         came_far += u64::from(newest == Some(job.bounds.generations) || all_done);
     }
-    Wandered::Clean { transitions, came_far, told }
+    Sampled::Clean { transitions, came_far, told }
 }
 
-/// What happened, from the beginning.
+/// Returns the events of a path from its start.
 pub(crate) fn path(mut job: Job, actions: &[Action]) -> Vec<String> {
     let told = |action: &Action| {
         let description = job.describe(action);
