@@ -46,6 +46,9 @@ pub(crate) struct Options {
     /// Of churn: mean time between two kills, such as 1s or 500ms.
     #[arg(long, value_name = "TIME", value_parser = time)]
     mean: Option<Duration>,
+    /// Of collectives: beside a process that keeps one core busy.
+    #[arg(long)]
+    busy: bool,
 }
 
 fn time(text: &str) -> Result<Duration, jiff::Error> {
@@ -56,7 +59,13 @@ const BENCHMARKS: [Benchmark; 10] = [
     Benchmark {
         name: "collectives",
         measures: "all-reduce over TCP and through shared memory by size, against gloo and Open MPI",
-        run: |book, effort, _| collectives::run(book, effort),
+        run: |book, effort, options| {
+            if options.busy {
+                collectives::run_beside_a_busy_process(book, effort)
+            } else {
+                collectives::run(book, effort)
+            }
+        },
     },
     Benchmark {
         name: "link",

@@ -1,7 +1,9 @@
-//! A core for each rank of a host, to which the rank moves when it finds another thread where it is.
+//! A core for each rank of a host, to which the rank moves when it finds another thread where it
+//! is.
 //!
-//! A rank moves and is not bound: from then on the scheduler may move it as before. So nothing has to be undone where the core turns out to
-//! be busy while another one is free, and threads that the rank starts may use all cores.
+//! A rank moves and is not bound: from then on the scheduler may move it as before. So nothing has
+//! to be undone where the core turns out to be busy while another one is free, and threads that the
+//! rank starts may use all cores.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
@@ -10,8 +12,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 pub(crate) struct OwnCore(usize);
 
 impl OwnCore {
-    /// Of the `index`-th rank of a host, where each rank computes with so many threads: ranks that may use the same cores have different ones.
-    /// `None` where this thread may not use so many cores.
+    /// Of the `index`-th rank of a host, where each rank computes with so many threads: ranks that
+    /// may use the same cores have different ones. `None` where this thread may not use so many
+    /// cores.
     pub(crate) fn of(index: usize, threads: usize) -> Option<Self> {
         let allowed = sched_getaffinity(None).ok()?;
         (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).nth(index.checked_mul(threads)?).map(Self)

@@ -1,5 +1,6 @@
-//! How a rank waits for another: it looks again, gives its core to whoever wants it, or sleeps. A wait is short where each rank has a core
-//! to itself, and then looking again is fastest. Where two ranks share a core, the one that looks keeps the other from what it looks for.
+//! How a rank waits for another: it looks again, gives its core to whoever wants it, or sleeps. A
+//! wait is short where each rank has a core to itself, and then looking again is fastest. Where two
+//! ranks share a core, the one that looks keeps the other from what it looks for.
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -12,16 +13,19 @@ use crate::own_core::OwnCore;
 pub enum Waiting {
     /// It sleeps at once: right where ranks outnumber cores.
     Block,
-    /// It looks again for some microseconds first, then gives its core to whoever wants it between two looks, then sleeps: lower latency
-    /// where each rank has a core to itself. It learns how long looking pays.
+    /// It looks again for some microseconds first, then gives its core to whoever wants it between
+    /// two looks, then sleeps: lower latency where each rank has a core to itself. It learns how
+    /// long looking pays.
     SpinThenBlock,
-    /// The latter where this process may use a core for each thread of the group's ranks on this host, else the former, as while the
-    /// group forms and in a star. A rank whose host nobody knows counts as alone on it.
+    /// The latter where this process may use a core for each thread of the group's ranks on this
+    /// host, else the former, as while the group forms and in a star. A rank whose host nobody
+    /// knows counts as alone on it.
     Adaptive,
 }
 
 impl Waiting {
-    /// What [`Waiting::Adaptive`] means where so many ranks, of so many threads each, share so many cores.
+    /// What [`Waiting::Adaptive`] means where so many ranks, of so many threads each, share so many
+    /// cores.
     pub(crate) fn resolved(self, ranks: usize, threads: NonZeroUsize, cores: usize) -> Self {
         match self {
             Self::Adaptive if ranks.saturating_mul(threads.get()) <= cores => Self::SpinThenBlock,
@@ -31,12 +35,13 @@ impl Waiting {
     }
 }
 
-/// How long a wait looks at most before it first gives its core away. Two ranks that are both at work meet within this.
+/// How long a wait looks at most before it first gives its core away. Two ranks that are both at
+/// work meet within this.
 const LONGEST_SPIN: Duration = Duration::from_micros(5);
 /// The shortest time before that which is not none.
 const SHORTEST_SPIN: Duration = Duration::from_nanos(300);
-/// How long a wait lasts at most before it sleeps: ranks that compute the same come together sooner, and one that sleeps costs them a
-/// wake-up, some 50 µs in a virtual machine.
+/// How long a wait lasts at most before it sleeps: ranks that compute the same come together
+/// sooner, and one that sleeps costs them a wake-up, some 50 µs in a virtual machine.
 const LONGEST_STAY: Duration = Duration::from_micros(400);
 /// The least that it learns to stay.
 const SHORTEST_STAY: Duration = Duration::from_micros(25);
@@ -44,7 +49,8 @@ const SHORTEST_STAY: Duration = Duration::from_micros(25);
 const USED: Duration = Duration::from_nanos(2500);
 /// One that was given away for so long was used by a thread that computes.
 const HELD: Duration = Duration::from_micros(200);
-/// For how many waits a rank keeps its own core, after a thread that computes has held it: most of them are short.
+/// For how many waits a rank keeps its own core, after a thread that computes has held it: most of
+/// them are short.
 const KEEPS: u32 = 1000;
 /// After how many waits a rank moves to its own core again, at the earliest.
 const STAYS: u32 = 32;
@@ -79,7 +85,8 @@ pub(crate) struct Waiter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Learnt {
-    /// How long a wait looks before it gives its core away: none where another rank shares the core.
+    /// How long a wait looks before it gives its core away: none where another rank shares the
+    /// core.
     spin: Duration,
     /// How long it lasts before it sleeps.
     stay: Duration,
@@ -127,8 +134,9 @@ impl Waiter {
 
     /// The core was given away for so long; whether the rank moves to its own.
     ///
-    /// Where another thread uses the core on which the rank is, the rank is better off on its own. There it does not give way to a thread
-    /// that computes: that thread would keep the core for milliseconds, and the rank would miss what comes within microseconds.
+    /// Where another thread uses the core on which the rank is, the rank is better off on its own.
+    /// There it does not give way to a thread that computes: that thread would keep the core for
+    /// milliseconds, and the rank would miss what comes within microseconds.
     fn yielded(&self, wait: &mut Wait, away: Duration, place: Place) -> bool {
         let learnt = self.learnt.get();
         let is_used = away >= USED;
@@ -152,7 +160,8 @@ impl Waiter {
         self.learnt.set(Learnt { spin, stay, keeps: keeps.saturating_sub(1), stays: stays.saturating_sub(1) });
     }
 
-    /// Lets another thread use the core, where one wants to, and leaves the core to it where the rank has one of its own.
+    /// Lets another thread use the core, where one wants to, and leaves the core to it where the
+    /// rank has one of its own.
     pub(crate) fn give_way(&self, wait: &mut Wait) {
         let begun = Instant::now();
         std::thread::yield_now();
@@ -176,8 +185,9 @@ mod tests {
         Duration::from_micros(count)
     }
 
-    /// A wait that lasts so long, where each look takes a microsecond and the core is away for `away` whenever it is given away; how often
-    /// it looked at once, gave the core away, and slept.
+    /// A wait that lasts so long, where each look takes a microsecond and the core is away for
+    /// `away` whenever it is given away; how often it looked at once, gave the core away, and
+    /// slept.
     fn wait(waiter: &Waiter, lasts: Duration, away: Duration) -> [u32; 3] {
         let (mut wait, mut waited, mut counts) = (Wait::default(), Duration::ZERO, [0; 3]);
         while waited < lasts {

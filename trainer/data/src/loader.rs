@@ -1,7 +1,9 @@
-//! A rank's samples of each step, normalised and cut into micro-batches by a thread of its own, ahead of the training.
+//! A rank's samples of each step, normalised and cut into micro-batches by a thread of its own,
+//! ahead of the training.
 //!
-//! The training waits for no core: a micro-batch that is not ready when it is wanted, the training prepares itself. On a busy machine the
-//! thread may get no core for milliseconds, which is a hundred times as long as a micro-batch of small samples takes to prepare.
+//! The training waits for no core: a micro-batch that is not ready when it is wanted, the training
+//! prepares itself. On a busy machine the thread may get no core for milliseconds, which is a
+//! hundred times as long as a micro-batch of small samples takes to prepare.
 
 mod evaluation;
 
@@ -14,8 +16,8 @@ use crate::{DataError, Permutation, Samples, Seat, Step, Tally, normalise::level
 pub use self::evaluation::Evaluation;
 use self::shelf::Shelf;
 
-/// Micro-batches that are ready ahead of the training. With the one being filled and the one in use, a loader holds
-/// this many and two.
+/// Micro-batches that are ready ahead of the training. With the one being filled and the one in
+/// use, a loader holds this many and two.
 pub const QUEUED_BATCHES: usize = 4;
 
 /// What a loader delivers, in which order.

@@ -2,6 +2,7 @@
 //! in the same network namespace, so with the same congestion control and buffer limits, in turns. Beside them go the bytes alone, through
 //! plain sockets without sums or checksums: how far that is from a peer's time tells what there is to gain.
 
+mod busy;
 mod plot;
 
 use std::{
@@ -15,6 +16,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use lockstep_tests::cluster::install_packages;
 
+pub(crate) use self::busy::run as run_beside_a_busy_process;
 use self::plot::Curve;
 use super::{
     Effort,

@@ -1,4 +1,5 @@
-//! The micro-batches that are ready, between the thread that prepares them and the training that takes them.
+//! The micro-batches that are ready, between the thread that prepares them and the training that
+//! takes them.
 
 use std::{
     collections::VecDeque,
@@ -27,7 +28,8 @@ struct State {
 }
 
 impl State {
-    /// Which micro-batch the thread prepares next that has prepared those up to `next`; `None` while enough are ready.
+    /// Which micro-batch the thread prepares next that has prepared those up to `next`; `None`
+    /// while enough are ready.
     fn wanted(&self, next: u64) -> Option<u64> {
         (self.ready.len() < QUEUED_BATCHES).then_some(next.max(self.taken))
     }
@@ -58,8 +60,8 @@ impl Shelf {
         }
     }
 
-    /// Waits until there is room, and tells which micro-batch is to be prepared by a thread that has prepared those up to `next`. `None`
-    /// once the shelf is closed.
+    /// Waits until there is room, and tells which micro-batch is to be prepared by a thread that
+    /// has prepared those up to `next`. `None` once the shelf is closed.
     pub(super) fn await_room(&self, next: u64) -> Option<u64> {
         let mut state = self.lock();
         while !state.closed {
