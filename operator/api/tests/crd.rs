@@ -155,7 +155,7 @@ fn each_rule_refuses_what_it_is_for_and_nothing_else() {
         ("/spec/checkpoint/uri", json!("file:///"), json!("file:///c"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("file:///../c"), json!("file:///c/d"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("s3://"), json!("s3://models"), "s3://models/lenet"),
-        ("/spec/checkpoint/uri", json!("s3://models/"), json!("s3://models/team.a/x=1"), "spec.checkpoint.uri"),
+        ("/spec/checkpoint/uri", json!("s3://models//"), json!("s3://models/team.a/x=1"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("gs://Models/a"), json!("gs://models_1/a"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("az://models/../a"), json!("az://models/a/b"), "spec.checkpoint.uri"),
         ("/spec/checkpoint/uri", json!("ftp://models/a"), json!("s3://abc/_"), "spec.checkpoint.uri"),
