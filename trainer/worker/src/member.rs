@@ -375,3 +375,20 @@ fn job_id(uid: &str) -> JobId {
     id.copy_from_slice(&digest.as_bytes()[..16]);
     JobId(id)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_way_of_a_coordinator_comes_with_what_to_set() {
+        for (obstacle, words) in [
+            (Obstacle::Name, ["ClusterFirstWithHostNet", "port 53"]),
+            (Obstacle::Refused, ["does not listen", "its log"]),
+            (Obstacle::Silent, ["NetworkPolicy", "TCP port 7070"]),
+        ] {
+            let told = advice(obstacle, 7070);
+            assert!(words.iter().all(|word| told.contains(word)), "{obstacle:?}: {told}");
+        }
+    }
+}
