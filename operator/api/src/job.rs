@@ -48,7 +48,9 @@ pub struct TrainingJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<Elastic>,
     /// Whether the job rests: its workers finish a step, save the state and go; with false they go on from there. `lockstep run` does
-    /// not heed it. Default: false.
+    /// not heed it. While saves fail the pods stay, unless the job has the annotation
+    /// lockstep.dev/suspend-unsaved: "true"; then the steps since the newest checkpoint are lost.
+    /// Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
     /// Who acts on the job; with any other value this operator leaves it alone. Default: lockstep.dev/operator.

@@ -11,6 +11,10 @@ pub const INDEX: &str = "lockstep.dev/index";
 /// How often all pods of the job were started anew before this pod was made, from 0.
 pub const ATTEMPT: &str = "lockstep.dev/attempt";
 
+/// Annotation of a `TrainingJob`: `true` lets a suspension take the pods away although their state
+/// cannot be saved.
+pub const SUSPEND_UNSAVED: &str = "lockstep.dev/suspend-unsaved";
+
 /// [`ROLE`] of the pod that keeps the membership.
 pub const COORDINATOR: &str = "coordinator";
 /// [`ROLE`] of a pod that trains.

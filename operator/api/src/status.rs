@@ -1,7 +1,9 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use lockstep_launch::{BenchmarkReport, CheckpointMark, CommunicationReport, DamagedCheckpoint, ShortGrace, Straggler};
+use lockstep_launch::{
+    BenchmarkReport, CheckpointMark, CommunicationReport, DamagedCheckpoint, ShortGrace, Straggler, Unsaved,
+};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
@@ -79,7 +81,7 @@ pub struct TrainingJobStatus {
     /// The newest failure, also of a job that recovered from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<LastFailure>,
-    /// What is true of the job: Running, Degraded (workers are missing), Suspended, Complete, Failed, and Finished for either end.
+    /// What is true of the job: Running, Degraded (workers are missing), CheckpointsFailing, Suspended, Complete, Failed, and Finished for either end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
@@ -126,6 +128,8 @@ pub enum ConditionType {
     Running,
     /// Workers are missing, whether the others go on or wait for them.
     Degraded,
+    /// The storage does not take checkpoints: the steps since the newest one are in memory only.
+    CheckpointsFailing,
     /// The job rests and has no pods: what queue systems wait for before they give its room away.
     Suspended,
     /// The training reached its last step, or the benchmark its last row.
@@ -169,6 +173,10 @@ pub enum Reason {
     AllWorkersJoined,
     /// The workers finish a step, save the state and go.
     Suspending,
+    /// The storage did not take the newest checkpoint.
+    SaveFailed,
+    /// The storage took the newest checkpoint.
+    Saved,
     /// spec.suspend is true, and no pod is left.
     Suspended,
     /// spec.suspend is false again.
@@ -267,6 +275,9 @@ pub struct JobProgress {
     /// newer one that is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged_checkpoint: Option<DamagedCheckpoint>,
+    /// Steps that no checkpoint holds, while saves fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsaved: Option<Unsaved>,
     /// The time that a pod has to end, where a drain does not fit into it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub short_grace: Option<ShortGrace>,

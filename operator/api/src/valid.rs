@@ -1,11 +1,11 @@
-use std::{num::NonZeroU32, path::PathBuf};
+use std::{collections::BTreeMap, num::NonZeroU32, path::PathBuf};
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use lockstep_launch::{CommunicationAlgorithm, Elastic, InvalidField, MIN_SHARDS, Task, Training, Workload};
 use serde_json::Value;
 
 use crate::{
-    CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, manifest, metadata,
+    CleanPodPolicy, FailurePolicy, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec, label, manifest, metadata,
     rules::{ALONE, AT_LEAST_MIN, AT_MOST_MAX, MIN_MEASURED, MISSING_TO_TRAIN, NO_BENCHMARK, canonical_accepted},
 };
 
@@ -29,6 +29,8 @@ pub struct ValidJob {
     pub elastic: Elastic,
     /// Whether it is to rest.
     pub suspend: bool,
+    /// Whether it is to rest although its state cannot be saved.
+    pub suspend_unsaved: bool,
     /// Who acts on it.
     pub managed_by: String,
     /// What is trained or measured.
@@ -43,6 +45,11 @@ pub struct ValidJob {
     pub ttl_seconds_after_finished: Option<u32>,
     /// What its pods are made from; empty where the manifest has none.
     pub template: PodTemplateSpec,
+}
+
+/// Whether an annotation says `true`.
+fn is_annotated(annotations: Option<&BTreeMap<String, String>>, key: &str) -> bool {
+    annotations.and_then(|annotations| annotations.get(key)).is_some_and(|value| value == "true")
 }
 
 impl ValidJob {
@@ -95,6 +102,7 @@ impl ValidJob {
                 replicas,
                 elastic,
                 suspend,
+                suspend_unsaved: is_annotated(metadata.annotations.as_ref(), label::SUSPEND_UNSAVED),
                 managed_by,
                 task,
                 failure_policy,

@@ -133,6 +133,8 @@ struct Pace {
     last: Option<(Instant, u64)>,
     accuracy_step: Option<u64>,
     grace_is_short: bool,
+    /// Whether saves fail, and whether the workers wait for the storage.
+    unsaved: Option<bool>,
     damaged_checkpoint: Option<DamagedCheckpoint>,
 }
 
@@ -158,6 +160,7 @@ impl Pace {
         if damaged.is_some() {
             self.damaged_checkpoint = damaged.cloned();
         }
+        let saving = self.saving(progress);
         let short = progress.short_grace.filter(|_| !self.grace_is_short);
         // Whoever has saved nothing yet does not know.
         if progress.last_checkpoint.is_some() || progress.short_grace.is_some() {
@@ -166,7 +169,24 @@ impl Pace {
         Lines {
             state: due.then(|| format!("{:>3}% {}", progress.percent(), state(progress))),
             epoch: evaluated.map(|accuracy| format!("epoch {}: accuracy {accuracy:.4}", progress.epoch)),
-            warnings: newly_damaged.into_iter().chain(short.map(|short| short.to_string())).collect(),
+            warnings: newly_damaged.into_iter().chain(short.map(|short| short.to_string())).chain(saving).collect(),
+        }
+    }
+
+    /// A line where saves begin to fail, where the workers begin to wait for the storage, and where
+    /// a checkpoint is saved again.
+    fn saving(&mut self, progress: &Progress) -> Option<String> {
+        let before = self.unsaved;
+        self.unsaved = progress.unsaved.as_ref().map(|unsaved| unsaved.waits);
+        match (before, &progress.unsaved) {
+            (before, Some(unsaved)) if before.is_none() || (before == Some(false) && unsaved.waits) => {
+                Some(format!("warning: {unsaved}"))
+            }
+            (Some(_), None) => Some(match &progress.last_checkpoint {
+                Some(mark) => format!("checkpoints are saved again; the newest holds step {}", mark.step),
+                None => "checkpoints are saved again".to_owned(),
+            }),
+            (_, _) => None,
         }
     }
 }
@@ -180,6 +200,7 @@ fn state(progress: &Progress) -> String {
         progress.samples_per_second.map(|rate| format!("{} samples/s", rounded(rate))),
         progress.scaling_efficiency.map(|share| format!("efficiency {}", percent(share))),
         progress.estimated_remaining_seconds.map(|seconds| format!("ETA {}", duration(seconds))),
+        progress.unsaved.as_ref().map(|unsaved| format!("saved: step {}", unsaved.since_step)),
         (!progress.stragglers.is_empty()).then(|| format!("waits for {}", named(&progress.stragglers))),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
@@ -235,7 +256,7 @@ fn duration(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_launch::{CheckpointMark, ShortGrace};
+    use lockstep_launch::{CheckpointMark, ShortGrace, Unsaved};
 
     use super::*;
 
@@ -295,6 +316,25 @@ mod tests {
             pace.lines(progress, Instant::now()).warnings.iter().any(|line| line.contains("killed after 1 s"))
         });
         assert_eq!(warned, [false, true, false, false, false, true]);
+    }
+
+    #[test]
+    fn saves_that_fail_are_told_of_when_they_begin_to_and_when_the_workers_wait_and_when_they_succeed() {
+        let fails = |step, reason, waits| Progress { unsaved: Some(Unsaved::new(3, reason, waits)), ..at(step) };
+        let mark = CheckpointMark { step: 8, uri: "file:///c".into(), time: String::new() };
+        let saved = Progress { last_checkpoint: Some(mark), ..at(8) };
+        let mut pace = Pace::default();
+        let reports = [at(4), fails(5, "full", false), fails(6, "still full", false), fails(7, "full", true), saved];
+        let told = reports.map(|progress| pace.lines(&progress, Instant::now()).warnings.concat());
+        let expected = [
+            "",
+            "warning: no checkpoint is saved since step 3: full; training goes on",
+            "",
+            "warning: the workers wait for the storage, nothing is saved since step 3: full",
+            "checkpoints are saved again; the newest holds step 8",
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(state(&fails(5, "full", false)), "step 5/940  loss 2.2500  saved: step 3");
     }
 
     #[test]

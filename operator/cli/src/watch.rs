@@ -195,6 +195,8 @@ fn reported(progress: &JobProgress, status: &TrainingJobStatus) -> Progress {
         communication: progress.communication,
         damaged_checkpoint: progress.damaged_checkpoint.clone(),
         short_grace: progress.short_grace,
+        unsaved: progress.unsaved.clone(),
+        last_checkpoint: status.last_checkpoint.clone(),
         estimated_remaining_seconds: progress
             .estimated_remaining_seconds
             .map(|seconds| Duration::from_secs(seconds).as_secs_f64()),

@@ -209,7 +209,7 @@ fn kind_of_loss(reason: &str) -> &'static str {
 
 impl OfJobs {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let plain: [(&str, &str, Figure); 10] = [
+        let plain: [(&str, &str, Figure); 11] = [
             ("lockstep_global_step", "Optimiser steps that are done.", |status| {
                 Some(status.progress.as_ref()?.step as f64)
             }),
@@ -240,6 +240,15 @@ impl OfJobs {
             ("lockstep_last_checkpoint_step", "Optimiser steps that the newest checkpoint holds.", |status| {
                 Some(status.last_checkpoint.as_ref()?.step as f64)
             }),
+            (
+                "lockstep_unsaved_steps",
+                "Optimiser steps since the newest checkpoint while saves fail; 0 while they do not.",
+                |status| {
+                    let progress = status.progress.as_ref()?;
+                    let unsaved = progress.unsaved.as_ref();
+                    Some(unsaved.map_or(0, |unsaved| progress.step.saturating_sub(unsaved.since_step)) as f64)
+                },
+            ),
             ("lockstep_last_checkpoint_timestamp_seconds", "When the newest checkpoint became whole.", |status| {
                 let time: jiff::Timestamp = status.last_checkpoint.as_ref()?.time.parse().ok()?;
                 Some(time.as_second() as f64)

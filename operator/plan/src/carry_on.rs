@@ -183,7 +183,8 @@ fn progress_of(
     (seen, present): (&Observed, &[&PodSeen]),
 ) -> (Phase, Reason, String) {
     let (all, least, joined) = (job.replicas.get(), least(job), joined(job, present));
-    let (at_work, work) = at_work(job);
+    let waits = status.progress.as_ref().and_then(|progress| progress.unsaved.as_ref()).is_some_and(|told| told.waits);
+    let (at_work, work) = if waits { (Reason::SaveFailed, "wait for the storage") } else { at_work(job) };
     let missing: Vec<String> = status.replacing.iter().map(|entry| pod_name(job, Role::Worker(entry.worker))).collect();
     let hindrance = hindrance(job, status, present);
     let awaited = hindrance.as_ref().map(|(_, message)| format!("; {message}")).unwrap_or_default();

@@ -14,6 +14,7 @@ mod pods;
 mod replace;
 mod status;
 mod suspend;
+mod unsaved;
 mod waiting;
 
 use jiff::{SignedDuration, Timestamp};

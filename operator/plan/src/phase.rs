@@ -17,6 +17,7 @@ use crate::{
         Note, Report, checkpoint_note, reported_at, restart_note, set_condition, take_changes, take_progress, told,
     },
     suspend::{resume, suspend},
+    unsaved::{suspension_waits, tell_of_waiting_suspension, tell_whether_saved},
 };
 
 /// Seconds that a node has to call a pod over once its trainer has ended: one that is deleted before takes its log with it.
@@ -59,6 +60,9 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
 
     image::keep(job, &mut status, &seen.pods);
     take_changes(&mut status, seen, &mut plan.events);
+    // With the pods their steps would go: until these are saved the job goes on.
+    let waits = suspension_waits(job, &status, &present);
+    let suspends = job.suspend && !waits;
     let (pulse, asked_again) = pulse(job, &status, &present, now);
     if let Some(time) = asked_again {
         plan.look_again_at(time, now);
@@ -72,7 +76,7 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
             status.last_failure = Some(failure);
             fail(&mut status, &mut plan.events, Reason::InvalidInput, &message, now);
         }
-        _ if job.suspend => {}
+        _ if suspends => {}
         Verdict::GoesOn(_) if lacks_record(seen, &status, &present) => {
             status.last_failure = Some(LastFailure {
                 pod: Some(pod_name(job, Role::Coordinator)),
@@ -107,13 +111,13 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         }
     }
     let finished = |status: &TrainingJobStatus| status.phase.is_some_and(Phase::is_finished);
-    if !finished(&status) && !job.suspend && status.attempt == attempt {
+    if !finished(&status) && !suspends && status.attempt == attempt {
         begin_with_another_image(job, &mut status, &mut plan.events, &present, settings);
     }
-    if !finished(&status) && !job.suspend {
+    if !finished(&status) && !suspends {
         give_up_after_failures(job, &mut status, &mut plan.events, now);
     }
-    if !finished(&status) && job.suspend {
+    if !finished(&status) && suspends {
         suspend(job, seen, settings, &mut status, &mut plan, &present, pulse, now);
     } else if !finished(&status) {
         if status.attempt == attempt {
@@ -129,6 +133,10 @@ pub fn plan(job: &ValidJob, seen: &Observed, settings: &Settings, now: Timestamp
         plan = Plan { events: plan.events, ..Plan::default() };
         clean(job, &seen.pods, &mut plan, now);
     }
+    if waits && !finished {
+        tell_of_waiting_suspension(job, &mut status, &present, &mut plan.events, now);
+    }
+    tell_whether_saved(job, &mut status, &present, now);
     count(&mut status, &present);
     status.show(job);
     if finished && let Some(ttl) = job.ttl_seconds_after_finished {

@@ -7,7 +7,7 @@ use lockstep_api::{
 };
 use lockstep_launch::{
     BenchmarkReport, ByteSize, Change, CheckpointMark, CollectivesReport, CollectivesRow, DamagedCheckpoint, Progress,
-    ShortGrace, Straggler, Task,
+    ShortGrace, Straggler, Task, Unsaved,
 };
 
 use crate::{Observed, PodSeen, Role, Settings, observed::clip, pod_name};
@@ -28,8 +28,8 @@ pub struct Note {
     /// Whether somebody should look.
     pub warning: bool,
     /// One of Created, Started, WorkerLost, WorkerReplaced, Restarting, Resizing, Resized,
-    /// RolledBack, ImageChanged, CheckpointSaved, CheckpointDamaged, Straggler, ShortGrace,
-    /// Suspended, Resumed, Complete, Failed.
+    /// RolledBack, ImageChanged, CheckpointSaved, CheckpointFailed, SuspensionWaits,
+    /// CheckpointDamaged, Straggler, ShortGrace, Suspended, Resumed, Complete, Failed.
     pub reason: &'static str,
     /// For people.
     pub text: String,
@@ -94,8 +94,20 @@ impl Note {
         Self::warning("ShortGrace", short.to_string())
     }
 
+    fn checkpoint_failed(unsaved: &Unsaved) -> Self {
+        Self::warning("CheckpointFailed", unsaved.to_string())
+    }
+
+    pub(crate) fn suspension_waits(message: &str) -> Self {
+        Self::warning("SuspensionWaits", message.to_owned())
+    }
+
     pub(crate) fn suspended(message: &str) -> Self {
         Self::normal("Suspended", message.to_owned())
+    }
+
+    pub(crate) fn suspended_unsaved(message: &str) -> Self {
+        Self::warning("Suspended", message.to_owned())
     }
 
     pub(crate) fn resumed(message: &str) -> Self {
@@ -167,7 +179,7 @@ pub(crate) fn take_progress(
     if let Some(due) = due.filter(|due| *due > now && !at_once) {
         return Some(due);
     }
-    events.extend(checkpoint_note(status.last_checkpoint.as_ref(), &next));
+    events.extend(save_note(status, &next));
     let slow = |status: &TrainingJobStatus| status.progress.as_ref().map_or(Vec::new(), |told| told.stragglers.clone());
     let known: Vec<String> = slow(status).into_iter().map(|known| known.pod).collect();
     events.extend(slow(&next).iter().filter(|slow| !known.contains(&slow.pod)).map(Note::straggler));
@@ -203,6 +215,20 @@ pub(crate) fn take_changes(status: &mut TrainingJobStatus, seen: &Observed, even
     }
 }
 
+/// The event of saves that begin to fail, or for which training begins to wait, or that succeed
+/// again; else that of a checkpoint, if it is worth telling of.
+fn save_note(before: &TrainingJobStatus, next: &TrainingJobStatus) -> Option<Note> {
+    let unsaved = |status: &TrainingJobStatus| status.progress.as_ref().and_then(|told| told.unsaved.clone());
+    match (unsaved(before), unsaved(next)) {
+        (before, Some(next)) => {
+            let is_news = before.is_none_or(|before| next.waits && !before.waits);
+            is_news.then(|| Note::checkpoint_failed(&next))
+        }
+        (Some(_), None) => checkpoint_note(None, next),
+        (None, None) => checkpoint_note(before.last_checkpoint.as_ref(), next),
+    }
+}
+
 /// The event of a checkpoint that is worth telling of.
 pub(crate) fn checkpoint_note(last: Option<&CheckpointMark>, status: &TrainingJobStatus) -> Option<Note> {
     let mark = status.last_checkpoint.as_ref().filter(|mark| is_news(last, mark))?;
@@ -225,12 +251,16 @@ pub(crate) trait Report {
     fn result(&self) -> String;
     /// Writes the columns of `kubectl get`.
     fn show(&mut self, job: &ValidJob);
+    /// How far the job is, and how much of that is saved where that is less.
+    fn shown(&self, progress: &JobProgress) -> String;
 }
 
 impl Report for TrainingJobStatus {
     fn report(&mut self, reported: &Progress, now: Timestamp) {
         // A report may leave out what it has no new figure for, as the last one does.
         let last = self.progress.take().unwrap_or_default();
+        let has_saved = reported.last_checkpoint.is_some();
+        let reported = &reported.clone().after(self.last_checkpoint.as_ref(), last.unsaved.as_ref());
         if let Some(found) = reported.benchmark.as_deref().filter(|found| is_bounded(found)) {
             self.benchmark = Some(Box::new(found.clone()));
         }
@@ -263,10 +293,14 @@ impl Report for TrainingJobStatus {
                 uri: clip(&damaged.uri),
                 reason: clip(&damaged.reason),
             }),
-            // Whoever has saved nothing yet does not know.
-            short_grace: match reported.last_checkpoint {
-                Some(_) => reported.short_grace.filter(|short| short.drain_seconds.is_finite()),
-                None => last.short_grace,
+            unsaved: reported
+                .unsaved
+                .as_ref()
+                .map(|unsaved| Unsaved { reason: clip(&unsaved.reason), ..unsaved.clone() }),
+            // A worker that has saved nothing yet does not know.
+            short_grace: match has_saved {
+                true => reported.short_grace.filter(|short| short.drain_seconds.is_finite()),
+                false => last.short_grace,
             },
             last_update_time: Some(Time(now)),
         });
@@ -287,12 +321,26 @@ impl Report for TrainingJobStatus {
         if known.is_empty() { "the last step is done".to_owned() } else { known.join(", ") }
     }
 
+    fn shown(&self, progress: &JobProgress) -> String {
+        let holds = |wanted: ConditionType| {
+            self.conditions.iter().any(|known| known.type_ == wanted.to_string() && known.status == "True")
+        };
+        let saved = self.last_checkpoint.as_ref().map_or(0, |mark| mark.step);
+        let saved = Progress { step: saved, total_steps: progress.total_steps, ..Progress::default() }.percent();
+        let percent = progress.percent;
+        match (self.phase, holds(ConditionType::CheckpointsFailing)) {
+            (Some(Phase::Suspended), _) if saved < percent && self.benchmark.is_none() => format!("{saved}%"),
+            (_, true) => format!("{percent}%, {saved}% saved"),
+            (_, false) => format!("{percent}%"),
+        }
+    }
+
     fn show(&mut self, job: &ValidJob) {
         let finished = self.phase.is_some_and(Phase::is_finished);
         let progress = self.progress.as_ref();
         self.display = Some(Display {
             workers: workers_shown(self, job),
-            progress: progress.map(|progress| format!("{}%", progress.percent)),
+            progress: progress.map(|progress| self.shown(progress)),
             samples_per_second: progress
                 .and_then(|progress| progress.samples_per_second)
                 .map(|rate| format!("{rate:.0}")),

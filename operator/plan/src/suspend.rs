@@ -10,6 +10,7 @@ use crate::{
     failure::{Pulse, has_drained, is_held},
     phase::{deletion, enter, lacks_record, watch_terminating},
     status::{Note, beginning, set_condition},
+    unsaved::lost_steps,
 };
 
 /// Sees to it that no pod is left, the coordinator last: it records where the workers rest.
@@ -57,13 +58,20 @@ pub(crate) fn suspend(
     status.replacing.clear();
     status.target_replicas = 0;
     (status.start_time, status.attempt_time) = (None, None);
+    let lost = lost_steps(job, status);
+    let unsaved = match status.progress.as_ref().and_then(|progress| progress.unsaved.as_ref()) {
+        _ if lost == 0 => String::new(),
+        Some(unsaved) => format!("; the {lost} steps after it were not saved: {}", unsaved.reason),
+        None => format!("; of the {lost} steps after it no checkpoint was reported before the pods were gone"),
+    };
     let message = match &status.last_checkpoint {
-        Some(checkpoint) => format!("no pods are left; the state of step {} is kept", checkpoint.step),
+        Some(checkpoint) => format!("no pods are left; the state of step {} is kept{unsaved}", checkpoint.step),
+        None if lost > 0 => format!("no pods are left; step 0 is where it begins again{unsaved}"),
         None => "there are no pods".to_owned(),
     };
     enter(status, Phase::Suspended, Reason::Suspended, &message, now);
     set_condition(status, ConditionType::Suspended, true, Reason::Suspended, &message, now);
-    plan.events.push(Note::suspended(&message));
+    plan.events.push(if lost > 0 { Note::suspended_unsaved(&message) } else { Note::suspended(&message) });
 }
 
 /// Begins again with new pods.

@@ -8,7 +8,7 @@ use jiff::SignedDuration;
 use lockstep_api::{Phase, TrainingJobStatus, ValidJob};
 use lockstep_launch::{
     BenchmarkReport, Change, CheckpointMark, CollectivesReport, DamagedCheckpoint, Ending, Progress, ShortGrace,
-    Straggler,
+    Straggler, Unsaved,
 };
 use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, Settings, plan};
 use proptest::prelude::*;
@@ -558,6 +558,72 @@ fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
     assert_eq!(told(None, None), (vec![], Some(46.0)), "whoever reports now has saved nothing yet");
     assert_eq!(told(None, Some(&mark)), (vec![], None), "it fits again");
     assert_eq!(told(Some(45.0), Some(&mark)), (events, Some(45.0)), "again");
+}
+
+#[test]
+fn saves_that_fail_are_an_event_a_condition_and_in_the_column_of_progress_until_one_succeeds() {
+    let (job, mut seen) = situations::read("Running; all ready");
+    let mut told = |step, saved: Option<u64>, fails: Option<(&str, bool)>| {
+        let last_checkpoint = saved.map(|step| CheckpointMark { step, ..CheckpointMark::default() });
+        let unsaved = fails.map(|(reason, waits)| Unsaved::new(0, reason, waits));
+        let progress = Some(Progress { step, total_steps: 200, last_checkpoint, unsaved, ..Progress::default() });
+        seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
+        let next = plan(&job, &seen, &settings(), now());
+        seen.status = next.status.unwrap_or_else(|| seen.status.clone());
+        // Otherwise the next report would be too soon.
+        seen.status.progress.as_mut().expect("progress").last_update_time = None;
+        let events = next.events.into_iter().filter(|note| note.reason == "CheckpointFailed" && note.warning);
+        let condition = seen.status.conditions.iter().find(|known| known.type_ == "CheckpointsFailing");
+        let shown = seen.status.display.clone().and_then(|display| display.progress).expect("a column");
+        (
+            events.map(|note| note.text).collect::<Vec<_>>(),
+            condition.map(|known| (known.status.clone(), known.message.clone())),
+            shown,
+        )
+    };
+    let condition = |status: &str, message: &str| Some((status.to_owned(), message.to_owned()));
+    let way_out = "to suspend without these steps: kubectl annotate tj lenet lockstep.dev/suspend-unsaved=true";
+    assert_eq!(told(30, Some(20), None), (vec![], None, "15%".to_owned()));
+    let full = "no checkpoint is saved since step 20: full; training goes on";
+    let fails = condition("True", &format!("{full}; {way_out}"));
+    assert_eq!(
+        told(50, Some(20), Some(("full", false))),
+        (vec![full.to_owned()], fails.clone(), "25%, 10% saved".to_owned())
+    );
+    assert_eq!(told(50, None, None), (vec![], fails, "25%, 10% saved".to_owned()), "another worker reports");
+    let again = "no checkpoint is saved since step 20: read-only; training goes on";
+    let fails = condition("True", &format!("{again}; {way_out}"));
+    assert_eq!(told(60, None, Some(("read-only", false))), (vec![], fails, "30%, 10% saved".to_owned()), "once");
+    let waits = "the workers wait for the storage, nothing is saved since step 20: full";
+    let fails = condition("True", &format!("{waits}; they go on once the storage takes it; {way_out}"));
+    let found = told(200, Some(20), Some(("full", true)));
+    assert_eq!(found, (vec![waits.to_owned()], fails, "100%, 10% saved".to_owned()));
+    let saved = condition("False", "the newest checkpoint holds step 200");
+    assert_eq!(told(200, Some(200), None), (vec![], saved, "100%".to_owned()));
+}
+
+#[test]
+fn a_suspension_that_saves_nothing_says_what_waits_and_one_that_is_forced_what_is_lost() {
+    let (job, mut seen) = situations::read("Running; to be suspended; all ready; saves fail");
+    let next = plan(&job, &seen, &settings(), now());
+    let [note] = &next.events[..] else { panic!("{:?}", next.events) };
+    let text = "spec.suspend: the pods stay until their state is saved. no checkpoint is saved since step 30: /c: no \
+                space left; free some; training goes on; to suspend without these steps: kubectl annotate tj lenet \
+                lockstep.dev/suspend-unsaved=true";
+    assert_eq!((note.reason, note.warning, note.text.as_str()), ("SuspensionWaits", true, text));
+    seen.status = next.status.expect("a status");
+    let suspended = seen.status.conditions.iter().find(|known| known.type_ == "Suspended").expect("a condition");
+    assert_eq!((suspended.status.as_str(), suspended.reason.as_str()), ("False", "SaveFailed"));
+    assert_eq!(plan(&job, &seen, &settings(), now()).events, [], "once");
+
+    let (job, gone) = situations::read("Running; to be suspended; whatever is unsaved; saves fail");
+    let next = plan(&job, &gone, &settings(), now());
+    let [note] = &next.events[..] else { panic!("{:?}", next.events) };
+    let text = "no pods are left; the state of step 30 is kept; the 70 steps after it were not saved: /c: no space \
+                left; free some";
+    assert_eq!((note.reason, note.warning, note.text.as_str()), ("Suspended", true, text));
+    let shown = next.status.and_then(|status| status.display).and_then(|display| display.progress);
+    assert_eq!(shown.as_deref(), Some("15%"));
 }
 
 #[test]

@@ -239,8 +239,11 @@ fn training_goes_on_while_the_storage_is_full_or_read_only_and_saves_when_it_is_
     let filled = fs::write(&ballast, vec![1; 4 << 20]);
     assert!(filled.is_err(), "it has no room for that");
     fails("full");
+    let said = run.said();
+    assert!(said.contains("warning: no checkpoint is saved since step ") && said.contains("no space left"), "{said}");
     fs::remove_file(&ballast).expect("removed");
     saves("once there is room");
+    run.wait_until("word of it", || run.said().contains("checkpoints are saved again; the newest holds step "));
 
     wait_for("a moment in which nobody writes", || mount(&["-o", "remount,ro"], &folder).is_ok());
     fails("read-only");
@@ -254,4 +257,30 @@ fn training_goes_on_while_the_storage_is_full_or_read_only_and_saves_when_it_is_
     assert_eq!(run.code, Some(130), "{}", run.said());
     assert_all_whole(&run, "the end");
     drop(mounted);
+}
+
+#[test]
+fn a_run_that_ends_on_a_full_disk_says_what_it_waits_for_and_what_is_lost_if_it_is_given_up() {
+    let _alone = alone();
+    let run = Run::of("full-end", &Manifest::glyphs(10_000, 6), &["--workers", "2"]);
+    run.wait_for_checkpoint();
+    let folder = run.folder().join("checkpoints");
+    let _mounted = match Mounted::over(folder.clone()) {
+        Ok(mounted) => mounted,
+        Err(why) => return skip("the end of a run on storage that is full", &why),
+    };
+    let filled = fs::write(folder.join("ballast"), vec![1; 4 << 20]);
+    assert!(filled.is_err(), "it has no room for that");
+    run.wait_until("workers that wait", || run.said().contains("warning: the workers wait for the storage"));
+    let said = run.said();
+    assert!(said.contains("no space left") && said.contains("press Ctrl-C twice"), "{said}");
+    run.signal(Signal::INT);
+    run.wait_until("a stop that waits", || run.said().contains("press Ctrl-C again"));
+    run.signal(Signal::INT);
+    let run = run.finished();
+    assert_eq!(run.code, Some(130), "{}", run.said());
+    let said = run.said();
+    let last = said.split("stopped; ").nth(1).unwrap_or_else(|| panic!("no farewell in\n{said}"));
+    assert!(!last.contains("is kept"), "the checkpoint lies under the other file system:\n{said}");
+    assert!(last.contains(" steps after it were not saved: ") && last.contains("no space left"), "{said}");
 }

@@ -28,6 +28,7 @@ mod replay;
 mod size;
 mod states;
 mod task;
+mod unsaved;
 mod workload;
 
 pub use benchmark::{Benchmark, Collectives};
@@ -50,6 +51,7 @@ pub use replay::{PLANS_FILE, Planned, REPLAY, Replay};
 pub use size::{ByteSize, ByteSizeError};
 pub use states::{JOURNAL_FILE, States};
 pub use task::Task;
+pub use unsaved::Unsaved;
 pub use workload::{
     Checkpoint, Dataset, DatasetFormat, InvalidField, MIN_SHARDS, Model, ModelName, NO_TREE_OF_DEVICES, Optimizer,
     Precision, Schedule, Sgd, Training, Workload,

@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchmarkReport, CommunicationAlgorithm, Encryption, ShortGrace, WireFormat};
+use crate::{BenchmarkReport, CommunicationAlgorithm, Encryption, ShortGrace, Unsaved, WireFormat};
 
 /// What the job is doing: from the reporting worker through the coordinator into `status.progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -56,6 +56,9 @@ pub struct Progress {
     /// newer one that is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged_checkpoint: Option<DamagedCheckpoint>,
+    /// Steps that no checkpoint holds, while saves fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsaved: Option<Unsaved>,
     /// The time that a process has to end, where a drain does not fit into it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub short_grace: Option<ShortGrace>,
@@ -161,11 +164,43 @@ impl Progress {
         }
         u8::try_from(self.step.min(self.total_steps) * 100 / self.total_steps).unwrap_or(100)
     }
+
+    /// This report, with what its worker does not know: the newest checkpoint and whether saves
+    /// fail, as they were last told. A worker that reports for the first time knows neither before
+    /// its first save has ended.
+    #[must_use]
+    pub fn after(mut self, checkpoint: Option<&CheckpointMark>, unsaved: Option<&Unsaved>) -> Self {
+        if self.last_checkpoint.is_none() {
+            self.unsaved = self.unsaved.or_else(|| unsaved.cloned());
+            self.last_checkpoint = checkpoint.cloned();
+        }
+        if let Some(unsaved) = &mut self.unsaved {
+            let newest = self.last_checkpoint.as_ref().map_or(0, |mark| mark.step).min(self.step);
+            unsaved.since_step = unsaved.since_step.max(newest);
+        }
+        self
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_that_begins_to_report_leaves_what_it_does_not_know_as_it_was_told() {
+        let mark = |step| CheckpointMark { step, ..CheckpointMark::default() };
+        let fails = |since| Some(Unsaved::new(since, "disk full", false));
+        let told = |last_checkpoint: Option<CheckpointMark>, unsaved, before: Option<&Unsaved>| {
+            let report = Progress { step: 100, last_checkpoint, unsaved, ..Progress::default() };
+            let told = report.after(Some(&mark(70)), before);
+            (told.last_checkpoint.map(|mark| mark.step), told.unsaved.map(|unsaved| unsaved.since_step))
+        };
+        assert_eq!(told(None, None, None), (Some(70), None));
+        assert_eq!(told(None, None, fails(70).as_ref()), (Some(70), Some(70)), "it has not tried yet");
+        assert_eq!(told(None, fails(0), None), (Some(70), Some(70)), "another worker saved before it");
+        assert_eq!(told(Some(mark(90)), None, fails(70).as_ref()), (Some(90), None), "it saved");
+        assert_eq!(told(Some(mark(90)), fails(90), None), (Some(90), Some(90)));
+    }
 
     #[test]
     fn percent_rounds_down_so_that_only_the_last_step_is_a_hundred() {

@@ -2,6 +2,7 @@
 
 mod baseline;
 mod benchmark;
+mod block_digests;
 mod board;
 mod checkpoints;
 mod communication;

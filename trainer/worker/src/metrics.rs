@@ -64,6 +64,7 @@ pub(crate) struct Metrics {
     /// From then on until it was whole.
     pub checkpoint_save: Histogram,
     pub checkpoint_failures: IntCounter,
+    unsaved_steps: IntGauge,
     global_step: IntGauge,
     target_steps: IntGauge,
     progress_ratio: Gauge,
@@ -135,6 +136,10 @@ impl Metrics {
             checkpoint_stall: checkpoint.with_label_values(&["stall"]),
             checkpoint_save: checkpoint.with_label_values(&["save"]),
             checkpoint_failures: count("checkpoint_failures_total", "Checkpoints that could not be saved.")?,
+            unsaved_steps: whole(
+                "unsaved_steps",
+                "Optimiser steps since the newest checkpoint while saves fail; 0 while they do not.",
+            )?,
             global_step: whole("global_step", "Optimiser steps of the job that are done.")?,
             target_steps: whole("target_steps", "Optimiser steps of the whole job.")?,
             progress_ratio: gauge("progress_ratio", "Share of the job that is done, 0 to 1.")?,
@@ -207,6 +212,8 @@ impl Metrics {
         if progress.total_steps > 0 {
             self.progress_ratio.set(progress.step as f64 / progress.total_steps as f64);
         }
+        let unsaved = progress.unsaved.as_ref().map_or(0, |unsaved| progress.step.saturating_sub(unsaved.since_step));
+        self.unsaved_steps.set(whole(unsaved));
         self.world_size.set(i64::from(progress.world_size));
         self.generation.set(whole(progress.generation));
         let set = |gauge: &Gauge, value: Option<f64>| {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use lockstep_elastic::{Assignment, Membership};
-use lockstep_launch::{Progress, Straggler};
+use lockstep_launch::{Progress, Straggler, Unsaved};
 use tracing::{info, warn};
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     metrics::Metrics,
     saving::Saver,
     storage::Storage,
-    stored::told_of,
+    stored::{Waits, told_of},
     trainee::Trainee,
     training::{Rank, Recipe},
 };
@@ -39,6 +39,8 @@ pub(crate) struct Reporter<'a> {
     lines_wait: bool,
     progress: Progress,
     reported: Option<Instant>,
+    /// Steps that the newest checkpoint holds, as far as this worker knows.
+    saved_step: u64,
     /// How the group sums, as a checkpoint keeps it.
     communication_record: String,
 }
@@ -82,9 +84,18 @@ impl<'a> Reporter<'a> {
         }
         let reported = None;
         let communication_record = communication.record.clone();
-        let lines_wait = false;
-        let mut reporter =
-            Self { membership, group, storage, metrics, journal, lines_wait, progress, reported, communication_record };
+        let mut reporter = Self {
+            membership,
+            group,
+            storage,
+            metrics,
+            journal,
+            lines_wait: false,
+            progress,
+            reported,
+            saved_step: trainee.read_step(),
+            communication_record,
+        };
         reporter.make_up(trainee, kept)?;
         Ok(reporter)
     }
@@ -129,6 +140,7 @@ impl<'a> Reporter<'a> {
             last_checkpoint: self.progress.last_checkpoint.take(),
             damaged_checkpoint: self.progress.damaged_checkpoint.take(),
             short_grace: self.progress.short_grace,
+            unsaved: self.progress.unsaved.take(),
             communication: self.progress.communication,
             generation: self.group.generation,
             stragglers: rank.stragglers().into_iter().filter_map(|(rank, times)| self.straggler(rank, times)).collect(),
@@ -187,11 +199,18 @@ impl<'a> Reporter<'a> {
             .map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
-    /// The newest checkpoint and what it tells of a drain, from the next report on; a damaged one before it is none to tell of any more.
+    /// Takes over the newest checkpoint, what it tells of a drain, and whether saves fail. The next
+    /// step reports at once where saves begin to fail, or succeed again. A damaged checkpoint before
+    /// the newest one is no news any more.
     pub(crate) fn take_checkpoint(&mut self, saver: &Saver<'_>) {
         if self.progress.last_checkpoint.as_ref() != saver.newest() {
             self.progress.last_checkpoint = saver.newest().cloned();
             self.progress.short_grace = saver.short_grace();
+        }
+        self.saved_step = saver.saved_step();
+        if self.progress.unsaved.as_ref() != saver.unsaved() {
+            self.progress.unsaved = saver.unsaved().cloned();
+            self.reported = None;
         }
         let newest = saver.newest().map(|mark| mark.step);
         self.progress.damaged_checkpoint.take_if(|damaged| newest >= Some(damaged.step));
@@ -213,6 +232,40 @@ impl<'a> Reporter<'a> {
     pub(crate) fn sums_by(&mut self, agreed: &Agreed) {
         self.progress.communication = agreed.report;
         self.communication_record.clone_from(&agreed.record);
+    }
+}
+
+/// The worker that is to report, before its journal is open.
+pub(crate) struct Beginning<'a> {
+    pub membership: &'a Membership,
+    pub group: &'a Assignment,
+    pub trainee: &'a Trainee,
+}
+
+impl Waits for Beginning<'_> {
+    fn waits(&mut self, reason: &str) {
+        let Assignment { generation, world, base, .. } = self.group;
+        let Recipe { total_steps, steps_per_epoch, .. } = self.trainee.recipe;
+        let progress = Progress {
+            step: base.step,
+            total_steps,
+            epoch: base.step / steps_per_epoch,
+            generation: *generation,
+            world_size: *world,
+            unsaved: Some(Unsaved::new(self.trainee.read_step(), reason, true)),
+            ..Progress::default()
+        };
+        // Numbers and text: no reason to fail.
+        self.membership.progress(base.step, serde_json::to_vec(&progress).unwrap_or_default());
+    }
+}
+
+impl Waits for Reporter<'_> {
+    fn waits(&mut self, reason: &str) {
+        self.progress.unsaved = Some(Unsaved::new(self.saved_step, reason, true));
+        if let Err(error) = self.report(true) {
+            warn!(%error, "the group does not know that this worker waits for the storage");
+        }
     }
 }
 

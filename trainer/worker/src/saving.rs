@@ -23,27 +23,26 @@ use lockstep_checkpoint::{
     BLOCK_VALUES, CheckpointError, Committed, Ended, Facts, Layout, Part, Position, Snapshotter, Taken,
 };
 use lockstep_elastic::{Assignment, Digest, Membership};
-use lockstep_launch::{CheckpointMark, ShortGrace};
-use lockstep_nn::{Cpu, DIGEST_BLOCK, Replica, StateDigest, digest_blocks};
+use lockstep_launch::{CheckpointMark, ShortGrace, Unsaved};
+use lockstep_nn::StateDigest;
 use tracing::{info, warn};
 
 use crate::{
+    block_digests::{of_parts, written_digests},
     failure::Failure,
     grace::short_grace,
     member::Member,
     metrics::{Metrics, Phase},
     reporter::Reporter,
     storage::{Storage, spelled},
-    stored::{Delay, told_of, until_stored},
+    stored::{Delay, Waits, told_of, until_stored},
+    trainee::Trainee,
     training::{Rank, Recipe},
     word::Word,
 };
 
-/// Hexadecimal digits of a block's digest in a note.
-const DIGITS: usize = 64;
-
-const _: () = assert!(BLOCK_VALUES == DIGEST_BLOCK, "each block is in one rank's part");
-
+/// Time until the next try where the last one failed and the job's interval is longer.
+const TRY_AGAIN: Duration = Duration::from_secs(10);
 /// One worker's part in saving, whatever group it belongs to.
 pub(crate) struct Saver<'a> {
     storage: &'a Storage,
@@ -66,6 +65,11 @@ pub(crate) struct Saver<'a> {
     ended: Instant,
     delay: Delay,
     newest: Option<CheckpointMark>,
+    /// Steps that the newest checkpoint holds that this worker knows of: it committed or read it.
+    saved_step: u64,
+    /// Why this rank could not store its part.
+    problem: Option<String>,
+    unsaved: Option<Unsaved>,
     grace_seconds: u32,
     short_grace: Option<ShortGrace>,
     /// What the newest evaluation took.
@@ -101,14 +105,15 @@ struct Committing {
 }
 
 impl<'a> Saver<'a> {
-    /// Saves what `replica` holds each `interval`, as a member of groups as large as `group`.
+    /// Saves what `trainee` holds each `interval`, as a member of groups as large as `group`.
     pub(crate) fn start(
         storage: &'a Storage,
         member: &'a Member<'_>,
-        replica: &Replica<Cpu>,
+        trainee: &Trainee,
         group: &Assignment,
         interval: Duration,
     ) -> Result<Self, Failure> {
+        let replica = &trainee.replica;
         let layout = storage.layout(replica)?;
         let world = NonZeroU32::new(group.world).unwrap_or(NonZeroU32::MIN);
         Ok(Self {
@@ -129,6 +134,9 @@ impl<'a> Saver<'a> {
             ended: Instant::now(),
             delay: Delay::default(),
             newest: None,
+            saved_step: trainee.read_step(),
+            problem: None,
+            unsaved: None,
             grace_seconds: member.launch.grace_seconds,
             short_grace: None,
             evaluating: Duration::ZERO,
@@ -146,11 +154,29 @@ impl<'a> Saver<'a> {
         self.reports = group.reports();
         (self.asked, self.copied) = (false, None);
         self.newest.take_if(|_| !self.reports);
+        self.unsaved.take_if(|_| !self.reports);
+        self.problem = None;
     }
 
     /// The newest checkpoint that this worker committed.
     pub(crate) fn newest(&self) -> Option<&CheckpointMark> {
         self.newest.as_ref()
+    }
+
+    /// Steps that the newest checkpoint holds that this worker knows of.
+    pub(crate) const fn saved_step(&self) -> u64 {
+        self.saved_step
+    }
+
+    /// Why nothing has been saved since that step, if the newest save failed.
+    pub(crate) const fn unsaved(&self) -> Option<&Unsaved> {
+        self.unsaved.as_ref()
+    }
+
+    fn fails(&mut self, reason: &str) {
+        if self.reports {
+            self.unsaved = Some(Unsaved::new(self.saved_step, reason, false));
+        }
     }
 
     /// An evaluation took so long.
@@ -172,10 +198,15 @@ impl<'a> Saver<'a> {
         }
         self.tell_of_delay();
         let idle = !self.asked && self.copied.is_none() && self.committing.is_none();
-        let asks = reports && idle && self.ended.elapsed() >= self.interval;
+        let asks = reports && idle && self.ended.elapsed() >= self.pause();
         self.asked |= asks;
         let part = self.copied.as_ref().map(|copied| copied.part);
         Word { asks, writes: part == Some(Outcome::Unknown), failed: part == Some(Outcome::Failed) }
+    }
+
+    /// Time between two checkpoints.
+    fn pause(&self) -> Duration {
+        if self.unsaved.is_some() { self.interval.min(TRY_AGAIN) } else { self.interval }
     }
 
     /// Storage that neither takes what is written nor fails holds all later checkpoints up.
@@ -184,12 +215,17 @@ impl<'a> Saver<'a> {
         let under_way = writing.or(self.committing.as_ref().map(|committing| &committing.copied));
         let lasts = under_way.map(|copied| copied.at.elapsed());
         if let (Some(copied), true) = (under_way, self.delay.is_due(lasts)) {
+            let (step, seconds) = (copied.position.step, copied.at.elapsed().as_secs());
             warn!(
-                step = copied.position.step,
-                seconds = copied.at.elapsed().as_secs(),
+                step,
+                seconds,
                 uri = self.storage.uri(),
                 "the storage has not taken a checkpoint yet; no other is begun before it has"
             );
+            self.fails(&format!(
+                "{}: the checkpoint of step {step} is being written for {seconds} s; check the storage",
+                self.storage.uri()
+            ));
         }
     }
 
@@ -204,15 +240,22 @@ impl<'a> Saver<'a> {
         let (position, committed) = (
             copied.position,
             match told.failed {
-                true => Err(Failure::retry("a worker could not write its part; its log says why")),
+                true => Err(self.part_failure()),
                 false => self.commit(copied, reporter),
             },
         );
         if let Err(error) = committed {
             self.snapshotter.abandon(position);
             self.metrics.checkpoint_failures.inc();
+            self.fails(&error.to_string());
             warn!(%error, step = position.step, "checkpoint not saved; training goes on");
         }
+    }
+
+    /// Why not all parts are stored: this rank's reason where it failed, since others mostly fail
+    /// for the same.
+    fn part_failure(&self) -> Failure {
+        Failure::retry(self.problem.as_deref().unwrap_or("another worker could not write its part; its log says why"))
     }
 
     /// Copies this rank's part of the state after the steps that are done, and begins to write it.
@@ -238,7 +281,11 @@ impl<'a> Saver<'a> {
             }
         }
         let membership = self.membership;
-        until_stored(membership, || self.store_part(rank, &mut given_up))?;
+        let mut reporter = reporter;
+        if let Some(reporter) = &mut reporter {
+            reporter.take_checkpoint(self);
+        }
+        until_stored(membership, &mut reporter, |_| self.store_part(rank, &mut given_up))?;
         if let (Some(copied), Some(reporter)) = (self.copied.take(), reporter) {
             self.store_manifest(copied, reporter)?;
             self.metrics.spent(Phase::Checkpoint, begun.elapsed().as_secs_f64());
@@ -268,7 +315,7 @@ impl<'a> Saver<'a> {
         told?;
         match failed == [0.0] {
             true => Ok(()),
-            false => Err(Failure::retry("a worker could not write its part of the last checkpoint; its log says why")),
+            false => Err(self.part_failure()),
         }
     }
 
@@ -278,7 +325,10 @@ impl<'a> Saver<'a> {
         let begun = self.commit(copied, reporter);
         let stored = begun.and_then(|()| self.finish().into_iter().try_for_each(|ended| self.note(ended)));
         stored.map_err(|failure| match failure {
-            Failure::Retry(reason) => Failure::broken(reason),
+            Failure::Retry(reason) => {
+                reporter.waits(&reason);
+                Failure::broken(reason)
+            }
             other => other,
         })
     }
@@ -290,7 +340,7 @@ impl<'a> Saver<'a> {
 
     fn take(&mut self, rank: &mut Rank<'_>) -> Copied {
         let at = Instant::now();
-        self.asked = false;
+        (self.asked, self.problem) = (false, None);
         let Recipe { steps_per_epoch, global_batch, seed, .. } = *rank.recipe();
         let step = rank.step();
         let position = Position {
@@ -309,6 +359,8 @@ impl<'a> Saver<'a> {
             Taken::Begun => Outcome::Unknown,
             Taken::Busy => {
                 warn!(step, "a part of a checkpoint cannot be copied: those of earlier ones are still being written");
+                self.problem =
+                    Some("the parts of earlier checkpoints are still being written; check the storage".into());
                 Outcome::Failed
             }
         };
@@ -351,7 +403,9 @@ impl<'a> Saver<'a> {
                 };
                 copied.writing = took;
                 copied.part = if result.is_ok() { Outcome::Stored } else { Outcome::Failed };
-                result.map_err(|error| self.storage.refused(&error))
+                let stored = result.map_err(|error| self.storage.refused(&error));
+                self.problem = stored.as_ref().err().map(ToString::to_string);
+                stored
             }
             Ended::Commit { position: _, took, result } => {
                 let committing = self.committing.take();
@@ -370,7 +424,9 @@ impl<'a> Saver<'a> {
                     (Err(error), _) => {
                         self.ended = Instant::now();
                         self.metrics.checkpoint_failures.inc();
-                        return Err(self.storage.refused(&error));
+                        let refused = self.storage.refused(&error);
+                        self.fails(&refused.to_string());
+                        return Err(refused);
                     }
                 }
                 Ok(())
@@ -405,45 +461,8 @@ impl<'a> Saver<'a> {
             warn!(%error, "not all old checkpoints were removed");
         }
         self.membership.checkpoint(saved.step, Digest::from_bytes(saved.manifest_digest));
+        (self.saved_step, self.unsaved) = (saved.step, None);
         // One that an older group had begun may end once another rank reports.
         self.newest = self.reports.then(|| self.storage.mark(&saved, time));
-    }
-}
-
-/// The digests of a part's blocks, as its note has them.
-fn written_digests(values: &[f32]) -> String {
-    digest_blocks(values).into_iter().map(|block| Digest::from_bytes(block).to_string()).collect()
-}
-
-/// The digest of a state of which these are the parts' digests, in order.
-fn of_parts(mut digest: StateDigest, parts: &[String]) -> Option<[u8; 32]> {
-    for block in parts.iter().flat_map(|part| part.as_bytes().chunks(DIGITS)) {
-        let block: Digest = str::from_utf8(block).ok()?.parse().ok()?;
-        digest.add(&[*block.as_bytes()]);
-    }
-    Some(digest.finish())
-}
-
-#[cfg(test)]
-mod tests {
-    use lockstep_nn::models;
-
-    use super::*;
-
-    #[test]
-    fn the_digest_of_parts_is_that_of_the_whole_state_however_many_there_are() {
-        let network = models::lenet5();
-        let buckets = network.table().ready_order();
-        let mut replica = Replica::new(Cpu::new(), network, 1, buckets).expect("buckets that tile it");
-        replica.initialise(7);
-        let values: Vec<f32> = replica.tensors().into_iter().flat_map(|tensor| tensor.values).collect();
-        for cuts in [&[][..], &[0], &[1], &[2, 2, 5]] {
-            let ends = cuts.iter().map(|block| block * BLOCK_VALUES).chain([values.len()]);
-            let mut start = 0;
-            let parts: Vec<String> =
-                ends.map(|end| written_digests(&values[std::mem::replace(&mut start, end)..end])).collect();
-            assert_eq!(of_parts(replica.begin_digest(), &parts), Some(replica.digest()), "{cuts:?}");
-        }
-        assert_eq!(of_parts(replica.begin_digest(), &["no digest".to_owned()]), None);
     }
 }

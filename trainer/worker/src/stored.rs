@@ -18,28 +18,52 @@ const DELAY: Duration = Duration::from_secs(60);
 /// Time until storage that took nothing is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Stores something, however long the storage does not take it: with this process the state of its group would end, and storage is no
-/// better for whoever comes next. Ends without it only where the group changes; where it gives no answer even then, the others go on
-/// without this worker after a minute: its watchdog sees to that.
-pub(crate) fn until_stored<T>(
+/// Tells others that the group waits for the storage, and why.
+pub(crate) trait Waits {
+    fn waits(&mut self, reason: &str);
+}
+
+impl<W: Waits + ?Sized> Waits for &mut W {
+    fn waits(&mut self, reason: &str) {
+        (**self).waits(reason);
+    }
+}
+
+/// Only the worker that reports tells.
+impl<W: Waits> Waits for Option<W> {
+    fn waits(&mut self, reason: &str) {
+        self.iter_mut().for_each(|tells| tells.waits(reason));
+    }
+}
+
+/// Stores something, however long the storage does not take it: the state of the group would end
+/// with this process, and storage is no better for the next one. `teller` tells others when the
+/// wait begins, and each time that its reason changes. The wait ends without success only where the
+/// group changes. Where the storage gives no answer even then, the watchdog ends this worker after
+/// a minute, and the others go on.
+pub(crate) fn until_stored<T, W: Waits>(
     membership: &Membership,
-    mut store: impl FnMut() -> Result<T, Failure>,
+    teller: &mut W,
+    mut store: impl FnMut(&mut W) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let (begun, mut delay) = (Instant::now(), Delay::default());
-    let mut is_told = false;
+    let mut told = None;
     membership.work().during(Activity::Waiting, || {
         loop {
-            let reason = match store() {
+            let reason = match store(teller) {
                 Err(Failure::Retry(reason)) => reason,
                 stored => return stored,
             };
             if membership.sealing().is_some() || membership.is_over() {
                 return Err(Failure::broken(reason));
             }
-            if delay.is_due(Some(begun.elapsed())) || !is_told {
+            if told.as_ref() != Some(&reason) {
+                teller.waits(&reason);
+            }
+            if delay.is_due(Some(begun.elapsed())) || told.is_none() {
                 warn!(reason, "not stored yet; the group waits");
             }
-            is_told = true;
+            told = Some(reason);
             thread::sleep(AGAIN);
         }
     })

@@ -41,6 +41,8 @@ pub(crate) struct Trainee {
     pub step: u64,
     /// Not in the middle of a copy, or of a checkpoint that is being loaded.
     is_whole: bool,
+    /// Steps that the checkpoint held that it read; 0 where there was none.
+    read_step: u64,
     /// The newest checkpoint that it passed over, if any, and the step that it began with instead.
     passed_over: Option<(DamagedCheckpoint, u64)>,
     /// What this worker does by itself.
@@ -81,6 +83,7 @@ impl Trainee {
             recipe,
             step: 0,
             is_whole: false,
+            read_step: 0,
             passed_over: None,
             baseline,
             communication: None,
@@ -108,6 +111,7 @@ impl Trainee {
                 (0, None)
             }
         };
+        self.read_step = self.step;
         self.passed_over = damaged.map(|damaged| (damaged, self.step));
         self.forget_lines();
         self.is_whole = true;
@@ -117,6 +121,11 @@ impl Trainee {
     /// The newest checkpoint, where it was passed over for the one of this step, or for none.
     pub(crate) fn passed_over_for(&self, step: u64) -> Option<&DamagedCheckpoint> {
         self.passed_over.as_ref().filter(|(_, began)| *began == step).map(|(damaged, _)| damaged)
+    }
+
+    /// Steps that the checkpoint held that it read; 0 where there was none.
+    pub(crate) const fn read_step(&self) -> u64 {
+        self.read_step
     }
 
     /// Whether its state is of use: not in the middle of a copy, or of a checkpoint.

@@ -30,7 +30,7 @@ use crate::{
     metrics::Metrics,
     model,
     numbers::slots,
-    reporter::Reporter,
+    reporter::{Beginning, Reporter},
     saving::Saver,
     serve::{self, Ready},
     shared_storage,
@@ -88,7 +88,7 @@ pub(crate) fn work(launch: &Launch, replay: Option<&Replay>) -> Result<Ending, F
             let ended = member.work(|| {
                 let group = until_let_in(&member, &mut trainee, place)?;
                 let interval = Duration::from_secs(workload.checkpoint.interval_seconds.into());
-                let saver = saver.insert(Saver::start(&storage, &member, &trainee.replica, &group, interval)?);
+                let saver = saver.insert(Saver::start(&storage, &member, &trainee, &group, interval)?);
                 run.train(&mut trainee, saver, group)
             });
             // What it still writes is waited for, by this process only.
@@ -247,11 +247,14 @@ impl Run<'_> {
         let mut reporter = if group.reports() {
             let Member { membership, metrics, launch, .. } = self.member;
             let turn = Turn { job: &launch.job.uid, attempt: launch.attempt, generation: group.generation };
-            let open = || Reporter::open(membership, group, self.storage, metrics, rank.trainee, agreed, turn);
-            until_stored(membership, || self.storage.clear_before(group.generation))?;
-            let reporter = until_stored(membership, open)?;
+            let mut teller = Beginning { membership, group, trainee: rank.trainee };
+            let open = |teller: &mut Beginning<'_>| {
+                Reporter::open(membership, group, self.storage, metrics, teller.trainee, agreed, turn)
+            };
+            until_stored(membership, &mut teller, |_| self.storage.clear_before(group.generation))?;
+            let mut reporter = until_stored(membership, &mut teller, open)?;
             // Only now is it known that this turn is not over.
-            until_stored(membership, || self.keep_plan(group, group.base.step, agreed))?;
+            until_stored(membership, &mut reporter, |_| self.keep_plan(group, group.base.step, agreed))?;
             Some(reporter)
         } else {
             self.member.metrics.leave_reporting();
@@ -319,7 +322,7 @@ impl Run<'_> {
         if let Some(reporter) = reporter {
             reporter.sums_by(&agreed);
             if !stays {
-                until_stored(&self.member.membership, || self.keep_plan(group, rank.step(), &agreed))?;
+                until_stored(&self.member.membership, reporter, |_| self.keep_plan(group, rank.step(), &agreed))?;
             }
         }
         if !stays {
@@ -391,7 +394,7 @@ impl Run<'_> {
                     Ok(())
                 })?;
                 if let Some(reporter) = &mut reporter {
-                    until_stored(&self.member.membership, || reporter.make_room())?;
+                    until_stored(&self.member.membership, reporter, |reporter| reporter.make_room())?;
                 }
             }
             if ends_epoch {
@@ -450,14 +453,15 @@ impl Run<'_> {
         reporter: Option<Reporter<'_>>,
     ) -> Result<Option<Ending>, Failure> {
         let mut ending = Ending::default();
-        if let Some(reporter) = save_at_the_end(rank, saver, reporter)? {
+        if let Some(mut reporter) = save_at_the_end(rank, saver, reporter)? {
             let facts = BTreeMap::from([
                 ("job".to_owned(), self.member.launch.job.name.clone()),
                 ("steps".to_owned(), rank.step().to_string()),
                 ("format".to_owned(), "pt".to_owned()),
             ]);
-            let export = || self.storage.export(&mut rank.trainee.replica, &facts);
-            ending.model_uri = Some(until_stored(&self.member.membership, export)?);
+            let export = |_: &mut Reporter<'_>| self.storage.export(&mut rank.trainee.replica, &facts);
+            ending.model_uri = Some(until_stored(&self.member.membership, &mut reporter, export)?);
+            reporter.take_checkpoint(saver);
             ending.progress = Some(reporter.progress());
         }
         let digest = Digest::from_bytes(rank.trainee.replica.digest());

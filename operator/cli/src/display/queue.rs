@@ -84,6 +84,7 @@ fn is_as_before(last: &Progress, next: &Progress) -> bool {
     last.accuracy_step == next.accuracy_step
         && last.damaged_checkpoint == next.damaged_checkpoint
         && last.short_grace == next.short_grace
+        && last.unsaved.as_ref().map(|unsaved| unsaved.waits) == next.unsaved.as_ref().map(|unsaved| unsaved.waits)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::{ValidJob, manifest::set as set_field};
-use lockstep_launch::{Ending, ObjectUri, Progress, Replay, Task, Workload, names};
+use lockstep_launch::{CheckpointMark, Ending, ObjectUri, Progress, Replay, Task, Unsaved, Workload, names};
 use serde_json::Value;
 
 use self::{
@@ -236,18 +236,20 @@ impl Session {
         };
         let scaled = self.folder.wanted_workers().filter(|workers| *workers != self.job.replicas.get());
         let again = again.clone() + &scaled.map(|workers| format!(" --workers {workers}")).unwrap_or_default();
-        match self.newest_checkpoint(heard) {
-            Some(step) => format!("stopped; the checkpoint of step {step} is kept. Continue with:\n  {again}"),
+        match self.kept(heard) {
+            Some(kept) => format!("stopped; {kept}. Continue with:\n  {again}"),
             None => format!("stopped before a checkpoint was reported. Continue with:\n  {again}"),
         }
     }
 
-    /// The step of the newest checkpoint that was told of.
-    fn newest_checkpoint(&self, heard: &Heard) -> Option<u64> {
-        let at_the_end =
-            self.roles().filter_map(|role| self.ending(role)?.progress?.last_checkpoint).map(|mark| mark.step).max();
-        let before = heard.progress.as_ref().and_then(|progress| Some(progress.last_checkpoint.as_ref()?.step));
-        at_the_end.max(before)
+    /// What is left of the state, if a checkpoint was told of or saves failed.
+    fn kept(&self, heard: &Heard) -> Option<String> {
+        let ended = self.roles().filter_map(|role| self.ending(role)?.progress);
+        let told: Vec<Progress> = ended.chain(heard.progress.clone()).collect();
+        let newest = told.iter().filter_map(|progress| progress.last_checkpoint.clone()).max_by_key(|mark| mark.step);
+        let step = told.iter().map(|progress| progress.step).max().unwrap_or_default();
+        let unsaved = heard.progress.as_ref().and_then(|progress| progress.unsaved.as_ref());
+        kept(newest.as_ref(), step, unsaved, is_there)
     }
 
     fn failure(&self, heard: &Heard, failed: &Failed) -> String {
@@ -258,8 +260,8 @@ impl Session {
         let told = message.clone().or(said);
         let what = told.map_or_else(|| format!("{role} {end}"), |message| format!("{role} {end}: {message}"));
         let log = self.folder.log(*role);
-        let kept = self.newest_checkpoint(heard).filter(|_| *why != Why::Fatal);
-        let kept = kept.map(|step| format!("\n  the checkpoint of step {step} is kept")).unwrap_or_default();
+        let kept = self.kept(heard).filter(|_| *why != Why::Fatal);
+        let kept = kept.map(|kept| format!("\n  {kept}")).unwrap_or_default();
         format!("{what}{why}\n  log: {}{kept}", log.display())
     }
 
@@ -294,6 +296,32 @@ impl Session {
             Role::Worker(index) => names::worker(&self.job.name, index),
         }
     }
+}
+
+/// What is left of a job that was stopped after `step`: the newest checkpoint, where it is still
+/// there, and what was not saved.
+fn kept(
+    newest: Option<&CheckpointMark>,
+    step: u64,
+    unsaved: Option<&Unsaved>,
+    is_there: impl Fn(&CheckpointMark) -> bool,
+) -> Option<String> {
+    let saved = newest.map_or(0, |mark| mark.step);
+    let checkpoint = newest.map(|mark| match is_there(mark) {
+        true => format!("the checkpoint of step {saved} is kept"),
+        false => format!("the checkpoint of step {saved} is not in {} any more", paths::shown(&mark.uri)),
+    });
+    let lost = step.saturating_sub(saved);
+    let lost = unsaved.filter(|_| lost > 0).map(|unsaved| match newest {
+        Some(_) => format!("; the {lost} steps after it were not saved: {}", unsaved.reason),
+        None => format!("none of the {lost} steps is saved: {}", unsaved.reason),
+    });
+    (checkpoint.is_some() || lost.is_some()).then(|| checkpoint.unwrap_or_default() + &lost.unwrap_or_default())
+}
+
+/// Whether a checkpoint in a folder is still there. One in an object store counts as there.
+fn is_there(mark: &CheckpointMark) -> bool {
+    ObjectUri::begins(&mark.uri) || Path::new(paths::shown(&mark.uri)).exists()
 }
 
 fn valid(path: &Path, value: &Value) -> anyhow::Result<ValidJob> {
@@ -338,6 +366,21 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_checkpoint_that_is_there_is_kept_and_steps_that_were_not_saved_are_told() {
+        let mark = CheckpointMark { step: 30, uri: "file:///c/step-30".into(), time: String::new() };
+        let full = Unsaved::new(30, "disk full", true);
+        let said = |newest, unsaved, there| kept(newest, 70, unsaved, |_| there).unwrap_or_default();
+        assert_eq!(said(Some(&mark), None, true), "the checkpoint of step 30 is kept");
+        assert_eq!(said(Some(&mark), None, false), "the checkpoint of step 30 is not in /c/step-30 any more");
+        assert_eq!(
+            said(Some(&mark), Some(&full), true),
+            "the checkpoint of step 30 is kept; the 40 steps after it were not saved: disk full"
+        );
+        assert_eq!(said(None, Some(&full), true), "none of the 70 steps is saved: disk full");
+        assert_eq!(said(None, None, true), "");
+    }
 
     #[test]
     fn a_word_with_spaces_is_quoted_for_the_shell() {

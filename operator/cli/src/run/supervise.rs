@@ -5,7 +5,9 @@ mod stop;
 use std::{collections::BTreeSet, fs, net::IpAddr, net::Ipv4Addr, time::Duration};
 
 use anyhow::Context;
-use lockstep_launch::{Address, Change, Exit, Job, Launch, Ports, Reached, Store, Task, out_of_memory_kills};
+use lockstep_launch::{
+    Address, Change, Exit, Job, Launch, Ports, Progress, Reached, Store, Task, Unsaved, out_of_memory_kills,
+};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -77,6 +79,8 @@ struct Supervised<'a> {
     step: Option<u64>,
     /// By what was told of it.
     reached: Reached,
+    /// Whether the processes were asked to stop.
+    drains: bool,
     /// The last reason that was shown: several processes may end for the same.
     shown: Option<String>,
     /// By when everybody has to end, once somebody is done.
@@ -110,6 +114,7 @@ impl Session {
             gone: BTreeSet::new(),
             step: None,
             reached,
+            drains: false,
             shown: None,
             finish: None,
         };
@@ -247,10 +252,27 @@ impl Supervised<'_> {
                 self.step = self.step.max(Some(progress.step));
                 self.reached.reported(&progress);
                 display.phase(if progress.benchmark.is_some() { "measuring" } else { "training" });
+                let before = heard.progress.take();
+                let unsaved = |progress: &Progress| progress.unsaved.clone();
+                let before_unsaved = before.as_ref().and_then(unsaved);
+                let mark = before.and_then(|before| before.last_checkpoint);
+                let progress = progress.after(mark.as_ref(), before_unsaved.as_ref());
                 display.progress(&progress);
-                heard.progress = Some(*progress);
+                let waits = |unsaved: Option<Unsaved>| unsaved.is_some_and(|unsaved| unsaved.waits);
+                if waits(unsaved(&progress)) && !waits(before_unsaved) {
+                    display.note(self.way_out());
+                }
+                heard.progress = Some(progress);
             }
             Said::Ending(ending) => heard.ending = Some(*ending),
+        }
+    }
+
+    /// What to do where the workers wait for the storage.
+    fn way_out(&self) -> &'static str {
+        match self.drains {
+            true => "they end once the storage takes it; to give up what is not saved, press Ctrl-C again",
+            false => "they go on once the storage takes it; to give up what is not saved, press Ctrl-C twice",
         }
     }
 

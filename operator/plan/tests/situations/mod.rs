@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use lockstep_api::{CleanPodPolicy, LastFailure, Phase, Reason, Replacing, TrainerImage, ValidJob};
+use lockstep_launch::{CheckpointMark, Unsaved};
 use lockstep_plan::{Child, Ended, ImageSeen, Observed, Plan, PodSeen, PodState, Role, Settings, Waiting, plan};
 
 pub const UID: &str = "0a1b2c3d-0000-4000-8000-000000000000";
@@ -116,6 +117,14 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
         seen.group = None;
     } else if item == "to be suspended" {
         job.suspend = true;
+    } else if item == "whatever is unsaved" {
+        job.suspend_unsaved = true;
+    } else if let Some(when) = item.strip_prefix("saves fail") {
+        let (step, waits) = if when == " at the end" { (200, true) } else { (100, false) };
+        let told = seen.status.progress.get_or_insert_default();
+        (told.step, told.total_steps, told.percent) = (step, 200, (step / 2) as u8);
+        told.unsaved = Some(Unsaved::new(30, "/c: no space left; free some", waits));
+        seen.status.last_checkpoint = Some(CheckpointMark { step: 30, ..CheckpointMark::default() });
     } else if let Some(count) = item.strip_prefix("wants ") {
         job.replicas = NonZeroU32::new(number(count)?)?;
     } else if let Some(bounds) = item.strip_prefix("elastic ") {

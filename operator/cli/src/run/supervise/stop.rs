@@ -73,6 +73,7 @@ impl Supervised<'_> {
         display: &Display,
     ) -> anyhow::Result<()> {
         display.phase("stopping");
+        self.drains = true;
         self.pending.clear();
         self.replace_coordinator(Instant::now());
         self.children.signal_workers(Signal::TERM);

@@ -1,0 +1,48 @@
+//! Digests of a state's blocks: each rank writes those of its part, and together they are the state's.
+
+use lockstep_checkpoint::BLOCK_VALUES;
+use lockstep_elastic::Digest;
+use lockstep_nn::{DIGEST_BLOCK, StateDigest, digest_blocks};
+
+/// Hexadecimal digits of a block's digest in a note.
+const DIGITS: usize = 64;
+
+const _: () = assert!(BLOCK_VALUES == DIGEST_BLOCK, "each block is in one rank's part");
+
+/// The digests of a part's blocks, as its note has them.
+pub(crate) fn written_digests(values: &[f32]) -> String {
+    digest_blocks(values).into_iter().map(|block| Digest::from_bytes(block).to_string()).collect()
+}
+
+/// The digest of a state of which these are the parts' digests, in order.
+pub(crate) fn of_parts(mut digest: StateDigest, parts: &[String]) -> Option<[u8; 32]> {
+    for block in parts.iter().flat_map(|part| part.as_bytes().chunks(DIGITS)) {
+        let block: Digest = str::from_utf8(block).ok()?.parse().ok()?;
+        digest.add(&[*block.as_bytes()]);
+    }
+    Some(digest.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_nn::{Cpu, Replica, models};
+
+    use super::*;
+
+    #[test]
+    fn the_digest_of_parts_is_that_of_the_whole_state_however_many_there_are() {
+        let network = models::lenet5();
+        let buckets = network.table().ready_order();
+        let mut replica = Replica::new(Cpu::new(), network, 1, buckets).expect("buckets that tile it");
+        replica.initialise(7);
+        let values: Vec<f32> = replica.tensors().into_iter().flat_map(|tensor| tensor.values).collect();
+        for cuts in [&[][..], &[0], &[1], &[2, 2, 5]] {
+            let ends = cuts.iter().map(|block| block * BLOCK_VALUES).chain([values.len()]);
+            let mut start = 0;
+            let parts: Vec<String> =
+                ends.map(|end| written_digests(&values[std::mem::replace(&mut start, end)..end])).collect();
+            assert_eq!(of_parts(replica.begin_digest(), &parts), Some(replica.digest()), "{cuts:?}");
+        }
+        assert_eq!(of_parts(replica.begin_digest(), &["no digest".to_owned()]), None);
+    }
+}
