@@ -25,8 +25,8 @@ fn panic(lines: &[&str]) -> Option<String> {
 
 /// The message of the last event that the trainer logged as an error, with what it names.
 fn last_error(lines: &[&str]) -> Option<String> {
-    let events = lines.iter().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let error = events.into_iter().find(|event| event["level"] == "ERROR")?;
+    let mut events = lines.iter().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let error = events.find(|event| event["level"] == "ERROR")?;
     let fields = error["fields"].as_object()?;
     let text = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
     let cause = text("problem").or_else(|| text("error"));

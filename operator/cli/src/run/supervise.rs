@@ -145,7 +145,7 @@ impl Session {
                                 heard.ending = before;
                                 return Ok(finish);
                             }
-                            return Ok(job.settled(finish, heard, display).await?);
+                            return job.settled(finish, heard, display).await;
                         }
                         if role == Role::Coordinator && end != End::Exit(Exit::Done) {
                             // Why it ended is not why the job may fail later.
