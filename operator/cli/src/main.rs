@@ -14,6 +14,7 @@ mod watch;
 use std::{path::Path, process::ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use lockstep_launch::StandardError;
 use tracing_subscriber::EnvFilter;
 
 /// kubectl finds plugins by this file name.
@@ -83,7 +84,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError).init();
     // One thread: children ask to be killed when the thread that started them ends, so it must be the process's first.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -14,6 +14,7 @@ use anyhow::{Context, bail};
 use clap::{Parser, ValueEnum};
 use futures::FutureExt;
 use kube::{Api, Client};
+use lockstep_launch::StandardError;
 use lockstep_plan::Settings;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
     let flags = Flags::parse();
     let filter = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
     let filter = EnvFilter::new(without_echo(filter.as_deref().unwrap_or("info,kube=warn")));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError);
     let log = log.with_ansi(std::io::stderr().is_terminal());
     match flags.log {
         Log::Json => log.json().init(),

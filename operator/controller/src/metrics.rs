@@ -8,6 +8,7 @@ use std::{
 
 use kube::ResourceExt;
 use lockstep_api::{Phase, TrainingJob, TrainingJobStatus};
+use lockstep_launch::StandardError;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
@@ -50,6 +51,7 @@ pub(crate) struct Metrics {
     duration: Histogram,
     watch_restarts: IntCounter,
     leader: IntGauge,
+    dropped_lines: IntCounter,
     finished: IntCounterVec,
     restarts: IntCounterVec,
     jobs: Mutex<BTreeMap<(String, String), Seen>>,
@@ -97,6 +99,11 @@ impl Metrics {
         registry.register(Box::new(watch_restarts.clone()))?;
         let leader = IntGauge::new("lockstep_leader", "1 while this process leads, 0 while it stands by.")?;
         registry.register(Box::new(leader.clone()))?;
+        let dropped_lines = IntCounter::new(
+            "lockstep_log_lines_dropped_total",
+            "Log lines that could not be written to the standard error.",
+        )?;
+        registry.register(Box::new(dropped_lines.clone()))?;
         let finished = counters(
             &registry,
             "lockstep_jobs_finished_total",
@@ -119,7 +126,19 @@ impl Metrics {
         registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
         let of_jobs = OfJobs::new(&registry)?;
         let jobs = Mutex::new(BTreeMap::new());
-        Ok(Self { registry, reconciles, errors, duration, watch_restarts, leader, finished, restarts, jobs, of_jobs })
+        Ok(Self {
+            registry,
+            reconciles,
+            errors,
+            duration,
+            watch_restarts,
+            leader,
+            dropped_lines,
+            finished,
+            restarts,
+            jobs,
+            of_jobs,
+        })
     }
 
     /// A look at a job ended.
@@ -173,6 +192,7 @@ impl Metrics {
     /// Everything, in Prometheus' text format.
     pub(crate) fn text(&self) -> Result<String, prometheus::Error> {
         let jobs = self.jobs().clone();
+        self.dropped_lines.inc_by(StandardError::dropped_lines().saturating_sub(self.dropped_lines.get()));
         // Held until the text is made: a second scrape would reset the series in between.
         let exposed = {
             let guard = self.jobs();

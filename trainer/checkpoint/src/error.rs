@@ -120,6 +120,14 @@ pub enum CheckpointError {
         /// What is wrong with them.
         problem: String,
     },
+    /// What lies at a path is nothing to write a file into.
+    #[error("{} is {found}: name a file", path.display())]
+    NotAFile {
+        /// As it was given.
+        path: PathBuf,
+        /// What is there, as `a folder`.
+        found: &'static str,
+    },
     /// A token that is no plain file name.
     #[error("probe token `{token}` is no plain name: 1 to {most} letters, digits, `-`, `_` or `.`, not starting with `.`", most = crate::MAX_TOKEN_BYTES)]
     Token {

@@ -1,10 +1,27 @@
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
 };
 
 use crate::{CheckpointError, Folder, Tensor, files::Files, medium::Medium, operation::Contents, tensors};
+
+/// Where the system shows what a process has open.
+const PROCESSES: &str = "/proc";
+/// The system follows no more links than this.
+const MAX_LINKS: usize = 40;
+
+/// What became of exported tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exported {
+    /// They are a file of their own.
+    File,
+    /// They were written into something that was open or is no file: a pipe, a terminal, a process's
+    /// standard output.
+    Stream,
+}
 
 impl Folder {
     /// Writes `tensors` as a safetensors file of this name, replacing one that is there in one instant; gives its path. The same
@@ -22,15 +39,17 @@ impl Folder {
         metadata: &BTreeMap<String, String>,
     ) -> Result<PathBuf, CheckpointError> {
         let path = self.path().join(name);
-        export(&*self.medium, &path, tensors, metadata)?;
+        let bytes = to_bytes(&path, tensors, metadata)?;
+        self.medium.store(&path, Contents::Bytes(&bytes))?;
         Ok(path)
     }
 }
 
-/// As [`Folder::export_model`], to any path of the file system.
+/// As [`Folder::export_model`], to any path of the file system. A pipe or a character device is
+/// written to, and stays what it is; a link keeps pointing where it does.
 ///
 /// # Errors
-/// As there.
+/// As there, and [`CheckpointError::NotAFile`].
 ///
 /// # Panics
 /// As there.
@@ -38,23 +57,148 @@ pub fn export_model(
     path: &Path,
     tensors: &[Tensor<'_>],
     metadata: &BTreeMap<String, String>,
-) -> Result<(), CheckpointError> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    fs::create_dir_all(&folder).map_err(|source| CheckpointError::of("creating", folder.clone(), source))?;
-    let name = path.file_name().unwrap_or_default();
-    export(&Files::at(folder.clone()), &folder.join(name), tensors, metadata)
+) -> Result<Exported, CheckpointError> {
+    let bytes = to_bytes(path, tensors, metadata)?;
+    let failed = |attempt| move |source| CheckpointError::of(attempt, path.to_owned(), source);
+    match target(path)? {
+        Target::File(file) => {
+            let folder = folder_of(&file);
+            fs::create_dir_all(&folder).map_err(failed("creating the folder of"))?;
+            let file = folder.join(file.file_name().unwrap_or_default());
+            Files::at(folder).store(&file, Contents::Bytes(&bytes))?;
+            Ok(Exported::File)
+        }
+        Target::Stream => {
+            // Standard output may be a file to which others have written before.
+            let opened: io::Result<File> = OpenOptions::new().append(true).open(path);
+            opened.and_then(|mut stream| stream.write_all(&bytes)).map_err(failed("writing"))?;
+            Ok(Exported::Stream)
+        }
+    }
 }
 
-fn export(
-    medium: &dyn Medium,
+/// What a path is to receive the tensors as.
+enum Target {
+    /// A file at this path, which is no link.
+    File(PathBuf),
+    Stream,
+}
+
+fn target(path: &Path) -> Result<Target, CheckpointError> {
+    let refused = |found| Err(CheckpointError::NotAFile { path: path.to_owned(), found });
+    match fs::metadata(path).map(|found| found.file_type()) {
+        Ok(found) if found.is_dir() => refused("a folder"),
+        Ok(found) if found.is_block_device() => refused("a block device"),
+        Ok(found) if found.is_socket() => refused("a socket"),
+        Ok(found) if !found.is_file() || is_open_file(path) => Ok(Target::Stream),
+        Ok(_) => {
+            path.canonicalize().map(Target::File).map_err(|error| CheckpointError::of("reading", path.into(), error))
+        }
+        Err(_) if path.is_symlink() => refused("a link to nothing"),
+        // Making the file says what is wrong.
+        Err(_) => Ok(Target::File(path.to_owned())),
+    }
+}
+
+/// Whether a path names what a process has open, as `/dev/stdout` does: another file in its place would
+/// not be what that process writes to.
+fn is_open_file(path: &Path) -> bool {
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        let Ok(folder) = folder_of(&path).canonicalize() else { return false };
+        if folder.starts_with(PROCESSES) {
+            return true;
+        }
+        let Some(Ok(link)) = path.file_name().map(|name| fs::read_link(folder.join(name))) else { return false };
+        path = folder.join(link);
+    }
+    false
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn to_bytes(
     path: &Path,
     tensors: &[Tensor<'_>],
     metadata: &BTreeMap<String, String>,
-) -> Result<(), CheckpointError> {
-    let bytes = tensors::to_bytes(tensors, metadata)
-        .map_err(|problem| CheckpointError::Tensors { path: path.to_owned(), problem })?;
-    medium.store(path, Contents::Bytes(&bytes))
+) -> Result<Vec<u8>, CheckpointError> {
+    tensors::to_bytes(tensors, metadata).map_err(|problem| CheckpointError::Tensors { path: path.to_owned(), problem })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::fd::AsRawFd as _, os::unix::fs::symlink, thread};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    fn export_to(path: &Path) -> Result<Exported, CheckpointError> {
+        let tensors = [Tensor { name: "w", shape: &[2], values: &[1.0, 2.0] }];
+        export_model(path, &tensors, &BTreeMap::new())
+    }
+
+    fn has_values(bytes: &[u8]) -> bool {
+        bytes.ends_with(&[1.0_f32, 2.0].map(f32::to_le_bytes).concat())
+    }
+
+    #[test]
+    fn a_pipe_is_written_to_and_stays_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).expect("a pipe");
+        // Whoever writes finds a reader, and the reader does not wait for a writer that never comes.
+        let mut reader = OpenOptions::new().read(true).write(true).open(&pipe).expect("opens");
+        let reading = thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            let count = io::Read::read(&mut reader, &mut bytes).expect("readable");
+            bytes[..count].to_vec()
+        });
+        let exported = export_to(&pipe).expect("written");
+        let is_pipe = fs::symlink_metadata(&pipe).expect("there").file_type().is_fifo();
+        assert!(exported == Exported::Stream && is_pipe);
+        assert!(has_values(&reading.join().expect("read")));
+    }
+
+    #[test]
+    fn what_a_process_has_open_is_added_to() {
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(b"before ").expect("written");
+        let folder = tempfile::tempdir().expect("a folder");
+        let link = folder.path().join("stdout");
+        symlink(format!("/proc/self/fd/{}", file.as_raw_fd()), &link).expect("linked");
+        assert_eq!(export_to(&link).expect("written"), Exported::Stream);
+        assert!(link.is_symlink());
+        let mut bytes = Vec::new();
+        io::Seek::rewind(&mut file).expect("at its beginning");
+        io::Read::read_to_end(&mut file, &mut bytes).expect("readable");
+        assert!(bytes.starts_with(b"before ") && has_values(&bytes));
+    }
+
+    #[test]
+    fn a_link_to_a_file_keeps_pointing_at_the_file_that_is_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [link, file] = ["link", "file"].map(|name| folder.path().join(name));
+        fs::write(&file, "older").expect("written");
+        symlink("file", &link).expect("linked");
+        assert_eq!(export_to(&link).expect("written"), Exported::File);
+        assert!(link.is_symlink() && has_values(&fs::read(&file).expect("readable")));
+    }
+
+    #[test]
+    fn a_folder_and_a_link_to_nothing_are_refused_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let link = folder.path().join("link");
+        symlink("nothing", &link).expect("linked");
+        for (path, found) in [(folder.path(), "is a folder"), (&link, "is a link to nothing")] {
+            let refused = export_to(path).expect_err("refused").to_string();
+            assert!(refused.contains(found) && refused.contains("name a file"), "{refused}");
+        }
+        assert!(link.is_symlink());
+    }
 }

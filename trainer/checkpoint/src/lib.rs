@@ -47,7 +47,7 @@ pub use chunk::{Chunk, ChunkDigest, MAX_CHUNK_BYTES};
 pub use commit::{Facts, Saved};
 pub use destination::{Destination, NoPlace, Tensors};
 pub use error::CheckpointError;
-pub use export::export_model;
+pub use export::{Exported, export_model};
 pub use folder::Folder;
 pub use layout::{BLOCK_VALUES, Layout, Piece};
 pub use list::{Description, Listed};

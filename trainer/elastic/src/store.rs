@@ -6,15 +6,20 @@ use std::{
     future::Future,
     io::{self, Read, Write},
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, Once, PoisonError},
     thread,
     time::{Duration, Instant},
 };
+
+use tracing::warn;
 
 use crate::{Digest, Record, RecordError};
 
 /// Another process may hold the lock of the file this long.
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 const LOCK_RETRY: Duration = Duration::from_millis(5);
+/// What NFS says without a lock daemon.
+const NO_LOCKS: i32 = 37;
 /// A record of a thousand members takes a tenth of this.
 const MAX_RECORD_BYTES: u64 = 4 << 20;
 
@@ -153,7 +158,11 @@ impl FileStore {
 
     /// The lock file is never deleted. A deleted file would exclude nobody while other processes
     /// still wait for it.
-    fn lock(&self) -> Result<File, StoreError> {
+    fn lock(&self) -> Result<Held, StoreError> {
+        self.lock_by(File::try_lock)
+    }
+
+    fn lock_by(&self, try_lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Held, StoreError> {
         let path = beside(&self.path, ".lock");
         let file = OpenOptions::new()
             .create(true)
@@ -163,16 +172,32 @@ impl FileStore {
             .map_err(|source| self.failed("lock", source))?;
         let begun = Instant::now();
         loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
+            match try_lock(&file) {
+                Ok(()) => return Ok(Held { _file: file, _alone: None }),
                 Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_LIMIT => thread::sleep(LOCK_RETRY),
                 Err(TryLockError::WouldBlock) => {
                     let cause = format!("another process holds its lock for {LOCK_LIMIT:?}");
                     return Err(StoreError::Unavailable { place: self.place(), cause });
                 }
+                Err(TryLockError::Error(source)) if is_unsupported(&source) => {
+                    self.warn_of_no_locks(&source);
+                    let alone = WITHOUT_LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+                    return Ok(Held { _file: file, _alone: Some(alone) });
+                }
                 Err(TryLockError::Error(source)) => return Err(self.failed("lock", source)),
             }
         }
+    }
+
+    fn warn_of_no_locks(&self, error: &io::Error) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            warn!(
+                place = self.place(),
+                %error,
+                "the file system has no file locks: no other process may keep the record there at the same time"
+            );
+        });
     }
 
     fn failed(&self, attempt: &'static str, source: io::Error) -> StoreError {
@@ -191,6 +216,20 @@ impl FileStore {
     fn place(&self) -> String {
         self.path.display().to_string()
     }
+}
+
+/// Serialises the threads of this process where files cannot be locked.
+static WITHOUT_LOCKS: Mutex<()> = Mutex::new(());
+
+/// Excludes others from the record until it is dropped.
+struct Held {
+    _file: File,
+    _alone: Option<MutexGuard<'static, ()>>,
+}
+
+/// Whether the file system cannot lock files at all, as Lustre without `-o flock`.
+fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(NO_LOCKS)
 }
 
 impl GenerationStore for FileStore {
@@ -222,4 +261,20 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_without_locks_keeps_the_record_all_the_same() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = FileStore::new(folder.path().join("record.json"));
+        let fails_by = |code| move |_: &File| Err(TryLockError::Error(io::Error::from_raw_os_error(code)));
+        for no_locks in [38, NO_LOCKS] {
+            assert!(store.lock_by(fails_by(no_locks)).is_ok(), "{no_locks}");
+        }
+        assert!(store.lock_by(fails_by(5)).is_err(), "an error of the disk");
+    }
 }

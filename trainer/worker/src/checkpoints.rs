@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Description, Folder, Listed, OwnedTensor, Tensor, Tensors, export_model,
+    Checkpoint, CheckpointError, Description, Exported, Folder, Listed, OwnedTensor, Tensor, Tensors, export_model,
 };
 use lockstep_launch::ObjectUri;
 use lockstep_objects::Home;
@@ -46,7 +46,8 @@ pub(crate) enum Action {
         /// The checkpoint of this step. Default: the newest that is whole.
         #[arg(long)]
         step: Option<u64>,
-        /// The file that gets them; one that is there is replaced.
+        /// The file that gets them; one that is there is replaced. A pipe or a device, such as
+        /// /dev/stdout, is written to.
         #[arg(long, value_name = "FILE")]
         output: PathBuf,
     },
@@ -76,13 +77,18 @@ pub(crate) fn act(action: &Action) -> ExitCode {
         // Whoever read has seen enough.
         Err(Problem::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(problem) => {
-            eprintln!("error: {problem}");
+            complain(&format!("error: {problem}"));
             ExitCode::from(match problem {
                 Problem::NoPlace { .. } | Problem::Checkpoints(CheckpointError::NoCheckpoints { .. }) => 2,
                 _ => 1,
             })
         }
     }
+}
+
+/// A line on the standard error; where that takes none the exit code has to do.
+fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -176,7 +182,7 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
             Err(error) => Err(format!("not verified: {error}")),
         };
         if found.is_err() && is_gone(folder, listed)? {
-            eprintln!("step {step} was deleted meanwhile");
+            complain(&format!("step {step} was deleted meanwhile"));
             continue;
         }
         whole += usize::from(found.is_ok());
@@ -253,11 +259,15 @@ fn export(
         [("step", position.step.to_string()), ("epoch", position.epoch.to_string()), ("model", identity.model.clone())]
             .map(|(key, value)| (key.to_owned(), value)),
     );
-    export_model(output, &borrowed(weights), &metadata)?;
-    if json {
-        writeln!(out, "{:#}", json!({ "step": position.step, "tensors": weights.len(), "output": output }))?;
-    } else {
-        writeln!(out, "step {}: {} tensors written to {}", position.step, weights.len(), output.display())?;
+    let exported = export_model(output, &borrowed(weights), &metadata)?;
+    let told = match json {
+        true => format!("{:#}", json!({ "step": position.step, "tensors": weights.len(), "output": output })),
+        false => format!("step {}: {} tensors written to {}", position.step, weights.len(), output.display()),
+    };
+    match exported {
+        Exported::File => writeln!(out, "{told}")?,
+        // It may be the standard output, where the answer would be taken for more of the tensors.
+        Exported::Stream => complain(&told),
     }
     Ok(Outcome::Done)
 }
@@ -273,7 +283,7 @@ fn newest_whole(
                 Ok(whole) => return Ok(whole),
                 // A job that goes on keeps newer ones.
                 Err(_) if is_gone(folder, &listed)? => continue 'listed,
-                Err(reason) => eprintln!("step {} is passed over: {reason}", listed.step),
+                Err(reason) => complain(&format!("step {} is passed over: {reason}", listed.step)),
             }
         }
         return Err(Problem::NoneWhole { path: folder.path().display().to_string() });

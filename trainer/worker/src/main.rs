@@ -41,7 +41,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use lockstep_data::{glyphs, idx};
-use lockstep_launch::{Ending, Exit, Launch, PARENT, Replay};
+use lockstep_launch::{Ending, Exit, Launch, PARENT, Replay, StandardError};
 use tracing::{error, info};
 
 use crate::failure::{Failure, leave};
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
     let role = Arguments::parse().role;
     // In a pod somebody collects the logs as JSON; `lockstep run` shows them to people.
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError).with_target(false);
     if std::env::var_os(PARENT).is_some() {
         log.with_ansi(false).init()
     } else {

@@ -9,10 +9,12 @@ use std::{
     },
 };
 
-use lockstep_launch::{CommunicationReport, Job, Progress};
+use lockstep_launch::{CommunicationReport, Job, Progress, StandardError};
 use prometheus::{
     Counter, CounterVec, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, IntGaugeVec,
     Opts, Registry, TextEncoder,
+    core::{Collector, Desc},
+    proto::MetricFamily,
 };
 
 /// Before every name of ours; process metrics keep their usual names.
@@ -269,7 +271,25 @@ impl Metrics {
 pub(crate) fn process_registry(job: &Job) -> prometheus::Result<Registry> {
     let registry = labelled_registry(job)?;
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+    registry.register(Box::new(DroppedLines(IntCounter::with_opts(named(
+        "log_lines_dropped_total",
+        "Log lines that could not be written to the standard error.",
+    ))?)))?;
     Ok(registry)
+}
+
+/// Asks for the number when it is collected: the log cannot know of metrics.
+struct DroppedLines(IntCounter);
+
+impl Collector for DroppedLines {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.0.inc_by(StandardError::dropped_lines().saturating_sub(self.0.get()));
+        self.0.collect()
+    }
 }
 
 fn labelled_registry(job: &Job) -> prometheus::Result<Registry> {

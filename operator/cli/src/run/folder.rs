@@ -1,10 +1,11 @@
 //! The folder of a run: everything that it leaves behind.
 
 mod conflict;
+mod lock;
 mod other;
 
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, File},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -21,7 +22,10 @@ use lockstep_launch::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use self::conflict::{conflict, moved};
+use self::{
+    conflict::{conflict, moved},
+    lock::{LOCK, Lock, OWNER},
+};
 use super::restart::Role;
 use crate::manifest;
 
@@ -31,7 +35,6 @@ pub(crate) use self::other::{Other, journal_of};
 const RUNS: &str = "runs";
 const MANIFEST: &str = "manifest.yaml";
 const EARLIER_MANIFEST: &str = "manifest-earlier.yaml";
-const LOCK: &str = "lock";
 const ATTEMPT: &str = "attempt";
 const UID: &str = "uid";
 const RECORD: &str = "record.json";
@@ -54,7 +57,7 @@ pub(crate) struct Folder {
     /// Whether a run was begun here before.
     pub(crate) continued: bool,
     /// Locked until the folder is dropped.
-    _lock: File,
+    _lock: Lock,
 }
 
 impl Folder {
@@ -75,12 +78,7 @@ impl Folder {
             fs::create_dir_all(path.join(part)).context("create it")?;
         }
         let path = path.canonicalize()?;
-        let lock = File::create(path.join(LOCK)).context("create its lock")?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!("another `lockstep run` is at work in it"),
-            Err(TryLockError::Error(error)) => return Err(error).context("lock it"),
-        }
+        let lock = Lock::take(&path)?;
         // Another run may have begun, and ended, just before.
         let continued = path.join(MANIFEST).is_file();
         // A wish of an earlier run is none of this one's.
@@ -245,7 +243,8 @@ impl Folder {
 
 /// Whether a folder holds nothing, or what a run leaves that was killed before it kept its manifest.
 fn is_unused(path: &Path) -> io::Result<bool> {
-    let files = [LOCK, UID, ATTEMPT, MANIFEST].map(|name| [Path::new(name).to_owned(), temporary(Path::new(name))]);
+    let files =
+        [LOCK, OWNER, UID, ATTEMPT, MANIFEST].map(|name| [Path::new(name).to_owned(), temporary(Path::new(name))]);
     for entry in path.read_dir()? {
         let entry = entry?;
         let name = PathBuf::from(entry.file_name());

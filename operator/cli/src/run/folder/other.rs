@@ -1,8 +1,7 @@
 //! The folder of a run that somebody else's `lockstep run` is at work in, or was.
 
 use std::{
-    fs::{self, File, TryLockError},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +11,7 @@ use lockstep_launch::{Change, JOURNAL_FILE, PLANS_FILE, Planned, lines};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{EARLIER_MANIFEST, HISTORY, LOCK, MANIFEST, WANTED, replace};
+use super::{EARLIER_MANIFEST, HISTORY, MANIFEST, WANTED, lock::Lock, replace};
 use crate::manifest;
 
 /// The folder of a run that somebody else's `lockstep run` is at work in, or was.
@@ -41,7 +40,7 @@ impl Other {
 
     /// Whether a `lockstep run` is at work there.
     pub(crate) fn is_at_work(&self) -> bool {
-        File::open(self.path.join(LOCK)).is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
+        Lock::is_held(&self.path)
     }
 
     /// Asks the `lockstep run` at work there for so many workers.

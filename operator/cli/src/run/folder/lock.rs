@@ -1,0 +1,249 @@
+//! One `lockstep run` at a time is at work in a run's folder: it holds a lock of the file system, or, where
+//! that knows none, a file that names the process.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process,
+};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::display::tell;
+
+/// Locked by the process that is at work.
+pub(super) const LOCK: &str = "lock";
+/// Names that process where files cannot be locked.
+pub(super) const OWNER: &str = "lock-owner.json";
+/// What NFS says without a lock daemon.
+const NO_LOCKS: i32 = 37;
+
+/// Keeps other runs out of a folder until it is dropped.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+    owner: Option<PathBuf>,
+}
+
+impl Lock {
+    /// # Errors
+    /// Another run is at work in `folder`, or may be.
+    pub(super) fn take(folder: &Path) -> anyhow::Result<Self> {
+        Self::take_by(File::try_lock, folder)
+    }
+
+    fn take_by(try_lock: impl Fn(&File) -> Result<(), TryLockError>, folder: &Path) -> anyhow::Result<Self> {
+        let file = File::create(folder.join(LOCK)).context("create its lock")?;
+        match try_lock(&file) {
+            Ok(()) => Ok(Self { _file: file, owner: None }),
+            Err(TryLockError::WouldBlock) => bail!("another `lockstep run` is at work in it"),
+            Err(TryLockError::Error(error)) if is_unsupported(&error) => {
+                let owner = own(folder)?;
+                tell(&format!(
+                    "{}: its file system has no file locks ({error}): {OWNER} there keeps other runs out instead. \
+                     For locks, mount Lustre with -o flock, NFS with a lock daemon or -o local_lock=flock",
+                    folder.display()
+                ));
+                Ok(Self { _file: file, owner: Some(owner) })
+            }
+            Err(TryLockError::Error(error)) => Err(error).context("lock it"),
+        }
+    }
+
+    /// Whether a run is at work in `folder`, as far as can be seen from here.
+    pub(super) fn is_held(folder: &Path) -> bool {
+        Self::is_held_by(File::try_lock, folder)
+    }
+
+    fn is_held_by(try_lock: impl Fn(&File) -> Result<(), TryLockError>, folder: &Path) -> bool {
+        let Ok(file) = File::open(folder.join(LOCK)) else { return false };
+        match try_lock(&file) {
+            Ok(()) => false,
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Error(_)) => match fs::read(folder.join(OWNER)) {
+                Ok(text) => Owner::read(&text).is_none_or(|owner| owner.state() != State::Gone),
+                Err(_) => false,
+            },
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // One that is left behind names a process that has ended.
+        self.owner.take().into_iter().for_each(|owner| drop(fs::remove_file(owner)));
+    }
+}
+
+/// Whether the file system cannot lock files at all.
+fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(NO_LOCKS)
+}
+
+/// Makes the file that names this process, in place of one whose process has ended.
+fn own(folder: &Path) -> anyhow::Result<PathBuf> {
+    let path = folder.join(OWNER);
+    let text = serde_json::to_vec(&Owner::this_process())?;
+    loop {
+        match File::create_new(&path) {
+            Ok(mut file) => {
+                file.write_all(&text).with_context(|| format!("write {}", path.display()))?;
+                return Ok(path);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => remove_stale(&path)?,
+            Err(error) => return Err(error).with_context(|| format!("create {}", path.display())),
+        }
+    }
+}
+
+/// # Errors
+/// The process that the file names runs, or may run.
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    let found = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read.with_context(|| format!("read {}", path.display()))?,
+    };
+    let Some(owner) = Owner::read(&found) else {
+        bail!("{} does not say who is at work in it; if nobody is, delete that file", path.display());
+    };
+    let Owner { host, process, .. } = &owner;
+    match owner.state() {
+        State::Runs => bail!("another `lockstep run` is at work in it, process {process}"),
+        State::Unknown => bail!(
+            "another `lockstep run` may be at work in it, process {process} on {host}; if that has ended, delete {}",
+            path.display()
+        ),
+        State::Gone => {
+            // Another run may replace it at the same moment: what is moved aside has to be what was read.
+            let aside = path.with_added_extension(process::id().to_string());
+            fs::rename(path, &aside).with_context(|| format!("move {}", path.display()))?;
+            if fs::read(&aside).is_ok_and(|moved| moved == found) {
+                return fs::remove_file(&aside).with_context(|| format!("remove {}", aside.display()));
+            }
+            fs::rename(&aside, path).with_context(|| format!("move {} back", path.display()))?;
+            bail!("another `lockstep run` has just begun in it")
+        }
+    }
+}
+
+/// A process that no other is mistaken for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Owner {
+    /// For people.
+    host: String,
+    /// Which start of which machine.
+    boot: String,
+    /// Within which its number counts.
+    namespace: String,
+    process: u32,
+    /// When it began: numbers are used again.
+    began: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Runs,
+    Gone,
+    /// It belongs to another machine, an earlier start of this one, or another container.
+    Unknown,
+}
+
+impl Owner {
+    fn this_process() -> Self {
+        let line = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        let process = process::id();
+        Self {
+            host: line("/proc/sys/kernel/hostname"),
+            boot: line("/proc/sys/kernel/random/boot_id"),
+            namespace: namespace.to_string_lossy().into_owned(),
+            process,
+            began: began(process).unwrap_or_default(),
+        }
+    }
+
+    fn read(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok()
+    }
+
+    fn state(&self) -> State {
+        self.state_as_seen_by(&Self::this_process(), began(self.process).as_deref())
+    }
+
+    /// `began` tells when the process that has its number now began, if there is one.
+    fn state_as_seen_by(&self, me: &Self, began: Option<&str>) -> State {
+        if (&self.boot, &self.namespace) != (&me.boot, &me.namespace) {
+            State::Unknown
+        } else if began == Some(&self.began) {
+            State::Runs
+        } else {
+            State::Gone
+        }
+    }
+}
+
+/// When a process began, in ticks since the machine did.
+fn began(process: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Its name, in parentheses, may hold anything; the beginning is the twentieth word after it.
+    text.rsplit_once(')')?.1.split_whitespace().nth(19).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Lustre says without `-o flock`, and NFS without a lock daemon.
+    const UNSUPPORTED: [i32; 2] = [38, NO_LOCKS];
+
+    fn without_locks(code: i32) -> impl Fn(&File) -> Result<(), TryLockError> {
+        move |_| Err(TryLockError::Error(io::Error::from_raw_os_error(code)))
+    }
+
+    #[test]
+    fn without_file_locks_a_second_run_is_kept_out_until_the_first_ends() {
+        for code in UNSUPPORTED {
+            let folder = tempfile::tempdir().expect("a folder");
+            let take = || Lock::take_by(without_locks(code), folder.path());
+            let is_held = || Lock::is_held_by(without_locks(code), folder.path());
+            let first = take().expect("free");
+            let refused = format!("{:#}", take().expect_err("held"));
+            assert!(refused.contains("at work in it, process"), "{refused}");
+            assert!(is_held());
+            drop(first);
+            assert!(!is_held() && take().is_ok());
+        }
+    }
+
+    #[test]
+    fn the_file_of_a_run_that_was_killed_keeps_nobody_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let killed = Owner { began: "0".into(), ..Owner::this_process() };
+        fs::write(folder.path().join(OWNER), serde_json::to_vec(&killed).expect("JSON")).expect("written");
+        let held = Lock::take_by(without_locks(NO_LOCKS), folder.path()).expect("free");
+        let names: Vec<_> =
+            folder.path().read_dir().expect("listed").map(|file| file.expect("there").file_name()).collect();
+        assert_eq!(names.len(), 2, "{names:?}");
+        drop(held);
+    }
+
+    #[test]
+    fn a_run_on_another_machine_is_named_with_the_file_to_delete_if_it_has_ended() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(OWNER);
+        let other = Owner { host: "node-b".into(), boot: "another".into(), process: 7, ..Owner::this_process() };
+        fs::write(&path, serde_json::to_vec(&other).expect("JSON")).expect("written");
+        let refused = Lock::take_by(without_locks(NO_LOCKS), folder.path()).expect_err("held").to_string();
+        assert!(refused.contains("process 7 on node-b") && refused.ends_with(&format!("delete {}", path.display())));
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn any_other_failure_to_lock_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let failed = Lock::take_by(without_locks(5), folder.path()).expect_err("an error of the disk");
+        assert!(format!("{failed:#}").starts_with("lock it"), "{failed:#}");
+    }
+}
