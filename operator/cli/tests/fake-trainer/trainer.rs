@@ -179,7 +179,12 @@ fn report(launch: &Launch, step: u64) -> Progress {
         accuracy_step: (step >= 10).then_some(10),
         samples_per_second: Some(1000.0),
         scaling_efficiency: Some(0.95),
-        last_checkpoint: Some(CheckpointMark { step, ..CheckpointMark::default() }),
+        // The folder of the run is there; a checkpoint is not looked into.
+        last_checkpoint: Some(CheckpointMark {
+            step,
+            uri: format!("file://{}", launch.output.display()),
+            ..CheckpointMark::default()
+        }),
         ..Progress::default()
     }
 }

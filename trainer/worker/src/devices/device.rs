@@ -19,7 +19,8 @@ use crate::{
     gradients::{self, Part},
 };
 
-/// What a device does on its thread.
+/// A task of a device's thread.
+#[allow(clippy::large_enum_variant, reason = "one is handed over in each step; a box would allocate in each")]
 pub(super) enum Task {
     /// The gradients of its samples, announced bucket by bucket.
     Gradients { loader: Loader, step: Step, work: Arc<ActivityMonitor> },
@@ -27,7 +28,8 @@ pub(super) enum Task {
     Update { gradients: Arc<Vec<f32>>, optimiser: Sgd, rate: f32 },
 }
 
-/// What comes of a task.
+/// The result of a task.
+#[allow(clippy::large_enum_variant, reason = "one is handed over in each step; a box would allocate in each")]
 pub(super) enum Done {
     Gradients(Loader),
     /// The totals of its own samples.
