@@ -245,7 +245,8 @@ impl Coordinator {
             }
             Phase::Preparing(_) | Phase::Ended => false,
         };
-        // A whole group releases its leaving members after a step. A member that stays waits for more.
+        // A whole group releases its leaving members after a step. A member that stays waits for
+        // more.
         let is_whole = matches!(&self.phase, Phase::Running(running) if !running.is_broken());
         let waits = self.suffice() || (is_whole && self.member_stays());
         if !known || self.draining.is_some() || self.leaving.is_empty() || waits {

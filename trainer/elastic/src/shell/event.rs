@@ -5,9 +5,9 @@ use crate::Follower;
 /// An event that the training thread has to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MembershipEvent {
-    /// A new generation is being formed: seal, and call [`Membership::regroup`](super::Membership::regroup). A planned change
-    /// waits for a step on which all agree. Otherwise abort the collectives of this generation at
-    /// once.
+    /// A new generation is being formed: seal, and call
+    /// [`Membership::regroup`](super::Membership::regroup). A planned change waits for a step on
+    /// which all agree. Otherwise abort the collectives of this generation at once.
     Seal {
         /// True if no member was lost.
         planned: bool,
@@ -17,7 +17,8 @@ pub enum MembershipEvent {
         /// The cause, with the name of the lost member.
         reason: String,
     },
-    /// Stop after a step on which all agree, save it, and call [`Membership::drained`](super::Membership::drained).
+    /// Stop after a step on which all agree, save it, and call
+    /// [`Membership::drained`](super::Membership::drained).
     Drain {
         /// The members that have to leave, each with the cause.
         reason: String,
