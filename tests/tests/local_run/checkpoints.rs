@@ -269,7 +269,7 @@ fn a_run_that_ends_on_a_full_disk_says_what_it_waits_for_and_what_is_lost_if_it_
         Ok(mounted) => mounted,
         Err(why) => return skip("the end of a run on storage that is full", &why),
     };
-    let filled = fs::write(folder.join("ballast"), vec![1; 4 << 20]);
+    let filled = fs::write(folder.join("ballast"), vec![1; 64 << 20]);
     assert!(filled.is_err(), "it has no room for that");
     run.wait_until("workers that wait", || run.said().contains("warning: the workers wait for the storage"));
     let said = run.said();
