@@ -264,28 +264,30 @@ fn a_manifest_of_which_the_answer_is_lost_is_found_to_be_the_own_one() {
     assert_eq!(tries, 2, "{:?}", proxy.seen());
 }
 
-/// What is said by whoever opens a bucket with a variable changed.
-fn refusal(server: &Server, bucket: &str, name: &str, value: &str, limits: Limits) -> (String, bool) {
+/// The error of opening a bucket while one variable has another value, and whether it may pass.
+fn refusal(server: &Server, bucket: &str, name: &str, value: &str) -> (String, bool) {
     let mut variables = ObjectStore::variables(server.store.address());
     variables.iter_mut().filter(|(known, _)| known == name).for_each(|(_, given)| *given = value.to_owned());
-    match Folder::open_bucket(place_with(&variables, bucket, limits)) {
-        Err(CheckpointError::Objects(error)) => {
-            let text = error.to_string();
-            let secret = &variables.iter().find(|(name, _)| name == "AWS_SECRET_ACCESS_KEY").expect("a secret").1;
-            assert!(!text.contains(secret.as_str()), "{text}");
-            (text, error.is_passing())
-        }
+    let limits = Limits { tries: Duration::from_secs(1), request: Duration::from_secs(10) };
+    let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a place");
+    let opened = Bucket::open(&uri, &variables, limits).map_err(CheckpointError::from);
+    let error = match opened.and_then(|opened| Folder::open_bucket(Arc::new(opened))) {
+        Err(CheckpointError::Objects(error)) => error,
         other => panic!("{other:?}"),
-    }
+    };
+    let text = error.to_string();
+    let secret = &variables.iter().find(|(name, _)| name == "AWS_SECRET_ACCESS_KEY").expect("a secret").1;
+    assert!(!text.contains(secret.as_str()), "{text}");
+    println!("{text}");
+    (text, error.is_passing())
 }
 
 #[test]
-fn what_a_person_can_do_is_said_where_a_key_is_wrong_or_a_bucket_missing_or_nobody_there() {
-    let Some(server) = Server::start("what is said of a wrong key") else { return };
+fn an_error_names_the_remedy_for_a_wrong_key_a_missing_bucket_and_a_wrong_endpoint() {
+    let Some(server) = Server::start("errors that name the remedy") else { return };
     let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port").local_addr().expect("an address");
     let endpoint = format!("http://{unused}");
-    let limits = Limits { tries: Duration::from_secs(1), request: Duration::from_secs(10) };
-    let cases: [(&str, &str, &str, bool, &[&str]); 5] = [
+    let cases: [(&str, &str, &str, bool, &[&str]); 4] = [
         ("models", "AWS_ACCESS_KEY_ID", "somebody", false, &["access denied", "AWS_ACCESS_KEY_ID"]),
         (
             "models",
@@ -296,18 +298,27 @@ fn what_a_person_can_do_is_said_where_a_key_is_wrong_or_a_bucket_missing_or_nobo
         ),
         ("missing", "", "", false, &["the bucket does not exist", "NoSuchBucket", "spec.checkpoint.uri"]),
         ("models", "AWS_ENDPOINT_URL", &endpoint, true, &["cannot be reached", "AWS_ENDPOINT_URL", "tried"]),
-        ("models", "AWS_ALLOW_HTTP", "false", false, &["AWS_ALLOW_HTTP"]),
     ];
     for (bucket, name, value, passing, words) in cases {
-        let (text, may_pass) = refusal(&server, bucket, name, value, limits);
-        println!("{text}");
+        let (text, may_pass) = refusal(&server, bucket, name, value);
         let expected = [&[bucket, "s3://", "creating"], words].concat();
         assert!(expected.iter().all(|word| text.contains(word)), "{name}: {text}");
         assert_eq!(may_pass, passing, "{name}: {text}");
     }
-    // Who only reads is told the same.
+    // A reader gets the same error.
     let text = Folder::open_existing_bucket(place(server.store.address(), "missing")).expect_err("missing").to_string();
     assert!(text.contains("listing s3://missing") && text.contains("the bucket does not exist"), "{text}");
+}
+
+/// The variables alone decide it, so nothing is sent.
+#[test]
+fn plain_http_is_refused_at_once_unless_a_variable_allows_it() {
+    let Some(server) = Server::start("plain http that is not allowed") else { return };
+    let (text, may_pass) = refusal(&server, "models", "AWS_ALLOW_HTTP", "false");
+    let endpoint = format!("http://{}", server.store.address());
+    let expected = ["AWS_ENDPOINT_URL", &endpoint, "plain http", "AWS_ALLOW_HTTP=true"];
+    assert!(expected.iter().all(|word| text.contains(word)), "{text}");
+    assert!(!may_pass, "{text}");
 }
 
 #[test]
