@@ -1,13 +1,15 @@
 //! `cargo xtask image`: OCI archives in target/images, without a Docker daemon.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context as _, bail};
-use lockstep_tests::image::{self, Image};
+use lockstep_tests::{
+    image::{self, Image},
+    mnist,
+};
 
 use xtask::{cargo, folders};
 
@@ -15,10 +17,6 @@ use xtask::{cargo, folders};
 #[derive(clap::Args)]
 pub(crate) struct Arguments {}
 
-/// Names the folder of the MNIST files.
-const MNIST: &str = "LOCKSTEP_MNIST";
-/// Where they may lie besides.
-const MNIST_BESIDE: &str = "../shared/data/mnist";
 const GLYPHS: &str = "10000";
 
 pub(crate) fn run(Arguments {}: &Arguments) -> anyhow::Result<()> {
@@ -44,27 +42,21 @@ pub(crate) fn make() -> anyhow::Result<[Image; 3]> {
     ])
 }
 
-/// The real MNIST where it is at hand, else glyphs written as IDX under the same names.
+/// The test pair of the real MNIST if it is at hand, else glyphs in IDX files of the same names.
 fn mnist_files(trainer: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let beside = || Some(folders::root().join(MNIST_BESIDE)).filter(|folder| folder.is_dir());
-    let folder = match env::var_os(MNIST).map(PathBuf::from).or_else(beside) {
-        Some(folder) => folder,
+    match mnist::folder() {
+        Some(folder) => mnist::small_part(&folder),
         None => {
-            println!("no MNIST at hand ({MNIST} names its folder): the data image holds glyphs");
-            glyphs(trainer)?
+            println!("no MNIST at hand ({} names its folder): the data image holds glyphs", mnist::VARIABLE);
+            glyphs(trainer)
         }
-    };
-    let entries = fs::read_dir(&folder).with_context(|| format!("listing the MNIST folder {}", folder.display()))?;
-    let files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
-    if files.is_empty() {
-        bail!("the MNIST folder {} holds no files", folder.display());
     }
-    Ok(files)
 }
 
-fn glyphs(trainer: &Path) -> anyhow::Result<PathBuf> {
+/// The files of glyphs that are drawn anew.
+fn glyphs(trainer: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let folder = folders::target().join("images/glyphs");
     fs::create_dir_all(&folder)?;
     cargo::run(Command::new(trainer).args(["glyphs", "--samples", GLYPHS, "--output"]).arg(&folder))?;
-    Ok(folder)
+    Ok(fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect())
 }

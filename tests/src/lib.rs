@@ -6,6 +6,7 @@ pub mod checkpoints;
 pub mod cluster;
 pub mod image;
 pub mod metrics;
+pub mod mnist;
 pub mod namespaces;
 pub mod object_store;
 pub mod samples;

@@ -1,32 +1,36 @@
 //! The learning curve does not depend on how many workers train.
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, os::unix::fs::symlink};
 
-use lockstep_tests::say;
+use lockstep_tests::{mnist, say};
+use tempfile::TempDir;
 
 use crate::run::{Manifest, Run, alone};
 
 const FIRST: usize = 20;
 const TOLERANCE: f64 = 1e-5;
 
-fn mnist() -> Option<PathBuf> {
-    let named = std::env::var_os("LOCKSTEP_MNIST").map(PathBuf::from);
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/mnist");
-    named.or(Some(beside)).and_then(|folder| folder.canonicalize().ok())
+/// A folder with the test pair of MNIST, if that is at hand.
+fn mnist() -> Option<TempDir> {
+    let pair = TempDir::new().expect("a folder");
+    for file in mnist::small_part(&mnist::folder()?).expect("files") {
+        let file = file.canonicalize().expect("a file");
+        symlink(&file, pair.path().join(file.file_name().expect("a name"))).expect("a link");
+    }
+    Some(pair)
 }
 
-/// An epoch of MNIST, or where there is none of glyphs.
-fn an_epoch() -> Manifest {
-    mnist().map_or_else(
-        || {
+/// An epoch of MNIST's test pair, or of glyphs if there is no MNIST, with the folder to keep.
+fn an_epoch() -> (Manifest, Option<TempDir>) {
+    let folder = mnist();
+    let manifest = match &folder {
+        Some(folder) => Manifest::idx(folder.path(), 1),
+        None => {
             say("SKIPPED: the same of MNIST, glyphs in its place; set LOCKSTEP_MNIST to a folder with its IDX files");
             Manifest::glyphs(2000, 1)
-        },
-        |folder| Manifest::idx(&folder, 1),
-    )
+        }
+    };
+    (manifest, folder)
 }
 
 pub(crate) fn assert_same_start(one: &Run, four: &Run) {
@@ -46,7 +50,7 @@ fn one_and_four_workers_learn_mnist_alike() {
             "SKIPPED: one_and_four_workers_learn_mnist_alike: no MNIST; set LOCKSTEP_MNIST to a folder with its IDX files",
         );
     };
-    let manifest = Manifest::idx(&folder, 10);
+    let manifest = Manifest::idx(folder.path(), 10);
     let one = Run::of("mnist-1", &manifest, &["--workers", "1"]).finished();
     let four = Run::of("mnist-4", &manifest, &["--workers", "4"]).finished();
     assert_eq!((one.code, four.code), (Some(0), Some(0)), "{}\n{}", one.said(), four.said());
@@ -87,7 +91,7 @@ fn gradients_in_bf16_learn_nearly_alike() {
 #[test]
 fn encrypted_gradients_and_those_on_several_connections_learn_to_the_same_bits() {
     let _alone = alone();
-    let manifest = an_epoch();
+    let (manifest, _folder) = an_epoch();
     let weights = |communication: &str| {
         let communication = format!("spec.communication={{algorithm: ring, {communication}}}");
         let run = Run::of("encrypted", &manifest, &["--workers", "2", "--set", &communication]).finished();
@@ -104,7 +108,7 @@ fn encrypted_gradients_and_those_on_several_connections_learn_to_the_same_bits()
 fn a_canonical_tree_learns_to_the_same_bits_with_any_number_of_workers() {
     let _alone = alone();
     // The last batch of an epoch is short: some of its shards hold no sample.
-    let manifest = an_epoch();
+    let (manifest, _folder) = an_epoch();
     let run = |workers: &str| {
         let tree = ["--workers", workers, "--set", "spec.communication.algorithm=canonicalTree"];
         let run = Run::of("tree", &manifest, &tree).finished();
@@ -133,7 +137,7 @@ fn a_canonical_tree_learns_to_the_same_bits_with_any_number_of_workers() {
 #[test]
 fn every_algorithm_and_both_links_learn_alike() {
     let _alone = alone();
-    let manifest = an_epoch();
+    let (manifest, _folder) = an_epoch();
     let one = Run::of("links-1", &manifest, &["--workers", "1"]).finished();
     let algorithms = ["ring", "recursiveDoubling", "halvingDoubling", "doubleTree", "torus", "hierarchical", "direct"];
     let algorithms = algorithms.map(|algorithm| format!("algorithm={algorithm}"));
