@@ -14,8 +14,7 @@ use crate::queue::{Order, Panicked, Queue};
 use crate::seat::Seat;
 use crate::{Abort, AgreedPlan, Collective, CollectiveError, Costs, Plan};
 
-/// Operations that may be submitted to a [`Communicator`] and not yet waited for, or wait for their turn in a
-/// [`Background`](crate::Background).
+/// Operations that may be submitted to a [`Communicator`] and not yet waited for.
 pub const MAX_PENDING: usize = 1024;
 /// The bucket number that frames of [`Communicator::all_reduce_now`] carry; no submitted bucket has it.
 const NOW: u32 = u32::MAX;

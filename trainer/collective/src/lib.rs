@@ -5,8 +5,7 @@
 //! each pair by as many connections as its [`Sockets`] say; a [`Group`] carries any schedule out in place, in
 //! a [`Wire`] format of fewer bits if asked to, or reduces [`SharedArena`]s where they are; [`Group::split`] makes groups of its parts. [`merge`] says which gradients are best summed together, [`Group::agree`] gives all ranks
 //! the same [`Plan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes, or
-//! starts any other [`Collective`], until an [`Abort`] ends it from any other thread. A [`Background`] does so with every operation of a
-//! group on elements of any type, and has a [`Handle`] for each.
+//! starts any other [`Collective`], until an [`Abort`] ends it from any other thread.
 //!
 //! The crate knows no layers and reads no environment: who starts the ranks tells each the addresses of all, those that the others reach
 //! it by. `examples/bandwidth` is a program of several ranks.
@@ -32,7 +31,6 @@
 
 mod abort;
 pub mod algorithm;
-mod background;
 mod buckets;
 mod call;
 mod choice;
@@ -69,7 +67,6 @@ mod waiting;
 mod wire;
 
 pub use abort::Abort;
-pub use background::{Background, Handle};
 pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};
 pub use call::Call;
 pub use choice::{Choice, Costs};

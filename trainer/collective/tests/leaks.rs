@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    Abort, Background, CollectiveError, Communicator, Credentials, Group, Handle, Identity, JobId, Limits, Listener,
-    Reduction, Seat, SharedArena, Sockets, Tag,
+    Abort, Collective, CollectiveError, Communicator, Credentials, Group, Identity, JobId, Limits, Listener, Reduction,
+    Seat, SharedArena, Sockets,
 };
 
 /// Of ranks that share memory: each maps a fresh one.
@@ -18,7 +17,8 @@ const CYCLES_IN_MEMORY: u64 = 1_500;
 /// Of ranks that are both at it, each writing to what the other has mapped.
 const CYCLES_IN_MID_SUM: u64 = 500;
 const CYCLES_OVER_TCP: u64 = 2_000;
-const CYCLES_IN_THE_BACKGROUND: u64 = 2_000;
+/// Each cycle does another collective than a sum.
+const CYCLES_OF_OTHERS: u64 = 2_000;
 /// Each pair has several connections.
 const STRIPED_CYCLES: u64 = 1_000;
 /// Of ranks that are both at it, while their bytes are on the way.
@@ -40,24 +40,17 @@ fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_
     let encrypted = std::array::from_fn(|_| listener().with_identity(identity.clone()));
     let plain = || std::array::from_fn(|_| listener());
     let kinds = [
-        (
-            "in memory",
-            plain(),
-            LACKING,
-            Limits::default(),
-            Driver::communicator as fn(Group) -> Driver,
-            CYCLES_IN_MEMORY,
-        ),
-        ("in mid-sum", plain(), MOVING, Limits::default(), Driver::communicator, CYCLES_IN_MID_SUM),
-        ("over TCP", plain(), LACKING, over_tcp, Driver::communicator, CYCLES_OVER_TCP),
-        ("in the background", plain(), LACKING, over_tcp, Driver::background, CYCLES_IN_THE_BACKGROUND),
-        ("over stripes", plain(), LACKING, striped, Driver::communicator, STRIPED_CYCLES),
-        ("in mid-transfer", plain(), MOVING, striped, Driver::communicator, CYCLES_IN_MID_TRANSFER),
-        ("inside TLS", encrypted, LACKING, over_tcp, Driver::communicator, ENCRYPTED_CYCLES),
+        ("in memory", plain(), LACKING, Limits::default(), start_sum as Start, CYCLES_IN_MEMORY),
+        ("in mid-sum", plain(), MOVING, Limits::default(), start_sum, CYCLES_IN_MID_SUM),
+        ("over TCP", plain(), LACKING, over_tcp, start_sum, CYCLES_OVER_TCP),
+        ("of other collectives", plain(), LACKING, over_tcp, start_another, CYCLES_OF_OTHERS),
+        ("over stripes", plain(), LACKING, striped, start_sum, STRIPED_CYCLES),
+        ("in mid-transfer", plain(), MOVING, striped, start_sum, CYCLES_IN_MID_TRANSFER),
+        ("inside TLS", encrypted, LACKING, over_tcp, start_sum, ENCRYPTED_CYCLES),
     ];
     assert_eq!(kinds.iter().map(|(.., cycles)| cycles).sum::<u64>(), 10_000);
-    for (kind, listeners, sum, limits, drive, cycles) in kinds {
-        let longest = count_cycles(kind, &listeners, sum, limits, drive, cycles);
+    for (kind, listeners, sum, limits, start, cycles) in kinds {
+        let longest = count_cycles(kind, &listeners, sum, limits, start, cycles);
         assert!(longest < ABORTED_WITHIN, "{kind}: {longest:?} from an abort to the error, in nine of ten");
     }
 }
@@ -92,7 +85,7 @@ fn count_cycles(
     listeners: &[Listener; 2],
     sum: Sum,
     limits: Limits,
-    drive: fn(Group) -> Driver,
+    start: Start,
     cycles: u64,
 ) -> Duration {
     let began = Instant::now();
@@ -100,13 +93,13 @@ fn count_cycles(
     let mut delays = Vec::new();
     // The first ones warm the process up.
     for generation in 0..100 {
-        abort_once(listeners, &peers, sum, limits, drive, generation);
+        abort_once(listeners, &peers, sum, limits, start, generation);
     }
     let before = [count("fd"), count("task")];
     let mut pages = vec![resident_pages()];
     for part in 0..PARTS {
         for cycle in part * cycles / PARTS..(part + 1) * cycles / PARTS {
-            delays.extend(abort_once(listeners, &peers, sum, limits, drive, 100 + cycle));
+            delays.extend(abort_once(listeners, &peers, sum, limits, start, 100 + cycle));
         }
         pages.push(resident_pages());
     }
@@ -146,56 +139,28 @@ impl AsMut<[f32]> for Arena {
     }
 }
 
-/// What has a thread for its group.
-enum Driver {
-    Communicator(Communicator<Arena>),
-    Background(Background, Option<Handle<Arena>>),
+/// Starts an operation of one cycle.
+type Start = fn(&mut Communicator<Arena>, Arena, u64);
+
+fn start_sum(communicator: &mut Communicator<Arena>, arena: Arena, _: u64) {
+    communicator.submit(1, 0, arena);
 }
 
-impl Driver {
-    fn communicator(group: Group) -> Self {
-        Self::Communicator(Communicator::over(group).unwrap())
-    }
-
-    fn background(group: Group) -> Self {
-        Self::Background(Background::over(group).unwrap(), None)
-    }
-
-    fn abort_handle(&self) -> Abort {
-        match self {
-            Self::Communicator(communicator) => communicator.abort_handle(),
-            Self::Background(background, _) => background.abort_handle(),
-        }
-    }
-
-    /// Starts an operation, in the background another one each `turn`.
-    fn start(&mut self, arena: Arena, turn: u64) {
-        match self {
-            Self::Communicator(communicator) => communicator.submit(1, 0, arena),
-            Self::Background(background, handle) => {
-                let tag = Tag { step: 1, bucket: 0 };
-                *handle = Some(match turn % 9 {
-                    0 => background.all_reduce(Algorithm::Ring, tag, arena, Reduction::Sum),
-                    1 => background.reduce_scatter(tag, arena, Reduction::Sum),
-                    2 => background.all_gather(tag, arena),
-                    3 => background.broadcast(1, tag, arena),
-                    4 => background.reduce(0, tag, arena, Reduction::Sum),
-                    5 => background.gather(0, tag, arena),
-                    6 => background.scatter(1, tag, arena),
-                    7 => background.all_to_all(tag, arena),
-                    _ => background.receive(1, tag, arena),
-                });
-            }
-        }
-    }
-
-    /// Why it was not done, if it was not.
-    fn failed(&mut self) -> Option<CollectiveError> {
-        match self {
-            Self::Communicator(communicator) => communicator.wait().err().map(|failed| failed.error),
-            Self::Background(_, handle) => handle.take().expect("started").wait().err().map(|failed| failed.error),
-        }
-    }
+/// Starts another collective in each cycle.
+fn start_another(communicator: &mut Communicator<Arena>, arena: Arena, cycle: u64) {
+    let reduction = Reduction::Sum;
+    let collective = match cycle % 9 {
+        0 => Collective::AllReduce(reduction),
+        1 => Collective::ReduceScatter(reduction),
+        2 => Collective::AllGather,
+        3 => Collective::Broadcast { root: 1 },
+        4 => Collective::Reduce { root: 0, reduction },
+        5 => Collective::Gather { root: 0 },
+        6 => Collective::Scatter { root: 1 },
+        7 => Collective::AllToAll,
+        _ => Collective::Receive { from: 1 },
+    };
+    communicator.start(collective, 1, 0, arena);
 }
 
 /// Forms a group, has rank 0 aborted in mid-operation, and says how long it then took to fail; `None` where it was done before.
@@ -204,7 +169,7 @@ fn abort_once(
     peers: &[std::net::SocketAddr; 2],
     sum: Sum,
     limits: Limits,
-    drive: fn(Group) -> Driver,
+    start: Start,
     generation: u64,
 ) -> Option<Duration> {
     let join = |rank: usize| {
@@ -213,17 +178,17 @@ fn abort_once(
         let arena = group.shared_arena(sum.elements).unwrap();
         assert_eq!(arena.is_some(), limits.shares_memory, "two ranks of one process share memory");
         let own = if arena.is_some() { Vec::new() } else { vec![0.0; sum.elements] };
-        (drive(group), Arena(arena, own))
+        (Communicator::over(group).unwrap(), Arena(arena, own))
     };
     let begun = &AtomicBool::new(false);
     thread::scope(|scope| {
         let other = scope.spawn(|| join(1));
-        let (mut driver, arena) = join(0);
+        let (mut communicator, arena) = join(0);
         let (mut other, theirs) = other.join().unwrap();
         if sum.both {
-            other.start(theirs, generation);
+            start(&mut other, theirs, generation);
         }
-        let abort = driver.abort_handle();
+        let abort = communicator.abort_handle();
         let aborted = scope.spawn(move || {
             while !begun.load(Ordering::Acquire) {
                 thread::yield_now();
@@ -232,9 +197,9 @@ fn abort_once(
             abort.abort("a test");
             now
         });
-        driver.start(arena, generation);
+        start(&mut communicator, arena, generation);
         begun.store(true, Ordering::Release);
-        let failed = driver.failed();
+        let failed = communicator.wait().err().map(|failed| failed.error);
         let now = Instant::now();
         drop(other);
         let aborted = aborted.join().unwrap();

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]
 
 mod abort;
-mod background;
 mod faults;
 mod forming;
 mod group;
