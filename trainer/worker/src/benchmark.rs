@@ -20,7 +20,7 @@ use tracing::info;
 use crate::{
     communication::{by_messages, named, wire},
     failure::Failure,
-    member::{Halt, Member},
+    membership::session::{Halt, Member},
 };
 
 /// Sums of each row that do not count: the first ones meet cold caches and closed windows.

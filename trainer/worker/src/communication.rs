@@ -1,7 +1,7 @@
 //! How the group sums its gradients: measured by all, decided by rank 0, kept with the checkpoints so that a resumed run repeats it.
 
-mod anew;
-mod places;
+mod placement;
+mod retune;
 
 use std::ops::Range;
 
@@ -14,9 +14,9 @@ use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-pub(crate) use self::anew::{Seen, agree_anew};
-pub(crate) use self::places::{KnownCosts, Places};
-use crate::baseline::Baseline;
+pub(crate) use self::placement::{KnownCosts, Places};
+pub(crate) use self::retune::{Seen, agree_anew};
+use crate::compute::baseline::Baseline;
 
 /// Bytes of a bucket where measuring says nothing better.
 const BUCKET_BYTES: usize = 1 << 20;

@@ -18,7 +18,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::{board::Board, failure::Failure, kubernetes_store::KubernetesStore, metrics::process_registry, serve};
+use crate::{
+    failure::Failure, kubernetes_store::KubernetesStore, progress::metrics::process_registry, progress::publish::Board,
+    serve,
+};
 
 /// Coordinates the job's group to its end.
 pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {

@@ -1,40 +1,21 @@
 //! `lockstep-trainer`: the processes of a job. `worker` computes, `coordinator` agrees on who computes.
 
-mod baseline;
 mod benchmark;
-mod block_digests;
-mod board;
 mod checkpoints;
 mod communication;
+mod compute;
 mod coordinator;
-mod credentials;
-mod devices;
-mod efficiency;
 mod failure;
-mod feeds;
-mod fingerprint;
-mod follow;
 mod grace;
-mod gradients;
-mod journal;
 mod kubernetes_store;
-mod member;
-mod memory;
-mod metrics;
-mod model;
-mod networks;
-mod numbers;
+mod membership;
 mod panics;
-mod reporter;
+mod progress;
 mod saving;
 mod serve;
-mod shared_storage;
 mod signals;
+mod step;
 mod storage;
-mod stored;
-mod trainee;
-mod training;
-mod word;
 mod worker;
 
 use std::{path::PathBuf, process::ExitCode};

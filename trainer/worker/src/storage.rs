@@ -1,5 +1,8 @@
 //! The job's folder, or its place in an object store: which state to start from, whether every member sees it, saving and exporting.
 
+pub(crate) mod probe;
+pub(crate) mod retry;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -20,7 +23,7 @@ use lockstep_nn::{Cpu, Replica};
 use lockstep_objects::Home;
 use tracing::warn;
 
-use crate::{failure::Failure, stored::told_of};
+use crate::{failure::Failure, storage::retry::told_of};
 
 /// A network file system may show a new file late, but not later than this.
 const VISIBLE_WITHIN: Duration = Duration::from_secs(10);

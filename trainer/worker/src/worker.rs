@@ -22,23 +22,23 @@ use tracing::info;
 use crate::{
     benchmark,
     communication::{self, Agreed, Before, Places},
+    compute::memory,
+    compute::model,
+    compute::training_state::Trainee,
     failure::{Failure, with_causes},
-    follow::until_let_in,
-    journal::Turn,
-    member::{Halt, LIMITS, Member, UNACKNOWLEDGED},
-    memory,
-    metrics::Metrics,
-    model,
-    numbers::slots,
-    reporter::{Beginning, Reporter},
-    saving::Saver,
+    membership::catchup::receive::until_let_in,
+    membership::session::{Halt, LIMITS, Member, UNACKNOWLEDGED},
+    progress::metrics::Metrics,
+    progress::metrics_log::Turn,
+    progress::report::{Beginning, Reporter},
+    saving::protocol::Saver,
     serve::{self, Ready},
-    shared_storage,
     signals::Stop,
+    step::rank::{Rank, Recipe, Slice},
+    step::step_sync::slots::slots,
+    storage::probe,
+    storage::retry::{told_of, until_stored},
     storage::{self, Storage},
-    stored::{told_of, until_stored},
-    trainee::Trainee,
-    training::{Rank, Recipe, Slice},
 };
 
 /// Does a worker's whole life, or repeats a part of another one's.
@@ -243,7 +243,7 @@ impl Run<'_> {
             communicator,
             agreed,
         )?;
-        self.work().during(Activity::Waiting, || shared_storage::check(self.member, self.storage, &mut rank, group))?;
+        self.work().during(Activity::Waiting, || probe::check(self.member, self.storage, &mut rank, group))?;
         let mut reporter = if group.reports() {
             let Member { membership, metrics, launch, .. } = self.member;
             let turn = Turn { job: &launch.job.uid, attempt: launch.attempt, generation: group.generation };

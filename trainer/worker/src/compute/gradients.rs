@@ -23,7 +23,7 @@ use lockstep_data::{Batch, Loader, Seat, Step, Tally};
 use lockstep_elastic::{Activity, ActivityMonitor};
 use lockstep_nn::{Cpu, Replica};
 
-use crate::training::Bucket;
+use crate::step::rank::Bucket;
 
 /// Which part of a worker's work a thread does.
 #[derive(Clone, Copy)]

@@ -12,14 +12,14 @@ use tracing::{info, warn};
 
 use crate::{
     communication::Agreed,
+    compute::training_state::Trainee,
     failure::Failure,
-    journal::{EvaluationLine, Journal, Kept, NotContinued, StepLine, Turn},
-    metrics::Metrics,
-    saving::Saver,
+    progress::metrics::Metrics,
+    progress::metrics_log::{EvaluationLine, Journal, Kept, NotContinued, StepLine, Turn},
+    saving::protocol::Saver,
+    step::rank::{Rank, Recipe},
     storage::Storage,
-    stored::{Waits, told_of},
-    trainee::Trainee,
-    training::{Rank, Recipe},
+    storage::retry::{Waits, told_of},
 };
 
 /// Time between two reports to the coordinator.
@@ -293,7 +293,7 @@ fn owed<'a>(kept: Kept, base: u64, known: &'a [StepLine], evaluated: &'a VecDequ
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::Evaluation;
+    use crate::progress::metrics_log::Evaluation;
 
     #[test]
     fn lines_that_the_journal_lacks_are_made_up_in_order_and_none_twice() {

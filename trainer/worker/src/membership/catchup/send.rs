@@ -28,10 +28,10 @@ use lockstep_elastic::{Assignment, Follower, MemberId};
 use tracing::{info, warn};
 
 use crate::{
+    compute::training_state::Trainee,
     failure::Failure,
-    follow::{Parcel, parts},
-    member::Member,
-    trainee::Trainee,
+    membership::catchup::receive::{Parcel, parts},
+    membership::session::Member,
 };
 
 /// What may wait to be sent to a newcomer. The memory that it takes is this rank's part of so many gradients.

@@ -1,7 +1,7 @@
 //! The training loop of one rank: batches in, gradients averaged over the group while backward goes on, weights updated, every rank
 //! in lockstep.
 //!
-//! Whatever all ranks must agree on in mid-run travels in the [`numbers`](crate::numbers) of a step, which they sum anyway.
+//! Whatever all ranks must agree on in mid-run travels in the [`numbers`](crate::step::step_sync::slots) of a step, which they sum anyway.
 //! What was trained on in step s goes behind the step's own last bucket of gradients: whoever has done the step knows its loss, also where
 //! the group breaks right after it. What is told of step s once it is done goes behind that of step s + 1, so it costs neither a message nor
 //! waiting; every rank reads the same sum at the same step, so all of them stop after the same one. It also tells that all ranks have done
@@ -27,18 +27,18 @@ use tracing::info;
 use self::pending::{Done, Pending};
 use crate::{
     communication::{Agreed, Seen, agree_anew},
-    devices::Gathered,
-    efficiency::Meter,
+    compute::devices::Gathered,
+    compute::fingerprint::Fingerprint,
+    compute::gradients,
+    compute::training_state::Trainee,
     failure::Failure,
-    feeds::Feeds,
-    fingerprint::Fingerprint,
-    gradients,
-    journal::{Evaluation, StepLine},
-    member::{LIMITS, Member, UNACKNOWLEDGED},
-    metrics::Phase,
-    numbers::{Told, Trained, slots},
-    trainee::Trainee,
-    word::Word,
+    membership::catchup::send::Feeds,
+    membership::session::{LIMITS, Member, UNACKNOWLEDGED},
+    progress::metrics::Phase,
+    progress::metrics_log::{Evaluation, StepLine},
+    step::efficiency::Meter,
+    step::step_sync::checkpoint_flags::Word,
+    step::step_sync::slots::{Told, Trained, slots},
 };
 
 /// How long a line between ranks may carry nothing while steps are done, or so many mean steps where that is longer.

@@ -7,7 +7,7 @@ use lockstep_collective::{Choice, CollectiveError, Communicator, Costs, LENGTHS,
 use tracing::info;
 
 use super::{Agreed, Recorded, bytes_sent, ends, merged};
-use crate::training::Slice;
+use crate::step::rank::Slice;
 
 /// The first steps, in which connections and caches warm up, are not looked at.
 const WARM_UP: u32 = 3;
@@ -181,8 +181,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        baseline::Baseline,
         communication::{Found, Places, agree, replayed},
+        compute::baseline::Baseline,
     };
 
     const READY_ORDER: [Range<usize>; 3] = [0..1000, 1000..300_000, 300_000..301_000];

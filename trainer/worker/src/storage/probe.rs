@@ -3,7 +3,7 @@
 use lockstep_elastic::Assignment;
 use tracing::{info, warn};
 
-use crate::{failure::Failure, member::Member, storage::Storage, training::Rank};
+use crate::{failure::Failure, membership::session::Member, step::rank::Rank, storage::Storage};
 
 /// Refuses storage that not every member sees: a checkpoint there would be of no use after a restart on other nodes. Where some have
 /// trained with it, those that came later go, and the others go on.

@@ -9,8 +9,8 @@ use std::{
 use lockstep_data::Tally;
 
 use crate::{
-    numbers::{LOSS, Trained},
-    training::Bucket,
+    step::rank::Bucket,
+    step::step_sync::slots::{LOSS, Trained},
 };
 
 /// A bucket of a worker's gradients: those of its first device, and once they are looked at those of the others.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use lockstep_data::{Evaluation as EvaluationLoader, Samples, Seat};
 use lockstep_nn::{Cpu, Replica};
 
-use crate::{failure::Failure, training::Recipe};
+use crate::{failure::Failure, step::rank::Recipe};
 
 /// Steps that are measured; the first half warms up.
 const STEPS: u32 = 6;

@@ -7,7 +7,10 @@ use lockstep_collective::{Group as Star, Tag};
 use lockstep_elastic::{Activity, Admission, Assignment, FollowedGroup};
 use tracing::info;
 
-use crate::{failure::Failure, feeds::MAX_BEHIND, member::Member, trainee::Trainee};
+use crate::{
+    compute::training_state::Trainee, failure::Failure, membership::catchup::send::MAX_BEHIND,
+    membership::session::Member,
+};
 
 /// Parcels are sent in frames of a step that no gradient has.
 const HEADER: Tag = Tag { step: u64::MAX, bucket: 3 };

@@ -8,13 +8,13 @@ use lockstep_elastic::Activity;
 
 use super::{Rank, Slice};
 use crate::{
-    efficiency::Step,
+    compute::fingerprint::Fingerprint,
     failure::Failure,
-    fingerprint::Fingerprint,
-    journal::StepLine,
-    member::Halt,
-    numbers::{Sums, Trained},
-    word::Word,
+    membership::session::Halt,
+    progress::metrics_log::StepLine,
+    step::efficiency::Step,
+    step::step_sync::checkpoint_flags::Word,
+    step::step_sync::slots::{Sums, Trained},
 };
 
 /// A step that this rank has done.

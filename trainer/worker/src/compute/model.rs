@@ -6,7 +6,7 @@ use lockstep_data::{DataError, Dataset, check_global_batch, glyphs, idx};
 use lockstep_launch::{DatasetFormat, Model, ModelName, Workload};
 use lockstep_nn::{Network, models};
 
-use crate::{failure::Failure, stored::told_of};
+use crate::{failure::Failure, storage::retry::told_of};
 
 /// Hidden widths of an mlp that names none.
 const DEFAULT_HIDDEN: [usize; 1] = [128];

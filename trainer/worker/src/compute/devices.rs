@@ -19,8 +19,8 @@ use self::{
     gathered::Announced,
 };
 use crate::{
+    compute::gradients::{self, Part},
     failure::Failure,
-    gradients::{self, Part},
 };
 
 /// Those after the first; most workers have none.
@@ -144,9 +144,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        model,
-        numbers::{Sums, Told, Trained, slots},
-        training::Slice,
+        compute::model,
+        step::rank::Slice,
+        step::step_sync::slots::{Sums, Told, Trained, slots},
     };
 
     /// A worker with so many devices, all of a step's samples being its own; and its loaders.

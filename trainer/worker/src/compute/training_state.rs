@@ -11,16 +11,16 @@ use lockstep_nn::{Cpu, Device, Network, Replica, StepResult};
 use tracing::info;
 
 use crate::{
-    baseline::Baseline,
     communication::{KnownCosts, Places},
-    devices::Devices,
+    compute::baseline::Baseline,
+    compute::devices::Devices,
+    compute::fingerprint::Fingerprint,
     failure::Failure,
-    fingerprint::Fingerprint,
-    follow::parts,
-    journal::{Evaluation, EvaluationLine, StepLine},
-    member::{LIMITS, UNACKNOWLEDGED},
+    membership::catchup::receive::parts,
+    membership::session::{LIMITS, UNACKNOWLEDGED},
+    progress::metrics_log::{Evaluation, EvaluationLine, StepLine},
+    step::rank::Recipe,
     storage::{Storage, is_of_blocks, spelled},
-    training::Recipe,
 };
 
 /// Steps whose lines a worker remembers, in case it has to write those that the reporting worker did not.

@@ -22,12 +22,12 @@ use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, Store
 use tracing::{error, info, warn};
 
 use crate::{
-    credentials::identity,
     failure::{Failure, leave, with_causes},
-    feeds::Newcomers,
     grace::Drain,
-    metrics::Metrics,
-    networks::data_address,
+    membership::catchup::send::Newcomers,
+    membership::credentials::identity,
+    membership::networks::data_address,
+    progress::metrics::Metrics,
     serve::Ready,
     signals::Stop,
 };

@@ -7,7 +7,7 @@ use std::{ops::Range, time::Duration};
 
 use lockstep_data::Tally;
 
-use crate::{fingerprint::Fingerprint, member::Halt, word::Word};
+use crate::{compute::fingerprint::Fingerprint, membership::session::Halt, step::step_sync::checkpoint_flags::Word};
 
 /// Where a replica puts it, behind its gradients.
 pub(crate) const LOSS: usize = 0;

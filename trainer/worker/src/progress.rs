@@ -1,0 +1,6 @@
+//! Everything that others read about a run: metrics, the metrics log, reports.
+
+pub(crate) mod metrics;
+pub(crate) mod metrics_log;
+pub(crate) mod publish;
+pub(crate) mod report;
