@@ -1,5 +1,5 @@
 use kube::CustomResource;
-use lockstep_launch::{Change, Ending, Progress};
+use lockstep_launch::{Ending, GroupChange, Progress};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -36,7 +36,7 @@ pub struct TrainingGroupStatus {
     pub progress: Option<Progress>,
     /// How the newest memberships followed one another, oldest first; those before are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub changes: Vec<Change>,
+    pub changes: Vec<GroupChange>,
     /// What the job left behind, once it is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
@@ -49,20 +49,20 @@ fn opaque(_: &mut SchemaGenerator) -> Schema {
 #[cfg(test)]
 mod tests {
     use kube::Resource;
-    use lockstep_launch::group;
+    use lockstep_launch::training_group;
 
     use super::*;
 
     #[test]
     fn the_names_are_those_of_the_launch_contract() {
-        assert_eq!(TrainingGroup::group(&()), group::API_GROUP);
-        assert_eq!(TrainingGroup::version(&()), group::VERSION);
-        assert_eq!(TrainingGroup::kind(&()), group::KIND);
-        assert_eq!(TrainingGroup::plural(&()), group::PLURAL);
-        let text = serde_json::json!({group::RECORD: {"a": 1}});
+        assert_eq!(TrainingGroup::group(&()), training_group::API_GROUP);
+        assert_eq!(TrainingGroup::version(&()), training_group::VERSION);
+        assert_eq!(TrainingGroup::kind(&()), training_group::KIND);
+        assert_eq!(TrainingGroup::plural(&()), training_group::PLURAL);
+        let text = serde_json::json!({training_group::RECORD: {"a": 1}});
         assert!(serde_json::from_value::<TrainingGroupSpec>(text).expect("a spec").record.is_some());
         let text = serde_json::json!({
-            group::PROGRESS: Progress::default(), group::CHANGES: [Change::default()], group::ENDING: Ending::default(),
+            training_group::PROGRESS: Progress::default(), training_group::CHANGES: [GroupChange::default()], training_group::ENDING: Ending::default(),
         });
         let status: TrainingGroupStatus = serde_json::from_value(text).expect("a status");
         assert!(status.progress.is_some() && status.ending.is_some() && status.changes.len() == 1);

@@ -1,6 +1,6 @@
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::CustomResource;
-use lockstep_launch::{Benchmark, Checkpoint, Communication, Dataset, Elastic, Model, Training};
+use lockstep_launch::{Benchmark, CheckpointSpec, Communication, DatasetSpec, Elastic, ModelSpec, Training};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -62,10 +62,10 @@ pub struct TrainingJobSpec {
     pub benchmark: Option<Benchmark>,
     /// The network. Required, except for a benchmark. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub model: Option<Model>,
+    pub model: Option<ModelSpec>,
     /// The samples. Required, except for a benchmark. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dataset: Option<Dataset>,
+    pub dataset: Option<DatasetSpec>,
     /// The optimisation. Default: 5 epochs of sgd with global batches of 64 samples; none for a benchmark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
@@ -74,7 +74,7 @@ pub struct TrainingJobSpec {
     pub communication: Communication,
     /// How state is kept. Required, except for a benchmark. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<Checkpoint>,
+    pub checkpoint: Option<CheckpointSpec>,
     /// When to give up. Default: with the fourth failure.
     #[serde(default)]
     pub failure_policy: FailurePolicy,

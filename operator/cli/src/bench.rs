@@ -8,23 +8,23 @@ use lockstep_launch::InvalidField;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{Outcome, run::Session};
+use crate::{Outcome, run::LocalRun};
 
 /// Arguments of `lockstep bench`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    benchmark: Benchmark,
+    benchmark: BenchmarkCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Benchmark {
+enum BenchmarkCommand {
     /// Time all-reduces between the workers, by size and algorithm.
-    Collectives(Collectives),
+    Collectives(CollectivesArguments),
 }
 
 #[derive(clap::Args)]
-struct Collectives {
+struct CollectivesArguments {
     /// Number of workers, 2 or more.
     #[arg(long, value_name = "N", default_value = "2")]
     workers: NonZeroU32,
@@ -50,18 +50,18 @@ struct Collectives {
 
 /// A benchmark that can begin.
 pub(crate) struct Bench {
-    session: Session,
+    session: LocalRun,
     /// Removed unless the benchmark fails.
     folder: TempDir,
 }
 
 /// Checks everything that can be checked beforehand.
 pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Bench> {
-    let Benchmark::Collectives(collectives) = &arguments.benchmark;
+    let BenchmarkCommand::Collectives(collectives) = &arguments.benchmark;
     let value = manifest(collectives)?;
     let job = ValidJob::from_value(value.clone()).map_err(|fields| refused(&fields))?;
     let folder = TempDir::with_prefix("lockstep-bench-").context("create a folder for the processes' logs")?;
-    let session = Session::open(job, &value, collectives.trainer.as_deref(), None, Some(folder.path()))?;
+    let session = LocalRun::open(job, &value, collectives.trainer.as_deref(), None, Some(folder.path()))?;
     Ok(Bench { session, folder })
 }
 
@@ -80,8 +80,9 @@ impl Bench {
     }
 }
 
-fn manifest(collectives: &Collectives) -> anyhow::Result<Value> {
-    let Collectives { workers, min_bytes, max_bytes, repetitions, algorithm, backend, trainer: _ } = collectives;
+fn manifest(collectives: &CollectivesArguments) -> anyhow::Result<Value> {
+    let CollectivesArguments { workers, min_bytes, max_bytes, repetitions, algorithm, backend, trainer: _ } =
+        collectives;
     let mut value = json!({
         "apiVersion": "lockstep.dev/v1alpha1",
         "kind": "TrainingJob",

@@ -12,7 +12,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 use lockstep_launch::{BenchmarkReport, ByteSize, CollectivesRow, DamagedCheckpoint, Progress, Straggler};
 
-use queue::{Queue, Shown};
+use queue::{DisplayQueue, Item};
 
 /// Time between two plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
@@ -21,14 +21,14 @@ const BAR: &str = "{prefix:.bold} [{wide_bar:.cyan}] {percent:>3}%\n{wide_msg}";
 
 /// Shows reports on stderr, by a thread of its own: a terminal that stands still, or a pipe that nobody reads, holds up nothing but the end.
 pub(crate) struct Display {
-    queue: Arc<Queue>,
+    queue: Arc<DisplayQueue>,
     painting: Option<JoinHandle<()>>,
 }
 
 impl Display {
     /// A bar where stderr is a terminal, plain lines elsewhere.
     pub(crate) fn on_stderr() -> Self {
-        let queue = Arc::new(Queue::default());
+        let queue = Arc::new(DisplayQueue::default());
         let painting = {
             let queue = Arc::clone(&queue);
             thread::spawn(move || Painter::new().paint(&queue))
@@ -38,17 +38,17 @@ impl Display {
 
     /// The word before the bar, such as `training`.
     pub(crate) fn phase(&self, phase: &str) {
-        self.queue.put(Shown::Phase(phase.to_owned()));
+        self.queue.put(Item::Phase(phase.to_owned()));
     }
 
     /// A line that stays.
     pub(crate) fn note(&self, line: &str) {
-        self.queue.put(Shown::Note(line.to_owned()));
+        self.queue.put(Item::Note(line.to_owned()));
     }
 
     /// A report.
     pub(crate) fn progress(&self, progress: &Progress) {
-        self.queue.put(Shown::Progress(Box::new(progress.clone())));
+        self.queue.put(Item::Progress(Box::new(progress.clone())));
     }
 }
 
@@ -75,12 +75,12 @@ impl Painter {
         Self { bar, pace: Pace::default() }
     }
 
-    fn paint(mut self, queue: &Queue) {
+    fn paint(mut self, queue: &DisplayQueue) {
         while let Some(shown) = queue.take() {
             match shown {
-                Shown::Phase(phase) => self.phase(phase),
-                Shown::Note(line) => self.note(&line),
-                Shown::Progress(progress) => self.progress(&progress),
+                Item::Phase(phase) => self.phase(phase),
+                Item::Note(line) => self.note(&line),
+                Item::Progress(progress) => self.progress(&progress),
             }
         }
         if let Some(bar) = &self.bar {

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use jiff::Timestamp;
-use lockstep_launch::Change;
+use lockstep_launch::GroupChange;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Outcome,
     display::{print, tell},
-    run::folder::{Other, journal_of},
+    run::folder::{ReadOnlyFolder, metrics_log_of},
 };
 
 /// Arguments of `lockstep history`.
@@ -24,8 +24,8 @@ pub(crate) struct Arguments {
 
 /// Prints a line for each membership.
 pub(crate) fn history(arguments: &Arguments) -> anyhow::Result<Outcome> {
-    let changes = Other::open(&arguments.run)?.history()?;
-    let journal = journal_of(&arguments.run).unwrap_or_else(|error| {
+    let changes = ReadOnlyFolder::open(&arguments.run)?.history()?;
+    let journal = metrics_log_of(&arguments.run).unwrap_or_else(|error| {
         tell(&format!("{error:#}: no stall is told"));
         String::new()
     });
@@ -44,7 +44,7 @@ pub(crate) fn history(arguments: &Arguments) -> anyhow::Result<Outcome> {
 #[serde(rename_all = "camelCase")]
 struct Row {
     #[serde(flatten)]
-    change: Change,
+    change: GroupChange,
     /// Seconds without a new step.
     #[serde(rename = "stalledSeconds", skip_serializing_if = "Option::is_none")]
     stalled: Option<f64>,
@@ -54,7 +54,7 @@ const HEADER: &str = "GENERATION  TIME                  WORKERS  STEP        STA
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Change { generation, time, workers, step, redone, .. } = &self.change;
+        let GroupChange { generation, time, workers, step, redone, .. } = &self.change;
         let time = time.split('.').next().unwrap_or(time).trim_end_matches('Z');
         let stalled = self.stalled.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.3} s"));
         let cause = cause(&self.change);
@@ -62,8 +62,8 @@ impl std::fmt::Display for Row {
     }
 }
 
-fn cause(change: &Change) -> String {
-    let Change { joined, left, lost, broken, rollback, .. } = change;
+fn cause(change: &GroupChange) -> String {
+    let GroupChange { joined, left, lost, broken, rollback, .. } = change;
     let mut causes: Vec<String> = lost.iter().map(|gone| format!("{} was lost: {}", gone.pod, gone.reason)).collect();
     causes.extend(left.iter().map(|gone| format!("{} left: {}", gone.pod, gone.reason)));
     if !joined.is_empty() {
@@ -95,7 +95,7 @@ fn steps(journal: &str) -> Vec<Step> {
 /// Seconds from the last step that counts of the groups before to the first of this one, beyond what the steps themselves take there:
 /// until the loss was noticed, until there was a group, until its members had the state, and for steps that were done and lost.
 /// `None` for the first group, and for one that did no step or of whose steps none is left.
-fn stalled(change: &Change, steps: &[Step]) -> Option<f64> {
+fn stalled(change: &GroupChange, steps: &[Step]) -> Option<f64> {
     let (before, after) = steps.split_at(steps.partition_point(|step| step.step <= change.step));
     let before = before.iter().rfind(|step| step.generation < change.generation)?;
     let first = after.first().filter(|step| step.generation == change.generation)?;
@@ -105,21 +105,21 @@ fn stalled(change: &Change, steps: &[Step]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_launch::Gone;
+    use lockstep_launch::Departure;
 
     use super::*;
 
     #[test]
     fn a_row_tells_when_why_and_at_what_cost() {
-        let change = Change {
+        let change = GroupChange {
             time: "2026-11-22T05:12:00.123456Z".into(),
             generation: 3,
             workers: 2,
             step: 140,
             joined: vec!["w-2".into()],
-            lost: vec![Gone { pod: "w-1".into(), reason: "closed its connection".into() }],
+            lost: vec![Departure { pod: "w-1".into(), reason: "closed its connection".into() }],
             redone: 12,
-            ..Change::default()
+            ..GroupChange::default()
         };
         let row = |stalled| Row { change: change.clone(), stalled }.to_string();
         assert_eq!(
@@ -147,7 +147,7 @@ mod tests {
             line(12, 4, "0.5", 13.75),
         ];
         let steps = steps(&journal.concat());
-        let stalled = |generation, step| stalled(&Change { generation, step, ..Change::default() }, &steps);
+        let stalled = |generation, step| stalled(&GroupChange { generation, step, ..GroupChange::default() }, &steps);
         assert_eq!(stalled(1, 0), None, "there was no step before");
         assert_eq!(stalled(2, 10), Some(2.5), "two steps of a quarter of a second, and what came between");
         assert_eq!(stalled(3, 11), None, "it did no step");

@@ -1,7 +1,7 @@
 //! `lockstep replay`: trains a run's job once more without faults, by the memberships that the run had, and compares the state
 //! after each step and the weights.
 
-mod parts;
+mod segments;
 
 use std::{
     fs,
@@ -10,18 +10,18 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use lockstep_api::ValidJob;
-use lockstep_launch::{Replay, States, Task};
+use lockstep_launch::{Replay, StateComparison, Task};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
-use self::parts::{Part, parts};
+use self::segments::{Segment, segments};
 use crate::{
     Outcome,
     display::{print, tell},
     run::{
-        Session,
-        folder::{Other, journal_of},
+        LocalRun,
+        folder::{ReadOnlyFolder, metrics_log_of},
     },
 };
 
@@ -46,7 +46,7 @@ pub(crate) struct Replaying {
     manifest: Value,
     /// What the run wrote of its steps.
     journal: String,
-    parts: Vec<Part>,
+    segments: Vec<Segment>,
     original: Weights,
     trainer: Option<PathBuf>,
     /// Removed when the weights are equal.
@@ -64,7 +64,7 @@ struct Weights {
 /// Checks everything that can be checked beforehand.
 pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Replaying> {
     let Arguments { run, trainer } = arguments;
-    let other = Other::open(run)?;
+    let other = ReadOnlyFolder::open(run)?;
     let shown = run.display();
     ensure!(matches!(other.job.task, Task::Train(_)), "{shown}: a benchmark trains nothing that could be compared");
     ensure!(!other.is_at_work(), "{shown}: a `lockstep run` is at work in it; wait for its end");
@@ -82,35 +82,35 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Replaying> {
     }
     ensure!(model.exists(), "{shown}: {MODEL} is missing: let the run come to its end, `lockstep run` continues it");
     let original = Weights::read(&model)?;
-    let journal = journal_of(run)?;
-    let parts = parts(other.plans()?, &other.history()?).with_context(|| shown.to_string())?;
+    let journal = metrics_log_of(run)?;
+    let segments = segments(other.plans()?, &other.history()?).with_context(|| shown.to_string())?;
     let folder = TempDir::with_prefix("lockstep-replay-").context("create a folder for the replay")?;
-    let Other { mut job, value: manifest, .. } = other;
+    let ReadOnlyFolder { mut job, value: manifest, .. } = other;
     if let Task::Train(workload) = &mut job.task {
         // The run's own may be in an object store, where a replay has no business.
         workload.checkpoint.uri = "file:///checkpoints".to_owned();
     }
-    Ok(Replaying { job, manifest, journal, parts, original, trainer: trainer.clone(), folder })
+    Ok(Replaying { job, manifest, journal, segments, original, trainer: trainer.clone(), folder })
 }
 
 impl Replaying {
-    /// Trains part after part, each from the state that the one before left.
+    /// Trains segment after segment, each from the state that the one before left.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
-        let Self { job, manifest, journal, parts, original, trainer, folder } = self;
-        for part in parts {
-            tell(&part.to_string());
-            let Part { generation: _, workers, from: _, to, plan } = part;
+        let Self { job, manifest, journal, segments, original, trainer, folder } = self;
+        for segment in segments {
+            tell(&segment.to_string());
+            let Segment { generation: _, workers, from: _, to, plan } = segment;
             let mut job = job.clone();
             job.replicas = workers;
             job.elastic.min_replicas = workers.get();
-            let session = Session::open(job, &manifest, trainer.as_deref(), None, Some(folder.path()))?;
+            let session = LocalRun::open(job, &manifest, trainer.as_deref(), None, Some(folder.path()))?;
             let outcome = session.repeat(Replay { plan, last_step: to }).await;
             if !matches!(outcome, Ok(Outcome::Done)) {
                 tell(&format!("the replay stays in {}", folder.keep().display()));
                 return outcome;
             }
         }
-        let states = States::compared(&journal, &journal_of(folder.path())?);
+        let states = StateComparison::between(&journal, &metrics_log_of(folder.path())?);
         print(&format!("states  {states}\n"));
         let replayed = Weights::read(&folder.path().join(MODEL))?;
         let (digest, other) = (original.digest(), replayed.digest());

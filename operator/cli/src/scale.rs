@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use lockstep_launch::Elastic;
 
-use crate::{Outcome, display::print, run::folder::Other};
+use crate::{Outcome, display::print, run::folder::ReadOnlyFolder};
 
 /// Arguments of `lockstep scale`.
 #[derive(clap::Args)]
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
 /// Asks the `lockstep run` that is at work for it; whoever has to go leaves after a step, and no step is lost.
 pub(crate) fn scale(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let Arguments { run, workers } = arguments;
-    let other = Other::open(run)?;
+    let other = ReadOnlyFolder::open(run)?;
     let Elastic { min_replicas, max_replicas } = other.job.elastic;
     if min_replicas == max_replicas {
         bail!(

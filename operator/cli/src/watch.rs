@@ -11,7 +11,7 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use lockstep_api::{ConditionType, JobProgress, LastChange, Phase, TrainingGroup, TrainingJob, TrainingJobStatus};
-use lockstep_launch::{Change, Progress};
+use lockstep_launch::{GroupChange, Progress};
 
 use crate::{
     Outcome,
@@ -65,7 +65,7 @@ async fn follow(
     name: &str,
 ) -> anyhow::Result<Outcome> {
     let display = Display::on_stderr();
-    let mut told = Told::default();
+    let mut told = Announced::default();
     let mut failures = 0;
     let mut versions = pin!(watcher::watch_object(jobs, name).default_backoff());
     loop {
@@ -116,13 +116,13 @@ async fn follow(
 
 /// What was already shown.
 #[derive(Default)]
-struct Told {
+struct Announced {
     phase: Option<(Phase, Option<String>)>,
     restarts: u32,
     generation: Option<u64>,
 }
 
-impl Told {
+impl Announced {
     /// Whether the group may have changed more than once since it was told of, of which the status names the last time only: not each
     /// generation comes to be.
     fn has_missed(&self, status: &TrainingJobStatus) -> bool {
@@ -132,7 +132,7 @@ impl Told {
 
     /// A line for a phase or its reason when it is new, one for every restart, and one for every change of the group: those before the
     /// last one as `changes` has them, if that could be read.
-    fn news(&mut self, status: &TrainingJobStatus, changes: Option<&[Change]>) -> Vec<String> {
+    fn news(&mut self, status: &TrainingJobStatus, changes: Option<&[GroupChange]>) -> Vec<String> {
         let mut lines = Vec::new();
         if status.restarts > self.restarts {
             let cause = status.last_failure.as_ref().map_or_else(String::new, |failure| {
@@ -144,10 +144,12 @@ impl Told {
         self.restarts = status.restarts;
         if let Some(last) = last_change(status).filter(|change| self.generation < Some(change.generation)) {
             if self.has_missed(status) {
-                let missed =
-                    |change: &&Change| Some(change.generation) > self.generation && change.generation < last.generation;
+                let missed = |change: &&GroupChange| {
+                    Some(change.generation) > self.generation && change.generation < last.generation
+                };
                 // The oldest are left out once there are many.
-                let has_all = |changes: &[Change]| changes.first().map(|oldest| oldest.generation) <= self.generation;
+                let has_all =
+                    |changes: &[GroupChange]| changes.first().map(|oldest| oldest.generation) <= self.generation;
                 if !changes.is_some_and(has_all) {
                     lines.push("the group may have changed before that; kubectl get events tells how".to_owned());
                 }
@@ -250,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_phase_is_told_once_with_its_reason() {
-        let mut told = Told::default();
+        let mut told = Announced::default();
         let pending = status(serde_json::json!({
             "phase": "Pending", "reason": "Unschedulable",
             "conditions": [condition("Running", "Unschedulable", "0/3 nodes are available")],
@@ -262,7 +264,7 @@ mod tests {
 
     #[test]
     fn a_restart_is_told_with_its_cause() {
-        let mut told = Told::default();
+        let mut told = Announced::default();
         let restarting = status(serde_json::json!({
             "phase": "Restarting", "restarts": 1, "lastFailure": {"pod": "lenet-worker-1", "reason": "OOMKilled"},
         }));
@@ -272,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_change_of_the_group_is_told_once_with_its_cost() {
-        let mut told = Told::default();
+        let mut told = Announced::default();
         let change =
             serde_json::json!({"generation": 2, "text": "w-1 was lost (closed its connection)", "seconds": 0.061});
         let running = status(serde_json::json!({
@@ -292,9 +294,9 @@ mod tests {
                 serde_json::json!({"generation": generation, "text": format!("change {generation}"), "seconds": 0.5});
             status(serde_json::json!({"membership": {"generation": generation, "worldSize": 2, "lastChange": change}}))
         };
-        let changes: Vec<Change> =
-            (1..=5).map(|generation| Change { generation, seconds: 0.25, ..Change::default() }).collect();
-        let mut told = Told::default();
+        let changes: Vec<GroupChange> =
+            (1..=5).map(|generation| GroupChange { generation, seconds: 0.25, ..GroupChange::default() }).collect();
+        let mut told = Announced::default();
         assert!(!told.has_missed(&seen(2)), "what was before this began is not told");
         assert_eq!(told.news(&seen(2), None), ["change 2 (agreed on in 0.50 s)"]);
         assert!(!told.has_missed(&seen(3)) && told.has_missed(&seen(5)));
@@ -304,8 +306,8 @@ mod tests {
             [&between[..], &["change 5 (agreed on in 0.50 s)".to_owned()]].concat()
         );
         assert_eq!(told.news(&seen(7), Some(&changes)), ["change 7 (agreed on in 0.50 s)"], "there was no sixth");
-        for changes in [None, Some(&[Change { generation: 8, ..Change::default() }][..])] {
-            let mut told = Told { generation: Some(7), ..Told::default() };
+        for changes in [None, Some(&[GroupChange { generation: 8, ..GroupChange::default() }][..])] {
+            let mut told = Announced { generation: Some(7), ..Announced::default() };
             assert!(told.news(&seen(9), changes)[0].contains("kubectl get events"), "{changes:?}");
         }
     }

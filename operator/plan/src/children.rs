@@ -14,7 +14,7 @@ use k8s_openapi::{
     },
 };
 use lockstep_api::{TrainingGroup, TrainingGroupSpec, ValidJob};
-use lockstep_launch::{Ports, group};
+use lockstep_launch::{Ports, training_group};
 
 use crate::{
     Role, egress, pod_name,
@@ -71,8 +71,8 @@ fn account(job: &ValidJob) -> ServiceAccount {
 
 fn role(job: &ValidJob) -> RbacRole {
     let rule = PolicyRule {
-        api_groups: Some(vec![group::API_GROUP.to_owned()]),
-        resources: Some(vec![group::PLURAL.to_owned(), format!("{}/status", group::PLURAL)]),
+        api_groups: Some(vec![training_group::API_GROUP.to_owned()]),
+        resources: Some(vec![training_group::PLURAL.to_owned(), format!("{}/status", training_group::PLURAL)]),
         verbs: ["get", "update", "patch"].map(str::to_owned).to_vec(),
         ..PolicyRule::default()
     };

@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use lockstep_api::{Reason, TRAINER_CONTAINER, TrainingJobStatus, label};
-use lockstep_launch::{Change, Ending, Progress};
+use lockstep_launch::{Ending, GroupChange, Progress};
 
 use crate::{ImageSeen, last_words::cause, waiting};
 
@@ -35,7 +35,7 @@ pub struct GroupSeen {
     /// The newest report.
     pub progress: Option<Progress>,
     /// The newest changes of the membership.
-    pub changes: Vec<Change>,
+    pub changes: Vec<GroupChange>,
     /// What the training left behind.
     pub ending: Option<Ending>,
 }

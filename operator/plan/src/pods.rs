@@ -17,7 +17,8 @@ use k8s_openapi::{
 use kube::Resource;
 use lockstep_api::{TRAINER_CONTAINER, TrainingJob, ValidJob, label};
 use lockstep_launch::{
-    Address, DEFAULT_GRACE_SECONDS, Encryption, Job, Launch, ObjectUri, Ports, Store, Task, Variable, names, readiness,
+    Address, DEFAULT_GRACE_SECONDS, Encryption, Job, Launch, ObjectUri, Ports, RecordStore, Task, Variable, names,
+    readiness,
 };
 
 use crate::{Role, pod_name};
@@ -296,7 +297,7 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
         inherits_listener: false,
         output: output(job),
         objects: objects(job),
-        store: Store::Kubernetes,
+        store: RecordStore::Kubernetes,
         credentials: encrypts(job).then(|| CREDENTIALS.into()),
         grace_seconds: job.grace_seconds().unwrap_or(DEFAULT_GRACE_SECONDS),
         ending: TERMINATION_LOG.into(),

@@ -6,8 +6,8 @@ use lockstep_api::{
     ConditionType, Display, JobProgress, LastChange, LastFailure, Phase, Reason, Replacing, TrainingJobStatus, ValidJob,
 };
 use lockstep_launch::{
-    BenchmarkReport, ByteSize, Change, CheckpointMark, CollectivesReport, CollectivesRow, DamagedCheckpoint, Progress,
-    ShortGrace, Straggler, Task, Unsaved,
+    BenchmarkReport, ByteSize, CheckpointMark, CollectivesReport, CollectivesRow, DamagedCheckpoint, GroupChange,
+    Progress, ShortGrace, Straggler, Task, Unsaved,
 };
 
 use crate::{Observed, PodSeen, Role, Settings, observed::clip, pod_name};
@@ -77,7 +77,7 @@ impl Note {
     }
 
     /// The group changed: in place, or back to a checkpoint.
-    pub(crate) fn regrouped(text: &str, change: &Change) -> Self {
+    pub(crate) fn regrouped(text: &str, change: &GroupChange) -> Self {
         let text = format!("{text}; agreed on in {:.2} s", change.seconds);
         if change.rollback { Self::warning("RolledBack", text) } else { Self::normal("Resized", text) }
     }

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use jiff::SignedDuration;
 use lockstep_api::{Phase, TrainingJobStatus, ValidJob};
 use lockstep_launch::{
-    BenchmarkReport, Change, CheckpointMark, CollectivesReport, DamagedCheckpoint, Ending, Progress, ShortGrace,
+    BenchmarkReport, CheckpointMark, CollectivesReport, DamagedCheckpoint, Ending, GroupChange, Progress, ShortGrace,
     Straggler, Unsaved,
 };
 use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, Settings, plan};
@@ -359,22 +359,23 @@ fn a_restart_claims_no_step_that_workers_may_have_left_behind_when_they_went() {
 #[test]
 fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
     let (job, mut seen) = situations::read("Running; all ready");
-    let told = |seen: &mut Observed, changes: &[Change]| {
+    let told = |seen: &mut Observed, changes: &[GroupChange]| {
         seen.group = Some(GroupSeen { changes: changes.to_vec(), ..GroupSeen::default() });
         let next = plan(&job, seen, &settings(), now());
         seen.status = next.status.unwrap_or_else(|| seen.status.clone());
         next.events.iter().map(|note| (note.reason, note.warning, note.text.clone())).collect::<Vec<_>>()
     };
-    let first = Change { generation: 1, workers: 2, joined: vec!["w-0".into(), "w-1".into()], ..Change::default() };
+    let first =
+        GroupChange { generation: 1, workers: 2, joined: vec!["w-0".into(), "w-1".into()], ..GroupChange::default() };
     assert_eq!(told(&mut seen, &[first]), [], "the first group is no change");
-    let second = Change { generation: 2, workers: 1, step: 70, seconds: 0.061, ..Change::default() };
+    let second = GroupChange { generation: 2, workers: 1, step: 70, seconds: 0.061, ..GroupChange::default() };
     let found = told(&mut seen, std::slice::from_ref(&second));
     let text = ": 1 worker, goes on from step 70; agreed on in 0.06 s".to_owned();
     assert_eq!(found, [("Resized", false, text)]);
     assert_eq!(told(&mut seen, std::slice::from_ref(&second)), [], "once");
     // The operator may look only after several.
-    let back = Change { generation: 3, workers: 1, rollback: true, ..Change::default() };
-    let more = Change { generation: 4, workers: 2, ..Change::default() };
+    let back = GroupChange { generation: 3, workers: 1, rollback: true, ..GroupChange::default() };
+    let more = GroupChange { generation: 4, workers: 2, ..GroupChange::default() };
     let found = told(&mut seen, &[more, second, back]);
     let kinds: Vec<_> = found.iter().map(|(reason, warning, _)| (*reason, *warning)).collect();
     assert_eq!(kinds, [("RolledBack", true), ("Resized", false)], "each, in their order");

@@ -1,6 +1,6 @@
 //! Processes: killed, and frozen.
 
-use lockstep_launch::Change;
+use lockstep_launch::GroupChange;
 use rustix::process::Signal;
 
 use crate::{
@@ -23,7 +23,7 @@ fn the_coordinator_and_the_first_rank_killed_at_once_are_replaced_and_lose_no_st
     Host::all().for_each(|host| job.network.shape(host, FAST));
     let ended = job.finished();
     // The next coordinator never met the one that is lost, and may have gone on before the third had found it.
-    let joined = |change: &Change| change.joined.contains(&worker(0));
+    let joined = |change: &GroupChange| change.joined.contains(&worker(0));
     assert!(ended.changes.iter().skip(1).any(joined), "{:?}", ended.changes);
 }
 

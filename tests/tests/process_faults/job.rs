@@ -12,8 +12,8 @@ use std::{
 
 use lockstep_elastic::Digest;
 use lockstep_launch::{
-    Address, Change, DEFAULT_GRACE_SECONDS, Elastic, Exit, JOURNAL_FILE, Job as JobId, Launch, PLANS_FILE, Planned,
-    Ports, States, Store, Task, Workload, names,
+    Address, AgreedPlan, DEFAULT_GRACE_SECONDS, Elastic, Exit, GroupChange, Job as JobId, Launch, METRICS_FILE,
+    PLANS_FILE, Ports, RecordStore, StateComparison, Task, Workload, names,
 };
 use lockstep_tests::{cluster::ensure_packages, products, samples, skip};
 use rustix::process::{Pid, Signal, kill_process};
@@ -80,7 +80,7 @@ impl Drop for Process {
 
 /// What a job left.
 pub(crate) struct Ended {
-    pub(crate) changes: Vec<Change>,
+    pub(crate) changes: Vec<GroupChange>,
     pub(crate) logs: String,
     journal: String,
     model: Vec<u8>,
@@ -160,7 +160,7 @@ impl Job {
             inherits_listener: false,
             output: self.run_folder(),
             objects: None,
-            store: Store::File(self.record()),
+            store: RecordStore::File(self.record()),
             credentials: None,
             grace_seconds: DEFAULT_GRACE_SECONDS,
             ending: self.folder.path().join(format!("{member}.ending")),
@@ -249,19 +249,19 @@ impl Job {
 
     /// The steps of the journal.
     pub(crate) fn steps(&self) -> Vec<u64> {
-        let lines = lines::<Value>(&self.run_folder().join(JOURNAL_FILE));
+        let lines = lines::<Value>(&self.run_folder().join(METRICS_FILE));
         lines.iter().filter(|line| line["evaluation"].is_null()).filter_map(|line| line["step"].as_u64()).collect()
     }
 
     /// Whether the last step was done so many seconds after now, give or take the minutes that a test takes.
     pub(crate) fn clock_is_off_by(&self, seconds: i64) -> bool {
-        let lines = lines::<Value>(&self.run_folder().join(JOURNAL_FILE));
+        let lines = lines::<Value>(&self.run_folder().join(METRICS_FILE));
         let told = lines.iter().rev().find_map(|line| line["time"].as_str()?.parse::<jiff::Timestamp>().ok());
         told.is_some_and(|told| (told.as_second() - jiff::Timestamp::now().as_second() - seconds).abs() < 300)
     }
 
     /// What coordinators told of the membership.
-    pub(crate) fn changes(&self) -> Vec<Change> {
+    pub(crate) fn changes(&self) -> Vec<GroupChange> {
         let said = lines::<Value>(&self.folder.path().join(format!("{}.out", names::coordinator(NAME))));
         said.iter().filter_map(|line| serde_json::from_value(line["change"].clone()).ok()).collect()
     }
@@ -287,7 +287,7 @@ impl Job {
         }
         let changes = self.changes();
         assert_eq!(self.steps(), (1..=STEPS).collect::<Vec<_>>(), "each step once, in order");
-        let journal = fs::read_to_string(self.run_folder().join(JOURNAL_FILE)).expect("a journal");
+        let journal = fs::read_to_string(self.run_folder().join(METRICS_FILE)).expect("a journal");
         let told = samples::each_was_taken_once(&workload(), &journal).expect("each sample of an epoch once");
         assert!(told > 0, "no step tells which samples it took");
         for pair in changes.windows(2) {
@@ -299,16 +299,16 @@ impl Job {
         if self.workers == WORKERS {
             let other = undisturbed();
             assert!(ended.model == other.model, "the weights differ from those of a job to which nothing happened");
-            let states = States::compared(&ended.journal, &other.journal);
-            assert!(states.told > 0 && states.differ_from.is_none(), "the states of both jobs: {states}");
+            let states = StateComparison::between(&ended.journal, &other.journal);
+            assert!(states.steps > 0 && states.differ_from.is_none(), "the states of both jobs: {states}");
         }
         ended
     }
 
     /// What coordinators told, what the workers stored before they trained, and the durable record are of one history.
-    fn check_chain(&self, changes: &[Change]) {
-        let planned: Vec<Planned> = lines(&self.run_folder().join(PLANS_FILE));
-        for Planned { generation, workers, step, .. } in &planned {
+    fn check_chain(&self, changes: &[GroupChange]) {
+        let planned: Vec<AgreedPlan> = lines(&self.run_folder().join(PLANS_FILE));
+        for AgreedPlan { generation, workers, step, .. } in &planned {
             let told = changes.iter().find(|change| change.generation == *generation);
             let told = told.map(|change| (change.workers, change.step));
             // A coordinator that is killed may tell of no change.
@@ -321,7 +321,7 @@ impl Job {
         let mut history: Digest = last.history.parse().expect("a digest");
         let plans: Vec<_> = planned.iter().filter(|planned| planned.generation == last.generation).collect();
         assert!(!plans.is_empty(), "generation {} summed by a plan", last.generation);
-        for Planned { step, plan, .. } in plans {
+        for AgreedPlan { step, plan, .. } in plans {
             let plan = Digest::of(plan.as_bytes());
             history = Digest::of(&[history.as_bytes().as_slice(), &step.to_le_bytes(), plan.as_bytes()].concat());
         }

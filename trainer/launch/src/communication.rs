@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ByteSize, Network, workload::InvalidField};
+use crate::{ByteSize, InvalidField, NetworkSelector};
 
 /// Which values `communication.wire` takes.
 const WIRE_ACCEPTED: &str = "f32 where communication.algorithm is named; leave that out, or name direct";
@@ -36,11 +36,11 @@ pub struct Communication {
     /// either way; what workers tell the coordinator is not encrypted. Default: none.
     pub encryption: Encryption,
     /// Networks by which workers reach each other, best first, each an interface's name such as eth1 or a subnet such as 10.20.0.0/16:
-    /// a worker listens for the others at its address in the first of them that it is in, and fails where it is in none. Network
+    /// a worker listens for the others at its address in the first of them that it is in, and fails where it is in none. NetworkSelector
     /// policies of the cluster hold for the addresses of pods only. Default: the pod's address.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(length(max = 8)))]
-    pub interfaces: Vec<Network>,
+    pub interfaces: Vec<NetworkSelector>,
     /// Connections of each two workers over tcp, 1 to 8. More than one helps where the network limits each flow; gradients then go over
     /// whichever has room. Default: 1.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 8)))]

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use crate::Progress;
 
 /// Kubernetes keeps no more than this of a container's termination message.
-pub const MAX_ENDING_BYTES: usize = 4096;
+const MAX_ENDING_BYTES: usize = 4096;
 
 /// What a process leaves behind when it ends: its container's termination message, or the last line of its output.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// One line of JSON of at most [`MAX_ENDING_BYTES`]: without the table of a benchmark, which the coordinator passes on; a longer
+    /// One line of JSON of at most `MAX_ENDING_BYTES`: without the table of a benchmark, which the coordinator passes on; a longer
     /// message is cut at a character.
     #[must_use]
     pub fn to_line(&self) -> String {

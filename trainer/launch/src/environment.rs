@@ -44,7 +44,7 @@ pub struct Launch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objects: Option<ObjectUri>,
     /// Where the coordinator keeps the durable record.
-    pub store: Store,
+    pub store: RecordStore,
     /// Folder of this worker's [`crate::CredentialFile`]s; none where the job does not encrypt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
@@ -99,7 +99,7 @@ pub struct Address {
 /// Where the durable record lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Store {
+pub enum RecordStore {
     /// The `TrainingGroup` with the job's namespace and name.
     Kubernetes,
     /// A local file.
@@ -239,7 +239,7 @@ mod tests {
             inherits_listener: false,
             output: "/checkpoints/lenet".into(),
             objects: Some("s3://models/team/lenet".parse().expect("a place")),
-            store: Store::File("/tmp/record.json".into()),
+            store: RecordStore::File("/tmp/record.json".into()),
             credentials: Some("/run/lockstep".into()),
             grace_seconds: 45,
             ending: "/dev/termination-log".into(),
@@ -261,8 +261,8 @@ mod tests {
             benchmark: Benchmark::Collectives(Collectives::default()),
             communication: Communication::default(),
         };
-        let stored = Store::File("/tmp/record.json".into());
-        for (store, task) in [(Store::Kubernetes, launch().task), (stored, benchmark)] {
+        let stored = RecordStore::File("/tmp/record.json".into());
+        for (store, task) in [(RecordStore::Kubernetes, launch().task), (stored, benchmark)] {
             let launch = Launch { store, task, ..launch() };
             let environment = by_name(&launch);
             assert_eq!(Launch::read(|name| environment.get(name).cloned()), Ok(launch));

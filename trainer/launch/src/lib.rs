@@ -1,14 +1,14 @@
 //! The launch contract: all that the operator (or `lockstep run`) and the trainer must agree on.
 //!
 //! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Task`]
-//! what it does, [`Progress`] what it reports while it runs, [`Change`] how its group changed,
-//! [`Planned`] how a group sums and [`Replay`] that it is to do so again, [`States`] whether that
+//! what it does, [`Progress`] what it reports while it runs, [`GroupChange`] how its group changed,
+//! [`AgreedPlan`] how a group sums and [`Replay`] that it is to do so again, [`StateComparison`] whether that
 //! led to the same, [`Ending`] what it leaves behind, [`group`] the names of its durable record,
 //! [`readiness`] where it says that it is of use.
 
 mod benchmark;
-mod change;
-mod collectives;
+mod benchmark_report;
+mod byte_size;
 mod communication;
 mod credentials;
 mod elastic;
@@ -16,45 +16,47 @@ mod ending;
 mod environment;
 mod exit;
 mod grace;
-pub mod group;
+mod group_change;
+mod invalid_field;
 pub mod lines;
 mod log;
 mod memory;
 pub mod names;
-mod network;
+mod network_selector;
 mod object_uri;
 mod progress;
 pub mod readiness;
 mod replay;
-mod size;
-mod states;
+mod state_comparison;
 mod task;
+pub mod training_group;
 mod unsaved;
 mod workload;
 
 pub use benchmark::{Benchmark, Collectives};
-pub use change::{Change, Gone, Reached};
-pub use collectives::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
+pub use benchmark_report::{BenchmarkReport, ChosenFrom, CollectivesReport, CollectivesRow, MessageCosts};
+pub use byte_size::{ByteSize, ByteSizeError};
 pub use communication::{Communication, CommunicationAlgorithm, CommunicationBackend, Encryption, WireFormat};
 #[cfg(feature = "credentials")]
 pub use credentials::make_credentials;
 pub use credentials::{CredentialFile, WORKER_NAME};
 pub use elastic::Elastic;
-pub use ending::{Ending, MAX_ENDING_BYTES};
-pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, Store, Variable};
+pub use ending::Ending;
+pub use environment::{Address, Job, Launch, LaunchError, PARENT, Ports, RecordStore, Variable};
 pub use exit::Exit;
 pub use grace::{DEFAULT_GRACE_SECONDS, ShortGrace};
+pub use group_change::{Departure, GroupChange, Reached};
+pub use invalid_field::InvalidField;
 pub use log::StandardError;
 pub use memory::{MemoryLimit, in_words, out_of_memory_kills};
-pub use network::{Network, NetworkError};
+pub use network_selector::{NetworkSelector, NetworkSelectorError};
 pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, ObjectUri};
-pub use progress::{CheckpointMark, CommunicationReport, DamagedCheckpoint, Link, Progress, Straggler};
-pub use replay::{PLANS_FILE, Planned, REPLAY, Replay};
-pub use size::{ByteSize, ByteSizeError};
-pub use states::{JOURNAL_FILE, States};
+pub use progress::{CheckpointMark, CommunicationReport, DamagedCheckpoint, LinkKind, Progress, Straggler};
+pub use replay::{AgreedPlan, PLANS_FILE, REPLAY, Replay};
+pub use state_comparison::{METRICS_FILE, StateComparison};
 pub use task::Task;
 pub use unsaved::Unsaved;
 pub use workload::{
-    Checkpoint, Dataset, DatasetFormat, InvalidField, MIN_SHARDS, Model, ModelName, NO_TREE_OF_DEVICES, Optimizer,
-    Precision, Schedule, Sgd, Training, Workload,
+    CheckpointSpec, DatasetFormat, DatasetSpec, LearningRateSchedule, MIN_SHARDS, ModelName, ModelSpec,
+    NO_TREE_OF_DEVICES, Optimizer, Precision, Sgd, Training, Workload,
 };

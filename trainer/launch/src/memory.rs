@@ -7,7 +7,7 @@ use std::{
 };
 
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// Version 1 writes about 2^63 where there is no limit.
+/// CgroupVersion 1 writes about 2^63 where there is no limit.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// The memory that a process may have.
@@ -34,7 +34,7 @@ impl MemoryLimit {
         let swap = line("SwapTotal:").unwrap_or(0);
         let of_host = line("MemTotal:").map(|bytes| Self { bytes, swap, source: "the memory of this host".to_owned() });
         let mut limits: Vec<Self> = of_host.into_iter().collect();
-        for Folder { version, path } in folders(&read) {
+        for Cgroup { version, path } in folders(&read) {
             // The limit of any cgroup around it holds too.
             for folder in path.ancestors().take_while(|path| path.starts_with(CGROUPS)) {
                 let file = folder.join(version.limit());
@@ -62,7 +62,7 @@ pub fn out_of_memory_kills() -> Option<u64> {
 fn kills(read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let of_cgroup = folders(&read)
         .into_iter()
-        .find_map(|Folder { version, path }| number(&read(&path.join(version.events()))?, "oom_kill "));
+        .find_map(|Cgroup { version, path }| number(&read(&path.join(version.events()))?, "oom_kill "));
     of_cgroup.or_else(|| number(&read(Path::new("/proc/vmstat"))?, "oom_kill "))
 }
 
@@ -77,12 +77,12 @@ pub fn in_words(bytes: u64) -> String {
 }
 
 #[derive(Clone, Copy)]
-enum Version {
+enum CgroupVersion {
     One,
     Two,
 }
 
-impl Version {
+impl CgroupVersion {
     const fn limit(self) -> &'static str {
         match self {
             Self::One => "memory.limit_in_bytes",
@@ -99,29 +99,29 @@ impl Version {
 }
 
 /// A cgroup that accounts for this process's memory.
-struct Folder {
-    version: Version,
+struct Cgroup {
+    version: CgroupVersion,
     path: PathBuf,
 }
 
 /// Where this process's memory is accounted. A container often sees its own cgroup as the root,
 /// although `/proc` names all of its path.
-fn folders(read: &impl Fn(&Path) -> Option<String>) -> Vec<Folder> {
+fn folders(read: &impl Fn(&Path) -> Option<String>) -> Vec<Cgroup> {
     let text = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let mut folders = Vec::new();
     for line in text.lines() {
         let mut words = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (words.next(), words.next()) else { continue };
         let (version, root) = match controllers {
-            "" => (Version::Two, Path::new(CGROUPS).to_owned()),
+            "" => (CgroupVersion::Two, Path::new(CGROUPS).to_owned()),
             _ if controllers.split(',').any(|name| name == "memory") => {
-                (Version::One, Path::new(CGROUPS).join("memory"))
+                (CgroupVersion::One, Path::new(CGROUPS).join("memory"))
             }
             _ => continue,
         };
         let below = root.join(path.trim_start_matches('/'));
         let path = if read(&below.join(version.events())).is_some() { below } else { root };
-        folders.push(Folder { version, path });
+        folders.push(Cgroup { version, path });
     }
     folders
 }

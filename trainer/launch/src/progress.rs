@@ -76,7 +76,7 @@ pub struct Progress {
 #[serde(rename_all = "camelCase")]
 pub struct CommunicationReport {
     /// What carries them: memory (that all workers share) or tcp.
-    pub link: Link,
+    pub link: LinkKind,
     /// By which algorithm: auto for what is cheapest for each number of bytes, or the one that the job names.
     pub algorithm: CommunicationAlgorithm,
     /// Number format of gradients on the link.
@@ -93,7 +93,7 @@ pub struct CommunicationReport {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names are the documentation; a doc comment would split the enum in the CRD")]
-pub enum Link {
+pub enum LinkKind {
     Memory,
     Tcp,
 }
@@ -149,7 +149,7 @@ impl fmt::Display for Straggler {
     }
 }
 
-impl fmt::Display for Link {
+impl fmt::Display for LinkKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::LaunchError;
 
-/// Name of the file in a job's folder with a line of JSON for each [`Planned`].
+/// Name of the file in a job's folder with a line of JSON for each [`AgreedPlan`].
 pub const PLANS_FILE: &str = "plans.jsonl";
 /// Set besides a worker's other variables when it repeats what an earlier run did: a [`Replay`] as JSON.
 pub const REPLAY: &str = "LOCKSTEP_REPLAY";
@@ -13,7 +13,7 @@ pub const REPLAY: &str = "LOCKSTEP_REPLAY";
 /// of it: no step can be done without that one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Planned {
+pub struct AgreedPlan {
     /// Its number.
     pub generation: u64,
     /// How many workers belong to it.
@@ -28,7 +28,7 @@ pub struct Planned {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Replay {
-    /// That of a [`Planned`].
+    /// That of a [`AgreedPlan`].
     pub plan: String,
     /// The optimiser step after which the job counts as done; none for its own last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Communication, CommunicationAlgorithm, OBJECT_URI_ACCEPTED, ObjectUri};
+use crate::{Communication, CommunicationAlgorithm, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri};
 
 /// Virtual shards of a job with fewer workers; one with more has a shard for each. A global batch is cut into so many parts, whatever
 /// the number of ranks is at the time; with several devices a worker, into so many times as many.
@@ -12,20 +12,20 @@ pub const MIN_SHARDS: u32 = 64;
 /// What a job with several ranks in a process is told that sums as a canonical tree.
 pub const NO_TREE_OF_DEVICES: &str = "1 with spec.communication.algorithm canonicalTree; leave one of them out";
 
-/// Model, data set and everything that decides how they are trained.
+/// ModelSpec, data set and everything that decides how they are trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Workload {
     /// The network.
-    pub model: Model,
+    pub model: ModelSpec,
     /// The samples.
-    pub dataset: Dataset,
+    pub dataset: DatasetSpec,
     /// The optimisation.
     pub training: Training,
     /// How gradients travel.
     pub communication: Communication,
     /// How state is kept.
-    pub checkpoint: Checkpoint,
+    pub checkpoint: CheckpointSpec,
     /// Devices that one worker drives.
     #[serde(default = "Workload::default_devices_per_worker")]
     pub devices_per_worker: u32,
@@ -35,7 +35,7 @@ pub struct Workload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Model {
+pub struct ModelSpec {
     /// Architecture: lenet5 (61,706 weights), mlp (widths from `hidden`) or mlp25m (a preset of 25 million weights for
     /// communication benchmarks).
     pub name: ModelName,
@@ -63,7 +63,7 @@ pub enum ModelName {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Dataset {
+pub struct DatasetSpec {
     /// How the samples are stored: idx (a folder with image and label files as MNIST ships them, gzip allowed) or glyphs
     /// (digits drawn by the trainer itself, nothing to download).
     pub format: DatasetFormat,
@@ -74,16 +74,16 @@ pub struct Dataset {
     pub uri: Option<String>,
     /// Share of the samples that is held out for evaluation where the folder has no test files of its own, 0 to 0.9.
     /// Default: 0.1.
-    #[serde(default = "Dataset::default_evaluation_fraction")]
+    #[serde(default = "DatasetSpec::default_evaluation_fraction")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9)))]
     pub evaluation_fraction: f64,
     /// How many samples are drawn, training and evaluation together; only for glyphs. Default: 10000.
-    #[serde(default = "Dataset::default_samples")]
+    #[serde(default = "DatasetSpec::default_samples")]
     #[cfg_attr(feature = "schema", schemars(range(min = 10, max = 10_000_000)))]
     pub samples: u32,
 }
 
-impl Dataset {
+impl DatasetSpec {
     fn default_evaluation_fraction() -> f64 {
         0.1
     }
@@ -137,7 +137,7 @@ pub struct Training {
     pub optimizer: Optimizer,
     /// The learning rate over time. Default: constant 0.02.
     #[serde(default)]
-    pub schedule: Schedule,
+    pub schedule: LearningRateSchedule,
 }
 
 impl Training {
@@ -205,13 +205,13 @@ impl Default for Sgd {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Schedule {
+pub struct LearningRateSchedule {
     /// Learning rate for the given global batch, without unit, more than 0. Default: 0.02.
     #[cfg_attr(feature = "schema", schemars(range(min = 1e-9, max = 1000.0)))]
     pub base_learning_rate: f32,
 }
 
-impl Default for Schedule {
+impl Default for LearningRateSchedule {
     fn default() -> Self {
         Self { base_learning_rate: 0.02 }
     }
@@ -221,23 +221,23 @@ impl Default for Schedule {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Checkpoint {
+pub struct CheckpointSpec {
     /// A folder that every worker sees, as a file:// URI such as file:///checkpoints, or a place in an object store: s3://BUCKET/PREFIX,
     /// gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, whose credentials are in the environment of the trainer's container, as from a Secret
     /// by envFrom; each job has a folder of its own in it. Required.
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
     pub uri: String,
     /// Seconds between two checkpoints. One more is saved at the end and whenever the job is stopped. Default: 60.
-    #[serde(default = "Checkpoint::default_interval_seconds")]
+    #[serde(default = "CheckpointSpec::default_interval_seconds")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 86_400)))]
     pub interval_seconds: u32,
     /// Number of checkpoints that are kept; older ones are deleted once a newer one was read back. Default: 3.
-    #[serde(default = "Checkpoint::default_keep_last")]
+    #[serde(default = "CheckpointSpec::default_keep_last")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub keep_last: u32,
 }
 
-impl Checkpoint {
+impl CheckpointSpec {
     /// The place in an object store, if it is one; the URI has been [checked](Workload::check).
     #[must_use]
     pub fn objects(&self) -> Option<ObjectUri> {
@@ -250,25 +250,6 @@ impl Checkpoint {
 
     fn default_keep_last() -> u32 {
         3
-    }
-}
-
-/// A field whose value cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {value}: {accepted}")]
-pub struct InvalidField {
-    /// Path of the field, as `spec.training.epochs`.
-    pub field: String,
-    /// What was given.
-    pub value: String,
-    /// What would be accepted and, where that is not plain, what to do.
-    pub accepted: String,
-}
-
-impl InvalidField {
-    /// `field` holds `value`, which is not what is `accepted`.
-    pub fn new(field: &str, value: impl ToString, accepted: impl ToString) -> Self {
-        Self { field: field.to_owned(), value: value.to_string(), accepted: accepted.to_string() }
     }
 }
 

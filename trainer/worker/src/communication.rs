@@ -10,7 +10,7 @@ use lockstep_collective::{
     AgreedPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Hosts, Plan, Ready, Reduction, Tag, Wire,
     last_end, merge, plan_buckets,
 };
-use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport, Encryption, Link, WireFormat};
+use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport, Encryption, LinkKind, WireFormat};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -117,7 +117,7 @@ pub(crate) fn agree(
         .agree(|| recorded.unwrap_or_else(|| proposed(settings, algorithm, hosts, ready_order, &means.ready, costs)))?;
     let first_ready_ms = means.ready.first().copied().unwrap_or_default() * 1e3;
     let report = CommunicationReport {
-        link: if over_memory { Link::Memory } else { Link::Tcp },
+        link: if over_memory { LinkKind::Memory } else { LinkKind::Tcp },
         algorithm,
         wire: if over_memory { WireFormat::F32 } else { settings.wire },
         encryption: if over_memory { Encryption::None } else { settings.encryption },

@@ -9,7 +9,7 @@ use std::{
 
 use kube::Client;
 use lockstep_elastic::{Digest, FileStore, Notice, Outcome, StoreError, coordinate as run, coordinator::Config};
-use lockstep_launch::{Change, Ending, Gone, Launch, MIN_SHARDS, Progress, Store, names};
+use lockstep_launch::{Departure, Ending, GroupChange, Launch, MIN_SHARDS, Progress, RecordStore, names};
 use prometheus::TextEncoder;
 use tokio::{
     net::TcpListener,
@@ -47,10 +47,10 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
     info!(control = %bound, "listening");
 
     let client = match launch.store {
-        Store::Kubernetes => {
+        RecordStore::Kubernetes => {
             Some(Client::try_default().await.map_err(|error| Failure::retry(format!("no API server: {error}")))?)
         }
-        Store::File(_) => None,
+        RecordStore::File(_) => None,
     };
     let mut board = Board::open(&launch.store, &launch.job, client.as_ref());
     board.listening(bound);
@@ -109,13 +109,13 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
     };
     let coordinating = async {
         match (&launch.store, client.clone()) {
-            (Store::Kubernetes, Some(client)) => {
+            (RecordStore::Kubernetes, Some(client)) => {
                 run(listener, config, KubernetesStore::new(client, &launch.job), notify, asked_to_stop()).await
             }
-            (Store::File(path), _) => {
+            (RecordStore::File(path), _) => {
                 run(listener, config, FileStore::new(path.clone()), notify, asked_to_stop()).await
             }
-            (Store::Kubernetes, None) => unreachable!("a client was made for this store"),
+            (RecordStore::Kubernetes, None) => unreachable!("a client was made for this store"),
         }
     };
     let (outcome, ()) = tokio::join!(coordinating, publishing);
@@ -134,9 +134,9 @@ enum News {
     Joined(String),
     /// Who belongs to the group from now on.
     Members(Vec<String>),
-    Changed(Change),
+    Changed(GroupChange),
     /// It may have been told of.
-    Found(Change),
+    Found(GroupChange),
     Progress(Box<Progress>),
 }
 
@@ -157,12 +157,12 @@ fn members(change: &lockstep_elastic::Change) -> Vec<String> {
 }
 
 /// A change of the membership as others are told of it.
-fn told(change: &lockstep_elastic::Change, history: Digest) -> Change {
+fn told(change: &lockstep_elastic::Change, history: Digest) -> GroupChange {
     let lockstep_elastic::Change { active, joined, left, lost, broken, took } = change;
-    let gone = |gone: &[(String, String)]| -> Vec<Gone> {
-        gone.iter().map(|(pod, reason)| Gone { pod: pod.clone(), reason: reason.clone() }).collect()
+    let gone = |gone: &[(String, String)]| -> Vec<Departure> {
+        gone.iter().map(|(pod, reason)| Departure { pod: pod.clone(), reason: reason.clone() }).collect()
     };
-    Change {
+    GroupChange {
         time: jiff::Timestamp::now().to_string(),
         generation: active.generation,
         workers: active.members.len() as u32,
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn of_reports_that_wait_only_the_newest_is_told() {
         let report = |step| News::Progress(Box::new(Progress { step, ..Progress::default() }));
-        let changed = News::Changed(Change { generation: 7, ..Change::default() });
+        let changed = News::Changed(GroupChange { generation: 7, ..GroupChange::default() });
         let joined = News::Joined("a".into());
         let members = News::Members(vec!["a".into(), "b".into()]);
         let mut waiting =

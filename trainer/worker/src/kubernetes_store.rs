@@ -8,7 +8,7 @@ use kube::{
     core::{ApiResource, DynamicObject, GroupVersionKind, Status},
 };
 use lockstep_elastic::{GenerationStore, Record, StoreError, Swap, Version};
-use lockstep_launch::{Job, group};
+use lockstep_launch::{Job, training_group};
 use tokio::time::timeout;
 
 /// HTTP status of a write that was guarded by an older `resourceVersion`.
@@ -27,8 +27,8 @@ pub(crate) struct KubernetesStore {
 
 /// The groups of the job's namespace.
 pub(crate) fn groups(client: Client, job: &Job) -> Api<DynamicObject> {
-    let kind = GroupVersionKind::gvk(group::API_GROUP, group::VERSION, group::KIND);
-    Api::namespaced_with(client, &job.namespace, &ApiResource::from_gvk_with_plural(&kind, group::PLURAL))
+    let kind = GroupVersionKind::gvk(training_group::API_GROUP, training_group::VERSION, training_group::KIND);
+    Api::namespaced_with(client, &job.namespace, &ApiResource::from_gvk_with_plural(&kind, training_group::PLURAL))
 }
 
 impl KubernetesStore {
@@ -37,7 +37,7 @@ impl KubernetesStore {
     }
 
     fn place(&self) -> String {
-        format!("{} {}", group::KIND, self.job.name)
+        format!("{} {}", training_group::KIND, self.job.name)
     }
 
     fn unavailable(&self, cause: impl ToString) -> StoreError {
@@ -66,7 +66,7 @@ impl KubernetesStore {
     }
 
     fn record(&self, object: &DynamicObject) -> Result<Option<Record>, StoreError> {
-        match object.data.get("spec").and_then(|spec| spec.get(group::RECORD)) {
+        match object.data.get("spec").and_then(|spec| spec.get(training_group::RECORD)) {
             None | Some(serde_json::Value::Null) => Ok(None),
             Some(value) => Record::from_json(&value.to_string())
                 .map(Some)
@@ -89,7 +89,7 @@ impl GenerationStore for KubernetesStore {
             if self.record(&object)?.as_ref().map(version_of).as_ref() != expected {
                 return Ok(Swap::Conflict);
             }
-            object.data["spec"][group::RECORD] = written.clone();
+            object.data["spec"][training_group::RECORD] = written.clone();
             let how = PostParams::default();
             let replaced = self.groups.replace(&self.job.name, &how, &object);
             match timeout(ANSWER_LIMIT, replaced).await.map_err(|_| self.unavailable("no answer"))? {

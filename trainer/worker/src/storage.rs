@@ -18,7 +18,7 @@ use lockstep_checkpoint::{
     Tensor,
 };
 use lockstep_elastic::Digest;
-use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, Store, Workload};
+use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, RecordStore, Workload};
 use lockstep_nn::{Cpu, Replica};
 use lockstep_objects::Home;
 use tracing::warn;
@@ -257,8 +257,8 @@ pub(crate) fn check_variables(launch: &Launch) -> Result<(), Failure> {
 
 fn home(launch: &Launch) -> Home {
     match launch.store {
-        Store::Kubernetes => Home::Pod,
-        Store::File(_) => Home::Run,
+        RecordStore::Kubernetes => Home::Pod,
+        RecordStore::File(_) => Home::Run,
     }
 }
 

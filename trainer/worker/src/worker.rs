@@ -12,7 +12,7 @@ use lockstep_collective::{Choice, Communicator};
 use lockstep_data::{Dataset, Samples, Seat, steps_per_epoch};
 use lockstep_elastic::{Activity, ActivityMonitor, Admission, Assignment, Digest, HeldState, PlanAgreement, Sampler};
 use lockstep_launch::{
-    Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, PLANS_FILE, Planned, Replay, Task,
+    AgreedPlan, Benchmark, CommunicationAlgorithm, Ending, Launch, MIN_SHARDS, Optimizer, PLANS_FILE, Replay, Task,
     WireFormat, Workload, lines,
 };
 use lockstep_nn::Sgd;
@@ -338,7 +338,7 @@ impl Run<'_> {
     fn keep_plan(&self, group: &Assignment, step: u64, agreed: &Agreed) -> Result<(), Failure> {
         let Assignment { generation, world, .. } = group;
         let plan = agreed.record.clone();
-        let planned = Planned { generation: *generation, workers: *world, step, plan };
+        let planned = AgreedPlan { generation: *generation, workers: *world, step, plan };
         let path = self.storage.output().join(PLANS_FILE);
         let appended = told_of(path.display(), || lines::append(&path, &planned));
         appended.map_err(|error| Failure::retry(format!("{}: {error}", path.display())))

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lockstep_launch::{Address, DEFAULT_GRACE_SECONDS, Elastic, Job, Launch, Ports, Store, Task, Workload};
+use lockstep_launch::{Address, DEFAULT_GRACE_SECONDS, Elastic, Job, Launch, Ports, RecordStore, Task, Workload};
 use serde_json::{Value, json};
 
 use super::{
@@ -222,7 +222,7 @@ impl Programs {
                 inherits_listener: false,
                 output: output.to_owned(),
                 objects: None,
-                store: Store::File(output.join("record.json")),
+                store: RecordStore::File(output.join("record.json")),
                 credentials: None,
                 grace_seconds: DEFAULT_GRACE_SECONDS,
                 ending: output.join("ending"),

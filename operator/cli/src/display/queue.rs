@@ -14,7 +14,7 @@ const MAX_WAITING: usize = 10_000;
 
 /// Something to show.
 #[derive(Debug, PartialEq)]
-pub(super) enum Shown {
+pub(super) enum Item {
     Phase(String),
     Note(String),
     Progress(Box<Progress>),
@@ -22,30 +22,30 @@ pub(super) enum Shown {
 
 /// Takes in whatever is said, however long nothing can be shown.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
-    state: Mutex<State>,
+pub(super) struct DisplayQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<Shown>,
+struct QueueState {
+    waiting: VecDeque<Item>,
     /// The one that was said last.
     phase: Option<String>,
     is_closed: bool,
 }
 
-impl Queue {
-    pub(super) fn put(&self, shown: Shown) {
+impl DisplayQueue {
+    pub(super) fn put(&self, shown: Item) {
         let mut state = self.state();
         match &shown {
-            Shown::Phase(phase) if state.phase.as_ref() == Some(phase) => return,
-            Shown::Phase(phase) => state.phase = Some(phase.clone()),
-            Shown::Progress(next) if state.waiting.len() > FEW => {
-                let repeats = |last: &mut Shown| matches!(last, Shown::Progress(last) if is_as_before(last, next));
+            Item::Phase(phase) if state.phase.as_ref() == Some(phase) => return,
+            Item::Phase(phase) => state.phase = Some(phase.clone()),
+            Item::Progress(next) if state.waiting.len() > FEW => {
+                let repeats = |last: &mut Item| matches!(last, Item::Progress(last) if is_as_before(last, next));
                 state.waiting.pop_back_if(repeats);
             }
-            Shown::Progress(_) | Shown::Note(_) => {}
+            Item::Progress(_) | Item::Note(_) => {}
         }
         if state.waiting.len() == MAX_WAITING {
             state.waiting.pop_front();
@@ -61,7 +61,7 @@ impl Queue {
     }
 
     /// Waits for the next; `None` after the last.
-    pub(super) fn take(&self) -> Option<Shown> {
+    pub(super) fn take(&self) -> Option<Item> {
         let mut state = self.state();
         loop {
             if let Some(shown) = state.waiting.pop_front() {
@@ -74,7 +74,7 @@ impl Queue {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -91,23 +91,23 @@ fn is_as_before(last: &Progress, next: &Progress) -> bool {
 mod tests {
     use super::*;
 
-    fn at(step: u64, accuracy_step: Option<u64>) -> Shown {
-        Shown::Progress(Box::new(Progress { step, accuracy_step, ..Progress::default() }))
+    fn at(step: u64, accuracy_step: Option<u64>) -> Item {
+        Item::Progress(Box::new(Progress { step, accuracy_step, ..Progress::default() }))
     }
 
     #[test]
     fn where_much_waits_the_newest_report_of_those_alike_does_and_every_note() {
-        let note = || Shown::Note("lost".to_owned());
-        let phase = || Shown::Phase("training".to_owned());
+        let note = || Item::Note("lost".to_owned());
+        let phase = || Item::Phase("training".to_owned());
         let all = || [phase(), at(1, None), phase(), at(2, None), note(), at(3, None), at(4, Some(4)), at(5, Some(4))];
         let few = vec![phase(), at(1, None), at(2, None), note(), at(3, None), at(4, Some(4)), at(5, Some(4))];
         let much = vec![phase(), at(2, None), note(), at(3, None), at(5, Some(4))];
         for (before, expected) in [(0, few), (FEW, much)] {
-            let queue = Queue::default();
+            let queue = DisplayQueue::default();
             let notes = (0..before).map(|_| note());
             notes.chain(all()).for_each(|shown| queue.put(shown));
             queue.close();
-            let shown: Vec<Shown> = std::iter::from_fn(|| queue.take()).collect();
+            let shown: Vec<Item> = std::iter::from_fn(|| queue.take()).collect();
             assert_eq!(shown[before..], expected);
         }
     }

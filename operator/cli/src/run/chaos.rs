@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::restart::Role;
+use super::restart::ProcessRole;
 
 /// How often something is killed, as the command line says it.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -77,7 +77,7 @@ impl Iterator for Chaos {
 
 impl Kill {
     /// Whom it hits of those that run.
-    pub(crate) fn victim(self, running: &[Role]) -> Option<Role> {
+    pub(crate) fn victim(self, running: &[ProcessRole]) -> Option<ProcessRole> {
         let index = self.lot.checked_rem(running.len() as u64)?;
         running.get(index as usize).copied()
     }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     const MEAN: Duration = Duration::from_secs(15);
-    const RUNNING: [Role; 3] = [Role::Coordinator, Role::Worker(0), Role::Worker(1)];
+    const RUNNING: [ProcessRole; 3] = [ProcessRole::Coordinator, ProcessRole::Worker(0), ProcessRole::Worker(1)];
 
     #[test]
     fn a_seed_decides_every_kill() {

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Context;
 use futures::future::select_all;
-use lockstep_launch::{Change, Ending, Exit, Launch, PARENT, Progress, REPLAY, Replay};
+use lockstep_launch::{Ending, Exit, GroupChange, Launch, PARENT, Progress, REPLAY, Replay};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use tokio::{
@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::restart::{End, Role};
+use super::restart::{ProcessEnd, ProcessRole};
 
 /// How long the coordinator's last lines may take after its end.
 const LAST_LINES: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const TERM_GRACE: Duration = Duration::from_secs(2);
 /// One process to start.
 pub(crate) struct Process {
     /// What it is.
-    pub(crate) role: Role,
+    pub(crate) role: ProcessRole,
     /// Its environment.
     pub(crate) launch: Launch,
     /// What it is to repeat, if it is.
@@ -43,7 +43,7 @@ pub(crate) struct Process {
 /// A line of the coordinator's output.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Said {
+pub(crate) enum CoordinatorLine {
     /// It listens on this address.
     Listening(String),
     /// This member has joined.
@@ -51,9 +51,9 @@ pub(crate) enum Said {
     /// These belong to the group.
     Members(Vec<String>),
     /// The group changed.
-    Change(Box<Change>),
+    Change(Box<GroupChange>),
     /// A group that was recorded before, which may have been told.
-    Found(Box<Change>),
+    Found(Box<GroupChange>),
     /// A report.
     Progress(Box<Progress>),
     /// Its last words.
@@ -62,22 +62,22 @@ pub(crate) enum Said {
 
 /// What happens next among the processes.
 #[derive(Debug)]
-pub(crate) enum Happening {
+pub(crate) enum ProcessEvent {
     /// The coordinator said something.
-    Said(Said),
+    Said(CoordinatorLine),
     /// A process ended.
-    Ended(Role, End),
+    Ended(ProcessRole, ProcessEnd),
 }
 
 /// The processes of a job. Dropping it kills those that still run.
 pub(crate) struct Children {
-    running: Vec<(Role, Child)>,
+    running: Vec<(ProcessRole, Child)>,
     /// The coordinator's output, until it is read to its end.
     lines: Option<Lines<BufReader<ChildStdout>>>,
     /// How the coordinator ended, and by when the rest of its output is read: that comes first.
-    closing: Option<(End, Instant)>,
+    closing: Option<(ProcessEnd, Instant)>,
     /// Heard while something else was waited for.
-    pending: std::collections::VecDeque<Happening>,
+    pending: std::collections::VecDeque<ProcessEvent>,
 }
 
 impl Children {
@@ -108,25 +108,25 @@ impl Children {
     }
 
     /// Those that run, in the order of their numbers.
-    pub(crate) fn running(&self) -> Vec<Role> {
-        let mut roles: Vec<Role> = self.running.iter().map(|(role, _)| *role).collect();
+    pub(crate) fn running(&self) -> Vec<ProcessRole> {
+        let mut roles: Vec<ProcessRole> = self.running.iter().map(|(role, _)| *role).collect();
         roles.sort();
         roles
     }
 
     /// Whether this one runs, or its end is yet to be told.
-    pub(crate) fn has(&self, role: Role) -> bool {
-        let closes = role == Role::Coordinator && self.closing.is_some();
+    pub(crate) fn has(&self, role: ProcessRole) -> bool {
+        let closes = role == ProcessRole::Coordinator && self.closing.is_some();
         closes || self.running.iter().any(|(running, _)| *running == role)
     }
 
     /// Sends `signal` to one, if it runs.
-    pub(crate) fn signal(&self, role: Role, signal: Signal) {
+    pub(crate) fn signal(&self, role: ProcessRole, signal: Signal) {
         self.signal_where(signal, |running| running == role);
     }
 
     /// Waits for the next happening, for ever once all have ended; may be dropped and called again.
-    pub(crate) async fn next(&mut self) -> anyhow::Result<Happening> {
+    pub(crate) async fn next(&mut self) -> anyhow::Result<ProcessEvent> {
         loop {
             if let Some(happening) = self.pending.pop_front() {
                 return Ok(happening);
@@ -135,7 +135,7 @@ impl Children {
                 self.read_last_lines(deadline).await;
                 if self.pending.is_empty() {
                     self.closing = None;
-                    return Ok(Happening::Ended(Role::Coordinator, end));
+                    return Ok(ProcessEvent::Ended(ProcessRole::Coordinator, end));
                 }
                 continue;
             }
@@ -156,8 +156,8 @@ impl Children {
                 (status, index) = first_end => {
                     let end = end(status.context("wait for a child process")?);
                     match self.running.remove(index) {
-                        (Role::Coordinator, _) => self.closing = Some((end, Instant::now() + LAST_LINES)),
-                        (role, _) => return Ok(Happening::Ended(role, end)),
+                        (ProcessRole::Coordinator, _) => self.closing = Some((end, Instant::now() + LAST_LINES)),
+                        (role, _) => return Ok(ProcessEvent::Ended(role, end)),
                     }
                 }
             }
@@ -166,7 +166,7 @@ impl Children {
 
     /// Sends `signal` to every worker that still runs.
     pub(crate) fn signal_workers(&self, signal: Signal) {
-        self.signal_where(signal, |role| role != Role::Coordinator);
+        self.signal_where(signal, |role| role != ProcessRole::Coordinator);
     }
 
     /// Sends `signal` to every process that still runs.
@@ -176,11 +176,11 @@ impl Children {
 
     /// Whether a worker still runs.
     pub(crate) fn has_workers(&self) -> bool {
-        self.running.iter().any(|(role, _)| *role != Role::Coordinator)
+        self.running.iter().any(|(role, _)| *role != ProcessRole::Coordinator)
     }
 
     /// Lets the processes end by themselves for `settle`, then asks them to, then kills them. Returns what happened.
-    pub(crate) async fn end_all(&mut self, settle: Duration) -> anyhow::Result<Vec<Happening>> {
+    pub(crate) async fn end_all(&mut self, settle: Duration) -> anyhow::Result<Vec<ProcessEvent>> {
         let mut heard = self.hear_for(settle).await?;
         for signal in [Signal::TERM, Signal::KILL] {
             if self.running.is_empty() {
@@ -192,7 +192,7 @@ impl Children {
         Ok(heard)
     }
 
-    async fn hear_for(&mut self, time: Duration) -> anyhow::Result<Vec<Happening>> {
+    async fn hear_for(&mut self, time: Duration) -> anyhow::Result<Vec<ProcessEvent>> {
         let deadline = Instant::now() + time;
         let mut heard = Vec::new();
         while !self.is_empty()
@@ -203,7 +203,7 @@ impl Children {
         Ok(heard)
     }
 
-    fn signal_where(&self, signal: Signal, wanted: impl Fn(Role) -> bool) {
+    fn signal_where(&self, signal: Signal, wanted: impl Fn(ProcessRole) -> bool) {
         for (_, child) in self.running.iter().filter(|(role, _)| wanted(*role)) {
             // A process that was reaped has no id any more, so nobody else's can be hit.
             if let Some(group) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
@@ -235,8 +235,8 @@ fn spawn(trainer: &Path, process: Process) -> anyhow::Result<Child> {
     let log_file = append(&log)?;
     let mut command = Command::new(trainer);
     match role {
-        Role::Coordinator => command.arg("coordinator").stdout(Stdio::piped()),
-        Role::Worker(_) => command.arg("worker").stdout(log_file.try_clone().context("share the log file")?),
+        ProcessRole::Coordinator => command.arg("coordinator").stdout(Stdio::piped()),
+        ProcessRole::Worker(_) => command.arg("worker").stdout(log_file.try_clone().context("share the log file")?),
     };
     command
         .envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)))
@@ -262,9 +262,9 @@ async fn next_line(lines: &mut Option<Lines<BufReader<ChildStdout>>>) -> Option<
     }
 }
 
-fn understand(line: &str) -> Option<Happening> {
+fn understand(line: &str) -> Option<ProcessEvent> {
     match serde_json::from_str(line) {
-        Ok(said) => Some(Happening::Said(said)),
+        Ok(said) => Some(ProcessEvent::Said(said)),
         Err(error) => {
             tracing::debug!(line, %error, "the coordinator said something else");
             None
@@ -272,11 +272,11 @@ fn understand(line: &str) -> Option<Happening> {
     }
 }
 
-fn end(status: ExitStatus) -> End {
+fn end(status: ExitStatus) -> ProcessEnd {
     match (status.code(), status.signal()) {
-        (Some(code), _) => Exit::from_code(code).map_or(End::Crash(code), End::Exit),
-        (None, Some(signal)) => End::Signal(signal),
-        (None, None) => End::Crash(-1),
+        (Some(code), _) => Exit::from_code(code).map_or(ProcessEnd::Crash(code), ProcessEnd::Exit),
+        (None, Some(signal)) => ProcessEnd::Signal(signal),
+        (None, None) => ProcessEnd::Crash(-1),
     }
 }
 
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn the_coordinators_lines_are_understood() {
         let said = |line| match understand(line) {
-            Some(Happening::Said(said)) => format!("{said:?}"),
+            Some(ProcessEvent::Said(said)) => format!("{said:?}"),
             other => format!("{other:?}"),
         };
         assert_eq!(said(r#"{"listening":"127.0.0.1:7070"}"#), r#"Listening("127.0.0.1:7070")"#);
@@ -304,9 +304,9 @@ mod tests {
     #[test]
     fn an_exit_status_is_read_as_the_contract_says() {
         let raw = |raw| end(ExitStatus::from_raw(raw));
-        assert_eq!(raw(0), End::Exit(Exit::Done));
-        assert_eq!(raw(75 << 8), End::Exit(Exit::Retry));
-        assert_eq!(raw(101 << 8), End::Crash(101));
-        assert_eq!(raw(9), End::Signal(9));
+        assert_eq!(raw(0), ProcessEnd::Exit(Exit::Done));
+        assert_eq!(raw(75 << 8), ProcessEnd::Exit(Exit::Retry));
+        assert_eq!(raw(101 << 8), ProcessEnd::Crash(101));
+        assert_eq!(raw(9), ProcessEnd::Signal(9));
     }
 }

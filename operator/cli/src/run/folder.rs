@@ -2,7 +2,7 @@
 
 mod conflict;
 mod lock;
-mod other;
+mod read_only;
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
 use lockstep_launch::{
-    Change, Encryption, InvalidField, JOURNAL_FILE, PLANS_FILE, Progress, Reached, Task, lines, make_credentials,
+    Encryption, GroupChange, InvalidField, METRICS_FILE, PLANS_FILE, Progress, Reached, Task, lines, make_credentials,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -26,10 +26,10 @@ use self::{
     conflict::{conflict, moved},
     lock::{LOCK, Lock, OWNER},
 };
-use super::restart::Role;
+use super::restart::ProcessRole;
 use crate::manifest;
 
-pub(crate) use self::other::{Other, journal_of};
+pub(crate) use self::read_only::{ReadOnlyFolder, metrics_log_of};
 
 /// Where runs go when no folder is named.
 const RUNS: &str = "runs";
@@ -48,7 +48,7 @@ const CREDENTIALS_MODE: u32 = 0o600;
 
 /// A run's folder, held by this process alone.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub(crate) struct RunFolder {
     path: PathBuf,
     /// Tells the processes of this run from those of any other.
     pub(crate) uid: String,
@@ -60,7 +60,7 @@ pub(crate) struct Folder {
     _lock: Lock,
 }
 
-impl Folder {
+impl RunFolder {
     /// Opens the folder given, or makes a new one for a job called `name`.
     pub(crate) fn open(output: Option<&Path>, name: &str, now: Timestamp) -> anyhow::Result<Self> {
         let path = match output {
@@ -103,10 +103,10 @@ impl Folder {
     }
 
     /// File for the output of a process.
-    pub(crate) fn log(&self, role: Role) -> PathBuf {
+    pub(crate) fn log(&self, role: ProcessRole) -> PathBuf {
         self.path.join(LOGS).join(match role {
-            Role::Coordinator => "coordinator.log".to_owned(),
-            Role::Worker(index) => format!("worker-{index}.log"),
+            ProcessRole::Coordinator => "coordinator.log".to_owned(),
+            ProcessRole::Worker(index) => format!("worker-{index}.log"),
         })
     }
 
@@ -121,15 +121,15 @@ impl Folder {
     }
 
     /// Adds a line to the run's history.
-    pub(crate) fn keep_change(&self, change: &Change) -> anyhow::Result<()> {
+    pub(crate) fn keep_change(&self, change: &GroupChange) -> anyhow::Result<()> {
         let path = self.path.join(HISTORY);
         lines::append(&path, change).with_context(|| format!("write {}", path.display()))
     }
 
     /// The last line of the run's history.
-    pub(crate) fn last_change(&self) -> anyhow::Result<Option<Change>> {
+    pub(crate) fn last_change(&self) -> anyhow::Result<Option<GroupChange>> {
         let path = self.path.join(HISTORY);
-        let mut told: Vec<Change> = lines::read(&path).with_context(|| format!("read {}", path.display()))?;
+        let mut told: Vec<GroupChange> = lines::read(&path).with_context(|| format!("read {}", path.display()))?;
         Ok(told.pop())
     }
 
@@ -142,7 +142,7 @@ impl Folder {
         }
         let mut reached = Reached::default();
         self.last_change()?.iter_mut().for_each(|last| reached.changed(last));
-        let path = self.path.join(JOURNAL_FILE);
+        let path = self.path.join(METRICS_FILE);
         let newest = lines::read_last(&path).with_context(|| format!("read {}", path.display()))?;
         if let Some(Line { step, generation }) = newest.into_iter().next_back() {
             reached.reported(&Progress { step, generation, ..Progress::default() });
@@ -155,7 +155,7 @@ impl Folder {
         fs::read_to_string(self.path.join(WANTED)).ok()?.trim().parse().ok()
     }
 
-    /// Folder for what the workers prove with to each other that they belong to this run.
+    /// RunFolder for what the workers prove with to each other that they belong to this run.
     pub(crate) fn credentials(&self) -> PathBuf {
         self.path.join("credentials")
     }
@@ -223,7 +223,7 @@ impl Folder {
         if !self.has_trained()? || is_elsewhere {
             return self.has_trained();
         }
-        let journal = self.path.join(JOURNAL_FILE);
+        let journal = self.path.join(METRICS_FILE);
         let steps: Vec<Value> = lines::read_last(&journal).with_context(|| format!("read {}", journal.display()))?;
         let checkpoints = self.path.join(CHECKPOINTS);
         let holds_checkpoints = match checkpoints.read_dir() {
@@ -362,7 +362,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a temporary folder");
         fs::write(place.path().join("thesis.tex"), "x").expect("write");
         let error =
-            format!("{:#}", Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect_err("refused"));
+            format!("{:#}", RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect_err("refused"));
         assert!(error.contains("--output"), "{error}");
         assert_eq!(place.path().read_dir().expect("list").count(), 1);
     }
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn credentials_are_for_their_owner_alone_and_new_in_each_run() {
         let place = tempfile::tempdir().expect("a temporary folder");
-        let folder = Folder::open(Some(&place.path().join("run")), "lenet", Timestamp::UNIX_EPOCH).expect("new");
+        let folder = RunFolder::open(Some(&place.path().join("run")), "lenet", Timestamp::UNIX_EPOCH).expect("new");
         let made = || {
             folder.make_credentials(SystemTime::now()).expect("made");
             CredentialFile::ALL.map(|file| {
@@ -387,13 +387,14 @@ mod tests {
     fn two_runs_do_not_share_a_folder() {
         let place = tempfile::tempdir().expect("a temporary folder");
         let output = place.path().join("run");
-        let first = Folder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect("new");
+        let first = RunFolder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect("new");
         fs::write(first.manifest(), "").expect("write");
-        let error = format!("{:#}", Folder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect_err("in use"));
+        let error =
+            format!("{:#}", RunFolder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect_err("in use"));
         assert!(error.contains("another `lockstep run`"), "{error}");
         let uid = first.uid.clone();
         drop(first);
-        let again = Folder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect("free again");
+        let again = RunFolder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect("free again");
         assert!(again.continued);
         assert_eq!(again.uid, uid);
     }
@@ -404,7 +405,7 @@ mod tests {
         for name in [ATTEMPT, UID] {
             for damaged in all {
                 let place = tempfile::tempdir().expect("a temporary folder");
-                let open = || Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH);
+                let open = || RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH);
                 let first = open().expect("new");
                 for formed in [first.manifest(), first.record()] {
                     fs::write(formed, "").expect("write");
@@ -426,7 +427,7 @@ mod tests {
     #[test]
     fn a_run_that_was_killed_before_it_kept_its_manifest_is_begun_again_in_its_folder() {
         let place = tempfile::tempdir().expect("a temporary folder");
-        let open = || Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH);
+        let open = || RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH);
         drop(open().expect("new"));
         fs::write(place.path().join("manifest.yaml.tmp"), "meta").expect("torn");
         assert!(!open().expect("as new").continued);
@@ -440,7 +441,7 @@ mod tests {
     fn a_manifest_can_be_corrected_until_the_run_leaves_a_state() {
         let keep = |left: &[&str]| {
             let place = tempfile::tempdir().expect("a temporary folder");
-            let open = || Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
+            let open = || RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
             let manifest = |batch: u32| {
                 serde_json::json!({
                     "apiVersion": "lockstep.dev/v1alpha1",
@@ -464,7 +465,7 @@ mod tests {
         };
         assert_eq!(keep(&[]), Ok(()), "no group was formed");
         assert_eq!(keep(&[PLANS_FILE]), Ok(()), "no step was done");
-        for state in [JOURNAL_FILE, "checkpoints/slot/manifest.json"] {
+        for state in [METRICS_FILE, "checkpoints/slot/manifest.json"] {
             let refused = keep(&[PLANS_FILE, state]).expect_err(state);
             assert!(refused.starts_with("spec.training.globalBatchSize: 64: 4096"), "{refused}");
         }
@@ -474,7 +475,7 @@ mod tests {
     fn an_earlier_manifest_is_kept_once_something_was_trained_by_it() {
         let place = tempfile::tempdir().expect("a temporary folder");
         let keep = |epochs: u32| {
-            let folder = Folder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
+            let folder = RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
             let manifest = serde_json::json!({
                 "apiVersion": "lockstep.dev/v1alpha1",
                 "kind": "TrainingJob",

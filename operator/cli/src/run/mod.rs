@@ -23,10 +23,10 @@ use serde_json::Value;
 
 use self::{
     chaos::Chaos,
-    folder::{Folder, encrypts},
-    restart::{Role, Why},
+    folder::{RunFolder, encrypts},
+    restart::{GiveUp, ProcessRole},
     signals::Signals,
-    supervise::{Failed, Finish},
+    supervise::{FailedProcess, Finish},
     trainer::ControlPort,
 };
 use crate::{
@@ -48,10 +48,10 @@ pub(crate) struct Arguments {
     /// Another value for a field, such as spec.training.epochs=3; may be given several times.
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
-    /// Folder with the data set's files, in place of spec.dataset.uri.
+    /// RunFolder with the data set's files, in place of spec.dataset.uri.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Folder of the run; that of an earlier run continues it. Default: runs/NAME-TIME.
+    /// RunFolder of the run; that of an earlier run continues it. Default: runs/NAME-TIME.
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Port of 127.0.0.1 that the coordinator listens on. Default: a free one.
@@ -65,9 +65,9 @@ pub(crate) struct Arguments {
 }
 
 /// A run that can begin: everything is checked and its folder is made.
-pub(crate) struct Session {
+pub(crate) struct LocalRun {
     job: ValidJob,
-    folder: Folder,
+    folder: RunFolder,
     /// Where checkpoints and the model go, if not to the folder.
     objects: Option<ObjectUri>,
     trainer: PathBuf,
@@ -88,7 +88,7 @@ struct Heard {
 }
 
 /// Checks everything that can be checked beforehand; the run's folder comes last, so that a refusal leaves nothing behind.
-pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
+pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<LocalRun> {
     let Arguments { manifest: path, workers, set, data, output, port, trainer, chaos } = arguments;
     let mut value =
         lockstep_api::manifest::parse(&manifest::read(path)?).with_context(|| path.display().to_string())?;
@@ -126,7 +126,7 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
         }
         (Task::Benchmark { .. }, None) => {}
     }
-    let mut session = Session::open(job, &value, trainer.as_deref(), *port, output.as_deref())?;
+    let mut session = LocalRun::open(job, &value, trainer.as_deref(), *port, output.as_deref())?;
     if let Task::Train(workload) = &session.job.task {
         session.again = Some(again(arguments, &session.folder, workload, &mounts));
     }
@@ -134,7 +134,7 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Session> {
     Ok(session)
 }
 
-impl Session {
+impl LocalRun {
     /// A run of the job that `value` describes, in the folder given or a new one.
     pub(crate) fn open(
         mut job: ValidJob,
@@ -145,7 +145,7 @@ impl Session {
     ) -> anyhow::Result<Self> {
         let trainer = trainer::find(trainer)?;
         let control = ControlPort::open(port)?;
-        let folder = Folder::open(output, &job.name, Timestamp::now())?;
+        let folder = RunFolder::open(output, &job.name, Timestamp::now())?;
         folder.keep_manifest(value)?;
         if encrypts(&job.task) {
             folder.make_credentials(SystemTime::now())?;
@@ -170,7 +170,7 @@ impl Session {
         let display = Display::on_stderr();
         let mut heard = Heard::default();
         let verb = if self.folder.continued { "continues" } else { "runs" };
-        let Session { job, folder, .. } = &self;
+        let LocalRun { job, folder, .. } = &self;
         display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
         self.objects.iter().for_each(|uri| display.note(&format!("checkpoints and the model go to {uri}")));
         self.chaos.iter().for_each(|chaos| display.note(&chaos.announcement()));
@@ -252,20 +252,20 @@ impl Session {
         kept(newest.as_ref(), step, unsaved, is_there)
     }
 
-    fn failure(&self, heard: &Heard, failed: &Failed) -> String {
-        let Failed { role, end, why, message } = failed;
+    fn failure(&self, heard: &Heard, failed: &FailedProcess) -> String {
+        let FailedProcess { role, end, why, message } = failed;
         // What the coordinator said last explains its own end alone.
-        let of_coordinator = heard.ending.as_ref().filter(|_| *role == Role::Coordinator);
+        let of_coordinator = heard.ending.as_ref().filter(|_| *role == ProcessRole::Coordinator);
         let said = of_coordinator.map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
         let told = message.clone().or(said);
         let what = told.map_or_else(|| format!("{role} {end}"), |message| format!("{role} {end}: {message}"));
         let log = self.folder.log(*role);
-        let kept = self.kept(heard).filter(|_| *why != Why::Fatal);
+        let kept = self.kept(heard).filter(|_| *why != GiveUp::Fatal);
         let kept = kept.map(|kept| format!("\n  {kept}")).unwrap_or_default();
         format!("{what}{why}\n  log: {}{kept}", log.display())
     }
 
-    fn not_up(&self, absent: &[Role]) -> String {
+    fn not_up(&self, absent: &[ProcessRole]) -> String {
         let logs: Vec<_> =
             absent.iter().map(|role| format!("\n  {role}: {}", self.folder.log(*role).display())).collect();
         format!(
@@ -276,24 +276,24 @@ impl Session {
         )
     }
 
-    /// Why a process ended, as far as it told.
-    fn message(&self, role: Role) -> Option<String> {
+    /// GiveUp a process ended, as far as it told.
+    fn message(&self, role: ProcessRole) -> Option<String> {
         self.ending(role).map(|ending| ending.message).filter(|message| !message.is_empty())
     }
 
-    fn ending(&self, role: Role) -> Option<Ending> {
+    fn ending(&self, role: ProcessRole) -> Option<Ending> {
         Ending::from_line(&std::fs::read_to_string(self.folder.ending(&self.member(role))).ok()?)
     }
 
     /// Every process that the job may have had, the coordinator first.
-    fn roles(&self) -> impl Iterator<Item = Role> + use<> {
-        std::iter::once(Role::Coordinator).chain((0..self.job.elastic.max_replicas).map(Role::Worker))
+    fn roles(&self) -> impl Iterator<Item = ProcessRole> + use<> {
+        std::iter::once(ProcessRole::Coordinator).chain((0..self.job.elastic.max_replicas).map(ProcessRole::Worker))
     }
 
-    fn member(&self, role: Role) -> String {
+    fn member(&self, role: ProcessRole) -> String {
         match role {
-            Role::Coordinator => names::coordinator(&self.job.name),
-            Role::Worker(index) => names::worker(&self.job.name, index),
+            ProcessRole::Coordinator => names::coordinator(&self.job.name),
+            ProcessRole::Worker(index) => names::worker(&self.job.name, index),
         }
     }
 }
@@ -333,7 +333,7 @@ fn workers(count: NonZeroU32) -> String {
 }
 
 /// The kept manifest holds every change to fields; what is left are the choices that no manifest holds.
-fn again(arguments: &Arguments, folder: &Folder, workload: &Workload, mounts: &[PathBuf]) -> String {
+fn again(arguments: &Arguments, folder: &RunFolder, workload: &Workload, mounts: &[PathBuf]) -> String {
     let program = std::env::args().next().unwrap_or_else(|| "lockstep".to_owned());
     let mut words = match Path::new(&program).file_name().is_some_and(|name| name == crate::PLUGIN) {
         true => vec!["kubectl".to_owned(), "lockstep".to_owned()],

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use lockstep_launch::{Dataset, DatasetFormat, InvalidField};
+use lockstep_launch::{DatasetFormat, DatasetSpec, InvalidField};
 
 const SCHEME: &str = "file://";
 
 /// Where the data set lies on this machine, as a URI; `mounts` are the template's mount paths. `None` for a data set
 /// without a folder.
-pub(crate) fn dataset_uri(dataset: &Dataset, mounts: &[PathBuf]) -> Result<Option<String>, InvalidField> {
+pub(crate) fn dataset_uri(dataset: &DatasetSpec, mounts: &[PathBuf]) -> Result<Option<String>, InvalidField> {
     if dataset.format == DatasetFormat::Glyphs {
         return Ok(None);
     }
@@ -29,7 +29,7 @@ pub(crate) fn dataset_uri(dataset: &Dataset, mounts: &[PathBuf]) -> Result<Optio
 }
 
 /// The URI of a folder given with `--data`.
-pub(crate) fn data_uri(dataset: &Dataset, folder: &Path) -> anyhow::Result<String> {
+pub(crate) fn data_uri(dataset: &DatasetSpec, folder: &Path) -> anyhow::Result<String> {
     if dataset.format == DatasetFormat::Glyphs {
         bail!("--data {}: data set format glyphs reads no files; leave it out", folder.display());
     }
@@ -59,7 +59,7 @@ fn is_below(uri: &str, mount: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn dataset(value: serde_json::Value) -> Dataset {
+    fn dataset(value: serde_json::Value) -> DatasetSpec {
         serde_json::from_value(value).expect("a data set")
     }
 

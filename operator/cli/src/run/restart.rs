@@ -15,7 +15,7 @@ const FROM_OUTSIDE: [i32; 2] = [9, 15];
 
 /// One process of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Role {
+pub(crate) enum ProcessRole {
     /// Forms the group and keeps its record.
     Coordinator,
     /// Trains; the number is the one in its name.
@@ -24,7 +24,7 @@ pub(crate) enum Role {
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum ProcessEnd {
     /// With an exit code of the launch contract.
     Exit(Exit),
     /// With any other exit code.
@@ -37,12 +37,12 @@ pub(crate) enum End {
 
 /// The one of several ends, in the order in which they were seen, that explains the others. A
 /// process that cannot go on for now may have lost one that crashed, and be seen to end before it.
-pub(crate) fn first_cause<T>(ends: Vec<T>, end: impl Fn(&T) -> End) -> Option<T> {
-    let follows = |end: End| match end {
-        End::Crash(_) | End::OutOfMemory | End::Exit(Exit::Fatal) => 0,
-        End::Signal(_) => 1,
-        End::Exit(Exit::Retry) => 2,
-        End::Exit(Exit::Drained | Exit::Done) => 3,
+pub(crate) fn first_cause<T>(ends: Vec<T>, end: impl Fn(&T) -> ProcessEnd) -> Option<T> {
+    let follows = |end: ProcessEnd| match end {
+        ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory | ProcessEnd::Exit(Exit::Fatal) => 0,
+        ProcessEnd::Signal(_) => 1,
+        ProcessEnd::Exit(Exit::Retry) => 2,
+        ProcessEnd::Exit(Exit::Drained | Exit::Done) => 3,
     };
     // Of equal ones the first is taken.
     ends.into_iter().min_by_key(|ended| follows(end(ended)))
@@ -50,7 +50,7 @@ pub(crate) fn first_cause<T>(ends: Vec<T>, end: impl Fn(&T) -> End) -> Option<T>
 
 /// What follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum Decision {
     /// Nothing: it is done, or was to go.
     Nothing,
     /// A new process takes its place after a pause; the others go on.
@@ -59,12 +59,12 @@ pub(crate) enum Next {
         delay: Duration,
     },
     /// The job has failed because of it.
-    Fail(Why),
+    Fail(GiveUp),
 }
 
-/// Why there is no further start.
+/// GiveUp there is no further start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
+pub(crate) enum GiveUp {
     /// It would end in the same way.
     Fatal,
     /// So many were allowed.
@@ -73,7 +73,7 @@ pub(crate) enum Why {
     Fruitless,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for GiveUp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fatal => Ok(()),
@@ -120,7 +120,7 @@ pub(crate) struct Restarts {
     /// Whether a step was done since the last incident began.
     stepped: bool,
     /// Who has ended in the newest incident.
-    incident: Vec<Role>,
+    incident: Vec<ProcessRole>,
 }
 
 impl Restarts {
@@ -136,27 +136,34 @@ impl Restarts {
     }
 
     /// Decides when a process has ended, with `limit` restarts allowed. What a worker cannot do fails the job at once where nobody trains on.
-    pub(crate) fn next(&mut self, role: Role, end: End, wanted: Wanted, holders: Holders, limit: u32) -> Next {
-        let has_yet_to_come = matches!(role, Role::Worker(_)) && holders == Holders::OthersBefore;
-        if has_yet_to_come && wanted == Wanted::Yes && end == End::Exit(Exit::Retry) {
+    pub(crate) fn next(
+        &mut self,
+        role: ProcessRole,
+        end: ProcessEnd,
+        wanted: Wanted,
+        holders: Holders,
+        limit: u32,
+    ) -> Decision {
+        let has_yet_to_come = matches!(role, ProcessRole::Worker(_)) && holders == Holders::OthersBefore;
+        if has_yet_to_come && wanted == Wanted::Yes && end == ProcessEnd::Exit(Exit::Retry) {
             self.awaited += 1;
             self.stood += 1;
             return match self.stood > FRUITLESS_LIMIT {
-                true => Next::Fail(Why::Fruitless),
-                false => Next::Restart { delay: delay(self.awaited + 1) },
+                true => Decision::Fail(GiveUp::Fruitless),
+                false => Decision::Restart { delay: delay(self.awaited + 1) },
             };
         }
         let from_outside = match end {
-            End::Exit(Exit::Fatal) if holders == Holders::Nobody || role == Role::Coordinator => {
-                return Next::Fail(Why::Fatal);
+            ProcessEnd::Exit(Exit::Fatal) if holders == Holders::Nobody || role == ProcessRole::Coordinator => {
+                return Decision::Fail(GiveUp::Fatal);
             }
-            End::Exit(Exit::Done) => return Next::Nothing,
-            _ if wanted == Wanted::No => return Next::Nothing,
-            End::Exit(Exit::Drained) => true,
-            End::Signal(signal) => FROM_OUTSIDE.contains(&signal),
+            ProcessEnd::Exit(Exit::Done) => return Decision::Nothing,
+            _ if wanted == Wanted::No => return Decision::Nothing,
+            ProcessEnd::Exit(Exit::Drained) => true,
+            ProcessEnd::Signal(signal) => FROM_OUTSIDE.contains(&signal),
             // What did steps before may do them again, once its neighbours leave it the memory.
-            End::OutOfMemory => self.stepped,
-            End::Exit(Exit::Retry | Exit::Fatal) | End::Crash(_) => false,
+            ProcessEnd::OutOfMemory => self.stepped,
+            ProcessEnd::Exit(Exit::Retry | Exit::Fatal) | ProcessEnd::Crash(_) => false,
         };
         if self.incident.is_empty() || self.incident.contains(&role) {
             self.incident.clear();
@@ -165,12 +172,12 @@ impl Restarts {
         }
         self.incident.push(role);
         if self.faults > limit {
-            return Next::Fail(Why::Limit(limit));
+            return Decision::Fail(GiveUp::Limit(limit));
         }
         if self.fruitless > FRUITLESS_LIMIT {
-            return Next::Fail(Why::Fruitless);
+            return Decision::Fail(GiveUp::Fruitless);
         }
-        Next::Restart { delay: delay(self.faults + self.fruitless) }
+        Decision::Restart { delay: delay(self.faults + self.fruitless) }
     }
 }
 
@@ -181,7 +188,7 @@ fn delay(restarts: u32) -> Duration {
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for ProcessRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Coordinator => f.write_str("the coordinator"),
@@ -190,7 +197,7 @@ impl fmt::Display for Role {
     }
 }
 
-impl fmt::Display for End {
+impl fmt::Display for ProcessEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exit(Exit::Done) => f.write_str("is done"),
@@ -208,31 +215,36 @@ impl fmt::Display for End {
 mod tests {
     use super::*;
 
-    const RETRY: End = End::Exit(Exit::Retry);
-    const CRASH: End = End::Crash(101);
-    const KILLED: End = End::Signal(9);
+    const RETRY: ProcessEnd = ProcessEnd::Exit(Exit::Retry);
+    const CRASH: ProcessEnd = ProcessEnd::Crash(101);
+    const KILLED: ProcessEnd = ProcessEnd::Signal(9);
 
-    const C: Role = Role::Coordinator;
-    const W0: Role = Role::Worker(0);
-    const W1: Role = Role::Worker(1);
+    const C: ProcessRole = ProcessRole::Coordinator;
+    const W0: ProcessRole = ProcessRole::Worker(0);
+    const W1: ProcessRole = ProcessRole::Worker(1);
 
-    fn at_first(end: End, wanted: Wanted, limit: u32) -> Next {
+    fn at_first(end: ProcessEnd, wanted: Wanted, limit: u32) -> Decision {
         Restarts::default().next(W0, end, wanted, Holders::Nobody, limit)
     }
 
     #[test]
     fn what_follows_an_end() {
-        let again = Next::Restart { delay: Duration::ZERO };
+        let again = Decision::Restart { delay: Duration::ZERO };
         for (situation, end, wanted, expected) in [
             ("killed", KILLED, Wanted::Yes, again),
             ("crashed", CRASH, Wanted::Yes, again),
             ("its storage was away", RETRY, Wanted::Yes, again),
-            ("told to stop by others", End::Exit(Exit::Drained), Wanted::Yes, again),
-            ("told to go by us", End::Exit(Exit::Drained), Wanted::No, Next::Nothing),
-            ("killed after the results were stored", KILLED, Wanted::No, Next::Nothing),
-            ("done", End::Exit(Exit::Done), Wanted::Yes, Next::Nothing),
-            ("bad input", End::Exit(Exit::Fatal), Wanted::Yes, Next::Fail(Why::Fatal)),
-            ("bad input of one that was told to go", End::Exit(Exit::Fatal), Wanted::No, Next::Fail(Why::Fatal)),
+            ("told to stop by others", ProcessEnd::Exit(Exit::Drained), Wanted::Yes, again),
+            ("told to go by us", ProcessEnd::Exit(Exit::Drained), Wanted::No, Decision::Nothing),
+            ("killed after the results were stored", KILLED, Wanted::No, Decision::Nothing),
+            ("done", ProcessEnd::Exit(Exit::Done), Wanted::Yes, Decision::Nothing),
+            ("bad input", ProcessEnd::Exit(Exit::Fatal), Wanted::Yes, Decision::Fail(GiveUp::Fatal)),
+            (
+                "bad input of one that was told to go",
+                ProcessEnd::Exit(Exit::Fatal),
+                Wanted::No,
+                Decision::Fail(GiveUp::Fatal),
+            ),
         ] {
             assert_eq!(at_first(end, wanted, 3), expected, "{situation}");
         }
@@ -240,14 +252,14 @@ mod tests {
 
     #[test]
     fn a_worker_that_cannot_go_on_fails_no_job_that_others_train() {
-        const REFUSED: End = End::Exit(Exit::Fatal);
+        const REFUSED: ProcessEnd = ProcessEnd::Exit(Exit::Fatal);
         let next = |role, wanted| Restarts::default().next(role, REFUSED, wanted, Holders::Others, 1);
-        assert_eq!(next(W0, Wanted::Yes), Next::Restart { delay: Duration::ZERO });
-        assert_eq!(next(W0, Wanted::No), Next::Nothing);
-        assert_eq!(next(C, Wanted::Yes), Next::Fail(Why::Fatal), "it has heard that from a member");
+        assert_eq!(next(W0, Wanted::Yes), Decision::Restart { delay: Duration::ZERO });
+        assert_eq!(next(W0, Wanted::No), Decision::Nothing);
+        assert_eq!(next(C, Wanted::Yes), Decision::Fail(GiveUp::Fatal), "it has heard that from a member");
         let mut restarts = Restarts::default();
         restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1);
-        assert_eq!(restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1), Next::Fail(Why::Limit(1)));
+        assert_eq!(restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1), Decision::Fail(GiveUp::Limit(1)));
     }
 
     #[test]
@@ -255,17 +267,17 @@ mod tests {
         let next = |restarts: &mut Restarts, role| restarts.next(role, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
         let mut restarts = Restarts::default();
         for (role, seconds) in [W0, W1].into_iter().cycle().zip([0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]) {
-            assert_eq!(next(&mut restarts, role), Next::Restart { delay: Duration::from_secs_f64(seconds) });
+            assert_eq!(next(&mut restarts, role), Decision::Restart { delay: Duration::from_secs_f64(seconds) });
         }
         restarts.joined();
         restarts.progressed();
         for _ in 0..FRUITLESS_LIMIT {
-            assert!(matches!(next(&mut restarts, W1), Next::Restart { .. }));
+            assert!(matches!(next(&mut restarts, W1), Decision::Restart { .. }));
         }
-        assert_eq!(next(&mut restarts, W1), Next::Fail(Why::Fruitless), "no step since");
+        assert_eq!(next(&mut restarts, W1), Decision::Fail(GiveUp::Fruitless), "no step since");
         for (role, holders) in [(W1, Holders::Others), (W1, Holders::Nobody), (C, Holders::OthersBefore)] {
             let next = Restarts::default().next(role, RETRY, Wanted::Yes, holders, 0);
-            assert_eq!(next, Next::Fail(Why::Limit(0)), "{role}, {holders:?}");
+            assert_eq!(next, Decision::Fail(GiveUp::Limit(0)), "{role}, {holders:?}");
         }
     }
 
@@ -273,11 +285,11 @@ mod tests {
     fn the_limit_counts_what_the_processes_did_themselves() {
         let mut restarts = Restarts::default();
         for _ in 0..2 {
-            assert!(matches!(restarts.next(W0, CRASH, Wanted::Yes, Holders::Nobody, 2), Next::Restart { .. }));
+            assert!(matches!(restarts.next(W0, CRASH, Wanted::Yes, Holders::Nobody, 2), Decision::Restart { .. }));
             restarts.progressed();
         }
-        assert_eq!(restarts.next(W0, CRASH, Wanted::Yes, Holders::Nobody, 2), Next::Fail(Why::Limit(2)));
-        assert_eq!(at_first(CRASH, Wanted::Yes, 0), Next::Fail(Why::Limit(0)));
+        assert_eq!(restarts.next(W0, CRASH, Wanted::Yes, Holders::Nobody, 2), Decision::Fail(GiveUp::Limit(2)));
+        assert_eq!(at_first(CRASH, Wanted::Yes, 0), Decision::Fail(GiveUp::Limit(0)));
     }
 
     #[test]
@@ -285,27 +297,28 @@ mod tests {
         let mut restarts = Restarts::default();
         for role in [W0, W1, C] {
             assert!(
-                matches!(restarts.next(role, RETRY, Wanted::Yes, Holders::Nobody, 1), Next::Restart { .. }),
+                matches!(restarts.next(role, RETRY, Wanted::Yes, Holders::Nobody, 1), Decision::Restart { .. }),
                 "{role}"
             );
         }
         assert_eq!(
             restarts.next(W1, RETRY, Wanted::Yes, Holders::Nobody, 1),
-            Next::Fail(Why::Limit(1)),
+            Decision::Fail(GiveUp::Limit(1)),
             "the same process again"
         );
     }
 
     #[test]
     fn one_that_the_kernel_kills_for_want_of_memory_counts_unless_steps_were_done() {
-        let next = |restarts: &mut Restarts| restarts.next(W0, End::OutOfMemory, Wanted::Yes, Holders::Nobody, 1);
+        let next =
+            |restarts: &mut Restarts| restarts.next(W0, ProcessEnd::OutOfMemory, Wanted::Yes, Holders::Nobody, 1);
         let mut restarts = Restarts::default();
-        assert!(matches!(next(&mut restarts), Next::Restart { .. }));
-        assert_eq!(next(&mut restarts), Next::Fail(Why::Limit(1)), "a second time without a step");
+        assert!(matches!(next(&mut restarts), Decision::Restart { .. }));
+        assert_eq!(next(&mut restarts), Decision::Fail(GiveUp::Limit(1)), "a second time without a step");
         let mut restarts = Restarts::default();
         for _ in 0..3 {
             restarts.progressed();
-            assert!(matches!(next(&mut restarts), Next::Restart { .. }), "it did steps before");
+            assert!(matches!(next(&mut restarts), Decision::Restart { .. }), "it did steps before");
         }
     }
 
@@ -313,10 +326,10 @@ mod tests {
     fn the_first_cause_is_one_that_others_follow_from() {
         for (ends, cause) in [
             (vec![(W1, RETRY), (W0, CRASH)], W0),
-            (vec![(C, RETRY), (W1, End::OutOfMemory), (W0, CRASH)], W1),
+            (vec![(C, RETRY), (W1, ProcessEnd::OutOfMemory), (W0, CRASH)], W1),
             (vec![(W0, KILLED), (W1, RETRY)], W0),
             (vec![(W1, RETRY), (W0, RETRY)], W1),
-            (vec![(C, End::Exit(Exit::Drained)), (W1, End::Exit(Exit::Fatal))], W1),
+            (vec![(C, ProcessEnd::Exit(Exit::Drained)), (W1, ProcessEnd::Exit(Exit::Fatal))], W1),
         ] {
             assert_eq!(first_cause(ends.clone(), |(_, end)| *end).map(|(role, _)| role), Some(cause), "{ends:?}");
         }
@@ -327,14 +340,14 @@ mod tests {
         let mut restarts = Restarts::default();
         for _ in 0..3 {
             for _ in 0..FRUITLESS_LIMIT {
-                assert!(matches!(restarts.next(W0, KILLED, Wanted::Yes, Holders::Nobody, 0), Next::Restart { .. }));
+                assert!(matches!(restarts.next(W0, KILLED, Wanted::Yes, Holders::Nobody, 0), Decision::Restart { .. }));
             }
             restarts.progressed();
         }
         for _ in 0..FRUITLESS_LIMIT {
             restarts.next(W0, KILLED, Wanted::Yes, Holders::Nobody, 0);
         }
-        assert_eq!(restarts.next(W0, KILLED, Wanted::Yes, Holders::Nobody, 0), Next::Fail(Why::Fruitless));
+        assert_eq!(restarts.next(W0, KILLED, Wanted::Yes, Holders::Nobody, 0), Decision::Fail(GiveUp::Fruitless));
     }
 
     #[test]

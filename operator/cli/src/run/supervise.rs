@@ -6,17 +6,17 @@ use std::{collections::BTreeSet, fs, net::IpAddr, net::Ipv4Addr, time::Duration}
 
 use anyhow::Context;
 use lockstep_launch::{
-    Address, Change, Exit, Job, Launch, Ports, Progress, Reached, Store, Task, Unsaved, out_of_memory_kills,
+    Address, Exit, GroupChange, Job, Launch, Ports, Progress, Reached, RecordStore, Task, Unsaved, out_of_memory_kills,
 };
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Heard, Session,
+    Heard, LocalRun,
     chaos::Kill,
-    children::{Children, Happening, Process, Said},
+    children::{Children, CoordinatorLine, Process, ProcessEvent},
     folder::encrypts,
-    restart::{End, Holders, Next, Restarts, Role, Wanted, Why},
+    restart::{Decision, GiveUp, Holders, ProcessEnd, ProcessRole, Restarts, Wanted},
     signals::Signals,
 };
 use crate::display::Display;
@@ -39,25 +39,25 @@ pub(crate) enum Finish {
     /// The last step is done.
     Complete,
     /// A process that is not started again.
-    Failed(Failed),
+    Failed(FailedProcess),
     /// A signal to this process.
     Interrupted(u8),
     /// These did not come up in time.
-    NotUp(Vec<Role>),
+    NotUp(Vec<ProcessRole>),
 }
 
 /// Of which process a job failed.
-pub(crate) struct Failed {
-    pub(crate) role: Role,
-    pub(crate) end: End,
-    pub(crate) why: Why,
+pub(crate) struct FailedProcess {
+    pub(crate) role: ProcessRole,
+    pub(crate) end: ProcessEnd,
+    pub(crate) why: GiveUp,
     /// What it left behind.
     pub(crate) message: Option<String>,
 }
 
 /// The job's processes, and what is known of them.
 struct Supervised<'a> {
-    session: &'a Session,
+    session: &'a LocalRun,
     children: Children,
     /// Workers that the job shall have: those with the lowest numbers.
     workers: u32,
@@ -65,11 +65,11 @@ struct Supervised<'a> {
     /// How often the kernel had killed for want of memory, by what is explained of it.
     memory_kills: Option<u64>,
     /// Those that were killed here, and have not ended yet.
-    struck: Vec<Role>,
+    struck: Vec<ProcessRole>,
     /// Workers that were asked to leave, and when they are killed if they have not.
-    leaving: Vec<(Instant, Role)>,
+    leaving: Vec<(Instant, ProcessRole)>,
     /// Who is to be started, and when.
-    pending: Vec<(Instant, Role)>,
+    pending: Vec<(Instant, ProcessRole)>,
     joined: BTreeSet<String>,
     /// Who trains, by what was told of the group.
     members: BTreeSet<String>,
@@ -87,7 +87,7 @@ struct Supervised<'a> {
     finish: Option<Instant>,
 }
 
-impl Session {
+impl LocalRun {
     /// Starts every process, replaces those that are lost, and waits until all have ended.
     pub(super) async fn supervise(
         &self,
@@ -97,7 +97,7 @@ impl Session {
     ) -> anyhow::Result<Finish> {
         display.phase("starting");
         let workers = self.job.replicas.get();
-        let roles = std::iter::once(Role::Coordinator).chain((0..workers).map(Role::Worker));
+        let roles = std::iter::once(ProcessRole::Coordinator).chain((0..workers).map(ProcessRole::Worker));
         let processes = roles.map(|role| self.process(role, workers)).collect::<anyhow::Result<Vec<_>>>()?;
         let reached = self.folder.reached()?;
         let mut job = Supervised {
@@ -128,15 +128,15 @@ impl Session {
             let overdue = job.leaving.iter().map(|(time, _)| *time).min();
             tokio::select! {
                 happening = job.children.next(), if !job.children.is_empty() => match happening? {
-                    Happening::Said(said) => job.said(said, heard, display),
-                    Happening::Ended(role, end) => {
+                    ProcessEvent::Said(said) => job.said(said, heard, display),
+                    ProcessEvent::Ended(role, end) => {
                         if let Some(finish) = job.ended(role, end, display) {
-                            if !matches!(finish, Finish::Failed(Failed { why: Why::Fatal, .. })) && job.is_worth_saving() {
+                            if !matches!(finish, Finish::Failed(FailedProcess { why: GiveUp::Fatal, .. })) && job.is_worth_saving() {
                                 let seconds = self.grace_seconds();
                                 display.note(&format!(
                                     "{role} {end} too often: the others have {seconds} s to save what they hold"
                                 ));
-                                // Why the job failed is not what its coordinator says of this.
+                                // GiveUp the job failed is not what its coordinator says of this.
                                 let before = heard.ending.take();
                                 job.drain(false, signals, heard, display).await?;
                                 if job.finish.is_some() {
@@ -147,8 +147,8 @@ impl Session {
                             }
                             return job.settled(finish, heard, display).await;
                         }
-                        if role == Role::Coordinator && end != End::Exit(Exit::Done) {
-                            // Why it ended is not why the job may fail later.
+                        if role == ProcessRole::Coordinator && end != ProcessEnd::Exit(Exit::Done) {
+                            // GiveUp it ended is not why the job may fail later.
                             heard.ending = None;
                         }
                     }
@@ -197,7 +197,7 @@ impl Session {
     }
 
     /// A process of this job among `workers` of them.
-    fn process(&self, role: Role, workers: u32) -> anyhow::Result<Process> {
+    fn process(&self, role: ProcessRole, workers: u32) -> anyhow::Result<Process> {
         let Self { job, folder, objects, trainer: _, control, again: _, replay, chaos: _ } = self;
         let port = control.number()?;
         let member = self.member(role);
@@ -216,35 +216,35 @@ impl Session {
             inherits_listener: true,
             output: folder.path().to_owned(),
             objects: objects.clone(),
-            store: Store::File(folder.record()),
+            store: RecordStore::File(folder.record()),
             credentials: encrypts(&job.task).then(|| folder.credentials()),
             grace_seconds: self.grace_seconds(),
             ending,
             task: job.task.clone(),
         };
-        let listener = if role == Role::Coordinator { Some(control.hand_over()?) } else { None };
+        let listener = if role == ProcessRole::Coordinator { Some(control.hand_over()?) } else { None };
         Ok(Process { role, launch, replay: replay.clone(), listener, log: folder.log(role) })
     }
 }
 
 impl Supervised<'_> {
-    fn said(&mut self, said: Said, heard: &mut Heard, display: &Display) {
+    fn said(&mut self, said: CoordinatorLine, heard: &mut Heard, display: &Display) {
         match said {
-            Said::Listening(address) => tracing::debug!(address, "the coordinator listens"),
-            Said::Joined(member) => drop(self.joined.insert(member)),
-            Said::Members(members) => {
+            CoordinatorLine::Listening(address) => tracing::debug!(address, "the coordinator listens"),
+            CoordinatorLine::Joined(member) => drop(self.joined.insert(member)),
+            CoordinatorLine::Members(members) => {
                 self.members = members.into_iter().filter(|member| !self.gone.contains(member)).collect();
             }
-            Said::Change(change) => {
+            CoordinatorLine::Change(change) => {
                 self.gone.clear();
                 self.changed(*change, heard, display);
             }
-            Said::Found(change) => match self.session.folder.last_change() {
+            CoordinatorLine::Found(change) => match self.session.folder.last_change() {
                 Ok(Some(last)) if last.generation >= change.generation => {}
                 Ok(_) => self.changed(*change, heard, display),
                 Err(error) => display.note(&format!("{error:#}")),
             },
-            Said::Progress(progress) => {
+            CoordinatorLine::Progress(progress) => {
                 // What is done again is no progress.
                 if self.step.is_some_and(|furthest| furthest < progress.step) {
                     self.restarts.progressed();
@@ -264,7 +264,7 @@ impl Supervised<'_> {
                 }
                 heard.progress = Some(progress);
             }
-            Said::Ending(ending) => heard.ending = Some(*ending),
+            CoordinatorLine::Ending(ending) => heard.ending = Some(*ending),
         }
     }
 
@@ -277,7 +277,7 @@ impl Supervised<'_> {
     }
 
     /// Tells of a change of the group, and keeps it.
-    fn changed(&mut self, mut change: Change, heard: &Heard, display: &Display) {
+    fn changed(&mut self, mut change: GroupChange, heard: &Heard, display: &Display) {
         self.reached.changed(&mut change);
         if !change.joined.is_empty() {
             self.restarts.joined();
@@ -301,18 +301,18 @@ impl Supervised<'_> {
     }
 
     /// Has a lost process replaced; tells when that is the end of the job.
-    fn ended(&mut self, role: Role, end: End, display: &Display) -> Option<Finish> {
-        if end == End::Exit(Exit::Done) {
+    fn ended(&mut self, role: ProcessRole, end: ProcessEnd, display: &Display) -> Option<Finish> {
+        if end == ProcessEnd::Exit(Exit::Done) {
             self.finish.get_or_insert(Instant::now() + FINISH);
             self.pending.clear();
             // Nobody lets those in any more that came too late.
-            if role == Role::Coordinator {
+            if role == ProcessRole::Coordinator {
                 self.children.signal_workers(Signal::TERM);
             }
         }
-        let leaves = matches!(role, Role::Worker(index) if index >= self.workers);
+        let leaves = matches!(role, ProcessRole::Worker(index) if index >= self.workers);
         let wanted = if leaves || self.finish.is_some() { Wanted::No } else { Wanted::Yes };
-        let was_struck = self.struck.contains(&role) && end == End::Signal(Signal::KILL.as_raw());
+        let was_struck = self.struck.contains(&role) && end == ProcessEnd::Signal(Signal::KILL.as_raw());
         let end = if was_struck { end } else { self.explained(end) };
         self.struck.retain(|struck| *struck != role);
         self.leaving.retain(|(_, leaving)| *leaving != role);
@@ -330,17 +330,19 @@ impl Supervised<'_> {
         };
         self.gone.extend(belonged);
         match self.restarts.next(role, end, wanted, holders, limit) {
-            Next::Nothing => {
+            Decision::Nothing => {
                 if leaves {
                     display.note(&format!("{role} left"));
                 }
                 None
             }
-            Next::Restart { delay } => {
+            Decision::Restart { delay } => {
                 // Whoever was killed has left no reason; one of a process before it may be there.
                 let leaves_reason = match end {
-                    End::Exit(Exit::Retry | Exit::Fatal) | End::Crash(_) | End::OutOfMemory => true,
-                    End::Exit(Exit::Done | Exit::Drained) | End::Signal(_) => false,
+                    ProcessEnd::Exit(Exit::Retry | Exit::Fatal) | ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory => {
+                        true
+                    }
+                    ProcessEnd::Exit(Exit::Done | Exit::Drained) | ProcessEnd::Signal(_) => false,
                 };
                 let reason = self.session.message(role).filter(|_| leaves_reason);
                 match reason.filter(|reason| self.shown.as_ref() != Some(reason)) {
@@ -353,22 +355,24 @@ impl Supervised<'_> {
                 self.pending.push((Instant::now() + delay, role));
                 None
             }
-            Next::Fail(why) => Some(Finish::Failed(self.failed(role, end, why))),
+            Decision::Fail(why) => Some(Finish::Failed(self.failed(role, end, why))),
         }
     }
 
-    fn failed(&self, role: Role, end: End, why: Why) -> Failed {
+    fn failed(&self, role: ProcessRole, end: ProcessEnd, why: GiveUp) -> FailedProcess {
         // What a process leaves beforehand tells of memory.
-        let message = self.session.message(role).filter(|_| !matches!(end, End::Signal(_)));
-        Failed { role, end, why, message }
+        let message = self.session.message(role).filter(|_| !matches!(end, ProcessEnd::Signal(_)));
+        FailedProcess { role, end, why, message }
     }
 
     /// A kill by the kernel, where it has killed since for want of memory.
-    fn explained(&mut self, end: End) -> End {
+    fn explained(&mut self, end: ProcessEnd) -> ProcessEnd {
         match (end, self.memory_kills, out_of_memory_kills()) {
-            (End::Signal(signal), Some(before), Some(now)) if signal == Signal::KILL.as_raw() && now > before => {
+            (ProcessEnd::Signal(signal), Some(before), Some(now))
+                if signal == Signal::KILL.as_raw() && now > before =>
+            {
                 self.memory_kills = Some(before + 1);
-                End::OutOfMemory
+                ProcessEnd::OutOfMemory
             }
             _ => end,
         }
@@ -412,15 +416,15 @@ impl Supervised<'_> {
             return Ok(());
         }
         display.note(&format!("scaling from {} to {wanted} workers", self.workers));
-        self.pending.retain(|(_, role)| !matches!(role, Role::Worker(index) if *index >= wanted));
+        self.pending.retain(|(_, role)| !matches!(role, ProcessRole::Worker(index) if *index >= wanted));
         let kill = Instant::now() + Duration::from_secs(self.session.grace_seconds().into());
-        for leaving in (wanted..self.workers).map(Role::Worker).filter(|role| self.children.has(*role)) {
+        for leaving in (wanted..self.workers).map(ProcessRole::Worker).filter(|role| self.children.has(*role)) {
             self.children.signal(leaving, Signal::TERM);
             self.leaving.push((kill, leaving));
         }
         for index in self.workers..wanted {
-            if !self.children.has(Role::Worker(index)) {
-                self.pending.push((Instant::now(), Role::Worker(index)));
+            if !self.children.has(ProcessRole::Worker(index)) {
+                self.pending.push((Instant::now(), ProcessRole::Worker(index)));
             }
         }
         self.workers = wanted;
@@ -444,9 +448,9 @@ impl Supervised<'_> {
     }
 
     /// The workers that have not joined; all processes when it is not known which have.
-    fn absent(&self) -> Vec<Role> {
-        let workers = || (0..self.workers).map(Role::Worker);
+    fn absent(&self) -> Vec<ProcessRole> {
+        let workers = || (0..self.workers).map(ProcessRole::Worker);
         let absent: Vec<_> = workers().filter(|role| !self.joined.contains(&self.session.member(*role))).collect();
-        if absent.is_empty() { std::iter::once(Role::Coordinator).chain(workers()).collect() } else { absent }
+        if absent.is_empty() { std::iter::once(ProcessRole::Coordinator).chain(workers()).collect() } else { absent }
     }
 }

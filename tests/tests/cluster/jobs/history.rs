@@ -8,7 +8,7 @@ use std::{
 };
 
 use jiff::{Timestamp, ToSpan as _};
-use lockstep_launch::{JOURNAL_FILE, States};
+use lockstep_launch::{METRICS_FILE, StateComparison};
 use lockstep_tests::{
     cluster::{Cluster, wait_for},
     products, samples,
@@ -51,10 +51,10 @@ pub(super) fn assert_undisturbed_states(cluster: &Cluster, namespace: &str, job:
         .unwrap_or_else(|error| panic!("{error} {through}\n{}", job.describe()));
     let journal = journal();
     job.delete();
-    let states = States::compared(&journal, &undisturbed(through));
+    let states = StateComparison::between(&journal, &undisturbed(through));
     assert!(states.last >= Some(through), "both tell of step {through}: {states:?}");
     assert_eq!(states.differ_from, None, "{states:?}");
-    println!("states: after {} steps, past the last change, those of a run to which nothing happened", states.told);
+    println!("states: after {} steps, past the last change, those of a run to which nothing happened", states.steps);
 }
 
 /// The journal of a run on this machine of an [`exact`] job, through a step at least.
@@ -182,15 +182,15 @@ pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let output = run_here(manifest, scratch.path());
     let volume = cluster.folder_of(namespace, "checkpoints").expect("the volume");
-    let states = States::compared(&journal(&volume), &journal_of(&output));
-    assert!(states.told > 0 && states.differ_from.is_none(), "the states of both runs: {states}");
+    let states = StateComparison::between(&journal(&volume), &journal_of(&output));
+    assert!(states.steps > 0 && states.differ_from.is_none(), "the states of both runs: {states}");
     let jobs = fs::read_dir(volume).expect("the volume");
     let models = jobs.map(|entry| entry.expect("an entry").path().join(MODEL)).filter(|path| path.exists());
     let models: Vec<_> = models.map(|path| weights(&path)).collect();
     assert!(models == [weights(&output.join(MODEL))], "{} models, or other weights", models.len());
     println!(
         "states and weights: {} steps and the model, bit for bit those of a run to which nothing happened",
-        states.told
+        states.steps
     );
 }
 
@@ -220,9 +220,9 @@ fn journal(volume: &Path) -> String {
 /// The folder of the only job that was applied with the volume of this folder.
 pub(super) fn folder_of_job(volume: &Path) -> PathBuf {
     let mut job = fs::read_dir(volume).expect("the volume").map(|entry| entry.expect("an entry").path());
-    job.find(|folder| folder.join(JOURNAL_FILE).exists()).expect("a journal")
+    job.find(|folder| folder.join(METRICS_FILE).exists()).expect("a journal")
 }
 
 fn journal_of(folder: &Path) -> String {
-    fs::read_to_string(folder.join(JOURNAL_FILE)).expect("a journal")
+    fs::read_to_string(folder.join(METRICS_FILE)).expect("a journal")
 }

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use lockstep_data::Dataset;
-use lockstep_launch::{Ending, Launch, MemoryLimit, Store, Workload, in_words};
+use lockstep_launch::{Ending, Launch, MemoryLimit, RecordStore, Workload, in_words};
 use lockstep_nn::Network;
 
 use crate::failure::{Failure, leave};
@@ -28,7 +28,7 @@ struct Needs {
 /// Fatal: there is not enough memory for weights, gradients and optimiser.
 pub(crate) fn check(launch: &Launch, workload: &Workload, network: &Network, dataset: &Dataset) -> Result<(), Failure> {
     let Some(limit) = MemoryLimit::of_this_process() else { return Ok(()) };
-    let in_cluster = launch.store == Store::Kubernetes;
+    let in_cluster = launch.store == RecordStore::Kubernetes;
     let needs = Needs::of(workload, network, dataset, if in_cluster { 1 } else { launch.replicas.into() });
     let words = format!("{needs}, and may have {limit}; {}", remedy(in_cluster));
     if !needs.may_fit(&limit) {

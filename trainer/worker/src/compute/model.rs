@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use lockstep_data::{DataError, Dataset, check_global_batch, glyphs, idx};
-use lockstep_launch::{DatasetFormat, Model, ModelName, Workload};
+use lockstep_launch::{DatasetFormat, ModelName, ModelSpec, Workload};
 use lockstep_nn::{Network, models};
 
 use crate::{failure::Failure, storage::retry::told_of};
@@ -34,7 +34,7 @@ fn unread(uri: &str, error: &DataError) -> Failure {
 }
 
 /// The network for samples of this shape.
-pub(crate) fn network(model: &Model, dataset: &Dataset) -> Result<Network, Failure> {
+pub(crate) fn network(model: &ModelSpec, dataset: &Dataset) -> Result<Network, Failure> {
     let shape = dataset.train.shape();
     let network = match model.name {
         ModelName::Lenet5 => models::lenet5(),

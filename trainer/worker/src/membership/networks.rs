@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use lockstep_launch::{Launch, Network};
+use lockstep_launch::{Launch, NetworkSelector};
 
 use crate::failure::Failure;
 
@@ -26,7 +26,7 @@ pub(crate) fn data_address(launch: &Launch) -> Result<IpAddr, Failure> {
 }
 
 /// Of several addresses in a network, one of the same kind as `own`.
-fn choose(wanted: &[Network], found: &[Found], own: IpAddr) -> Result<IpAddr, String> {
+fn choose(wanted: &[NetworkSelector], found: &[Found], own: IpAddr) -> Result<IpAddr, String> {
     let useful = |found: &&Found| !matches!(found.address, IpAddr::V6(address) if address.is_unicast_link_local());
     let chosen = wanted.iter().find_map(|network| {
         let inside = found.iter().filter(useful).filter(|found| network.holds(&found.interface, found.address));
@@ -63,7 +63,7 @@ mod tests {
     }
 
     fn chosen(wanted: &[&str], own: &str) -> Result<String, String> {
-        let wanted: Vec<Network> = wanted.iter().map(|text| text.parse().expect("a network")).collect();
+        let wanted: Vec<NetworkSelector> = wanted.iter().map(|text| text.parse().expect("a network")).collect();
         choose(&wanted, &found(), own.parse().expect("an address")).map(|address| address.to_string())
     }
 

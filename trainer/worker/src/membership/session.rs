@@ -18,7 +18,7 @@ use lockstep_elastic::{
     Admission, Assignment, Break, Digest, FinalReply, FinalReportError, FollowedGroup, HeldState, Hello, Incarnation,
     JoinError, MemberId, Membership, MembershipEvent, Obstacle,
 };
-use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, Store, Task};
+use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, RecordStore, Task};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -283,7 +283,7 @@ impl<'a> Member<'a> {
 /// In a cluster what is in the way is most often something that can be set.
 fn with_advice(error: JoinError, launch: &Launch) -> JoinError {
     match (error, &launch.store) {
-        (JoinError::Unreachable { coordinator, waited, cause, obstacle }, Store::Kubernetes) => {
+        (JoinError::Unreachable { coordinator, waited, cause, obstacle }, RecordStore::Kubernetes) => {
             let cause = format!("{cause}; {}", advice(obstacle, launch.coordinator.port));
             JoinError::Unreachable { coordinator, waited, cause, obstacle }
         }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockstep_elastic::Digest;
-use lockstep_launch::JOURNAL_FILE;
+use lockstep_launch::METRICS_FILE;
 use serde::{Deserialize, Serialize};
 
 /// What the files of a turn are called.
@@ -178,7 +178,7 @@ impl Journal {
     }
 
     fn copied(folder: &Path, turn: Turn<'_>, base_step: u64) -> Result<Copied, NotContinued> {
-        let path = folder.join(JOURNAL_FILE);
+        let path = folder.join(METRICS_FILE);
         let mut file = File::create_new(turn.copy(folder))?;
         let mut known = Kept::default();
         match File::open(&path) {
@@ -244,7 +244,7 @@ struct Copied {
 
 impl Copied {
     fn take_place(self, folder: &Path, turn: Turn<'_>) -> Result<(Journal, Kept), NotContinued> {
-        match fs::rename(turn.copy(folder), folder.join(JOURNAL_FILE)) {
+        match fs::rename(turn.copy(folder), folder.join(METRICS_FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NotContinued::Superseded),
             renamed => renamed?,
         }
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn a_restart_drops_the_steps_that_it_will_do_again_and_a_torn_line() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join(JOURNAL_FILE);
+        let path = folder.path().join(METRICS_FILE);
         fs::write(
             &path,
             "{\"step\":1}\n{\"step\":2}\n{\"step\":2,\"evaluation\":{\"accuracy\":0.5}}\n{\"step\":3}\n{\"st",
@@ -378,7 +378,7 @@ mod tests {
         let whole = lines.concat();
         assert!(whole.len() as u64 > 2 * BLOCK);
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join(JOURNAL_FILE);
+        let path = folder.path().join(METRICS_FILE);
         for (torn_by, base) in [(0, 3000), (1, 3000), (30, 3000), (0, 2999), (0, 1000), (0, 999), (7, 1), (0, 0)] {
             fs::write(&path, &whole[..whole.len() - torn_by]).expect("written");
             let (_, kept) = Journal::continue_after(folder.path(), TURN, base).expect("opens");
@@ -406,7 +406,7 @@ mod tests {
         newest.write(&line(2)).expect("written");
         newest.flush().expect("written");
         cut_off.flush().expect("written");
-        let text = fs::read_to_string(folder.path().join(JOURNAL_FILE)).expect("readable");
+        let text = fs::read_to_string(folder.path().join(METRICS_FILE)).expect("readable");
         assert_eq!(text, "{\"step\":1}\n{\"step\":2}\n");
     }
 
@@ -447,7 +447,7 @@ mod tests {
             later.flush().expect("flushed");
             let woken = wake(path);
             assert!(matches!(woken, Err(NotContinued::Superseded)), "{moment}: {woken:?}");
-            let text = fs::read_to_string(path.join(JOURNAL_FILE)).expect("readable");
+            let text = fs::read_to_string(path.join(METRICS_FILE)).expect("readable");
             assert_eq!(text, "{\"step\":1}\n", "{moment}");
             let others = Turn { job: "another-job", attempt: 0, generation: 1 };
             Journal::continue_after(path, others, 1).expect("another job's turn is no earlier one");

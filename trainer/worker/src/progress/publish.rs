@@ -7,7 +7,7 @@ use kube::{
     api::{Patch, PatchParams},
     core::DynamicObject,
 };
-use lockstep_launch::{Change, Ending, Job, Progress, Reached, Store, group};
+use lockstep_launch::{Ending, GroupChange, Job, Progress, Reached, RecordStore, training_group};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tracing::warn;
@@ -42,7 +42,7 @@ struct Status {
     /// What coordinators before this one told, once it could be read.
     before: Option<Before>,
     /// The newest that this one knows of, oldest first.
-    changes: Vec<Change>,
+    changes: Vec<GroupChange>,
     /// Whether all of them are there.
     all_told: bool,
 }
@@ -51,20 +51,20 @@ struct Status {
 #[derive(Debug, Default)]
 struct Before {
     /// The newest changes, oldest first.
-    changes: Vec<Change>,
+    changes: Vec<GroupChange>,
     /// The last report.
     progress: Option<Progress>,
 }
 
 impl Board {
-    pub(crate) fn open(store: &Store, job: &Job, client: Option<&Client>) -> Self {
+    pub(crate) fn open(store: &RecordStore, job: &Job, client: Option<&Client>) -> Self {
         let place = match (store, client) {
-            (Store::Kubernetes, Some(client)) => {
+            (RecordStore::Kubernetes, Some(client)) => {
                 let groups = kubernetes_store::groups(client.clone(), job);
                 let (job, changes) = (job.clone(), Vec::new());
                 Place::Cluster(Box::new(Status { groups, job, before: None, changes, all_told: true }))
             }
-            (Store::Kubernetes | Store::File(_), _) => Place::Output,
+            (RecordStore::Kubernetes | RecordStore::File(_), _) => Place::Output,
         };
         Self { place, newest: None, published: None, reached: Reached::default() }
     }
@@ -95,13 +95,13 @@ impl Board {
     /// Publishes the newest report now.
     pub(crate) async fn flush(&mut self) {
         let Some(progress) = &self.newest else { return };
-        self.publish(group::PROGRESS, json!(progress)).await;
+        self.publish(training_group::PROGRESS, json!(progress)).await;
         self.published = Some(Instant::now());
     }
 
     /// Publishes how the job ended.
     pub(crate) async fn end(&mut self, ending: &Ending) {
-        self.publish(group::ENDING, json!(ending)).await;
+        self.publish(training_group::ENDING, json!(ending)).await;
     }
 
     /// Tells `lockstep run` where the coordinator listens.
@@ -126,16 +126,16 @@ impl Board {
     }
 
     /// Tells that the membership changed.
-    pub(crate) async fn changed(&mut self, change: Change) {
+    pub(crate) async fn changed(&mut self, change: GroupChange) {
         self.tell(change, "change").await;
     }
 
     /// Tells of a membership that another coordinator recorded, unless that one has told of it.
-    pub(crate) async fn found(&mut self, change: Change) {
+    pub(crate) async fn found(&mut self, change: GroupChange) {
         self.tell(change, "found").await;
     }
 
-    async fn tell(&mut self, mut change: Change, how: &str) {
+    async fn tell(&mut self, mut change: GroupChange, how: &str) {
         self.reached.changed(&mut change);
         match &mut self.place {
             Place::Output => print_line(&json!({ how: change })),
@@ -155,7 +155,7 @@ impl Board {
 }
 
 impl Status {
-    fn keep(&mut self, mut change: Change) {
+    fn keep(&mut self, mut change: GroupChange) {
         if let (Some(before), []) = (&self.before, &*self.changes) {
             before.reached().changed(&mut change);
         }
@@ -177,7 +177,7 @@ impl Status {
             self.apply(field, value).await;
         }
         if let (false, Some(before)) = (self.all_told, &self.before) {
-            self.all_told = self.apply(group::CHANGES, json!(before.and(&self.changes))).await;
+            self.all_told = self.apply(training_group::CHANGES, json!(before.and(&self.changes))).await;
         }
     }
 
@@ -213,8 +213,8 @@ impl Status {
         let name = &self.job.name;
         let manager = PatchParams::apply(&format!("lockstep-{field}")).force();
         let patch = Patch::Apply(json!({
-            "apiVersion": format!("{}/{}", group::API_GROUP, group::VERSION),
-            "kind": group::KIND,
+            "apiVersion": format!("{}/{}", training_group::API_GROUP, training_group::VERSION),
+            "kind": training_group::KIND,
             "metadata": {"name": name, "resourceVersion": read},
             "status": {field: value},
         }));
@@ -240,12 +240,12 @@ impl Status {
 impl Before {
     /// As the status of a group has it.
     fn of(status: &Value) -> Self {
-        let changes = serde_json::from_value(status[group::CHANGES].clone()).unwrap_or_default();
-        Self { changes, progress: serde_json::from_value(status[group::PROGRESS].clone()).ok() }
+        let changes = serde_json::from_value(status[training_group::CHANGES].clone()).unwrap_or_default();
+        Self { changes, progress: serde_json::from_value(status[training_group::PROGRESS].clone()).ok() }
     }
 
     /// The newest of all changes, oldest first. Each is there once, as it was told first.
-    fn and(&self, since: &[Change]) -> Vec<Change> {
+    fn and(&self, since: &[GroupChange]) -> Vec<GroupChange> {
         let known = self.changes.last().map(|change| change.generation);
         let news = since.iter().filter(|change| Some(change.generation) > known);
         let all: Vec<_> = self.changes.iter().chain(news).cloned().collect();
@@ -291,8 +291,11 @@ mod tests {
 
     #[test]
     fn of_changes_the_newest_are_kept_and_none_is_told_twice() {
-        let changes = |generations: &[u64]| -> Vec<Change> {
-            generations.iter().map(|generation| Change { generation: *generation, ..Change::default() }).collect()
+        let changes = |generations: &[u64]| -> Vec<GroupChange> {
+            generations
+                .iter()
+                .map(|generation| GroupChange { generation: *generation, ..GroupChange::default() })
+                .collect()
         };
         let kept = |before: &[u64], since: &[u64]| -> Vec<u64> {
             let before = Before { changes: changes(before), progress: None };
@@ -307,16 +310,26 @@ mod tests {
 
     #[test]
     fn a_new_coordinator_knows_which_steps_are_redone_by_what_the_one_before_reported() {
-        let change = |generation, step| Change { generation, step, rollback: true, ..Change::default() };
+        let change = |generation, step| GroupChange { generation, step, rollback: true, ..GroupChange::default() };
         let report = |generation, step| Progress { generation, step, ..Progress::default() };
         let redone = |status: &Value| {
             let mut first = change(3, 50);
             Before::of(status).reached().changed(&mut first);
             first.redone
         };
-        assert_eq!(redone(&json!({group::CHANGES: [change(2, 40)], group::PROGRESS: report(2, 62)})), 12);
-        assert_eq!(redone(&json!({group::CHANGES: [change(2, 60)], group::PROGRESS: report(1, 70)})), 10);
-        assert_eq!(redone(&json!({group::CHANGES: [change(3, 50)], group::PROGRESS: report(2, 62)})), 0, "it was told");
+        assert_eq!(
+            redone(&json!({training_group::CHANGES: [change(2, 40)], training_group::PROGRESS: report(2, 62)})),
+            12
+        );
+        assert_eq!(
+            redone(&json!({training_group::CHANGES: [change(2, 60)], training_group::PROGRESS: report(1, 70)})),
+            10
+        );
+        assert_eq!(
+            redone(&json!({training_group::CHANGES: [change(3, 50)], training_group::PROGRESS: report(2, 62)})),
+            0,
+            "it was told"
+        );
         assert_eq!(redone(&json!({})), 0);
     }
 }

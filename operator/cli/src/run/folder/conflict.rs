@@ -1,7 +1,7 @@
 //! Whether a run can go on by another manifest: whether that one finds its checkpoints, and they mean what they did.
 
 use lockstep_api::ValidJob;
-use lockstep_launch::{Dataset, InvalidField, Task};
+use lockstep_launch::{DatasetSpec, InvalidField, Task};
 use serde_json::Value;
 
 /// The first field that gives the checkpoints of `earlier` another meaning under `later`. The
@@ -10,7 +10,7 @@ pub(super) fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
     let decisive = |task: &Task| match task {
         Task::Train(workload) => serde_json::json!({
             "model": workload.model,
-            "dataset": Dataset { uri: None, ..workload.dataset.clone() },
+            "dataset": DatasetSpec { uri: None, ..workload.dataset.clone() },
             "training": {
                 "seed": workload.training.seed,
                 "globalBatchSize": workload.training.global_batch_size,

@@ -63,7 +63,7 @@ impl Lock {
             Ok(()) => false,
             Err(TryLockError::WouldBlock) => true,
             Err(TryLockError::Error(_)) => match fs::read(folder.join(OWNER)) {
-                Ok(text) => Owner::read(&text).is_none_or(|owner| owner.state() != State::Gone),
+                Ok(text) => LockOwner::read(&text).is_none_or(|owner| owner.state() != OwnerState::Gone),
                 Err(_) => false,
             },
         }
@@ -85,7 +85,7 @@ fn is_unsupported(error: &io::Error) -> bool {
 /// Makes the file that names this process, in place of one whose process has ended.
 fn own(folder: &Path) -> anyhow::Result<PathBuf> {
     let path = folder.join(OWNER);
-    let text = serde_json::to_vec(&Owner::this_process())?;
+    let text = serde_json::to_vec(&LockOwner::this_process())?;
     loop {
         match File::create_new(&path) {
             Ok(mut file) => {
@@ -105,17 +105,17 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         read => read.with_context(|| format!("read {}", path.display()))?,
     };
-    let Some(owner) = Owner::read(&found) else {
+    let Some(owner) = LockOwner::read(&found) else {
         bail!("{} does not say who is at work in it; if nobody is, delete that file", path.display());
     };
-    let Owner { host, process, .. } = &owner;
+    let LockOwner { host, process, .. } = &owner;
     match owner.state() {
-        State::Runs => bail!("another `lockstep run` is at work in it, process {process}"),
-        State::Unknown => bail!(
+        OwnerState::Runs => bail!("another `lockstep run` is at work in it, process {process}"),
+        OwnerState::Unknown => bail!(
             "another `lockstep run` may be at work in it, process {process} on {host}; if that has ended, delete {}",
             path.display()
         ),
-        State::Gone => {
+        OwnerState::Gone => {
             // Another run may replace it at the same moment: what is moved aside has to be what was read.
             let aside = path.with_added_extension(process::id().to_string());
             fs::rename(path, &aside).with_context(|| format!("move {}", path.display()))?;
@@ -130,7 +130,7 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
 
 /// A process that no other is mistaken for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Owner {
+struct LockOwner {
     /// For people.
     host: String,
     /// Which start of which machine.
@@ -143,14 +143,14 @@ struct Owner {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum OwnerState {
     Runs,
     Gone,
     /// It belongs to another machine, an earlier start of this one, or another container.
     Unknown,
 }
 
-impl Owner {
+impl LockOwner {
     fn this_process() -> Self {
         let line = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
@@ -168,18 +168,18 @@ impl Owner {
         serde_json::from_slice(text).ok()
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> OwnerState {
         self.state_as_seen_by(&Self::this_process(), began(self.process).as_deref())
     }
 
     /// `began` tells when the process that has its number now began, if there is one.
-    fn state_as_seen_by(&self, me: &Self, began: Option<&str>) -> State {
+    fn state_as_seen_by(&self, me: &Self, began: Option<&str>) -> OwnerState {
         if (&self.boot, &self.namespace) != (&me.boot, &me.namespace) {
-            State::Unknown
+            OwnerState::Unknown
         } else if began == Some(&self.began) {
-            State::Runs
+            OwnerState::Runs
         } else {
-            State::Gone
+            OwnerState::Gone
         }
     }
 }
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn the_file_of_a_run_that_was_killed_keeps_nobody_out() {
         let folder = tempfile::tempdir().expect("a folder");
-        let killed = Owner { began: "0".into(), ..Owner::this_process() };
+        let killed = LockOwner { began: "0".into(), ..LockOwner::this_process() };
         fs::write(folder.path().join(OWNER), serde_json::to_vec(&killed).expect("JSON")).expect("written");
         let held = Lock::take_by(without_locks(NO_LOCKS), folder.path()).expect("free");
         let names: Vec<_> =
@@ -233,7 +233,8 @@ mod tests {
     fn a_run_on_another_machine_is_named_with_the_file_to_delete_if_it_has_ended() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(OWNER);
-        let other = Owner { host: "node-b".into(), boot: "another".into(), process: 7, ..Owner::this_process() };
+        let other =
+            LockOwner { host: "node-b".into(), boot: "another".into(), process: 7, ..LockOwner::this_process() };
         fs::write(&path, serde_json::to_vec(&other).expect("JSON")).expect("written");
         let refused = Lock::take_by(without_locks(NO_LOCKS), folder.path()).expect_err("held").to_string();
         assert!(refused.contains("process 7 on node-b") && refused.ends_with(&format!("delete {}", path.display())));

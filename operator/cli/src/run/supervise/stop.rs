@@ -6,13 +6,13 @@ use lockstep_launch::Exit;
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Failed, Finish, LOOK, SETTLE, Supervised};
+use super::{FailedProcess, Finish, LOOK, SETTLE, Supervised};
 use crate::{
     display::Display,
     run::{
         Heard,
-        children::Happening,
-        restart::{End, Role, first_cause},
+        children::ProcessEvent,
+        restart::{ProcessEnd, ProcessRole, first_cause},
         signals::Signals,
     },
 };
@@ -30,17 +30,17 @@ impl Supervised<'_> {
         let mut ends = Vec::new();
         for happening in happenings {
             match happening {
-                Happening::Said(said) => self.said(said, heard, display),
-                Happening::Ended(role, end) => ends.push((role, self.explained(end))),
+                ProcessEvent::Said(said) => self.said(said, heard, display),
+                ProcessEvent::Ended(role, end) => ends.push((role, self.explained(end))),
             }
         }
         Ok(match finish {
-            Finish::Failed(Failed { role, end, why, message }) => {
+            Finish::Failed(FailedProcess { role, end, why, message }) => {
                 // Whoever was told to stop only after a while is no cause: it drains, or is killed.
-                let crashed = |end: &End| matches!(end, End::Crash(_) | End::OutOfMemory);
+                let crashed = |end: &ProcessEnd| matches!(end, ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory);
                 let later =
                     ends.into_iter().filter(|(_, end)| crashed(end)).map(|(role, end)| self.failed(role, end, why));
-                let all = std::iter::once(Failed { role, end, why, message }).chain(later).collect();
+                let all = std::iter::once(FailedProcess { role, end, why, message }).chain(later).collect();
                 match first_cause(all, |failed| failed.end) {
                     Some(failed) => Finish::Failed(failed),
                     None => unreachable!("at least one has failed"),
@@ -57,7 +57,7 @@ impl Supervised<'_> {
         display: &Display,
     ) -> anyhow::Result<()> {
         for happening in self.children.end_all(settle).await? {
-            if let Happening::Said(said) = happening {
+            if let ProcessEvent::Said(said) = happening {
                 self.said(said, heard, display);
             }
         }
@@ -90,16 +90,16 @@ impl Supervised<'_> {
             tokio::select! {
                 happening = self.children.next() => {
                     match happening? {
-                        Happening::Said(said) => self.said(said, heard, display),
-                        Happening::Ended(_, End::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
-                        Happening::Ended(
-                            Role::Coordinator,
-                            End::Signal(_) | End::OutOfMemory | End::Crash(_) | End::Exit(Exit::Retry),
+                        ProcessEvent::Said(said) => self.said(said, heard, display),
+                        ProcessEvent::Ended(_, ProcessEnd::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
+                        ProcessEvent::Ended(
+                            ProcessRole::Coordinator,
+                            ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory | ProcessEnd::Crash(_) | ProcessEnd::Exit(Exit::Retry),
                         ) => {
                             heard.ending = None;
                             self.replace_coordinator(Instant::now() + LOOK);
                         }
-                        Happening::Ended(..) => {}
+                        ProcessEvent::Ended(..) => {}
                     }
                 }
                 () = sleep_until(start.unwrap_or(deadline)), if start.is_some() => self.start_pending(display),
@@ -124,8 +124,8 @@ impl Supervised<'_> {
 
     /// A group that broke saves nothing before another coordinator has formed the next one.
     fn replace_coordinator(&mut self, time: Instant) {
-        if self.children.has_workers() && !self.children.has(Role::Coordinator) {
-            self.pending = vec![(time, Role::Coordinator)];
+        if self.children.has_workers() && !self.children.has(ProcessRole::Coordinator) {
+            self.pending = vec![(time, ProcessRole::Coordinator)];
         }
     }
 }

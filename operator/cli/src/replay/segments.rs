@@ -3,11 +3,11 @@
 use std::{fmt, num::NonZeroU32};
 
 use anyhow::{Context, bail, ensure};
-use lockstep_launch::{Change, Planned};
+use lockstep_launch::{AgreedPlan, GroupChange};
 
 /// The steps that one membership did and that count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Segment {
     pub(crate) generation: u64,
     pub(crate) workers: NonZeroU32,
     /// Steps that were done before.
@@ -19,11 +19,11 @@ pub(crate) struct Part {
 }
 
 /// All of them in order, where what the workers stored agrees with what the coordinator told.
-pub(crate) fn parts(mut planned: Vec<Planned>, history: &[Change]) -> anyhow::Result<Vec<Part>> {
+pub(crate) fn segments(mut planned: Vec<AgreedPlan>, history: &[GroupChange]) -> anyhow::Result<Vec<Segment>> {
     // Whoever was stopped before it stored its line may have done so long after.
     planned.sort_by_key(|planned| (planned.generation, planned.step));
     compare(&planned, history)?;
-    let mut last: Vec<Planned> = Vec::new();
+    let mut last: Vec<AgreedPlan> = Vec::new();
     for planned in planned {
         while last.last().is_some_and(|before| before.step >= planned.step) {
             last.pop();
@@ -37,16 +37,16 @@ pub(crate) fn parts(mut planned: Vec<Planned>, history: &[Change]) -> anyhow::Re
     let ends: Vec<_> = last.iter().skip(1).map(|next| Some(next.step)).chain([None]).collect();
     last.into_iter()
         .zip(ends)
-        .map(|(Planned { generation, workers, step: from, plan }, to)| {
+        .map(|(AgreedPlan { generation, workers, step: from, plan }, to)| {
             let workers = NonZeroU32::new(workers).with_context(|| format!("generation {generation} of no workers"))?;
-            Ok(Part { generation, workers, from, to, plan })
+            Ok(Segment { generation, workers, from, to, plan })
         })
         .collect()
 }
 
 /// A coordinator that is killed may tell of no change; what it tells is what the workers did.
-fn compare(planned: &[Planned], history: &[Change]) -> anyhow::Result<()> {
-    for (index, Change { generation, workers, step, .. }) in history.iter().enumerate() {
+fn compare(planned: &[AgreedPlan], history: &[GroupChange]) -> anyhow::Result<()> {
+    for (index, GroupChange { generation, workers, step, .. }) in history.iter().enumerate() {
         let mut of_it = planned.iter().filter(|planned| planned.generation == *generation);
         match of_it.next() {
             Some(planned) => ensure!(
@@ -61,7 +61,7 @@ fn compare(planned: &[Planned], history: &[Change]) -> anyhow::Result<()> {
                 "how generation {generation} summed is not known, although it did steps"
             ),
         }
-        for Planned { workers: told, step, .. } in of_it {
+        for AgreedPlan { workers: told, step, .. } in of_it {
             ensure!(
                 told == workers,
                 "generation {generation} had {told} workers after step {step} for the workers, {workers} in its history"
@@ -71,7 +71,7 @@ fn compare(planned: &[Planned], history: &[Change]) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { generation, workers, from, to, plan: _ } = self;
         let noun = if workers.get() == 1 { "worker" } else { "workers" };
@@ -87,10 +87,10 @@ impl fmt::Display for Part {
 mod tests {
     use super::*;
 
-    fn planned(lines: &[(u64, u32, u64)]) -> Vec<Planned> {
+    fn planned(lines: &[(u64, u32, u64)]) -> Vec<AgreedPlan> {
         lines
             .iter()
-            .map(|(generation, workers, step)| Planned {
+            .map(|(generation, workers, step)| AgreedPlan {
                 generation: *generation,
                 workers: *workers,
                 step: *step,
@@ -99,22 +99,22 @@ mod tests {
             .collect()
     }
 
-    fn told(lines: &[(u64, u32, u64, bool)]) -> Vec<Change> {
+    fn told(lines: &[(u64, u32, u64, bool)]) -> Vec<GroupChange> {
         lines
             .iter()
-            .map(|(generation, workers, step, rollback)| Change {
+            .map(|(generation, workers, step, rollback)| GroupChange {
                 generation: *generation,
                 workers: *workers,
                 step: *step,
                 rollback: *rollback,
-                ..Change::default()
+                ..GroupChange::default()
             })
             .collect()
     }
 
     /// As they are shown.
     fn shown(lines: &[(u64, u32, u64)]) -> Vec<String> {
-        parts(planned(lines), &[]).expect("parts").iter().map(ToString::to_string).collect()
+        segments(planned(lines), &[]).expect("segments").iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
             (&[(1, 3, 0), (1, 3, 12)], &[(1, 2, 0, false)], "generation 1 had 3 workers after step 0"),
             (&[(1, 0, 0)], &[], "no workers"),
         ] {
-            let error = format!("{:#}", parts(planned(lines), &told(history)).expect_err(expected));
+            let error = format!("{:#}", segments(planned(lines), &told(history)).expect_err(expected));
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -177,6 +177,6 @@ mod tests {
     fn a_change_that_nobody_told_and_one_before_a_rollback_may_lack_their_line() {
         let run = [(1, 3, 0), (2, 2, 50), (4, 1, 20)];
         let history = told(&[(1, 3, 0, false), (3, 2, 60, false), (4, 1, 20, true)]);
-        assert_eq!(parts(planned(&run), &history).expect("parts").len(), 2);
+        assert_eq!(segments(planned(&run), &history).expect("segments").len(), 2);
     }
 }

@@ -10,7 +10,7 @@ use crate::Progress;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct Change {
+pub struct GroupChange {
     /// When the new membership was recorded, RFC 3339.
     pub time: String,
     /// Its number.
@@ -24,10 +24,10 @@ pub struct Change {
     pub joined: Vec<String>,
     /// Pods that went as planned, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub left: Vec<Gone>,
+    pub left: Vec<Departure>,
     /// Pods that were lost, and what was seen.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lost: Vec<Gone>,
+    pub lost: Vec<Departure>,
     /// What failed although nobody was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broken: Option<String>,
@@ -60,7 +60,7 @@ impl Reached {
     }
 
     /// By this change, in which the steps are counted that it takes back.
-    pub fn changed(&mut self, change: &mut Change) {
+    pub fn changed(&mut self, change: &mut GroupChange) {
         if change.generation <= self.generation {
             return;
         }
@@ -74,7 +74,7 @@ impl Reached {
 /// A pod that does not belong to the group any more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Gone {
+pub struct Departure {
     /// Its name.
     pub pod: String,
     /// Why.
@@ -82,10 +82,10 @@ pub struct Gone {
 }
 
 /// As one sentence: what happened, then what it cost.
-impl fmt::Display for Change {
+impl fmt::Display for GroupChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gone = |word: &str, gone: &[Gone]| -> Vec<String> {
-            gone.iter().map(|Gone { pod, reason }| format!("{pod} {word} ({reason})")).collect()
+        let gone = |word: &str, gone: &[Departure]| -> Vec<String> {
+            gone.iter().map(|Departure { pod, reason }| format!("{pod} {word} ({reason})")).collect()
         };
         let mut parts = gone("was lost", &self.lost);
         parts.extend(gone("left", &self.left));
@@ -113,22 +113,22 @@ mod tests {
 
     #[test]
     fn a_change_reads_as_a_sentence() {
-        let gone = |pod: &str, reason: &str| Gone { pod: pod.into(), reason: reason.into() };
-        let change = Change {
+        let gone = |pod: &str, reason: &str| Departure { pod: pod.into(), reason: reason.into() };
+        let change = GroupChange {
             workers: 2,
             step: 70,
             joined: vec!["w-3".into()],
             left: vec![gone("w-2", "SIGTERM")],
             lost: vec![gone("w-1", "closed its connection")],
-            ..Change::default()
+            ..GroupChange::default()
         };
         assert_eq!(
             change.to_string(),
             "w-1 was lost (closed its connection), w-2 left (SIGTERM), w-3 joined: 2 workers, goes on from step 70"
         );
-        let alone = Change { workers: 1, rollback: true, joined: vec!["w-0".into()], ..Change::default() };
+        let alone = GroupChange { workers: 1, rollback: true, joined: vec!["w-0".into()], ..GroupChange::default() };
         assert_eq!(alone.to_string(), "w-0 joined: 1 worker, goes back to step 0");
-        let redone = |redone| Change { redone, ..alone.clone() }.to_string();
+        let redone = |redone| GroupChange { redone, ..alone.clone() }.to_string();
         assert_eq!(redone(1), "w-0 joined: 1 worker, goes back to step 0, 1 step is done again");
         assert_eq!(redone(12), "w-0 joined: 1 worker, goes back to step 0, 12 steps are done again");
     }
@@ -136,9 +136,9 @@ mod tests {
     #[test]
     fn steps_are_redone_that_were_told_of_and_are_taken_back() {
         let report = |generation, step| Progress { generation, step, ..Progress::default() };
-        let change = |generation, step, rollback| Change { generation, step, rollback, ..Change::default() };
+        let change = |generation, step, rollback| GroupChange { generation, step, rollback, ..GroupChange::default() };
         let mut reached = Reached::default();
-        let mut redone = |report: Option<Progress>, mut change: Change| {
+        let mut redone = |report: Option<Progress>, mut change: GroupChange| {
             report.iter().for_each(|report| reached.reported(report));
             reached.changed(&mut change);
             change.redone
@@ -151,6 +151,6 @@ mod tests {
         assert_eq!(redone(Some(report(5, 60)), change(6, 70, false)), 0);
         assert_eq!(redone(None, change(7, 50, true)), 20, "the change before told of them");
         assert_eq!(redone(Some(report(7, 60)), change(7, 50, true)), 0, "it was told of before");
-        assert_eq!(redone(None, Change { redone: 14, ..change(8, 50, true) }), 14, "another knew of more");
+        assert_eq!(redone(None, GroupChange { redone: 14, ..change(8, 50, true) }), 14, "another knew of more");
     }
 }

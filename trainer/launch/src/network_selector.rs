@@ -12,7 +12,7 @@ const MAX_INTERFACE: usize = 15;
 /// A network that a host is in: the name of an interface, such as `eth1`, or a subnet, such as `10.20.0.0/16`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub enum Network {
+pub enum NetworkSelector {
     /// Whatever addresses the interface has.
     Interface(String),
     /// Addresses that begin with the same bits.
@@ -27,9 +27,9 @@ pub enum Network {
 /// Neither an interface nor a subnet.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no network: write an interface's name such as eth1, or a subnet such as 10.20.0.0/16")]
-pub struct NetworkError(String);
+pub struct NetworkSelectorError(String);
 
-impl Network {
+impl NetworkSelector {
     /// Whether an address of an interface is in it.
     #[must_use]
     pub fn holds(&self, interface: &str, address: IpAddr) -> bool {
@@ -49,11 +49,11 @@ impl Network {
     }
 }
 
-impl FromStr for Network {
-    type Err = NetworkError;
+impl FromStr for NetworkSelector {
+    type Err = NetworkSelectorError;
 
-    fn from_str(text: &str) -> Result<Self, NetworkError> {
-        let wrong = || NetworkError(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, NetworkSelectorError> {
+        let wrong = || NetworkSelectorError(text.to_owned());
         let Some((address, bits)) = text.split_once('/') else {
             let is_name = (1..=MAX_INTERFACE).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
             return if is_name { Ok(Self::Interface(text.to_owned())) } else { Err(wrong()) };
@@ -68,7 +68,7 @@ impl FromStr for Network {
     }
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for NetworkSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Interface(name) => f.write_str(name),
@@ -77,24 +77,24 @@ impl fmt::Display for Network {
     }
 }
 
-impl From<Network> for String {
-    fn from(network: Network) -> Self {
+impl From<NetworkSelector> for String {
+    fn from(network: NetworkSelector) -> Self {
         network.to_string()
     }
 }
 
-impl TryFrom<String> for Network {
-    type Error = NetworkError;
+impl TryFrom<String> for NetworkSelector {
+    type Error = NetworkSelectorError;
 
-    fn try_from(text: String) -> Result<Self, NetworkError> {
+    fn try_from(text: String) -> Result<Self, NetworkSelectorError> {
         text.parse()
     }
 }
 
 #[cfg(feature = "schema")]
-impl schemars::JsonSchema for Network {
+impl schemars::JsonSchema for NetworkSelector {
     fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Network".into()
+        "NetworkSelector".into()
     }
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
@@ -129,7 +129,7 @@ mod tests {
             ("fd00:1::/32", "eth1", "fd00:2::3", false),
         ];
         for (network, interface, address, expected) in cases {
-            let network: Network = network.parse().expect("a network");
+            let network: NetworkSelector = network.parse().expect("a network");
             assert_eq!(network.holds(interface, address.parse().expect("an address")), expected, "{network} {address}");
         }
     }
@@ -139,7 +139,7 @@ mod tests {
         for text in
             ["", "an interface", "a-name-of-16-chars", "10.0.0.0/33", "10.0.0/8", "fd00::/129", "eth0/8", "10.0.0.0/"]
         {
-            let error = text.parse::<Network>().expect_err(text).to_string();
+            let error = text.parse::<NetworkSelector>().expect_err(text).to_string();
             assert!(error.starts_with(&format!("`{text}` is no network")), "{error}");
         }
     }

@@ -13,7 +13,7 @@ pub const PLURAL: &str = "traininggroups";
 pub const RECORD: &str = "record";
 /// The field under `status` that holds the newest [`crate::Progress`].
 pub const PROGRESS: &str = "progress";
-/// The field under `status` that holds the newest [`crate::Change`]s of the membership, oldest first.
+/// The field under `status` that holds the newest [`crate::GroupChange`]s of the membership, oldest first.
 pub const CHANGES: &str = "changes";
 /// The field under `status` that holds the [`crate::Ending`] once there is one.
 pub const ENDING: &str = "ending";

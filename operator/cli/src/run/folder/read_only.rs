@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 use lockstep_api::ValidJob;
-use lockstep_launch::{Change, JOURNAL_FILE, PLANS_FILE, Planned, lines};
+use lockstep_launch::{AgreedPlan, GroupChange, METRICS_FILE, PLANS_FILE, lines};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ use crate::manifest;
 
 /// The folder of a run that somebody else's `lockstep run` is at work in, or was.
 #[derive(Debug)]
-pub(crate) struct Other {
+pub(crate) struct ReadOnlyFolder {
     path: PathBuf,
     /// The job as it was run.
     pub(crate) job: ValidJob,
@@ -24,7 +24,7 @@ pub(crate) struct Other {
     pub(crate) value: Value,
 }
 
-impl Other {
+impl ReadOnlyFolder {
     /// # Errors
     /// `path` is no run's folder.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
@@ -55,12 +55,12 @@ impl Other {
     }
 
     /// Every change of the group, oldest first; a last line that is torn is left out.
-    pub(crate) fn history(&self) -> anyhow::Result<Vec<Change>> {
+    pub(crate) fn history(&self) -> anyhow::Result<Vec<GroupChange>> {
         self.lines(HISTORY)
     }
 
     /// Every membership that trained; a line that is torn, before whose step its writer was killed, is left out.
-    pub(crate) fn plans(&self) -> anyhow::Result<Vec<Planned>> {
+    pub(crate) fn plans(&self) -> anyhow::Result<Vec<AgreedPlan>> {
         self.lines(PLANS_FILE)
     }
 
@@ -71,8 +71,8 @@ impl Other {
 }
 
 /// What a run has written of its steps; nothing where somebody took that away.
-pub(crate) fn journal_of(run: &Path) -> anyhow::Result<String> {
-    let path = run.join(JOURNAL_FILE);
+pub(crate) fn metrics_log_of(run: &Path) -> anyhow::Result<String> {
+    let path = run.join(METRICS_FILE);
     match fs::read(&path) {
         // Lines that a power failure has spoiled tell nothing; the others do.
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),

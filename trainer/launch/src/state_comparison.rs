@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, fmt};
 use serde::Deserialize;
 
 /// Name of the file in a job's folder with a line of JSON for each step: its journal.
-pub const JOURNAL_FILE: &str = "metrics.jsonl";
+pub const METRICS_FILE: &str = "metrics.jsonl";
 
 /// After which steps two runs held the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct States {
+pub struct StateComparison {
     /// Steps of which both tell.
-    pub told: usize,
+    pub steps: usize,
     /// The last of them.
     pub last: Option<u64>,
     /// The first after which that was seen of the states.
@@ -25,22 +25,22 @@ struct Line {
     state_hash: u32,
 }
 
-impl States {
+impl StateComparison {
     /// Of runs with these journals.
     #[must_use]
-    pub fn compared(one: &str, other: &str) -> Self {
+    pub fn between(one: &str, other: &str) -> Self {
         let (one, other) = (hashes(one), hashes(other));
         let both = || one.iter().filter_map(|(step, hash)| Some((step, hash, other.get(step)?)));
         let differ_from = both().find(|(_, hash, other)| hash != other).map(|(step, ..)| *step);
-        Self { told: both().count(), last: both().next_back().map(|(step, ..)| *step), differ_from }
+        Self { steps: both().count(), last: both().next_back().map(|(step, ..)| *step), differ_from }
     }
 }
 
-impl fmt::Display for States {
+impl fmt::Display for StateComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "after {} steps  ", self.told)?;
+        write!(f, "after {} steps  ", self.steps)?;
         match self.differ_from {
-            None if self.told == 0 => f.write_str("not compared: no journal tells of them"),
+            None if self.steps == 0 => f.write_str("not compared: no journal tells of them"),
             None => f.write_str("equal"),
             Some(step) => write!(f, "differ, seen from step {step} on"),
         }
@@ -65,10 +65,10 @@ mod tests {
             "{\"step\":3,\"state_hash\":null}\n{\"step\":4,\"state_hash\":9}\n",
         );
         let whole = one.replace("null", "5");
-        let compared = |one: &str, other: &str| States::compared(one, other).to_string();
+        let compared = |one: &str, other: &str| StateComparison::between(one, other).to_string();
         assert_eq!(compared(one, &whole), "after 3 steps  equal");
         assert_eq!(compared(one, &whole.replace('8', "6")), "after 3 steps  differ, seen from step 2 on");
         assert_eq!(compared("", &whole), "after 0 steps  not compared: no journal tells of them");
-        assert_eq!(States::compared(&whole, "{\"step\":3,\"state_hash\":5}\n").last, Some(3));
+        assert_eq!(StateComparison::between(&whole, "{\"step\":3,\"state_hash\":5}\n").last, Some(3));
     }
 }
