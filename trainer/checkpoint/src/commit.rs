@@ -6,7 +6,7 @@ use std::{
 use crate::{
     Checkpoint, CheckpointError, Folder, Identity, Layout, Position, ShardReceipt,
     chunk::Chunk,
-    manifest::{FORMAT_VERSION, Manifest, Stored, files, tile},
+    manifest::{FORMAT_VERSION, Manifest, files, tile},
     medium::{Published, Replacing},
     read::name_of,
 };
@@ -56,7 +56,7 @@ impl Folder {
     /// lies beside it, as it does beside a damaged one, and is the newer of the two.
     ///
     /// # Errors
-    /// [`CheckpointError::Shards`] where a part is missing, [`CheckpointError::Foreign`] and [`CheckpointError::NewerFormat`] where
+    /// [`CheckpointError::Shards`] where a part is missing, [`CheckpointError::Foreign`] and [`CheckpointError::UnknownFormat`] where
     /// another job's checkpoint has the place, [`CheckpointError::Conflict`] where another member was faster with another state, and any
     /// error of the storage; the checkpoints before are untouched then.
     pub fn commit(&self, facts: &Facts, layout: &Layout, receipts: &[ShardReceipt]) -> Result<Saved, CheckpointError> {
@@ -207,7 +207,7 @@ fn manifest(facts: &Facts, layout: &Layout, chunks: Vec<Chunk>) -> Manifest {
     let Facts { identity, position, state_digest, time, communication } = facts.clone();
     Manifest {
         format_version: FORMAT_VERSION,
-        readable_from: Some(FORMAT_VERSION),
+        readable_from: FORMAT_VERSION,
         writer: concat!("lockstep ", env!("CARGO_PKG_VERSION")).to_owned(),
         time,
         identity,
@@ -215,6 +215,6 @@ fn manifest(facts: &Facts, layout: &Layout, chunks: Vec<Chunk>) -> Manifest {
         state_digest,
         communication,
         tensors: layout.entries().to_vec(),
-        stored: Stored::Chunks(chunks),
+        chunks,
     }
 }

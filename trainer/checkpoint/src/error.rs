@@ -70,14 +70,14 @@ pub enum CheckpointError {
         /// What differs.
         problem: String,
     },
-    /// A checkpoint written by a newer version of this program.
-    #[error("{} has format version {found}, this program reads up to {supported}; nothing was overwritten, use the newer program or another folder", path.display())]
-    NewerFormat {
+    /// A checkpoint in a format that this program does not know.
+    #[error("{} has format version {found}, which this program does not know: it reads version {supported}; nothing was overwritten, use the program that wrote it or another folder", path.display())]
+    UnknownFormat {
         /// The checkpoint.
         path: PathBuf,
         /// Its version.
         found: u64,
-        /// The newest that is understood.
+        /// The version that this program reads.
         supported: u64,
     },
     /// Nobody has saved a checkpoint there.

@@ -41,7 +41,6 @@ mod slot;
 mod snapshot;
 mod snapshotter;
 mod tensors;
-mod version_1;
 
 pub use chunk::{Chunk, ChunkDigest, MAX_CHUNK_BYTES};
 pub use commit::{Facts, Saved};
@@ -60,7 +59,6 @@ pub use prune::Pruned;
 pub use shard::{Shard, ShardReceipt};
 pub use snapshot::{Identity, OwnedTensor, Position, Snapshot, Tensor};
 pub use snapshotter::{BUFFERS, Committed, Ended, Part, Snapshotter, Taken};
-pub use version_1::MAX_OBJECT_BYTES;
 
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,6 @@
 use std::path::PathBuf;
 
-use crate::{
-    Checkpoint, CheckpointError, Destination, Folder, Identity, Position,
-    manifest::{Stored, Unusable},
-    slot::Slot,
-};
+use crate::{Checkpoint, CheckpointError, Destination, Folder, Identity, Position, manifest::Unusable, slot::Slot};
 
 /// A checkpoint as its manifest describes it; its files were not read.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,10 +49,7 @@ impl Folder {
         let described = match self.manifest_of(slot) {
             Ok((manifest, _, length)) => Ok(Description {
                 bytes: length + manifest.stored_bytes(),
-                files: match &manifest.stored {
-                    Stored::Objects(objects) => objects.len(),
-                    Stored::Chunks(chunks) => crate::manifest::files(chunks).len(),
-                },
+                files: crate::manifest::files(&manifest.chunks).len(),
                 identity: manifest.identity,
                 position: manifest.position,
                 time: manifest.time,
@@ -65,8 +58,8 @@ impl Folder {
                 tensors: manifest.tensors.len(),
             }),
             Err(Unusable::Damaged(reason)) => Err(reason),
-            Err(Unusable::Newer(version)) => {
-                Err(format!("has format version {version}, which this program does not read"))
+            Err(Unusable::UnknownFormat(version)) => {
+                Err(format!("has format version {version}, which this program does not know"))
             }
             Err(Unusable::Unread(error)) => Err(error.to_string()),
         };
@@ -76,7 +69,7 @@ impl Folder {
     /// Reads and verifies a checkpoint, whosever it is, and keeps none of it; tells what is wrong with it.
     ///
     /// # Errors
-    /// [`CheckpointError::NewerFormat`] and any error of the storage.
+    /// [`CheckpointError::UnknownFormat`] and any error of the storage.
     pub fn verify(&self, listed: &Listed) -> Result<Result<Checkpoint, String>, CheckpointError> {
         self.verify_slot(listed.slot, None, self.at_once)
     }
@@ -84,7 +77,7 @@ impl Folder {
     /// Loads and verifies a checkpoint, whosever it is; tells what is wrong with it.
     ///
     /// # Errors
-    /// [`CheckpointError::Misfit`], [`CheckpointError::NewerFormat`] and any error of the storage.
+    /// [`CheckpointError::Misfit`], [`CheckpointError::UnknownFormat`] and any error of the storage.
     pub fn load(
         &self,
         listed: &Listed,

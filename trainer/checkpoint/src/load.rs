@@ -62,7 +62,7 @@ impl Folder {
     /// Loads the newest checkpoint that is whole. A damaged one is passed over and reported.
     ///
     /// # Errors
-    /// [`CheckpointError::Foreign`], [`CheckpointError::Misfit`] and [`CheckpointError::NewerFormat`] where the manifest of a checkpoint says
+    /// [`CheckpointError::Foreign`], [`CheckpointError::Misfit`] and [`CheckpointError::UnknownFormat`] where the manifest of a checkpoint says
     /// that it is not this job's, and [`CheckpointError::Storage`] where the storage does not give the folder or a file, or memory lacks: that is no damage,
     /// and an older checkpoint would throw work away.
     pub fn newest(&self, expected: &Identity, into: &mut impl Destination) -> Result<Newest, CheckpointError> {
@@ -140,7 +140,7 @@ impl Folder {
         };
         refuse_foreign(&path, &manifest.identity, expected)?;
         let wanted = layout.values_of(&range);
-        match read_range(&*self.medium, &path, &manifest, &layout, range) {
+        match read_range(&*self.medium, &path, &manifest, range) {
             Ok(values) => {
                 assert_eq!(values.len(), wanted.len(), "values {wanted:?} of {}", path.display());
                 Ok(Ok(values))
@@ -238,7 +238,7 @@ impl Folder {
     pub(crate) fn owner(&self, generation: u64, slot: Slot, expected: &Identity) -> Owner {
         match self.manifest_of(slot) {
             Ok((found, ..)) if found.identity == *expected && found.position.generation <= generation => Owner::This,
-            Ok(_) | Err(Unusable::Newer(_) | Unusable::Unread(_)) => Owner::Other,
+            Ok(_) | Err(Unusable::UnknownFormat(_) | Unusable::Unread(_)) => Owner::Other,
             Err(Unusable::Damaged(_)) => Owner::Nobody,
         }
     }
@@ -281,7 +281,7 @@ impl Unusable {
     /// What a caller is told of a checkpoint that is not damaged but cannot be used.
     pub(crate) fn at(self, path: PathBuf) -> CheckpointError {
         match self {
-            Self::Newer(found) => CheckpointError::NewerFormat { path, found, supported: FORMAT_VERSION },
+            Self::UnknownFormat(found) => CheckpointError::UnknownFormat { path, found, supported: FORMAT_VERSION },
             Self::Unread(error) => *error,
             Self::Damaged(reason) => {
                 CheckpointError::Storage { attempt: "reading", path, source: io::Error::other(reason) }

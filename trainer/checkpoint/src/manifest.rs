@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    CheckpointError, Identity, Layout, MAX_CHUNK_BYTES, Position, chunk::Chunk, layout::VALUE_BYTES, version_1::Object,
-};
+use crate::{CheckpointError, Identity, Layout, MAX_CHUNK_BYTES, Position, chunk::Chunk, layout::VALUE_BYTES};
 
-/// Version of the format that this program writes, and the newest that it reads. Every version ends in the digest.
+/// The version of the format that this program writes and reads. Every version ends in the digest.
 pub const FORMAT_VERSION: u64 = 2;
 /// The greatest manifest that is read.
 pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
@@ -24,9 +22,8 @@ const F32: &str = "F32";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Manifest {
     pub(crate) format_version: u64,
-    /// The oldest version whose programs read it; version 1 does not say, and means its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) readable_from: Option<u64>,
+    /// The oldest version whose programs read it.
+    pub(crate) readable_from: u64,
     /// The program that wrote it, for people.
     pub(crate) writer: String,
     pub(crate) time: String,
@@ -36,8 +33,8 @@ pub(crate) struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) communication: Option<String>,
     pub(crate) tensors: Vec<Entry>,
-    #[serde(flatten)]
-    pub(crate) stored: Stored,
+    /// The chunks of the arena, one after another.
+    pub(crate) chunks: Vec<Chunk>,
 }
 
 /// A logical tensor.
@@ -56,17 +53,6 @@ pub(crate) enum Role {
     Slot,
 }
 
-/// Which files hold the tensors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Stored {
-    /// From version 2 on: chunks of the arena, one after another.
-    #[serde(rename = "chunks")]
-    Chunks(Vec<Chunk>),
-    /// Version 1: files of whole tensors.
-    #[serde(rename = "objects")]
-    Objects(Vec<Object>),
-}
-
 /// The part of any version's manifest that says whether the rest is understood.
 #[derive(Deserialize)]
 struct Version {
@@ -80,8 +66,8 @@ struct Version {
 pub(crate) enum Unusable {
     /// Damaged, or not one of ours.
     Damaged(String),
-    /// Whole, but of this newer version.
-    Newer(u64),
+    /// Whole, but of a version that this program does not know.
+    UnknownFormat(u64),
     /// The storage does not give it; what it is remains unknown.
     Unread(Box<CheckpointError>),
 }
@@ -116,8 +102,10 @@ impl Manifest {
         }
         let unreadable = |error: serde_json::Error| damaged(&format!("cannot be read: {error}"));
         let Version { format_version, readable_from } = serde_json::from_slice(bytes).map_err(unreadable)?;
-        if readable_from.unwrap_or(format_version) > FORMAT_VERSION {
-            return Err(Unusable::Newer(format_version));
+        // Version 1 did not say which programs read it.
+        let is_newer = readable_from.is_some_and(|oldest| oldest > FORMAT_VERSION);
+        if is_newer || format_version < FORMAT_VERSION {
+            return Err(Unusable::UnknownFormat(format_version));
         }
         let manifest: Self = serde_json::from_slice(bytes).map_err(unreadable)?;
         manifest.check().map_err(|problem| damaged(&problem))?;
@@ -132,18 +120,12 @@ impl Manifest {
             }
         }
         let layout = Layout::of(self.tensors.clone())?;
-        match &self.stored {
-            Stored::Objects(objects) => objects.iter().try_for_each(Object::check),
-            Stored::Chunks(chunks) => tile(chunks, layout.bytes()),
-        }
+        tile(&self.chunks, layout.bytes())
     }
 
     /// Bytes of the files that it names, each counted once.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        match &self.stored {
-            Stored::Objects(objects) => objects.iter().map(|object| object.bytes).sum(),
-            Stored::Chunks(chunks) => files(chunks).values().sum(),
-        }
+        files(&self.chunks).values().sum()
     }
 }
 

@@ -13,9 +13,8 @@ use crate::{
     CheckpointError, Destination, Layout, NoPlace, Piece,
     chunk::{Chunk, Seen},
     layout::VALUE_BYTES,
-    manifest::{MANIFEST, MAX_MANIFEST_BYTES, Manifest, Stored, Unusable},
+    manifest::{MANIFEST, MAX_MANIFEST_BYTES, Manifest, Unusable},
     medium::Medium,
-    version_1::read_objects,
 };
 
 pub(crate) fn read_manifest(medium: &dyn Medium, folder: &Path) -> Result<(Manifest, [u8; 32], u64), Unusable> {
@@ -38,20 +37,9 @@ pub(crate) fn read_state(
     into: &mut impl Destination,
 ) -> Result<(), Unusable> {
     let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
-    match &manifest.stored {
-        Stored::Objects(objects) => {
-            let tensors = read_objects(medium, folder, objects, &manifest.tensors)?;
-            for (place, tensor) in places_in(into, folder, &layout)?.into_iter().zip(&tensors) {
-                place.copy_from_slice(&tensor.values);
-            }
-            Ok(())
-        }
-        Stored::Chunks(chunks) => {
-            // Before memory is reserved for what a manifest says.
-            look_at_all(medium, folder, chunks)?;
-            read_chunks(medium, folder, chunks, &layout, places_in(into, folder, &layout)?, at_once)
-        }
-    }
+    // Before memory is reserved for what a manifest says.
+    look_at_all(medium, folder, &manifest.chunks)?;
+    read_chunks(medium, folder, &manifest.chunks, &layout, places_in(into, folder, &layout)?, at_once)
 }
 
 /// A place for each tensor, as long as it is.
@@ -77,41 +65,24 @@ pub(crate) fn verify_state(
     manifest: &Manifest,
     at_once: usize,
 ) -> Result<(), Unusable> {
-    match &manifest.stored {
-        Stored::Objects(objects) => read_objects(medium, folder, objects, &manifest.tensors).map(drop),
-        Stored::Chunks(chunks) => {
-            look_at_all(medium, folder, chunks)?;
-            let chunks = chunks.iter().map(|chunk| (chunk, ())).collect();
-            each_chunk(chunks, at_once, |chunk, ()| read_known_chunk(medium, folder, chunk, &mut |_| {}))
-        }
-    }
+    look_at_all(medium, folder, &manifest.chunks)?;
+    let chunks = manifest.chunks.iter().map(|chunk| (chunk, ())).collect();
+    each_chunk(chunks, at_once, |chunk, ()| read_known_chunk(medium, folder, chunk, &mut |_| {}))
 }
 
 pub(crate) fn read_range(
     medium: &dyn Medium,
     folder: &Path,
     manifest: &Manifest,
-    layout: &Layout,
     range: Range<u64>,
 ) -> Result<Vec<f32>, Unusable> {
-    let mut values = Vec::new();
-    match &manifest.stored {
-        Stored::Objects(objects) => {
-            let tensors = read_objects(medium, folder, objects, &manifest.tensors)?;
-            for Piece { tensor, values: within, .. } in layout.pieces(range) {
-                values.extend_from_slice(&tensors[tensor].values[within]);
-            }
-        }
-        Stored::Chunks(chunks) => {
-            let mut bytes = Vec::new();
-            let overlapping = |chunk: &&Chunk| chunk.start < range.end && range.start < chunk.range().end;
-            for chunk in chunks.iter().filter(overlapping) {
-                bytes.clear();
-                read_chunk(medium, folder, chunk, &mut |block| bytes.extend_from_slice(block))?;
-                let within = |at: u64| (at.clamp(chunk.start, chunk.range().end) - chunk.start) as usize;
-                extend(&mut values, bytes[within(range.start)..within(range.end)].as_chunks().0);
-            }
-        }
+    let (mut values, mut bytes) = (Vec::new(), Vec::new());
+    let overlapping = |chunk: &&Chunk| chunk.start < range.end && range.start < chunk.range().end;
+    for chunk in manifest.chunks.iter().filter(overlapping) {
+        bytes.clear();
+        read_chunk(medium, folder, chunk, &mut |block| bytes.extend_from_slice(block))?;
+        let within = |at: u64| (at.clamp(chunk.start, chunk.range().end) - chunk.start) as usize;
+        extend(&mut values, bytes[within(range.start)..within(range.end)].as_chunks().0);
     }
     Ok(values)
 }

@@ -10,7 +10,7 @@ impl Folder {
     /// generation's.
     ///
     /// # Errors
-    /// [`CheckpointError::Foreign`] and [`CheckpointError::NewerFormat`] where another job's checkpoint has the place, and
+    /// [`CheckpointError::Foreign`] and [`CheckpointError::UnknownFormat`] where another job's checkpoint has the place, and
     /// any error of the storage; the checkpoints before are untouched then.
     ///
     /// # Panics

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
-use crate::{OwnedTensor, Tensor};
+use crate::Tensor;
 
 /// The header's key that is no tensor.
 const METADATA: &str = "__metadata__";
@@ -50,20 +49,4 @@ pub(crate) fn to_bytes(tensors: &[Tensor<'_>], metadata: &BTreeMap<String, Strin
         bytes.extend(tensor.values.iter().flat_map(|value| value.to_le_bytes()));
     }
     Ok(bytes)
-}
-
-/// The tensors of a file, ordered by name.
-pub(crate) fn from_bytes(bytes: &[u8]) -> Result<BTreeMap<String, OwnedTensor>, String> {
-    let file = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-    let owned = file.iter().map(|(name, view)| {
-        if view.dtype() != Dtype::F32 {
-            return Err(format!("tensor {name} has dtype {:?}, only F32 is read", view.dtype()));
-        }
-        let (values, []) = view.data().as_chunks::<VALUE_BYTES>() else {
-            return Err(format!("tensor {name} ends inside a value"));
-        };
-        let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        Ok((name.to_owned(), OwnedTensor { name: name.to_owned(), shape: view.shape().to_vec(), values }))
-    });
-    owned.collect()
 }

@@ -335,27 +335,3 @@ fn a_probe_is_seen_in_the_same_folder_only() {
     same.probe_clear("job.1-rank_0").expect("cleared already");
     assert!(!shared.probe_seen("job.1-rank_0").expect("read"));
 }
-
-#[test]
-fn what_version_1_has_saved_is_read_and_goes_on_in_this_version() {
-    let root = tempfile::tempdir().expect("a folder");
-    let folder = open(root.path());
-    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/version-1/checkpoints/step-00000120");
-    fs::create_dir(place(&folder, 120)).expect("made");
-    for file in fs::read_dir(recorded).expect("recorded") {
-        let file = file.expect("readable");
-        fs::copy(file.path(), place(&folder, 120).join(file.file_name())).expect("copied");
-    }
-    assert_eq!(newest(&folder), (Some(120), vec![]));
-    let version =
-        |folder: &Folder| load(folder, &State::at(0).identity).expect("ours").checkpoint.expect("whole").format_version;
-    assert_eq!(version(&folder), 1);
-    save(&folder, 121);
-    assert_eq!((newest(&folder), version(&folder)), ((Some(121), vec![]), 2));
-    let file = place(&folder, 120).join("optimizer.safetensors");
-    let mut bytes = fs::read(&file).expect("readable");
-    *bytes.last_mut().expect("not empty") ^= 1;
-    fs::write(&file, bytes).expect("written");
-    fs::remove_dir_all(place(&folder, 121)).expect("removed");
-    assert_eq!(newest(&folder), (None, vec![120]));
-}

@@ -13,9 +13,8 @@ use super::{
 };
 use crate::{
     Chunk, Destination, Folder, Layout, NoPlace, Part, Tensors,
-    manifest::{Manifest, Stored},
+    manifest::{MANIFEST, Manifest},
     note::Note,
-    version_1::Object,
 };
 
 /// Bits flipped, one after another.
@@ -43,6 +42,10 @@ impl Pair {
 
     fn file(&self, name: &str) -> PathBuf {
         place(&self.folder, 2).join(name)
+    }
+
+    fn manifest(&self) -> Manifest {
+        Manifest::from_bytes(&fs::read(self.file(MANIFEST)).expect("there")).expect("whole")
     }
 
     /// The files of step 2.
@@ -120,8 +123,7 @@ fn a_file_that_is_cut_or_goes_on_is_detected() {
 #[test]
 fn of_several_damaged_chunks_the_first_is_reported_whichever_is_read_first() {
     let stored = Pair::saved();
-    let manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
-    let Stored::Chunks(chunks) = manifest.stored else { panic!("of version 1") };
+    let chunks = stored.manifest().chunks;
     for chunk in &chunks[1..] {
         fs::write(stored.file(&chunk.file()), vec![0; chunk.bytes as usize]).expect("damaged");
     }
@@ -171,8 +173,7 @@ impl Destination for Model {
 #[test]
 fn nothing_stays_in_a_models_memory_of_a_checkpoint_that_was_found_damaged_while_it_was_read() {
     let stored = Pair::with_chunks_of(8);
-    let manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
-    let Stored::Chunks(chunks) = manifest.stored else { panic!("of version 1") };
+    let chunks = stored.manifest().chunks;
     let last = chunks.last().expect("there are some");
     fs::write(stored.file(&last.file()), vec![0; last.bytes as usize]).expect("damaged");
     let lengths = State::at(1).tensors.each_ref().map(|tensor| tensor.values.len());
@@ -194,34 +195,9 @@ fn a_missing_file_is_reported_by_name() {
     }
 }
 
-fn chunks(manifest: &mut Manifest) -> &mut Vec<Chunk> {
-    match &mut manifest.stored {
-        Stored::Chunks(chunks) => chunks,
-        Stored::Objects(_) => panic!("of version 1"),
-    }
-}
-
-#[test]
-fn a_manifest_of_version_1_reaches_no_file_outside_and_no_absurd_size() {
-    let object = |file: &str, bytes| Object { file: file.into(), bytes, blake3: "0".repeat(64), parts: vec![] };
-    let cases = [
-        ("no plain file name", object("../step-00000001/weights.safetensors", 8)),
-        ("no plain file name", object("/etc/passwd", 8)),
-        ("no plain file name", object("manifest.json", 8)),
-        ("at most", object("weights.safetensors", u64::MAX)),
-    ];
-    for (expected, object) in cases {
-        let reason = forge(&Pair::saved(), |manifest| {
-            manifest.format_version = 1;
-            manifest.stored = Stored::Objects(vec![object]);
-        });
-        assert!(reason.contains(expected), "{reason}");
-    }
-}
-
 /// Replaces the manifest of step 2 by a changed one with a digest that fits.
 fn forge(stored: &Pair, change: impl FnOnce(&mut Manifest)) -> String {
-    let mut manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
+    let mut manifest = stored.manifest();
     change(&mut manifest);
     fs::write(stored.file("manifest.json"), manifest.to_bytes().expect("serialises")).expect("written");
     let skipped = load(&stored.folder, &super::State::at(0).identity).expect("ours").skipped;
@@ -233,16 +209,16 @@ fn a_forged_manifest_reaches_no_file_outside_and_no_absurd_size() {
     type Change = fn(&mut Manifest);
     let cases: [(&str, Change); 10] = [
         ("a weight follows a slot", |manifest| manifest.tensors.reverse()),
-        ("where byte 0 is next", |manifest| chunks(manifest)[0].start = 4),
+        ("where byte 0 is next", |manifest| manifest.chunks[0].start = 4),
         ("where byte 16 is next", |manifest| {
-            chunks(manifest).remove(1);
+            manifest.chunks.remove(1);
         }),
-        ("for tensors of", |manifest| chunks(manifest).truncate(1)),
-        ("a chunk of 18446744073709551612 bytes", |manifest| chunks(manifest)[0].bytes = u64::MAX - 3),
-        ("a chunk of 0 bytes", |manifest| chunks(manifest)[0].bytes = 0),
+        ("for tensors of", |manifest| manifest.chunks.truncate(1)),
+        ("a chunk of 18446744073709551612 bytes", |manifest| manifest.chunks[0].bytes = u64::MAX - 3),
+        ("a chunk of 0 bytes", |manifest| manifest.chunks[0].bytes = 0),
         ("too large to store", |manifest| manifest.tensors[0].shape = vec![usize::MAX, usize::MAX]),
         ("a weight and a slot are named", |manifest| manifest.tensors[0].name = "momentum.conv1.bias".into()),
-        ("cannot be read", |manifest| chunks(manifest)[0].digest = "0".repeat(32).parse().expect("a digest")),
+        ("cannot be read", |manifest| manifest.chunks[0].digest = "0".repeat(32).parse().expect("a digest")),
         ("of step 9", |manifest| manifest.position.step = 9),
     ];
     for (expected, change) in cases {
@@ -254,7 +230,7 @@ fn a_forged_manifest_reaches_no_file_outside_and_no_absurd_size() {
 #[test]
 fn a_field_of_a_later_minor_version_is_passed_over() {
     let stored = Pair::saved();
-    let manifest = Manifest::from_bytes(&fs::read(stored.file("manifest.json")).expect("there")).expect("whole");
+    let manifest = stored.manifest();
     let text = String::from_utf8(manifest.to_bytes().expect("serialises")).expect("JSON");
     let body = text.split(",\n  \"digest\"").next().expect("a body").replacen('{', "{\n  \"later\": [1],", 1);
     let digest = blake3::hash(body.as_bytes()).to_hex();

@@ -156,16 +156,32 @@ fn a_newer_format_is_refused_with_both_versions() {
     save(&folder, 1);
     let path = place(&folder, 1).join("manifest.json");
     let mut manifest = Manifest::from_bytes(&fs::read(&path).expect("there")).expect("whole");
-    (manifest.format_version, manifest.readable_from) = (3, Some(3));
+    (manifest.format_version, manifest.readable_from) = (3, 3);
     let bytes = manifest.to_bytes().expect("serialises");
     fs::write(&path, &bytes).expect("written");
     let text = error_of(load(&folder, &State::at(0).identity));
-    assert!(text.contains("format version 3") && text.contains("up to 2"), "{text}");
+    assert!(text.contains("format version 3") && text.contains("it reads version 2"), "{text}");
     let text = error_of(State::at(1).with_snapshot(|snapshot| folder.save(snapshot)));
     assert!(text.contains("format version 3"), "{text}");
     let text = error_of(save_in_parts(&folder, 1, 2));
     assert!(text.contains("format version 3"), "{text}");
     assert_eq!(fs::read(&path).expect("there"), bytes);
+}
+
+#[test]
+fn a_checkpoint_of_format_1_is_refused_by_its_version() {
+    let root = tempfile::tempdir().expect("a folder");
+    let folder = open(root.path());
+    save(&folder, 1);
+    let path = place(&folder, 1).join("manifest.json");
+    // Version 1 stored whole tensors and did not say which programs read it.
+    let body = "{\n  \"format_version\": 1,\n  \"objects\": []";
+    let digest = blake3::hash(body.as_bytes()).to_hex();
+    fs::write(&path, format!("{body},\n  \"digest\": \"{digest}\"\n}}\n")).expect("written");
+    let text = error_of(load(&folder, &State::at(0).identity));
+    assert!(text.contains("format version 1, which this program does not know"), "{text}");
+    let text = error_of(State::at(1).with_snapshot(|snapshot| folder.save(snapshot)));
+    assert!(text.contains("format version 1"), "{text}");
 }
 
 #[test]
@@ -175,7 +191,7 @@ fn a_newer_format_that_says_so_is_read() {
     save(&folder, 1);
     let path = place(&folder, 1).join("manifest.json");
     let mut manifest = Manifest::from_bytes(&fs::read(&path).expect("there")).expect("whole");
-    (manifest.format_version, manifest.readable_from) = (3, Some(2));
+    (manifest.format_version, manifest.readable_from) = (3, 2);
     fs::write(&path, manifest.to_bytes().expect("serialises")).expect("written");
     assert_eq!(newest(&folder), (Some(1), vec![]));
 }
