@@ -1,4 +1,5 @@
-//! `cargo xtask cluster up | status | down`: a real Kubernetes on this machine with Lockstep installed from its chart.
+//! `cargo xtask cluster up | status | down`: a real Kubernetes on this machine with Lockstep
+//! installed from its chart.
 
 use std::{fs, time::Instant};
 
@@ -25,13 +26,14 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Start it, install Lockstep, print the KUBECONFIG line; where it runs already, install what is built now.
+    /// Start it, install Lockstep and print the KUBECONFIG line; update Lockstep if the cluster
+    /// runs already.
     Up {
-        /// Number of nodes of a cluster that does not run yet.
+        /// The number of nodes of a new cluster.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_NODES)))]
         nodes: u32,
     },
-    /// Say what runs.
+    /// Show the nodes, pods and jobs.
     Status,
     /// Stop it and remove everything that it made, the examples' checkpoints included.
     Down,
@@ -51,7 +53,7 @@ fn up(nodes: u32) -> anyhow::Result<()> {
     let images = image::make()?;
     let cluster = match Cluster::running(Settings::development(nodes)) {
         Ok(cluster) => {
-            println!("the cluster runs already; it gets what is built now");
+            println!("the cluster runs already; it is updated to the current build");
             cluster
         }
         Err(_) => {
@@ -70,7 +72,7 @@ fn up(nodes: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives the nodes the images.
+/// Loads the images into the nodes.
 pub(crate) fn load(images: &[Image], cluster: &Cluster) -> anyhow::Result<()> {
     images.iter().try_for_each(|image| cluster.load_image(&image.path))
 }
@@ -79,7 +81,7 @@ fn install(cluster: &Cluster) -> anyhow::Result<()> {
     let installed = cluster.helm(&["status", RELEASE, "--namespace", NAMESPACE]).is_ok();
     chart::install(cluster.client())?;
     if installed {
-        // The images' names are what they were, so Kubernetes sees no change.
+        // The images keep their names, so Kubernetes sees no change.
         cluster.kubectl(&["-n", NAMESPACE, "rollout", "restart", "deployment"])?;
         cluster.kubectl(&["-n", NAMESPACE, "rollout", "status", "deployment", "--timeout=120s"])?;
     }
@@ -100,7 +102,7 @@ fn status() -> anyhow::Result<()> {
         &["get", "pods", "--all-namespaces", "--output=wide"],
         &["get", "tj", "--all-namespaces"],
     ] {
-        // Lockstep, and so its kind of object, may be uninstalled.
+        // Lockstep may be uninstalled, and its kind of object with it.
         println!("{}", cluster.kubectl(words).unwrap_or_else(|why| format!("{why:#}\n")));
     }
     Ok(())

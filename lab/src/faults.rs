@@ -1,4 +1,4 @@
-//! `cargo xtask faults`: what goes wrong on a real cluster, again and again.
+//! `cargo xtask faults`: the tests of faults on a real cluster, many times.
 
 use std::{
     collections::BTreeMap,
@@ -18,31 +18,31 @@ use xtask::cargo;
 
 use crate::{cluster, image};
 
-/// Tests of jobs to which something happens.
+/// Tests of jobs that meet a fault.
 const FAULTS: [&str; 3] = ["jobs::faults", "jobs::elastic", "jobs::outages"];
 
-/// Those that break nothing but their own jobs run side by side, and wait for more than they compute.
+/// Tests that break only their own jobs run side by side. They mostly wait.
 const AT_ONCE: &str = "--test-threads=4";
 
-/// Kills, evicts, hangs, scales and suspends workers, drains nodes, and fails nodes, images and the control plane, while jobs train on a
-/// real cluster, the same one through all turns.
+/// Kill, evict, hang, scale and suspend workers, drain nodes, and fail nodes, images and the
+/// control plane, while jobs train on one real cluster.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// How often in a row; some eight minutes each on two cores.
+    /// The number of turns. Each takes about eight minutes on two cores.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     times: u32,
-    /// Only those whose name contains this.
+    /// Run only tests whose name contains one of these.
     #[arg(value_name = "FILTER")]
     filters: Vec<String>,
 }
 
-/// Ends well if nothing failed in any turn; says what failed how often.
+/// Runs the turns, prints how often each test passed, and succeeds if all passed in every turn.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Cluster::available().map_err(anyhow::Error::msg)?;
     let images = image::make()?;
-    // Tests compare with runs on this machine, and would build what these need beside the jobs.
+    // Tests compare with runs on this machine and would build these programs beside the jobs.
     products();
-    // It ends with this process.
+    // The cluster ends with this process.
     let kept = Cluster::start_guarded(Settings::tests(TEST_NODES))?;
     cluster::load(&images, &kept)?;
     chart::install(kept.client())?;
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for turn in 1..=arguments.times {
         println!("== turn {turn} of {}", arguments.times);
         let begun = Instant::now();
-        // Each job of the turns before keeps its own.
+        // Each job of the turns before keeps its volume.
         kept.add_volumes(turn + 1)?;
         for (name, well) in faults(&arguments.filters)? {
             *passed.entry(name).or_default() += u32::from(well);
@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// One turn: each test and whether it passed.
+/// Runs one turn and returns each test with true if it passed.
 fn faults(filters: &[String]) -> anyhow::Result<Vec<(String, bool)>> {
     let mut command = cargo::everything("test");
     command.args(["--quiet", "--test", "cluster", "--", "--format=pretty", AT_ONCE]);
@@ -73,10 +73,10 @@ fn faults(filters: &[String]) -> anyhow::Result<Vec<(String, bool)>> {
         [] => command.args(FAULTS),
         filters => command.args(filters),
     };
-    // What cannot run here is no success.
+    // A skipped test is a failure.
     command.env("CI", "true").env(KEPT_CLUSTER, "");
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
-    let output = child.stdout.take().context("it was piped")?;
+    let output = child.stdout.take().context("the output is piped")?;
     let mut ended = Vec::new();
     for line in BufReader::new(output).lines() {
         let line = line?;
@@ -88,7 +88,7 @@ fn faults(filters: &[String]) -> anyhow::Result<Vec<(String, bool)>> {
     Ok(ended)
 }
 
-/// The test that a line of the runner is about, and whether it passed.
+/// Returns the test that a line of the runner is about, and true if it passed.
 fn outcome(line: &str) -> Option<(&str, bool)> {
     let (name, outcome) = line.strip_prefix("test ")?.split_once(" ... ")?;
     match outcome {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runners_lines_say_what_passed() {
+    fn a_line_of_the_runner_names_a_test_and_its_outcome() {
         assert_eq!(outcome("test jobs::faults::kill ... ok"), Some(("jobs::faults::kill", true)));
         assert_eq!(outcome("test jobs::faults::kill ... FAILED"), Some(("jobs::faults::kill", false)));
         assert_eq!(outcome("test owner::waits ... ignored, is started by another"), None);

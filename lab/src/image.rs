@@ -13,7 +13,8 @@ use lockstep_tests::{
 
 use xtask::{cargo, folders};
 
-/// Makes the images of operator, trainer and the MNIST example's data; building twice gives the same digests.
+/// Make the images of operator, trainer and the MNIST example's data. Building twice gives the same
+/// digests.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {}
 
@@ -23,7 +24,7 @@ pub(crate) fn run(Arguments {}: &Arguments) -> anyhow::Result<()> {
     all()
 }
 
-/// Builds the binaries, makes all images and says what they are.
+/// Builds the binaries, makes all images and prints their names and digests.
 pub(crate) fn all() -> anyhow::Result<()> {
     for Image { name, path, digest, bytes } in make()? {
         println!("{name}  {:.1} MiB  {digest}\n  {}", bytes as f64 / f64::from(1 << 20), path.display());
@@ -42,7 +43,7 @@ pub(crate) fn make() -> anyhow::Result<[Image; 3]> {
     ])
 }
 
-/// The test pair of the real MNIST if it is at hand, else glyphs in IDX files of the same names.
+/// Returns the test pair of MNIST if it is at hand, else glyphs in IDX files of the same names.
 fn mnist_files(trainer: &Path) -> anyhow::Result<Vec<PathBuf>> {
     match mnist::folder() {
         Some(folder) => mnist::small_part(&folder),
@@ -53,7 +54,7 @@ fn mnist_files(trainer: &Path) -> anyhow::Result<Vec<PathBuf>> {
     }
 }
 
-/// The files of glyphs that are drawn anew.
+/// Draws glyphs and returns their files.
 fn glyphs(trainer: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let folder = folders::target().join("images/glyphs");
     fs::create_dir_all(&folder)?;

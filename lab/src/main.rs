@@ -1,4 +1,5 @@
-//! `lockstep-lab`: the commands of `cargo xtask` that need the test harness. `cargo xtask` builds this program and calls it.
+//! `lockstep-lab`: the commands of `cargo xtask` that need the test harness. `cargo xtask` builds
+//! this program and calls it.
 
 mod bench;
 mod cluster;
@@ -21,7 +22,8 @@ struct Arguments {
 enum Command {
     /// Let jobs on a real cluster meet every fault, many times in a row.
     Faults(faults::Arguments),
-    /// A real Kubernetes on this machine with Lockstep installed from its chart.
+    /// Start, show or stop a real Kubernetes on this machine with Lockstep installed from its
+    /// chart.
     Cluster(cluster::Arguments),
     /// Measure against the peers; without a name, list the benchmarks.
     Bench(bench::Arguments),

@@ -1,4 +1,4 @@
-//! Lockstep on a cluster: its chart installed as a user does it, and what its operator then tells.
+//! Lockstep on a cluster: its chart, installed as a user does it, and its operator's metrics.
 
 use std::{
     io::Write as _,
@@ -9,33 +9,33 @@ use anyhow::Context as _;
 
 use crate::{cluster::Client, root};
 
-/// Where the operator runs.
+/// The operator's namespace.
 pub const NAMESPACE: &str = "lockstep-system";
 /// The release's name.
 pub const RELEASE: &str = "lockstep";
 /// Selects the operator's pods.
 pub const OPERATOR: &str = "app.kubernetes.io/component=operator";
 
-/// Installs the chart, or upgrades to what is built now, and waits until the operator is ready.
+/// Installs the chart, or upgrades it to the current build, and waits until the operator is ready.
 ///
 /// # Errors
-/// What helm complained about.
+/// helm fails.
 pub fn install(client: &Client) -> anyhow::Result<()> {
     let chart = root().join("charts/lockstep").display().to_string();
-    let place = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"];
-    client.helm(&[&["upgrade", "--install", RELEASE, chart.as_str()][..], &place].concat()).map(drop)
+    let options = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"];
+    client.helm(&[&["upgrade", "--install", RELEASE, chart.as_str()][..], &options].concat()).map(drop)
 }
 
-/// The operator's metrics, in Prometheus' text format.
+/// Returns the operator's metrics in Prometheus' text format.
 ///
 /// # Errors
-/// What kubectl complained about.
+/// kubectl fails.
 pub fn operator_metrics(client: &Client) -> anyhow::Result<String> {
     let service = format!("/api/v1/namespaces/{NAMESPACE}/services/lockstep-operator-metrics:metrics");
     client.kubectl(&["get", "--raw", &format!("{service}/proxy/metrics")])
 }
 
-/// What `promtool check metrics` has to say against metrics; empty when they please it.
+/// Returns the objections of `promtool check metrics`; empty if there are none.
 ///
 /// # Errors
 /// promtool, of Debian's package prometheus, cannot be started.
@@ -51,7 +51,12 @@ pub fn promtool_objections(metrics: &str) -> anyhow::Result<String> {
         pipe.write_all(metrics.as_bytes()).context("writing to promtool")?;
     }
     let verdict = checker.wait_with_output()?;
-    let said = format!("{}{}", String::from_utf8_lossy(&verdict.stderr), String::from_utf8_lossy(&verdict.stdout));
-    let said = said.trim().to_owned();
-    Ok(if verdict.status.success() || !said.is_empty() { said } else { format!("it ended with {}", verdict.status) })
+    let objections =
+        format!("{}{}", String::from_utf8_lossy(&verdict.stderr), String::from_utf8_lossy(&verdict.stdout));
+    let objections = objections.trim().to_owned();
+    Ok(if verdict.status.success() || !objections.is_empty() {
+        objections
+    } else {
+        format!("promtool ended with {}", verdict.status)
+    })
 }

@@ -5,23 +5,24 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where the checkpoint of this step lies in a job's folder.
+/// Returns the folder of the checkpoint of this step in a job's folder.
 #[must_use]
-pub fn place(job: &Path, step: u64) -> PathBuf {
+pub fn folder_of(job: &Path, step: u64) -> PathBuf {
     job.join(format!("checkpoints/step-{step:08}"))
 }
 
-/// The steps whose checkpoints lie in a job's folder.
+/// Returns the steps whose checkpoints lie in a job's folder.
 #[must_use]
 pub fn steps(job: &Path) -> Vec<u64> {
     let entries = fs::read_dir(job.join("checkpoints")).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()).collect()
 }
 
-/// Leaves a checkpoint its files, with other bytes in them; others may share theirs with it, and keep them.
+/// Overwrites the files of a checkpoint with other bytes. Files that it shares with other
+/// checkpoints stay intact in those.
 ///
 /// # Errors
-/// There is no such folder, or it cannot be written.
+/// The folder does not exist or cannot be written.
 pub fn damage(checkpoint: &Path) -> io::Result<()> {
     for entry in fs::read_dir(checkpoint)? {
         let file = entry?.path();

@@ -1,5 +1,7 @@
-//! Container images as OCI archives, made without a daemon: the same files give the same bytes.
-//! Layout and documents as in the OCI image specification 1.1, <https://github.com/opencontainers/image-spec>.
+//! Container images as OCI archives, made without a daemon. The same files give the same bytes.
+//!
+//! Layout and documents follow the OCI image specification 1.1,
+//! <https://github.com/opencontainers/image-spec>.
 
 mod archive;
 mod libraries;
@@ -13,19 +15,20 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use crate::{cluster::install_packages, target};
+use crate::{packages, target};
 use archive::Content;
 
 /// The version in the images' tags.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Registry part of the images' names.
+/// The registry in the images' names.
 pub const REGISTRY: &str = "lockstep.dev";
 
-/// Who runs inside: neither root nor anybody of the host.
+/// The user inside the containers: neither root nor a user of the host.
 const USER: &str = "65532:65532";
 const PASSWD: &str = "root:x:0:0:root:/root:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n";
 const GROUP: &str = "root:x:0:\nnonroot:x:65532:\n";
-/// Where clients look for certificate authorities; copied from the machine that builds, if it has any.
+/// The file in which clients look for certificate authorities. It is copied from the building
+/// machine, if that has it.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Debian's static busybox, and its package.
 const BUSYBOX: &str = "/bin/busybox";
@@ -36,7 +39,7 @@ const PLAIN: u32 = 0o644;
 /// An image that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// With its tag.
+    /// The name with its tag.
     pub name: String,
     /// The archive.
     pub path: PathBuf,
@@ -46,26 +49,26 @@ pub struct Image {
     pub bytes: u64,
 }
 
-/// Where `cargo xtask image` puts the archive of an image.
+/// Returns the path of an image's archive, where `cargo xtask image` writes it.
 #[must_use]
 pub fn archive(name: &str) -> PathBuf {
     target().join("images").join(format!("{name}.oci.tar"))
 }
 
-/// What goes into an image.
+/// The content of an image.
 struct Recipe {
-    /// With its tag.
+    /// The name with its tag.
     name: String,
-    /// By absolute path without the leading slash.
+    /// Content by absolute path without the leading slash.
     files: BTreeMap<String, Content>,
     entrypoint: Vec<String>,
     user: &'static str,
 }
 
-/// The operator: one static binary, with accounts and certificate authorities.
+/// Makes the operator's image: one static binary, with accounts and certificate authorities.
 ///
 /// # Errors
-/// The binary is not there, or the archive cannot be written.
+/// The binary does not exist, or the archive cannot be written.
 pub fn operator(binary: &Path, archive: &Path) -> anyhow::Result<Image> {
     let mut recipe = Recipe::new(versioned("operator"), &["/usr/bin/lockstep-operator"]);
     recipe.accounts();
@@ -73,11 +76,11 @@ pub fn operator(binary: &Path, archive: &Path) -> anyhow::Result<Image> {
     recipe.write(archive)
 }
 
-/// The trainer: a binary with the loader and the system libraries that it is linked with, since a GPU's libraries are loaded at run
-/// time and want the same.
+/// Makes the trainer's image: a binary with its loader and the system libraries that it is linked
+/// with. A GPU's libraries are loaded at run time and need the same.
 ///
 /// # Errors
-/// The binary is not there, a library of it is missing, or the archive cannot be written.
+/// The binary or one of its libraries does not exist, or the archive cannot be written.
 pub fn trainer(binary: &Path, archive: &Path) -> anyhow::Result<Image> {
     let mut recipe = Recipe::new(versioned("trainer"), &["/usr/bin/lockstep-trainer"]);
     recipe.accounts();
@@ -88,10 +91,11 @@ pub fn trainer(binary: &Path, archive: &Path) -> anyhow::Result<Image> {
     recipe.write(archive)
 }
 
-/// A data set in a folder `/NAME`, with a `cp` that takes it from there: what an init container needs.
+/// Makes the image of a data set in a folder `/NAME`, with a `cp` for an init container that copies
+/// it.
 ///
 /// # Errors
-/// A file is not there, or the archive cannot be written.
+/// A file does not exist, or the archive cannot be written.
 pub fn data(name: &str, files: &[PathBuf], archive: &Path) -> anyhow::Result<Image> {
     let mut recipe = Recipe::new(versioned(&format!("data-{name}")), &[]);
     recipe.busybox(&["cp".to_owned()])?;
@@ -103,10 +107,10 @@ pub fn data(name: &str, files: &[PathBuf], archive: &Path) -> anyhow::Result<Ima
     recipe.write(archive)
 }
 
-/// busybox under all its names, for the pods of tests.
+/// Makes an image of busybox under all its names, for the pods of tests.
 ///
 /// # Errors
-/// busybox is not there, or the archive cannot be written.
+/// busybox is missing, or the archive cannot be written.
 pub fn shell(name: &str, archive: &Path) -> anyhow::Result<Image> {
     let mut recipe = Recipe::new(name.to_owned(), &[]);
     recipe.accounts();
@@ -117,10 +121,11 @@ pub fn shell(name: &str, archive: &Path) -> anyhow::Result<Image> {
     recipe.write(archive)
 }
 
-/// The container that holds a pod's namespaces: it waits, reaps, and ends when it is asked to.
+/// Makes the image of the container that holds a pod's namespaces. It waits, reaps, and ends on
+/// request.
 ///
 /// # Errors
-/// busybox is not there, or the archive cannot be written.
+/// busybox is missing, or the archive cannot be written.
 pub fn pause(archive: &Path) -> anyhow::Result<Image> {
     let wait = "trap 'exit 0' TERM INT; while :; do sleep 86400 & wait $!; done";
     let mut recipe = Recipe::new(format!("{REGISTRY}/pause:1"), &["/bin/busybox", "sh", "-c", wait]);
@@ -148,10 +153,10 @@ impl Recipe {
         }
     }
 
-    /// Adds it under these names too; installs it where it is missing.
+    /// Adds busybox, also under these names. Installs it if it is missing.
     fn busybox(&mut self, names: &[String]) -> anyhow::Result<()> {
         if !Path::new(BUSYBOX).exists() {
-            install_packages(&[BUSYBOX_PACKAGE])?;
+            packages::install(&[BUSYBOX_PACKAGE])?;
         }
         let file = fs::read(BUSYBOX).with_context(|| format!("reading {BUSYBOX}, of {BUSYBOX_PACKAGE}"))?;
         if libraries::is_dynamic(&file) {

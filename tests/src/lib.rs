@@ -1,14 +1,16 @@
-//! What the tests, `cargo xtask cluster` and the benchmarks share: a real local Kubernetes, a real S3 server, network namespaces, and container
-//! images.
+//! The parts that the tests, `cargo xtask cluster` and the benchmarks share: a real local
+//! Kubernetes, a real S3 server, network namespaces, and container images.
 
 pub mod chart;
 pub mod checkpoints;
 pub mod cluster;
+mod go_programs;
 pub mod image;
 pub mod metrics;
 pub mod mnist;
 pub mod namespaces;
 pub mod object_store;
+pub mod packages;
 pub mod samples;
 
 use std::{
@@ -21,11 +23,13 @@ use std::{
 use xtask::cargo::without_package;
 pub use xtask::folders::{cache, root, target};
 
-/// The folder with the binaries, built if they are not. Everything is built, as `cargo xtask test` does: another choice of packages
-/// would compile the dependencies once more.
+/// Returns the folder with the binaries, and builds them if they are missing.
+///
+/// It builds everything, as `cargo xtask test` does: another choice of packages would compile the
+/// dependencies once more.
 ///
 /// # Panics
-/// When they do not build.
+/// The build fails.
 pub fn products() -> &'static Path {
     static PRODUCTS: OnceLock<PathBuf> = OnceLock::new();
     PRODUCTS.get_or_init(|| {
@@ -36,10 +40,11 @@ pub fn products() -> &'static Path {
     })
 }
 
-/// The archives of the images of operator, trainer and MNIST's data, made if they are not.
+/// Returns the archives of the images of operator, trainer and MNIST's data, and makes them if they
+/// are missing.
 ///
 /// # Panics
-/// When they cannot be made.
+/// They cannot be made.
 pub fn images() -> &'static [PathBuf; 3] {
     static IMAGES: OnceLock<[PathBuf; 3]> = OnceLock::new();
     IMAGES.get_or_init(|| {
@@ -49,17 +54,18 @@ pub fn images() -> &'static [PathBuf; 3] {
     })
 }
 
-/// Says in one loud line that a test cannot run here; in CI that is a failure.
+/// Reports in one loud line that a test cannot run here.
 ///
 /// # Panics
-/// When the variable `CI` is `true`.
+/// The variable `CI` is `true`: a skipped test is a failure there.
 pub fn skip(test: &str, why: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{test} cannot be skipped in CI: {why}");
     say(&format!("SKIPPED: {test}: {why}"));
 }
 
-/// A line on standard error that a test runner does not hold back.
+/// Prints a line on standard error that a test runner does not hold back.
 pub fn say(line: &str) {
-    // Nobody listens where standard error is closed. One write, so that no other line gets between.
+    // A closed standard error is no reason to fail. A single write keeps other lines from getting
+    // between.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }

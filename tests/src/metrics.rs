@@ -1,4 +1,4 @@
-//! What a worker of a `lockstep run` serves.
+//! The metrics that a worker of a `lockstep run` serves.
 
 use std::{
     fs,
@@ -7,11 +7,12 @@ use std::{
     path::Path,
 };
 
-/// The metrics of a worker in the Prometheus text format, where it serves them; its run has this folder.
+/// Returns the metrics of a worker in the Prometheus text format, if it serves them. `folder` is
+/// the folder of its run.
 #[must_use]
 pub fn of_worker(folder: &Path, worker: usize) -> Option<String> {
     let log = fs::read_to_string(folder.join(format!("logs/worker-{worker}.log"))).ok()?;
-    // Of the newest process, where others had this place before.
+    // The last address is that of the newest process of this worker.
     let address = log.split_whitespace().filter_map(|word| word.strip_prefix("metrics=")).next_back()?;
     let mut stream = TcpStream::connect(address).ok()?;
     write!(stream, "GET /metrics HTTP/1.0\r\n\r\n").ok()?;
@@ -21,7 +22,7 @@ pub fn of_worker(folder: &Path, worker: usize) -> Option<String> {
     head.starts_with("HTTP/1.0 200").then(|| body.to_owned())
 }
 
-/// The value of the first series of this name.
+/// Returns the value of the first series of this name.
 #[must_use]
 pub fn value(text: &str, name: &str) -> Option<f64> {
     let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));

@@ -15,15 +15,15 @@ pub const VARIABLE: &str = "LOCKSTEP_MNIST";
 const BESIDE: &str = "../shared/data/mnist";
 const TEST_PREFIX: &str = "t10k-";
 
-/// The folder of the MNIST files, if there is one.
+/// Returns the folder of the MNIST files, if there is one.
 #[must_use]
 pub fn folder() -> Option<PathBuf> {
     let beside = || Some(root().join(BESIDE)).filter(|folder| folder.is_dir());
     env::var_os(VARIABLE).map(PathBuf::from).or_else(beside)
 }
 
-/// The pair of test files in `folder`, 10,000 images and their labels; every file of a folder
-/// without test files.
+/// Returns the pair of test files in `folder`, 10,000 images and their labels; every file of a
+/// folder without test files.
 ///
 /// The 60,000 training images would make each test that trains whole epochs six times as long.
 ///

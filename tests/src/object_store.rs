@@ -10,14 +10,14 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::cluster::{ensure_object_store, wait_for};
+use crate::{cluster::wait_for, go_programs};
 
 /// How long it may take to listen.
 const UP_WITHIN: Duration = Duration::from_secs(30);
 const ACCESS_KEY: &str = "lockstep";
 const SECRET_KEY: &str = "known-to-the-tests";
 
-/// The server; ends when this is dropped.
+/// The server. It ends when this is dropped.
 #[derive(Debug)]
 pub struct ObjectStore {
     process: Child,
@@ -26,19 +26,19 @@ pub struct ObjectStore {
 }
 
 impl ObjectStore {
-    /// Starts one that keeps its buckets in `folder`.
+    /// Starts a server that keeps its buckets in `folder`.
     ///
     /// # Errors
-    /// Why it cannot run here, for people.
+    /// The reason why it cannot run here, for people.
     pub fn start(folder: &Path) -> Result<Self, String> {
         Self::started(folder).map_err(|error| format!("{error:#}"))
     }
 
     fn started(folder: &Path) -> anyhow::Result<Self> {
-        let program = ensure_object_store()?;
+        let program = go_programs::object_store()?;
         let buckets = folder.join("buckets");
         fs::create_dir_all(&buckets)?;
-        // Somebody else may take the port in between; then it does not come up, and says so.
+        // Another process may take the port in between. The server then fails and logs why.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let log = File::create(folder.join("server.log"))?;
         let process = Command::new("setpriv")
@@ -52,30 +52,30 @@ impl ObjectStore {
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .context("starting versitygw by setpriv")?;
+            .context("starting versitygw with setpriv")?;
         let store = Self { process, address, folder: buckets };
         let up = wait_for("the object store", UP_WITHIN, || TcpStream::connect(address).is_ok());
         up.with_context(|| format!("see {}", folder.join("server.log").display()))?;
         Ok(store)
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The folder of a bucket, which is made.
+    /// Makes a bucket and returns its folder.
     ///
     /// # Panics
-    /// When it cannot be.
+    /// The folder cannot be made.
     pub fn bucket(&self, name: &str) -> PathBuf {
         let bucket = self.folder.join(name);
         fs::create_dir_all(&bucket).unwrap_or_else(|error| panic!("{}: {error}", bucket.display()));
         bucket
     }
 
-    /// What a client that reaches the server at `address` has in its environment.
+    /// Returns the environment of a client that reaches the server at `address`.
     #[must_use]
     pub fn variables(address: SocketAddr) -> Vec<(String, String)> {
         [
@@ -93,7 +93,7 @@ impl ObjectStore {
 
 impl Drop for ObjectStore {
     fn drop(&mut self) {
-        // It may have ended by itself, which a test will have seen.
+        // It may have ended by itself; a test would have noticed.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

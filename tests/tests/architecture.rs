@@ -1,8 +1,8 @@
-//! The arrows of ARCHITECTURE.md: which crate may use which. Nothing else compiles past this test.
+//! The arrows of ARCHITECTURE.md: the crates that each crate may use.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-/// `user ──► used`, the whole list.
+/// `user ──► used`, the complete list.
 const ARROWS: [(&str, &[&str]); 12] = [
     ("lockstep-launch", &[]),
     ("lockstep-api", &["lockstep-launch"]),

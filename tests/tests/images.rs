@@ -1,4 +1,5 @@
-//! Images are the same bytes whenever they are made from the same files, and hold what a restricted pod needs.
+//! The same files give the same image bytes, and the images hold the files that a restricted pod
+//! needs.
 
 use std::{
     collections::BTreeMap,
@@ -102,7 +103,7 @@ fn a_missing_binary_is_named() {
     assert!(format!("{error:#}").contains("/nowhere/lockstep-operator"), "{error:#}");
 }
 
-/// A program that is linked dynamically: this one.
+/// Returns a dynamically linked program: this one.
 fn this_program() -> PathBuf {
     env::current_exe().expect("this program")
 }

@@ -32,8 +32,8 @@ pub fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A cargo command over the whole workspace. A smaller choice of packages unifies features differently and would
-/// compile some dependencies once more.
+/// A cargo command over the whole workspace. A smaller choice of packages unifies features
+/// differently and would compile some dependencies once more.
 #[must_use]
 pub fn everything(verb: &str) -> Command {
     cargo(&[verb, "--release", "--locked", "--workspace"])
@@ -48,7 +48,8 @@ pub fn build() -> anyhow::Result<PathBuf> {
     Ok(target().join("release"))
 }
 
-/// Builds a package as a static binary and returns its folder; installs the target's standard library first.
+/// Builds a package as a static binary and returns its folder. Installs the target's standard
+/// library first.
 ///
 /// # Errors
 /// The installation or the build fails.
@@ -67,8 +68,8 @@ fn has_target(target: &str) -> anyhow::Result<bool> {
     Ok(output.status.success() && Path::new(folder.trim()).is_dir())
 }
 
-/// Hides from `command` what cargo told this process about its own package. Build scripts such as ring's watch these
-/// variables, and would run again with everything that depends on them.
+/// Hides from `command` the variables that cargo set for this process's own package. Build scripts
+/// such as ring's watch them, and would run again together with everything that depends on them.
 pub fn without_package(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {

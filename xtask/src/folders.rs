@@ -25,5 +25,7 @@ pub fn cache() -> anyhow::Result<PathBuf> {
         .filter(|folder| !folder.is_empty())
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    Ok(base.context("neither XDG_CACHE_HOME nor HOME is set: set one, built programs are kept there")?.join("lockstep"))
+    Ok(base
+        .context("neither XDG_CACHE_HOME nor HOME is set: set one, for the folder of built programs")?
+        .join("lockstep"))
 }

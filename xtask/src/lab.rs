@@ -1,4 +1,4 @@
-//! The commands that need the test harness: this builds `lockstep-lab` and hands them over.
+//! The commands that need the test harness. This program builds `lockstep-lab` and passes them on.
 
 use std::process::{Command, ExitCode};
 
@@ -8,9 +8,9 @@ use xtask::{
     folders,
 };
 
-/// Calls `lockstep-lab VERB ARGUMENTS…`, and ends with its exit code.
+/// Calls `lockstep-lab VERB ARGUMENTS…` and returns its exit code.
 pub(crate) fn lab(verb: &str, arguments: &[String]) -> anyhow::Result<ExitCode> {
-    // The lab builds the products for itself; all of them are built at once, so that features unify in one way.
+    // The lab builds the products itself. Building all of them at once unifies features in one way.
     run(everything("build").args(["--bins", "--examples"]))?;
     let lab = folders::target().join("release/lockstep-lab");
     let status = Command::new(&lab)
@@ -22,7 +22,7 @@ pub(crate) fn lab(verb: &str, arguments: &[String]) -> anyhow::Result<ExitCode> 
     Ok(exit_code(status.code()))
 }
 
-/// The exit code of a child as this process's own; 1 where a signal ended it.
+/// Returns a child's exit code as this process's own; 1 if a signal ended the child.
 pub(crate) fn exit_code(code: Option<i32>) -> ExitCode {
     ExitCode::from(u8::try_from(code.unwrap_or(1)).unwrap_or(1))
 }

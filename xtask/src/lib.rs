@@ -1,4 +1,4 @@
-//! The repository as its own tools see it: where its folders are, and how this project calls cargo.
+//! The repository as its own tools see it: its folders, and its way to call cargo.
 
 pub mod cargo;
 pub mod folders;

@@ -1,4 +1,4 @@
-//! Everything that a contributor or CI does with this repository: `cargo xtask COMMAND`.
+//! Every command of a contributor or of CI: `cargo xtask COMMAND`.
 
 mod lab;
 mod simulate;
@@ -20,7 +20,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train LeNet-5 on the built-in glyphs with 2 local workers; further arguments go to `lockstep run`.
+    /// Train LeNet-5 on the built-in glyphs with 2 local workers. Further arguments go to
+    /// `lockstep run`.
     Train {
         /// Arguments for `lockstep run`, such as `--workers 4`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -30,11 +31,12 @@ enum Command {
     Check,
     /// Run every test, the real cluster included; installs what they need.
     Test,
-    /// Simulate the membership under faults for any range of seeds, such as a million through the night.
+    /// Simulate the membership under faults for any range of seeds, such as a million overnight.
     Simulate(simulate::Arguments),
     /// Let jobs on a real cluster meet every fault, many times in a row.
     Faults(Rest),
-    /// A real Kubernetes on this machine with Lockstep installed from its chart.
+    /// Start, show or stop a real Kubernetes on this machine with Lockstep installed from its
+    /// chart.
     Cluster(Rest),
     /// Measure against the peers; without a name, list the benchmarks.
     Bench(Rest),

@@ -1,4 +1,5 @@
-//! `cargo xtask simulate`: the simulated histories of the membership, or of checkpoints on a disk, for any range of seeds, on all cores.
+//! `cargo xtask simulate`: simulated histories of the membership, or of checkpoints on a disk, for
+//! any range of seeds, on all cores.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -9,19 +10,20 @@ use anyhow::{Context as _, ensure};
 
 use xtask::cargo;
 
-/// Simulates group after group, or disk after disk, with every fault that is known, and checks each one's history.
+/// Simulate one group or disk after another, with every known fault, and check the history of each.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Of what.
+    /// The simulated part.
     #[arg(value_enum, default_value_t = Simulated::Membership)]
     simulated: Simulated,
-    /// How many histories: some 40,000 of the membership a minute, or 10,000 of checkpoints, on two cores that do nothing else.
+    /// The number of histories. Two idle cores take about a minute for 40,000 of the membership, or
+    /// for 10,000 of checkpoints.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     seeds: u64,
-    /// The first one's seed; the others follow it.
+    /// The seed of the first history. The others follow it.
     #[arg(long, value_name = "S", default_value_t = 0)]
     first_seed: u64,
-    /// Only this one, and everything that happens in it.
+    /// Run only this history, and print every event in it.
     #[arg(long, value_name = "K", conflicts_with_all = ["seeds", "first_seed"])]
     seed: Option<u64>,
 }
@@ -35,7 +37,7 @@ enum Simulated {
 }
 
 impl Simulated {
-    /// Which programs of tests have it, and what it is called there.
+    /// Returns the options that select the test program, and the name of the test in it.
     const fn test(self) -> [&'static [&'static str]; 2] {
         match self {
             Self::Membership => [&["--test", "simulation"], &["whatever_happens_no_step_is_lost_and_every_run_ends"]],
@@ -46,7 +48,8 @@ impl Simulated {
     }
 }
 
-/// Ends as the simulation does: it prints what was met how often, and how to see a seed that failed.
+/// Runs the simulation and returns its exit code. The simulation prints how often it met each
+/// event, and how to see a seed that failed.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { simulated, seeds, first_seed, seed } = arguments;
     let [programs, test] = simulated.test();
@@ -60,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
     let mut has_run = false;
-    for line in BufReader::new(child.stdout.take().context("it was piped")?).lines() {
+    for line in BufReader::new(child.stdout.take().context("the output is piped")?).lines() {
         let line = line?;
         has_run |= line.starts_with("test result: ") && !line.contains(" 0 passed; 0 failed;");
         println!("{line}");

@@ -1,5 +1,7 @@
-//! `cargo xtask test` and `check`: the layers of the tests in order, the minutes that each takes, what failed tests said, and the
-//! runners' own summary lines at the close.
+//! `cargo xtask test` and `check`: the layers of the tests in order.
+//!
+//! At the end follow the minutes of each layer, the messages of failed tests, and the runners' own
+//! summary lines.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +17,7 @@ use xtask::{cargo, folders};
 
 use crate::{lab, tools};
 
-/// One layer: its name and what runs it.
+/// A layer: its name and the function that runs it.
 type Layer = (&'static str, fn(&mut Summary) -> anyhow::Result<()>);
 
 const QUICK: [Layer; 3] = [("format", format), ("lints", lints), ("unit and simulation tests", quick_tests)];
@@ -30,12 +32,12 @@ const WHOLE: [Layer; 7] = [
     ("integration tests", system_tests),
 ];
 
-/// The quick part.
+/// Runs the quick part.
 pub(crate) fn check() -> anyhow::Result<ExitCode> {
     run(&QUICK)
 }
 
-/// Everything.
+/// Runs everything.
 pub(crate) fn test() -> anyhow::Result<ExitCode> {
     run(&WHOLE)
 }
@@ -91,7 +93,7 @@ fn images(_: &mut Summary) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How often a simulation met what, and which planted bugs it found, is to be seen of one that passes too.
+/// A simulation that passes also prints how often it met each event and which mutants it found.
 const SHOWN: [&str; 2] = ["--", "--show-output"];
 
 fn quick_tests(summary: &mut Summary) -> anyhow::Result<()> {
@@ -109,19 +111,19 @@ fn system_tests(summary: &mut Summary) -> anyhow::Result<()> {
     summary.runner(cargo::everything("test").args(["--no-fail-fast", "--test", "*", "--", "--nocapture"]))
 }
 
-/// What the runners said and how long the layers took.
+/// The runners' output, and the time that the layers took.
 #[derive(Default)]
 struct Summary {
     minutes: Vec<(&'static str, Duration)>,
-    /// The part of it that programs with tests of one kind took.
+    /// The time of test programs by kind.
     kinds: BTreeMap<&'static str, Duration>,
     lines: Vec<String>,
     skipped: Vec<String>,
-    /// What failed tests said as they panicked.
+    /// The panic messages of failed tests.
     failed: Vec<String>,
 }
 
-/// What a test prints when it cannot run here.
+/// A test prints this word if it cannot run here.
 const SKIPPED: &str = "SKIPPED";
 
 impl Summary {
@@ -130,7 +132,7 @@ impl Summary {
         let (output, both) = io::pipe()?;
         command.stdout(both.try_clone()?).stderr(both);
         let mut child = command.spawn().with_context(|| format!("starting {command:?}"))?;
-        // Only the runner may hold the writing ends, or the reading below would not end.
+        // Only the runner may hold the writing ends. Otherwise the loop below would not end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let (mut program, mut began) = (String::new(), Instant::now());
         let mut panics = Panics::default();
@@ -173,34 +175,35 @@ impl Summary {
     }
 }
 
-/// The panics in the output of one program with tests, and the tests that it lists as failed.
+/// The panics in the output of one test program, and the names of its failed tests.
 #[derive(Default)]
 struct Panics {
-    /// The name of the thread, which is that of its test, and the lines.
-    told: Vec<(String, Vec<String>)>,
-    /// The last one may go on in the next line.
+    /// The name of each panicking thread, which is that of its test, and the lines of the panic.
+    seen: Vec<(String, Vec<String>)>,
+    /// True while the next line may belong to the last panic.
     open: bool,
     listed: Vec<String>,
     listing: bool,
 }
 
 impl Panics {
-    /// Of a panic with a long text, such as the description of a pod.
+    /// The most lines of a panic that are kept. A text such as the description of a pod is long.
     const LONGEST_LINES: usize = 40;
 
     fn see(&mut self, line: &str) {
         let thread = line.strip_prefix("thread '").filter(|rest| rest.contains(" panicked at "));
         if let Some((name, _)) = thread.and_then(|rest| rest.split_once('\'')) {
-            self.told.push((name.to_owned(), vec![line.to_owned()]));
+            self.seen.push((name.to_owned(), vec![line.to_owned()]));
             self.open = true;
         } else if ["stack backtrace:", "note: ", "test "].iter().any(|start| line.starts_with(start)) {
             self.open = false;
-        } else if let (true, Some((_, lines))) = (self.open, self.told.last_mut()) {
+        } else if let (true, Some((_, lines))) = (self.open, self.seen.last_mut()) {
             lines.push(line.to_owned());
             self.open = lines.len() < Self::LONGEST_LINES;
         }
         if line == "failures:" {
-            // The first time what each said follows, the second time their names.
+            // This heading comes twice: first before the output of the failed tests, then before
+            // their names.
             (self.listing, self.listed) = (true, Vec::new());
         }
         if let (true, Some(name)) = (self.listing, line.strip_prefix("    ")) {
@@ -208,18 +211,18 @@ impl Panics {
         }
     }
 
-    /// The name of each, and what it said unless another thread of it did.
+    /// Returns the name of each failed test and its panic, unless another thread panicked.
     fn of_failed_tests(self) -> impl Iterator<Item = String> {
-        let Self { told, listed, .. } = self;
+        let Self { seen, listed, .. } = self;
         listed.into_iter().flat_map(move |name| {
-            let said = told.iter().filter(|(thread, _)| *thread == name).flat_map(|(_, lines)| lines.clone());
+            let said = seen.iter().filter(|(thread, _)| *thread == name).flat_map(|(_, lines)| lines.clone());
             let said: Vec<_> = said.collect();
             std::iter::once(format!("FAILED: {name}")).chain(said)
         })
     }
 }
 
-/// What the tests of a program are, by the file that it is made of.
+/// Returns the kind of a test program's tests, by its file.
 fn kind(program: &str) -> &'static str {
     match program.split('/').nth(1).map(|name| name.trim_end_matches(".rs")) {
         Some("model") => "model check",
@@ -244,26 +247,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_counts_as_what_its_file_says() {
+    fn the_file_of_a_test_program_decides_its_kind() {
         let programs = ["tests/model/main.rs", "unittests src/lib.rs", "tests/run.rs", "tests/cluster/main.rs"];
         let expected = ["model check", "all other tests", "runs on one machine", "cluster"];
         assert_eq!(programs.map(kind), expected);
     }
 
     #[test]
-    fn what_a_failed_test_said_is_told_again_and_a_panic_that_was_meant_is_not() {
-        let output = "thread 'background-0' (7) panicked at lib.rs:1:5:\nmeant\nnote: run with `RUST_BACKTRACE=1`\n\
+    fn the_summary_repeats_the_panics_of_failed_tests_but_no_intended_panic() {
+        let output = "thread 'background-0' (7) panicked at lib.rs:1:5:\nintended\nnote: run with `RUST_BACKTRACE=1`\n\
                       thread 'a::fails' (8) panicked at lib.rs:2:5:\nleft: 1\n right: 2\nstack backtrace:\n   0: begin\n\
                       test a::fails ... FAILED\n\nfailures:\n\nfailures:\n    a::fails\n";
         let mut panics = Panics::default();
         output.lines().for_each(|line| panics.see(line));
-        let told: Vec<_> = panics.of_failed_tests().collect();
-        let said = ["FAILED: a::fails", "thread 'a::fails' (8) panicked at lib.rs:2:5:", "left: 1", " right: 2"];
-        assert_eq!(told, said);
+        let found: Vec<_> = panics.of_failed_tests().collect();
+        let expected = ["FAILED: a::fails", "thread 'a::fails' (8) panicked at lib.rs:2:5:", "left: 1", " right: 2"];
+        assert_eq!(found, expected);
     }
 
     #[test]
-    fn the_total_adds_up_what_the_runners_said() {
+    fn the_total_adds_up_the_lines_of_all_runners() {
         let lines = [
             "test result: ok. 13 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s".to_owned(),
             "test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.10s"

@@ -9,7 +9,7 @@ use xtask::cargo;
 
 const CARGO_DENY: (&str, &str) = ("cargo-deny", "0.20.2");
 
-/// Path of `cargo-deny`, installed on first use.
+/// Returns the path of `cargo-deny`, which is installed on first use.
 pub(crate) fn cargo_deny() -> anyhow::Result<PathBuf> {
     let (name, version) = CARGO_DENY;
     let folder = xtask::folders::cache()?.join(format!("{name}-{version}"));
@@ -18,7 +18,7 @@ pub(crate) fn cargo_deny() -> anyhow::Result<PathBuf> {
     if !works.is_ok_and(|status| status.success()) {
         println!("installing {name} {version} (once, about 3 minutes on two cores)");
         let mut install = cargo::cargo(&["install", name, "--version", version, "--locked", "--quiet"]);
-        // The workspace's own target folder must not be used: it would be locked and polluted.
+        // The workspace's own target folder would be locked and polluted.
         cargo::run(install.arg("--root").arg(&folder).env_remove("CARGO_TARGET_DIR"))?;
     }
     Ok(program)

@@ -9,10 +9,10 @@ use crate::lab::exit_code;
 
 const MANIFEST: &str = "deploy/examples/glyphs.yaml";
 
-/// The packages that training on one machine needs, `lockstep` and `lockstep-trainer`.
+/// The packages that training on one machine needs: `lockstep` and `lockstep-trainer`.
 const TRAINING: [&str; 2] = ["lockstep-cli", "lockstep-worker"];
 
-/// Builds the packages of a local run and trains the built-in glyphs; ends with the run's own exit code.
+/// Builds the packages of a local run and trains the built-in glyphs. Returns the run's exit code.
 pub(crate) fn train(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let binaries = folders::target().join("release");
     if !binaries.join("lockstep-trainer").exists() {

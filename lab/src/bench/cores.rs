@@ -1,6 +1,9 @@
-//! How near each other a machine's two cores are. The host of a virtual machine moves them while they sleep: to the threads of one core,
-//! which compute half as much, to cores that share a cache, or to some that do not, between which what the system copies takes three to
-//! five times as long. Sides that are to be compared need the same.
+//! How near each other a machine's two cores are.
+//!
+//! The host of a virtual machine moves its cores while they sleep. They may become the two threads
+//! of one core, which compute half as much. They may share a cache or not; without a shared cache,
+//! copying by the system takes three to five times as long. Sides are comparable only if their
+//! cores were equally near.
 
 use std::{
     ops::RangeInclusive,
@@ -11,24 +14,26 @@ use std::{
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// A word goes there and back within this between two cores that share a cache; faster between the threads of one.
+/// Round-trip times of a word between two cores that share a cache. Two threads of one core are
+/// faster.
 const NEAR: RangeInclusive<Duration> = Duration::from_nanos(80)..=Duration::from_nanos(250);
-/// Round trips of one look; the fastest of several looks counts, since either core may be taken away meanwhile.
+/// Round trips of one look. The fastest of several looks counts: either core may be busy meanwhile.
 const ROUND_TRIPS: u32 = 1000;
 const LOOKS: u32 = 5;
-/// Time that the host is given to move them.
+/// The time that the host gets to move the cores.
 const REST: Duration = Duration::from_millis(200);
-/// Cores that have not been near each other for so long never are.
+/// Cores that have not been near each other for this long never are.
 const HOPELESS: Duration = Duration::from_secs(15);
 
-/// Has measurements taken while the cores are two that share a cache.
+/// Takes measurements while the two cores share a cache.
 pub(crate) struct Cores {
-    /// Whether they are looked at: of one there is no other, of many it is not known on which a side runs, and some never share a cache.
+    /// True if the distance of the cores is measured. A single core has no neighbour. With more
+    /// than two cores, it is unknown which ones a side uses, and some pairs never share a cache.
     matter: bool,
-    /// Time that may still go into waiting for that, and into measurements that do not count.
+    /// The time left for waiting until the cores are near, and for measurements that do not count.
     spare: Duration,
     waited: Duration,
-    /// Whether they were found so at all.
+    /// True once the cores were found near each other.
     found: bool,
     taken: u32,
     apart: u32,
@@ -40,7 +45,8 @@ impl Cores {
         Self { matter, spare, waited: Duration::ZERO, found: false, taken: 0, apart: 0 }
     }
 
-    /// What a measurement gives before and after which the cores are near each other; once no time is left for that, what it gives.
+    /// Returns a measurement before and after which the cores are near each other. Once the spare
+    /// time is used up, any measurement counts.
     pub(crate) fn near<T>(&mut self, mut measure: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
         while self.matter {
             while self.matter && !self.spare.is_zero() && !self.are_near() {
@@ -62,18 +68,18 @@ impl Cores {
         measure()
     }
 
-    /// How many measurements were kept although the cores had moved apart.
+    /// The number of measurements that count although the cores had moved apart.
     pub(crate) fn apart(&self) -> u32 {
         self.apart
     }
 
-    /// For people.
-    pub(crate) fn told(&self) -> String {
+    /// A sentence about the cores, for people.
+    pub(crate) fn summary(&self) -> String {
         let Self { matter, taken, apart, .. } = self;
         if *matter {
-            format!("the cores were two of one cache in {} of {taken} runs of a side", taken - apart)
+            format!("the two cores shared a cache in {} of {taken} runs of a side", taken - apart)
         } else {
-            "whether two cores share a cache was not asked: there are not two, or they never do".to_owned()
+            "the distance of the cores was not measured: there are not two, or they never share a cache".to_owned()
         }
     }
 
@@ -84,7 +90,7 @@ impl Cores {
     }
 }
 
-/// Of a word between the two cores.
+/// Returns the round-trip time of a word between the two cores.
 fn round_trip() -> Duration {
     let (there, back) = (AtomicU64::new(0), AtomicU64::new(0));
     let wait_for = |word: &AtomicU64, turn| {
@@ -119,7 +125,7 @@ fn round_trip() -> Duration {
     })
 }
 
-/// A thread that may not choose its core measures what it can.
+/// Moves the calling thread to `core`, if the system allows that.
 fn stay_on(core: usize) {
     let mut cores = CpuSet::new();
     cores.set(core);

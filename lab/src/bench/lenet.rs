@@ -57,7 +57,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     })
 }
 
-/// The median seconds of a step, on one core.
+/// Returns the median seconds of a step on one core.
 fn step_seconds(program: &Path, words: &[&str]) -> anyhow::Result<f64> {
     let output =
         Command::new("taskset").args(["--cpu-list", "0"]).arg(program).args(words).stderr(Stdio::inherit()).output()?;

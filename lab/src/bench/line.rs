@@ -1,4 +1,4 @@
-//! Two network namespaces and a line between them that carries so much and no more.
+//! Two network namespaces and a line of limited bandwidth between them.
 
 use std::{path::Path, process::Command};
 
@@ -8,17 +8,17 @@ use lockstep_tests::namespaces::{burst_bytes, exists, inside, ip, make, remove, 
 pub(super) const ENDS: [&str; 2] = ["10.99.0.1", "10.99.0.2"];
 /// A second address of the first end.
 pub(super) const COORDINATOR: &str = "10.99.0.3";
-/// What each end calls it.
+/// The name of the line's interface at each end.
 pub(super) const INTERFACE: &str = "line0";
 const NAMES: [&str; 2] = ["lockstep-bench-0", "lockstep-bench-1"];
 
-/// Taken down when dropped.
+/// A line between two network namespaces. It is removed when it is dropped.
 pub(super) struct Line {
     megabits: f64,
 }
 
 impl Line {
-    /// A line of so many Gb/s in each direction, all of whose connections use cubic.
+    /// Makes a line of so many Gb/s in each direction. All its connections use cubic.
     pub(super) fn of(gigabits: f64) -> anyhow::Result<Self> {
         take_down();
         let line = Self { megabits: gigabits * 1e3 };
@@ -42,12 +42,12 @@ impl Line {
         Ok(line)
     }
 
-    /// Bytes that an end which was idle sends beyond the line's rate.
+    /// Returns the bytes that an idle end may send beyond the line's rate.
     pub(super) fn burst(&self) -> f64 {
         burst_bytes(self.megabits)
     }
 
-    /// A program at one end, which does not outlive whoever starts it.
+    /// Returns a command for one end that does not outlive this process.
     pub(super) fn command(&self, end: usize, program: &Path) -> Command {
         let mut command = inside(NAMES[end], "setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(program);
@@ -61,7 +61,7 @@ impl Drop for Line {
     }
 }
 
-/// Also what a killed benchmark left.
+/// Removes the line, also one that a killed benchmark left behind.
 fn take_down() {
     for name in NAMES.into_iter().filter(|name| exists(name)) {
         let _ = remove(name);

@@ -1,8 +1,10 @@
-//! Sums over a line of so many Gb/s between two network namespaces: what of it they use, against iperf3 on the same line in the same
-//! turn, what TLS costs, and what knowing who shares a host saves where several ranks do.
+//! Sums over a line of limited bandwidth between two network namespaces. Three questions: how much
+//! of the line do they use, compared with iperf3 in the same turn? What does TLS cost? How much is
+//! saved if ranks know which of them share a host?
 //!
-//! Of two ranks each sends every byte of a sum once, so that a sum of S bytes in t seconds carries S/t in each direction. iperf3 sends in one:
-//! where it sends in both, the acknowledgements of one queue behind the bytes of the other, and it reaches half.
+//! Each of two ranks sends every byte of a sum once, so a sum of S bytes in t seconds carries S/t
+//! in each direction. iperf3 sends in one direction only. If it sent in both, the acknowledgements
+//! of one would queue behind the bytes of the other, and it would reach half the rate.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +16,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lockstep_tests::cluster::install_packages;
+use lockstep_tests::packages;
 use serde_json::Value;
 
 use super::{
@@ -25,33 +27,34 @@ use super::{
 };
 use xtask::{cargo, folders};
 
-/// Gb/s, and whether TLS is measured too.
+/// Gb/s of a line, and true if TLS is measured on it too.
 const LINES: [(f64, bool); 2] = [(1.0, false), (5.0, true)];
 const SIZES: [usize; 2] = [16 << 20, 64 << 20];
-/// Of iperf3's rate.
+/// The wanted share of iperf3's rate.
 const GOAL: f64 = 0.97;
-/// Of iperf3's rate, for a state that a peer hands over.
+/// The wanted share of iperf3's rate for a state that a member sends.
 const STATE_GOAL: f64 = 0.85;
 const STATE_BYTES: usize = 100 << 20;
 const STATE_LINE: f64 = 5.0;
-/// Of the rate without TLS.
+/// The wanted share of the rate without TLS.
 const TLS_GOAL: f64 = 0.8;
-/// The ends at which ranks are, in the numbering that is worst for who does not know them, and how many times sooner than him, over this line.
+/// The end of each rank, in the numbering that is worst if the hosts are unknown. [`SHARED_GOAL`]
+/// tells how many times faster ranks are over [`SHARED_LINE`] if they know their hosts.
 const SHARED: [usize; 4] = [0, 1, 0, 1];
 const SHARED_LINE: f64 = 1.0;
 const SHARED_BYTES: usize = 16 << 20;
 const SHARED_GOAL: f64 = 1.5;
-/// MiB that are summed a size.
+/// MiB that are summed for each size.
 const BUDGET: &str = "512";
-/// Of rank 0; each further rank has the next one.
+/// The port of rank 0. Each further rank has the next one.
 const FIRST_PORT: usize = 7071;
 const IPERF: &str = "iperf3";
 /// How long iperf3 may take to listen.
 const LISTENS: Duration = Duration::from_secs(10);
-/// Seconds that iperf3 sends, and those of them at the beginning that do not count.
+/// Seconds that iperf3 sends, and how many of them at the beginning do not count.
 const IPERF_SECONDS: [&str; 2] = ["5", "1"];
 
-/// What uses the line, in its turn.
+/// A user of the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
     Iperf,
@@ -104,7 +107,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     shared_hosts(book, rounds, Programs { ours, folder, line: Line::of(SHARED_LINE)? })
 }
 
-/// How much sooner ranks are done that know which of them share a host.
+/// Measures how much sooner ranks finish if they know which of them share a host.
 fn shared_hosts(book: &mut Book, rounds: usize, programs: Programs) -> anyhow::Result<()> {
     let rates = |knows_hosts| {
         let ranks = Ranks { ends: &SHARED, knows_hosts, is_tls: false };
@@ -115,7 +118,7 @@ fn shared_hosts(book: &mut Book, rounds: usize, programs: Programs) -> anyhow::R
     let (known, unknown): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     let seconds = |rates: Vec<Vec<f64>>| SHARED_BYTES as f64 / median(&mut rates.concat());
     book.write(&Figure {
-        case: &format!("{} MiB over {SHARED_LINE} Gb/s, 4 ranks on 2 hosts by turns", SHARED_BYTES >> 20),
+        case: &format!("{} MiB over {SHARED_LINE} Gb/s, 4 ranks that alternate between 2 hosts", SHARED_BYTES >> 20),
         unit: "s",
         ours: seconds(known),
         peer: Some(("hosts unknown", seconds(unknown))),
@@ -124,7 +127,7 @@ fn shared_hosts(book: &mut Book, rounds: usize, programs: Programs) -> anyhow::R
     })
 }
 
-/// How fast a peer hands a state over, as those that hold it do when a member has to copy it.
+/// Measures how fast a member sends its state to another member that has to copy it.
 pub(crate) fn state_transfer(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     let rounds = match effort {
         Effort::Quick => 1,
@@ -140,7 +143,7 @@ pub(crate) fn state_transfer(book: &mut Book, effort: Effort) -> anyhow::Result<
     let (mut peer, ours): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     let seconds = |rates: &mut Vec<f64>| STATE_BYTES as f64 / median(rates);
     book.write(&Figure {
-        case: &format!("{} MiB sent as a peer sends its state, over {STATE_LINE} Gb/s", STATE_BYTES >> 20),
+        case: &format!("{} MiB sent as a member sends its state, over {STATE_LINE} Gb/s", STATE_BYTES >> 20),
         unit: "s",
         ours: seconds(&mut ours.concat()),
         peer: Some((IPERF, seconds(&mut peer))),
@@ -149,10 +152,10 @@ pub(crate) fn state_transfer(book: &mut Book, effort: Effort) -> anyhow::Result<
     })
 }
 
-/// A folder for what is needed, and our own program.
+/// Returns a folder for the benchmark's files, and our own program.
 fn prepare() -> anyhow::Result<(PathBuf, PathBuf)> {
     if Command::new(IPERF).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        install_packages(&[IPERF])?;
+        packages::install(&[IPERF])?;
     }
     let folder = folders::target().join("bench/link");
     fs::create_dir_all(&folder)?;
@@ -162,14 +165,14 @@ fn prepare() -> anyhow::Result<(PathBuf, PathBuf)> {
 /// A group over the line.
 #[derive(Clone, Copy)]
 struct Ranks {
-    /// The end at which each rank is.
+    /// The end of the line at which each rank is.
     ends: &'static [usize],
     knows_hosts: bool,
     is_tls: bool,
 }
 
 impl Ranks {
-    /// One at each end.
+    /// One rank at each end.
     const PAIR: Self = Self { ends: &[0, 1], knows_hosts: true, is_tls: false };
 }
 
@@ -180,7 +183,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// Bytes a second that iperf3 carries in one direction.
+    /// Returns the bytes a second that iperf3 carries in one direction.
     fn iperf(&self) -> anyhow::Result<f64> {
         let [seconds, omitted] = IPERF_SECONDS;
         let mut server = self.line.command(1, Path::new(IPERF));
@@ -189,17 +192,19 @@ impl Programs {
         loop {
             let mut client = self.line.command(0, Path::new(IPERF));
             client.args(["--client", line::ENDS[1], "--time", seconds, "--omit", omitted, "--json"]);
-            let told: Value = serde_json::from_slice(&client.output()?.stdout).context("iperf3 prints JSON")?;
-            match told["end"]["sum_received"]["bits_per_second"].as_f64() {
+            let report: Value = serde_json::from_slice(&client.output()?.stdout).context("iperf3 prints JSON")?;
+            match report["end"]["sum_received"]["bits_per_second"].as_f64() {
                 Some(bits) => return Ok(bits / 8.0),
-                None => ensure!(Instant::now() < deadline, "iperf3: {}", told["error"]),
+                None => ensure!(Instant::now() < deadline, "iperf3: {}", report["error"]),
             }
             thread::sleep(Duration::from_millis(100));
         }
     }
 
-    /// Bytes a second that our own operations of each size carry. Before each of them the line is idle for a while, and what it then sends at
-    /// once does not count: iperf3's stream does not pause.
+    /// Returns the bytes a second that our own operations of each size carry.
+    ///
+    /// The line is idle before each operation and then sends a burst at once. The burst does not
+    /// count, because iperf3's stream never pauses.
     fn rates(&self, operation: &str, sizes: &[usize], group: Ranks) -> anyhow::Result<Vec<(usize, f64)>> {
         let Ranks { ends, knows_hosts, is_tls } = group;
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
@@ -209,7 +214,8 @@ impl Programs {
             let mut command = self.line.command(*end, &self.ours);
             command.args([&ends.len().to_string(), operation, &sizes.join(","), BUDGET]);
             command.env("BANDWIDTH_RANK", format!("{rank} {}", peers.join(" ")));
-            // Both ends are under one kernel.
+            // One kernel serves both ends, so the ranks cannot see by themselves which host they
+            // are on.
             command.env("BANDWIDTH_HOST", (1 + if knows_hosts { *end } else { rank }).to_string());
             if is_tls {
                 command.env("BANDWIDTH_CREDENTIALS", &self.folder);
@@ -217,7 +223,7 @@ impl Programs {
             command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().map(Running)
         };
         let mut ranks = ends.iter().enumerate().map(start).collect::<Result<Vec<Running>, _>>()?;
-        let told = ranks[0].output()?;
+        let printed = ranks[0].output()?;
         drop(ranks);
         let burst = self.line.burst();
         let figure = |line: &str| {
@@ -225,22 +231,22 @@ impl Programs {
             let bytes = line["bytes"].as_u64()?;
             Some((usize::try_from(bytes).ok()?, (bytes as f64 - burst) / line["seconds"].as_f64()?))
         };
-        let rates: Vec<_> = told.lines().filter_map(figure).collect();
-        ensure!(rates.len() == sizes.len(), "rank 0 tells of {} sizes", rates.len());
+        let rates: Vec<_> = printed.lines().filter_map(figure).collect();
+        ensure!(rates.len() == sizes.len(), "rank 0 reports {} sizes", rates.len());
         Ok(rates)
     }
 }
 
-/// Killed when dropped.
+/// A process that is killed when it is dropped.
 struct Running(Child);
 
 impl Running {
-    /// What it prints until it has ended well.
+    /// Returns what the process prints until it ends successfully.
     fn output(&mut self) -> anyhow::Result<String> {
-        let text = std::io::read_to_string(self.0.stdout.take().context("its output is caught")?)?;
+        let text = std::io::read_to_string(self.0.stdout.take().context("the process has a piped output")?)?;
         match self.0.wait()? {
             status if status.success() => Ok(text),
-            status => bail!("it ended with {status}"),
+            status => bail!("the process ended with {status}"),
         }
     }
 }

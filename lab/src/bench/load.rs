@@ -1,4 +1,4 @@
-//! How much of the machine others used while something was measured.
+//! How much of the machine other processes used during a measurement.
 
 use std::{
     collections::BTreeMap,
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// More than this share of the machine's time spent on other work makes a run disturbed.
+/// A run is disturbed if other work takes more than this share of the machine's time.
 const MAX_FOREIGN_SHARE: f64 = 0.08;
 /// Kernel clock ticks per second, as /proc counts CPU time.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -15,11 +15,11 @@ const TICKS_PER_SECOND: f64 = 100.0;
 /// Ticks of processes that nobody waits for.
 static LEFT_BEHIND: AtomicU64 = AtomicU64::new(0);
 
-/// Rounds that may be thrown away for each that is wanted, before figures are given with the mark "disturbed".
+/// Disturbed rounds that may be repeated for each wanted round, before one counts.
 const MAX_DISTURBED: usize = 2;
 
-/// What so many rounds give during which others left the machine alone, and whether some were kept although they did not: the processes of
-/// a round have ended when it does.
+/// Returns the results of so many rounds, and true if other work disturbed one of them. A disturbed
+/// round is repeated, up to a limit. The processes of a round must have ended when it returns.
 pub(crate) fn rounds<T>(count: usize, mut round: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<(Vec<T>, bool)> {
     let (mut kept, mut thrown_away, mut disturbed) = (Vec::with_capacity(count), 0, false);
     while kept.len() < count {
@@ -36,7 +36,7 @@ pub(crate) fn rounds<T>(count: usize, mut round: impl FnMut() -> anyhow::Result<
     Ok((kept, disturbed))
 }
 
-/// Watches from its creation to [`Watch::disturbed`].
+/// Watches the machine from its creation to [`Watch::disturbed`].
 pub(crate) struct Watch {
     start: Instant,
     busy: f64,
@@ -47,7 +47,7 @@ impl Watch {
         Self { start: Instant::now(), busy: busy_seconds() }
     }
 
-    /// Whether processes other than those that used `own` CPU time took a share that spoils the figure.
+    /// Returns true if processes beside those that used `own` CPU time spoil the figure.
     pub(crate) fn disturbed(&self, own: Duration) -> bool {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let foreign = busy_seconds() - self.busy - own.as_secs_f64();
@@ -55,13 +55,15 @@ impl Watch {
     }
 }
 
-/// CPU seconds that this process's ended children have used, and those that were [left behind](leave_behind).
+/// Returns the CPU time of this process's ended children, and of processes that were [left
+/// behind](leave_behind).
 pub(crate) fn children() -> Duration {
     let ended = times("self").map_or(0, |times| times.of_children);
     seconds(ended + LEFT_BEHIND.load(Ordering::Relaxed))
 }
 
-/// Counts what the processes below a child have used that is about to be killed: nobody waits for them any more.
+/// Counts the CPU time of the processes below a child that is about to be killed. Nobody waits for
+/// them afterwards.
 pub(crate) fn leave_behind(child: u32) {
     let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -74,7 +76,7 @@ pub(crate) fn leave_behind(child: u32) {
     LEFT_BEHIND.fetch_add(ticks, Ordering::Relaxed);
 }
 
-/// What a process and its ended children have used, in ticks.
+/// The CPU time of a process and of its ended children, in ticks.
 struct Times {
     parent: u32,
     own: u64,
@@ -97,7 +99,7 @@ fn busy_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let fields: Vec<f64> =
         stat.lines().next().unwrap_or("").split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal: all but idle and iowait.
+    // The fields are user nice system idle iowait irq softirq steal. Idle and iowait do not count.
     let busy: f64 =
         fields.iter().take(8).enumerate().filter(|(index, _)| !matches!(index, 3 | 4)).map(|(_, ticks)| ticks).sum();
     busy / TICKS_PER_SECOND
@@ -110,10 +112,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_has_used_whose_parent_is_about_to_be_killed_counts() {
+    fn the_time_of_a_process_counts_when_its_parent_is_about_to_be_killed() {
         let mut parent = Command::new("sh").args(["-c", "(while :; do :; done) & wait"]).spawn().expect("a shell");
         let (used, begun) = (Duration::from_millis(50), Instant::now());
-        // It counts each time; the last one alone shows that it has worked.
+        // Each call counts; the last one alone shows that the child has worked.
         let counts = || {
             let before = children();
             leave_behind(parent.id());

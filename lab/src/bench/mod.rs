@@ -1,6 +1,8 @@
-//! `cargo xtask bench`: each benchmark prints machine, commit, figure, peer and ratio, as text and as JSON lines in
-//! target/bench/NAME.jsonl. Peers run interleaved in the same run with the same settings; runs that other work on the machine
-//! disturbed are repeated.
+//! `cargo xtask bench`: each benchmark prints machine, commit, figure, peer and ratio, as text and
+//! as JSON lines in target/bench/NAME.jsonl.
+//!
+//! Peers run in turns with Lockstep, with the same settings. Runs that other work on the machine
+//! disturbs are repeated.
 
 mod collectives;
 mod cores;
@@ -25,7 +27,7 @@ use record::Book;
 /// How much time a benchmark may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// All cases, few repetitions: every benchmark in minutes.
+    /// All cases with few repetitions: every benchmark takes minutes.
     Quick,
     /// As many repetitions as a figure worth quoting needs.
     Full,
@@ -37,16 +39,16 @@ struct Benchmark {
     run: fn(&mut Book, Effort, Options) -> anyhow::Result<()>,
 }
 
-/// What only some benchmarks ask for.
+/// Options of single benchmarks.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Of churn: how many processes are killed.
+    /// churn: the number of processes that are killed.
     #[arg(long, value_name = "COUNT")]
     kills: Option<u32>,
-    /// Of churn: mean time between two kills, such as 1s or 500ms.
+    /// churn: the mean time between two kills, such as 1s or 500ms.
     #[arg(long, value_name = "TIME", value_parser = time)]
     mean: Option<Duration>,
-    /// Of collectives: beside a process that keeps one core busy.
+    /// collectives: run beside a process that keeps one core busy.
     #[arg(long)]
     busy: bool,
 }
@@ -89,17 +91,17 @@ const BENCHMARKS: [Benchmark; 10] = [
     },
     Benchmark {
         name: "recovery",
-        measures: "a group of 8 workers that loses one, against torchrun, notices a frozen one, or lets one go",
+        measures: "a group of 8 workers: a kill, against torchrun, a frozen worker, a planned leave",
         run: elastic::recovery,
     },
     Benchmark {
         name: "churn",
-        measures: "a job whose processes are killed again and again, against itself undisturbed",
+        measures: "a job with processes that are killed at random, against the same job undisturbed",
         run: elastic::churn,
     },
     Benchmark {
         name: "first-loss",
-        measures: "`lockstep run` to its first loss line",
+        measures: "`lockstep run` until its first loss line",
         run: |book, effort, _| first_loss::run(book, effort),
     },
     Benchmark {
@@ -109,24 +111,24 @@ const BENCHMARKS: [Benchmark; 10] = [
     },
     Benchmark {
         name: "pods",
-        measures: "a 100-worker job from apply until its pods exist, against an Indexed Job",
+        measures: "a job of 100 workers from apply until its pods exist, against an Indexed Job",
         run: |book, effort, _| operator::pods(book, effort),
     },
 ];
 
-/// Lists the benchmarks, or runs one or all of them.
+/// List the benchmarks, or run one or all of them.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Name of a benchmark, or `all`; without one they are listed.
+    /// The name of a benchmark, or `all`. Without a name, the benchmarks are listed.
     name: Option<String>,
-    /// The same cases with fewer repetitions, in 3 to 10 minutes each.
+    /// Measure the same cases with fewer repetitions, in 3 to 10 minutes each.
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
     options: Options,
 }
 
-/// Runs what was asked for.
+/// Runs the chosen benchmarks, or lists all of them.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let effort = if arguments.quick { Effort::Quick } else { Effort::Full };
     let Some(name) = &arguments.name else {
@@ -148,7 +150,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The middle value; of an even number the lower of the two.
+/// Returns the middle value; the lower of the two if their number is even.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)

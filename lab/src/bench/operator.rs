@@ -1,5 +1,7 @@
-//! The operator at scale: its memory, and how soon the pods of a large job exist. Pods lie on nodes that exist only as objects, so that
-//! the API server and the controllers are what is measured.
+//! The operator at scale: its memory, and how soon the pods of a large job exist.
+//!
+//! Pods are placed on nodes that exist only as objects, so the figures show the API server and the
+//! controllers.
 
 use std::{
     collections::BTreeSet,
@@ -32,12 +34,12 @@ const JOBS: u32 = 100;
 const GOAL_MIB: f64 = 30.0;
 
 const WORKERS: u32 = 100;
-/// Controllers of the cluster itself work too, but do nothing while nothing changes.
+/// The cluster's own controllers work too, but rest while nothing changes.
 const QUIET: Duration = Duration::from_secs(2);
-/// How often that may not be so before a figure is given with the mark "disturbed".
+/// How often the machine may be busy before a figure is marked "disturbed".
 const MOST_DISTURBED: usize = 30;
 
-/// Resident memory with 100 jobs of two workers each, 300 pods.
+/// Measures resident memory with 100 jobs of two workers each, which are 300 pods.
 pub(crate) fn memory(book: &mut Book, _: Effort) -> anyhow::Result<()> {
     let cluster = start()?;
     let client = cluster.client();
@@ -65,7 +67,7 @@ pub(crate) fn memory(book: &mut Book, _: Effort) -> anyhow::Result<()> {
     })
 }
 
-/// Seconds from `kubectl apply` until all pods exist, against an Indexed Job with the same pods.
+/// Measures the seconds from `kubectl apply` until all pods exist, against an Indexed Job.
 pub(crate) fn pods(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     let rounds = match effort {
         Effort::Quick => 3,
@@ -74,7 +76,7 @@ pub(crate) fn pods(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     let cluster = start()?;
     let (mut ours, mut theirs, mut disturbed) = (Vec::new(), Vec::new(), false);
     for _ in 0..rounds {
-        // One more pod than the peer: the coordinator's.
+        // Our job has one more pod than the peer's: the coordinator's.
         for (figures, job, pods) in [
             (&mut ours, training_job("large", WORKERS), WORKERS + 1),
             (&mut theirs, indexed_job("large", WORKERS), WORKERS),
@@ -93,7 +95,7 @@ pub(crate) fn pods(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     })
 }
 
-/// A cluster with one real node, for the operator, and fake ones for its pods.
+/// Starts a cluster with one real node, for the operator, and fake ones for its pods.
 fn start() -> anyhow::Result<Cluster> {
     Cluster::available().map_err(anyhow::Error::msg)?;
     ensure_packages()?;
@@ -110,10 +112,10 @@ fn start() -> anyhow::Result<Cluster> {
 fn resident_mib(cluster: &Cluster) -> anyhow::Result<f64> {
     let text = chart::operator_metrics(cluster.client())?;
     let bytes = text.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes ")?.parse::<f64>().ok());
-    Ok(bytes.context("the operator does not tell its resident memory")? / f64::from(1 << 20))
+    Ok(bytes.context("the operator's metrics lack its resident memory")? / f64::from(1 << 20))
 }
 
-/// Waits until the machine does nothing; whether it came to that.
+/// Waits until the machine is idle. Returns false if it never was.
 fn becomes_quiet() -> bool {
     (0..MOST_DISTURBED).any(|_| {
         let watch = Watch::start();
@@ -132,7 +134,8 @@ fn seconds_until_pods(cluster: &Cluster, job: &Value, pods: u32) -> anyhow::Resu
     while seen.len() < pods as usize {
         match watching.lines.recv_timeout(PATIENCE.saturating_sub(begun.elapsed())) {
             Ok(line) => drop(seen.insert(line?)),
-            // The API server ends the watch of a client that falls behind; the next one begins with what exists.
+            // The API server ends the watch of a client that falls behind. The next watch begins
+            // with the pods that exist.
             Err(RecvTimeoutError::Disconnected) if begun.elapsed() < PATIENCE => {
                 watching = watch_pods(client, namespace.name())?;
             }
@@ -142,19 +145,19 @@ fn seconds_until_pods(cluster: &Cluster, job: &Value, pods: u32) -> anyhow::Resu
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// Names of pods as they come to exist, or change.
+/// Watches for the names of pods that appear or change.
 fn watch_pods(client: &Client, namespace: &str) -> anyhow::Result<Watching> {
     let mut command = client.command("kubectl");
     command.args(["-n", namespace, "get", "pods", "--watch", "--output=name"]);
     let mut kubectl = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let output = BufReader::new(kubectl.stdout.take().context("kubectl's output")?);
-    let (told, lines) = mpsc::channel();
-    // Ends with kubectl's output, or once nobody listens.
-    thread::spawn(move || output.lines().try_for_each(|line| told.send(line)));
+    let (sender, lines) = mpsc::channel();
+    // The thread ends with kubectl's output, or once nobody listens.
+    thread::spawn(move || output.lines().try_for_each(|line| sender.send(line)));
     Ok(Watching { kubectl, lines })
 }
 
-/// A kubectl that watches; dropping it ends it.
+/// A kubectl that watches. Dropping it ends it.
 struct Watching {
     kubectl: Child,
     lines: Receiver<io::Result<String>>,
@@ -195,7 +198,7 @@ fn indexed_job(name: &str, pods: u32) -> Value {
     })
 }
 
-/// A pod that goes to a fake node.
+/// Returns the template of a pod for a fake node.
 fn pod_template(container: &str) -> Value {
     json!({"spec": {
         "nodeSelector": {FAKE_NODE_LABEL: "fake"},

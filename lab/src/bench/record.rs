@@ -1,4 +1,4 @@
-//! One line per measured case.
+//! Records of measured cases, a line for each.
 
 use std::{
     fs::{self, File},
@@ -12,20 +12,21 @@ use serde_json::json;
 
 use xtask::folders;
 
-/// A figure beside its peer's: less is better.
+/// A figure beside its peer's. Less is better.
 pub(crate) struct Figure<'a> {
     pub case: &'a str,
     pub unit: &'a str,
     pub ours: f64,
-    /// Name and figure of the peer measured in the same run, if there is one.
+    /// Name and figure of the peer in the same run, if there is one.
     pub peer: Option<(&'a str, f64)>,
-    /// With a peer: the least ratio, 1 meaning as good as the peer. Without: the figure itself.
+    /// With a peer: the least ratio, 1 if as good as the peer is enough. Without a peer: the
+    /// greatest figure.
     pub goal: f64,
-    /// Whether other work on the machine took part in what was measured, or its cores were not near each other.
+    /// True if other work on the machine disturbed the measurement, or its cores were apart.
     pub disturbed: bool,
 }
 
-/// Takes figures down, on the screen and in target/bench/NAME.jsonl.
+/// Prints figures and writes them to target/bench/NAME.jsonl.
 pub(crate) struct Book {
     bench: String,
     file: File,
@@ -42,20 +43,20 @@ impl Book {
         Ok(Self { bench: bench.to_owned(), file, commit: commit(), machine: machine() })
     }
 
-    /// Machine and commit.
+    /// Returns the machine and the commit.
     pub(crate) fn origin(&self) -> String {
         format!("{} at {}", self.machine, self.commit)
     }
 
-    /// Writes one case down.
+    /// Records one case.
     pub(crate) fn write(&mut self, figure: &Figure) -> anyhow::Result<()> {
         self.write_beside(figure, None)
     }
 
-    /// Writes one case down, beside what its bytes take alone, measured in the same run.
+    /// Records one case beside the time that its bytes take alone in the same run.
     pub(crate) fn write_beside(&mut self, figure: &Figure, alone: Option<f64>) -> anyhow::Result<()> {
         let Figure { case, unit, ours, peer, goal, disturbed } = *figure;
-        // Of what is there not at all there is no ratio.
+        // A figure of zero has no ratio.
         let ratio = peer.filter(|_| ours > 0.0).map(|(_, theirs)| theirs / ours);
         let met = ratio.map_or(ours <= goal, |ratio| ratio >= goal);
         let line = json!({
@@ -71,7 +72,7 @@ impl Book {
                 let bare = bare.unwrap_or_default();
                 format!("{name} {}, ratio {ratio:.2} (goal ≥ {goal:.2}{bare})", readable(theirs, unit))
             }
-            (Some((name, theirs)), None) => format!("{name} {}, no ratio to nothing", readable(theirs, unit)),
+            (Some((name, theirs)), None) => format!("{name} {}, no ratio", readable(theirs, unit)),
             (None, _) => format!("goal ≤ {goal} {unit}"),
         };
         let ours = readable(ours, unit);
@@ -82,7 +83,7 @@ impl Book {
     }
 }
 
-/// Short times in microseconds.
+/// Returns a figure with its unit. Short times are in microseconds.
 fn readable(figure: f64, unit: &str) -> String {
     if unit == "s" && figure < 0.1 { format!("{:.1} µs", figure * 1e6) } else { format!("{figure:.3} {unit}") }
 }

@@ -1,5 +1,8 @@
-//! Weak scaling: LeNet-5 on one core and on two, each with 64 samples of a step, by `lockstep run` as users run it; and beside two jobs at
-//! once that have nothing to do with each other, which is what the machine itself leaves of a second core.
+//! Weak scaling: LeNet-5 on one core and on two, each with 64 samples of a step, by `lockstep run`
+//! as users call it.
+//!
+//! Two independent jobs at the same time serve as a second peer. They show how much of a second
+//! core the machine offers.
 
 use std::{
     collections::BTreeMap,
@@ -23,11 +26,11 @@ use xtask::{cargo, folders};
 const SAMPLES_A_CORE: u32 = 64;
 /// Steps at the beginning that do not count.
 const WARM_UP: usize = 50;
-/// Of a run, whatever its global batch.
+/// Steps of a run, whatever its global batch.
 const STEPS: u32 = 1500;
 const GOAL: f64 = 0.95;
 
-/// Who trains: workers, devices of each, and how workers are linked.
+/// The number of workers, the devices of each, and the link between workers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Side {
     workers: u32,
@@ -78,7 +81,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             })?;
         }
     }
-    println!("{}", cores.told());
+    println!("{}", cores.summary());
     Ok(())
 }
 
@@ -101,7 +104,7 @@ impl Run {
             format!("spec.devicesPerWorker={devices}"),
             format!("spec.communication.backend={backend}"),
             format!("spec.training.globalBatchSize={batch}"),
-            // A tenth is held out.
+            // A tenth of the samples is held out.
             format!("spec.dataset.samples={}", batch * STEPS / 3 * 10 / 9),
             "spec.training.epochs=3".to_owned(),
         ];
@@ -118,7 +121,8 @@ impl Run {
         Ok(Self { process, folder })
     }
 
-    /// The mean seconds of a step once it has ended, evaluations and checkpoints left out.
+    /// Waits for the end and returns the mean seconds of a step, without evaluations and
+    /// checkpoints.
     fn step(mut self) -> anyhow::Result<f64> {
         let status = self.process.wait()?;
         ensure!(status.success(), "the run in {} ended with {status}", self.folder.display());
@@ -126,10 +130,10 @@ impl Run {
     }
 }
 
-fn seconds_a_step(journal: &Path) -> anyhow::Result<f64> {
-    let lines = fs::read_to_string(journal)?;
+fn seconds_a_step(metrics_log: &Path) -> anyhow::Result<f64> {
+    let lines = fs::read_to_string(metrics_log)?;
     let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
-    ensure!(!seconds.is_empty(), "{} tells of no step", journal.display());
+    ensure!(!seconds.is_empty(), "{} holds no step", metrics_log.display());
     Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
 }

@@ -11,17 +11,18 @@ use xtask::cargo;
 
 const TORCH: &str = "torch==2.15.0";
 
-/// What figures call it.
+/// The peer's name beside its figures.
 pub(crate) const NAME: &str = "PyTorch 2.15.0";
 
-/// A Python with PyTorch, installed on first use into the user's cache.
+/// Returns a Python with PyTorch, which is installed on first use into the user's cache.
 pub(crate) fn python() -> anyhow::Result<PathBuf> {
     let folder = xtask::folders::cache()?.join(TORCH);
     let python = folder.join("bin/python");
     let works = Command::new(&python).args(["-c", "import torch"]).stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
         println!("installing {TORCH} from PyPI (once, about 5 GB)");
-        cargo::run(Command::new("python3").args(["-m", "venv"]).arg(&folder)).context("python3 with venv is needed")?;
+        cargo::run(Command::new("python3").args(["-m", "venv"]).arg(&folder))
+            .context("making a virtual environment with python3")?;
         cargo::run(Command::new(&python).args(["-m", "pip", "install", "--quiet", TORCH, "numpy"]))?;
     }
     Ok(python)

@@ -21,24 +21,24 @@ impl Client {
         Self { kubeconfig, programs }
     }
 
-    /// The file that says where the cluster is and who asks.
+    /// Returns the file with the cluster's address and the user's credentials.
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// Runs kubectl; gives what it printed.
+    /// Runs kubectl and returns its output.
     ///
     /// # Errors
-    /// What it complained about.
+    /// kubectl fails; the error holds its message.
     pub fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
         self.run("kubectl", words, None)
     }
 
-    /// Runs helm; gives what it printed.
+    /// Runs helm and returns its output.
     ///
     /// # Errors
-    /// What it complained about.
+    /// helm fails; the error holds its message.
     pub fn helm(&self, words: &[&str]) -> anyhow::Result<String> {
         self.run("helm", words, None)
     }
@@ -46,39 +46,39 @@ impl Client {
     /// Applies manifests.
     ///
     /// # Errors
-    /// What kubectl complained about.
+    /// kubectl fails; the error holds its message.
     pub fn apply(&self, yaml: &str) -> anyhow::Result<()> {
         self.run("kubectl", &["apply", "-f", "-"], Some(yaml)).map(|_| ())
     }
 
-    /// Applies manifests to a namespace; unknown fields are an error, as for every user of kubectl.
+    /// Applies manifests to a namespace. Unknown fields are an error, as for every user of kubectl.
     ///
     /// # Errors
-    /// What kubectl complained about.
+    /// kubectl fails; the error holds its message.
     pub fn apply_to(&self, namespace: &str, yaml: &str) -> anyhow::Result<()> {
         self.run("kubectl", &["-n", namespace, "apply", "-f", "-"], Some(yaml)).map(|_| ())
     }
 
-    /// Asks whether the API server would create what the manifests say; nothing is created.
+    /// Asks whether the API server would create the objects of the manifests. Nothing is created.
     ///
     /// # Errors
-    /// What kubectl or the API server complained about.
+    /// kubectl or the API server refuses; the error holds the message.
     pub fn would_create_in(&self, namespace: &str, yaml: &str) -> anyhow::Result<()> {
         self.run("kubectl", &["-n", namespace, "create", "--dry-run=server", "-f", "-"], Some(yaml)).map(|_| ())
     }
 
-    /// Posts an object to a path of the API, as for an eviction.
+    /// Posts an object to a path of the API, such as an eviction.
     ///
     /// # Errors
-    /// What kubectl complained about.
+    /// kubectl fails; the error holds its message.
     pub fn create_raw(&self, path: &str, json: &str) -> anyhow::Result<()> {
         self.run("kubectl", &["create", "--raw", path, "-f", "-"], Some(json)).map(|_| ())
     }
 
-    /// A namespace of the caller's own, called `PREFIX-…`; dropping it deletes it.
+    /// Creates a namespace called `PREFIX-…`. Dropping it deletes it.
     ///
     /// # Errors
-    /// What kubectl complained about.
+    /// kubectl fails; the error holds its message.
     pub fn namespace(&self, prefix: &str) -> anyhow::Result<Namespace<'_>> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("{prefix}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -86,7 +86,7 @@ impl Client {
         Ok(Namespace { client: self, name })
     }
 
-    /// A program of the folder of programs with this cluster as its environment's KUBECONFIG.
+    /// Returns a command for one of the cluster's programs, with KUBECONFIG set.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
@@ -110,7 +110,7 @@ impl Client {
     }
 }
 
-/// A namespace that is deleted, with all that is in it, when it is dropped.
+/// A namespace that is deleted with all its objects when it is dropped.
 #[derive(Debug)]
 pub struct Namespace<'a> {
     client: &'a Client,
@@ -118,7 +118,7 @@ pub struct Namespace<'a> {
 }
 
 impl Namespace<'_> {
-    /// What it is called.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -127,7 +127,7 @@ impl Namespace<'_> {
 
 impl Drop for Namespace<'_> {
     fn drop(&mut self) {
-        // What cannot be deleted goes with the cluster.
+        // If this fails, the namespace goes with the cluster.
         let _ = self.client.kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
     }
 }

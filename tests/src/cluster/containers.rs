@@ -1,4 +1,4 @@
-//! The container runtime of a node, for what Kubernetes itself offers no way to do.
+//! The container runtime of a node, for faults that Kubernetes itself cannot cause.
 
 use std::{
     fs,
@@ -12,23 +12,24 @@ use anyhow::Context as _;
 use super::{Cluster, cgroups, wait_for};
 use crate::namespaces::run;
 
-/// How long it may take until a node tells of a container that has started.
+/// How long it may take until a node reports a container that has started.
 const STARTED: Duration = Duration::from_secs(30);
 /// How long it may take to fill a container's memory.
 const FILLED_WITHIN: Duration = Duration::from_secs(60);
-/// More than a container of the tests may have.
+/// More bytes than a container of the tests may have.
 const FILLING: &str = "4000000000";
 
 impl Cluster {
-    /// Kills the first container of a pod as the kernel would: SIGKILL, nothing cleaned up, Kubernetes not asked.
+    /// Kills the first container of a pod as the kernel would: with SIGKILL, without cleanup, and
+    /// without Kubernetes.
     ///
     /// # Errors
-    /// The pod has no running container, or its node no power.
+    /// The pod has no running container, or its node is powered off.
     pub fn kill_container(&self, namespace: &str, pod: &str) -> anyhow::Result<()> {
         self.signal_container(namespace, pod, "SIGKILL")
     }
 
-    /// Stops the first container of a pod, which Kubernetes still takes for running.
+    /// Stops the first container of a pod. Kubernetes still believes that it runs.
     ///
     /// # Errors
     /// As [`Self::kill_container`].
@@ -36,7 +37,7 @@ impl Cluster {
         self.signal_container(namespace, pod, "SIGSTOP")
     }
 
-    /// Lets one go on that was [frozen](Self::freeze_container).
+    /// Resumes a container that was [frozen](Self::freeze_container).
     ///
     /// # Errors
     /// As [`Self::kill_container`].
@@ -44,7 +45,7 @@ impl Cluster {
         self.signal_container(namespace, pod, "SIGCONT")
     }
 
-    /// Takes a pod's network away; its node keeps its own.
+    /// Disconnects a pod from the network. Its node stays connected.
     ///
     /// # Errors
     /// As [`Self::kill_container`].
@@ -54,14 +55,14 @@ impl Cluster {
         run(Command::new("nsenter").args(["--target", process, "--net", "ip", "link", "set", "eth0", "down"]))
     }
 
-    /// Fills what the first container of a pod may have of memory, until the kernel kills what runs in it.
+    /// Fills the memory of the first container of a pod until the kernel kills its process.
     ///
     /// # Errors
-    /// As [`Self::kill_container`], or its memory has no limit.
+    /// As [`Self::kill_container`], or the container has no memory limit.
     pub fn exhaust_memory(&self, namespace: &str, pod: &str) -> anyhow::Result<()> {
         let group = self.memory_group(namespace, pod)?;
         let known = cgroups::killed_for_memory(&group);
-        // Of all in the group the kernel then chooses what fills it last.
+        // The kernel then spares the filling process until all others of the group are killed.
         for process in fs::read_to_string(group.join("cgroup.procs"))?.lines() {
             fs::write(format!("/proc/{process}/oom_score_adj"), "1000")?;
         }
@@ -72,18 +73,19 @@ impl Cluster {
             .arg(FILLING)
             .stdout(Stdio::null())
             .spawn()
-            .context("starting what fills the memory")?;
+            .context("starting the process that fills the memory")?;
         let killed = wait_for(&format!("the kernel to kill {pod}"), FILLED_WITHIN, || {
             cgroups::killed_for_memory(&group) > known || !group.exists()
         });
-        // The group cannot be removed before; what fills it is killed too, or has filled it.
+        // The group cannot be removed while the filling process runs. It is killed, or it has
+        // ended.
         filler.wait()?;
         killed
     }
 
     fn signal_container(&self, namespace: &str, pod: &str, signal: &str) -> anyhow::Result<()> {
         let (node, id) = self.container(namespace, pod)?;
-        let init = self.init(node).with_context(|| format!("n{node} has no power"))?;
+        let init = self.init(node).with_context(|| format!("n{node} is powered off"))?;
         run(ctr(init).args(["tasks", "kill", "--signal", signal, &id]))
     }
 
@@ -92,13 +94,14 @@ impl Cluster {
         cgroups::memory_of(self.settings.name, node, &id).context("the container has no control group")
     }
 
-    /// The node and the id of the first container of a pod, which its node tells of some seconds after it has started.
+    /// Returns the node and the id of the first container of a pod. The node reports it some
+    /// seconds after its start.
     fn container(&self, namespace: &str, pod: &str) -> anyhow::Result<(u32, String)> {
         let path = "jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}";
         let mut found = None;
-        wait_for("the pod's container to be told of", STARTED, || {
-            let place = self.kubectl(&["-n", namespace, "get", "pod", pod, "-o", path]).unwrap_or_default();
-            found = place
+        wait_for("the node to report the pod's container", STARTED, || {
+            let answer = self.kubectl(&["-n", namespace, "get", "pod", pod, "-o", path]).unwrap_or_default();
+            found = answer
                 .split_once(" containerd://")
                 .and_then(|(node, id)| Some((node.strip_prefix('n')?.parse().ok()?, id.to_owned())));
             found.is_some()
@@ -106,7 +109,7 @@ impl Cluster {
         found.with_context(|| format!("pod {pod} has no container"))
     }
 
-    /// Process 1 of a node that has power, as the host numbers it.
+    /// Returns process 1 of a powered node, as the host numbers it.
     pub(super) fn init(&self, node: u32) -> Option<u32> {
         let outer = self.node_process(node).pid()?.as_raw_nonzero();
         let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).ok()?;
@@ -114,7 +117,7 @@ impl Cluster {
     }
 }
 
-/// containerd's client on the node with this process 1.
+/// Returns containerd's client on the node with this process 1.
 pub(super) fn ctr(init: u32) -> Command {
     let mut command = Command::new("nsenter");
     command.args(["--target", &init.to_string(), "--mount", "--net", "ctr", "-n", "k8s.io"]);

@@ -1,4 +1,5 @@
-//! etcd, API server, controller-manager, scheduler and DNS, each a process in the fabric's namespace.
+//! etcd, API server, controller-manager, scheduler and DNS, each a process in the fabric's
+//! namespace.
 
 use std::{
     fs,
@@ -15,14 +16,14 @@ use super::{
 
 /// How long the API server may take to answer after its start.
 const READY_WITHIN: Duration = Duration::from_secs(90);
-/// More than the defaults of 20 and 30, which would be what a test measures.
+/// More than the defaults of 20 and 30, which would otherwise decide the results of tests.
 const QUICK_CLIENT: [&str; 3] = ["--kube-api-qps=1000", "--kube-api-burst=2000", "--leader-elect=false"];
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEER: &str = "http://127.0.0.1:2380";
 const API_SERVER: &str = "apiserver";
 /// Connections that may wait to be forwarded.
 const BACKLOG: u32 = 128;
-/// The cluster's DNS lives in the fabric: a service without selector, whose endpoint it is.
+/// The cluster's DNS: a service without a selector, whose endpoint is in the fabric.
 const DNS: &str = include_str!("../../../deploy/cluster/dns.yaml");
 
 impl Cluster {
@@ -36,12 +37,12 @@ impl Cluster {
         self.wait_for_api_server()
     }
 
-    /// Ends the API server at once; nothing else ends with it.
+    /// Ends the API server at once. Nothing else ends with it.
     pub fn stop_api_server(&self) {
         self.process(API_SERVER).kill();
     }
 
-    /// Starts the API server, unless it runs; it answers some seconds later.
+    /// Starts the API server unless it runs. It answers some seconds later.
     ///
     /// # Errors
     /// The program cannot be started.
@@ -87,7 +88,7 @@ impl Cluster {
     /// Waits until the API server says that it is ready.
     ///
     /// # Errors
-    /// It ended, or does not in time.
+    /// It has ended, or is not ready in time.
     pub fn wait_for_api_server(&self) -> anyhow::Result<()> {
         let process = self.process(API_SERVER);
         let mut ready = false;
@@ -130,7 +131,7 @@ impl Cluster {
             )
             .arg(format!("--cluster-signing-key-file={}", self.pki_file("ca.key")))
             .args(["--use-service-account-credentials=true", "--allocate-node-cidrs=false", "--node-monitor-period=2s"])
-            // By default one node is evicted in ten seconds.
+            // With the default rate, one node is evicted in ten seconds.
             .args(["--node-eviction-rate=10", "--secondary-node-eviction-rate=10"]);
         self.process("controller-manager").start(&manager)?;
         self.process("scheduler").start(&self.controller("kube-scheduler", "scheduler"))
@@ -147,7 +148,8 @@ impl Cluster {
         self.apply(&DNS.replace("@SERVICE@", network::DNS_SERVICE).replace("@ENDPOINT@", address))
     }
 
-    /// Lets the host reach the API server: through a loopback port, a socket file and the fabric's namespace.
+    /// Makes the API server reachable from the host: through a loopback port, a socket file and the
+    /// fabric's namespace.
     pub(super) fn start_forwarding(&self) -> anyhow::Result<()> {
         let port = free_port(self.settings.port)?;
         self.write_kubeconfig(port)?;
@@ -175,13 +177,13 @@ impl Cluster {
         command
     }
 
-    /// A program of the control plane, in its namespace.
+    /// Returns the command of a control-plane program in the fabric's namespace.
     fn program(&self, name: &str) -> Command {
         inside(&fabric(self.settings.name), self.programs.path(name))
     }
 }
 
-/// The wanted loopback port, or any while somebody else holds it.
+/// Returns the wanted loopback port, or any other if the port is taken.
 fn free_port(wanted: u16) -> anyhow::Result<u16> {
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, wanted)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;

@@ -1,4 +1,5 @@
-//! Nodes that exist only as objects (kwok), for tests of scale: their pods become Ready at once and run nothing.
+//! Nodes that exist only as objects (kwok), for tests of scale. Their pods become Ready at once and
+//! run nothing.
 
 use std::time::Duration;
 
@@ -10,11 +11,12 @@ use super::{
     wait_for,
 };
 
-/// A pod goes to such a node with this label as its selector, value `fake`, and a toleration of the taint of the same key.
+/// The label and taint of fake nodes. A pod goes to such a node if its selector has the label with
+/// value `fake` and it tolerates the taint of the same key.
 pub const FAKE_NODE_LABEL: &str = "kwok.x-k8s.io/node";
 const FAKE: &str = "fake";
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// Pods for which a fake node has room.
+/// The number of pods for which a fake node has room.
 const PODS: u32 = 256;
 
 impl Cluster {

@@ -1,5 +1,8 @@
-//! The guard: a process apart that ends the cluster when its owner is gone, however it went. It is a shell, so that it needs no
-//! binary of ours, and waits at a pipe whose other end dies with the owner.
+//! The guard: a separate process that ends the cluster when its owner is gone, even if the owner
+//! was killed.
+//!
+//! It is a shell, so it needs no binary of ours. It reads from a pipe whose other end closes when
+//! the owner ends.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -11,13 +14,14 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-use super::{process::myself, state::State, wait_for};
+use super::{process::Process, process_id::myself, state::State, wait_for};
 
-/// Ends a cluster and removes what it made, as far as it got; its one implementation, for guards, stops and leftovers alike.
+/// Ends a cluster and removes everything that it made, even if its start was incomplete. Guards,
+/// stops and cleanups share this script.
 const TEARDOWN: &str = include_str!("../../../deploy/cluster/teardown.sh");
-/// What a guard does before: it waits for a word from its owner, or for the owner's end.
+/// The guard first waits for a word from its owner, or for the owner's end.
 const WATCH: &str = "read -r word && [ \"$word\" = dismissed ] && exit 0\n";
-/// How long another guard may need to end a cluster whose owner is gone.
+/// How long another guard may take to end a cluster whose owner is gone.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 /// A watching guard. Dropping it ends the cluster.
@@ -28,10 +32,11 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Makes the cluster this process's own: waits for the guard of a dead owner, removes what is left, and sets up a guard.
+    /// Makes this process the owner of the cluster: waits for the guard of a dead owner, removes
+    /// its remains, and starts a guard.
     pub(crate) fn take(state: &State) -> anyhow::Result<Self> {
         let lock = lock(state)?;
-        if state.is_alive() && !state.owner().exists() {
+        if Process::any_runs(state) && !state.owner().exists() {
             bail!("cluster `{}` runs already: `cargo xtask cluster down` ends it", name(state));
         }
         tear_down(state)?;
@@ -39,7 +44,7 @@ impl Guard {
         let owner = state.owner();
         fs::write(&owner, myself()?)?;
         let errors = File::create(state.folder().with_extension("teardown"))?;
-        // The guard's standard output is the lock, so that the lock lasts as long as the guard.
+        // The guard's standard output is the lock, so the lock lasts as long as the guard.
         let shell = Command::new("setsid")
             .args(["sh", "-c", &format!("{WATCH}{TEARDOWN}"), "lockstep-cluster-guard"])
             .arg(state.folder())
@@ -73,12 +78,13 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
-        // Whether the cluster is gone is the guard's to say.
+        // The guard reports failures in its own file.
         let _ = self.shell.wait();
     }
 }
 
-/// The lock of a cluster's name. While a guard ends the cluster of a dead owner it is waited for; a living owner is an error.
+/// Takes the lock of a cluster's name. It waits while a guard ends the cluster of a dead owner. A
+/// living owner is an error.
 fn lock(state: &State) -> anyhow::Result<File> {
     let path = state.lock();
     fs::create_dir_all(path.parent().context("a lock lies in a folder")?)?;
@@ -97,7 +103,7 @@ fn lock(state: &State) -> anyhow::Result<File> {
             }
         }
     })
-    .with_context(|| format!("the guard of cluster `{}` does not come to its end", name(state)))?;
+    .with_context(|| format!("the guard of cluster `{}` does not end", name(state)))?;
     if let Some(error) = failed {
         return Err(error).with_context(|| format!("locking {}", path.display()));
     }

@@ -1,4 +1,4 @@
-//! Images on the nodes: there is no registry, every node imports archives.
+//! Images on the nodes. There is no registry: every node imports archives.
 
 use std::{
     fs::{self, File},
@@ -11,14 +11,14 @@ use anyhow::{Context as _, bail};
 use super::{Cluster, containers};
 use crate::{image, namespaces::run};
 
-/// An image with busybox under all its names, for the pods of tests: on every node of every cluster.
+/// An image with busybox under all its names, for the pods of tests. Every node has it.
 pub const SHELL_IMAGE: &str = "lockstep.dev/shell:1";
 
 impl Cluster {
-    /// Imports an OCI archive into every node that has power; the others import it when they get theirs back.
+    /// Imports an OCI archive into every powered node. The others import it at their next start.
     ///
     /// # Errors
-    /// The archive is not there, or a node does not take it.
+    /// The archive does not exist, or a node refuses it.
     pub fn load_image(&self, archive: &Path) -> anyhow::Result<()> {
         let name = archive.file_name().with_context(|| format!("{} is no archive", archive.display()))?;
         let kept = self.state.images().join(name);
@@ -37,10 +37,10 @@ impl Cluster {
         })
     }
 
-    /// Removes an image from every node that has power; containers that were made of it run on.
+    /// Removes an image from every powered node. Containers of this image keep running.
     ///
     /// # Errors
-    /// A node does not have it.
+    /// A node does not have the image.
     pub fn remove_image(&self, name: &str) -> anyhow::Result<()> {
         for init in self.nodes().filter_map(|node| self.init(node)) {
             run(containers::ctr(init).args(["images", "rm", "--sync", name]))?;
@@ -48,7 +48,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What every node has before its first pod.
+    /// Makes the images that every node needs before its first pod.
     pub(super) fn make_node_images(&self) -> anyhow::Result<()> {
         image::pause(&self.state.images().join("pause.tar"))?;
         image::shell(SHELL_IMAGE, &self.state.images().join("shell.tar"))?;

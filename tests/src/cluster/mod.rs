@@ -1,57 +1,59 @@
-//! A real Kubernetes on this machine, without Docker or a VM; deploy/cluster/README.md says how it is made.
+//! A real Kubernetes on this machine, without Docker or a VM. deploy/cluster/README.md explains how
+//! it is made.
 
-mod any;
 mod cgroups;
 mod client;
 mod containers;
 mod control_plane;
 mod fake_nodes;
+mod for_tests;
 mod guard;
 mod images;
 mod network;
 mod node;
 mod pki;
 mod process;
+mod process_id;
+mod programs;
+mod requirements;
 mod state;
 mod storage;
-mod tools;
 mod wait;
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context as _, bail};
 
-pub use any::{AnyCluster, KEPT_CLUSTER, TEST_KUBECONFIG};
 pub use client::{Client, Namespace};
 pub use fake_nodes::FAKE_NODE_LABEL;
+pub use for_tests::{AnyCluster, KEPT_CLUSTER, TEST_KUBECONFIG};
 pub use images::SHELL_IMAGE;
-pub(crate) use tools::ensure_object_store;
-pub use tools::{available, ensure_packages, install_packages};
+pub use requirements::{available, ensure_packages};
 pub use wait::wait_for;
 
 use guard::Guard;
 use process::Process;
+use programs::Programs;
 use state::State;
-use tools::Programs;
 
-/// Which cluster, how large, and how soon it gives a node up.
+/// The name and size of a cluster, and how soon it gives a node up.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Tells the clusters of one machine apart: lower-case letters and digits.
     pub name: &'static str,
-    /// Real nodes, 1 to [`MAX_NODES`]; they are called n1, n2, ….
+    /// The number of real nodes, 1 to [`MAX_NODES`]. They are called n1, n2, ….
     pub nodes: u32,
-    /// The API server's port on the host's loopback address; another one is taken while somebody else holds it.
+    /// The API server's port on the host's loopback address. Another port is used if it is taken.
     pub port: u16,
     /// A node that is silent for this long is NotReady.
     pub node_lost_after: Duration,
-    /// A lost node's pods are evicted after this time.
+    /// The pods of a lost node are evicted after this time.
     pub evicted_after: Duration,
 }
 
-/// As many nodes as the routes between them are made for.
+/// The number of nodes for which there are routes.
 pub const MAX_NODES: u32 = 16;
-/// How many nodes the tests' cluster has.
+/// The number of nodes of the tests' cluster.
 pub const TEST_NODES: u32 = 3;
 
 impl Settings {
@@ -73,37 +75,39 @@ impl Settings {
         Self::named("benchmarks", nodes, 16445)
     }
 
-    /// A cluster of another name, beside those.
+    /// A cluster of another name beside those.
     #[must_use]
     pub const fn named(name: &'static str, nodes: u32, port: u16) -> Self {
         Self { name, nodes, port, node_lost_after: Duration::from_secs(16), evicted_after: Duration::from_secs(10) }
     }
 }
 
-/// A cluster. What it is made of is recorded in its state folder, so that any process can take it up again or end it.
+/// A cluster. Its state folder records its parts, so any process can take the cluster over or end
+/// it.
 #[derive(Debug)]
 pub struct Cluster {
     settings: Settings,
     state: State,
     programs: Programs,
     client: Client,
-    /// Ends the cluster when this process is gone, however it went.
+    /// Ends the cluster when this process is gone, even if it was killed.
     guard: Option<Guard>,
 }
 
 impl Cluster {
-    /// Whether this machine can run a cluster, and why it cannot.
+    /// Returns Ok if this machine can run a cluster.
     ///
     /// # Errors
-    /// The reason, for people.
+    /// The reason why it cannot, for people.
     pub fn available() -> Result<(), String> {
         available()
     }
 
-    /// Starts a cluster that stays, also after this process, until [`Cluster::stop`].
+    /// Starts a cluster that outlives this process, until [`Cluster::stop`].
     ///
     /// # Errors
-    /// A cluster of this name runs, or something could not be installed, built or started; then nothing is left behind.
+    /// A cluster of this name runs, or a part could not be installed, built or started. Nothing is
+    /// left behind then.
     pub fn start(settings: Settings) -> anyhow::Result<Self> {
         let mut cluster = Self::start_guarded(settings)?;
         if let Some(guard) = cluster.guard.take() {
@@ -112,15 +116,17 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a cluster that ends with this process, also when that panics or is killed. What a former run left is removed first.
+    /// Starts a cluster that ends with this process, even if it panics or is killed. The remains of
+    /// an earlier run are removed first.
     ///
     /// # Errors
-    /// A cluster of this name runs, or something could not be installed, built or started; then nothing is left behind.
+    /// A cluster of this name runs, or a part could not be installed, built or started. Nothing is
+    /// left behind then.
     pub fn start_guarded(settings: Settings) -> anyhow::Result<Self> {
         settings.check()?;
         available().map_err(anyhow::Error::msg)?;
         ensure_packages()?;
-        let programs = tools::ensure_programs()?;
+        let programs = Programs::ensure()?;
         let state = State::of(settings.name);
         let guard = Guard::take(&state)?;
         let client = Client::new(state.kubeconfig(), programs.folder().to_owned());
@@ -135,13 +141,13 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A cluster that [`Cluster::start`] left running.
+    /// Returns a cluster that [`Cluster::start`] left running.
     ///
     /// # Errors
     /// No such cluster runs, or its programs are gone from the cache.
     pub fn running(settings: Settings) -> anyhow::Result<Self> {
         let state = State::of(settings.name);
-        if !state.is_alive() {
+        if !Process::any_runs(&state) {
             bail!("no cluster `{}` runs", settings.name);
         }
         let programs = Programs::in_folder(state.programs()?);
@@ -150,56 +156,58 @@ impl Cluster {
         Ok(Self { settings, state, programs, client, guard: None })
     }
 
-    /// Ends the cluster of this name and removes whatever it made: processes, namespaces, control groups, files; kernel settings
-    /// are put back. Nothing happens where there is none.
+    /// Ends the cluster of this name and removes everything that it made: processes, namespaces,
+    /// control groups and files. Kernel settings are restored. Nothing happens if there is no such
+    /// cluster.
     ///
     /// # Errors
-    /// A process that owns it still runs, or something could not be removed.
+    /// The process that owns it still runs, or a part could not be removed.
     pub fn stop(settings: &Settings) -> anyhow::Result<()> {
         Guard::end(&State::of(settings.name))
     }
 
-    /// The nodes' numbers, from 1.
+    /// Returns the nodes' numbers, from 1.
     pub fn nodes(&self) -> impl Iterator<Item = u32> + use<> {
         1..=self.settings.nodes
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the administrator's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.state.kubeconfig()
     }
 
-    /// The folder with kubectl, helm and the others.
+    /// Returns the folder with kubectl, helm and the other programs.
     #[must_use]
     pub fn programs(&self) -> &std::path::Path {
         self.programs.folder()
     }
 
-    /// What every program of the cluster logs, a file each; kept as `NAME.log` beside the state folder when the cluster has ended.
+    /// Returns the folder of the programs' logs, a file for each. When the cluster ends, the folder
+    /// stays as `NAME.log` beside the state folder.
     #[must_use]
     pub fn logs_dir(&self) -> PathBuf {
         self.state.logs()
     }
 
-    /// kubectl, helm and what is made of them.
+    /// Returns the client that runs kubectl and helm.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Runs kubectl; gives what it printed.
+    /// Runs kubectl and returns its output.
     ///
     /// # Errors
-    /// What it complained about.
+    /// kubectl fails; the error holds its message.
     pub fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
         self.client.kubectl(words)
     }
 
-    /// Runs helm; gives what it printed.
+    /// Runs helm and returns its output.
     ///
     /// # Errors
-    /// What it complained about.
+    /// helm fails; the error holds its message.
     pub fn helm(&self, words: &[&str]) -> anyhow::Result<String> {
         self.client.helm(words)
     }
@@ -207,12 +215,12 @@ impl Cluster {
     /// Applies manifests.
     ///
     /// # Errors
-    /// What kubectl complained about.
+    /// kubectl fails; the error holds its message.
     pub fn apply(&self, yaml: &str) -> anyhow::Result<()> {
         self.client.apply(yaml)
     }
 
-    /// A command inside the cluster's network, where pods have their addresses.
+    /// Returns a command inside the cluster's network, where pods have their addresses.
     #[must_use]
     pub fn inside(&self, program: &str) -> Command {
         network::inside(&network::fabric(self.settings.name), program)
@@ -225,7 +233,7 @@ impl Cluster {
         network::make_fabric(self.settings.name)?;
         self.start_etcd()?;
         self.start_api_server()?;
-        // Nodes come up beside the API server; their kubelets wait for it.
+        // Nodes start beside the API server. Their kubelets wait for it.
         for node in self.nodes() {
             self.power_on(node)?;
         }
@@ -264,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_could_be_another_clusters_prefix_is_refused() {
+    fn a_cluster_name_has_only_lower_case_letters_and_digits() {
         for (name, fits) in [("tests", true), ("v2", true), ("", false), ("a-b", false), ("../x", false), ("A", false)]
         {
             assert_eq!(Settings::named(name, 1, 1).check().is_ok(), fits, "{name:?}");
@@ -272,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_has_as_many_nodes_as_there_are_routes_for() {
+    fn a_cluster_has_between_one_and_the_greatest_number_of_nodes() {
         for (nodes, fits) in [(0, false), (1, true), (MAX_NODES, true), (MAX_NODES + 1, false)] {
             assert_eq!(Settings::tests(nodes).check().is_ok(), fits, "{nodes} nodes");
         }

@@ -1,36 +1,38 @@
-//! The fabric: a bridge in a network namespace without uplink; each node a namespace with one cable to it.
+//! The fabric: a bridge in a network namespace without uplink. Each node is a namespace with one
+//! cable to the bridge.
 
 use super::MAX_NODES;
 use crate::namespaces::{self, exists, ip, run};
 
 pub(crate) use crate::namespaces::inside;
 
-// Every address lives in namespaces that are the cluster's own and lead nowhere, so all clusters have the same.
-/// Of the control plane and of DNS.
+// All addresses belong to the cluster's own namespaces, which lead nowhere. All clusters can
+// therefore have the same addresses.
+/// The address of the control plane and of DNS.
 pub(crate) const CONTROL_PLANE: &str = "10.89.0.1";
 pub(crate) const PODS: &str = "10.90.0.0/16";
 pub(crate) const FAKE_PODS: &str = "10.91.0.0/16";
 pub(crate) const SERVICES: &str = "10.96.0.0/16";
-/// Of the service `kubernetes`.
+/// The address of the service `kubernetes`.
 pub(crate) const API_SERVICE: &str = "10.96.0.1";
-/// Of the service `kube-dns`.
+/// The address of the service `kube-dns`.
 pub(crate) const DNS_SERVICE: &str = "10.96.0.10";
 
 pub(crate) fn node_address(node: u32) -> String {
     format!("10.89.0.{}", 10 + node)
 }
 
-/// The addresses of a node's pods.
+/// Returns the addresses of a node's pods.
 pub(crate) fn node_pods(node: u32) -> String {
     format!("10.90.{node}.0/24")
 }
 
-/// Name of the control plane's namespace.
+/// Returns the name of the control plane's namespace.
 pub(crate) fn fabric(cluster: &str) -> String {
     format!("lockstep-{cluster}-fabric")
 }
 
-/// Name of a node's namespace.
+/// Returns the name of a node's namespace.
 pub(crate) fn node_namespace(cluster: &str, node: u32) -> String {
     format!("lockstep-{cluster}-n{node}")
 }
@@ -49,7 +51,7 @@ pub(crate) fn make_fabric(cluster: &str) -> anyhow::Result<()> {
     )
 }
 
-/// Makes a node's namespace and its cable, or makes them anew.
+/// Makes a node's namespace and its cable, and replaces existing ones.
 pub(crate) fn make_node(cluster: &str, node: u32) -> anyhow::Result<()> {
     remove_node(cluster, node)?;
     let (fabric, namespace) = (fabric(cluster), node_namespace(cluster, node));
@@ -79,19 +81,19 @@ pub(crate) fn make_node(cluster: &str, node: u32) -> anyhow::Result<()> {
 pub(crate) fn remove_node(cluster: &str, node: u32) -> anyhow::Result<()> {
     let (fabric, namespace) = (fabric(cluster), node_namespace(cluster, node));
     if exists(&namespace) {
-        // The kernel takes the namespace, and the cable with it, apart some time after its name is gone.
+        // The kernel removes the namespace and its cable some time after the name is gone.
         ip(&fabric, &format!("link del n{node}\n"))?;
         namespaces::remove(&namespace)?;
     }
     Ok(())
 }
 
-/// Pulls a node's cable.
+/// Unplugs a node's cable.
 pub(crate) fn unplug(cluster: &str, node: u32) -> anyhow::Result<()> {
     ip(&fabric(cluster), &format!("link set n{node} down\n"))
 }
 
-/// Plugs it in again.
+/// Plugs a node's cable in again.
 pub(crate) fn plug(cluster: &str, node: u32) -> anyhow::Result<()> {
     ip(&fabric(cluster), &format!("link set n{node} up\n"))
 }

@@ -1,4 +1,5 @@
-//! A node: namespaces of its own with containerd, kubelet and kube-proxy. It can lose its power, its cable or its kubelet.
+//! A node: namespaces of its own with containerd, kubelet and kube-proxy. It can lose its power,
+//! its cable or its kubelet.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -9,22 +10,23 @@ use super::{
     Cluster, cgroups,
     network::{self, inside, node_namespace},
     process::Process,
-    tools, wait_for,
+    wait_for,
 };
+use crate::packages::program;
 
 /// How long a node may take to become Ready.
 const READY_WITHIN: Duration = Duration::from_secs(120);
-/// How long a node without power may take to be gone, or a kubelet to end or start.
+/// How long a node's processes may take to end after a power cut, or a kubelet to end or start.
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
-/// Tells a node's process 1 that no kubelet is wanted.
+/// A file that tells a node's process 1 to run no kubelet.
 const NO_KUBELET: &str = "no-kubelet";
-/// There while a kubelet runs.
+/// A file that exists while a kubelet runs.
 const KUBELET_RUNS: &str = "kubelet-runs";
 const INIT: &str = include_str!("../../../deploy/cluster/node-init.sh");
 const CONTAINERD: &str = include_str!("../../../deploy/cluster/containerd.toml");
 
 impl Cluster {
-    /// Gives a node its power (back); its disk is as it was.
+    /// Powers a node on. Its disk is unchanged.
     ///
     /// # Errors
     /// Its namespaces or its process cannot be made.
@@ -41,7 +43,7 @@ impl Cluster {
             fs::create_dir_all(folder.join(part))?;
         }
         self.configure(node, &folder)?;
-        let plugins = tools::program("host-local").context("the network plugin `host-local` is missing")?;
+        let plugins = program("host-local").context("the network plugin `host-local` is missing")?;
         let mut command = inside(&node_namespace(cluster, node), "unshare");
         command
             .args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--uts", "--ipc"])
@@ -56,10 +58,10 @@ impl Cluster {
         self.node_process(node).start(&command)
     }
 
-    /// Cuts a node's power: every process of it dies at once, its mounts and network vanish.
+    /// Powers a node off: all its processes die at once, and its mounts and network vanish.
     ///
     /// # Errors
-    /// Something of it does not go.
+    /// A part of it stays.
     pub fn power_off(&self, node: u32) -> anyhow::Result<()> {
         self.check_node(node)?;
         self.node_process(node).kill();
@@ -67,25 +69,25 @@ impl Cluster {
         wait_for(&format!("the end of node n{node}"), ENDS_WITHIN, || cgroups::remove(self.settings.name, node))
     }
 
-    /// Pulls a node's cable.
+    /// Unplugs a node's cable.
     ///
     /// # Errors
-    /// There is no such node, or it has no power.
+    /// There is no such node, or it is powered off.
     pub fn isolate(&self, node: u32) -> anyhow::Result<()> {
         self.check_node(node)?;
         network::unplug(self.settings.name, node)
     }
 
-    /// Plugs it in again.
+    /// Plugs a node's cable in again.
     ///
     /// # Errors
-    /// There is no such node, or it has no power.
+    /// There is no such node, or it is powered off.
     pub fn heal(&self, node: u32) -> anyhow::Result<()> {
         self.check_node(node)?;
         network::plug(self.settings.name, node)
     }
 
-    /// Ends a node's kubelet; its pods run on.
+    /// Ends a node's kubelet. Its pods keep running.
     ///
     /// # Errors
     /// There is no such node, or the kubelet does not end.
@@ -96,7 +98,7 @@ impl Cluster {
         wait_for(&format!("the end of n{node}'s kubelet"), ENDS_WITHIN, || !runs.exists())
     }
 
-    /// Starts it again.
+    /// Starts a node's kubelet again.
     ///
     /// # Errors
     /// There is no such node, or the kubelet does not start.
@@ -109,10 +111,10 @@ impl Cluster {
         wait_for(&format!("the start of n{node}'s kubelet"), ENDS_WITHIN, || folder.join(KUBELET_RUNS).exists())
     }
 
-    /// Gives a node whatever it was deprived of, and waits until it is Ready.
+    /// Restores a node's power, cable and kubelet, and waits until it is Ready.
     ///
     /// # Errors
-    /// It does not get well, in time.
+    /// It is not Ready in time.
     pub fn mend(&self, node: u32) -> anyhow::Result<()> {
         self.power_on(node)?;
         self.heal(node)?;
@@ -123,19 +125,19 @@ impl Cluster {
     /// Waits until a node is Ready.
     ///
     /// # Errors
-    /// It is not, in time.
+    /// It is not Ready in time.
     pub fn wait_for_node(&self, node: u32) -> anyhow::Result<()> {
         wait_for(&format!("node n{node} to be Ready"), READY_WITHIN, || self.is_ready(node))
     }
 
-    /// Whether the cluster takes a node for Ready.
+    /// Returns true if the cluster reports a node as Ready.
     #[must_use]
     pub fn is_ready(&self, node: u32) -> bool {
         let path = r#"jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
         self.kubectl(&["get", "node", &format!("n{node}"), "-o", path]).is_ok_and(|status| status == "True")
     }
 
-    /// The process that is recorded for a node; process 1 of the node is its child.
+    /// Returns the recorded process of a node. Process 1 of the node is its child.
     pub(super) fn node_process(&self, node: u32) -> Process {
         self.process(&format!("n{node}"))
     }
@@ -189,13 +191,14 @@ fn kubelet(group: &str, node: u32) -> Value {
         "address": network::node_address(node),
         "healthzBindAddress": "127.0.0.1",
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-        // A node that is cut off is noticed in seconds; the lease is renewed at a quarter of its duration.
+        // A disconnected node is noticed in seconds: the lease is renewed every quarter of its
+        // duration.
         "nodeStatusUpdateFrequency": "4s",
         "nodeLeaseDurationSeconds": 12,
         "syncFrequency": "10s",
         "serializeImagePulls": false,
         "maxPods": 110,
-        // Images come from nowhere else, and the host's disk is not the node's to judge.
+        // Images have no other source, and the host's disk is not under the node's control.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
             "memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%", "nodefs.inodesFree": "1%",
@@ -213,7 +216,7 @@ fn kube_proxy(node: u32) -> Value {
         "hostnameOverride": format!("n{node}"),
         "nodePortAddresses": ["primary"],
         "clusterCIDR": network::PODS,
-        // Connection tracking is the host's; its limits stay as they are.
+        // Connection tracking belongs to the host. Its limits stay unchanged.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "healthzBindAddress": format!("{}:10256", network::node_address(node)),
         "metricsBindAddress": "127.0.0.1:10249",

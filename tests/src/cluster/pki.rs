@@ -1,4 +1,4 @@
-//! Certificates, keys and kubeconfigs of a cluster, made anew for each.
+//! Certificates, keys and kubeconfigs of a cluster. Each cluster gets new ones.
 
 use std::{fs, net::IpAddr, path::Path};
 
@@ -11,14 +11,14 @@ use serde_json::json;
 
 use super::{Cluster, network};
 
-/// Names under which pods and people reach the API server.
+/// Names by which pods and people reach the API server.
 const API_SERVER_NAMES: [&str; 5] =
     ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"];
-/// Members may do everything.
+/// The group whose members may do everything.
 const ADMINISTRATORS: &str = "system:masters";
 
 impl Cluster {
-    /// Makes everything that control plane, nodes and people identify themselves with.
+    /// Makes the credentials of the control plane, the nodes and the administrator.
     pub(super) fn make_pki(&self) -> anyhow::Result<()> {
         let folder = self.state.pki();
         let authority = Authority::new(&folder)?;
@@ -55,7 +55,7 @@ impl Cluster {
         Ok(fs::write(self.state.kubeconfig(), text)?)
     }
 
-    /// A file of the folder of keys.
+    /// Returns the path of a file in the folder of keys.
     pub(super) fn pki_file(&self, name: &str) -> String {
         self.state.pki().join(name).display().to_string()
     }
@@ -81,7 +81,7 @@ impl<'a> Authority<'a> {
         Ok(authority)
     }
 
-    /// NAME.crt and NAME.key: of a server where addresses are given, of a client otherwise.
+    /// Writes NAME.crt and NAME.key: for a server if there are addresses, for a client otherwise.
     fn certificate(&self, name: &str, user: &str, group: Option<&str>, addresses: &[SanType]) -> anyhow::Result<()> {
         let mut params = valid(user, group)?;
         params.subject_alt_names = addresses.to_vec();
@@ -105,7 +105,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-/// A subject, valid from before this program was written and for as long as anybody may care.
+/// Returns a subject that is valid for a hundred years.
 fn valid(user: &str, group: Option<&str>) -> anyhow::Result<CertificateParams> {
     let mut params = CertificateParams::new(Vec::<String>::new())?;
     params.distinguished_name = DistinguishedName::new();
@@ -129,7 +129,8 @@ fn api_server_addresses() -> anyhow::Result<Vec<SanType>> {
     Ok(addresses)
 }
 
-/// JSON, which is YAML too; complete in itself, so that it may be copied anywhere.
+/// Returns a kubeconfig as JSON, which is also YAML. It refers to no other file, so it may be
+/// copied anywhere.
 fn kubeconfig(folder: &Path, user: &str, server: &str) -> anyhow::Result<String> {
     let pem = |name: String| -> anyhow::Result<String> {
         let file = folder.join(name);
@@ -153,7 +154,7 @@ fn kubeconfig(folder: &Path, user: &str, server: &str) -> anyhow::Result<String>
     Ok(serde_json::to_string_pretty(&config)?)
 }
 
-/// RFC 4648, section 4.
+/// Encodes bytes as RFC 4648, section 4, defines it.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_pads_what_is_no_multiple_of_three() {
+    fn base64_pads_lengths_that_are_no_multiple_of_three() {
         let vectors = [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")];
         for (plain, coded) in vectors {
             assert_eq!(base64(plain.as_bytes()), coded);

@@ -1,5 +1,7 @@
-//! Processes that may outlive the one that started them: found again by process id and start time, and marked in their
-//! environment, so that none but ours is ever ended.
+//! Processes that may outlive the one that started them.
+//!
+//! They are found again by process id and start time. A mark in their environment ensures that only
+//! the cluster's own processes are ever ended.
 
 use std::{
     fs::{self, OpenOptions},
@@ -11,15 +13,20 @@ use std::{
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::{state::State, wait_for};
+use super::{
+    process_id::{alive, recorded},
+    state::State,
+    wait_for,
+};
 
-/// Names a process's cluster by its state folder; deploy/cluster/teardown.sh ends whatever carries it.
+/// The variable that names a process's cluster by its state folder. deploy/cluster/teardown.sh ends
+/// every process that has it.
 pub(crate) const MARK: &str = "LOCKSTEP_CLUSTER";
 
-/// How long a killed process may take to be gone.
+/// How long a killed process may take to end.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// A name in the cluster's folder of process ids.
+/// A process with a name in the cluster's folder of process ids.
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     state: PathBuf,
@@ -28,7 +35,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process of this name, whether it runs or not.
+    /// Returns the process of this name. It may or may not run.
     pub(crate) fn named(state: &State, name: &str) -> Self {
         Self {
             state: state.folder().to_owned(),
@@ -37,10 +44,15 @@ impl Process {
         }
     }
 
-    /// Every process that was started and not stopped.
-    pub(crate) fn all(state: &State) -> Vec<Self> {
+    /// Returns every process that was started and not stopped.
+    fn all(state: &State) -> Vec<Self> {
         let Ok(entries) = fs::read_dir(state.folder().join("pids")) else { return Vec::new() };
         entries.flatten().filter_map(|entry| Some(Self::named(state, entry.file_name().to_str()?))).collect()
+    }
+
+    /// Returns true if a process of the cluster runs.
+    pub(crate) fn any_runs(state: &State) -> bool {
+        Self::all(state).iter().any(|process| process.pid().is_some())
     }
 
     /// Starts it in a session of its own, unless it runs.
@@ -62,13 +74,13 @@ impl Process {
             .spawn()
             .with_context(|| format!("starting {command:?}"))?;
         let pid = Pid::from_child(&child);
-        let start =
-            start_time(pid).with_context(|| format!("{command:?} ended at once, see {}", self.log.display()))?;
-        fs::write(&self.file, format!("{} {start}", pid.as_raw_nonzero()))?;
+        let started =
+            recorded(pid).with_context(|| format!("{command:?} ended at once, see {}", self.log.display()))?;
+        fs::write(&self.file, started)?;
         Ok(())
     }
 
-    /// Its process id while it runs.
+    /// Returns its process id while it runs.
     pub(crate) fn pid(&self) -> Option<Pid> {
         alive(&fs::read_to_string(&self.file).ok()?)
     }
@@ -76,56 +88,11 @@ impl Process {
     /// Ends it and its children at once.
     pub(crate) fn kill(&self) {
         if let Some(pid) = self.pid() {
-            // It may end by itself in between, and whatever stays is found by the cluster's end.
+            // It may end by itself in between. The cluster's end finds any process that stays.
             let _ = kill_process_group(pid, Signal::KILL);
-            let _ = wait_for("its end", ENDS_WITHIN, || self.pid().is_none());
+            let _ = wait_for("the process to end", ENDS_WITHIN, || self.pid().is_none());
         }
-        // Without the file there is nothing left to end.
+        // Without the file, there is no process to end.
         let _ = fs::remove_file(&self.file);
-    }
-}
-
-/// A process by which it can be recognised later: its id and start time.
-pub(crate) fn myself() -> anyhow::Result<String> {
-    let pid = rustix::process::getpid();
-    Ok(format!("{} {}", pid.as_raw_nonzero(), start_time(pid).context("reading this process's start time")?))
-}
-
-/// The process of `ID START`, if it still runs.
-pub(crate) fn alive(recorded: &str) -> Option<Pid> {
-    let (pid, start) = recorded.trim().split_once(' ')?;
-    let pid = Pid::from_raw(pid.parse().ok()?)?;
-    (start_time(pid)? == start).then_some(pid)
-}
-
-/// Clock ticks since boot at which a process started; `None` when it is gone or only waits for its parent to take notice. While a
-/// thread of it is left it is not gone: its ports are still taken.
-fn start_time(pid: Pid) -> Option<String> {
-    // Fields of proc_pid_stat(5), counted from the state, the first after the name.
-    const THREADS: usize = 17;
-    const START: usize = 19;
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ended = matches!(*fields.first()?, "Z" | "X") && fields.get(THREADS)?.parse::<u32>().ok()? <= 1;
-    (!ended).then_some((*fields.get(START)?).to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_is_recognised_by_its_id_and_start_time_together() {
-        let recorded = myself().expect("this process");
-        assert_eq!(alive(&recorded), Some(rustix::process::getpid()));
-        assert_eq!(alive(&format!("{recorded}0")), None, "the id is taken by a later process");
-    }
-
-    #[test]
-    fn a_process_that_nobody_has_waited_for_is_not_alive() {
-        let mut child = Command::new("true").spawn().expect("a process");
-        let pid = Pid::from_child(&child);
-        wait_for("the process to end", ENDS_WITHIN, || start_time(pid).is_none()).expect("ended");
-        child.wait().expect("waited for");
     }
 }

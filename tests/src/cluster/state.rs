@@ -1,4 +1,5 @@
-//! A cluster's state folder: what it is made of, readable by any process, so that none is needed to end it.
+//! A cluster's state folder: the record of its parts. Any process can read it, so any process can
+//! end the cluster.
 
 use std::{
     fs,
@@ -8,12 +9,9 @@ use std::{
 use anyhow::Context as _;
 use rustix::process::Pid;
 
-use super::{
-    Settings,
-    process::{Process, alive},
-};
+use super::{Settings, process_id::alive};
 
-/// Names of namespaces and control groups belong to the machine, so the folders that record them do too.
+/// Namespaces and control groups belong to the machine, so their record does too.
 const CLUSTERS: &str = "/var/lib/lockstep";
 
 /// Kernel settings that a kubelet changes.
@@ -41,7 +39,8 @@ impl State {
         &self.folder
     }
 
-    /// Writes down what the cluster is, and, for the first of the machine, what the kernel's settings were.
+    /// Records the cluster's settings. The first cluster of the machine also records the kernel's
+    /// settings.
     pub(crate) fn record(&self, settings: &Settings, programs: &Path) -> anyhow::Result<()> {
         for folder in [self.logs(), self.pki(), self.images(), self.volumes(), self.folder.join("pids")] {
             fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -57,11 +56,6 @@ impl State {
             fs::write(sysctls, SYSCTLS.iter().filter_map(read).collect::<String>())?;
         }
         Ok(())
-    }
-
-    /// Whether any of its processes runs.
-    pub(crate) fn is_alive(&self) -> bool {
-        Process::all(self).iter().any(|process| process.pid().is_some())
     }
 
     pub(crate) fn nodes(&self) -> anyhow::Result<u32> {
@@ -87,22 +81,22 @@ impl State {
         self.folder.join("log")
     }
 
-    /// Where the logs go when the cluster ends.
+    /// Returns the folder of the logs after the cluster's end.
     pub(crate) fn kept_logs(&self) -> PathBuf {
         self.folder.with_extension("log")
     }
 
-    /// Names the process that the cluster ends with; absent where it ends with none.
+    /// Returns the file that names the owner. It does not exist if the cluster has no owner.
     pub(crate) fn owner(&self) -> PathBuf {
         self.folder.join("owner")
     }
 
-    /// The process that the cluster ends with, if it runs.
+    /// Returns the process that owns the cluster, if it runs.
     pub(crate) fn living_owner(&self) -> Option<Pid> {
         alive(&fs::read_to_string(self.owner()).ok()?)
     }
 
-    /// Held by the guard as long as it lives.
+    /// Returns the lock file. The guard holds the lock while it lives.
     pub(crate) fn lock(&self) -> PathBuf {
         self.folder.with_extension("lock")
     }
@@ -111,7 +105,7 @@ impl State {
         self.folder.join(format!("n{node}"))
     }
 
-    /// What every node sees as /run/cluster.
+    /// Returns the folder that every node sees as /run/cluster.
     pub(crate) fn common(&self) -> PathBuf {
         self.folder.join("common")
     }
@@ -124,7 +118,7 @@ impl State {
         self.common().join("volumes")
     }
 
-    /// The file that kubelets wait for.
+    /// Returns the file that kubelets wait for.
     pub(crate) fn api_server_is_up(&self) -> PathBuf {
         self.common().join("api-server-is-up")
     }

@@ -1,4 +1,5 @@
-//! Storage that every node sees: folders of the host, mounted by pods through claims, as restricted pods must.
+//! Storage that every node sees: folders of the host. Pods mount them through claims, as restricted
+//! pods must.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
@@ -7,22 +8,22 @@ use serde_json::json;
 
 use super::Cluster;
 
-/// The default storage class, for claims that come with manifests, and what kubelets need for it.
+/// The default storage class for claims in manifests, and the objects that kubelets need for it.
 const STORAGE: &str = include_str!("../../../deploy/cluster/storage.yaml");
-/// What it is called there.
+/// The name of that class.
 const STORAGE_CLASS: &str = "shared";
-/// Volumes that wait for such claims. A claim keeps its volume for good, as in any cluster that does not recycle.
+/// Volumes that wait for such claims. A claim keeps its volume forever.
 const WAITING_VOLUMES: u32 = 40;
-/// Where a node sees the volumes.
+/// The folder of the volumes, as a node sees it.
 const ON_A_NODE: &str = "/run/cluster/volumes";
 const CAPACITY: &str = "100Gi";
 
 impl Cluster {
-    /// Makes the claim `claim` in a namespace on a fresh folder that every node sees (ReadWriteMany); gives the folder as the host
-    /// sees it.
+    /// Makes the claim `claim` in a namespace, with a fresh folder that every node sees
+    /// (ReadWriteMany). Returns the folder as the host sees it.
     ///
     /// # Errors
-    /// What kubectl complained about.
+    /// kubectl fails; the error holds its message.
     pub fn shared_volume(&self, namespace: &str, claim: &str) -> anyhow::Result<PathBuf> {
         let volume = format!("{namespace}-{claim}");
         let folder = self.make_folder(&volume)?;
@@ -44,25 +45,26 @@ impl Cluster {
         Ok(folder)
     }
 
-    /// The folder of a claim that is bound, as the host sees it.
+    /// Returns the folder of a bound claim, as the host sees it.
     ///
     /// # Errors
-    /// What kubectl complained about.
+    /// kubectl fails; the error holds its message.
     pub fn folder_of(&self, namespace: &str, claim: &str) -> anyhow::Result<PathBuf> {
         let words = ["-n", namespace, "get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}"];
         Ok(self.state.volumes().join(self.kubectl(&words)?))
     }
 
-    /// The default storage class and the first volumes that wait for its claims.
+    /// Makes the default storage class and the first volumes for its claims.
     pub(super) fn make_storage(&self) -> anyhow::Result<()> {
         self.apply(STORAGE)?;
         self.add_volumes(1)
     }
 
-    /// Makes volumes of this `series` wait for claims that come with manifests, as many as one run of all tests takes.
+    /// Makes volumes of this `series` for claims in manifests, as many as one run of all tests
+    /// takes.
     ///
     /// # Errors
-    /// What kubectl complained about.
+    /// kubectl fails; the error holds its message.
     pub fn add_volumes(&self, series: u32) -> anyhow::Result<()> {
         let mut objects = Vec::new();
         for index in 1..=WAITING_VOLUMES {

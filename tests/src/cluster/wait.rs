@@ -1,4 +1,4 @@
-//! Waiting is waiting for a condition, with a deadline.
+//! Waiting for a condition, with a deadline.
 
 use std::{
     thread,
@@ -9,10 +9,10 @@ use anyhow::bail;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Looks at a condition until it holds.
+/// Checks a condition repeatedly until it holds.
 ///
 /// # Errors
-/// It did not within `patience`.
+/// It did not hold within `patience`.
 pub fn wait_for(what: &str, patience: Duration, mut holds: impl FnMut() -> bool) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !holds() {

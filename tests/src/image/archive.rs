@@ -1,4 +1,5 @@
-//! From files to the bytes of an archive: nothing in it depends on the clock, the order of a folder or who builds.
+//! From files to the bytes of an archive. The bytes do not depend on the clock, the order of a
+//! folder or the building user.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,7 +19,7 @@ use tar::{Builder, EntryType, Header};
 
 use super::{AUTHORITIES, PLAIN, Recipe};
 
-/// What lies at a path of an image.
+/// The content at a path of an image.
 pub(super) enum Content {
     File(Vec<u8>, u32),
     Folder(u32),
@@ -27,15 +28,15 @@ pub(super) enum Content {
 }
 
 const EPOCH: &str = "1970-01-01T00:00:00Z";
-/// What gzip itself takes when nobody asks.
+/// gzip's default level.
 const LEVEL: u32 = 6;
 const SCHEMA: u32 = 2;
-/// By this annotation containerd names what it imports.
+/// The annotation from which containerd takes the name of an imported image.
 const NAME: &str = "io.containerd.image.name";
-/// By this one others find an image among those of an archive.
+/// The annotation by which other tools find an image in an archive.
 const REFERENCE: &str = "org.opencontainers.image.ref.name";
 
-/// The archive and its manifest's digest.
+/// Returns the archive and its manifest's digest.
 pub(super) fn build(recipe: &Recipe) -> anyhow::Result<(Vec<u8>, String)> {
     let layer = layer(&recipe.files)?;
     let packed = gzip(&layer)?;
@@ -49,7 +50,7 @@ pub(super) fn build(recipe: &Recipe) -> anyhow::Result<(Vec<u8>, String)> {
     let manifest = serde_json::to_vec(&manifest)?;
     let (_, tag) = recipe.name.rsplit_once(':').context("an image's name has a tag")?;
     let mut listed = serde_json::to_value(descriptor(&manifest, MediaType::ImageManifest)?)?;
-    // Not through the builder: its map has an order that changes from run to run.
+    // The builder's map has an order that changes from run to run.
     listed["annotations"] = serde_json::json!({NAME: recipe.name, REFERENCE: tag});
     let index = ImageIndexBuilder::default()
         .schema_version(SCHEMA)
@@ -74,7 +75,7 @@ pub(super) fn build(recipe: &Recipe) -> anyhow::Result<(Vec<u8>, String)> {
     Ok((tar.into_inner()?, digest))
 }
 
-/// The file system as a tar, with every folder named before what lies in it.
+/// Returns the file system as a tar, with every folder before its content.
 fn layer(files: &BTreeMap<String, Content>) -> anyhow::Result<Vec<u8>> {
     let mut tar = Builder::new(Vec::new());
     let mut made = BTreeSet::new();

@@ -1,10 +1,11 @@
-//! What a dynamically linked binary needs around it.
+//! The files that a dynamically linked binary needs.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
 use anyhow::{Context as _, bail};
 
-/// Absolute paths of the dynamic loader and the libraries that a binary names, as `ldd` finds them.
+/// Returns the absolute paths of the dynamic loader and the libraries that a binary names, as `ldd`
+/// finds them.
 pub(super) fn of(binary: &Path) -> anyhow::Result<BTreeSet<String>> {
     let output = Command::new("ldd").arg(binary).output().context("starting ldd")?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -17,7 +18,8 @@ pub(super) fn of(binary: &Path) -> anyhow::Result<BTreeSet<String>> {
     Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect())
 }
 
-/// Whether a program names a loader: a segment of type PT_INTERP in its 64-bit little-endian ELF header.
+/// Returns true if a program names a loader: a segment of type PT_INTERP in its 64-bit
+/// little-endian ELF header.
 pub(super) fn is_dynamic(program: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |offset: usize, bytes: usize| -> Option<u64> {

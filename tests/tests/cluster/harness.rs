@@ -51,7 +51,8 @@ fn a_service_is_found_by_name_and_reached_by_its_address_from_another_node() {
     let address = client
         .kubectl(&["-n", namespace.name(), "get", "service", "greeting", "-o", "jsonpath={.spec.clusterIP}"])
         .expect("the service has an address");
-    // The log has the error output too, where `nc` says that it is refused until the server is ready.
+    // The log would also hold the error output, where `nc` reports refusals until the server is
+    // ready.
     let script = format!(
         "exec 2>/dev/null; name=greeting.{}.svc.cluster.local; \
          until nslookup $name | grep -q {address}; do sleep 0.2; done; \

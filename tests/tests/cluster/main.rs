@@ -1,4 +1,4 @@
-//! On a real Kubernetes: the local cluster itself, and jobs on it from `helm install` on.
+//! Tests on a real Kubernetes: the local cluster itself, and jobs on it after `helm install`.
 
 mod faults;
 mod harness;

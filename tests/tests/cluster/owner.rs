@@ -1,4 +1,4 @@
-//! A cluster has one owner, and nothing of it outlives that one.
+//! A cluster has one owner and ends with it.
 
 use std::{
     env, fs,
@@ -48,7 +48,7 @@ fn a_killed_owner_leaves_nothing_behind() {
         .unwrap_or_else(|error| panic!("{error}: {:#?}", left_behind()));
 }
 
-/// Set for the process that owns a cluster and is to be killed.
+/// A variable of the process that owns a cluster and will be killed.
 const OWNER: &str = "LOCKSTEP_TEST_OWNER";
 const ORPHAN: Settings = Settings::named("orphan", 1, 16446);
 const IS_UP: &str = "is-up";
@@ -73,7 +73,7 @@ fn an_owner_that_waits_to_be_killed() {
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("waited");
 }
 
-/// Whatever there is of the orphan: processes, namespaces, control groups, mounts, files.
+/// Returns the remains of the orphan: processes, namespaces, control groups, mounts, files.
 fn left_behind() -> Vec<String> {
     let mut left = Vec::new();
     let state = format!("/var/lib/lockstep/{}", ORPHAN.name);

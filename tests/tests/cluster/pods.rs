@@ -1,11 +1,11 @@
-//! Pods of busybox, and what became of them.
+//! Pods of busybox, and their results.
 
 use lockstep_tests::cluster::{Client, Namespace, SHELL_IMAGE, wait_for};
 use serde_json::{Value, json};
 
 use crate::shared::PATIENCE;
 
-/// A pod of busybox on a node that fits the restricted profile and runs a script once.
+/// Returns a pod of busybox on a node. It satisfies the restricted profile and runs a script once.
 pub(crate) fn pod(namespace: &str, name: &str, node: u32, script: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -38,7 +38,7 @@ pub(crate) fn log_of_succeeded(client: &Client, namespace: &str, pod: &str) -> S
     client.kubectl(&["-n", namespace, "logs", pod]).expect("its log")
 }
 
-/// A namespace of the test's own that admits pods of the restricted profile only.
+/// Makes a namespace that admits only pods of the restricted profile.
 pub(crate) fn restricted<'a>(client: &'a Client, prefix: &str) -> Namespace<'a> {
     let namespace = client.namespace(prefix).expect("a namespace");
     let enforce = "pod-security.kubernetes.io/enforce=restricted";

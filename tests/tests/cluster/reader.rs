@@ -1,4 +1,4 @@
-//! Objects that are looked at again and again.
+//! Objects that are read repeatedly.
 
 use kube::{
     Api, Config,
@@ -9,17 +9,18 @@ use lockstep_tests::cluster::Client;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-/// Reads objects over a connection that stays: a program started for every look at one takes the processors from the pods that it waits for.
+/// Reads objects over a connection that stays open. A kubectl for every look would take the
+/// processors from the pods that the test waits for.
 pub(crate) struct Reader {
     runtime: Runtime,
     client: kube::Client,
 }
 
 impl Reader {
-    /// What reads from a client's cluster.
+    /// Returns a reader of a client's cluster.
     ///
     /// # Errors
-    /// The kubeconfig cannot be read, or is none.
+    /// The kubeconfig cannot be read or is invalid.
     pub(crate) fn of(cluster: &Client) -> anyhow::Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig())?;
@@ -30,7 +31,7 @@ impl Reader {
         Ok(Self { runtime, client })
     }
 
-    /// An object, if there is one of that name.
+    /// Returns an object, if there is one of that name.
     ///
     /// # Errors
     /// The API server did not answer, or refused.

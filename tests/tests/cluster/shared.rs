@@ -1,4 +1,4 @@
-//! One cluster for all tests of this binary; it ends with the process, however that ends.
+//! One cluster for all tests of this binary. It ends with the process, even if that is killed.
 
 use std::{
     ops::Deref,
@@ -12,36 +12,38 @@ use lockstep_tests::{
     skip,
 };
 
-/// A node is lost after 16 s and its pods are evicted 10 s later; whatever a test waits for takes less than this.
+/// The longest wait of a test. A node is lost after 16 s, and its pods are evicted 10 s later.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Tests that break something run alone, the others side by side.
 static TURN: RwLock<()> = RwLock::new(());
 
-/// The tests' cluster in good health, or `None` after one loud line where this machine cannot run it.
+/// Returns the tests' cluster in good health. If this machine cannot run it, prints one loud line
+/// and returns `None`.
 pub(crate) fn cluster(test: &str) -> Option<Turn<RwLockReadGuard<'static, ()>>> {
-    // A test that failed in its turn has said so itself.
+    // A test that failed in its turn has reported that itself.
     let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
     Some(Turn { cluster: running(test)?, _mender: None, _turn: turn })
 }
 
-/// The tests' cluster for a test that breaks something, and mends it. Where it fails before it has mended a node, that is done for it.
+/// Returns the tests' cluster for a test that breaks something and mends it. If the test fails
+/// before, the cluster is mended for it.
 pub(crate) fn cluster_alone(test: &str) -> Option<Turn<RwLockWriteGuard<'static, ()>>> {
     let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
     let cluster = running(test)?;
     Some(Turn { cluster, _mender: Some(Mender(cluster)), _turn: turn })
 }
 
-/// Whatever cluster there is, the user's own too, for a test that breaks nothing.
+/// Returns the tests' cluster or the user's own, for a test that breaks nothing.
 pub(crate) fn any_cluster(test: &str) -> Option<(AnyCluster, RwLockReadGuard<'static, ()>)> {
     let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
     AnyCluster::for_tests().map_err(|why| skip(test, &why)).ok().map(|cluster| (cluster, turn))
 }
 
-/// The cluster for as long as a test has its turn.
+/// The cluster during the turn of a test.
 pub(crate) struct Turn<Guard> {
     cluster: &'static Cluster,
-    // Dropped in this order.
+    // Fields are dropped in this order.
     _mender: Option<Mender>,
     _turn: Guard,
 }
@@ -54,7 +56,7 @@ impl<Guard> Deref for Turn<Guard> {
     }
 }
 
-/// Mends the nodes for the tests after one that has failed.
+/// Mends the nodes after a failed test.
 struct Mender(&'static Cluster);
 
 impl Drop for Mender {

@@ -1,4 +1,5 @@
-//! Bad input gets an error that names the field or file, the value and what is accepted; nothing is lost.
+//! Bad input causes an error that names the field or file, the value and the accepted values.
+//! Nothing is lost.
 
 use std::{fs, net::TcpListener, path::Path};
 
@@ -9,7 +10,7 @@ use crate::{
     run::{Manifest, Run, alone},
 };
 
-/// The run fails, and says all of `words`.
+/// Checks that the run fails and prints all of `words`.
 fn assert_refused(name: &str, manifest: &Manifest, arguments: &[&str], words: &[&str]) {
     let run = Run::of(name, manifest, arguments).finished();
     let said = run.said();
@@ -41,7 +42,7 @@ fn a_manifest_that_cannot_be_used_is_refused_by_field_value_and_range() {
     }
 }
 
-/// An IDX file that says it holds `count` images, and holds so many that are `present`, all black.
+/// Returns an IDX file whose header promises `count` images, with `present` black images in it.
 fn image_bytes(count: u32, present: usize) -> Vec<u8> {
     let mut bytes = vec![0, 0, 8, 3];
     for dimension in [count, 28, 28] {
@@ -63,7 +64,7 @@ fn a_worker_that_reads_other_data_than_the_others_or_none_is_told_of_while_they_
     const SAMPLES: u32 = 2_000;
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
-    // Those who have read the file before keep it.
+    // Processes that have opened the old file keep it.
     let replace = |name: &str, bytes: Vec<u8>| {
         let new = folder.path().join("new");
         fs::write(&new, bytes).and_then(|()| fs::rename(&new, folder.path().join(name))).expect("replaced");

@@ -1,4 +1,4 @@
-//! Benchmarks of the collectives by local processes: the table, and what happens to one that is disturbed.
+//! Benchmarks of the collectives by local processes: the table, and disturbed benchmarks.
 
 use std::{collections::BTreeSet, fs, process::Command};
 
@@ -6,7 +6,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::run::{Manifest, Run, alone, lockstep};
 
-/// Rows of a printed table: size, algorithm, and whether it is chosen.
+/// Returns the rows of a printed table: size, algorithm, and true if it is chosen.
 fn rows(printed: &str) -> Vec<(String, String, bool)> {
     let lines = printed.lines().skip_while(|line| !line.contains("busbw")).skip(1);
     let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -16,7 +16,7 @@ fn rows(printed: &str) -> Vec<(String, String, bool)> {
         .collect()
 }
 
-/// A job that takes some seconds: two rows of up to five.
+/// Returns a job that takes some seconds: two rows of up to five.
 fn slow() -> Manifest {
     Manifest::collectives("minBytes: 4Mi, maxBytes: 16Mi, repetitions: 1000", "backend: tcp, algorithm: ring")
 }

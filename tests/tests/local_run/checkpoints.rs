@@ -1,4 +1,5 @@
-//! Checkpoints that the workers write part by part while they train: whole or absent, whoever is killed and whatever the storage does.
+//! Checkpoints that the workers write part by part while they train. They are whole or absent,
+//! whatever is killed and whatever the storage does.
 
 use std::{
     fs,
@@ -7,7 +8,7 @@ use std::{
 };
 
 use lockstep_tests::{
-    checkpoints::{damage, place},
+    checkpoints::{damage, folder_of},
     metrics::value,
     skip,
 };
@@ -20,17 +21,18 @@ use crate::{
     run::{Manifest, Run, alone, lockstep, wait_for},
 };
 
-/// Of 9,000 samples in batches of 64.
+/// Steps of an epoch: 9,000 samples in batches of 64.
 const EPOCH_STEPS: u64 = 141;
 
-/// A job whose bits do not depend on who trains. Its state has eight blocks, so that three workers have parts of it.
+/// Returns a job whose bits do not depend on its workers. Its state has eight blocks, so three
+/// workers have parts of it.
 fn manifest(epochs: u32) -> Manifest {
     Manifest::glyphs(10_000, epochs)
         .replaced("bucketBytes: 64Ki", "algorithm: canonicalTree")
         .replaced("replicas: 2", "replicas: 3\n  elastic: {minReplicas: 1, maxReplicas: 3}")
 }
 
-/// `lockstep checkpoints` in the run's folder; what it says with `--json`, and whether all is well.
+/// Runs `lockstep checkpoints` on the run's folder. Returns its JSON, and true if it succeeded.
 fn checkpoints(run: &Run, action: &str) -> (Value, bool) {
     let told = Command::new(lockstep()).args(["checkpoints", action, "--json"]).arg(run.folder()).output();
     let told = told.expect("lockstep starts");
@@ -41,7 +43,8 @@ fn steps(listed: &Value) -> Vec<u64> {
     listed.as_array().expect("a list").iter().filter_map(|one| one["step"].as_u64()).collect()
 }
 
-/// Where the listed ones lie: what is saved behind a damaged checkpoint of the same step has a folder of its own.
+/// Returns the folders of the listed checkpoints. A checkpoint that replaces a damaged one of the
+/// same step has a folder of its own.
 fn places(listed: &Value) -> Vec<PathBuf> {
     listed.as_array().expect("a list").iter().map(|one| one["path"].as_str().expect("a folder").into()).collect()
 }
@@ -83,7 +86,7 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
     let told = run.steps().pop().filter(|line| line.generation >= last.generation).map_or(last.step, |line| line.step);
     let redone = told.saturating_sub(newest);
     let run = run.again(&manifest, &[]);
-    // The journal that the killed ones left may be further than that.
+    // The metrics log of the killed processes may go beyond that step.
     run.wait_until("a group", || run.history().len() > changes);
     run.wait_for_step(newest + 20);
     run.signal(Signal::INT);
@@ -111,7 +114,7 @@ fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or
     run.wait_until("two checkpoints", || run.checkpoints() >= 2);
     let run = ended(run);
     let saved = steps(&checkpoints(&run, "list").0);
-    damage(&place(run.folder(), saved[0])).expect("damaged");
+    damage(&folder_of(run.folder(), saved[0])).expect("damaged");
     let run = run.again(&manifest, &[]);
     let told = format!("the checkpoint of step {} in file://", saved[0]);
     run.wait_until("the warning", || run.said().contains(&told));
@@ -184,7 +187,7 @@ fn a_run_goes_on_with_another_link_wire_and_algorithm_than_it_was_saved_with() {
     assert_each_step_once(&run, 6 * EPOCH_STEPS);
 }
 
-/// A file system of its own over a folder, until this is dropped.
+/// A separate file system over a folder, until this is dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -195,7 +198,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Whoever is still in it keeps it until then.
+        // Processes that still use it keep it until they end.
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
 }

@@ -1,4 +1,4 @@
-//! Workers with several devices: their ranks learn as those of as many workers do, whoever is lost.
+//! Workers with several devices learn as well as that many workers, also after a loss.
 
 use crate::{
     faults::{assert_each_step_once, kill},
@@ -8,7 +8,7 @@ use crate::{
 };
 
 const EPOCHS: u32 = 12;
-/// Of 9,000 samples in batches of 64.
+/// Steps of the run: 9,000 samples in batches of 64, times the epochs.
 const STEPS: u64 = 12 * 141;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Workers that come and go while the others train. Gradients are added as a canonical tree, so that whatever happened the model must be
-//! that of a run to which nothing did, to the last bit.
+//! Workers come and go while the others train. Gradients are added as a canonical tree, so every
+//! run must end, to the last bit, with the model of an undisturbed run.
 
 use std::{
     collections::BTreeMap,
@@ -17,12 +17,12 @@ use crate::{
     run::{Manifest, Run, alone, lockstep},
 };
 
-/// Enough for one change.
+/// Epochs for one change.
 const SHORT: u32 = 4;
-/// Enough for many.
+/// Epochs for many changes.
 const LONG: u32 = 8;
 
-/// Of an epoch: 9,000 samples in batches of 64.
+/// Steps of an epoch: 9,000 samples in batches of 64.
 const EPOCH_STEPS: u64 = 141;
 
 fn manifest(epochs: u32) -> Manifest {
@@ -31,7 +31,7 @@ fn manifest(epochs: u32) -> Manifest {
         .replaced("replicas: 2", "replicas: 3\n  elastic: {minReplicas: 1, maxReplicas: 4}")
 }
 
-/// What must hold of every run of so many epochs, whatever happened to it.
+/// Checks the promises that hold for every run of so many epochs.
 fn assert_nothing_was_lost(run: &Run, epochs: u32) {
     assert_it_learned_the_same(run, epochs);
     let (steps, history) = (run.steps(), run.history());
@@ -51,7 +51,7 @@ fn assert_it_learned_the_same(run: &Run, epochs: u32) {
     assert!(run.model() == undisturbed(epochs), "the weights differ from those of a run to which nothing happened");
 }
 
-/// The model of a run to which nothing happened; called while no other run is under way.
+/// Returns the model of an undisturbed run. No other run may be active meanwhile.
 fn undisturbed(epochs: u32) -> Vec<u8> {
     static MODELS: Mutex<BTreeMap<u32, Vec<u8>>> = Mutex::new(BTreeMap::new());
     let mut models = MODELS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +64,7 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     let _alone = alone();
     let run = Run::of("churn", &manifest(LONG), &[]);
     run.wait_for_step(50);
-    // The first rank, which reports and saves.
+    // The first rank reports and saves.
     kill(run.trainers("worker", "worker-0")[0]);
     run.wait_for_workers_again(3);
     let unseen: Vec<_> = run.steps().into_iter().filter(|line| line.loss.is_none()).collect();
@@ -74,7 +74,8 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     run.wait_for_step(step + 100);
     run.scale(4);
     run.wait_until("four workers", || run.steps().last().is_some_and(|line| line.world_size == 4));
-    // All but one; who takes a place at once may be in the next group already.
+    // All but one worker are killed. A fast replacement may be in the next generation already, so
+    // the losses are summed up.
     let known = run.history().len();
     for worker in ["worker-0", "worker-2", "worker-3"] {
         kill(run.trainers("worker", worker)[0]);
@@ -97,7 +98,7 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
 fn chaos_is_told_and_is_no_failure_of_the_job() {
     let _alone = alone();
     let manifest = manifest(SHORT).replaced("backoffLimit: 2", "backoffLimit: 0");
-    // The first kills by this seed: a worker after 0.8 s, the coordinator after 1.8 s.
+    // With this seed, chaos kills a worker after 0.8 s and the coordinator after 1.8 s.
     let run = Run::of("chaos", &manifest, &["--chaos", "1500ms", "--chaos-seed", "247"]).finished();
     let said = run.said();
     assert!(said.contains("--chaos-seed 247 repeats it"), "{said}");
@@ -186,7 +187,7 @@ fn when_all_are_lost_the_newest_checkpoint_is_taken_and_that_is_told() {
     let run = Run::of("all", &manifest(SHORT), &["--workers", "2"]);
     run.wait_for_checkpoint();
     let told = run.newest_step();
-    // The first that follows may have been written without a report.
+    // The first step that follows may have been written without a report.
     run.wait_until("another report", || run.newest_step() > told);
     let later = run.newest_step();
     run.wait_until("one more", || run.newest_step() > later);
@@ -208,7 +209,8 @@ fn a_membership_of_which_its_coordinator_told_nobody_is_told_by_the_next() {
     let _alone = alone();
     let run = Run::of("untold", &manifest(SHORT), &["--workers", "2"]);
     run.wait_for_step(20);
-    // As if it had been killed between storing the membership and telling of it.
+    // This resembles a coordinator that is killed after storing a membership and before reporting
+    // it.
     fs::write(run.folder().join("history.jsonl"), "").expect("an empty history");
     run.trainers("coordinator", "").into_iter().for_each(kill);
     run.wait_until("the membership to be told", || !run.history().is_empty());
@@ -218,7 +220,7 @@ fn a_membership_of_which_its_coordinator_told_nobody_is_told_by_the_next() {
     assert_eq!((first.generation, first.workers), (1, 2));
 }
 
-/// The newest checkpoint has all that was done, and the command line says so.
+/// Checks that the newest checkpoint holds the last step, and that the command line reports it.
 fn assert_all_was_saved(run: &Run) {
     let last = run.steps().last().map_or(0, |line| line.step);
     let said = run.said();
@@ -233,10 +235,10 @@ fn whoever_holds_the_state_of_a_job_that_fails_has_its_grace_to_save_it() {
     run.wait_for_step(50);
     let [holder, other] = ["worker-0", "worker-1"].map(|worker| run.trainers("worker", worker)[0]);
     kill_process(holder, Signal::STOP).expect("it is alive");
-    // As a fault of its own ends a process, not somebody else.
+    // SIGABRT looks like a fault of the process itself, unlike SIGKILL.
     kill_process(other, Signal::ABORT).expect("it is alive");
     run.wait_until("the end of the job", || run.said().contains("too often: the others have 60 s to save"));
-    // Longer than processes have that hold nothing.
+    // Processes that hold no state get less time than this.
     thread::sleep(Duration::from_secs(4));
     kill_process(holder, Signal::CONT).expect("it is alive");
     let run = run.finished();
@@ -249,7 +251,7 @@ fn ctrl_c_saves_what_is_held_although_the_coordinator_and_a_worker_are_killed_me
     let _alone = alone();
     let run = Run::of("alone", &manifest(2000), &["--workers", "2"]);
     run.wait_for_step(50);
-    // No step is done any more, so that the group ends by another coordinator's help only.
+    // No step is done any more, so the group can only end with the help of another coordinator.
     let stopped = run.trainers("worker", "worker-1")[0];
     kill_process(stopped, Signal::STOP).expect("it is alive");
     run.signal(Signal::INT);

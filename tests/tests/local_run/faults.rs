@@ -14,7 +14,7 @@ pub(crate) fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).expect("the process is alive");
 }
 
-/// Each step was done once, with the samples that are next in the order of its epoch.
+/// Checks that each step was done once, with the next samples of its epoch.
 pub(crate) fn assert_each_step_once(run: &Run, last: u64) {
     let steps: Vec<u64> = run.steps().iter().map(|line| line.step).collect();
     assert_eq!(steps, (1..=last).collect::<Vec<_>>());
@@ -40,7 +40,7 @@ fn the_others_wait_for_the_replacement_of_a_killed_worker_and_lose_no_step() {
     let [first, second] = &history[..] else { panic!("{history:?}") };
     assert_eq!((first.workers, second.workers, second.rollback), (2, 2, false));
     assert!(second.step >= 60 && second.lost[0].pod == "lenet-worker-1", "{second:?}");
-    // The survivor had done every step, and knows what came of it.
+    // The survivor did every step and knows its loss.
     let unseen: Vec<_> = run.steps().into_iter().filter(|line| line.world_size != 2 || line.loss.is_none()).collect();
     assert!(unseen.is_empty(), "with fewer, or without a loss: {unseen:?}");
     assert_replayed(&run);
@@ -66,7 +66,7 @@ fn workers_that_keep_crashing_fail_the_job_once_the_limit_is_reached() {
     let manifest = Manifest::glyphs(10_000, 2000).replaced("backoffLimit: 2", "backoffLimit: 1");
     let run = Run::of("crash-workers", &manifest, &["--workers", "2"]);
     run.wait_for_step(1);
-    // As a fault of its own ends a process, not somebody else.
+    // SIGABRT looks like a fault of the process itself, unlike SIGKILL.
     let crash = |pid: Pid| kill_process(pid, Signal::ABORT).expect("the process is alive");
     crash(run.trainers("worker", "worker-0")[0]);
     run.wait_for_generation(2);
@@ -77,7 +77,8 @@ fn workers_that_keep_crashing_fail_the_job_once_the_limit_is_reached() {
     assert!(said.contains("backoffLimit"), "{said}");
 }
 
-/// It stands still for most of each of its steps, which are all alike and take far longer than it may move at a time, but never for long.
+/// The slow worker is stopped for most of each step, but never for long. All steps are alike and
+/// take far longer than one of its runs.
 #[test]
 fn a_worker_that_takes_longer_than_the_other_is_named_for_as_long_as_it_does() {
     let _alone = alone();
@@ -189,7 +190,7 @@ fn a_run_that_goes_on_sums_by_the_plan_that_was_measured_at_its_beginning() {
 
     let run = run.again(&manifest, &["--workers", "3"]).finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
-    // Measured again, the costs would hardly be the same to the last bit.
+    // New measurements would hardly give the same costs to the last bit.
     assert_eq!(run.communication(), measured);
 }
 

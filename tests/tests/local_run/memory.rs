@@ -1,4 +1,4 @@
-//! A worker's memory changes by itself, as that of a faulty host does.
+//! A bit of a worker's memory flips, as on a faulty host.
 
 use std::{
     fs::{self, File},
@@ -10,12 +10,12 @@ use rustix::process::Pid;
 
 use crate::run::{Manifest, Run, alone, lockstep};
 
-/// More of a tensor than two of them have in common.
+/// More bytes than two tensors have in common by chance.
 const KNOWN_BYTES: usize = 32;
-/// A weight of this size is far beyond what the smallest steps change.
+/// A weight of this size is far beyond the effect of the smallest steps.
 const LARGE: f32 = 0.02;
 
-/// Large values in a row among the weights that the newest checkpoint holds.
+/// Returns a run of large weights from the newest checkpoint.
 fn some_weights(run: &Run) -> Vec<u8> {
     let model = run.folder().join("exported.safetensors");
     let export = ["checkpoints", "export"].map(str::to_owned);
@@ -30,7 +30,7 @@ fn some_weights(run: &Run) -> Vec<u8> {
     bytes[header..].chunks_exact(KNOWN_BYTES).find(are_large).expect("large weights").to_vec()
 }
 
-/// Flips a bit wherever a process keeps these bytes; in how many places it does.
+/// Flips a bit in every copy of these bytes in a process's memory. Returns the number of copies.
 fn flip_a_bit_of(known: &[u8], pid: Pid) -> usize {
     let process = format!("/proc/{}", pid.as_raw_nonzero());
     let maps = fs::read_to_string(format!("{process}/maps")).expect("the process is alive");
@@ -44,7 +44,7 @@ fn flip_a_bit_of(known: &[u8], pid: Pid) -> usize {
     let mut flipped = 0;
     for range in ranges {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        // Not all that is mapped may be read.
+        // Some mapped ranges cannot be read.
         if memory.read_exact_at(&mut bytes, range.start).is_err() {
             continue;
         }
@@ -61,7 +61,8 @@ fn flip_a_bit_of(known: &[u8], pid: Pid) -> usize {
 #[test]
 fn a_bit_that_flips_in_the_weights_of_one_worker_costs_the_steps_since_the_newest_checkpoint_and_nothing_else() {
     let _alone = alone();
-    // Steps are too small to change a large weight: what a checkpoint holds is what memory holds.
+    // The steps are too small to change a large weight, so memory holds the values of the
+    // checkpoint.
     let manifest = Manifest::glyphs(2000, 60)
         .replaced("seed: 7", "seed: 7, schedule: {baseLearningRate: 1.0e-9}")
         .replaced("bucketBytes: 64Ki", "algorithm: canonicalTree");

@@ -10,10 +10,10 @@ use lockstep_tests::skip;
 
 use crate::run::{Manifest, alone, lockstep};
 
-/// Where version 1 has the cgroups that limit memory.
+/// The cgroups of version 1 that limit memory.
 const CGROUPS: &str = "/sys/fs/cgroup/memory";
 
-/// A cgroup of its own, removed when dropped.
+/// A cgroup that is removed when this is dropped.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
@@ -30,7 +30,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Runs a job in it, to its end.
+    /// Runs a job in the cgroup, to its end.
     fn run(&self, manifest: &Path, output: &Path, workers: &str) -> Output {
         let script = "echo $$ > \"$0\" && exec \"$@\"";
         let mut command = Command::new("sh");
@@ -41,12 +41,12 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // One that still holds a process stays, and disturbs nobody.
+        // A cgroup that still holds a process stays, which does no harm.
         let _ = fs::remove_dir(&self.0);
     }
 }
 
-/// What a run of an mlp with these hidden layers says within `bytes` of memory.
+/// Returns the output of a run of an mlp with these hidden layers, within `bytes` of memory.
 fn said(test: &str, hidden: &str, workers: &str, bytes: u64) -> Option<String> {
     let cgroup = match Cgroup::limited_to(bytes) {
         Ok(cgroup) => cgroup,

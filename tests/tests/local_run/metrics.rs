@@ -1,4 +1,4 @@
-//! The worker's metrics are what Prometheus takes for good ones.
+//! Prometheus' own tool accepts the worker's metrics.
 
 use lockstep_tests::{
     chart::promtool_objections,
@@ -8,7 +8,7 @@ use lockstep_tests::{
 
 use crate::run::{Manifest, Run, alone};
 
-/// The metrics of a worker, once it serves them.
+/// Returns the metrics of a worker, once it serves them.
 pub(crate) fn metrics(run: &Run, worker: usize) -> String {
     let mut found = None;
     run.wait_until("a worker's metrics", || {

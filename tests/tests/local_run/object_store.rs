@@ -15,19 +15,19 @@ use crate::{
     run::{Manifest, Run, alone, lockstep, wait_for},
 };
 
-/// Of 9,000 samples in batches of 64.
+/// Steps of an epoch: 9,000 samples in batches of 64.
 const EPOCH_STEPS: u64 = 141;
 
 fn manifest(epochs: u32) -> Manifest {
     Manifest::glyphs(10_000, epochs).replaced("file:///checkpoints", "s3://models/team")
 }
 
-/// The only folder in `place`, once there is one.
+/// Returns the only folder in `parent`, once there is one.
 fn only_folder(place: &Path) -> Option<PathBuf> {
     fs::read_dir(place).ok()?.flatten().map(|entry| entry.path()).find(|path| path.is_dir())
 }
 
-/// Checkpoints that have a manifest.
+/// Returns the checkpoints that have a manifest.
 fn whole(job: &Path) -> Vec<PathBuf> {
     let listed = fs::read_dir(job.join("checkpoints")).into_iter().flatten().flatten();
     listed.map(|entry| entry.path()).filter(|path| path.join("manifest.json").is_file()).collect()
@@ -65,7 +65,8 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
 
     let run = run.again(&manifest, &["--workers", "2"]);
     run.wait_for_step(newest + 20);
-    // What is made anew has the state from the other, who tells from then on, and stores the model.
+    // The new worker gets the state from the other worker, which then reports progress and stores
+    // the model.
     let changes = run.history().len();
     kill(run.trainers("worker", "worker-0")[0]);
     let both_again =

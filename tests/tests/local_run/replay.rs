@@ -1,5 +1,7 @@
-//! A finished run is done again by the memberships that it had. Gradients are added in an order that depends on how many workers there
-//! are and on what was measured, so that nothing but the same history leads to the same bits.
+//! A finished run is repeated by its recorded memberships and plans.
+//!
+//! The order of additions depends on the number of workers and on measurements, so only the same
+//! history leads to the same bits.
 
 use std::{
     fs,
@@ -15,17 +17,18 @@ use crate::{
 };
 
 const EPOCHS: u32 = 30;
-/// Of 9,000 samples in batches of 64.
+/// Steps of the run: 9,000 samples in batches of 64, times the epochs.
 const STEPS: u64 = 30 * 141;
 
-/// Repeats a run that has ended; its exit code and all it says.
+/// Replays a run that has ended. Returns the exit code and the output.
 fn replay(run: &Run) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } =
         Command::new(lockstep()).arg("replay").arg(run.folder()).output().expect("lockstep starts");
     (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
 }
 
-/// The run had the states after its steps, and has the weights, that its own history and plans lead to without faults. What was said.
+/// Checks that an undisturbed replay of the run's history and plans gives its states and its
+/// weights. Returns the output.
 pub(crate) fn assert_replayed(run: &Run) -> String {
     let (code, said) = replay(run);
     assert_eq!(code, Some(0), "{said}");
@@ -34,7 +37,7 @@ pub(crate) fn assert_replayed(run: &Run) -> String {
     said
 }
 
-/// Changes the line of a generation in one of the run's files for as long as `look` takes.
+/// Alters the line of a generation in one of the run's files while `look` runs.
 fn altered(run: &Run, file: &str, generation: u64, alter: impl Fn(&mut Value), look: impl Fn()) {
     let path = run.folder().join(file);
     let whole = fs::read_to_string(&path).expect("the file");
@@ -60,7 +63,7 @@ fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
         .replaced("replicas: 2", "replicas: 3\n  elastic: {minReplicas: 1, maxReplicas: 4}");
     let run = Run::of("replayed", &manifest, &[]);
     run.wait_for_step(50);
-    // The first rank, which reports, saves and stores the plans.
+    // The first rank reports, saves and stores the plans.
     kill(run.trainers("worker", "worker-0")[0]);
     run.wait_for_workers_again(3);
     kill(run.trainers("coordinator", "")[0]);
@@ -79,7 +82,7 @@ fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
     let said = assert_replayed(&run);
     assert!(said.contains("generation 1: 3 workers, steps 1 to"), "{said}");
 
-    // Three ranks never sum by two trees unless they are told to.
+    // Three ranks sum by two trees only if the plan demands it.
     let by_two_trees = |line: &mut Value| {
         let text = line["plan"].as_str().expect("a plan");
         let (before, words) = text.split_once("\"words\":[").expect("its words");

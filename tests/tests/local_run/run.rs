@@ -1,4 +1,4 @@
-//! Starts `lockstep run` and reads what it leaves behind.
+//! Starts `lockstep run` and reads the files that it leaves.
 
 use std::{
     cell::Cell,
@@ -16,27 +16,27 @@ use lockstep_launch::{Task, Workload, lines};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::Deserialize;
 
-/// No local run of these tests takes longer, even on busy cores.
+/// The longest time that a local run of these tests takes, even on busy cores.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// What a pipe takes that nobody reads, pipe(7).
+/// The capacity of an unread pipe, see pipe(7).
 const PIPE_BYTES: usize = 64 << 10;
 
 /// A job as YAML.
 pub(crate) struct Manifest(String);
 
 impl Manifest {
-    /// LeNet-5 on so many glyphs.
+    /// Returns a job that trains LeNet-5 on so many glyphs.
     pub(crate) fn glyphs(samples: u32, epochs: u32) -> Self {
         Self::with(&format!("{{format: glyphs, samples: {samples}}}"), epochs)
     }
 
-    /// LeNet-5 on the IDX files of a folder.
+    /// Returns a job that trains LeNet-5 on the IDX files of a folder.
     pub(crate) fn idx(folder: &Path, epochs: u32) -> Self {
         Self::with(&format!("{{format: idx, uri: \"file://{}\"}}", folder.display()), epochs)
     }
 
-    /// A benchmark of the collectives between two workers, with these fields.
+    /// Returns a benchmark of the collectives between two workers, with these fields.
     pub(crate) fn collectives(collectives: &str, communication: &str) -> Self {
         Self(format!(
             "apiVersion: lockstep.dev/v1alpha1\nkind: TrainingJob\nmetadata: {{name: collectives}}\nspec:\n  replicas: 2\n  \
@@ -64,29 +64,29 @@ impl Manifest {
     }
 }
 
-/// A run under way or over. Dropping it kills what is left of it.
+/// A run that is active or has ended. Dropping it kills its processes.
 pub(crate) struct Run {
-    // Removed when the run is dropped, after its processes have ended.
+    // Dropped after `Run::drop`, when the processes have ended.
     _scratch: tempfile::TempDir,
     folder: PathBuf,
     output: PathBuf,
-    /// What its environment has besides that of the tests.
+    /// Variables of its environment beside those of the tests.
     variables: Vec<(String, String)>,
     child: Child,
     pub(crate) code: Option<i32>,
-    /// The furthest that the journal was seen to tell of.
+    /// The last step that the metrics log was seen to hold.
     furthest: Cell<u64>,
-    /// Whether it was seen to tell of less than before.
+    /// True once the metrics log held fewer steps than before.
     took_back: Cell<bool>,
 }
 
-/// A line of metrics.jsonl.
+/// A line of metrics.jsonl about a step.
 #[derive(Debug, Deserialize)]
 pub(crate) struct StepLine {
     pub(crate) step: u64,
     pub(crate) generation: u64,
     pub(crate) world_size: u32,
-    /// Missing where nobody was left who had it.
+    /// `None` if no surviving worker had seen the step.
     pub(crate) loss: Option<f64>,
     pub(crate) step_seconds: f64,
 }
@@ -114,7 +114,7 @@ pub(crate) struct Gone {
     pub(crate) reason: String,
 }
 
-/// A line of metrics.jsonl.
+/// A line of metrics.jsonl about an evaluation.
 #[derive(Debug, Deserialize)]
 pub(crate) struct EvaluationLine {
     pub(crate) evaluation: Evaluation,
@@ -127,19 +127,19 @@ pub(crate) struct Evaluation {
 }
 
 impl StepLine {
-    /// The loss of a step that nobody was lost in.
+    /// Returns the loss of a step that a surviving worker has seen.
     pub(crate) fn seen_loss(&self) -> f64 {
         self.loss.unwrap_or_else(|| panic!("step {} has no loss", self.step))
     }
 }
 
 impl Run {
-    /// Starts a run in a folder of its own.
+    /// Starts a run in a new folder.
     pub(crate) fn of(name: &str, manifest: &Manifest, arguments: &[&str]) -> Self {
         Self::with_variables(name, manifest, arguments, Vec::new())
     }
 
-    /// As [`Self::of`], with these variables in its environment.
+    /// Starts a run in a new folder, with these variables in its environment.
     pub(crate) fn with_variables(
         name: &str,
         manifest: &Manifest,
@@ -152,7 +152,7 @@ impl Run {
         Self::start(scratch, folder, manifest, arguments, variables, None)
     }
 
-    /// A run that finds its standard error full, and where that can be read.
+    /// Starts a run whose standard error is a full pipe. Returns the reading end too.
     pub(crate) fn unread(name: &str, manifest: &Manifest) -> (Self, PipeReader) {
         let (unread, mut full) = io::pipe().expect("a pipe");
         full.write_all(&[b'.'; PIPE_BYTES]).expect("filled");
@@ -162,7 +162,7 @@ impl Run {
         (Self::start(scratch, folder, manifest, &[], Vec::new(), Some(full)), unread)
     }
 
-    /// The same folder again.
+    /// Starts a run in the same folder again.
     pub(crate) fn again(mut self, manifest: &Manifest, arguments: &[&str]) -> Self {
         self.stop_now();
         let scratch = std::mem::replace(&mut self._scratch, tempfile::tempdir().expect("a scratch folder"));
@@ -198,7 +198,8 @@ impl Run {
         Self { _scratch: scratch, folder, output, variables, child, code: None, furthest, took_back }
     }
 
-    /// Waits for the end. A step that the journal told of was not taken back, unless that is told of too.
+    /// Waits for the end. Checks that no step of the metrics log was taken back without a reported
+    /// rollback.
     pub(crate) fn finished(mut self) -> Self {
         let mut status = None;
         wait_for("the run's end", || {
@@ -217,20 +218,20 @@ impl Run {
         self
     }
 
-    /// Sees how far the journal tells.
+    /// Notes the last step of the metrics log.
     fn look(&self) {
         let newest = self.newest_step();
         self.took_back.set(self.took_back.get() || newest < self.furthest.get());
         self.furthest.set(self.furthest.get().max(newest));
     }
 
-    /// The last one in the journal.
+    /// Returns the last step in the metrics log.
     pub(crate) fn newest_step(&self) -> u64 {
         let last: Vec<serde_json::Value> = lines::read_last(&self.folder.join("metrics.jsonl")).unwrap_or_default();
         last.last().and_then(|line| line["step"].as_u64()).unwrap_or(0)
     }
 
-    /// Waits until a condition holds, which it does before the run's end.
+    /// Waits until a condition holds. Panics if the run ends before.
     pub(crate) fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         wait_for(what, || {
             let is_over = self.is_over();
@@ -241,25 +242,25 @@ impl Run {
         });
     }
 
-    /// Whether the command line has ended; its exit code stays to be asked for.
+    /// Returns true if the command line has ended. Its exit code can still be read.
     fn is_over(&self) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(self.pid()), options).is_ok_and(|ended| ended.is_some())
     }
 
-    /// Waits until at least `step` steps are in the journal.
+    /// Waits until the metrics log holds a step, or a later one.
     pub(crate) fn wait_for_step(&self, step: u64) {
         self.wait_until(&format!("step {step}"), || self.steps().last().is_some_and(|line| line.step >= step));
     }
 
-    /// Waits until a step of this generation, or of a later one, is in the journal.
+    /// Waits until the metrics log holds a step of this generation, or of a later one.
     pub(crate) fn wait_for_generation(&self, generation: u64) {
         self.wait_until(&format!("generation {generation}"), || {
             self.steps().last().is_some_and(|line| line.generation >= generation)
         });
     }
 
-    /// Waits until so many train in another group than the first.
+    /// Waits until so many workers train in a generation after the first.
     pub(crate) fn wait_for_workers_again(&self, workers: u32) {
         self.wait_until(&format!("{workers} workers again"), || {
             let changed = self.history().pop().filter(|change| change.generation > 1 && change.workers == workers);
@@ -268,25 +269,25 @@ impl Run {
         });
     }
 
-    /// The memberships that it had.
+    /// Returns the memberships of the run.
     pub(crate) fn history(&self) -> Vec<Change> {
         let text = fs::read_to_string(self.folder.join("history.jsonl")).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// The tensors of the model that it left.
+    /// Returns the tensors of the final model.
     pub(crate) fn model(&self) -> Vec<u8> {
         let bytes = fs::read(self.folder.join("model.safetensors")).expect("a model");
         let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
         bytes[8 + length..].to_vec()
     }
 
-    /// Waits until a checkpoint is there.
+    /// Waits until there is a checkpoint.
     pub(crate) fn wait_for_checkpoint(&self) {
         self.wait_until("a checkpoint", || self.checkpoints() > 0);
     }
 
-    /// How the newest checkpoint says that gradients were summed.
+    /// Returns the plan of communication in the newest checkpoint.
     pub(crate) fn communication(&self) -> serde_json::Value {
         let folders = fs::read_dir(self.folder.join("checkpoints")).expect("checkpoints").flatten();
         let newest = folders.map(|entry| entry.path().join("manifest.json")).filter(|path| path.exists()).max();
@@ -306,12 +307,13 @@ impl Run {
         &self.folder
     }
 
-    /// Process id of the command line itself.
+    /// Returns the process id of the command line itself.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Process ids of its trainer processes whose command line ends with `role` and whose member name ends with `suffix`.
+    /// Returns the process ids of the run's trainers whose command line ends with `role` and whose
+    /// member name ends with `suffix`.
     pub(crate) fn trainers(&self, role: &str, suffix: &str) -> Vec<Pid> {
         let folder = self.folder.to_string_lossy().into_owned();
         processes()
@@ -333,7 +335,7 @@ impl Run {
         assert!(scaled.as_ref().is_ok_and(std::process::ExitStatus::success), "{scaled:?}");
     }
 
-    /// What the process of this member logged.
+    /// Returns the log of this member.
     pub(crate) fn log(&self, member: &str) -> String {
         fs::read_to_string(self.folder.join("logs").join(format!("{member}.log"))).unwrap_or_default()
     }
@@ -342,7 +344,7 @@ impl Run {
         kill_process(self.pid(), signal).expect("the run is alive");
     }
 
-    /// Everything it printed.
+    /// Returns the output of the command line.
     pub(crate) fn said(&self) -> String {
         fs::read_to_string(&self.output).unwrap_or_default()
     }
@@ -355,12 +357,12 @@ impl Run {
         self.lines()
     }
 
-    /// Of the last evaluation.
+    /// Returns the accuracy of the last evaluation.
     pub(crate) fn accuracy(&self) -> f64 {
         self.evaluations().last().map_or(0.0, |line| line.evaluation.accuracy)
     }
 
-    /// What it trains.
+    /// Returns the workload of the run.
     pub(crate) fn workload(&self) -> Workload {
         let manifest = fs::read_to_string(self.folder.join("manifest.yaml")).expect("the manifest as it was run");
         match ValidJob::from_manifest(&manifest).expect("a valid manifest").task {
@@ -369,18 +371,18 @@ impl Run {
         }
     }
 
-    /// The text of metrics.jsonl.
+    /// Returns the text of metrics.jsonl.
     pub(crate) fn journal(&self) -> String {
         fs::read_to_string(self.folder.join("metrics.jsonl")).unwrap_or_default()
     }
 
-    /// A last line may still be under way.
+    /// Returns the lines of the metrics log. The last line may be incomplete and is then left out.
     fn lines<T: for<'de> Deserialize<'de>>(&self) -> Vec<T> {
         self.journal().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     fn stop_now(&mut self) {
-        // It may have ended by itself, which is what is wanted.
+        // The run may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -392,7 +394,7 @@ impl Drop for Run {
     }
 }
 
-/// What a run says that cannot use `folder`.
+/// Returns the error output of a run that cannot use `folder`.
 pub(crate) fn refused_output(Manifest(yaml): &Manifest, folder: &str) -> String {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let manifest = scratch.path().join("job.yaml");
@@ -407,7 +409,7 @@ pub(crate) fn refused_output(Manifest(yaml): &Manifest, folder: &str) -> String 
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Looks at a condition until it holds.
+/// Checks a condition repeatedly until it holds.
 pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
@@ -416,7 +418,7 @@ pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Process id, command line and environment of every process that may be looked at.
+/// Returns process id, command line and environment of every readable process.
 fn processes() -> impl Iterator<Item = (Pid, String, String)> {
     fs::read_dir("/proc").expect("/proc").flatten().filter_map(|entry| {
         let number: i32 = entry.file_name().to_str()?.parse().ok()?;
@@ -427,12 +429,12 @@ fn processes() -> impl Iterator<Item = (Pid, String, String)> {
     })
 }
 
-/// The command line's binary, with the trainer beside it.
+/// Returns the command line's binary, with the trainer beside it.
 pub(crate) fn lockstep() -> PathBuf {
     lockstep_tests::products().join("lockstep")
 }
 
-/// Held by a test while its processes run: they want the machine's cores for themselves.
+/// Locks the machine's cores for a test while its processes run.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

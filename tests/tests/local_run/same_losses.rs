@@ -1,4 +1,4 @@
-//! The learning curve does not depend on how many workers train.
+//! The learning curve does not depend on the number of workers.
 
 use std::{collections::BTreeSet, os::unix::fs::symlink};
 
@@ -10,7 +10,7 @@ use crate::run::{Manifest, Run, alone};
 const FIRST: usize = 20;
 const TOLERANCE: f64 = 1e-5;
 
-/// A folder with the test pair of MNIST, if that is at hand.
+/// Returns a folder with the test pair of MNIST, if that is at hand.
 fn mnist() -> Option<TempDir> {
     let pair = TempDir::new().expect("a folder");
     for file in mnist::small_part(&mnist::folder()?).expect("files") {
@@ -20,7 +20,8 @@ fn mnist() -> Option<TempDir> {
     Some(pair)
 }
 
-/// An epoch of MNIST's test pair, or of glyphs if there is no MNIST, with the folder to keep.
+/// Returns a job of one epoch of MNIST's test pair, and the folder to keep. Without MNIST, the job
+/// trains on glyphs.
 fn an_epoch() -> (Manifest, Option<TempDir>) {
     let folder = mnist();
     let manifest = match &folder {
@@ -70,7 +71,7 @@ fn one_and_three_workers_learn_glyphs_alike() {
     assert_same_start(&one, &three);
 }
 
-/// Two roundings to 8 bits a step.
+/// Two roundings to 8 bits in each step.
 const BF16_TOLERANCE: f64 = 0.01;
 
 #[test]
@@ -107,7 +108,7 @@ fn encrypted_gradients_and_those_on_several_connections_learn_to_the_same_bits()
 #[test]
 fn a_canonical_tree_learns_to_the_same_bits_with_any_number_of_workers() {
     let _alone = alone();
-    // The last batch of an epoch is short: some of its shards hold no sample.
+    // The last batch of an epoch is short: some of its virtual shards hold no sample.
     let (manifest, _folder) = an_epoch();
     let run = |workers: &str| {
         let tree = ["--workers", workers, "--set", "spec.communication.algorithm=canonicalTree"];
@@ -149,7 +150,7 @@ fn every_algorithm_and_both_links_learn_alike() {
         assert_same_start(&one, &four);
         let plan = four.communication();
         assert_eq!(plan["overMemory"], choice == "backend=auto", "{choice}: {plan}");
-        // The code of an algorithm; of those that are chosen by their cost that is 0.
+        // The code of an algorithm; 0 if each bucket's algorithm is chosen by its cost.
         let code = plan["words"][0].as_u64().expect("a plan");
         assert_eq!(code == 0, choice.starts_with("backend"), "{choice}: {plan}");
         assert!(code == 0 || codes.insert(code), "{choice} is another one: {plan}");

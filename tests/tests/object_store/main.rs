@@ -1,4 +1,4 @@
-//! Checkpoints in a real S3 server, with 503s, slow and cut connections between.
+//! Checkpoints in a real S3 server, behind 503s and behind slow and cut connections.
 
 mod proxy;
 
@@ -30,7 +30,7 @@ struct Server {
 }
 
 impl Server {
-    /// Says loudly where it cannot run.
+    /// Starts a server. If it cannot run here, prints one loud line and returns `None`.
     fn start(test: &str) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a scratch folder");
         match ObjectStore::start(folder.path()) {
@@ -46,7 +46,7 @@ impl Server {
     }
 }
 
-/// A job's place at the server, or what stands between, at `address`.
+/// Opens a job's prefix at `address`, which is the server or a proxy.
 fn place(address: SocketAddr, bucket: &str) -> Arc<dyn Objects> {
     place_with(&ObjectStore::variables(address), bucket, LIMITS)
 }
@@ -56,7 +56,7 @@ fn place_with(variables: &[(String, String)], bucket: &str, limits: Limits) -> A
     Arc::new(Bucket::open(&uri, variables, limits).expect("its variables are right"))
 }
 
-/// State whose every value follows from the step.
+/// A state in which every value follows from the step.
 struct State {
     step: u64,
     values: Vec<f32>,
@@ -115,7 +115,7 @@ impl State {
 fn checkpoints_are_saved_loaded_pruned_and_listed_through_503s_slow_and_cut_connections() {
     let Some(server) = Server::start("checkpoints through a line with faults") else { return };
     let mut number = 0;
-    // Two that pass follow each that does not: what is sent again has a chance.
+    // Two requests pass after each that fails, so a retry can succeed.
     let decide = move |_: &str| {
         number += 1;
         if number % 3 == 0 { Fate::ALL[number / 3 % Fate::ALL.len()] } else { Fate::Passes }
@@ -142,7 +142,7 @@ fn checkpoints_are_saved_loaded_pruned_and_listed_through_503s_slow_and_cut_conn
     let faults = seen.iter().filter(|(_, fate)| !matches!(fate, Fate::Passes | Fate::Slow)).count();
     println!("{} requests, {faults} of them failed on the way", seen.len());
 
-    // Somebody else, by a line without faults, sees the same.
+    // Another client, on a connection without faults, sees the same.
     let direct = Folder::open_existing_bucket(place(server.store.address(), "models")).expect("opens");
     State::at(4).is_newest(&direct);
     let bucket = server.store.bucket("models").join("team/lenet-0a1b");
@@ -167,7 +167,7 @@ fn of_those_that_create_one_object_at_once_exactly_one_does() {
             let create = |member: u8| {
                 let (key, start) = (&key, &start);
                 scope.spawn(move || {
-                    // What is asked again for being slow was there before.
+                    // A slow request must not be repeated: the object would then exist already.
                     let limits = Limits { request: Duration::from_secs(10), ..LIMITS };
                     let place = place_with(&ObjectStore::variables(address), "models", limits);
                     start.wait();
@@ -250,7 +250,7 @@ fn a_manifest_of_which_the_answer_is_lost_is_found_to_be_the_own_one() {
         if is_it && !std::mem::replace(&mut lost, true) { Fate::AnswerLost } else { Fate::Passes }
     };
     let proxy = Proxy::start(server.store.address(), decide);
-    // Nothing is tried again for being slow.
+    // A slow request must not be repeated.
     let limits = Limits { request: Duration::from_secs(10), ..LIMITS };
     let place = place_with(&ObjectStore::variables(proxy.address), "models", limits);
     let folder = Folder::open_bucket(place).expect("opens");
@@ -264,7 +264,8 @@ fn a_manifest_of_which_the_answer_is_lost_is_found_to_be_the_own_one() {
     assert_eq!(tries, 2, "{:?}", proxy.seen());
 }
 
-/// The error of opening a bucket while one variable has another value, and whether it may pass.
+/// Returns the error of opening a bucket with another value of one variable, and true if the error
+/// may pass by itself.
 fn refusal(server: &Server, bucket: &str, name: &str, value: &str) -> (String, bool) {
     let mut variables = ObjectStore::variables(server.store.address());
     variables.iter_mut().filter(|(known, _)| known == name).for_each(|(_, given)| *given = value.to_owned());
@@ -310,7 +311,7 @@ fn an_error_names_the_remedy_for_a_wrong_key_a_missing_bucket_and_a_wrong_endpoi
     assert!(text.contains("listing s3://missing") && text.contains("the bucket does not exist"), "{text}");
 }
 
-/// The variables alone decide it, so nothing is sent.
+/// The variables alone decide, so no request is sent.
 #[test]
 fn plain_http_is_refused_at_once_unless_a_variable_allows_it() {
     let Some(server) = Server::start("plain http that is not allowed") else { return };

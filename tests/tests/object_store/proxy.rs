@@ -1,4 +1,4 @@
-//! What may stand between a client and an object store: each request that passes by it has a fate of its own.
+//! A proxy between a client and an object store. Each request that passes it has a fate.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -8,21 +8,21 @@ use std::{
     time::Duration,
 };
 
-/// What happens to a request.
+/// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fate {
     Passes,
-    /// The answer is 503, and nothing was done.
+    /// The answer is 503, and the server does nothing.
     Busy,
-    /// The connection is cut, and nothing was done.
+    /// The connection is cut, and the server does nothing.
     Cut,
-    /// It is done, and the connection is cut before the answer.
+    /// The server acts, and the connection is cut before the answer.
     AnswerLost,
-    /// It is done, and the connection is cut in the middle of the answer.
+    /// The server acts, and the connection is cut in the middle of the answer.
     AnswerCut,
-    /// It is done, and the answer comes drop by drop.
+    /// The server acts, and the answer comes in small pieces.
     Slow,
-    /// There is no answer, and nothing was done.
+    /// There is no answer, and the server does nothing.
     Stuck,
 }
 
@@ -36,17 +36,17 @@ const STUCK: Duration = Duration::from_secs(3);
 const DROPS: usize = 20;
 const BETWEEN_DROPS: Duration = Duration::from_millis(5);
 
-/// Method and path of a request, as `PUT /bucket/key`.
+/// Decides by method and path of a request, such as `PUT /bucket/key`.
 type Decide = Box<dyn FnMut(&str) -> Fate + Send>;
 
-/// Stands between.
+/// A proxy in front of a server.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Vec<(String, Fate)>>>,
 }
 
 impl Proxy {
-    /// Passes requests on to `server` as `decide` says.
+    /// Forwards requests to `server` as `decide` demands.
     pub(crate) fn start(server: SocketAddr, decide: impl FnMut(&str) -> Fate + Send + 'static) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -54,23 +54,23 @@ impl Proxy {
         let decide: Arc<Mutex<Decide>> = Arc::new(Mutex::new(Box::new(decide)));
         let told = Arc::clone(&seen);
         thread::spawn(move || {
-            // Until the process ends.
+            // The loop runs until the process ends.
             for client in listener.incoming().flatten() {
                 let (decide, told) = (Arc::clone(&decide), Arc::clone(&told));
-                // A client that has gone away is none of the test's business.
+                // A client that has gone away does not matter to the test.
                 thread::spawn(move || drop(pass(client, server, &decide, &told)));
             }
         });
         Self { address, seen }
     }
 
-    /// The requests that came by, with their fates.
+    /// Returns the requests so far, with their fates.
     pub(crate) fn seen(&self) -> Vec<(String, Fate)> {
         self.seen.lock().expect("not poisoned").clone()
     }
 }
 
-/// Passes one request on; the connection carries no other.
+/// Forwards one request. The connection carries no other.
 fn pass(
     mut client: TcpStream,
     server: SocketAddr,
@@ -113,7 +113,8 @@ fn pass(
     client.shutdown(Shutdown::Both)
 }
 
-/// A request's head, with the empty line, and its body; none where the client closed without one.
+/// Returns a request's head, with the empty line, and its body; `None` if the client closed without
+/// a request.
 fn read_request(client: &mut TcpStream) -> io::Result<Option<(String, Vec<u8>)>> {
     const END: &[u8] = b"\r\n\r\n";
     let (mut read, mut block) = (Vec::new(), vec![0; 64 << 10]);

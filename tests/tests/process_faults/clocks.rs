@@ -1,5 +1,7 @@
-//! The time of day jumps, as it does when somebody sets the clock: a shim between the trainer and its C library adds to it, because the
-//! clock of this machine is not the test's to set. The clock that only ever goes on stays as it is, as it does on a real host.
+//! The time of day jumps, as if somebody set the clock. A shim between the trainer and its C
+//! library adds to it, because a test cannot set the clock of this machine.
+//!
+//! The monotonic clock stays as it is, as on a real host.
 
 use std::{fs, process::Command};
 
@@ -7,7 +9,7 @@ use lockstep_tests::skip;
 
 use crate::job::{Job, Setting, may_run, succeeds};
 
-/// Seconds to add are in a file, which is there once the clock was set.
+/// The shim adds the seconds in a file. The file exists once the clock was set.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +29,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     return answer;
 }
 "#;
-/// An hour.
+/// Seconds of an hour.
 const HOUR: i64 = 3600;
 
 #[test]

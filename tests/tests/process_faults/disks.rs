@@ -1,5 +1,7 @@
-//! The folder of checkpoints and journal, and that of the record: full, and read-only. Training goes on, and what could not be stored is
-//! stored later. A group that changes meanwhile waits, and loses no step.
+//! The folder of checkpoints and metrics log, and that of the record, become full or read-only.
+//!
+//! Training goes on, and unstored data is stored later. A group that changes meanwhile waits and
+//! loses no step.
 
 use std::{
     fs::{self, OpenOptions},
@@ -16,14 +18,14 @@ use crate::{
     network::Host,
 };
 
-/// What memory file systems give files at a time.
+/// The unit in which memory file systems grow files.
 const PAGE: usize = 4096;
-/// What a coordinator logs whose record cannot be stored.
+/// A coordinator logs this if it cannot store its record.
 const UNRECORDED: &str = "record.json is out of reach";
-/// What a worker logs that waits for storage.
+/// A worker logs this while it waits for storage.
 const WAITS: &str = "not stored yet; the group waits";
 
-/// A disk of its own under a job's folder; unmounted when dropped.
+/// A separate disk under a job's folder. It is unmounted when this is dropped.
 pub(crate) struct Disk(PathBuf);
 
 impl Disk {
@@ -34,7 +36,7 @@ impl Disk {
         Self(folder.to_owned())
     }
 
-    /// Leaves no room, until the file that it returns is removed, or others free some.
+    /// Fills the disk, and returns the file whose removal frees room again.
     fn fill(&self) -> PathBuf {
         let path = self.0.join("filler");
         let mut filler = OpenOptions::new().create(true).append(true).open(&path).expect("a file");
@@ -53,14 +55,14 @@ impl Drop for Disk {
     }
 }
 
-/// Has whatever is added to this file take another page: empty lines tell nothing.
+/// Pads a file with empty lines to the end of a page. The next line then needs another page.
 fn end_with_a_page(path: &Path) {
     let mut file = OpenOptions::new().append(true).open(path).expect("it was begun");
     let length = file.metadata().expect("its length").len() as usize;
     file.write_all(&vec![b'\n'; length.next_multiple_of(PAGE) - length]).expect("room");
 }
 
-/// A job whose whole folder is on a disk of its own, and which has saved a checkpoint there.
+/// Starts a job whose folder is on a disk of its own, and waits for a checkpoint there.
 fn on_a_small_disk(name: &'static str) -> Job {
     let mut job = Job::with(name, |run| {
         let disk = Some(Disk::under(run, 8));
@@ -115,7 +117,8 @@ fn a_job_that_ends_on_a_full_disk_waits_for_room_and_loses_nothing() {
     });
     fs::remove_file(job.disk().fill()).expect("room again");
     let ended = job.finished();
-    // Where the parts were stored and then there was no room for the manifest, the group stores them anew in its next generation.
+    // If the parts were stored without room for the manifest, the group stores them again in its
+    // next generation.
     assert_eq!(ended.lost(), [""; 0], "{:?}", ended.changes);
 }
 
@@ -129,7 +132,7 @@ fn a_disk_that_becomes_read_only_stops_no_training_and_is_waited_for_in_the_end(
         Setting { disk, ..Setting::default() }
     });
     job.wait_for("a checkpoint", |job| !checkpoints(&job.run_folder()).is_empty());
-    // Not while a checkpoint is being written.
+    // This fails while a checkpoint is being written.
     job.wait_for("a read-only disk", |job| job.disk().remount("ro"));
     job.wait_for("a save that failed", |job| job.logs().contains("checkpoint not saved; training goes on"));
     assert!(job.disk().remount("rw"), "the disk stays read-only");
@@ -156,7 +159,7 @@ fn a_group_that_changes_while_its_record_cannot_be_stored_waits_for_that() {
     job.wait_for_steps(30);
     for (turn, is_full) in [(1, true), (2, false)] {
         let filler = is_full.then(|| job.disk().fill());
-        // Not while a mark is being written.
+        // This fails while a mark is being written.
         job.wait_for("a bad disk", |job| is_full || job.disk().remount("ro"));
         let known = job.changes().len();
         job.signal(Host::Worker(turn), Signal::KILL);

@@ -1,4 +1,4 @@
-//! Processes: killed, and frozen.
+//! Processes that are killed or frozen.
 
 use lockstep_launch::GroupChange;
 use rustix::process::Signal;
@@ -15,14 +15,15 @@ fn the_coordinator_and_the_first_rank_killed_at_once_are_replaced_and_lose_no_st
     }
     let mut job = Job::start("kill");
     job.wait_for_steps(30);
-    // One survivor may meet the next coordinator before the other has, and train on alone.
+    // A survivor may meet the next coordinator before the other survivor, and train alone.
     Host::all().for_each(|host| job.network.shape(host, SLOW));
     job.signal(Host::Coordinator, Signal::KILL);
     job.signal(Host::Worker(0), Signal::KILL);
     job.wait_for_workers(3, 1);
     Host::all().for_each(|host| job.network.shape(host, FAST));
     let ended = job.finished();
-    // The next coordinator never met the one that is lost, and may have gone on before the third had found it.
+    // The next coordinator never met the lost worker. It may have started a generation before the
+    // third worker found it.
     let joined = |change: &GroupChange| change.joined.contains(&worker(0));
     assert!(ended.changes.iter().skip(1).any(joined), "{:?}", ended.changes);
 }
@@ -34,7 +35,7 @@ fn a_frozen_worker_is_left_behind_and_joins_again_when_it_wakes() {
     }
     let mut job = Job::start("freeze");
     job.wait_for_steps(30);
-    // It has to come back twice.
+    // The frozen worker has to come back twice.
     Host::all().for_each(|host| job.network.shape(host, SLOW));
     // The first rank reports and saves.
     for frozen in [Host::Worker(2), Host::Worker(0)] {
@@ -62,6 +63,7 @@ fn training_goes_on_while_the_coordinator_is_frozen_and_everybody_stays() {
     job.wait_for_steps(20);
     job.signal(Host::Coordinator, Signal::CONT);
     let ended = job.finished();
-    // Who has looked for another coordinator meanwhile comes back on a new connection, which is a change.
+    // A worker that looked for another coordinator comes back on a new connection. That is a
+    // change.
     assert!(ended.changes.iter().all(|change| change.workers == 3), "{:?}", ended.changes);
 }

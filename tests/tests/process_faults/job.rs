@@ -1,5 +1,5 @@
-//! A job in a network: its processes are started as the launch contract says, started anew when they end before their time, and
-//! watched: a group that does no step for a minute is wedged.
+//! A job in a network of its own. Its processes start as the launch contract demands and are
+//! restarted if they end too early. A group that does no step for a minute is wedged.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,15 +26,15 @@ use crate::{
 
 const NAME: &str = "fault";
 const EPOCHS: u64 = 3;
-/// Of 9,000 samples in batches of 64.
+/// Steps of the run: 9,000 samples in batches of 64, times the epochs.
 const STEPS: u64 = EPOCHS * 141;
-/// A step sends some two Mb: the lines decide how long one takes, whatever the machine.
+/// A step sends about 2 Mb, so the network decides its duration on any machine.
 const MEGABITS: f64 = 100.0;
-/// So that a job lasts longer than what happens to it.
+/// Mb/s that make a job last longer than the fault.
 pub(crate) const SLOW: f64 = 25.0;
-/// Without limit.
+/// Mb/s that are no limit.
 pub(crate) const FAST: f64 = 10_000.0;
-/// Without a step for so long, although enough workers live, a group is wedged.
+/// A group with enough living workers that does no step for this long is wedged.
 const WEDGED: Duration = Duration::from_secs(60);
 /// Far more than any wait takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -42,9 +42,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SILENCE: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A job under way. Its processes and its network do not outlive it.
+/// A job that runs. Its processes and its network end with it.
 pub(crate) struct Job {
-    // Processes first: they end before their network and their folder are taken away.
+    // Dropped in this order: the processes end before their network and their folder are removed.
     processes: Vec<Process>,
     pub(crate) network: Network,
     setting: Setting,
@@ -54,14 +54,14 @@ pub(crate) struct Job {
     since: Instant,
 }
 
-/// What is special about a job's surroundings.
+/// The special surroundings of a job.
 #[derive(Default)]
 pub(crate) struct Setting {
     /// A disk in its folder.
     pub(crate) disk: Option<Disk>,
-    /// The folder of the durable record, where it is not the job's own.
+    /// The folder of the record, if it is not the job's own.
     pub(crate) record: Option<PathBuf>,
-    /// Variables besides those of the launch contract.
+    /// Variables beside those of the launch contract.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
 
@@ -72,13 +72,13 @@ struct Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended, which is what is wanted.
+        // It may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What a job left.
+/// The results of a job.
 pub(crate) struct Ended {
     pub(crate) changes: Vec<GroupChange>,
     pub(crate) logs: String,
@@ -86,7 +86,8 @@ pub(crate) struct Ended {
     model: Vec<u8>,
 }
 
-/// Whether namespaces can be made here, and lines cut; says loudly where not. Installs what that takes.
+/// Returns true if this machine can make namespaces and cut network links. Installs the programs
+/// for that. Prints a loud line if it cannot.
 pub(crate) fn may_run(test: &str) -> bool {
     static REFUSAL: OnceLock<Option<String>> = OnceLock::new();
     let refusal = REFUSAL.get_or_init(|| {
@@ -102,14 +103,14 @@ pub(crate) fn may_run(test: &str) -> bool {
 }
 
 impl Job {
-    /// All workers, on lines that decide how long a step takes.
+    /// Starts all workers, in a network that decides how long a step takes.
     pub(crate) fn start(name: &'static str) -> Self {
         Self::with(name, |_| Setting::default())
     }
 
-    /// The same in surroundings that are made once it has a folder.
+    /// Starts all workers in surroundings that `surround` makes in the job's folder.
     pub(crate) fn with(name: &'static str, surround: impl FnOnce(&Path) -> Setting) -> Self {
-        // Before the clock runs: what is compared with, and whatever has to be built.
+        // The undisturbed job and its builds must not count against this job's time.
         undisturbed();
         Self::of(Network::of(name, MEGABITS), WORKERS, surround)
     }
@@ -125,7 +126,7 @@ impl Job {
             let child = job.spawn(host);
             job.processes.push(Process { host, child });
         }
-        // The first of them may have had to be built.
+        // The first start may have built the products.
         job.since = Instant::now();
         job
     }
@@ -134,7 +135,7 @@ impl Job {
         self.setting.disk.as_ref().expect("the job has a disk")
     }
 
-    /// The folder that all its processes see, with checkpoints and journal.
+    /// Returns the folder that all its processes see, with checkpoints and metrics log.
     pub(crate) fn run_folder(&self) -> PathBuf {
         self.folder.path().join("run")
     }
@@ -187,12 +188,13 @@ impl Job {
         kill_process(Pid::from_child(&process.child), signal).expect("it is alive");
     }
 
-    /// The process of a host, which every trainer's training thread is named after.
+    /// Returns the process id of a host. The training thread has the same id.
     pub(crate) fn pid(&self, host: Host) -> u32 {
         self.processes.iter().find(|process| process.host == host).expect("it was started").child.id()
     }
 
-    /// Starts anew whoever ended before its time, as an operator would; `true` once all are done.
+    /// Restarts processes that ended too early, as an operator would. Returns true once all are
+    /// done.
     fn tend(&mut self) -> bool {
         let mut over = true;
         for index in 0..self.processes.len() {
@@ -217,7 +219,7 @@ impl Job {
         over
     }
 
-    /// Looks at a condition until it holds.
+    /// Checks a condition repeatedly until it holds.
     pub(crate) fn wait_for(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
@@ -227,19 +229,19 @@ impl Job {
         }
     }
 
-    /// Waits for so many steps more.
+    /// Waits for so many more steps.
     pub(crate) fn wait_for_steps(&mut self, steps: u64) {
         let first = self.steps().last().copied().unwrap_or(0);
         self.wait_for(&format!("step {}", first + steps), |job| job.steps().last() >= Some(&(first + steps)));
     }
 
-    /// Waits for longer than anybody may be silent.
+    /// Waits for longer than any worker may be silent.
     pub(crate) fn wait_for_silence(&mut self) {
         let begun = Instant::now();
         self.wait_for("a silence that nobody is allowed", |_| begun.elapsed() > SILENCE);
     }
 
-    /// Waits until so many workers train together, after a change beyond the first `known`.
+    /// Waits until so many workers train together, after the first `known` changes.
     pub(crate) fn wait_for_workers(&mut self, workers: u32, known: usize) {
         self.wait_for(&format!("{workers} workers"), |job| {
             let changes = job.changes();
@@ -247,26 +249,27 @@ impl Job {
         });
     }
 
-    /// The steps of the journal.
+    /// Returns the steps of the metrics log.
     pub(crate) fn steps(&self) -> Vec<u64> {
         let lines = lines::<Value>(&self.run_folder().join(METRICS_FILE));
         lines.iter().filter(|line| line["evaluation"].is_null()).filter_map(|line| line["step"].as_u64()).collect()
     }
 
-    /// Whether the last step was done so many seconds after now, give or take the minutes that a test takes.
+    /// Returns true if the time of the last step is so many seconds from now, within the minutes
+    /// that a test takes.
     pub(crate) fn clock_is_off_by(&self, seconds: i64) -> bool {
         let lines = lines::<Value>(&self.run_folder().join(METRICS_FILE));
         let told = lines.iter().rev().find_map(|line| line["time"].as_str()?.parse::<jiff::Timestamp>().ok());
         told.is_some_and(|told| (told.as_second() - jiff::Timestamp::now().as_second() - seconds).abs() < 300)
     }
 
-    /// What coordinators told of the membership.
+    /// Returns the changes of the membership that coordinators reported.
     pub(crate) fn changes(&self) -> Vec<GroupChange> {
         let said = lines::<Value>(&self.folder.path().join(format!("{}.out", names::coordinator(NAME))));
         said.iter().filter_map(|line| serde_json::from_value(line["change"].clone()).ok()).collect()
     }
 
-    /// What all processes logged.
+    /// Returns the logs of all processes.
     pub(crate) fn logs(&self) -> String {
         let read = |host| {
             let member = match host {
@@ -279,8 +282,9 @@ impl Job {
         Host::all().map(read).collect()
     }
 
-    /// Waits for the end. Whatever happened, each step was done once with the samples that are next, the memberships form one chain, and the
-    /// state after each step and the weights are those of a job to which nothing happened.
+    /// Waits for the end and checks the promises of every run. Each step was done once with the
+    /// next samples. The memberships form one chain. The states and weights are those of an
+    /// undisturbed job.
     pub(crate) fn finished(mut self) -> Ended {
         while !self.tend() {
             thread::park_timeout(LOOK);
@@ -305,13 +309,14 @@ impl Job {
         ended
     }
 
-    /// What coordinators told, what the workers stored before they trained, and the durable record are of one history.
+    /// Checks that the coordinators' reports, the workers' stored plans and the durable record have
+    /// the same history.
     fn check_chain(&self, changes: &[GroupChange]) {
-        let planned: Vec<AgreedPlan> = lines(&self.run_folder().join(PLANS_FILE));
-        for AgreedPlan { generation, workers, step, .. } in &planned {
+        let planned: Vec<Planned> = lines(&self.run_folder().join(PLANS_FILE));
+        for Planned { generation, workers, step, .. } in &planned {
             let told = changes.iter().find(|change| change.generation == *generation);
             let told = told.map(|change| (change.workers, change.step));
-            // A coordinator that is killed may tell of no change.
+            // A coordinator that is killed may not report a change.
             assert!(told.is_none_or(|told| told == (*workers, *step)), "generation {generation}: {told:?}");
         }
         let record = fs::read_to_string(self.record()).expect("a record");
@@ -330,18 +335,18 @@ impl Job {
 }
 
 impl Ended {
-    /// Pods that were lost, in order.
+    /// Returns the pods that were lost, in order.
     pub(crate) fn lost(&self) -> Vec<&str> {
         self.changes.iter().flat_map(|change| &change.lost).map(|gone| gone.pod.as_str()).collect()
     }
 }
 
-/// The name of a worker.
+/// Returns the name of a worker.
 pub(crate) fn worker(index: u32) -> String {
     names::worker(NAME, index)
 }
 
-/// What the job leaves with one worker, to which nothing happens; trained once.
+/// Returns the results of an undisturbed job with one worker. It trains once.
 fn undisturbed() -> &'static Ended {
     static ENDED: OnceLock<Ended> = OnceLock::new();
     ENDED.get_or_init(|| Job::of(Network::of("undisturbed", FAST), 1, |_| Setting::default()).finished())
@@ -358,20 +363,20 @@ fn workload() -> Workload {
     .expect("a workload")
 }
 
-/// The tensors of the model that a job left.
+/// Returns the tensors of a job's final model.
 fn model(folder: &Path) -> Vec<u8> {
     let bytes = fs::read(folder.join("model.safetensors")).expect("a model");
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     bytes[8 + length..].to_vec()
 }
 
-/// Lines of JSON; the last one may be under way.
+/// Returns lines of JSON. The last line may be incomplete and is then left out.
 fn lines<T: serde::de::DeserializeOwned>(path: &Path) -> Vec<T> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// Runs a program to its end, and tells whether it went well.
+/// Runs a program to its end and returns true if it succeeded.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.stdin(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }

@@ -1,4 +1,4 @@
-//! Lines between hosts: cut, one-way, slow, or carrying something else than was sent.
+//! Network links between hosts: cut, open in one direction, slow, or with changed bytes.
 
 use std::{
     net::SocketAddr,
@@ -19,7 +19,8 @@ use crate::{
     proxy::Proxy,
 };
 
-/// A worker whose line is cut is left behind by the others and let in again when the line is whole.
+/// Checks that the group excludes a worker with a cut link and lets it join again once the link
+/// works.
 fn cut_off(name: &'static str, index: u32, ways: &[Way]) {
     let mut job = Job::start(name);
     job.wait_for_steps(30);
@@ -27,7 +28,8 @@ fn cut_off(name: &'static str, index: u32, ways: &[Way]) {
     job.wait_for_workers(2, 1);
     job.wait_for_steps(20);
     let known = job.changes().len();
-    // What was sent into the cut line is sent again after seconds only: so long the others must have something to do.
+    // Packets that were sent into the cut link are repeated only after seconds. The others must
+    // have work until then.
     Host::all().for_each(|host| job.network.shape(host, SLOW));
     job.network.heal(Host::Worker(index));
     job.wait_for_workers(3, known);
@@ -103,7 +105,7 @@ fn of_two_workers_whose_line_carries_greetings_only_one_stands_aside_until_it_ca
     }
     let mut job = Job::start("swallow");
     job.wait_for_steps(30);
-    // Whatever the algorithm, these two exchange gradients.
+    // These two exchange gradients with every algorithm.
     job.network.swallow(Host::Worker(0), Host::Worker(1));
     job.wait_for_workers(2, 1);
     job.wait_for_steps(20);
@@ -139,7 +141,7 @@ fn a_bit_that_flips_on_the_way_is_refused_and_never_summed() {
     let mut job = Job::start("flip");
     let proxy = Proxy::start(&job.network, Host::Worker(0), Host::Worker(1));
     job.wait_for_steps(10);
-    // Only connections that are made from now on pass by the proxy.
+    // Only new connections pass the proxy.
     job.signal(Host::Worker(0), Signal::KILL);
     job.wait_for("two flipped bits", |_| proxy.flipped() == 2);
     job.wait_for_steps(10);
@@ -154,7 +156,7 @@ fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_agai
     }
     let mut job = Job::start("pair");
     job.wait_for_steps(30);
-    // It has to stand aside and to come back.
+    // The worker has to be excluded and to come back.
     Host::all().for_each(|host| job.network.shape(host, SLOW));
     job.network.part(Host::Worker(1), Host::Worker(2));
     job.wait_for_workers(2, 1);
@@ -164,7 +166,7 @@ fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_agai
     job.wait_for_workers(3, known);
     Host::all().for_each(|host| job.network.shape(host, FAST));
     let ended = job.finished();
-    // The last one, unless the other held less.
+    // The excluded worker is the last one, unless the other held less.
     let lost = ended.lost();
     assert!(lost == [worker(1)] || lost == [worker(2)], "{:?}", ended.changes);
     let broke = ended.changes.iter().find_map(|change| change.broken.clone()).expect("the group broke at first");
@@ -172,7 +174,8 @@ fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_agai
     assert!(cut && broke.contains("in hop "), "{broke}");
 }
 
-/// As in an evaluation, or while a state is saved: nobody knows how long that takes, and heartbeats go to the coordinator only.
+/// Evaluations and saves take an unknown time, and heartbeats go to the coordinator only. A waiting
+/// member must notice a cut link nevertheless.
 #[test]
 fn who_waits_for_a_peer_that_may_take_any_time_finds_out_that_its_line_is_cut() {
     const ANY_TIME: Duration = Duration::from_secs(600);
@@ -199,13 +202,13 @@ fn who_waits_for_a_peer_that_may_take_any_time_finds_out_that_its_line_is_cut() 
         thread::scope(|scope| {
             scope.spawn(move || {
                 let _computes = member(1);
-                // Until the other is done, in whatever way.
+                // The thread waits until the other one is done in any way.
                 let _ = is_over.into_iter().next();
             });
             let waiting = scope.spawn(move || {
                 let _waits = waits;
                 let mut group = member(0);
-                // Longer than an acknowledgement may be put off.
+                // Longer than an acknowledgement may be delayed.
                 thread::sleep(Duration::from_millis(500));
                 network.part(hosts[0], hosts[1]);
                 let begun = Instant::now();

@@ -1,5 +1,8 @@
-//! Real processes in network namespaces of their own, and everything that may happen to hosts, lines, disks and clocks. Gradients are
-//! added as a canonical tree: whatever happened, the weights are those of a run to which nothing did, to the last bit.
+//! Real processes in network namespaces of their own, with every fault of hosts, links, disks and
+//! clocks.
+//!
+//! Gradients are added as a canonical tree, so every run must end, to the last bit, with the
+//! weights of an undisturbed run.
 
 mod clocks;
 mod disks;

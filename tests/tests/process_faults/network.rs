@@ -1,4 +1,4 @@
-//! A bridge and the hosts on it: the coordinator's and one for each worker.
+//! A bridge and its hosts: one for the coordinator and one for each worker.
 
 use std::{
     fs::File,
@@ -11,29 +11,29 @@ use std::{
 use lockstep_tests::namespaces::{exists, inside, ip, make, path, remove, run, shape};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Workers of every job here.
+/// The number of workers of every job here.
 pub(crate) const WORKERS: u32 = 3;
-/// Where workers take gradients.
+/// The port on which workers receive gradients.
 pub(crate) const DATA: u16 = 7071;
 const INTERFACE: &str = "eth0";
-/// Of the bridge.
+/// The address of the bridge.
 const MIDDLE: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 
-/// Who has a host of its own.
+/// A process with a host of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
     Coordinator,
     Worker(u32),
 }
 
-/// What a cut line carries no more, seen from the host.
+/// A direction that a cut link does not carry any more, seen from the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     In,
     Out,
 }
 
-/// Taken down when dropped.
+/// A network that is removed when this is dropped.
 pub(crate) struct Network {
     name: &'static str,
 }
@@ -57,7 +57,8 @@ impl Host {
 }
 
 impl Network {
-    /// One whose lines carry so many Mb/s each way. Networks of different names know nothing of each other.
+    /// Makes a network whose links carry so many Mb/s each way. Networks of different names are
+    /// separate.
     pub(crate) fn of(name: &'static str, megabits: f64) -> Self {
         take_down(name);
         let network = Self { name };
@@ -88,30 +89,30 @@ impl Network {
         namespace(self.name, host)
     }
 
-    /// The bridge's own namespace.
+    /// Returns the name of the bridge's own namespace.
     pub(crate) fn middle(&self) -> String {
         middle(self.name)
     }
 
-    /// A program on a host, which does not outlive the thread that starts it.
+    /// Returns a command on a host. It does not outlive the thread that starts it.
     pub(crate) fn command(&self, host: Host, program: &Path) -> Command {
         let mut command = inside(&self.namespace(host), "setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(program);
         command
     }
 
-    /// Has the thread that calls this be on a host: what it opens from now on is there.
+    /// Moves the calling thread to a host. Sockets that it opens from now on are there.
     pub(crate) fn enter(&self, host: Host) {
         let namespace = File::open(path(&self.namespace(host))).expect("a namespace");
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("this thread may");
     }
 
-    /// What a host sends is limited to so many Mb/s.
+    /// Limits the sending of a host to so many Mb/s.
     pub(crate) fn shape(&self, host: Host, megabits: f64) {
         shape(&self.namespace(host), INTERFACE, megabits).expect("a limit");
     }
 
-    /// What reaches a host is limited to so many Mb/s.
+    /// Limits the receiving of a host to so many Mb/s.
     pub(crate) fn shape_towards(&self, host: Host, megabits: f64) {
         shape(&self.middle(), &format!("h{}", host.number()), megabits).expect("a limit");
     }
@@ -126,14 +127,15 @@ impl Network {
         }
     }
 
-    /// Nothing passes between these two; both reach all others.
+    /// Drops all packets between two hosts. Both still reach all others.
     pub(crate) fn part(&self, one: Host, other: Host) {
         let other = other.address().to_string();
         self.iptables(one, &["-A", "INPUT", "-s", &other, "-j", "DROP"]);
         self.iptables(one, &["-A", "OUTPUT", "-d", &other, "-j", "DROP"]);
     }
 
-    /// Nothing longer than what greets passes between these two, as where a tunnel takes shorter packets than its ends were told.
+    /// Drops packets between two hosts that are longer than a greeting. A tunnel does this if it
+    /// takes shorter packets than its ends believe.
     pub(crate) fn swallow(&self, one: Host, other: Host) {
         let other = other.address().to_string();
         for (chain, end) in [("INPUT", "-s"), ("OUTPUT", "-d")] {
@@ -145,7 +147,7 @@ impl Network {
         self.iptables(host, &["-F"]);
     }
 
-    /// Has the gradients that a host sends over connections of its own to another pass by the bridge, at this port.
+    /// Diverts new connections for gradients from one host to another to this port of the bridge.
     pub(crate) fn divert(&self, from: Host, to: Host, port: u16) -> SocketAddr {
         let middle = SocketAddrV4::new(MIDDLE, port);
         let (to, data, place) = (to.address().to_string(), DATA.to_string(), middle.to_string());
@@ -173,7 +175,7 @@ fn middle(network: &str) -> String {
     format!("lockstep-{network}-bridge")
 }
 
-/// Also what a killed test left.
+/// Removes the network, also one that a killed test left behind.
 fn take_down(network: &str) {
     let names = Host::all().map(|host| namespace(network, host)).chain([middle(network)]);
     for name in names.filter(|name| exists(name)) {

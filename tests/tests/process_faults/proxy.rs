@@ -1,4 +1,5 @@
-//! A line that flips bits: one on the way there, then on another connection one on the way back, then no more.
+//! A proxy that flips two bits: one on the way there and, on another connection, one on the way
+//! back.
 
 use std::{
     fs::File,
@@ -18,29 +19,29 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::network::{DATA, Host, Network};
 
 const PORT: u16 = 7999;
-/// Far behind the greetings, in the middle of gradients.
+/// Far behind the greetings, in the middle of the gradients.
 const CLEAN_BYTES: usize = 300_001;
 
-/// Stands between one worker and another.
+/// A proxy between two workers.
 pub(crate) struct Proxy {
     flipped: Arc<AtomicU32>,
 }
 
 impl Proxy {
-    /// Every connection that `from` makes to `to` passes by it.
+    /// Puts a proxy into every new connection that `from` makes to `to`.
     pub(crate) fn start(network: &Network, from: Host, to: Host) -> Self {
         let place = network.divert(from, to, PORT);
         let middle = File::open(namespaces::path(&network.middle())).expect("the bridge's namespace");
         let flipped = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&flipped);
         let (ready, begun) = std::sync::mpsc::channel();
-        // A thread may be on another host than its process; whatever it opens is there too.
+        // A thread may be on another host than its process. Its sockets are then on that host too.
         thread::spawn(move || {
             move_into_link_name_space(middle.as_fd(), Some(LinkNameSpaceType::Network)).expect("on the bridge");
             let listener = TcpListener::bind(place).expect("a port");
             ready.send(()).expect("somebody waits");
             let to = SocketAddr::from((to.address(), DATA));
-            // Until the process ends: the network's end closes whatever goes through it.
+            // The loop runs until the process ends. The network's end closes the connections.
             for caller in listener.incoming().flatten() {
                 if let Ok(called) = TcpStream::connect(to) {
                     join(&caller, &called, &counted);
@@ -51,7 +52,7 @@ impl Proxy {
         Self { flipped }
     }
 
-    /// How many bits were flipped.
+    /// Returns the number of flipped bits.
     pub(crate) fn flipped(&self) -> u32 {
         self.flipped.load(Ordering::SeqCst)
     }
@@ -65,7 +66,7 @@ fn join(caller: &TcpStream, called: &TcpStream, flipped: &Arc<AtomicU32>) {
     }
 }
 
-/// Passes bytes on; the one after [`CLEAN_BYTES`] with a flipped bit, if it is this direction's turn.
+/// Forwards bytes. Flips a bit of the byte after [`CLEAN_BYTES`] if it is this direction's turn.
 fn pass(mut from: TcpStream, mut to: TcpStream, turn: u32, flipped: &AtomicU32) {
     let mut bytes = vec![0; 64 << 10];
     let mut passed = 0;
@@ -80,7 +81,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, turn: u32, flipped: &AtomicU32) 
             break;
         }
     }
-    // Either side may be gone, which is what is told on.
+    // Either side may be gone; the other side learns it by this.
     let _ = to.shutdown(Shutdown::Both);
     let _ = from.shutdown(Shutdown::Both);
 }

@@ -1,4 +1,4 @@
-//! A training thread that does nothing while the others of its process go on, heartbeats included: a debugger holds it.
+//! A debugger holds a training thread. The other threads of its process go on, heartbeats included.
 
 use std::{
     env, fs,
@@ -20,17 +20,18 @@ use crate::{
     network::Host,
 };
 
-/// Set for a process that holds the thread of this number until it is killed: whoever is traced answers to its tracer instead of
-/// its parent.
+/// A variable of a process that holds the thread of this number until the process is killed. It
+/// must be a separate process: a traced thread answers to its tracer instead of its parent.
 const HELD: &str = "LOCKSTEP_TEST_HELD_THREAD";
 
-/// A worker that computes leaves after five seconds; one that waits for others, or adds up what they sent, does not.
+/// A worker that is held while it computes leaves after five seconds. A worker that is held while
+/// it waits or sums does not.
 const LEAVES_WITHIN: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 5;
 const BUSY_LOOKS: u32 = 4;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
-/// Holds a process's first thread, which trains. It goes on when this is dropped.
+/// Holds a process's first thread, which trains. The thread resumes when this is dropped.
 struct Debugger(Child);
 
 impl Debugger {
@@ -46,7 +47,7 @@ impl Debugger {
 
 impl Drop for Debugger {
     fn drop(&mut self) {
-        // It may have ended, which is what is wanted.
+        // It may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -62,7 +63,7 @@ fn a_debugger_that_holds_a_thread() {
     loop {
         ptrace::interrupt(thread).expect("it is alive");
         waitpid(thread, None).expect("it stops");
-        // In no system call, for longer than it looks for messages before it sleeps: it computes.
+        // The thread computes if it is in no system call for longer than it polls for messages.
         let call = fs::read_to_string(format!("/proc/{thread}/syscall")).expect("it is there");
         busy = if call.starts_with("-1 ") { busy + 1 } else { 0 };
         if busy == BUSY_LOOKS {
@@ -71,11 +72,11 @@ fn a_debugger_that_holds_a_thread() {
         ptrace::cont(thread, None).expect("it goes on");
         thread::park_timeout(BETWEEN_LOOKS);
     }
-    // Its parent learns of its end only after its tracer.
+    // The parent learns of the end only after the tracer.
     waitpid(thread, None).expect("it ends");
 }
 
-/// Holds a worker's training thread while it computes, which shows by the others' going on without it.
+/// Holds a worker's training thread while it computes. The others then continue without the worker.
 fn hold_while_it_computes(job: &mut Job, host: Host) -> Debugger {
     for _ in 0..ATTEMPTS {
         let debugger = Debugger::hold(job.pid(host));
@@ -116,7 +117,7 @@ fn a_process_whose_training_thread_stays_stuck_ends_and_is_replaced() {
     job.wait_for_steps(30);
     let held = job.pid(Host::Worker(0));
     let _debugger = hold_while_it_computes(&mut job, Host::Worker(0));
-    // The others are not to be done before.
+    // The others must not finish before.
     job.network.shape(Host::Worker(2), 4.0);
     let known = job.changes().len();
     job.wait_for("another process in its place", |job| job.pid(Host::Worker(0)) != held);

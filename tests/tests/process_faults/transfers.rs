@@ -1,4 +1,4 @@
-//! Newcomers that take the state over while the others train, and what comes between.
+//! Newcomers catch up while the others train, and faults come between.
 
 use rustix::process::Signal;
 
@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// So slow, in Mb/s, that a state is on its way for a second or so.
+/// Mb/s with which a state travels for about a second.
 const SLOW: f64 = 2.0;
 
 const HANDED_OVER: &str = "a newcomer takes over the state while the group trains";
@@ -22,7 +22,7 @@ fn count(job: &Job, said: &str) -> usize {
     job.logs().matches(said).count()
 }
 
-/// Worker 2 is away, and the others train without it.
+/// Starts a job whose worker 2 is disconnected. The others train without it.
 fn without_one(name: &'static str) -> Job {
     let mut job = Job::start(name);
     job.wait_for_steps(30);
@@ -56,7 +56,8 @@ fn a_newcomer_that_cannot_keep_up_is_handed_no_more_and_let_in_all_the_same() {
         return;
     }
     let mut job = without_one("keep-up");
-    // What was sent into the cut line is sent again after seconds only: so long the others must have something to do.
+    // Packets that were sent into the cut link are repeated only after seconds. The others must
+    // have work until then.
     Host::all().for_each(|host| job.network.shape(host, job::SLOW));
     job.network.shape_towards(Host::Worker(2), SLOW);
     job.network.heal(Host::Worker(2));

@@ -1,5 +1,6 @@
-//! Which modules of a crate import which. A module and everything inside it count as one; circles are looked for among the
-//! children of each module. An item that a module re-exports from a child counts as the child's.
+//! The imports among the modules of a crate. A module and everything inside it count as one.
+//! Circles are searched among the children of each module. An item that a module re-exports from a
+//! child counts as the child's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,9 +18,9 @@ type Names = Vec<String>;
 #[derive(Default)]
 pub(crate) struct Module {
     children: BTreeMap<String, Module>,
-    /// Names that this module re-exports, and where they come from.
+    /// Names that this module re-exports, and the paths of their sources.
     exports: BTreeMap<String, Names>,
-    /// Paths that the module itself uses, its children's left out.
+    /// Paths that the module itself uses, without those of its children.
     uses: BTreeSet<Names>,
 }
 
@@ -29,7 +30,7 @@ impl Module {
         Self::of(&items(entry), &[], source)
     }
 
-    /// Reads a module from its items; its children's files lie in `folder`.
+    /// Reads a module from its items. The files of its children lie in `folder`.
     fn of(items: &[Item], here: &[String], folder: &Path) -> Self {
         let mut module = Self::default();
         for item in items.iter().filter(|item| !is_test(item)) {
@@ -69,7 +70,8 @@ impl Module {
         module
     }
 
-    /// Sibling modules that import each other in a circle, at every level; each circle in alphabetical order.
+    /// Returns the sibling modules that import each other in a circle, at every level. Each circle
+    /// is in alphabetical order.
     pub(crate) fn circles(&self) -> Vec<Names> {
         let mut found = Vec::new();
         self.circles_below(self, &[], &mut found);
@@ -103,7 +105,7 @@ impl Module {
         self.children.values().for_each(|child| child.used(all));
     }
 
-    /// Follows re-exports to the module that an item comes from.
+    /// Follows re-exports to the module of an item.
     fn resolve(&self, path: &[String]) -> Names {
         let mut path = path.to_vec();
         for _ in 0..path.len() + 4 {
@@ -132,7 +134,7 @@ fn items(file: &Path) -> Vec<Item> {
     syn::parse_file(&read(file)).unwrap_or_else(|error| panic!("{}: {error}", file.display())).items
 }
 
-/// The items of the module whose children lie in `folder`: `folder.rs` or `folder/mod.rs`.
+/// Returns the items of the module with children in `folder`: `folder.rs` or `folder/mod.rs`.
 fn items_of(folder: &Path) -> Vec<Item> {
     let files = [folder.with_extension("rs"), folder.join("mod.rs")];
     let file: Option<&PathBuf> = files.iter().find(|file| file.exists());
@@ -172,8 +174,8 @@ fn with(path: &[String], last: &syn::Ident) -> Names {
     path
 }
 
-/// A path as the crate's root sees it. `None` for a path into another crate; a re-export's path without `crate`, `self` or
-/// `super` is left for its module to complete.
+/// Returns a path as the crate's root sees it; `None` for a path into another crate. A re-export's
+/// path without `crate`, `self` or `super` stays relative; its module completes it.
 fn absolute(path: &[String], here: &[String]) -> Option<Names> {
     let (first, rest) = path.split_first()?;
     match first.as_str() {
@@ -204,7 +206,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// The groups of nodes that reach each other.
+/// Returns the groups of nodes that reach each other.
 fn circles_of(arrows: &BTreeMap<&str, BTreeSet<String>>) -> Vec<Names> {
     let reached = |from: &str| {
         let (mut seen, mut open) = (BTreeSet::new(), vec![from.to_owned()]);

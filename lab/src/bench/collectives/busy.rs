@@ -1,5 +1,5 @@
-//! The same table beside one process that computes all the time, as on any node that is shared: the
-//! scheduler puts two ranks on one core.
+//! All-reduce beside one process that computes all the time, as on any shared node: the scheduler
+//! puts two ranks on one core.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 
-use super::{FULL, Link, PAIR, QUICK, SHARED, Side, named, prepare};
+use super::{FULL, Link, PAIR, QUICK, SHARED, Side, prepare, size_name};
 use crate::bench::{
     Effort,
     cores::Cores,
@@ -17,15 +17,16 @@ use crate::bench::{
     record::{Book, Figure},
 };
 
-/// How many times as long as on a quiet machine a sum may take that is shorter than [`SHORT`].
+/// The most that a sum shorter than [`SHORT`] may take, as a multiple of its time on a quiet
+/// machine.
 const MOST: f64 = 20.0;
 const SHORT: usize = 64 << 10;
 
-/// What is measured in its turn: a side, and whether the busy process runs meanwhile.
+/// A side, and true if the busy process runs meanwhile.
 type Run = (Side, bool);
 
 const OVER_TCP: [Run; 4] = [(Side::Ours, false), (Side::Ours, true), (Side::Gloo, true), (Side::OpenMpi, true)];
-/// Gloo shares no memory.
+/// Gloo does not share memory.
 const THROUGH_MEMORY: [Run; 3] = [(Side::Ours, false), (Side::Ours, true), (Side::OpenMpi, true)];
 
 pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
@@ -60,7 +61,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                 .into_iter()
                 .filter(|(_, theirs)| theirs.is_finite())
                 .min_by(|(_, one), (_, other)| one.total_cmp(other));
-            let case = format!("beside a busy process, {link:?}, 2 ranks, {}", named(size));
+            let case = format!("beside a busy process, {link:?}, 2 ranks, {}", size_name(size));
             let mut write = |peer, goal| book.write(&Figure { case: &case, unit: "s", ours, peer, goal, disturbed });
             write(better, 1.0)?;
             if size < SHORT {
@@ -68,12 +69,14 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             }
         }
     }
-    println!("{}", cores.told());
+    println!("{}", cores.summary());
     Ok(())
 }
 
-/// A process that computes on the last core until it is dropped, or this process ends, or it has
-/// computed for [`Neighbour::SECONDS`].
+/// A process that computes on the last core.
+///
+/// It ends when it is dropped, when this process ends, or after [`Neighbour::SECONDS`] of
+/// computing.
 struct Neighbour(Child);
 
 impl Neighbour {
@@ -82,18 +85,18 @@ impl Neighbour {
     fn start() -> anyhow::Result<Self> {
         let last = available_parallelism().map_or(1, usize::from) - 1;
         let endless = format!("ulimit -t {}; while :; do :; done", Self::SECONDS);
-        // Each of these becomes the next one: there is one process to kill.
+        // Each of these programs replaces itself by the next one, so there is one process to kill.
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "taskset", "--cpu-list", &last.to_string(), "sh", "-c", &endless])
             .spawn()
-            .context("setpriv and taskset of util-linux are needed")?;
+            .context("starting setpriv and taskset, of util-linux")?;
         Ok(Self(child))
     }
 }
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        // One that has ended by itself needs no more.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,6 +1,9 @@
-//! All-reduce between processes of one host, over loopback TCP and through shared memory, against PyTorch's gloo and Debian's Open MPI:
-//! in the same network namespace, so with the same congestion control and buffer limits, in turns. Beside them go the bytes alone, through
-//! plain sockets without sums or checksums: how far that is from a peer's time tells what there is to gain.
+//! All-reduce between processes of one host, over loopback TCP and through shared memory, against
+//! PyTorch's gloo and Debian's Open MPI.
+//!
+//! The sides take turns in the same network namespace, so they share congestion control and buffer
+//! limits. Plain sockets that only carry the bytes, without sums or checksums, run beside them: the
+//! gap between their time and a peer's is the room for improvement.
 
 mod busy;
 mod plot;
@@ -14,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lockstep_tests::cluster::install_packages;
+use lockstep_tests::packages;
 
 pub(crate) use self::busy::run as run_beside_a_busy_process;
 use self::plot::Curve;
@@ -27,18 +30,18 @@ use super::{
 };
 use xtask::{cargo, folders};
 
-/// Seconds that one run of a side may take, whose peers may hang.
+/// Seconds that one run of a side may take. A peer may hang.
 const PATIENCE: &str = "300";
-/// How long sides are measured again for cores that were not near each other.
+/// The longest time spent on repeating measurements because the cores were not near each other.
 const QUICK: Duration = Duration::from_secs(70);
 const FULL: Duration = Duration::from_secs(3600);
 const GLOO: &str = include_str!("gloo.py");
 const OPENMPI: &str = include_str!("openmpi.c");
 
-/// A size and what is asked for at it: least ratios to gloo and to Open MPI.
+/// A size, and the least ratios to gloo and to Open MPI that are wanted for it.
 type Goals = (usize, Option<f64>, Option<f64>);
 
-/// What bytes go through.
+/// The way that the bytes take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
     Tcp,
@@ -72,7 +75,7 @@ const SHARED: [Goals; 9] = [
 /// Four ranks over TCP.
 const FOUR: [Goals; 3] = [(1 << 10, None, Some(1.0 / 1.5)), (1 << 20, Some(2.0), None), (16 << 20, Some(2.0), None)];
 
-/// What takes part, in its turn.
+/// A program that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
     Ours,
@@ -127,7 +130,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
                 let Some(goal) = goal else { continue };
                 let theirs = middle(side);
                 let figure = Figure {
-                    case: &format!("{link:?}, {ranks} ranks, {}", named(size)),
+                    case: &format!("{link:?}, {ranks} ranks, {}", size_name(size)),
                     unit: "s",
                     ours,
                     peer: Some((name, theirs)),
@@ -145,11 +148,11 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     fs::create_dir_all(picture.parent().unwrap_or(&picture))?;
     plot::draw(&picture, &format!("All-reduce of f32 between 2 ranks of one host, {}", book.origin()), &curves)?;
     println!("drawn in {}", picture.display());
-    println!("{}", cores.told());
+    println!("{}", cores.summary());
     Ok(())
 }
 
-/// Bus bandwidth as nccl-tests define it, which for two ranks is the bytes a second.
+/// Bus bandwidth as nccl-tests define it. For two ranks it is the bytes a second.
 fn curve(side: Side, link: Link, sizes: &[usize], seconds: &mut BTreeMap<(Side, usize), Vec<f64>>) -> Curve {
     let name = match side {
         Side::Ours => "Lockstep",
@@ -162,7 +165,7 @@ fn curve(side: Side, link: Link, sizes: &[usize], seconds: &mut BTreeMap<(Side, 
     Curve { name: format!("{name}, {link:?}"), points }
 }
 
-fn named(bytes: usize) -> String {
+fn size_name(bytes: usize) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
@@ -173,16 +176,16 @@ fn prepare() -> anyhow::Result<Programs> {
     fs::write(&source, OPENMPI)?;
     let has_mpi = Command::new("mpicc").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if has_mpi.is_err() {
-        install_packages(&["openmpi-bin", "libopenmpi-dev"])?;
+        packages::install(&["openmpi-bin", "libopenmpi-dev"])?;
     }
     cargo::run(Command::new("mpicc").arg("-O2").arg("-o").arg(&openmpi).arg(&source))
-        .context("compile Open MPI's part")?;
+        .context("compiling Open MPI's side")?;
     let ours = cargo::build()?.join("examples/bandwidth");
     Ok(Programs { ours, python: torch::python()?, gloo, openmpi })
 }
 
 impl Programs {
-    /// Median seconds by size, as one run of a side tells them.
+    /// Returns the median seconds by size from one run of a side.
     fn measure(
         &self,
         side: Side,
@@ -216,14 +219,16 @@ impl Programs {
                 in_own_network(Path::new("mpirun"), &words)
             }
         };
-        let found = told(command).with_context(|| format!("{side:?}"))?;
-        ensure!(found.len() == sizes.len(), "{side:?} tells of {} of {} sizes", found.len(), sizes.len());
+        let found = figures(command).with_context(|| format!("{side:?}"))?;
+        ensure!(found.len() == sizes.len(), "{side:?} reports {} of {} sizes", found.len(), sizes.len());
         Ok(found)
     }
 }
 
-/// A program in a network namespace that has a loopback interface only, whose routes give all connections the same congestion control; it is
-/// ended after [`PATIENCE`].
+/// Returns a command in a network namespace that has only a loopback interface.
+///
+/// The namespace's routes give all connections the same congestion control. The command ends after
+/// [`PATIENCE`].
 fn in_own_network(program: &Path, words: &[&str]) -> Command {
     const SCRIPT: &str = r#"
         set -e
@@ -237,10 +242,10 @@ fn in_own_network(program: &Path, words: &[&str]) -> Command {
     command
 }
 
-fn told(mut command: Command) -> anyhow::Result<Vec<(usize, f64)>> {
+fn figures(mut command: Command) -> anyhow::Result<Vec<(usize, f64)>> {
     let output = command.stderr(Stdio::piped()).output()?;
     if !output.status.success() {
-        bail!("it ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        bail!("the command ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     }
     let figure = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;

@@ -1,11 +1,11 @@
-//! Bus bandwidth against size, as a picture.
+//! A chart of bus bandwidth against size.
 
 use std::path::Path;
 
 use anyhow::anyhow;
 use plotters::prelude::*;
 
-/// The sizes of a side and the bandwidths at them, in bytes and bytes a second.
+/// The name of a side, and its points: sizes in bytes with bandwidths in bytes a second.
 pub(super) struct Curve {
     pub name: String,
     pub points: Vec<(f64, f64)>,

@@ -1,4 +1,5 @@
-//! What it costs that workers come and go: `lockstep run` as users run it, whose processes are killed, stopped and asked to leave.
+//! The cost of changes of the group: `lockstep run`, as users call it, with processes that are
+//! killed, stopped and asked to leave.
 
 mod checkpoints;
 mod run;
@@ -21,44 +22,45 @@ use super::{
 
 /// Workers of the group whose recovery is timed.
 const WORKERS: usize = 8;
-/// Workers of the group that is kept in churn.
+/// Workers of the group that churns.
 const CHURNED: usize = 4;
-/// As the peer's workers are connected.
+/// The peer's workers are connected in the same way.
 const OVER_SOCKETS: [&str; 2] = ["algorithm=auto", "backend=tcp"];
-/// As above, and in several buckets.
+/// The same, with several buckets.
 const IN_BUCKETS: [&str; 3] = ["algorithm=auto", "backend=tcp", "bucketBytes=64Ki"];
-/// The same, rounded on the way: the numbers that tell that all have done a step are then summed and waited for by themselves.
+/// The same, rounded to bf16. The numbers that confirm a step are then summed and awaited
+/// separately.
 const ROUNDED: [&str; 4] = ["algorithm=auto", "backend=tcp", "bucketBytes=64Ki", "wire=bf16"];
-/// The sums do not depend on how many workers form them.
+/// Sums with this setting do not depend on the number of workers.
 const REPEATABLE: [&str; 1] = ["algorithm=canonicalTree"];
 /// Far more than any change takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(10);
-/// How much longer a job is than its kills are expected to take.
+/// The length of a job, as a multiple of the time that its kills are expected to take.
 const MARGIN: f64 = 1.2;
-/// Of an undisturbed job's steps, those that the same job does in as long while its processes are killed.
+/// The wanted share of an undisturbed job's speed while processes are killed.
 const GOODPUT: f64 = 0.8;
 /// Steps between two disturbances.
 const QUIET_STEPS: u64 = 20;
-/// How long a group is looked at that nothing disturbs.
+/// How long an undisturbed group is observed.
 const OBSERVED: Duration = Duration::from_secs(10);
-/// As the elastic example saves.
+/// The interval of the elastic example.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(10);
-/// So many times sooner than the peer a group is to go on.
+/// The wanted ratio of the peer's recovery time to ours.
 const SOONER: f64 = 10.0;
 
-/// How often the group of 8 is disturbed, in how many turns with its peer.
+/// The number of disturbances of the group of 8, and of turns with its peer.
 struct Times {
     turns: usize,
-    /// In each turn.
+    /// Kills in each turn.
     kills: usize,
     peer_kills: usize,
     freezes: usize,
     leaves: usize,
 }
 
-/// Times how soon a group of 8 goes on after a kill, beside `torchrun`'s, notices a frozen worker, and lets one go; and what checkpoints
-/// cost, and a state that a peer hands over.
+/// Times how soon a group of 8 resumes after a kill, beside `torchrun`'s, notices a frozen worker,
+/// and lets a worker go. It also measures checkpoints and the transfer of a state between members.
 pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> anyhow::Result<()> {
     let Times { turns, kills, peer_kills, freezes, leaves } = match effort {
         Effort::Quick => Times { turns: 2, kills: 5, peer_kills: 1, freezes: 3, leaves: 3 },
@@ -66,7 +68,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     };
     let python = torch::python();
     if let Err(error) = &python {
-        println!("NO PEER: PyTorch cannot be installed, so there is no ratio: {error:#}");
+        println!("NO PEER, so there is no ratio: PyTorch cannot be installed: {error:#}");
     }
     let mut dice = Dice(1);
     let (turns, kills_disturbed) =
@@ -81,7 +83,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     let rollbacks = redone.iter().filter(|steps| **steps > 0.0).count();
     let (mut found, disturbed) = load::rounds(1, || Changed::of(&mut dice, freezes, leaves))?;
     let Changed { overhead, overhead_rounded, noticed, mut leave_stalls, mut join_stalls } = found.remove(0);
-    let killed = "kill -9 of one of 8 workers over TCP to the next step, that step's own time left out, p50";
+    let killed = "from kill -9 of one of 8 workers over TCP to the start of the next step, p50";
     let ours = median(&mut resumed);
     if !peer_resumed.is_empty() {
         let name = format!("{} torchrun", torch::NAME);
@@ -95,7 +97,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
             disturbed: kills_disturbed,
         })?;
         book.write(&Figure {
-            case: "steps told of before the median kill and done again after it",
+            case: "reported steps that are done again after the median kill",
             unit: "steps",
             ours: median(&mut redone),
             peer: Some((name.as_str(), median(&mut peer_lost))),
@@ -104,7 +106,7 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
         })?;
     }
     book.write(&Figure {
-        case: "kills after which steps were done again that had been told of",
+        case: "kills after which reported steps were done again",
         unit: "kills",
         ours: rollbacks as f64,
         peer: None,
@@ -116,33 +118,38 @@ pub(crate) fn recovery(book: &mut Book, effort: Effort, _options: Options) -> an
     };
     write(killed, ours, 0.5, kills_disturbed)?;
     write("the same, the slowest", slowest(&resumed), 2.0, kills_disturbed)?;
-    write("SIGSTOP of one of 8 workers to the next step, the slowest", slowest(&noticed), 3.0, disturbed)?;
+    write(
+        "from SIGSTOP of one of 8 workers to the start of the next step, the slowest",
+        slowest(&noticed),
+        3.0,
+        disturbed,
+    )?;
     let mut stalls = |what: &str, stalls: &mut [f64]| {
-        write(&format!("{what}: training stands still, median"), median(stalls), 0.1, disturbed)?;
-        write(&format!("{what}: training stands still, the slowest of {leaves}"), slowest(stalls), 0.1, disturbed)
+        write(&format!("{what}: training pauses, median"), median(stalls), 0.1, disturbed)?;
+        write(&format!("{what}: training pauses, the slowest of {leaves}"), slowest(stalls), 0.1, disturbed)
     };
-    stalls("planned leave of one of 8 workers", &mut leave_stalls)?;
-    stalls("another one joins, with a state of 0.5 MB", &mut join_stalls)?;
+    stalls("one of 8 workers leaves as planned", &mut leave_stalls)?;
+    stalls("a worker joins, with a state of 0.5 MB", &mut join_stalls)?;
     let Overhead { membership, coordinator, stable } = overhead;
     let costs = [
         ("all of it", membership + coordinator + stable),
-        ("a processor for its membership's thread", membership),
-        ("a processor for its part of the coordinator", coordinator),
-        ("waiting to know that all have done a step", stable),
-        ("the same where gradients travel as bf16", overhead_rounded.stable),
+        ("processor time of its membership thread", membership),
+        ("processor time of its part of the coordinator", coordinator),
+        ("waiting until every member is known to have done a step", stable),
+        ("the same with gradients in bf16", overhead_rounded.stable),
     ];
     for (what, ours) in costs {
-        let case = format!("what the group costs while nothing happens, of the time that a worker trains: {what}");
+        let case = format!("the cost of a quiet group, as a share of a worker's training time: {what}");
         book.write(&Figure { case: &case, unit: "", ours, peer: None, goal: 0.005, disturbed })?;
     }
     checkpoints(book, effort)?;
     link::state_transfer(book, effort)
 }
 
-/// How a group of 8 went on after kills, in one turn with its peer.
+/// How a group of 8 resumed after kills, in one turn with its peer.
 struct Recovered {
     resumed: Vec<f64>,
-    /// Steps that had been told of before the kill, and were done again after it.
+    /// Steps that were reported before the kill and done again after it.
     redone: Vec<f64>,
     peer_resumed: Vec<f64>,
     peer_lost: Vec<f64>,
@@ -156,12 +163,12 @@ impl Recovered {
         for _ in 0..kills {
             run.settle()?;
             let victim = run.worker(dice.below(WORKERS))?;
-            let told = run.told();
+            let reported = run.reported_step();
             let killed = now();
             signal(victim, "KILL")?;
             let (seconds, base) = run.resumed_after(killed)?;
             resumed.push(seconds);
-            redone.push(told.saturating_sub(base) as f64);
+            redone.push(reported.saturating_sub(base) as f64);
         }
         run.require_sockets()?;
         drop(run);
@@ -169,7 +176,7 @@ impl Recovered {
             let peer = Torchrun::start(python, WORKERS)?;
             for _ in 0..peer_kills {
                 let before = peer.settle()?;
-                // At any moment between two checkpoints.
+                // A kill may come at any moment between two checkpoints.
                 thread::sleep(CHECKPOINT_EVERY.mul_f64(dice.share()));
                 let victim = peer.worker(before.restart, dice.below(WORKERS))?;
                 let killed = now();
@@ -183,7 +190,8 @@ impl Recovered {
     }
 }
 
-/// What a group of 8 costs that is left alone, whose workers freeze, and are let go and replaced.
+/// The cost of a group of 8: left alone, with workers that freeze, and with workers that leave and
+/// are replaced.
 struct Changed {
     overhead: Overhead,
     overhead_rounded: Overhead,
@@ -226,7 +234,7 @@ impl Changed {
     }
 }
 
-/// Kills processes of a group, the coordinator included, at random moments until it is done.
+/// Kills processes of a group, the coordinator included, at random moments until the job is done.
 pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow::Result<()> {
     let kills = options.kills.unwrap_or(match effort {
         Effort::Quick => 100,
@@ -253,7 +261,7 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
     let (killed_for, done) = run.progress();
     let churned = run.finish()?;
     let disturbed = watch.disturbed(load::children().saturating_sub(before));
-    ensure!(killed == kills, "the job was over after {killed} of {kills} kills: the machine is faster than it was");
+    ensure!(killed == kills, "the job ended after {killed} of {kills} kills: this machine is too fast for its length");
     ensure!(churned.steps == undisturbed.steps, "{} steps, {} undisturbed", churned.steps, undisturbed.steps);
     ensure!(churned.model == undisturbed.model, "the weights differ from those of an undisturbed run");
     println!(
@@ -262,7 +270,7 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
     );
     book.write(&Figure {
         case: &format!(
-            "steps done again that had been told of; all workers were killed before one was back {} times, which takes the newest checkpoint",
+            "reported steps that were done again; {} times all workers were dead at once and resumed from a checkpoint",
             churned.extinct
         ),
         unit: "steps",
@@ -272,7 +280,7 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
         disturbed: false,
     })?;
     book.write(&Figure {
-        case: "changes after which steps had to be done again although a worker was left that had done them",
+        case: "changes that repeated steps although a surviving worker had done them",
         unit: "changes",
         ours: churned.rollbacks as f64,
         peer: None,
@@ -280,7 +288,7 @@ pub(crate) fn churn(book: &mut Book, effort: Effort, options: Options) -> anyhow
         disturbed: false,
     })?;
     book.write(&Figure {
-        case: "seconds a step from the job's start to the last kill, against those of the same job undisturbed",
+        case: "seconds a step until the last kill, against the same job undisturbed",
         unit: "s",
         ours: killed_for / done as f64,
         peer: Some(("undisturbed", undisturbed.seconds / undisturbed.steps as f64)),
@@ -309,7 +317,7 @@ impl Dice {
         (self.next() % bound as u64) as usize
     }
 
-    /// From 0 to 1, 1 not included.
+    /// Returns a number from 0 to 1, 1 excluded.
     fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }

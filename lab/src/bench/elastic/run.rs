@@ -1,4 +1,4 @@
-//! A `lockstep run` of the elastic example, and what its folder tells of it.
+//! A `lockstep run` of the elastic example, and the records in its folder.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{super::load, LOOK, PATIENCE, QUIET_STEPS};
 use xtask::{cargo, folders};
 
-/// A group that does no step for so long, although workers live, is wedged.
+/// A group with living workers that does no step for this long is wedged.
 const WEDGED: Duration = Duration::from_secs(60);
 
 /// A `lockstep run` of the elastic example.
@@ -27,7 +27,7 @@ pub(super) struct Run {
     begun: Instant,
 }
 
-/// What a run came to.
+/// The outcome of a run.
 pub(super) struct Finished {
     pub(super) seconds: f64,
     pub(super) steps: usize,
@@ -39,23 +39,23 @@ pub(super) struct Finished {
     pub(super) model: Vec<u8>,
 }
 
-/// What a group costs while nothing happens: shares of the time that a worker trains.
+/// The cost of a quiet group, as shares of the time that a worker trains.
 pub(super) struct Overhead {
-    /// A processor's, for the thread that keeps its membership.
+    /// The share of a processor that the membership thread takes.
     pub(super) membership: f64,
-    /// A processor's, for the coordinator, shared out among all workers.
+    /// The share of a processor that the coordinator takes, divided by the number of workers.
     pub(super) coordinator: f64,
-    /// Of waiting to know that all have done a step.
+    /// The share of time that goes into waiting until every member is known to have done a step.
     pub(super) stable: f64,
 }
 
-/// When a membership was recorded, and the step that it goes on from.
+/// The time at which a membership was recorded, and the step that it continues from.
 pub(super) struct Change {
     pub(super) time: f64,
     base: u64,
 }
 
-/// A step, when it was done and how long it took.
+/// A step, the time at which it was done, and its duration.
 struct Step {
     step: u64,
     time: f64,
@@ -63,7 +63,7 @@ struct Step {
 }
 
 impl Run {
-    /// With this under `spec.communication`.
+    /// Starts a run with the settings `communication` under `spec.communication`.
     pub(super) fn start(name: &str, workers: usize, epochs: u32, communication: &[&str]) -> anyhow::Result<Self> {
         let binaries = cargo::build()?;
         let folder = folders::target().join("bench").join(name);
@@ -88,21 +88,21 @@ impl Run {
         !matches!(self.child.borrow_mut().try_wait(), Ok(None))
     }
 
-    /// For how many seconds it has run, and the steps that it has told of.
+    /// Returns the seconds since the start and the newest reported step.
     pub(super) fn progress(&self) -> (f64, u64) {
-        (self.begun.elapsed().as_secs_f64(), self.told())
+        (self.begun.elapsed().as_secs_f64(), self.reported_step())
     }
 
-    /// Fails unless all its groups summed over sockets.
+    /// Fails unless every generation summed over sockets.
     pub(super) fn require_sockets(&self) -> anyhow::Result<()> {
         let plans = self.lines("plans.jsonl");
         let is_in_memory = |line: &Value| line["plan"].as_str().is_none_or(|plan| plan.contains("\"overMemory\":true"));
-        ensure!(!plans.is_empty() && !plans.iter().any(is_in_memory), "the ranks did not sum over sockets: {plans:?}");
+        ensure!(!plans.is_empty() && !plans.iter().any(is_in_memory), "some ranks did not sum over sockets: {plans:?}");
         Ok(())
     }
 
-    /// The newest step that it has told of.
-    pub(super) fn told(&self) -> u64 {
+    /// Returns the newest reported step.
+    pub(super) fn reported_step(&self) -> u64 {
         self.steps().last().map_or(0, |step| step.step)
     }
 
@@ -136,7 +136,7 @@ impl Run {
         let mut since = None;
         self.wait_for("all workers in one group", |run| {
             let whole = run.lines("history.jsonl").last().is_some_and(|change| change["workers"] == run.workers);
-            let step = run.told();
+            let step = run.reported_step();
             match (whole, since) {
                 (false, _) => since = None,
                 (true, None) => since = Some(step),
@@ -146,14 +146,15 @@ impl Run {
         })
     }
 
-    /// Seconds from `moment` to the first step of the next group, without that step's own; and the step that this group went on from.
+    /// Returns the seconds from `moment` to the first step of the next generation, without that
+    /// step's own duration, and the step that the generation continues from.
     pub(super) fn resumed_after(&self, moment: f64) -> anyhow::Result<(f64, u64)> {
         let Change { time, base } = self.change_after(moment)?;
         let first = self.wait_for("the next step", |run| run.steps().into_iter().find(|step| step.time > time))?;
         Ok(((first.time - first.seconds - moment).max(0.0), base))
     }
 
-    /// The time between the steps before and after a change that neither of them took.
+    /// Returns the time between the steps around a change that neither of them took.
     pub(super) fn stall_at(&self, change: &Change) -> anyhow::Result<f64> {
         self.wait_for("two more steps", |run| {
             let steps = run.steps();
@@ -164,7 +165,7 @@ impl Run {
         })
     }
 
-    /// The membership that followed `moment`.
+    /// Returns the first membership after `moment`.
     pub(super) fn change_after(&self, moment: f64) -> anyhow::Result<Change> {
         let change = |line: &Value| Some(Change { time: seconds(&line["time"])?, base: line["step"].as_u64()? });
         self.wait_for("a change", |run| {
@@ -172,7 +173,7 @@ impl Run {
         })
     }
 
-    /// What the group costs while nothing happens, a worker.
+    /// Returns the cost for each worker of a group that is left alone.
     pub(super) fn overhead(&self, observed: Duration) -> anyhow::Result<Overhead> {
         let workers = (0..self.workers).map(|index| self.worker(index)).collect::<anyhow::Result<Vec<_>>>()?;
         let coordinator = self.coordinator()?;
@@ -188,7 +189,7 @@ impl Run {
         thread::sleep(observed);
         let (after, passed) = (spent()?, begun.elapsed().as_secs_f64());
         let share = |index: usize| (after[index] - before[index]) / passed;
-        ensure!(share(0) > 0.0 && share(1) > 0.0, "this system does not tell what threads take of a processor");
+        ensure!(share(0) > 0.0 && share(1) > 0.0, "this system does not report the processor time of threads");
         let all = self.workers as f64;
         Ok(Overhead { membership: share(0) / all, coordinator: share(1) / all, stable: share(2) })
     }
@@ -219,14 +220,14 @@ impl Run {
         }
     }
 
-    /// The newest steps, without those that are told by somebody who did not see them done.
+    /// Returns the newest steps, without those reported by a member that did not see them done.
     fn steps(&self) -> Vec<Step> {
         let step = |line: &Value| {
             line["loss"].as_f64()?;
             let seconds_taken = line["step_seconds"].as_f64()?;
             Some(Step { step: line["step"].as_u64()?, time: seconds(&line["time"])?, seconds: seconds_taken })
         };
-        // The last lines are all that is asked for, and a journal grows long.
+        // The metrics log grows long; only its last lines matter.
         tail(&self.folder.join("metrics.jsonl")).iter().filter_map(step).collect()
     }
 
@@ -235,7 +236,7 @@ impl Run {
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// The job's processes.
+    /// Returns the ids of the job's processes.
     pub(super) fn processes(&self) -> anyhow::Result<Vec<u32>> {
         let parent = self.child.borrow().id();
         let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
@@ -245,18 +246,18 @@ impl Run {
     pub(super) fn worker(&self, index: usize) -> anyhow::Result<u32> {
         let name = format!("LOCKSTEP_MEMBER=elastic-worker-{index}");
         let is_it = |pid: &u32| entries(*pid, "environ").contains(&name);
-        self.processes()?.into_iter().find(is_it).with_context(|| format!("worker {index} does not run"))
+        self.processes()?.into_iter().find(is_it).with_context(|| format!("worker {index} is not running"))
     }
 
     fn coordinator(&self) -> anyhow::Result<u32> {
         let is_it = |pid: &u32| entries(*pid, "cmdline").get(1).is_some_and(|role| role == "coordinator");
-        self.processes()?.into_iter().find(is_it).context("no coordinator runs")
+        self.processes()?.into_iter().find(is_it).context("the coordinator is not running")
     }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // It may have ended, which is what is wanted.
+        // The run may have ended by itself.
         let mut child = self.child.borrow_mut();
         if matches!(child.try_wait(), Ok(None)) {
             load::leave_behind(child.id());
@@ -270,12 +271,12 @@ fn is_rollback(change: &Value) -> bool {
     change["rollback"] == true
 }
 
-/// Whether no process is left of the group before.
+/// Returns true if no worker of the generation before is left.
 fn all_are_new(change: &Value) -> bool {
     change["joined"].as_array().map(Vec::len) == change["workers"].as_u64().map(|workers| workers as usize)
 }
 
-/// What the last lines of a file tell; nothing where there is none yet.
+/// Returns the last lines of a file; none if the file does not exist.
 pub(super) fn tail(path: &Path) -> Vec<Value> {
     lines::read_last(path).unwrap_or_default()
 }
@@ -286,18 +287,18 @@ pub(super) fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a process was started with: its words, or its environment.
+/// Returns the arguments (`cmdline`) or the variables (`environ`) that a process was started with.
 fn entries(pid: u32, what: &str) -> Vec<String> {
     let bytes = fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
     bytes.split(|byte| *byte == 0).map(|entry| String::from_utf8_lossy(entry).into_owned()).collect()
 }
 
-/// Seconds that the threads of a process have run whose name counts.
+/// Returns the processor seconds of a process's threads whose name satisfies `counts`.
 fn processor_seconds(pid: u32, counts: impl Fn(&str) -> bool) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let seconds = |task: fs::DirEntry| {
         let is_it = counts(fs::read_to_string(task.path().join("comm")).ok()?.trim_end());
-        // Nanoseconds on a processor, then what it waited for one.
+        // The file holds the nanoseconds on a processor, then those spent waiting for one.
         let statistics = fs::read_to_string(task.path().join("schedstat")).ok().filter(|_| is_it)?;
         Some(statistics.split_whitespace().next()?.parse::<f64>().ok()? * 1e-9)
     };
@@ -308,7 +309,7 @@ pub(super) fn now() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// Seconds since 1970 of an RFC 3339 time.
+/// Returns the seconds since 1970 of an RFC 3339 time.
 fn seconds(time: &Value) -> Option<f64> {
     let time: jiff::Timestamp = time.as_str()?.parse().ok()?;
     Some(time.as_nanosecond() as f64 * 1e-9)

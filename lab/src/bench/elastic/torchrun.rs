@@ -1,4 +1,5 @@
-//! The peer: PyTorch's `torchrun`, whose agent starts all workers anew from the newest checkpoint when one is lost.
+//! The peer: PyTorch's `torchrun`. If a worker is lost, its agent restarts all workers from the
+//! newest checkpoint.
 
 use std::{
     fs::{self, File},
@@ -20,22 +21,22 @@ use xtask::folders;
 const SCRIPT: &str = include_str!("torchrun.py");
 /// Eight starts of Python on two cores take half a minute.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// More than are caused here.
+/// More restarts than the benchmark causes.
 const MAX_RESTARTS: &str = "1000";
 
-/// A training of LeNet-5 under `torchrun`; ended when dropped.
+/// A training of LeNet-5 under `torchrun`. It ends when it is dropped.
 pub(super) struct Torchrun {
     agent: Child,
     folder: PathBuf,
 }
 
-/// A step that rank 0 told of.
+/// A step that rank 0 reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) step: u64,
     pub(super) time: f64,
     pub(super) seconds: f64,
-    /// How often all workers had been started anew.
+    /// The number of restarts of all workers before this step.
     pub(super) restart: u64,
 }
 
@@ -59,7 +60,8 @@ impl Torchrun {
             .arg(CHECKPOINT_EVERY.as_secs().to_string())
             .env("OMP_NUM_THREADS", "1")
             .env("GLOO_SOCKET_IFNAME", "lo")
-            // By default one store serves all starts, where gloo's new ranks find the addresses of the old ones and fail.
+            // By default one store serves all starts. New ranks of gloo then find the addresses of
+            // the old ones and fail.
             .env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -69,7 +71,8 @@ impl Torchrun {
         Ok(Self { agent, folder })
     }
 
-    /// Waits until a checkpoint is there and the workers of this start have done some steps together; gives the last one.
+    /// Waits until there is a checkpoint and the workers have done some steps together since their
+    /// start; returns the last step.
     pub(super) fn settle(&self) -> anyhow::Result<Step> {
         let mut first: Option<Step> = None;
         self.wait_for("all workers at work", |run| {
@@ -84,7 +87,8 @@ impl Torchrun {
         })
     }
 
-    /// Seconds from `moment` to the first step of the next start, without that step's own, and the steps that are done again.
+    /// Returns the seconds from `moment` to the first step after the next restart, without that
+    /// step's own duration, and the number of steps that are done again.
     pub(super) fn resumed_after(&self, moment: f64) -> anyhow::Result<(f64, u64)> {
         let steps = self.steps();
         let before = *steps.iter().rfind(|step| step.time <= moment).context("a step before the kill")?;
@@ -96,7 +100,7 @@ impl Torchrun {
         Ok(((next.time - next.seconds - moment).max(0.0), lost))
     }
 
-    /// The process of a rank.
+    /// Returns the process of a rank.
     pub(super) fn worker(&self, restart: u64, rank: usize) -> anyhow::Result<u32> {
         let path = self.folder.join(format!("pids-{restart}-{rank}"));
         let pid = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -134,7 +138,7 @@ impl Torchrun {
 
 impl Drop for Torchrun {
     fn drop(&mut self) {
-        // The agent ends its workers, who do not outlive it.
+        // The agent ends its workers; they do not outlive it.
         let _ = signal(self.agent.id(), "TERM");
         let _ = self.agent.wait();
     }

@@ -1,5 +1,5 @@
-//! A training step of 25 million weights with two workers, each in a network namespace of its own, over a line of 1 Gb/s: how much of
-//! the communication backward hides.
+//! A training step of 25 million weights with two workers, each in a network namespace of its own,
+//! over a line of 1 Gb/s: how much of the communication backward hides.
 
 use std::{
     collections::BTreeMap,
@@ -26,39 +26,43 @@ use xtask::{cargo, folders};
 const DDP: &str = include_str!("ddp.py");
 const GIGABITS: f64 = 1.0;
 const WEIGHTS: f64 = 24_925_082.0;
-/// Bytes on an Ethernet line for each of a gradient: a packet's headers are 14 bytes of Ethernet, 20 of IP and 32 of TCP with times.
+/// Bytes on an Ethernet line for each byte of a gradient. A packet's headers are 14 bytes of
+/// Ethernet, 20 of IP and 32 of TCP with timestamps.
 const FRAMING: f64 = 1514.0 / 1448.0;
-/// No run takes longer, however slow the machine.
+/// No run takes longer, even on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Steps at the beginning that do not count: after sixteen a group plans anew.
+/// Steps at the beginning that do not count. A group makes a new plan after sixteen.
 const WARM_UP: usize = 17;
 
 /// Seconds that the line takes for all gradients.
 const LINE_SECONDS: f64 = WEIGHTS * 4.0 * FRAMING * 8.0 / (GIGABITS * 1e9);
-/// Samples a worker with which there is little to compute beside the sums.
+/// Samples a worker in a job that does little beside its sums.
 const FEW_SAMPLES: u32 = 16;
-/// By which it is found with how many samples backward takes as long as the line.
+/// Two numbers of samples whose step times are measured. They yield the number with which backward
+/// takes as long as the line.
 const TRIED_SAMPLES: [u32; 2] = [32, 128];
-/// A step's computation by its backward: of three products for each weight backward does two.
+/// The ratio of a step's computation to its backward: backward does two of the three products for
+/// each weight.
 const STEP_BY_BACKWARD: f64 = 1.5;
-/// Where a worker's coordinator listens that trains by itself.
+/// The address of the coordinator of a worker that trains alone.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// A way to train, in its turn.
+/// A way to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
-    /// The computation by itself: a job of one worker at each end, as both share the machine's memory and caches when they train together.
+    /// The computation alone: a job of one worker at each end at the same time. Workers that train
+    /// together share the machine's memory and caches in the same way.
     Alone,
-    /// One bucket, ready when backward ends, but for that of the last layer.
+    /// One bucket, ready when backward ends, and one for the last layer.
     NoOverlap,
     /// Buckets of a fixed size.
     Fixed,
-    /// Buckets merged by what was measured.
+    /// Buckets merged by measurements.
     Merged,
-    /// The same with gradients in bf16 on the line.
+    /// The same, with gradients in bf16 on the line.
     Bf16,
     Ddp,
-    /// What DDP computes, by itself, at each end too.
+    /// DDP's computation alone, at each end too.
     DdpAlone,
 }
 
@@ -81,7 +85,7 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
     };
     let balanced = programs.samples_to_compute_for(LINE_SECONDS * STEP_BY_BACKWARD, steps)?;
     println!("balanced: {balanced} samples a worker, communication-bound: {FEW_SAMPLES}");
-    // With the part of DDP's step that gradients in bf16 are to take.
+    // The last number is the wanted share of DDP's step time with gradients in bf16.
     for (case, samples, bf16_goal) in [("communication-bound", FEW_SAMPLES, 0.6), ("balanced", balanced, 0.95)] {
         let (found, disturbed) = load::rounds(rounds, || {
             let (mut round, mut first_ready) = (Vec::new(), 0.0);
@@ -99,21 +103,21 @@ pub(crate) fn run(book: &mut Book, effort: Effort) -> anyhow::Result<()> {
             seconds.entry(side).or_default().push(measured);
         }
         let mut middle = |side| median(seconds.entry(side).or_default());
-        // Each worker sends and receives every gradient once, from the first that is ready on; no step is shorter than that, or than
-        // its computation.
+        // Each worker sends and receives every gradient once, beginning with the first one that is
+        // ready. No step is shorter than that, or than its computation.
         let (alone, ddp_alone) = (middle(Side::Alone), middle(Side::DdpAlone));
         let bound = alone.max(median(&mut first_ready) + LINE_SECONDS);
         let (merged, bf16, ddp) = (middle(Side::Merged), middle(Side::Bf16), middle(Side::Ddp));
         let ddp_name = format!("{} DDP over gloo", torch::NAME);
-        // Beyond what each side's computation takes, so that it does not matter whose is faster.
+        // Without each side's own computation, it does not matter which side computes faster.
         let exposed = |step: f64, alone: f64| (step - alone).max(0.0);
         let figures = [
             ("", merged, "the bound", bound, 1.0 / 1.05),
             ("", merged, "one bucket", middle(Side::NoOverlap), 1.0),
             ("", merged, "buckets of 25 MiB", middle(Side::Fixed), 1.0),
             ("", merged, &ddp_name, ddp, 1.0 / 0.95),
-            (", beyond its computation", exposed(merged, alone), &ddp_name, exposed(ddp, ddp_alone), 1.0),
-            (", its computation by itself", alone, torch::NAME, ddp_alone, 1.0),
+            (", beside its computation", exposed(merged, alone), &ddp_name, exposed(ddp, ddp_alone), 1.0),
+            (", its computation alone", alone, torch::NAME, ddp_alone, 1.0),
             (", bf16 on the wire", bf16, "f32 on the wire", merged, 1.0),
             (", bf16 on the wire", bf16, &ddp_name, ddp, 1.0 / bf16_goal),
         ];
@@ -139,7 +143,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// The median seconds of a step.
+    /// Returns the median seconds of a step.
     fn step(&self, side: Side, samples: u32, steps: usize) -> anyhow::Result<f64> {
         match side {
             Side::Alone => self.alone(samples, steps),
@@ -152,7 +156,7 @@ impl Programs {
         }
     }
 
-    /// How many samples a worker computes in so many seconds, one step with all of them.
+    /// Returns how many samples a worker computes in so many seconds if one step takes them all.
     fn samples_to_compute_for(&self, seconds: f64, steps: usize) -> anyhow::Result<u32> {
         let [fewer, more] = TRIED_SAMPLES;
         let (found, _) = load::rounds(1, || Ok([self.alone(fewer, steps)?, self.alone(more, steps)?]))?;
@@ -163,7 +167,7 @@ impl Programs {
         Ok(found.round().clamp(f64::from(FEW_SAMPLES), 4096.0) as u32)
     }
 
-    /// Two workers, each at its end.
+    /// Runs two workers, one at each end.
     fn together(&self, samples: u32, steps: usize, communication: Value) -> anyhow::Result<f64> {
         let output = self.folder.join("run");
         let processes = self.start(&output, line::COORDINATOR, &[0, 1], samples, steps, communication)?;
@@ -171,7 +175,7 @@ impl Programs {
         step_seconds(&output)
     }
 
-    /// Two jobs of one worker each, at both ends at once.
+    /// Runs two jobs of one worker each, at both ends at the same time.
     fn alone(&self, samples: u32, steps: usize) -> anyhow::Result<f64> {
         let outputs = [0, 1].map(|end| self.folder.join(format!("alone-{end}")));
         let mut all = Processes(Vec::new());
@@ -183,7 +187,7 @@ impl Programs {
         Ok(first?.midpoint(second?))
     }
 
-    /// Starts a job whose workers are at these ends; its coordinator is at the first of them.
+    /// Starts a job with a worker at each of `ends`. Its coordinator is at the first of them.
     fn start(
         &self,
         output: &Path,
@@ -199,7 +203,7 @@ impl Programs {
         let global_batch = samples * workers;
         let workload: Workload = serde_json::from_value(json!({
             "model": {"name": "mlp25m"},
-            // A tenth is held out.
+            // A tenth of the samples is held out.
             "dataset": {"format": "glyphs", "samples": (global_batch as usize * (WARM_UP + steps)) * 10 / 9 + 10},
             "training": {
                 "epochs": 1, "globalBatchSize": global_batch, "microBatchSize": samples, "seed": 7,
@@ -230,7 +234,7 @@ impl Programs {
             };
             let mut command = self.line.command(end, &self.trainer);
             command.arg(role).envs(launch.variables().into_iter().map(|(variable, value)| (variable.name(), value)));
-            command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start the trainer")
+            command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("starting the trainer")
         };
         let mut all = vec![start("coordinator", String::new(), ends[0], coordinator)?];
         for (rank, end) in ends.iter().enumerate() {
@@ -239,18 +243,18 @@ impl Programs {
         Ok(all)
     }
 
-    /// After how many seconds of a step the first gradient was ready, as the newest run of our own planned by.
+    /// Returns the seconds after which the first gradient of a step was ready in the newest run.
     fn first_ready(&self) -> anyhow::Result<f64> {
         let log = fs::read_to_string(self.folder.join("run/workeroverlap-worker-0.log"))?;
         let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let planned = lines.find_map(|line| line["fields"]["first_ready_ms"].as_f64());
-        Ok(planned.context("rank 0 says what it planned by")? * 1e-3)
+        Ok(planned.context("rank 0 logs the basis of its plan")? * 1e-3)
     }
 
-    /// A process of PyTorch at each end: one group of two, or two of one.
+    /// Runs a PyTorch process at each end: one group of two, or two groups of one.
     fn torch(&self, world: usize, samples: u32, steps: usize) -> anyhow::Result<f64> {
-        let told = self.folder.join("ddp.json");
-        let output = fs::File::create(&told)?;
+        let printed = self.folder.join("ddp.json");
+        let output = fs::File::create(&printed)?;
         let errors = fs::File::create(self.folder.join("ddp.log"))?;
         let mut processes = Processes(Vec::new());
         for end in 0..line::ENDS.len() {
@@ -262,24 +266,24 @@ impl Programs {
             processes.0.push(command.stdout(output.try_clone()?).stderr(errors.try_clone()?).spawn()?);
         }
         processes.end_well().with_context(|| format!("see {}/ddp.log", self.folder.display()))?;
-        let told = fs::read_to_string(told)?;
-        let lines = told.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let printed = fs::read_to_string(printed)?;
+        let lines = printed.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let seconds: Vec<f64> = lines.filter_map(|line| line["seconds"].as_f64()).collect();
-        ensure!(seconds.len() == line::ENDS.len() / world, "PyTorch says how long a step takes: {told}");
+        ensure!(seconds.len() == line::ENDS.len() / world, "PyTorch did not report the seconds of a step: {printed}");
         Ok(seconds.iter().sum::<f64>() / seconds.len() as f64)
     }
 }
 
-/// The median seconds of a step that a job's journal tells of.
+/// Returns the median seconds of a step in a job's metrics log.
 fn step_seconds(output: &Path) -> anyhow::Result<f64> {
-    let journal = fs::read_to_string(output.join("metrics.jsonl"))?;
-    let lines = journal.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let metrics_log = fs::read_to_string(output.join("metrics.jsonl"))?;
+    let lines = metrics_log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
-    ensure!(!seconds.is_empty(), "{} tells of no step", output.display());
+    ensure!(!seconds.is_empty(), "{} holds no step", output.display());
     Ok(median(&mut seconds))
 }
 
-/// Killed when dropped.
+/// Processes that are killed when they are dropped.
 struct Processes(Vec<Child>);
 
 impl Processes {
@@ -298,7 +302,7 @@ impl Processes {
             if !running {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "it takes longer than {PATIENCE:?}");
+            ensure!(Instant::now() < deadline, "the processes take longer than {PATIENCE:?}");
             thread::sleep(Duration::from_millis(20));
         }
     }

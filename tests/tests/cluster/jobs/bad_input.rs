@@ -1,4 +1,5 @@
-//! What is wrong is named, with what would be right; other jobs go on, and the operator lives.
+//! A job with bad input reports the fault and the valid choices. Other jobs continue, and the
+//! operator survives.
 
 use lockstep_tests::{
     chart::{NAMESPACE, OPERATOR},
@@ -57,7 +58,8 @@ fn the_verdicts_by_which_manifests_are_validated_are_the_api_servers() {
     assert!(differ.is_empty(), "{}", differ.join("\n"));
 }
 
-/// A job that cannot succeed: what is changed in a good one, the reason that it fails for, words of the message.
+/// A job that cannot succeed: the changes that break a good job, the reason of its failure, and
+/// words of the message.
 struct Bad {
     name: &'static str,
     changes: Vec<(&'static str, Value)>,
@@ -131,7 +133,7 @@ fn bad_jobs() -> Vec<Bad> {
         Bad { name: "no-data", changes: idx("true"), reason: "InvalidInput", words: &["spec.dataset.uri", "/data"] },
         Bad {
             name: "torn-data",
-            // An IDX header that promises more images than there are: magic 2051, 100 images of 28 by 28.
+            // An IDX header that promises too many images: magic 2051, then 100 images of 28 by 28.
             changes: idx(
                 "cd /data; printf '\\0\\0\\10\\3\\0\\0\\0\\144\\0\\0\\0\\34\\0\\0\\0\\34torn' > train-images-idx3-ubyte; \
                  printf '\\0\\0\\10\\1\\0\\0\\0\\1\\0' > train-labels-idx1-ubyte",
@@ -160,7 +162,7 @@ fn bad_jobs() -> Vec<Bad> {
     ]
 }
 
-/// Sets a value at a path; the next index of a list is added to it.
+/// Sets a value at a path. The next index of a list appends to the list.
 fn set(manifest: &mut Value, path: &str, value: Value) {
     let (parent, last) = path.rsplit_once('/').expect("a path");
     match manifest.pointer_mut(parent).expect(parent) {

@@ -1,4 +1,4 @@
-//! How fast the cluster's network sums.
+//! The benchmark of the collectives on the cluster's network.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ fn a_benchmark_leaves_its_table_in_the_log_of_worker_0_and_in_the_status() {
     for row in rows {
         let [algorithm, microseconds] = [&row["algorithm"], &row["microseconds"]];
         let (algorithm, time) = (algorithm.as_str().expect("a name"), microseconds.as_f64().expect("a time"));
-        // The log rounds what was measured, and the status what it was told of that.
+        // The log rounds the measured figure, and the status rounds the reported one.
         let in_log = |line: &str| {
             let words: Vec<&str> = line.split_whitespace().collect();
             let shown = words.get(2).and_then(|shown| shown.parse::<f64>().ok());

@@ -1,7 +1,8 @@
-//! Workers come and go in a cluster: by `kubectl scale`, by eviction, by `spec.suspend`, and with their job.
+//! Workers come and go on a cluster: by `kubectl scale`, by eviction, by `spec.suspend`, and with
+//! their job.
 
 use lockstep_tests::{
-    checkpoints::{damage, place, steps},
+    checkpoints::{damage, folder_of, steps},
     cluster::wait_for,
 };
 use serde_json::{Value, json};
@@ -17,9 +18,9 @@ use super::{
     job::{Job, exact, glyphs},
 };
 
-/// More than any of these tests takes: 145,000 steps, or of an exact job a million.
+/// Epochs for more than any of these tests takes: 145,000 steps, or a million of an exact job.
 const LONG: u32 = 5000;
-/// Enough to lose a worker on the way, and to end: 2,900 steps.
+/// Epochs for losing a worker on the way and ending: 2,900 steps.
 const SHORT: u32 = 100;
 
 fn elastic(mut manifest: Value, least: u32, most: u32) -> Value {
@@ -37,7 +38,8 @@ fn scaling_up_and_down_while_training_loses_no_step() {
     let client = cluster.client();
     let namespace = restricted(client, "scale");
     let mut manifest = elastic(exact("lenet", LONG), 1, 4);
-    // Certificates that the operator made, mounted from the job's Secret, and the network that every pod has.
+    // The operator makes the certificates and mounts them from the job's Secret. Every pod has
+    // eth0.
     let communication =
         json!({"algorithm": "canonicalTree", "encryption": "tls", "interfaces": ["eth0"], "socketsPerPeer": 2});
     manifest["spec"]["communication"] = communication;
@@ -160,7 +162,7 @@ fn a_damaged_checkpoint_is_passed_over_and_told_of_until_there_is_a_newer_one() 
     let namespace = restricted(client, "damaged");
     let mut manifest = exact("lenet", LONG);
     manifest["spec"]["checkpoint"]["intervalSeconds"] = json!(15);
-    // It has not failed.
+    // A suspension is no failure.
     manifest["spec"]["failurePolicy"] = json!({"backoffLimit": 0});
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait("a checkpoint", |status| status["lastCheckpoint"]["step"].is_u64());
@@ -169,7 +171,7 @@ fn a_damaged_checkpoint_is_passed_over_and_told_of_until_there_is_a_newer_one() 
     let damaged = status["lastCheckpoint"]["step"].as_u64().expect("the last step");
     let folder = folder_of_job(&cluster.folder_of(namespace.name(), "checkpoints").expect("the volume"));
     let whole = steps(&folder).into_iter().filter(|step| *step < damaged).max();
-    damage(&place(&folder, damaged)).expect("damaged");
+    damage(&folder_of(&folder, damaged)).expect("damaged");
 
     suspend(&job, false);
     let told = |status: &Value| status["progress"]["damagedCheckpoint"]["step"].as_u64();
@@ -196,7 +198,8 @@ fn a_deleted_job_saves_its_state_and_is_gone_long_before_it_would_be_killed() {
     manifest["spec"]["checkpoint"]["intervalSeconds"] = json!(600);
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
-    // With the job go its record and the coordinator's rights to it, while the pods are still there.
+    // The job's record, and the coordinator's right to write it, vanish with the job. The pods are
+    // still there then.
     job.delete();
     let pods = || job.kubectl(&["get", "pods", "-o", "name"]);
     wait_for("all pods to be gone", PATIENCE, || pods().is_empty())
@@ -210,13 +213,13 @@ fn a_job_made_again_under_its_name_is_told_nothing_of_the_one_before() {
     let client = cluster.client();
     let namespace = restricted(client, "again");
     let [mut manifest, mut other] = ["lenet", "other"].map(|name| glyphs(name, LONG));
-    // Through it the coordinators of the namespace keep the account with which they write.
+    // This job keeps the account with which the coordinators of the namespace write.
     other["spec"]["template"]["spec"]["nodeSelector"] = json!({"no": "such-node"});
     let other = Job::apply(client, namespace.name(), "other", &other.to_string());
     manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = json!(60);
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
-    // Its last words are said once the next job's group is there.
+    // The frozen coordinator sends its last report when the next job's group exists.
     cluster.freeze_container(namespace.name(), "lenet-coordinator").expect("frozen");
     let coordinator = || {
         let words = ["get", "pod", "lenet-coordinator", "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"];
@@ -255,7 +258,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "node");
-    // Two workers and no fewer: the one that is left keeps the state, and waits.
+    // The job needs both workers. The remaining one keeps the state and waits.
     let mut manifest = glyphs("lenet", SHORT);
     manifest["spec"]["communication"] = json!({"algorithm": "ring"});
     manifest["spec"]["devicesPerWorker"] = json!(2);
@@ -264,7 +267,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
         "labelSelector": {"matchLabels": {"lockstep.dev/role": "worker"}},
     }]);
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
-    // That a node is lost shows sooner of a pod that it has called ready.
+    // The loss of a node shows sooner on a pod that was ready.
     job.wait("both", |status| status["phase"] == "Running");
     let node = job.nodes_of_workers().first().and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node");
     cluster.power_off(node).expect("power off");

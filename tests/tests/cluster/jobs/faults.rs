@@ -1,4 +1,4 @@
-//! Pods of operator and job are killed in mid-run.
+//! Pods of operator and job are killed while the job trains.
 
 use jiff::Timestamp;
 use lockstep_tests::{
@@ -14,7 +14,7 @@ use super::{
     job::{Job, exact},
 };
 
-/// Epochs of a job that no machine ends before a pod of it was killed: a million steps.
+/// Epochs of a job that no machine finishes before one of its pods is killed: a million steps.
 const LONG: u32 = 5000;
 
 #[test]
@@ -27,7 +27,7 @@ fn training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over() {
     job.wait_for_step(20);
 
     let killed = operator(client);
-    // Deleted by force: the process gets no time to give up its lease.
+    // A forced deletion leaves the process no time to give up its lease.
     client
         .kubectl(&["-n", NAMESPACE, "delete", "pod", &killed, "--grace-period=0", "--force"])
         .expect("the pod is deleted");
@@ -79,7 +79,7 @@ fn a_worker_that_hangs_is_replaced_once_nothing_goes_on() {
     manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1.into();
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
-    // One that was never ready is lost, and has not failed.
+    // A worker that was never ready counts as lost, not as failed.
     job.wait("both to be ready", |status| status["phase"] == "Running");
     cluster.freeze_container(namespace.name(), "lenet-worker-1").expect("frozen");
 
@@ -188,7 +188,7 @@ fn a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced() {
     assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
 }
 
-/// The group that trains.
+/// Returns the generation that trains.
 fn generation(status: &serde_json::Value) -> Option<u64> {
     status["membership"]["generation"].as_u64()
 }
@@ -198,7 +198,7 @@ fn condition<'a>(status: &'a serde_json::Value, type_: &str) -> &'a serde_json::
     conditions.iter().find(|condition| condition["type"] == type_).unwrap_or(&serde_json::Value::Null)
 }
 
-/// The operator's pod that is not going away.
+/// Returns the operator's pod that is not being deleted.
 fn operator(client: &Client) -> String {
     ready_operator(client).expect("an operator is ready")
 }

@@ -1,4 +1,5 @@
-//! What a job's journal and its record tell of the whole run, compared with what must hold whatever happened to it.
+//! The metrics log and the record of a whole run, compared with the promises that hold whatever
+//! happened.
 
 use std::{
     fs,
@@ -20,7 +21,7 @@ use super::job::{EXACT_STEPS_PER_EPOCH, Job, exact};
 use crate::shared::PATIENCE;
 
 const MODEL: &str = "model.safetensors";
-/// Steps after a change of the group in which what it did to any part of the state shows.
+/// Steps after a change of the group that reveal its effect on any part of the state.
 const AFTER_CHANGE: u64 = 128;
 
 /// A line of metrics.jsonl about a step.
@@ -29,18 +30,21 @@ struct Step {
     step: u64,
     generation: u64,
     time: Timestamp,
-    /// Missing where nobody was left who had it.
+    /// `None` if no surviving worker had seen the step.
     state_hash: Option<u32>,
 }
 
-/// As [`assert_no_step_was_lost`] of an [`exact`] job, and [`assert_undisturbed_states`].
+/// Calls [`assert_no_step_was_lost`] for an [`exact`] job, and [`assert_undisturbed_states`].
 pub(super) fn assert_nothing_changed_it(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
     assert_no_step_was_lost(cluster, namespace, job);
     assert_undisturbed_states(cluster, namespace, job, through);
 }
 
-/// Checks that an [`exact`] job, which goes on, held after each of its steps up to `through` and some beyond its last change the state of a
-/// run to which nothing happens, bit for bit. The job is deleted on the way: it would take the processors from that run.
+/// Checks an [`exact`] job that is still training: after each step its state was, bit for bit, that
+/// of an undisturbed run. Checks at least the steps up to `through` and some beyond the last
+/// change.
+///
+/// The job is deleted on the way, so that the undisturbed run has the processors.
 pub(super) fn assert_undisturbed_states(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
     let changes = job.group()["status"]["changes"].clone();
     let changed = changes.as_array().and_then(|changes| changes.last()?["step"].as_u64()).expect("a change");
@@ -57,12 +61,13 @@ pub(super) fn assert_undisturbed_states(cluster: &Cluster, namespace: &str, job:
     println!("states: after {} steps, past the last change, those of a run to which nothing happened", states.steps);
 }
 
-/// The journal of a run on this machine of an [`exact`] job, through a step at least.
+/// Returns the metrics log of an [`exact`] job that ran undisturbed on this machine, up to step
+/// `through` at least.
 fn undisturbed(through: u64) -> String {
     static LONGEST: Mutex<String> = Mutex::new(String::new());
     let mut longest = LONGEST.lock().unwrap_or_else(PoisonError::into_inner);
     if !tells_of(&longest, through) {
-        // The next job may want more of it.
+        // The next caller may need more steps.
         let epochs = (through + through / 2).div_ceil(EXACT_STEPS_PER_EPOCH);
         let scratch = tempfile::tempdir().expect("a scratch folder");
         let mut manifest = exact("undisturbed", epochs as u32);
@@ -73,7 +78,8 @@ fn undisturbed(through: u64) -> String {
     longest.clone()
 }
 
-/// As [`assert_nothing_was_lost`], and that each step took the samples that are next in its epoch, of a job whose checkpoints go to the claim that all jobs of these tests have.
+/// Calls [`assert_nothing_was_lost`], and checks that each step took the next samples of its epoch.
+/// The job's checkpoints go to the claim that all jobs of these tests use.
 pub(super) fn assert_no_step_was_lost(cluster: &Cluster, namespace: &str, job: &Job<'_>) -> u64 {
     let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
     let journal = journal(&folder);
@@ -86,7 +92,8 @@ pub(super) fn assert_no_step_was_lost(cluster: &Cluster, namespace: &str, job: &
     total
 }
 
-/// The record of a job, whose newest membership is among the changes that were told; whoever recorded it may be gone.
+/// Waits until the newest membership is among the reported changes, and returns the group. The
+/// coordinator that recorded it may be gone.
 fn told_group(job: &Job<'_>) -> Value {
     let mut group = Value::Null;
     wait_for("the newest membership to be told", PATIENCE, || {
@@ -98,8 +105,9 @@ fn told_group(job: &Job<'_>) -> Value {
     group
 }
 
-/// Checks that the steps were done once each and in order, that generations form one chain of which each goes on where the one before
-/// stood, and that nothing that had been told of was taken back. Says so in one line; gives the last step that was done.
+/// Checks that every step was done once and in order, that each generation continues where the one
+/// before stood, and that no reported step was taken back. Prints a summary and returns the last
+/// step.
 fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
     let steps = steps(journal);
     let total = steps.last().expect("steps").step;
@@ -127,7 +135,8 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
     total
 }
 
-/// A step of those that were told of by a time which a later membership does not go on from, and that membership's generation.
+/// Returns a step that was reported before a membership that continues from an earlier step, and
+/// that membership's generation.
 fn taken_back(told: &[(Timestamp, u64)], group: &Value) -> Option<(u64, Value)> {
     let changes = group["status"]["changes"].as_array().expect("the changes of the group");
     changes.iter().find_map(|change| {
@@ -150,7 +159,7 @@ fn a_step_that_was_told_of_before_a_membership_that_lacks_it_was_taken_back() {
     assert_eq!(taken_back(&[told(1, 20), told(9, 71)], &group), Some((71, 3.into())));
 }
 
-/// Checks that the newest checkpoint of the job in a volume, which is over, is of the last step that its journal tells of.
+/// Checks that the newest checkpoint of an ended job is that of the last step in its metrics log.
 pub(super) fn assert_last_step_is_saved(cluster: &Cluster, namespace: &str) {
     let folder = folder_of_job(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
     let mut list = Command::new(products().join("lockstep"));
@@ -160,24 +169,26 @@ pub(super) fn assert_last_step_is_saved(cluster: &Cluster, namespace: &str) {
     assert!(last.is_some() && listed[0]["step"].as_u64() == last, "after step {last:?}: {listed:#}");
 }
 
-/// How many steps the job in a volume did from one moment to another.
+/// Returns the number of steps that the job in a volume did between two moments.
 pub(super) fn steps_between(cluster: &Cluster, namespace: &str, from: Timestamp, to: Timestamp) -> usize {
     let journal = journal(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
     steps(&journal).iter().filter(|line| (from..to).contains(&line.time)).count()
 }
 
-/// Whether a journal tells of the state after a step, or after a later one.
+/// Returns true if a metrics log holds the state after `step`, or after a later one.
 fn tells_of(journal: &str, step: u64) -> bool {
     steps(journal).iter().rev().any(|line| line.step >= step && line.state_hash.is_some())
 }
 
-/// Evaluations are lines too.
+/// The log also holds lines of evaluations.
 fn steps(journal: &str) -> Vec<Step> {
     journal.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// Checks that a job that is complete had the states and has the weights, bit for bit, of a local run of its manifest to which nothing happens. As many
-/// ranks have to add in each of its steps, by the algorithm that the manifest names.
+/// Checks that a complete job had, bit for bit, the states and weights of an undisturbed local run
+/// of its manifest.
+///
+/// Every step of the job must add as many ranks as the local run, by the algorithm of the manifest.
 pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &str, manifest: &Value) {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let output = run_here(manifest, scratch.path());
@@ -194,7 +205,7 @@ pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &
     );
 }
 
-/// Trains a manifest on this machine; the folder of the run, in `scratch`.
+/// Trains a manifest on this machine and returns the folder of the run, in `scratch`.
 fn run_here(manifest: &Value, scratch: &Path) -> PathBuf {
     let (file, output) = (scratch.join("job.json"), scratch.join("run"));
     fs::write(&file, manifest.to_string()).expect("written");
@@ -205,19 +216,19 @@ fn run_here(manifest: &Value, scratch: &Path) -> PathBuf {
     output
 }
 
-/// The values of a model file: its header names the job.
+/// Returns the values of a model file. Its header names the job and is left out.
 fn weights(path: &Path) -> Vec<u8> {
     let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     bytes[8 + header..].to_vec()
 }
 
-/// The journal of the job that trains in a volume.
+/// Returns the metrics log of the job that trains in a volume.
 fn journal(volume: &Path) -> String {
     journal_of(&folder_of_job(volume))
 }
 
-/// The folder of the only job that was applied with the volume of this folder.
+/// Returns the folder of the only job in a volume.
 pub(super) fn folder_of_job(volume: &Path) -> PathBuf {
     let mut job = fs::read_dir(volume).expect("the volume").map(|entry| entry.expect("an entry").path());
     job.find(|folder| folder.join(METRICS_FILE).exists()).expect("a journal")

@@ -1,4 +1,4 @@
-//! The cluster with Lockstep on it, installed from its chart by the first test that asks.
+//! The cluster with Lockstep on it. The first test that asks for it installs the chart.
 
 use std::sync::{OnceLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -10,17 +10,18 @@ use lockstep_tests::{
 
 use crate::shared::{self, Turn};
 
-/// As [`shared::cluster`].
+/// Returns [`shared::cluster`] with Lockstep installed.
 pub(crate) fn cluster(test: &str) -> Option<Turn<RwLockReadGuard<'static, ()>>> {
     shared::cluster(test).inspect(|turn| install(turn))
 }
 
-/// As [`shared::cluster_alone`].
+/// Returns [`shared::cluster_alone`] with Lockstep installed.
 pub(crate) fn cluster_alone(test: &str) -> Option<Turn<RwLockWriteGuard<'static, ()>>> {
     shared::cluster_alone(test).inspect(|turn| install(turn))
 }
 
-/// As [`shared::any_cluster`]; the user's own must be able to pull the images that the chart names.
+/// Returns [`shared::any_cluster`] with Lockstep installed. The user's own cluster must be able to
+/// pull the images that the chart names.
 pub(crate) fn any_cluster(test: &str) -> Option<(AnyCluster, RwLockReadGuard<'static, ()>)> {
     static DONE: OnceLock<()> = OnceLock::new();
     shared::any_cluster(test).inspect(|(cluster, _)| match cluster {

@@ -1,4 +1,4 @@
-//! A training job on a cluster, and what kubectl says of it.
+//! A training job on a cluster, as kubectl shows it.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::reader::Reader;
 
-/// A job of these tests is over sooner than this, on busy cores too.
+/// The longest time that a job of these tests takes, even on busy cores.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// LeNet-5 on glyphs: two workers that save a checkpoint every second.
@@ -40,7 +40,8 @@ pub(crate) fn glyphs(name: &str, epochs: u32) -> Value {
     })
 }
 
-/// Such a job whose states after each step are the same bits whoever trains it and whatever happens to them, in steps of 8 samples.
+/// A job with steps of 8 samples. Its states are the same bits whatever happens to it and however
+/// many workers train.
 pub(crate) fn exact(name: &str, epochs: u32) -> Value {
     let mut manifest = glyphs(name, epochs);
     manifest["spec"]["communication"] = json!({"algorithm": "canonicalTree"});
@@ -48,10 +49,10 @@ pub(crate) fn exact(name: &str, epochs: u32) -> Value {
     manifest
 }
 
-/// Of the 1,800 samples of [`exact`] that are not held out.
+/// Steps for the 1,800 samples of [`exact`] that are not held out.
 pub(crate) const EXACT_STEPS_PER_EPOCH: u64 = 225;
 
-/// A manifest of deploy/examples.
+/// Returns a manifest of deploy/examples.
 pub(crate) fn example(name: &str) -> String {
     let path = root().join("deploy/examples").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -63,12 +64,13 @@ pub(crate) struct Job<'a> {
     reader: Reader,
     namespace: &'a str,
     name: &'a str,
-    /// Each step that its record was seen to tell of first, and when.
+    /// Each reported step that was further than all before, and the time at which it was first
+    /// seen.
     told: RefCell<Vec<(Timestamp, u64)>>,
 }
 
 impl<'a> Job<'a> {
-    /// Applies the claim for checkpoints and the job that a manifest calls `name`.
+    /// Applies the claim for checkpoints and a manifest whose job is called `name`.
     pub(crate) fn apply(client: &'a Client, namespace: &'a str, name: &'a str, manifest: &str) -> Self {
         let job =
             Self { client, reader: Reader::of(client).expect("a cluster"), namespace, name, told: RefCell::default() };
@@ -78,7 +80,7 @@ impl<'a> Job<'a> {
         job
     }
 
-    /// kubectl in the job's namespace.
+    /// Runs kubectl in the job's namespace.
     pub(crate) fn kubectl(&self, words: &[&str]) -> String {
         let words = [&["-n", self.namespace][..], words].concat();
         self.client.kubectl(&words).unwrap_or_else(|error| panic!("{error:#}"))
@@ -88,7 +90,7 @@ impl<'a> Job<'a> {
         self.object()["status"].take()
     }
 
-    /// What it trains.
+    /// Returns the workload of the job.
     pub(crate) fn workload(&self) -> Workload {
         let object = serde_json::from_value(self.object()).expect("a training job");
         match ValidJob::from_object(&object).expect("a valid one").task {
@@ -97,7 +99,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Ends it; its volume stays.
+    /// Deletes the job. Its volume stays.
     pub(crate) fn delete(&self) {
         self.kubectl(&["delete", "trainingjob", self.name, "--wait=false"]);
     }
@@ -106,12 +108,12 @@ impl<'a> Job<'a> {
         self.read::<TrainingJob>().expect("it was applied")
     }
 
-    /// The job's record.
+    /// Returns the job's record.
     pub(crate) fn group(&self) -> Value {
         self.read::<TrainingGroup>().expect("there is a record")
     }
 
-    /// The object of a kind that has the job's name.
+    /// Returns the object of a kind that has the job's name.
     fn read<Kind: kube::Resource<DynamicType = ()>>(&self) -> Option<Value> {
         let kind = ApiResource::erase::<Kind>(&());
         self.reader.object(&kind, self.namespace, self.name).unwrap_or_else(|error| panic!("{}: {error:#}", self.name))
@@ -121,7 +123,8 @@ impl<'a> Job<'a> {
         self.status()["phase"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// The step that the coordinator last reported, 0 before its record is there; the operator has no part in it.
+    /// Returns the step that the coordinator last reported, 0 before there is a record. The
+    /// operator has no part in it.
     pub(crate) fn reported_step(&self) -> u64 {
         let step = self.read::<TrainingGroup>().and_then(|group| group["status"]["progress"]["step"].as_u64());
         let last = self.told.borrow().last().map(|(_, last)| *last);
@@ -131,12 +134,12 @@ impl<'a> Job<'a> {
         step.unwrap_or_default()
     }
 
-    /// The steps that were told of, and by when, of which each is further than those before.
+    /// Returns the steps that [`Self::reported_step`] saw, each further than those before.
     pub(crate) fn told(&self) -> Vec<(Timestamp, u64)> {
         self.told.borrow().clone()
     }
 
-    /// Waits until the status is as wanted; a job that ended otherwise is shown whole.
+    /// Waits until the status satisfies a condition. Panics with the whole job if it ends before.
     pub(crate) fn wait(&self, what: &str, mut holds: impl FnMut(&Value) -> bool) -> Value {
         let mut status = Value::Null;
         let mut over = false;
@@ -156,13 +159,13 @@ impl<'a> Job<'a> {
         self.wait(phase, |status| status["phase"] == phase)
     }
 
-    /// Waits until training has come to a step.
+    /// Waits until the coordinator reports a step.
     pub(crate) fn wait_for_step(&self, step: u64) {
         wait_for("a step", PATIENCE, || self.reported_step() >= step)
             .unwrap_or_else(|error| panic!("{error} {step}\n{}", self.describe()));
     }
 
-    /// The columns of `kubectl get tj` by their headings.
+    /// Returns the columns of `kubectl get tj` by their headings.
     pub(crate) fn columns(&self) -> Vec<(String, String)> {
         let table = self.kubectl(&["get", "tj", self.name]);
         let mut lines = table.lines().map(|line| line.split_whitespace().map(str::to_owned));
@@ -174,7 +177,7 @@ impl<'a> Job<'a> {
         self.kubectl(&["describe", "tj", self.name]) + &self.kubectl(&["get", "pods", "-o", "wide"])
     }
 
-    /// Waits until an event says all of this: events are posted after the status that they are about.
+    /// Waits for an event with all of these words. Events follow the status that they report.
     pub(crate) fn wait_for_event(&self, words: &[&str]) {
         wait_for(&format!("{words:?}"), PATIENCE, || {
             self.describe().lines().any(|line| words.iter().all(|word| line.contains(word)))
@@ -186,7 +189,7 @@ impl<'a> Job<'a> {
         self.kubectl(&["get", "pod", pod, "-o", "jsonpath={.metadata.uid}"])
     }
 
-    /// Where each worker runs.
+    /// Returns the node of each worker.
     pub(crate) fn nodes_of_workers(&self) -> Vec<String> {
         let words = ["get", "pods", "-l", &self.workers(), "-o", "jsonpath={.items[*].spec.nodeName}"];
         self.kubectl(&words).split_whitespace().map(str::to_owned).collect()

@@ -57,7 +57,7 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     .unwrap_or_else(|error| panic!("{error}: {:?}", whatever_is_in(client, namespace.name())));
 }
 
-/// Lockstep is installed again when this is dropped.
+/// Installs Lockstep again when this is dropped.
 struct Uninstalled<'a>(&'a Client);
 
 impl<'a> Uninstalled<'a> {
@@ -98,7 +98,7 @@ fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
     assert_eq!(status["restarts"], 0, "{status:#}");
 }
 
-/// Every object in a namespace, by kind and name, that a job could have made.
+/// Returns every object in a namespace that a job could have made, by kind and name.
 fn whatever_is_in(client: &Client, namespace: &str) -> Vec<String> {
     let kinds = "all,trainingjobs,traininggroups,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,\
                  persistentvolumeclaims,leases,endpointslices";
@@ -106,7 +106,7 @@ fn whatever_is_in(client: &Client, namespace: &str) -> Vec<String> {
     listed.lines().map(str::to_owned).collect()
 }
 
-/// The checkpoints outlive the job, as the manual says.
+/// Returns true for the claim of the checkpoints, which outlives the job.
 fn is_the_users(object: &str) -> bool {
     object == "persistentvolumeclaim/checkpoints"
 }

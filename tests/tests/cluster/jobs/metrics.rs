@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes operator and workers, and promtool has nothing to say against their metrics.
+//! A real Prometheus scrapes operator and workers, and promtool accepts their metrics.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use super::{
 
 const ADDRESS: &str = "127.0.0.1:9090";
 
-/// Prometheus inside the cluster's network; dropping it ends it.
+/// Prometheus inside the cluster's network. Dropping it ends it.
 struct Prometheus<'a> {
     cluster: &'a Cluster,
     child: Child,
@@ -28,8 +28,9 @@ struct Prometheus<'a> {
 }
 
 impl<'a> Prometheus<'a> {
-    /// Scrapes every container port called `metrics` of the namespaces, as the chart's monitors do. (Debian's Prometheus is built
-    /// without the search for pods, so it is told where they are.)
+    /// Scrapes every container port called `metrics` of the namespaces, as the chart's monitors do.
+    ///
+    /// Debian's Prometheus is built without discovery of pods, so it gets a list of them.
     fn start(cluster: &'a Cluster, namespaces: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("written");
@@ -52,7 +53,7 @@ impl<'a> Prometheus<'a> {
         Self { cluster, child, _folder: folder }
     }
 
-    /// The values of a query, one per series.
+    /// Returns the values of a query, one for each series.
     fn query(&self, query: &str) -> Vec<f64> {
         let mut command = self.cluster.inside("promtool");
         command.args(["query", "instant", "--format=json", &format!("http://{ADDRESS}"), query]);
@@ -79,7 +80,7 @@ impl Drop for Prometheus<'_> {
     }
 }
 
-/// The container ports called `metrics` of a namespace, each with its pod's name.
+/// Returns the container ports called `metrics` of a namespace, each with its pod's name.
 fn targets(cluster: &Cluster, namespace: &str) -> Vec<Value> {
     let text = cluster.kubectl(&["-n", namespace, "get", "pods", "-o", "json"]).expect("pods");
     let pods: Value = serde_json::from_str(&text).expect("JSON");

@@ -1,4 +1,5 @@
-//! Nodes, images and the control plane fail while a job trains: it goes on, or goes on once they are back, and loses no step.
+//! Nodes, images and the control plane fail while a job trains. The job continues, or resumes once
+//! they are back, and loses no step.
 
 use lockstep_tests::{
     cluster::{Client, Cluster, wait_for},
@@ -14,12 +15,12 @@ use super::{
     job::{Job, exact, glyphs},
 };
 
-/// More than the outages take on most machines: a million steps.
+/// Epochs for more than the outages take on most machines: a million steps.
 const LONG: u32 = 5000;
-/// Steps that show that training goes on.
+/// Steps that prove that training goes on.
 const MORE: u64 = 200;
 
-/// Two workers on nodes of their own, one of which is enough.
+/// Returns a job of two workers on separate nodes. One worker is enough to train.
 fn apart() -> Value {
     let mut manifest = exact("lenet", LONG);
     manifest["spec"]["elastic"] = json!({"minReplicas": 1, "maxReplicas": 3});
@@ -34,14 +35,15 @@ fn world(status: &Value) -> Option<u64> {
     status["membership"]["worldSize"].as_u64()
 }
 
-/// Nothing failed or began anew, and the journal has every step once, with the states of a run to which nothing happens through a step.
+/// Checks that nothing failed or restarted, that every step is in the metrics log once, and that
+/// the states up to `through` are those of an undisturbed run.
 fn assert_unharmed(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
     let status = job.status();
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
     assert_nothing_changed_it(cluster, namespace, job, through);
 }
 
-/// The node of a worker beside which there are others.
+/// Returns the number of the node of a worker.
 fn node_of(job: &Job<'_>, worker: usize) -> u32 {
     let nodes = job.nodes_of_workers();
     nodes.get(worker).and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node")
@@ -69,7 +71,7 @@ fn a_worker_goes_on_while_its_nodes_kubelet_is_stopped() {
     let client = cluster.client();
     let namespace = restricted(client, "kubelet");
     let mut manifest = apart();
-    // Its pods are not evicted before the kubelet is back.
+    // The tolerations keep the pods from being evicted before the kubelet is back.
     let stays = |key| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
     let keys = ["node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"];
     manifest["spec"]["template"]["spec"]["tolerations"] = keys.map(stays).into_iter().collect();
@@ -123,7 +125,7 @@ fn training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinat
     let number: u32 = node.strip_prefix('n').and_then(|number| number.parse().ok()).expect("a node");
     let with_it = job.nodes_of_workers().iter().filter(|worker| **worker == node).count();
     cluster.isolate(number).expect("unplugged");
-    // The operator may have been on that node, and has to be replaced first.
+    // The operator may have been on that node. It is then replaced first.
     wait_for("another coordinator", 2 * PATIENCE, || {
         let [uid, other] = coordinator();
         !uid.is_empty() && uid != before && !other.is_empty() && other != node
@@ -131,7 +133,7 @@ fn training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinat
     .unwrap_or_else(|error| panic!("{error:#}\n{}", job.describe()));
     let step = job.reported_step();
     job.wait_for_step(step + MORE);
-    // The one before still runs there, and finds that the record is not its own.
+    // The old coordinator still runs there and finds that it no longer owns the record.
     cluster.heal(number).expect("plugged");
     cluster.wait_for_node(number).expect("back");
     let whole = |status: &Value| status["replacing"].is_null() && world(status) == Some(2);
@@ -142,24 +144,25 @@ fn training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinat
     assert_unharmed(&cluster, namespace.name(), &job, step + MORE);
 }
 
-/// A field of the coordinator's pod; empty while there is none.
+/// Returns a field of the coordinator's pod; empty if there is none.
 fn of_coordinator(client: &Client, namespace: &str, field: &str) -> String {
     let path = format!("jsonpath={field}");
     let words = ["-n", namespace, "get", "pod", "lenet-coordinator", "--ignore-not-found", "-o", &path];
     client.kubectl(&words).unwrap_or_default()
 }
 
-/// A taint with which pods are asked to leave a node that is about to be taken away: how what heeds a cloud's notices tells of one.
+/// The taint that asks pods to leave a node that will be removed. Tools that watch a cloud's
+/// notices set such a taint.
 const NOTICE: &str = "example.com/spot-notice";
 
-/// How a node is emptied.
+/// The way in which a node is emptied.
 #[derive(Clone, Copy)]
 enum Emptied {
     Drained,
     Tainted,
 }
 
-/// A node takes pods again when this is dropped.
+/// A node that accepts pods again when this is dropped.
 struct Closed<'a> {
     cluster: &'a Cluster,
     node: String,
@@ -197,7 +200,8 @@ impl Drop for Closed<'_> {
     }
 }
 
-/// Empties the node of one of two workers: that one leaves after a step, and another takes its place elsewhere.
+/// Empties the node of one of two workers. Checks that the worker leaves after a step and is
+/// replaced elsewhere.
 fn assert_it_costs_no_step(test: &str, emptied: Emptied) {
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
@@ -227,7 +231,7 @@ fn a_node_that_is_about_to_be_taken_away_costs_no_step() {
     assert_it_costs_no_step("a_node_that_is_about_to_be_taken_away_costs_no_step", Emptied::Tainted);
 }
 
-/// Records of jobs in a namespace are refused until this is dropped.
+/// Refuses the records of jobs in a namespace until this is dropped.
 struct Refused<'a>(&'a Cluster);
 
 impl<'a> Refused<'a> {
@@ -287,7 +291,7 @@ fn a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is
     let step = message.split_once("stopped after step ").and_then(|(_, rest)| rest.split_once(',')?.0.parse().ok());
     let saved: u64 = step.unwrap_or_else(|| panic!("{message}"));
     job.wait_for_step(saved + MORE);
-    // The record, which was refused, could not tell that all is saved.
+    // The record was refused, so it could not say that the state is saved.
     let changes = job.group()["status"]["changes"].clone();
     let begun = changes.as_array().and_then(|changes| changes.iter().find(|change| change["rollback"] == true));
     assert_eq!(begun.and_then(|change| change["step"].as_u64()), Some(saved), "{changes:#}");
@@ -295,7 +299,7 @@ fn a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is
     assert_undisturbed_states(&cluster, namespace.name(), &job, saved + MORE);
 }
 
-/// Every node has all images again when this is dropped.
+/// Loads all images into every node when this is dropped.
 struct Loaded<'a>(&'a Cluster);
 
 impl Drop for Loaded<'_> {

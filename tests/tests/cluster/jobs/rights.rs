@@ -1,4 +1,4 @@
-//! Who may do what.
+//! The rights to write records.
 
 use crate::pods::restricted;
 

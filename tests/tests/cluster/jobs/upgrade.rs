@@ -1,4 +1,4 @@
-//! The operator is upgraded, installed anew or loses a namespace while jobs train.
+//! The operator is upgraded, installed again, or loses a namespace while jobs train.
 
 use lockstep_tests::{
     chart::{self, NAMESPACE, OPERATOR, RELEASE},
@@ -15,10 +15,10 @@ use super::{
     job::{Job, exact, glyphs},
 };
 
-/// More than the tests take: a million steps.
+/// Epochs for more than the tests take: a million steps.
 const LONG: u32 = 5000;
 
-/// Other values of the chart, until this is dropped.
+/// Other values of the chart until this is dropped.
 struct Upgraded<'a>(&'a Client);
 
 impl<'a> Upgraded<'a> {
@@ -67,7 +67,7 @@ fn an_upgrade_to_an_absent_image_leaves_a_job_that_trains_as_it_is_and_one_that_
     let late = Job::apply(client, waits.name(), "lenet", &glyphs("lenet", 1).to_string());
     let told = |status: &Value| status["conditions"].to_string().contains("correct trainer.image of its chart");
     late.wait("advice", told);
-    // Rolled back.
+    // Dropping it rolls the upgrade back.
     drop(upgraded);
     late.wait_for_phase("Complete");
     assert_eq!(late.status()["restarts"], 0);
@@ -84,7 +84,7 @@ fn while_a_watched_namespace_is_gone_the_operator_is_ready_and_runs_the_jobs_of_
     let _upgraded = Upgraded::with(client, &["--set", &namespaces]);
     let gone = goes.name().to_owned();
     client.kubectl(&["delete", "namespace", &gone, "--timeout=60s"]).expect("deleted");
-    // What a node that is restarted brings up again: it has never seen the namespace.
+    // A restarted node also starts an operator that has never seen the namespace.
     client.kubectl(&["-n", NAMESPACE, "delete", "pods", "-l", OPERATOR]).expect("deleted");
     client
         .kubectl(&["-n", NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"])
@@ -157,7 +157,7 @@ fn a_sidecar_that_crashes_and_a_coordinator_that_is_not_found_are_named_with_wha
         "startupProbe": {"exec": {"command": ["true"]}, "initialDelaySeconds": 5},
     }]);
     let mut deaf = glyphs("deaf", 1);
-    // Names of the cluster are unknown to it.
+    // This pod cannot resolve names of the cluster.
     deaf["spec"]["template"]["spec"]["dnsPolicy"] = json!("None");
     deaf["spec"]["template"]["spec"]["dnsConfig"] = json!({"nameservers": ["192.0.2.1"]});
     let crashing = Job::apply(client, namespace.name(), "crashing", &crashing.to_string());

@@ -1,34 +1,36 @@
-//! The cluster that tests share: one per test binary, or the user's own.
+//! The cluster that tests share: one for each test binary, or the user's own.
 
 use std::{env, path::PathBuf, sync::OnceLock, time::Duration};
 
-use super::{Client, Cluster, Settings, TEST_NODES, available, state::State, tools, wait_for};
+use super::{Client, Cluster, Settings, TEST_NODES, available, programs::Programs, state::State, wait_for};
 use crate::say;
 
-/// How long another test binary may hold the tests' cluster.
+/// How long another test binary may use the tests' cluster.
 const OTHERS_TEST_FOR: Duration = Duration::from_secs(20 * 60);
 
-/// The variable that names the kubeconfig of a cluster that the user already has: set it to your KUBECONFIG, and tests that need
-/// no node faults run there.
+/// The variable that names the kubeconfig of a cluster that the user already has. Tests that need
+/// no node faults then run there.
 pub const TEST_KUBECONFIG: &str = "LOCKSTEP_TEST_KUBECONFIG";
 
-/// The variable by which `cargo xtask faults` says that it keeps the tests' cluster, with Lockstep on it, for one test binary after another.
+/// The variable that tells a test binary that `cargo xtask faults` keeps the tests' cluster, with
+/// Lockstep on it, for several test binaries.
 pub const KEPT_CLUSTER: &str = "LOCKSTEP_KEPT_CLUSTER";
 
 impl Cluster {
-    /// Whether the tests' cluster is another process's, which has installed Lockstep on it; see [`KEPT_CLUSTER`].
+    /// Returns true if another process keeps the tests' cluster, with Lockstep on it; see
+    /// [`KEPT_CLUSTER`].
     #[must_use]
     pub fn is_kept() -> bool {
         env::var_os(KEPT_CLUSTER).is_some()
     }
 
-    /// The cluster of this test binary: started by the first test that asks, ended with the process.
+    /// Returns the cluster of this test binary. The first call starts it; it ends with the process.
     ///
     /// # Errors
-    /// Why this machine cannot run one: a reason to skip the test.
+    /// This machine cannot run a cluster. The message is a reason to skip the test.
     ///
     /// # Panics
-    /// When it could, but the cluster does not start.
+    /// The machine could run a cluster, but it does not start.
     pub fn for_tests() -> Result<&'static Self, String> {
         static CLUSTER: OnceLock<Result<Cluster, String>> = OnceLock::new();
         available()?;
@@ -40,7 +42,7 @@ impl Cluster {
     }
 }
 
-/// Takes the tests' cluster that is kept, or starts it, after that of another test binary that runs at the same time.
+/// Takes the kept cluster, or starts one once no other test binary uses it.
 fn start_in_turn() -> anyhow::Result<Cluster> {
     let settings = Settings::tests(TEST_NODES);
     if Cluster::is_kept() {
@@ -54,23 +56,23 @@ fn start_in_turn() -> anyhow::Result<Cluster> {
     Cluster::start_guarded(settings)
 }
 
-/// Whatever cluster there is for tests that need no node faults.
+/// A cluster for tests that need no node faults.
 #[derive(Debug)]
 pub enum AnyCluster {
-    /// This test binary's.
+    /// This test binary's own cluster.
     Own(&'static Cluster),
-    /// The user's, by [`TEST_KUBECONFIG`].
+    /// The user's cluster, named by [`TEST_KUBECONFIG`].
     Yours(Client),
 }
 
 impl AnyCluster {
-    /// The user's cluster where [`TEST_KUBECONFIG`] names it, else this test binary's.
+    /// Returns the user's cluster if [`TEST_KUBECONFIG`] names it, else this test binary's.
     ///
     /// # Errors
-    /// Why there is none: a reason to skip the test.
+    /// There is no cluster. The message is a reason to skip the test.
     ///
     /// # Panics
-    /// When there could be one, but it does not start.
+    /// This machine could run a cluster, but it does not start.
     pub fn for_tests() -> Result<Self, String> {
         match env::var_os(TEST_KUBECONFIG).map(PathBuf::from) {
             None => Cluster::for_tests().map(Self::Own),
@@ -78,13 +80,13 @@ impl AnyCluster {
                 Err(format!("{TEST_KUBECONFIG}: {} is no file", kubeconfig.display()))
             }
             Some(kubeconfig) => {
-                let programs = tools::ensure_programs().map_err(|error| format!("{error:#}"))?;
+                let programs = Programs::ensure().map_err(|error| format!("{error:#}"))?;
                 Ok(Self::Yours(Client::new(kubeconfig, programs.folder().to_owned())))
             }
         }
     }
 
-    /// kubectl and helm for it.
+    /// Returns kubectl and helm for the cluster.
     #[must_use]
     pub fn client(&self) -> &Client {
         match self {

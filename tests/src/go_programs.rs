@@ -1,7 +1,6 @@
-//! The cluster's programs: Debian packages, and Go modules built once into the user's cache.
+//! Programs that are built once from Go modules into the user's cache.
 
 use std::{
-    env,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -13,34 +12,17 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{cache, root, say};
 
-/// Debian packages, each with a program that it is needed for.
-const PACKAGES: [(&str, &str); 12] = [
-    ("busybox-static", "busybox"),
-    ("conntrack", "conntrack"),
-    ("containerd", "containerd"),
-    ("containernetworking-plugins", "host-local"),
-    ("iproute2", "ip"),
-    ("iptables", "iptables"),
-    ("mount", "mount"),
-    ("nftables", "nft"),
-    ("prometheus", "promtool"),
-    ("runc", "runc"),
-    ("socat", "socat"),
-    ("util-linux", "nsenter"),
-];
-/// Where programs lie that an ordinary PATH may lack; the last two hold network plugins.
-const MORE_FOLDERS: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/lib/cni", "/opt/cni/bin"];
-
 /// A Go module under deploy/cluster/tools.
 struct Module {
     name: &'static str,
-    /// The binary's name where its main package has another.
+    /// The binary's name, if its main package has another name.
     binary: Option<&'static str>,
     /// How long its first build takes on two cores, downloads included.
     takes: &'static str,
 }
 
-const MODULES: [Module; 5] = [
+/// The cluster's programs.
+const CLUSTER: [Module; 5] = [
     Module { name: "kubernetes", binary: None, takes: "4 min" },
     Module { name: "etcd", binary: Some("etcd"), takes: "30 s" },
     Module { name: "coredns", binary: None, takes: "90 s" },
@@ -48,117 +30,41 @@ const MODULES: [Module; 5] = [
     Module { name: "kwok", binary: None, takes: "1 min" },
 ];
 
-/// Built apart from the cluster's programs: a change of one is no reason to build the others.
+/// A separate set: a change of one set does not rebuild the other.
 const OBJECT_STORE: [Module; 1] = [Module { name: "versitygw", binary: Some("versitygw"), takes: "1 min" }];
 
-/// Go builds an API server that works with this minor version; a later Go fetches it.
+/// An API server built by this minor version of Go works. A later Go fetches this version.
 const GO_MINOR: u32 = 26;
 const GO_TOOLCHAIN: &str = "go1.26.8";
 
-/// Why this machine cannot run the cluster, if it cannot.
+/// Returns the folder of the cluster's programs, and builds them if they are missing.
 ///
 /// # Errors
-/// The reason, for people.
-pub fn available() -> Result<(), String> {
-    if !cfg!(target_os = "linux") {
-        return Err("the local cluster needs Linux".to_owned());
-    }
-    if !rustix::process::geteuid().is_root() {
-        return Err("the local cluster needs root: it makes network namespaces, mounts and control groups".to_owned());
-    }
-    let namespaces = Command::new("unshare")
-        .args(["--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "true"])
-        .stderr(Stdio::null())
-        .status();
-    if !namespaces.is_ok_and(|status| status.success()) {
-        return Err("the local cluster needs namespaces, which `unshare` could not make here".to_owned());
-    }
-    let missing = missing_packages();
-    if !missing.is_empty() && program("apt-get").is_none() {
-        return Err(format!("the local cluster needs what Debian calls {}: install them", missing.join(", ")));
-    }
-    if folder_of(&MODULES).is_ok_and(|folder| folder.is_dir()) {
+/// Go is missing or fails.
+pub(crate) fn cluster_programs() -> anyhow::Result<PathBuf> {
+    built(&CLUSTER)
+}
+
+/// Returns Ok if the cluster's programs are built or could be built.
+///
+/// # Errors
+/// Go is missing or too old.
+pub(crate) fn can_build_cluster_programs() -> anyhow::Result<()> {
+    if folder_of(&CLUSTER).is_ok_and(|folder| folder.is_dir()) {
         return Ok(());
     }
-    go_toolchain().map(|_| ()).map_err(|error| format!("{error:#}"))
+    go_toolchain().map(|_| ())
 }
 
-/// Sees that every Debian package is there, and installs those that are missing.
-///
-/// # Errors
-/// Packages that are missing and could not be installed.
-pub fn ensure_packages() -> anyhow::Result<()> {
-    let missing = missing_packages();
-    if missing.is_empty() { Ok(()) } else { install_packages(&missing) }
-}
-
-/// Installs packages of the distribution.
-///
-/// # Errors
-/// They could not be installed.
-pub fn install_packages(missing: &[&str]) -> anyhow::Result<()> {
-    let advice = format!("install the packages {}", missing.join(" "));
-    if program("apt-get").is_none() || !rustix::process::geteuid().is_root() {
-        bail!("{advice}");
-    }
-    say(&format!("installing {}", missing.join(" ")));
-    let apt = |words: &[&str]| -> anyhow::Result<bool> {
-        let mut command = Command::new("apt-get");
-        command.args(words).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null()).stdout(Stdio::null());
-        Ok(command.status().context("starting apt-get")?.success())
-    };
-    let install: Vec<&str> =
-        ["install", "--yes", "-qq", "--no-install-recommends"].into_iter().chain(missing.iter().copied()).collect();
-    // Lists that are missing or stale are a reason to fail; fresh ones need no update.
-    let installed = apt(&install)? || (apt(&["update", "-qq"])? && apt(&install)?);
-    if !installed {
-        bail!("apt-get failed: {advice}");
-    }
-    Ok(())
-}
-
-/// The folder of the programs that Go built.
-#[derive(Clone, Debug)]
-pub(crate) struct Programs {
-    folder: PathBuf,
-}
-
-impl Programs {
-    pub(crate) fn in_folder(folder: PathBuf) -> Self {
-        Self { folder }
-    }
-
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    pub(crate) fn path(&self, program: &str) -> PathBuf {
-        self.folder.join(program)
-    }
-
-    /// What kwok does with nodes and pods, as its own module describes it.
-    pub(crate) fn kwok_stages(&self) -> PathBuf {
-        self.folder.join("stage")
-    }
-}
-
-/// The programs, built where they are not yet.
+/// Returns the S3 server, and builds it if it is missing.
 ///
 /// # Errors
 /// Go is missing or fails.
-pub(crate) fn ensure_programs() -> anyhow::Result<Programs> {
-    built(&MODULES).map(Programs::in_folder)
-}
-
-/// The S3 server, built where it is not yet.
-///
-/// # Errors
-/// Go is missing or fails.
-pub(crate) fn ensure_object_store() -> anyhow::Result<PathBuf> {
+pub(crate) fn object_store() -> anyhow::Result<PathBuf> {
     Ok(built(&OBJECT_STORE)?.join("versitygw"))
 }
 
-/// The folder with the programs of these modules.
+/// Returns the folder with the programs of these modules, and builds them if they are missing.
 fn built(modules: &[Module]) -> anyhow::Result<PathBuf> {
     let folder = folder_of(modules)?;
     let building = folder.with_extension("building");
@@ -176,18 +82,7 @@ fn built(modules: &[Module]) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Where a program lies, if anywhere.
-pub(crate) fn program(name: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::split_paths(&path).chain(MORE_FOLDERS.map(PathBuf::from));
-    folders.map(|folder| folder.join(name)).find(|file| file.is_file())
-}
-
-fn missing_packages() -> Vec<&'static str> {
-    PACKAGES.iter().filter(|(_, needed)| program(needed).is_none()).map(|(package, _)| *package).collect()
-}
-
-/// `bin-KEY`, where the key stands for every go.mod and go.sum.
+/// Returns `bin-KEY`, whose key is a hash of every go.mod and go.sum.
 fn folder_of(modules: &[Module]) -> anyhow::Result<PathBuf> {
     let mut hash = Sha256::new();
     for module in modules {
@@ -203,7 +98,7 @@ fn source(module: &Module) -> PathBuf {
     root().join("deploy/cluster/tools").join(module.name)
 }
 
-/// What GOTOOLCHAIN has to be.
+/// Returns the value for GOTOOLCHAIN.
 fn go_toolchain() -> anyhow::Result<&'static str> {
     let advice = format!(
         "install Go 1.{GO_MINOR} (https://go.dev/dl): the local cluster's programs and the object store are built with it"
@@ -220,7 +115,7 @@ fn go_toolchain() -> anyhow::Result<&'static str> {
     }
 }
 
-/// Builds one module, unless an interrupted build had come past it.
+/// Builds one module, unless an earlier build that was interrupted has finished it.
 fn build(module: &Module, toolchain: &str, folder: &Path) -> anyhow::Result<()> {
     let Module { name, binary, takes } = module;
     let stamp = folder.join(format!(".{name}"));
@@ -250,7 +145,7 @@ fn go(source: &Path, toolchain: &str) -> Command {
     command
 }
 
-/// Kubernetes' programs report the version that they were linked with, and panic without one.
+/// Kubernetes' programs report a version that the linker sets. They panic without one.
 fn link_flags(module: &Module) -> anyhow::Result<String> {
     let mut flags = "-s -w".to_owned();
     if module.name == "kubernetes" {
