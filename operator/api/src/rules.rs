@@ -89,9 +89,8 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
         },
         Rule {
             rule: "self.communication.wire == 'f32' || self.communication.algorithm in ['auto', 'direct']".to_owned(),
-            message:
-                "spec.communication.wire: f32 where communication.algorithm is named; leave that out, or name direct"
-                    .to_owned(),
+            message: "spec.communication.wire: f32 if communication.algorithm is named; leave that out, or name direct"
+                .to_owned(),
             field: Some(".communication.wire"),
         },
         Rule {

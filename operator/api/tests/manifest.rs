@@ -137,7 +137,7 @@ fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
         (
             "  checkpoint: {",
             "  communication: {algorithm: torus, wire: f16}\n  checkpoint: {",
-            "spec.communication.wire: f16: f32 where communication.algorithm is named",
+            "spec.communication.wire: f16: f32 if communication.algorithm is named",
         ),
         ("- name: trainer", "- name: main", "spec.template.spec.containers: main, sidecar: one must be named trainer"),
         ("mountPath: /data}", "mountpath: /data}", "did you mean `mountPath`?"),

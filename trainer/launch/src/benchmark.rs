@@ -1,17 +1,17 @@
-//! What is measured, by the workers of a job that trains nothing.
+//! The measurement that the workers of a job make that trains nothing.
 //!
-//! The doc comments of the fields are what `kubectl explain` prints; each states the unit and the default.
+//! `kubectl explain` prints the doc comments of the fields. Each states the unit and the default.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{ByteSize, InvalidField};
 
-/// What to measure; exactly one is named.
+/// The measurement; exactly one is named.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Benchmark {
-    /// How long sums of f32 over all workers take, by number of bytes and algorithm.
+    /// Time of sums of f32 over all workers, by number of bytes and algorithm.
     Collectives(Collectives),
 }
 
@@ -20,11 +20,14 @@ pub enum Benchmark {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Collectives {
-    /// The shortest sum in bytes, 4 to 1Gi: a number, or one with Ki, Mi or Gi. Each further one has four times as many. Default: 1Ki.
+    /// Bytes of the shortest sum, 4 to 1Gi: a number, or one with Ki, Mi or Gi. Each next size is
+    /// four times as long. Default: 1Ki.
     pub min_bytes: ByteSize,
-    /// No sum has more bytes, 4 to 1Gi: a number, or one with Ki, Mi or Gi. A worker's memory holds as many. Default: 64Mi.
+    /// Bytes that no sum exceeds, 4 to 1Gi: a number, or one with Ki, Mi or Gi. A worker's memory
+    /// holds as many. Default: 64Mi.
     pub max_bytes: ByteSize,
-    /// How often each sum is repeated, at most; the median counts. Slow ones are repeated for 5 seconds. Default: 20.
+    /// Most repetitions of each sum; the median counts. A slow sum is repeated for 5 seconds.
+    /// Default: 20.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub repetitions: u32,
 }
@@ -36,7 +39,7 @@ impl Default for Collectives {
 }
 
 impl Collectives {
-    /// The lengths of the sums in bytes, each a whole number of f32.
+    /// Returns the lengths of the sums in bytes, each a whole number of f32.
     pub fn sizes(&self) -> impl Iterator<Item = u64> {
         let most = self.max_bytes.get();
         let longer = move |bytes: &u64| bytes.checked_mul(4).filter(|bytes| *bytes <= most);
@@ -72,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn each_size_has_four_times_as_many_bytes_as_the_last_and_whole_numbers() {
+    fn each_size_is_four_times_the_last_and_holds_whole_numbers() {
         let cases = [
             (1024, 65_536, vec![1024, 4096, 16_384, 65_536]),
             (1024, 65_535, vec![1024, 4096, 16_384]),
@@ -85,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_be_summed_are_refused_by_name() {
+    fn a_size_that_cannot_be_summed_is_refused_with_its_field() {
         let cases = [
             (3, 1024, "spec.benchmark.collectives.minBytes: 3: 4 to 1Gi"),
             (1024, (1 << 30) + 1, "spec.benchmark.collectives.maxBytes: 1073741825: 4 to 1Gi"),

@@ -1,4 +1,5 @@
-//! What a benchmark of the collectives finds: a row for each size and algorithm, and the cost model by which auto chooses.
+//! The result of a benchmark of the collectives: a row for each size and algorithm, and the cost
+//! model by which `auto` chooses.
 
 use std::fmt::Write as _;
 
@@ -6,21 +7,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ByteSize, WireFormat};
 
-/// Most rows of a table; there are fewer sizes times algorithms.
+/// Most rows of a table. There are fewer sizes times algorithms.
 const MAX_ROWS: usize = 256;
 /// Longest name of an algorithm, in characters.
 const MAX_NAME: usize = 32;
 
-/// What a benchmark has found, so far or at its end.
+/// The result of a benchmark, so far or at its end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum BenchmarkReport {
-    /// Sums over all workers.
+    /// Times of sums over all workers.
     Collectives(CollectivesReport),
 }
 
-/// How fast sums over all workers are.
+/// Times of sums over all workers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -30,15 +31,15 @@ pub struct CollectivesReport {
     /// Number format of the terms between workers that share no memory.
     #[serde(default)]
     pub wire: WireFormat,
-    /// What messages cost, as measured; absent where the times fit no such costs.
-    // Written as null where there are none, which in a record removes those of an earlier attempt.
+    /// Measured costs of messages; absent if no such costs fit the times.
+    // Absent costs are written as null: in a record that removes those of an earlier attempt.
     #[serde(default)]
     pub costs: Option<MessageCosts>,
-    /// Which algorithm is chosen from which number of bytes on, shortest first.
+    /// The algorithm that is chosen from each number of bytes on, shortest first.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(length(max = 256)))]
     pub choices: Vec<ChosenFrom>,
-    /// A row for each number of bytes and algorithm that was measured, shortest first.
+    /// A row for each measured number of bytes and algorithm, shortest first.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(length(max = 256)))]
     pub rows: Vec<CollectivesRow>,
@@ -49,15 +50,15 @@ pub struct CollectivesReport {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct MessageCosts {
-    /// Time that a message takes whatever its length, in microseconds.
+    /// Time of a message of any length, in microseconds.
     pub latency_microseconds: f64,
-    /// Bytes that a worker sends in a second, in GB/s (10⁹ bytes).
+    /// Rate at which a worker sends, in GB/s (10⁹ bytes).
     pub gigabytes_per_second: f64,
-    /// Bytes that a worker adds in a second, in GB/s (10⁹ bytes).
+    /// Rate at which a worker adds, in GB/s (10⁹ bytes).
     pub reduced_gigabytes_per_second: f64,
 }
 
-/// Where one algorithm takes over from another.
+/// The size from which on an algorithm is chosen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -69,7 +70,7 @@ pub struct ChosenFrom {
     pub algorithm: String,
 }
 
-/// How fast one algorithm sums so many bytes.
+/// The time of one algorithm for one size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -83,16 +84,17 @@ pub struct CollectivesRow {
     pub microseconds: f64,
     /// Bytes divided by the time, in GB/s (10⁹ bytes).
     pub algorithm_gigabytes_per_second: f64,
-    /// The same times 2(n−1)/n for n workers, as nccl-tests define it: comparable with the speed of the network, in GB/s.
+    /// The same times 2(n−1)/n for n workers, as nccl-tests define it, in GB/s. It compares with
+    /// the speed of the network.
     pub bus_gigabytes_per_second: f64,
-    /// The time divided by the shortest that was measured for as many bytes, 1 or more.
+    /// The time divided by the shortest measured time for as many bytes, 1 or more.
     pub slowdown: f64,
-    /// Whether training would choose this algorithm for so many bytes.
+    /// True if training would choose this algorithm for so many bytes.
     pub chosen: bool,
 }
 
 impl CollectivesReport {
-    /// Adds the median time of a sum. Of as many bytes, the rows before are compared with it.
+    /// Adds the median time of a sum, and compares the other rows of its size with it.
     pub fn add(&mut self, bytes: u64, algorithm: &str, seconds: f64, chosen: bool) {
         let workers = f64::from(self.workers.max(1));
         let rate = bytes as f64 / seconds * 1e-9;
@@ -112,13 +114,14 @@ impl CollectivesReport {
         }
     }
 
-    /// The row with the greatest bus bandwidth.
+    /// Returns the row with the greatest bus bandwidth.
     #[must_use]
     pub fn best(&self) -> Option<&CollectivesRow> {
         self.rows.iter().max_by(|one, other| one.bus_gigabytes_per_second.total_cmp(&other.bus_gigabytes_per_second))
     }
 
-    /// Whether its lists and texts are no longer than the schema allows: a report may come from anybody's image.
+    /// Returns true if the lists and texts are within the schema's limits. A report may come from
+    /// any image.
     #[must_use]
     pub fn is_bounded(&self) -> bool {
         let Self { workers: _, wire: _, costs: _, choices, rows } = self;
@@ -128,7 +131,7 @@ impl CollectivesReport {
             && names.into_iter().all(|name| name.chars().count() <= MAX_NAME)
     }
 
-    /// All of it as lines of aligned columns.
+    /// Returns the report as lines of aligned columns.
     #[must_use]
     pub fn table(&self) -> String {
         let wire = match self.wire {
@@ -136,7 +139,7 @@ impl CollectivesReport {
             narrow => format!(", {narrow} on the wire"),
         };
         let mut text = format!("all-reduce of f32 over {} workers{wire}\n", self.workers);
-        // Writing into a text cannot fail.
+        // A write into a string cannot fail.
         let _ = match self.costs {
             Some(MessageCosts { latency_microseconds, gigabytes_per_second, reduced_gigabytes_per_second }) => {
                 writeln!(
@@ -203,20 +206,20 @@ mod tests {
     }
 
     #[test]
-    fn bus_bandwidth_is_what_nccl_tests_call_so() {
+    fn bus_bandwidth_is_defined_as_in_nccl_tests() {
         let row = &report().rows[1];
         assert!((row.algorithm_gigabytes_per_second - 2.097_152).abs() < 1e-9, "{row:?}");
         assert!((row.bus_gigabytes_per_second - 3.145_728).abs() < 1e-9, "{row:?}");
     }
 
     #[test]
-    fn a_row_that_is_faster_makes_the_others_of_its_size_slower() {
+    fn a_faster_row_raises_the_slowdown_of_the_others_of_its_size() {
         let slowdowns: Vec<f64> = report().rows.iter().map(|row| row.slowdown).collect();
         assert_eq!(slowdowns, [2.0, 1.0]);
     }
 
     #[test]
-    fn a_report_that_is_read_is_the_one_that_was_made_to_the_last_bit() {
+    fn a_report_reads_back_bit_for_bit() {
         for nanoseconds in (1_000..1_000_000).step_by(997) {
             let mut made = report();
             made.add(1 << 20, "torus", f64::from(nanoseconds) * 1e-9 / 3.0, false);
@@ -226,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_aligned_and_marks_what_is_chosen() {
+    fn the_table_is_aligned_and_marks_the_chosen_rows() {
         let expected = "all-reduce of f32 over 4 workers\n\
             fit: 20.0 µs a message over tcp, 2.500 GB/s sent, 10.000 GB/s added\n\
             chosen: ring from 1Mi\n\
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_beyond_the_schema_is_known() {
+    fn a_report_beyond_the_schema_is_recognised() {
         assert!(report().is_bounded());
         let mut long = report();
         long.rows[0].algorithm = "x".repeat(MAX_NAME + 1);

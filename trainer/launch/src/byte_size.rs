@@ -2,33 +2,33 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A number of bytes, written as Kubernetes quantities are: `65536`, `64Ki`, `25Mi`, `1Gi`.
+/// A number of bytes, written like a Kubernetes quantity: `65536`, `64Ki`, `25Mi`, `1Gi`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(u64);
 
 const UNITS: [(&str, u64); 3] = [("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
 
 impl ByteSize {
-    /// This many bytes.
+    /// Makes a size of `count` bytes.
     #[must_use]
     pub const fn bytes(count: u64) -> Self {
         Self(count)
     }
 
-    /// This many MiB.
+    /// Makes a size of `count` MiB.
     #[must_use]
     pub const fn mebibytes(count: u64) -> Self {
         Self(count << 20)
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 }
 
-/// Not a size.
+/// A text that is not a size.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a size: write a whole number of bytes, or one with Ki, Mi or Gi such as 25Mi")]
 pub struct ByteSizeError(String);
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_kubernetes_writes_them() {
+    fn a_size_is_read_in_the_form_of_kubernetes() {
         for (text, bytes) in [("0", 0), ("65536", 65536), ("64Ki", 65536), ("25Mi", 25 << 20), ("2Gi", 2 << 30)] {
             assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
@@ -103,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_written_in_its_greatest_whole_unit() {
+    fn a_size_is_written_in_its_largest_whole_unit() {
         for (bytes, text) in [(0, "0"), (1000, "1000"), (65536, "64Ki"), (25 << 20, "25Mi"), (3 << 30, "3Gi")] {
             assert_eq!(ByteSize(bytes).to_string(), text);
         }
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_an_example() {
+    fn a_text_that_is_no_size_is_refused() {
         for text in ["", "Mi", "1.5Mi", "-1", "+1", "25MB", "99999999999999999999", "18446744073709551615Gi"] {
             assert_eq!(text.parse::<ByteSize>(), Err(ByteSizeError(text.to_owned())), "{text}");
         }

@@ -1,4 +1,4 @@
-//! How gradients travel: the part of a job that the collectives follow.
+//! The communication of a job: how gradients travel between its workers.
 
 use std::fmt;
 
@@ -6,43 +6,49 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ByteSize, InvalidField, NetworkSelector};
 
-/// Which values `communication.wire` takes.
-const WIRE_ACCEPTED: &str = "f32 where communication.algorithm is named; leave that out, or name direct";
+/// Accepted values of `communication.wire`.
+const WIRE_ACCEPTED: &str = "f32 if communication.algorithm is named; leave that out, or name direct";
 
 /// How gradients travel between workers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Communication {
-    /// Transport: auto (memory that workers share where all of them run on one host at one address, else tcp) or tcp. A named
-    /// algorithm goes over tcp. Default: auto.
+    /// Transport: auto or tcp. With auto, workers that all run on one host at one address share
+    /// memory; others use tcp. A named algorithm runs over tcp. Default: auto.
     pub backend: CommunicationBackend,
-    /// How gradients are summed: auto (what a cost model finds cheapest for the workers, the hosts that they share and the bytes), ring,
-    /// recursiveDoubling, halvingDoubling, doubleTree, torus, hierarchical (within hosts, then between them), direct or canonicalTree.
-    /// The last one gives the same bits for any number of workers up to 64, for the price of passing each of a batch's 64 parts through
-    /// the network by itself. Default: auto.
+    /// Algorithm that sums gradients: auto, ring, recursiveDoubling, halvingDoubling, doubleTree,
+    /// torus, hierarchical (within hosts, then between them), direct or canonicalTree. With auto, a
+    /// cost model picks the cheapest for the workers, their hosts and the number of bytes.
+    /// canonicalTree gives the same bits for any number of workers up to 64, but sends each of a
+    /// batch's 64 virtual shards through the network by itself. Default: auto.
     pub algorithm: CommunicationAlgorithm,
-    /// Number format of gradients between workers that share no memory: f32, bf16 or f16. The last two halve the bytes and round
-    /// each gradient twice, as it is sent and as its sum is; sums are formed in f32. Where workers share some of the hosts, those sum
-    /// in f32 first, and only what goes between hosts is rounded. Not with a named algorithm but direct. Default: f32.
+    /// Number format of gradients between workers that share no memory: f32, bf16 or f16. bf16 and
+    /// f16 halve the bytes. They round each gradient twice: when it is sent, and when its sum is
+    /// sent. Sums are formed in f32. Workers on the same host sum in f32 first, and only messages
+    /// between hosts are rounded. A named algorithm other than direct accepts only f32. Default:
+    /// f32.
     pub wire: WireFormat,
-    /// Bytes of gradient that are reduced at once while earlier layers still run backward: a number, or one with Ki, Mi or
-    /// Gi. The first that are ready are sent after at most 1Mi. What a layer, or a part of a large linear one, has ready at once is never
-    /// cut. Default: what is best by the measured times of backward and messages; 1Mi where workers share memory.
+    /// Bytes of gradient that are summed at once while earlier layers still run backward: a number,
+    /// or one with Ki, Mi or Gi. The first bucket is sent after at most 1Mi. Gradients that a
+    /// layer, or a part of a large linear layer, finishes at once stay in one bucket. Default: the
+    /// best size by the measured times of backward and messages; 1Mi if workers share memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<ByteSize>,
-    /// What protects gradients on the network: none, or tls (TLS 1.3, in which all workers show a certificate that only this job's have;
-    /// the operator makes it and keeps it in a Secret of the job). Memory that workers share never leaves their host and may be used
-    /// either way; what workers tell the coordinator is not encrypted. Default: none.
+    /// Protection of gradients on the network: none or tls. tls is TLS 1.3, in which workers show a
+    /// certificate that only this job has; the operator makes it and keeps it in a Secret of the
+    /// job. Memory that workers share never leaves their host, so it may be used with either value.
+    /// Messages to the coordinator are not encrypted. Default: none.
     pub encryption: Encryption,
-    /// Networks by which workers reach each other, best first, each an interface's name such as eth1 or a subnet such as 10.20.0.0/16:
-    /// a worker listens for the others at its address in the first of them that it is in, and fails where it is in none. NetworkSelector
-    /// policies of the cluster hold for the addresses of pods only. Default: the pod's address.
+    /// Networks over which workers reach each other, best first. Each is an interface's name such
+    /// as eth1, or a subnet such as 10.20.0.0/16. A worker listens at its address in the first
+    /// network that it belongs to, and fails if it belongs to none. Network policies of the cluster
+    /// apply only to the addresses of pods. Default: the pod's address.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(length(max = 8)))]
     pub interfaces: Vec<NetworkSelector>,
-    /// Connections of each two workers over tcp, 1 to 8. More than one helps where the network limits each flow; gradients then go over
-    /// whichever has room. Default: 1.
+    /// Connections of each pair of workers over tcp, 1 to 8. More than one helps if the network
+    /// limits each flow; gradients then use any connection that has room. Default: 1.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 8)))]
     pub sockets_per_peer: u8,
 }
@@ -114,7 +120,7 @@ pub enum WireFormat {
     F16,
 }
 
-/// What protects gradients on the network.
+/// Protection of gradients on the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]

@@ -1,11 +1,12 @@
-//! The files by which the workers of a job prove to each other that they belong to it. In a cluster they are the entries of a Secret.
+//! The files by which the workers of a job prove to each other that they belong to it. In a cluster
+//! a Secret holds them.
 
 use std::path::PathBuf;
 
-/// The name in the certificate of every worker of every job: jobs differ by their authorities.
+/// The name in every worker's certificate. Jobs differ by their authorities.
 pub const WORKER_NAME: &str = "worker";
 
-/// A file of credentials, as PEM.
+/// A file of credentials in PEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CredentialFile {
     /// The certificate of the job's own authority.
@@ -17,10 +18,10 @@ pub enum CredentialFile {
 }
 
 impl CredentialFile {
-    /// All of them.
+    /// All files.
     pub const ALL: [Self; 3] = [Self::Authority, Self::Certificate, Self::Key];
 
-    /// Its name in the folder, those that Kubernetes gives to them.
+    /// The file's name in the folder, as Kubernetes names such files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -30,7 +31,7 @@ impl CredentialFile {
         }
     }
 
-    /// Its path in a folder.
+    /// Returns the file's path in `folder`.
     #[must_use]
     pub fn path(self, folder: &std::path::Path) -> PathBuf {
         folder.join(self.name())
@@ -54,15 +55,16 @@ mod making {
     use super::{CredentialFile, WORKER_NAME};
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
-    /// Clocks of hosts may differ by so much.
+    /// Clocks of hosts may differ by this much.
     const BEFORE: Duration = DAY;
-    /// Nothing renews them while the job runs.
+    /// Nothing renews a certificate while the job runs.
     const LIFE: Duration = Duration::from_secs(10 * 365 * DAY.as_secs());
 
-    /// Makes an authority, has it sign a certificate for the workers of one job, and forgets its key: nobody else becomes one of them.
+    /// Makes an authority that signs one certificate for the workers of one job. The authority's
+    /// key is then forgotten, so nobody else can become a worker of that job.
     ///
     /// # Errors
-    /// When the system grants no randomness.
+    /// The system grants no randomness.
     pub fn make_credentials(now: SystemTime) -> Result<BTreeMap<CredentialFile, String>, rcgen::Error> {
         let (authority_key, mut authority) = (KeyPair::generate()?, valid("authority", Vec::new(), now)?);
         authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));

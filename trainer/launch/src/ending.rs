@@ -5,25 +5,27 @@ use crate::Progress;
 /// Kubernetes keeps no more than this of a container's termination message.
 const MAX_ENDING_BYTES: usize = 4096;
 
-/// What a process leaves behind when it ends: its container's termination message, or the last line of its output.
+/// The line that a process leaves behind when it ends: its container's termination message, or the
+/// last line of its output.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Ending {
-    /// Why it ended, for people: what was attempted, on what, and what to do. Empty after success.
+    /// Reason of the end, for people: what was attempted, on what, and the remedy. Empty after
+    /// success.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// The last report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// Where the trained model lies.
+    /// Storage URI of the trained model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_uri: Option<String>,
 }
 
 impl Ending {
-    /// One line of JSON of at most `MAX_ENDING_BYTES`: without the table of a benchmark, which the coordinator passes on; a longer
-    /// message is cut at a character.
+    /// Returns one line of JSON of at most `MAX_ENDING_BYTES`. It leaves out the table of a
+    /// benchmark, which the coordinator passes on. A longer message is cut at a character.
     #[must_use]
     pub fn to_line(&self) -> String {
         let mut ending = self.clone();
@@ -44,7 +46,8 @@ impl Ending {
         }
     }
 
-    /// Reads a termination message back; `None` when the process was killed before it could write one.
+    /// Reads a termination message. Returns `None` if the process was killed before it could write
+    /// one.
     #[must_use]
     pub fn from_line(line: &str) -> Option<Self> {
         serde_json::from_str(line.trim()).ok()
@@ -65,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_any_length_leaves_the_rest_readable() {
+    fn a_long_table_is_left_out_and_the_rest_stays_readable() {
         let mut report = CollectivesReport { workers: 4, ..CollectivesReport::default() };
         (1..200).for_each(|row| report.add(row, "recursiveDoubling", 1e-3, false));
         let benchmark = Some(Box::new(BenchmarkReport::Collectives(report)));

@@ -1,5 +1,6 @@
-//! The environment of a trainer process. Whoever starts one writes it with [`Launch::variables`], the process reads it with
-//! [`Launch::read`]; both go through [`Variable`], so no name is spelled twice.
+//! The environment of a trainer process. Its starter writes it with [`Launch::variables`], and the
+//! process reads it with [`Launch::read`]. Both go through [`Variable`], so no name is spelled
+//! twice.
 
 use std::{
     collections::BTreeMap,
@@ -13,58 +14,61 @@ use serde::{Deserialize, Serialize};
 
 use crate::{DEFAULT_GRACE_SECONDS, Elastic, ObjectUri, Task};
 
-/// Everything that a coordinator or worker process is told.
+/// Everything that a coordinator or worker process is told at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Launch {
-    /// Whose process this is.
+    /// The job that the process belongs to.
     pub job: Job,
-    /// How often all processes of the job were started anew, 0 at first.
+    /// Number of earlier starts of the whole job. The first attempt is 0.
     pub attempt: u32,
-    /// Name of this member: its pod's name. Empty for none (a coordinator needs no name of its own).
+    /// Name of this member: its pod's name. The coordinator has no name of its own, and leaves it
+    /// empty.
     #[serde(skip)]
     pub member: String,
-    /// Workers that the group begins with.
+    /// Number of workers that the group begins with.
     pub replicas: u32,
-    /// How many it may have later.
+    /// Numbers of workers that the group may have later.
     pub elastic: Elastic,
-    /// Where the coordinator listens.
+    /// Address on which the coordinator listens.
     pub coordinator: Address,
-    /// The address that this process listens on and tells its peers.
+    /// Address on which this process listens, and which it tells its peers.
     #[serde(skip, default = "unspecified")]
     pub address: IpAddr,
-    /// Its ports.
+    /// Ports of this process.
     pub ports: Ports,
-    /// Whether the coordinator's control port is open already and handed over as its standard input: it then stays open, and the
-    /// same, when one coordinator follows another.
+    /// True if the coordinator inherits its open control port as its standard input. The port then
+    /// stays open, and the same, while one coordinator replaces another.
     pub inherits_listener: bool,
-    /// Folder for checkpoints, model and metrics; every member sees the same one. A benchmark keeps nothing in it.
+    /// Folder for checkpoints, model and metrics. Every member sees the same folder. A benchmark
+    /// keeps nothing in it.
     pub output: PathBuf,
-    /// The job's own place in an object store, for checkpoints and model. There the folder, for metrics, may be each member's own.
+    /// The job's own prefix in an object store, for checkpoints and model. The folder then holds
+    /// only metrics, and each member may have its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objects: Option<ObjectUri>,
-    /// Where the coordinator keeps the durable record.
+    /// Storage of the coordinator's durable record.
     pub store: RecordStore,
-    /// Folder of this worker's [`crate::CredentialFile`]s; none where the job does not encrypt.
+    /// Folder of this worker's [`crate::CredentialFile`]s; `None` if the job does not encrypt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
-    /// Seconds after which it is killed once it was asked to end.
+    /// Seconds from the request to end until the process is killed.
     #[serde(default = "grace_by_default")]
     pub grace_seconds: u32,
-    /// File that takes the process's [`crate::Ending`].
+    /// File for the process's [`crate::Ending`].
     pub ending: PathBuf,
-    /// What to do.
+    /// Work of the process.
     pub task: Task,
 }
 
-/// Whose process it is.
+/// The identity of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// Namespace of the `TrainingJob`; `local` without a cluster.
     pub namespace: String,
-    /// Its name.
+    /// Name of the `TrainingJob`.
     pub name: String,
-    /// Its uid: another job of the same name has another one.
+    /// Its uid. Another job of the same name has another uid.
     pub uid: String,
 }
 
@@ -96,7 +100,7 @@ pub struct Address {
     pub port: u16,
 }
 
-/// Where the durable record lies.
+/// The place of the durable record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RecordStore {
@@ -120,13 +124,13 @@ impl LaunchError {
     }
 }
 
-/// Set besides the others by a parent that a process must not outlive: the parent's process id.
+/// Variable with the parent's process id. A parent that its children must not outlive sets it.
 pub const PARENT: &str = "LOCKSTEP_PARENT";
 
-/// The names of the environment.
+/// The names of the environment variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Variable {
-    /// All of [`Launch`] but the two that follow, as JSON.
+    /// All of [`Launch`] but the two fields that follow, as JSON.
     Launch,
     /// [`Launch::member`].
     Member,
@@ -135,7 +139,7 @@ pub enum Variable {
 }
 
 impl Variable {
-    /// As the process sees it.
+    /// The variable's name in the environment.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -147,22 +151,23 @@ impl Variable {
 }
 
 impl Launch {
-    /// The environment that says all this. A pod replaces [`Variable::Member`] and [`Variable::Address`] by references to
-    /// its own name and IP.
+    /// Returns the environment that describes this launch. A pod replaces [`Variable::Member`] and
+    /// [`Variable::Address`] by references to its own name and IP.
     #[must_use]
     pub fn variables(&self) -> BTreeMap<Variable, String> {
         BTreeMap::from([
-            // Text, numbers and paths that are UTF-8, as whoever starts processes has checked: no reason to fail.
+            // All values are text, numbers and UTF-8 paths, as the starter has checked, so this
+            // does not fail.
             (Variable::Launch, serde_json::to_string(self).unwrap_or_default()),
             (Variable::Member, self.member.clone()),
             (Variable::Address, self.address.to_string()),
         ])
     }
 
-    /// Reads the environment through `lookup`, which is `std::env::var` in a process.
+    /// Reads the environment through `lookup`. A process passes `std::env::var`.
     ///
     /// # Errors
-    /// The first variable that is missing or malformed.
+    /// A variable is missing or malformed. The error names the first one.
     pub fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Self, LaunchError> {
         let wrong = |variable: Variable, problem: String| LaunchError::new(variable.name(), problem);
         let text = |variable: Variable| lookup(variable.name()).ok_or_else(|| wrong(variable, "missing".to_owned()));
@@ -177,7 +182,7 @@ impl Launch {
         })
     }
 
-    /// The coordinator's control port, open and not blocking: inherited, or opened here.
+    /// Returns the coordinator's control port, open and non-blocking: inherited, or opened here.
     ///
     /// # Errors
     /// The port cannot be opened, or the standard input is no listener.
@@ -256,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_starter_writes_is_what_the_process_reads() {
+    fn a_launch_reads_back_from_its_own_variables() {
         let benchmark = Task::Benchmark {
             benchmark: Benchmark::Collectives(Collectives::default()),
             communication: Communication::default(),
@@ -270,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn each_missing_variable_is_named() {
+    fn the_error_names_a_missing_variable() {
         let whole = by_name(&launch());
         for missing in whole.keys() {
             let error = Launch::read(|name| whole.get(name).filter(|_| name != *missing).cloned()).expect_err(missing);
@@ -279,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_value_is_quoted() {
+    fn the_error_quotes_a_malformed_value() {
         let mut environment = by_name(&launch());
         let whole = environment["LOCKSTEP_LAUNCH"].replace(r#""replicas":4"#, r#""replicas":"four""#);
         environment.insert("LOCKSTEP_LAUNCH", whole);

@@ -1,24 +1,27 @@
 use std::fmt;
 
-/// How a trainer process ends, as its exit code. Any other code, and any signal, is a crash.
+/// The way in which a trainer process ends, as its exit code. Any other code, and any signal, is a
+/// crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// The job's last step is done and its results are stored.
     Done,
-    /// Nothing is wrong with the job: a peer or the infrastructure was lost. Start again from the newest checkpoint.
+    /// The job is sound, but a peer or the infrastructure was lost. Start again from the newest
+    /// checkpoint.
     Retry,
-    /// Asked to stop (SIGTERM), after a step: the group goes on without this worker, or a checkpoint was saved. Nothing is lost.
+    /// A worker was asked to stop (SIGTERM) and did so after a step. The group goes on without it,
+    /// or a checkpoint was saved. Nothing is lost.
     Drained,
-    /// The job cannot succeed as it is described: bad input, refused storage. Starting again would fail again; where others train, another
-    /// process is tried all the same.
+    /// The job cannot succeed as it is described: bad input, refused storage. Another start would
+    /// fail again. While other workers train, a new process is tried all the same.
     Fatal,
 }
 
 impl Exit {
-    /// Every exit, for reading a code back.
+    /// All exits.
     pub const ALL: [Self; 4] = [Self::Done, Self::Retry, Self::Drained, Self::Fatal];
 
-    /// The process's exit code; 75 and 78 are `EX_TEMPFAIL` and `EX_CONFIG` of sysexits.h.
+    /// Returns the process's exit code. 75 and 78 are `EX_TEMPFAIL` and `EX_CONFIG` of sysexits.h.
     #[must_use]
     pub const fn code(self) -> u8 {
         match self {
@@ -29,7 +32,7 @@ impl Exit {
         }
     }
 
-    /// The exit that a code stands for; `None` is a crash.
+    /// Returns the exit with this code, or `None` for a crash.
     #[must_use]
     pub fn from_code(code: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|exit| i32::from(exit.code()) == code)
@@ -52,14 +55,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_exit_is_read_back_from_its_code() {
+    fn every_exit_reads_back_from_its_code() {
         for exit in Exit::ALL {
             assert_eq!(Exit::from_code(i32::from(exit.code())), Some(exit));
         }
     }
 
     #[test]
-    fn a_killed_or_panicked_process_is_no_exit_of_ours() {
+    fn the_code_of_a_killed_or_panicked_process_is_no_exit() {
         for code in [1, 101, 134, 137, 143] {
             assert_eq!(Exit::from_code(code), None);
         }

@@ -1,28 +1,28 @@
-//! The time that a process has to end once it is asked to.
+//! The time between the request to end and the kill of a process.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Seconds that Kubernetes gives a pod whose template does not say.
+/// Seconds that Kubernetes gives a pod whose template does not set the grace period.
 pub const DEFAULT_GRACE_SECONDS: u32 = 30;
 
-/// How many times what a drain took there should be: storage is not always as fast.
+/// Advised grace period, in times of the measured drain. Storage may be slower later.
 const MARGIN: f64 = 2.0;
 
-/// A time to end in which a drain does not fit.
+/// A grace period that is too short for a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ShortGrace {
-    /// Seconds that a drain takes: two steps, an evaluation and a checkpoint, by the newest ones.
+    /// Seconds of a drain: two steps, an evaluation and a checkpoint, as the newest ones took.
     pub drain_seconds: f64,
-    /// Seconds after which a process that was asked to end is killed.
+    /// Seconds from the request to end until a process is killed.
     pub grace_seconds: u32,
 }
 
 impl ShortGrace {
-    /// Seconds that would do.
+    /// Returns the seconds that would be enough.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
     pub fn advised_seconds(&self) -> u32 {
@@ -30,7 +30,7 @@ impl ShortGrace {
     }
 }
 
-/// As one sentence: what it would take, what there is, what to do.
+/// One sentence: the need, the present value and the remedy.
 impl fmt::Display for ShortGrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { drain_seconds, grace_seconds } = self;
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_to_set_is_twice_what_a_drain_takes() {
+    fn the_advised_grace_period_is_twice_the_time_of_a_drain() {
         let short = ShortGrace { drain_seconds: 45.25, grace_seconds: 30 };
         let text = short.to_string();
         assert!(text.starts_with("a drain takes 45.2 s") && text.contains("killed after 30 s"), "{text}");

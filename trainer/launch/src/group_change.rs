@@ -1,4 +1,4 @@
-//! What a change of the membership was: one line of a run's history.
+//! A change of the group: one line of a run's history.
 
 use std::fmt;
 
@@ -6,44 +6,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::Progress;
 
-/// How one generation followed another.
+/// The step from one generation to the next.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct GroupChange {
-    /// When the new membership was recorded, RFC 3339.
+    /// Time at which the new membership was recorded, RFC 3339.
     pub time: String,
-    /// Its number.
+    /// Number of the new generation.
     pub generation: u64,
-    /// How many workers belong to it.
+    /// Number of workers in it.
     pub workers: u32,
-    /// Optimiser steps that are done.
+    /// Optimiser steps that it begins with.
     pub step: u64,
-    /// Pods that came.
+    /// Pods that joined.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joined: Vec<String>,
-    /// Pods that went as planned, and why.
+    /// Pods that left as planned, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left: Vec<Departure>,
-    /// Pods that were lost, and what was seen.
+    /// Pods that were lost, with the symptom.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<Departure>,
-    /// What failed although nobody was lost.
+    /// The failure, if no pod was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broken: Option<String>,
-    /// Steps after this one had been done before and are done again: nobody was left who held them.
+    /// True if the group goes back to `step`, because nobody was left that held the steps after it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rollback: bool,
-    /// So many of these steps had been told of, in a report or in a change.
+    /// Number of those steps that a report or a change had announced before.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub redone: u64,
-    /// Seconds from the moment when the need for a change was seen until the new membership was recorded.
+    /// Seconds from the first sign of the need to change until the new membership was recorded.
     pub seconds: f64,
     /// Digest of the chain of all memberships up to this one.
     pub history: String,
 }
 
-/// How far a run was told to have come.
+/// The furthest step that a run has announced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reached {
     generation: u64,
@@ -51,7 +51,7 @@ pub struct Reached {
 }
 
 impl Reached {
-    /// By this report; one of a group before the newest tells nothing new.
+    /// Takes a report into account. A report of an older generation is ignored.
     pub fn reported(&mut self, report: &Progress) {
         if report.generation >= self.generation {
             let before = if report.generation == self.generation { self.step } else { 0 };
@@ -59,7 +59,7 @@ impl Reached {
         }
     }
 
-    /// By this change, in which the steps are counted that it takes back.
+    /// Takes a change into account, and counts in it the announced steps that it takes back.
     pub fn changed(&mut self, change: &mut GroupChange) {
         if change.generation <= self.generation {
             return;
@@ -71,17 +71,17 @@ impl Reached {
     }
 }
 
-/// A pod that does not belong to the group any more.
+/// A pod that has left the group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Departure {
-    /// Its name.
+    /// Name of the pod.
     pub pod: String,
-    /// Why.
+    /// Reason of its departure.
     pub reason: String,
 }
 
-/// As one sentence: what happened, then what it cost.
+/// One sentence: the cause, then the cost.
 impl fmt::Display for GroupChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gone = |word: &str, gone: &[Departure]| -> Vec<String> {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_redone_that_were_told_of_and_are_taken_back() {
+    fn announced_steps_that_a_change_takes_back_count_as_redone() {
         let report = |generation, step| Progress { generation, step, ..Progress::default() };
         let change = |generation, step, rollback| GroupChange { generation, step, rollback, ..GroupChange::default() };
         let mut reached = Reached::default();
@@ -145,12 +145,16 @@ mod tests {
         };
         assert_eq!(redone(None, change(1, 0, false)), 0);
         assert_eq!(redone(Some(report(1, 62)), change(2, 50, true)), 12);
-        assert_eq!(redone(None, change(3, 50, true)), 0, "none since it went back before");
-        assert_eq!(redone(Some(report(1, 62)), change(4, 50, true)), 0, "an old report tells nothing new");
-        assert_eq!(redone(Some(report(4, 49)), change(5, 50, true)), 0, "more was done than was reported");
+        assert_eq!(redone(None, change(3, 50, true)), 0, "nothing was announced since the last rollback");
+        assert_eq!(redone(Some(report(1, 62)), change(4, 50, true)), 0, "a report of an older generation is ignored");
+        assert_eq!(redone(Some(report(4, 49)), change(5, 50, true)), 0, "the report lags behind the steps done");
         assert_eq!(redone(Some(report(5, 60)), change(6, 70, false)), 0);
-        assert_eq!(redone(None, change(7, 50, true)), 20, "the change before told of them");
-        assert_eq!(redone(Some(report(7, 60)), change(7, 50, true)), 0, "it was told of before");
-        assert_eq!(redone(None, GroupChange { redone: 14, ..change(8, 50, true) }), 14, "another knew of more");
+        assert_eq!(redone(None, change(7, 50, true)), 20, "the change before announced them");
+        assert_eq!(redone(Some(report(7, 60)), change(7, 50, true)), 0, "the change was known before");
+        assert_eq!(
+            redone(None, GroupChange { redone: 14, ..change(8, 50, true) }),
+            14,
+            "the change itself counts more"
+        );
     }
 }

@@ -1,17 +1,17 @@
-/// A field whose value cannot be used.
+/// A field with a value that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {value}: {accepted}")]
 pub struct InvalidField {
-    /// Path of the field, as `spec.training.epochs`.
+    /// Path of the field, such as `spec.training.epochs`.
     pub field: String,
-    /// What was given.
+    /// Value that was given.
     pub value: String,
-    /// What would be accepted and, where that is not plain, what to do.
+    /// Accepted values, with the remedy if that is not plain.
     pub accepted: String,
 }
 
 impl InvalidField {
-    /// `field` holds `value`, which is not what is `accepted`.
+    /// Refuses `value` in `field`, and says what is `accepted`.
     pub fn new(field: &str, value: impl ToString, accepted: impl ToString) -> Self {
         Self { field: field.to_owned(), value: value.to_string(), accepted: accepted.to_string() }
     }

@@ -1,10 +1,12 @@
-//! The launch contract: all that the operator (or `lockstep run`) and the trainer must agree on.
+//! The launch contract: everything that the operator (or `lockstep run`) and the trainer must agree
+//! on.
 //!
-//! One table each: [`Launch`] is the environment of a process, [`Exit`] its exit codes, [`Task`]
-//! what it does, [`Progress`] what it reports while it runs, [`GroupChange`] how its group changed,
-//! [`AgreedPlan`] how a group sums and [`Replay`] that it is to do so again, [`StateComparison`] whether that
-//! led to the same, [`Ending`] what it leaves behind, [`group`] the names of its durable record,
-//! [`readiness`] where it says that it is of use.
+//! Each subject has one table. [`Launch`] is the environment of a process and [`Exit`] its exit
+//! codes. [`Task`] is its work, [`Progress`] its report while it runs, and [`Ending`] the line that
+//! it leaves behind. [`GroupChange`] says how a group changed and [`AgreedPlan`] how it sums.
+//! [`Replay`] has it sum in the same way again, and [`StateComparison`] says if that led to the
+//! same states. [`training_group`] names the fields of the durable record. [`readiness`] is the
+//! path on which a process answers once it is ready.
 
 mod benchmark;
 mod benchmark_report;

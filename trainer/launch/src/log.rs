@@ -1,5 +1,5 @@
-//! Where every process of this project logs to: its standard error, which may be full or gone. The work goes on without
-//! a log, so a line that cannot be written is dropped and counted.
+//! The log of a process: its standard error, which may be full or gone. The process goes on without
+//! a log, so it drops a line that it cannot write, and counts it.
 
 use std::{
     io::{self, Write},
@@ -19,7 +19,7 @@ static DROPPED: AtomicU64 = AtomicU64::new(0);
 pub struct StandardError;
 
 impl StandardError {
-    /// How many lines this process has dropped.
+    /// Returns the number of lines that this process has dropped.
     #[must_use]
     pub fn dropped_lines() -> u64 {
         DROPPED.load(Ordering::Relaxed)
@@ -40,13 +40,13 @@ impl Write for StandardError {
     }
 }
 
-/// What is owed to the log.
+/// The state of the log between two lines.
 #[derive(Debug)]
 struct Log {
-    /// Lines that were dropped since the last one that was written, and why the newest of them was.
+    /// Lines dropped since the last written one, and the reason for the newest drop.
     dropped: u64,
     reason: String,
-    /// Whether only the beginning of the last line was written.
+    /// True if only the beginning of the last line was written.
     is_torn: bool,
 }
 
@@ -55,14 +55,15 @@ impl Log {
         Self { dropped: 0, reason: String::new(), is_torn: false }
     }
 
-    /// Writes `line`, after a line that tells how many before it are missing; `false` where it is dropped.
+    /// Writes `line`, after a line that counts the missing ones before it. Returns `false` if it
+    /// drops `line`.
     fn put(&mut self, line: &[u8], to: &mut impl Write) -> bool {
         let mut bytes = Vec::new();
         if self.is_torn {
             bytes.push(b'\n');
         }
         if self.dropped > 0 {
-            // Readers of JSON and people both understand it.
+            // Both people and readers of JSON understand this line.
             let missing = json!({ "droppedLogLines": self.dropped, "reason": self.reason });
             bytes.extend(format!("{missing}\n").into_bytes());
         }
@@ -80,7 +81,7 @@ impl Log {
     }
 }
 
-/// Writes all of it, or tells how much was written and why no more.
+/// Writes all bytes, or returns the number written and the error.
 fn write_some(bytes: &[u8], to: &mut impl Write) -> Result<(), (usize, io::Error)> {
     let mut written = 0;
     while written < bytes.len() {
@@ -98,7 +99,7 @@ fn write_some(bytes: &[u8], to: &mut impl Write) -> Result<(), (usize, io::Error
 mod tests {
     use super::*;
 
-    /// A disk with so much room.
+    /// A disk with limited room.
     struct Disk {
         text: Vec<u8>,
         room: usize,
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_do_not_fit_are_dropped_and_the_next_that_fits_tells_how_many() {
+    fn lines_that_do_not_fit_are_dropped_and_the_next_one_counts_them() {
         let mut disk = Disk { text: Vec::new(), room: 8 };
         let mut log = Log::new();
         let mut put = |line: &str, disk: &mut Disk| log.put(line.as_bytes(), disk);

@@ -1,5 +1,5 @@
-//! How much memory a process may have, and how often the kernel has killed for want of it: read
-//! from its cgroup and its host.
+//! The memory limit of a process and the kernel's out-of-memory kills, read from its cgroup and its
+//! host.
 
 use std::{
     fmt, fs,
@@ -7,22 +7,22 @@ use std::{
 };
 
 const CGROUPS: &str = "/sys/fs/cgroup";
-/// CgroupVersion 1 writes about 2^63 where there is no limit.
+/// Version 1 writes about 2^63 if there is no limit.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// The memory that a process may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// All that there is for everything under this limit.
+    /// Bytes for everything under this limit together.
     pub bytes: u64,
-    /// Pages that the host may move out to make room.
+    /// Bytes of swap that the host may use to make room.
     pub swap: u64,
-    /// Where the limit was found.
+    /// File or host that sets the limit.
     pub source: String,
 }
 
 impl MemoryLimit {
-    /// The smallest limit of this process: of its cgroup, of one around it, or of the host.
+    /// Returns the smallest limit of this process: of its cgroup, of one around it, or of the host.
     #[must_use]
     pub fn of_this_process() -> Option<Self> {
         Self::read(|path| fs::read_to_string(path).ok())
@@ -35,7 +35,7 @@ impl MemoryLimit {
         let of_host = line("MemTotal:").map(|bytes| Self { bytes, swap, source: "the memory of this host".to_owned() });
         let mut limits: Vec<Self> = of_host.into_iter().collect();
         for Cgroup { version, path } in folders(&read) {
-            // The limit of any cgroup around it holds too.
+            // Limits of all cgroups around it hold too.
             for folder in path.ancestors().take_while(|path| path.starts_with(CGROUPS)) {
                 let file = folder.join(version.limit());
                 let bytes = read(&file).and_then(|text| text.trim().parse().ok()).filter(|bytes| *bytes < NO_LIMIT);
@@ -52,8 +52,8 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
-/// How often the kernel has killed a process of this cgroup for want of memory; of this host where
-/// the cgroup does not count.
+/// Returns the number of processes that the kernel has killed in this cgroup for want of memory. If
+/// the cgroup does not count them, returns the number for this host.
 #[must_use]
 pub fn out_of_memory_kills() -> Option<u64> {
     kills(|path| fs::read_to_string(path).ok())
@@ -66,7 +66,7 @@ fn kills(read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     of_cgroup.or_else(|| number(&read(Path::new("/proc/vmstat"))?, "oom_kill "))
 }
 
-/// Bytes as people write them.
+/// Writes bytes in a unit that people use.
 #[must_use]
 pub fn in_words(bytes: u64) -> String {
     match bytes {
@@ -104,8 +104,8 @@ struct Cgroup {
     path: PathBuf,
 }
 
-/// Where this process's memory is accounted. A container often sees its own cgroup as the root,
-/// although `/proc` names all of its path.
+/// Returns the cgroups that account for this process's memory. A container often sees its own
+/// cgroup as the root, although `/proc` names the whole path.
 fn folders(read: &impl Fn(&Path) -> Option<String>) -> Vec<Cgroup> {
     let text = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let mut folders = Vec::new();
@@ -139,7 +139,7 @@ fn number(text: &str, name: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Files, by path.
+    /// Reads from a table of paths and contents.
     fn files<'a>(files: &'a [(&str, &str)]) -> impl Fn(&Path) -> Option<String> + 'a {
         |path| files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| (*text).to_owned())
     }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn kills_are_those_of_the_own_cgroup_or_else_of_the_host() {
+    fn kills_are_counted_in_the_own_cgroup_or_else_on_the_host() {
         let own = [
             ("/proc/self/cgroup", "4:memory:/job\n"),
             ("/sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_in_units_that_people_use() {
+    fn bytes_are_written_in_units_that_people_use() {
         assert_eq!([999, 700_000_000, 1_956_000_000].map(in_words), ["1 kB", "700 MB", "2.0 GB"]);
     }
 }

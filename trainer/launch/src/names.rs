@@ -1,22 +1,24 @@
-//! Names of a job's processes; in a cluster those of its pods. And the name under which it keeps what outlives them.
+//! Names of a job's processes, which in a cluster are those of its pods, and of its folder in a
+//! storage.
 
-/// Of a uid in a name.
+/// Characters of a uid in a name.
 const UID_CHARACTERS: usize = 8;
 
-/// Worker `index` of a job.
+/// Returns the name of a job's worker `index`.
 #[must_use]
 pub fn worker(job: &str, index: u32) -> String {
     format!("{job}-worker-{index}")
 }
 
-/// The name of a job that no other has: one that is made anew under the same name gets another.
+/// Returns a name that belongs to one job only. A new job with the same `TrainingJob` name gets
+/// another one.
 #[must_use]
 pub fn unique(job: &str, uid: &str) -> String {
     let short: String = uid.chars().take(UID_CHARACTERS).collect();
     format!("{job}-{short}")
 }
 
-/// The coordinator of a job.
+/// Returns the name of a job's coordinator.
 #[must_use]
 pub fn coordinator(job: &str) -> String {
     format!("{job}-coordinator")

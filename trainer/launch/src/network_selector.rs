@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize};
 /// Longest name that Linux gives to a network interface, in bytes.
 const MAX_INTERFACE: usize = 15;
 
-/// A network that a host is in: the name of an interface, such as `eth1`, or a subnet, such as `10.20.0.0/16`.
+/// A network of a host: an interface's name, such as `eth1`, or a subnet, such as `10.20.0.0/16`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum NetworkSelector {
-    /// Whatever addresses the interface has.
+    /// All addresses of an interface.
     Interface(String),
-    /// Addresses that begin with the same bits.
+    /// All addresses that begin with the same bits.
     Subnet {
-        /// One of them.
+        /// One address of the subnet.
         address: IpAddr,
-        /// How many bits.
+        /// Number of bits that all its addresses share.
         bits: u8,
     },
 }
 
-/// Neither an interface nor a subnet.
+/// A text that is neither an interface's name nor a subnet.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no network: write an interface's name such as eth1, or a subnet such as 10.20.0.0/16")]
 pub struct NetworkSelectorError(String);
 
 impl NetworkSelector {
-    /// Whether an address of an interface is in it.
+    /// Returns true if the network contains this address of this interface.
     #[must_use]
     pub fn holds(&self, interface: &str, address: IpAddr) -> bool {
         match (self, address) {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_quoted() {
+    fn a_text_that_is_no_network_is_quoted() {
         for text in
             ["", "an interface", "a-name-of-16-chars", "10.0.0.0/33", "10.0.0/8", "fd00::/129", "eth0/8", "10.0.0.0/"]
         {

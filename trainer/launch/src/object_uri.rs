@@ -1,17 +1,17 @@
-//! Places in object stores: `s3://BUCKET/PREFIX`, and the same with `gs` and `az`.
+//! Prefixes in object stores: `s3://BUCKET/PREFIX`, and the same with `gs` and `az`.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// What a place in an object store looks like.
+/// Accepted form of a URI, for people.
 pub const OBJECT_URI_ACCEPTED: &str = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, such as s3://models/lenet; buckets have 3 to 63 \
      lower-case letters, digits, `-`, `_` and `.`, the parts of a prefix letters, digits, `-`, `_`, `=` and `.`";
-/// The same as a regular expression, of the whole text.
+/// Accepted form of a URI, as a regular expression for the whole text.
 pub const OBJECT_URI_PATTERN: &str =
     "^(s3|gs|az)://[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9](/[-_=A-Za-z0-9][-_=.A-Za-z0-9]*)*/?$";
 
-/// A place in an object store.
+/// A prefix in an object store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct ObjectUri {
@@ -20,10 +20,10 @@ pub struct ObjectUri {
     prefix: String,
 }
 
-/// Whose protocol a store speaks.
+/// The protocol of an object store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectService {
-    /// Amazon S3 and whatever speaks as it does.
+    /// Amazon S3 and the stores that speak its protocol.
     S3,
     /// Google Cloud Storage.
     GoogleCloud,
@@ -44,34 +44,34 @@ impl ObjectService {
 }
 
 impl ObjectUri {
-    /// Whether a text begins as one.
+    /// Returns true if `text` begins like such a URI.
     #[must_use]
     pub fn begins(text: &str) -> bool {
         ObjectService::ALL.iter().any(|service| text.starts_with(service.scheme()))
     }
 
-    /// Whose protocol to speak.
+    /// Returns the protocol of the store.
     #[must_use]
     pub fn service(&self) -> ObjectService {
         self.service
     }
 
-    /// The bucket; at Azure, the container.
+    /// Returns the bucket. At Azure it is the container.
     #[must_use]
     pub fn bucket(&self) -> &str {
         &self.bucket
     }
 
-    /// What all keys begin with, without a `/` at either end; may be empty.
+    /// Returns the prefix of all keys, without a `/` at either end. It may be empty.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The place of this name in this one.
+    /// Returns the prefix `name` below this one.
     ///
     /// # Panics
-    /// When the name is no part of a prefix.
+    /// `name` is no part of a prefix.
     #[must_use]
     pub fn join(&self, name: &str) -> Self {
         assert!(is_part(name), "`{name}` is no part of a prefix");
@@ -137,9 +137,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_survives_its_text() {
+    fn a_uri_reads_back_from_its_text() {
         for text in ["s3://models", "gs://a.b-c_d/x", "az://abc/team=a/run.1/_"] {
-            let uri: ObjectUri = text.parse().expect("a place");
+            let uri: ObjectUri = text.parse().expect("a URI");
             assert_eq!(uri.to_string(), text);
             assert_eq!(uri.join("lenet-0a1b").to_string(), format!("{text}/lenet-0a1b"));
         }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_place_is_told_with_an_example() {
+    fn a_text_that_is_no_uri_is_refused_with_an_example() {
         for text in [
             "s3://",
             "s3:///a",

@@ -4,20 +4,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BenchmarkReport, CommunicationAlgorithm, Encryption, ShortGrace, Unsaved, WireFormat};
 
-/// What the job is doing: from the reporting worker through the coordinator into `status.progress`.
+/// The progress of a job. It travels from the reporting worker through the coordinator into
+/// `status.progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Optimiser steps that are done; of a benchmark, rows of its table.
+    /// Optimiser steps done. For a benchmark, rows of its table.
     pub step: u64,
-    /// Optimiser steps of the whole job; of a benchmark, rows of its table.
+    /// Optimiser steps of the whole job. For a benchmark, rows of its table.
     pub total_steps: u64,
-    /// Passes over the data set that are done.
+    /// Finished passes over the data set.
     pub epoch: u64,
-    /// Agreed memberships so far; 1 is the first.
+    /// Number of the generation; 1 is the first.
     pub generation: u64,
-    /// Ranks that train together.
+    /// Number of ranks that train together.
     pub world_size: u32,
     /// Mean training loss over the samples of the newest step, in nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,7 +32,8 @@ pub struct Progress {
     /// Samples per second of the whole group, averaged over the newest steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
-    /// Throughput divided by world size times one worker's throughput without communication, 0 to 1.
+    /// Throughput divided by world size times one worker's throughput without communication, 0 to
+    /// 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling_efficiency: Option<f64>,
     /// Mean useful time of the ranks divided by the greatest, 0 to 1.
@@ -40,10 +42,11 @@ pub struct Progress {
     /// Greatest useful time of a rank divided by the step time, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_efficiency: Option<f64>,
-    /// Pods that the others wait for: in each of the newest 20 steps their useful time was over 1.3 times the median.
+    /// Pods that slow the others down: in each of the newest 20 steps their useful time was over
+    /// 1.3 times the median.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stragglers: Vec<Straggler>,
-    /// How the workers sum gradients.
+    /// The way in which the workers sum gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<CommunicationReport>,
     /// Seconds until the last step at the present speed.
@@ -52,43 +55,44 @@ pub struct Progress {
     /// The newest checkpoint that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
-    /// The newest checkpoint, where the group began with an older one because it is damaged; until the group changes, or there is a
-    /// newer one that is whole.
+    /// The newest checkpoint, if it is damaged and the group began with an older one. It stays
+    /// until the group changes or a newer checkpoint is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged_checkpoint: Option<DamagedCheckpoint>,
     /// Steps that no checkpoint holds, while saves fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsaved: Option<Unsaved>,
-    /// The time that a process has to end, where a drain does not fit into it.
+    /// The grace period of a process, if a drain does not fit into it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub short_grace: Option<ShortGrace>,
-    /// What a benchmark has found so far.
+    /// The result of a benchmark so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub benchmark: Option<Box<BenchmarkReport>>,
-    /// When this was measured, RFC 3339.
+    /// Time of the measurement, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
 }
 
-/// How the workers sum gradients, as they agreed before their first step.
+/// The way in which the workers sum gradients, as they agreed before their first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct CommunicationReport {
-    /// What carries them: memory (that all workers share) or tcp.
+    /// Link that carries the gradients: memory (shared by all workers) or tcp.
     pub link: LinkKind,
-    /// By which algorithm: auto for what is cheapest for each number of bytes, or the one that the job names.
+    /// Algorithm that sums them: auto for the cheapest one for each number of bytes, or the one
+    /// that the job names.
     pub algorithm: CommunicationAlgorithm,
     /// Number format of gradients on the link.
     pub wire: WireFormat,
-    /// What protects them on the link: tls, or none.
+    /// Protection on the link: tls or none.
     #[serde(default)]
     pub encryption: Encryption,
-    /// Number of parts that are summed one by one while backward goes on.
+    /// Number of buckets, which are summed one by one while backward goes on.
     pub buckets: u32,
 }
 
-/// What carries gradients between workers.
+/// The link that carries gradients between workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -105,22 +109,22 @@ pub enum LinkKind {
 pub struct CheckpointMark {
     /// Optimiser steps that it holds.
     pub step: u64,
-    /// Where it lies.
+    /// Its URI.
     pub uri: String,
-    /// When it became whole, RFC 3339.
+    /// Time at which it became whole, RFC 3339.
     pub time: String,
 }
 
-/// A checkpoint that cannot be resumed from.
+/// A checkpoint that no run can resume from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DamagedCheckpoint {
-    /// Optimiser steps that it was to hold.
+    /// Optimiser steps that it should hold.
     pub step: u64,
-    /// Where it lies.
+    /// Its URI.
     pub uri: String,
-    /// What is wrong with it.
+    /// Description of the damage.
     pub reason: String,
 }
 
@@ -131,14 +135,15 @@ impl fmt::Display for DamagedCheckpoint {
     }
 }
 
-/// A worker that the others wait for.
+/// A worker that slows the others down.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Straggler {
     /// Its pod.
     pub pod: String,
-    /// How many times the median its useful time was in the mean of these steps, and as many at least by sample.
+    /// Mean of its useful time in these steps divided by the median, and no less than the smallest
+    /// sample.
     pub times: f64,
 }
 
@@ -156,7 +161,7 @@ impl fmt::Display for LinkKind {
 }
 
 impl Progress {
-    /// Share of the job that is done, 0 to 100, never 100 before the last step.
+    /// Returns the share of the job that is done, 0 to 100. It is 100 only after the last step.
     #[must_use]
     pub fn percent(&self) -> u8 {
         if self.total_steps == 0 {
@@ -165,9 +170,9 @@ impl Progress {
         u8::try_from(self.step.min(self.total_steps) * 100 / self.total_steps).unwrap_or(100)
     }
 
-    /// This report, with what its worker does not know: the newest checkpoint and whether saves
-    /// fail, as they were last told. A worker that reports for the first time knows neither before
-    /// its first save has ended.
+    /// Completes the report with facts that its worker lacks: the newest checkpoint, and the
+    /// failure of saves, as last reported. A worker that begins to report knows neither until its
+    /// first save ends.
     #[must_use]
     pub fn after(mut self, checkpoint: Option<&CheckpointMark>, unsaved: Option<&Unsaved>) -> Self {
         if self.last_checkpoint.is_none() {
@@ -187,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_begins_to_report_leaves_what_it_does_not_know_as_it_was_told() {
+    fn a_report_takes_over_the_facts_that_its_worker_lacks() {
         let mark = |step| CheckpointMark { step, ..CheckpointMark::default() };
         let fails = |since| Some(Unsaved::new(since, "disk full", false));
         let told = |last_checkpoint: Option<CheckpointMark>, unsaved, before: Option<&Unsaved>| {
@@ -196,14 +201,14 @@ mod tests {
             (told.last_checkpoint.map(|mark| mark.step), told.unsaved.map(|unsaved| unsaved.since_step))
         };
         assert_eq!(told(None, None, None), (Some(70), None));
-        assert_eq!(told(None, None, fails(70).as_ref()), (Some(70), Some(70)), "it has not tried yet");
+        assert_eq!(told(None, None, fails(70).as_ref()), (Some(70), Some(70)), "it has not tried to save yet");
         assert_eq!(told(None, fails(0), None), (Some(70), Some(70)), "another worker saved before it");
         assert_eq!(told(Some(mark(90)), None, fails(70).as_ref()), (Some(90), None), "it saved");
         assert_eq!(told(Some(mark(90)), fails(90), None), (Some(90), Some(90)));
     }
 
     #[test]
-    fn percent_rounds_down_so_that_only_the_last_step_is_a_hundred() {
+    fn percent_rounds_down_so_that_only_the_last_step_is_100() {
         let at = |step| Progress { step, total_steps: 1000, ..Progress::default() }.percent();
         assert_eq!([at(0), at(9), at(10), at(999), at(1000), at(1001)], [0, 0, 1, 99, 100, 100]);
         assert_eq!(Progress::default().percent(), 0);

@@ -1,4 +1,5 @@
-//! What has to be known of a training to do it again to the last bit: which memberships trained, and how each summed its gradients.
+//! The facts that repeat a training bit for bit: the memberships that trained, and the plan by
+//! which each summed its gradients.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,44 +7,44 @@ use crate::LaunchError;
 
 /// Name of the file in a job's folder with a line of JSON for each [`AgreedPlan`].
 pub const PLANS_FILE: &str = "plans.jsonl";
-/// Set besides a worker's other variables when it repeats what an earlier run did: a [`Replay`] as JSON.
+/// Variable of a worker that repeats an earlier run: a [`Replay`] as JSON.
 pub const REPLAY: &str = "LOCKSTEP_REPLAY";
 
-/// A membership that is about to train, or to sum in another way from `step` on. Its line is stored before the next step is done, by a member
-/// of it: no step can be done without that one.
+/// A plan that a membership agreed on, from step `step` on. A member stores its line before the
+/// next step ends, and no step can end without that member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgreedPlan {
-    /// Its number.
+    /// Number of the generation.
     pub generation: u64,
-    /// How many workers belong to it.
+    /// Number of its workers.
     pub workers: u32,
-    /// Optimiser steps that are done.
+    /// Optimiser steps done before.
     pub step: u64,
-    /// How they sum, as the trainer understands it.
+    /// The plan, in the trainer's own format.
     pub plan: String,
 }
 
-/// What a worker is to repeat instead of deciding it.
+/// The decisions that a worker repeats instead of making them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Replay {
-    /// That of a [`AgreedPlan`].
+    /// Plan of an [`AgreedPlan`].
     pub plan: String,
-    /// The optimiser step after which the job counts as done; none for its own last one.
+    /// Optimiser step that ends the job; `None` for the job's own last step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_step: Option<u64>,
 }
 
 impl Replay {
-    /// As the value of [`REPLAY`].
+    /// Returns the value for [`REPLAY`].
     #[must_use]
     pub fn to_value(&self) -> String {
-        // Text and a number: no reason to fail.
+        // A text and a number always serialise.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads the environment through `lookup`; `None` for whoever decides for itself.
+    /// Reads the environment through `lookup`. Returns `None` for a worker that decides for itself.
     ///
     /// # Errors
     /// The variable is malformed.
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_to_be_repeated_is_read_as_it_was_written() {
+    fn a_replay_reads_back_from_its_variable() {
         let whole = Replay { plan: r#"{"words":[1]}"#.into(), last_step: None };
         for replay in [whole.clone(), Replay { last_step: Some(u64::MAX), ..whole }] {
             let value = replay.to_value();

@@ -1,24 +1,25 @@
-//! What the journals of two runs of a job tell of the workers' state after each step, compared.
+//! The states of two runs of a job, compared after each step by their metrics logs.
 
 use std::{collections::BTreeMap, fmt};
 
 use serde::Deserialize;
 
-/// Name of the file in a job's folder with a line of JSON for each step: its journal.
+/// Name of the metrics log in a job's folder: a line of JSON for each step and evaluation.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
-/// After which steps two runs held the same state.
+/// The steps after which two runs held the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateComparison {
-    /// Steps of which both tell.
+    /// Number of steps that both logs hold.
     pub steps: usize,
-    /// The last of them.
+    /// The last of these steps.
     pub last: Option<u64>,
-    /// The first after which that was seen of the states.
+    /// The first of these steps after which the states differ.
     pub differ_from: Option<u64>,
 }
 
-/// A line about a step whose state somebody was left to tell of.
+/// A line about a step with the state after it. The state is absent if no worker was left to report
+/// it.
 #[derive(Deserialize)]
 struct Line {
     step: u64,
@@ -26,7 +27,7 @@ struct Line {
 }
 
 impl StateComparison {
-    /// Of runs with these journals.
+    /// Compares the states by the metrics logs of both runs.
     #[must_use]
     pub fn between(one: &str, other: &str) -> Self {
         let (one, other) = (hashes(one), hashes(other));
@@ -40,14 +41,14 @@ impl fmt::Display for StateComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "after {} steps  ", self.steps)?;
         match self.differ_from {
-            None if self.steps == 0 => f.write_str("not compared: no journal tells of them"),
+            None if self.steps == 0 => f.write_str("not compared: no metrics log holds them"),
             None => f.write_str("equal"),
             Some(step) => write!(f, "differ, seen from step {step} on"),
         }
     }
 }
 
-/// By step.
+/// Returns the hash of the state after each step.
 fn hashes(journal: &str) -> BTreeMap<u64, u32> {
     let lines = journal.lines().filter_map(|line| serde_json::from_str(line).ok());
     lines.map(|Line { step, state_hash }| (step, state_hash)).collect()
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_of_which_both_tell_are_compared() {
+    fn the_steps_in_both_logs_are_compared() {
         let one = concat!(
             "{\"step\":1,\"state_hash\":7}\n",
             "{\"step\":2,\"state_hash\":8}\n{\"step\":2,\"evaluation\":{\"loss\":0.5}}\n",
@@ -68,7 +69,7 @@ mod tests {
         let compared = |one: &str, other: &str| StateComparison::between(one, other).to_string();
         assert_eq!(compared(one, &whole), "after 3 steps  equal");
         assert_eq!(compared(one, &whole.replace('8', "6")), "after 3 steps  differ, seen from step 2 on");
-        assert_eq!(compared("", &whole), "after 0 steps  not compared: no journal tells of them");
+        assert_eq!(compared("", &whole), "after 0 steps  not compared: no metrics log holds them");
         assert_eq!(StateComparison::between(&whole, "{\"step\":3,\"state_hash\":5}\n").last, Some(3));
     }
 }

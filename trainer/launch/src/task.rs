@@ -1,4 +1,4 @@
-//! What the processes of a job do: train a network, or measure.
+//! The task of a job's processes: training or a measurement.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,19 +8,19 @@ use crate::{Benchmark, Communication, InvalidField, Workload};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Task {
-    /// Train a network.
+    /// Trains a network.
     Train(Workload),
-    /// Train nothing, but measure.
+    /// Trains nothing, and measures.
     Benchmark {
-        /// What is measured.
+        /// The measurement.
         benchmark: Benchmark,
-        /// How it travels.
+        /// The way in which numbers travel between the workers.
         communication: Communication,
     },
 }
 
 impl Task {
-    /// How numbers travel between the workers.
+    /// Returns the way in which numbers travel between the workers.
     #[must_use]
     pub fn communication(&self) -> &Communication {
         match self {
@@ -29,10 +29,11 @@ impl Task {
         }
     }
 
-    /// The rules that no schema can state, between fields or inside a string. Each is a CEL rule of the CRD as well.
+    /// Checks the rules that no schema can state, between fields or inside a string. Each is a CEL
+    /// rule of the CRD as well.
     ///
     /// # Errors
-    /// The first field that breaks one.
+    /// A field breaks a rule. The error names the first one.
     pub fn check(&self) -> Result<(), InvalidField> {
         match self {
             Self::Train(workload) => workload.check(),

@@ -1,19 +1,19 @@
-//! The durable record's place in a cluster: a `TrainingGroup` object beside the job, made and owned by the operator.
-//! The coordinator writes the record into `spec.record` and its reports into `status`; nobody else writes either.
+//! The durable record in a cluster: a `TrainingGroup` object beside the job. The operator makes and
+//! owns it. Only the coordinator writes the record into `spec.record` and reports into `status`.
 
 /// API group of every object of this project.
 pub const API_GROUP: &str = "lockstep.dev";
 /// API version of the record.
 pub const VERSION: &str = "v1alpha1";
-/// Kind of the record.
+/// Kind of the object.
 pub const KIND: &str = "TrainingGroup";
-/// Its plural, as in URLs and RBAC rules.
+/// Plural of the kind, for URLs and RBAC rules.
 pub const PLURAL: &str = "traininggroups";
-/// The field under `spec` that holds the membership record; opaque to Kubernetes.
+/// Field under `spec` that holds the membership record, which is opaque to Kubernetes.
 pub const RECORD: &str = "record";
-/// The field under `status` that holds the newest [`crate::Progress`].
+/// Field under `status` that holds the newest [`crate::Progress`].
 pub const PROGRESS: &str = "progress";
-/// The field under `status` that holds the newest [`crate::GroupChange`]s of the membership, oldest first.
+/// Field under `status` that holds the newest [`crate::GroupChange`]s, oldest first.
 pub const CHANGES: &str = "changes";
-/// The field under `status` that holds the [`crate::Ending`] once there is one.
+/// Field under `status` that holds the [`crate::Ending`] once there is one.
 pub const ENDING: &str = "ending";

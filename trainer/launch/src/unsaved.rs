@@ -1,28 +1,28 @@
-//! State that lies in the workers' memory only, because the storage does not take it.
+//! Steps that only the workers' memory holds, because the storage refuses the checkpoint.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Characters of a reason that a report carries.
+/// Characters of a reason in a report.
 const MAX_REASON: usize = 500;
 
-/// Steps that no checkpoint holds, because saves fail.
+/// The steps that no checkpoint holds, because saves fail.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Unsaved {
-    /// Optimiser steps that the newest checkpoint holds; 0 where there is none.
+    /// Optimiser steps in the newest checkpoint; 0 if there is none.
     pub since_step: u64,
-    /// Why the storage did not take the newest one, and what to do.
+    /// Reason why the newest save failed, and the remedy.
     pub reason: String,
-    /// Whether the workers stand still until the storage takes what they hold.
+    /// True while the workers stand still until the storage takes their state.
     #[serde(default)]
     pub waits: bool,
 }
 
 impl Unsaved {
-    /// Saves have failed since the checkpoint of `since_step`, for this reason.
+    /// Describes saves that have failed since the checkpoint of `since_step`.
     #[must_use]
     pub fn new(since_step: u64, reason: &str, waits: bool) -> Self {
         let reason = match reason.char_indices().nth(MAX_REASON) {
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sentence_says_since_when_and_whether_training_goes_on() {
+    fn the_sentence_names_the_last_saved_step_and_says_if_training_goes_on() {
         let said = |step, waits| Unsaved::new(step, "disk full; free some", waits).to_string();
         assert_eq!(said(0, false), "no checkpoint could be saved yet: disk full; free some; training goes on");
         assert_eq!(said(7, false), "no checkpoint is saved since step 7: disk full; free some; training goes on");
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_that_is_too_long_for_a_report_is_cut() {
+    fn a_long_reason_is_cut() {
         let cut = Unsaved::new(7, &"ü".repeat(MAX_REASON + 1), false).reason;
         assert_eq!(cut.chars().count(), MAX_REASON + 1);
         assert!(cut.ends_with("ü…"), "{cut}");

@@ -1,32 +1,34 @@
-//! What is trained: the part of a `TrainingJob` that the operator passes on and the trainer reads.
+//! The workload of a job: the fields of a `TrainingJob` that the operator passes on and the trainer
+//! reads.
 //!
-//! The doc comments of the fields are what `kubectl explain` prints; each states the unit and the default.
+//! `kubectl explain` prints the doc comments of the fields. Each states the unit and the default.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Communication, CommunicationAlgorithm, InvalidField, OBJECT_URI_ACCEPTED, ObjectUri};
 
-/// Virtual shards of a job with fewer workers; one with more has a shard for each. A global batch is cut into so many parts, whatever
-/// the number of ranks is at the time; with several devices a worker, into so many times as many.
+/// Fewest virtual shards of a global batch. A job with more workers has a shard for each. The
+/// number stays the same when the world size changes. With several devices a worker, it is
+/// multiplied by the devices.
 pub const MIN_SHARDS: u32 = 64;
-/// What a job with several ranks in a process is told that sums as a canonical tree.
+/// Refusal of canonicalTree for workers with several devices.
 pub const NO_TREE_OF_DEVICES: &str = "1 with spec.communication.algorithm canonicalTree; leave one of them out";
 
-/// ModelSpec, data set and everything that decides how they are trained.
+/// The model, the data set and the rules of training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Workload {
     /// The network.
     pub model: ModelSpec,
-    /// The samples.
+    /// The data set.
     pub dataset: DatasetSpec,
-    /// The optimisation.
+    /// The rules of training.
     pub training: Training,
-    /// How gradients travel.
+    /// The communication of gradients.
     pub communication: Communication,
-    /// How state is kept.
+    /// The checkpoints.
     pub checkpoint: CheckpointSpec,
-    /// Devices that one worker drives.
+    /// Number of devices that one worker drives.
     #[serde(default = "Workload::default_devices_per_worker")]
     pub devices_per_worker: u32,
 }
@@ -36,10 +38,11 @@ pub struct Workload {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ModelSpec {
-    /// Architecture: lenet5 (61,706 weights), mlp (widths from `hidden`) or mlp25m (a preset of 25 million weights for
-    /// communication benchmarks).
+    /// Architecture: lenet5 (61,706 weights), mlp (widths from `hidden`) or mlp25m (a preset of 25
+    /// million weights for communication benchmarks).
     pub name: ModelName,
-    /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default: [128].
+    /// Widths of the hidden layers of an mlp, in neurons, first layer first; only for mlp. Default:
+    /// [128].
     #[allow(rustdoc::broken_intra_doc_links, reason = "the default is written as in a manifest, and is no link")]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schemars(length(max = 16), inner(range(min = 1, max = 65536))))]
@@ -64,20 +67,21 @@ pub enum ModelName {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DatasetSpec {
-    /// How the samples are stored: idx (a folder with image and label files as MNIST ships them, gzip allowed) or glyphs
-    /// (digits drawn by the trainer itself, nothing to download).
+    /// Format of the samples: idx (a folder with image and label files as MNIST ships them, gzip
+    /// allowed) or glyphs (digits that the trainer draws itself, without a download).
     pub format: DatasetFormat,
-    /// The folder with the files, as a file:// URI that is valid inside the workers, such as file:///data/mnist; required
-    /// for idx, unused for glyphs. Default: none.
+    /// Folder with the files, as a file:// URI inside the workers, such as file:///data/mnist. idx
+    /// requires it; glyphs does not use it. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(length(max = 1024)))]
     pub uri: Option<String>,
-    /// Share of the samples that is held out for evaluation where the folder has no test files of its own, 0 to 0.9.
-    /// Default: 0.1.
+    /// Share of the samples that is held out for evaluation if the folder has no test files, 0 to
+    /// 0.9. Default: 0.1.
     #[serde(default = "DatasetSpec::default_evaluation_fraction")]
     #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9)))]
     pub evaluation_fraction: f64,
-    /// How many samples are drawn, training and evaluation together; only for glyphs. Default: 10000.
+    /// Number of samples to draw, training and evaluation together; only for glyphs. Default:
+    /// 10000.
     #[serde(default = "DatasetSpec::default_samples")]
     #[cfg_attr(feature = "schema", schemars(range(min = 10, max = 10_000_000)))]
     pub samples: u32,
@@ -104,7 +108,7 @@ pub enum DatasetFormat {
     Glyphs,
 }
 
-/// The optimisation.
+/// The rules of training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -113,22 +117,23 @@ pub struct Training {
     #[serde(default = "Training::default_epochs")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_000_000)))]
     pub epochs: u32,
-    /// Samples of one optimiser step over all workers together; it stays the same whatever their number. Default: 64.
+    /// Samples of one optimiser step over all workers together. It stays the same for any number of
+    /// workers. Default: 64.
     #[serde(default = "Training::default_global_batch_size")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_048_576)))]
     pub global_batch_size: u32,
-    /// Most samples that a worker takes through the network at once; a greater share is accumulated in several rounds.
-    /// Bounds a worker's memory. Default: 64.
+    /// Most samples that a worker takes through the model at once. A larger share is accumulated in
+    /// several rounds. The value bounds a worker's memory. Default: 64.
     #[serde(default = "Training::default_micro_batch_size")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 65_536)))]
     pub micro_batch_size: u32,
     /// Number format of weights and gradients. Default: f32.
     #[serde(default = "Training::default_precision")]
     pub precision: Precision,
-    /// Seed of the initial weights, the order of the samples and the glyphs. Same seed, same run. Over tcp
-    /// this holds with three or more workers only where communication names its algorithm and its bucketBytes, and with two whose wire is
-    /// not f32 only where it names its bucketBytes: otherwise these follow what is measured.
-    /// Default: 0.
+    /// Seed of the initial weights, the order of the samples and the glyphs. The same seed gives
+    /// the same run, with two exceptions over tcp: three or more workers need
+    /// communication.algorithm and bucketBytes, and two workers with a wire other than f32 need
+    /// bucketBytes. Without these fields, the plan follows measured times. Default: 0.
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 9_007_199_254_740_991_i64)))]
     pub seed: u64,
@@ -190,7 +195,8 @@ pub struct Sgd {
     /// Share of the last velocity that is kept, without unit. Default: 0.9.
     #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 0.9999)))]
     pub momentum: f32,
-    /// Pull of every weight towards zero, without unit; biases and norms are exempt. Default: 0.
+    /// Rate at which every weight decays towards zero, without unit; biases and norms are exempt.
+    /// Default: 0.
     #[cfg_attr(feature = "schema", schemars(range(min = 0.0, max = 1.0)))]
     pub weight_decay: f32,
 }
@@ -217,28 +223,32 @@ impl Default for LearningRateSchedule {
     }
 }
 
-/// How state is kept.
+/// The checkpoints of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CheckpointSpec {
-    /// A folder that every worker sees, as a file:// URI such as file:///checkpoints, or a place in an object store: s3://BUCKET/PREFIX,
-    /// gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, whose credentials are in the environment of the trainer's container, as from a Secret
-    /// by envFrom; each job has a folder of its own in it. Required.
+    /// Storage of the checkpoints: a folder that every worker sees, as a file:// URI such as
+    /// file:///checkpoints, or a prefix in an object store: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX
+    /// or az://CONTAINER/PREFIX. The environment of the trainer's container holds the store's
+    /// credentials, for example from a Secret by envFrom. Each job has a folder of its own in the
+    /// storage. Required.
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
     pub uri: String,
-    /// Seconds between two checkpoints. One more is saved at the end and whenever the job is stopped. Default: 60.
+    /// Seconds between two checkpoints. One more is saved at the end and at each stop. Default: 60.
     #[serde(default = "CheckpointSpec::default_interval_seconds")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 86_400)))]
     pub interval_seconds: u32,
-    /// Number of checkpoints that are kept; older ones are deleted once a newer one was read back. Default: 3.
+    /// Number of checkpoints to keep. Older ones are deleted once a newer one was read back.
+    /// Default: 3.
     #[serde(default = "CheckpointSpec::default_keep_last")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub keep_last: u32,
 }
 
 impl CheckpointSpec {
-    /// The place in an object store, if it is one; the URI has been [checked](Workload::check).
+    /// Returns the prefix in an object store; `None` for a folder. The URI has been
+    /// [checked](Workload::check).
     #[must_use]
     pub fn objects(&self) -> Option<ObjectUri> {
         self.uri.parse().ok()
@@ -258,10 +268,11 @@ impl Workload {
         1
     }
 
-    /// The rules that no schema can state, between fields or inside a string. Each is a CEL rule of the CRD as well.
+    /// Checks the rules that no schema can state, between fields or inside a string. Each is a CEL
+    /// rule of the CRD as well.
     ///
     /// # Errors
-    /// The first field that breaks one.
+    /// A field breaks a rule. The error names the first one.
     pub fn check(&self) -> Result<(), InvalidField> {
         let Self { model, dataset, training: _, communication, checkpoint, devices_per_worker } = self;
         if model.name != ModelName::Mlp && !model.hidden.is_empty() {
@@ -322,13 +333,13 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_survives_its_json() {
+    fn a_workload_reads_back_from_its_json() {
         let text = serde_json::to_string(&lenet()).expect("serialises");
         assert_eq!(serde_json::from_str::<Workload>(&text).expect("reads back"), lenet());
     }
 
     #[test]
-    fn networks_survive_their_json_too() {
+    fn network_selectors_read_back_from_their_json() {
         let mut job = lenet();
         job.communication.interfaces = vec!["eth1".parse().expect("a name"), "10.20.0.0/16".parse().expect("a subnet")];
         let text = serde_json::to_string(&job).expect("serialises");
@@ -337,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_between_fields_name_the_field_that_breaks_them() {
+    fn the_error_names_the_field_that_breaks_a_rule() {
         type Breaking = (&'static str, fn(&mut Workload));
         let cases: [Breaking; 8] = [
             ("spec.model.hidden", |job| job.model.hidden = vec![10]),
