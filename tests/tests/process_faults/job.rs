@@ -312,8 +312,8 @@ impl Job {
     /// Checks that the coordinators' reports, the workers' stored plans and the durable record have
     /// the same history.
     fn check_chain(&self, changes: &[GroupChange]) {
-        let planned: Vec<Planned> = lines(&self.run_folder().join(PLANS_FILE));
-        for Planned { generation, workers, step, .. } in &planned {
+        let planned: Vec<AgreedPlan> = lines(&self.run_folder().join(PLANS_FILE));
+        for AgreedPlan { generation, workers, step, .. } in &planned {
             let told = changes.iter().find(|change| change.generation == *generation);
             let told = told.map(|change| (change.workers, change.step));
             // A coordinator that is killed may not report a change.
