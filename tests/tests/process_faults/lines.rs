@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{Abort, Group, JobId, Limits, Listener, Seat, Tag};
+use lockstep_collective::{Abort, Group, JobId, Limits, Listener, RankId, Tag};
 use rustix::process::Signal;
 
 use crate::{
@@ -191,7 +191,7 @@ fn who_waits_for_a_peer_that_may_take_any_time_finds_out_that_its_line_is_cut() 
         let member = |rank: usize| {
             network.enter(hosts[rank]);
             let listener = Listener::bind(hosts[rank].address().into(), DATA).expect("its port");
-            let seat = Seat { job: JobId([7; 16]), generation: 1, rank };
+            let seat = RankId { job: JobId([7; 16]), generation: 1, rank };
             let limits = Limits { silence: ANY_TIME, ..Limits::default() };
             let mut group = Group::form(&listener, seat, &peers, limits, &Abort::new()).expect("a group");
             group.set_silence(ANY_TIME, UNACKNOWLEDGED).expect("sockets");

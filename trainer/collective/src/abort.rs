@@ -49,6 +49,19 @@ impl Abort {
         }
     }
 
+    /// What befell an operation, if that was no abort: sockets that one shut down look as if the peer had closed them.
+    pub(crate) fn or(&self, error: CollectiveError) -> CollectiveError {
+        match (self.check(), &error) {
+            (Ok(()), _) | (_, CollectiveError::Aborted { .. }) => error,
+            // Where another rank stood, and whom it waited for, is not told of this one.
+            (Err(aborted), CollectiveError::PeerGaveUp { .. }) => aborted,
+            (Err(aborted), _) => {
+                let aborted = error.peer().into_iter().fold(aborted, CollectiveError::awaiting);
+                error.origin().into_iter().fold(aborted, |aborted, origin| aborted.at_site(origin.site))
+            }
+        }
+    }
+
     /// Has an abort shut `socket` down. Fails when it came before.
     pub(crate) fn guard(&self, socket: &Arc<TcpStream>) -> Result<(), CollectiveError> {
         let mut sockets = self.shared.sockets.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,9 @@
 use crate::CollectiveError;
 use crate::choice::Choice;
 use crate::element::Reduction;
-use crate::group::{Group, Tag, Transferred};
+use crate::group::Group;
+use crate::outcome::Transferred;
+use crate::tag::Tag;
 
 /// What a communicator may be asked to do besides sums; each is the operation of [`Group`] of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,20 +6,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::group::{Group, Tag, Transferred};
-use crate::limits::Limits;
-use crate::link::Listener;
-use crate::outcome::{Completed, Failed, Outcome};
+use crate::group::Group;
+use crate::limits::{Limits, MAX_PENDING};
+use crate::listener::Listener;
+use crate::outcome::{Completed, Failed, Outcome, Transferred};
 use crate::queue::{Order, Panicked, Queue};
-use crate::seat::Seat;
-use crate::{Abort, AgreedPlan, Collective, CollectiveError, Costs, Plan};
-
-/// Operations that may be submitted to a [`Communicator`] and not yet waited for.
-pub const MAX_PENDING: usize = 1024;
-/// The bucket number that frames of [`Communicator::all_reduce_now`] carry; no submitted bucket has it.
-const NOW: u32 = u32::MAX;
-/// The bucket of what is summed in a step beside its buckets.
-pub const BESIDE: u32 = u32::MAX - 1;
+use crate::rank_id::RankId;
+use crate::tag::{NOW, Tag};
+use crate::{Abort, AgreedPlan, BucketPlan, Collective, CollectiveError, Costs};
 
 /// A group's sums, formed on a thread of its own while the caller computes, and by the caller once it waits: two threads that
 /// hand each other a small sum lose more time than the sum takes.
@@ -28,7 +22,7 @@ pub const BESIDE: u32 = u32::MAX - 1;
 /// are executed one after another in the order of submission, which must be the same on every rank. Dropping it ends
 /// the thread and closes the connections; what is pending then is aborted.
 pub struct Communicator<M> {
-    place: Place<M>,
+    backend: Backend<M>,
     abort: Abort,
     rank: usize,
     world: usize,
@@ -53,13 +47,13 @@ pub struct Statistics {
     pub exposed: Duration,
 }
 
-enum Place<M> {
+enum Backend<M> {
     /// A group of one: every sum is formed already.
     Alone(VecDeque<Outcome<M>>),
-    Group(Shared<M>),
+    Group(GroupThread<M>),
 }
 
-struct Shared<M> {
+struct GroupThread<M> {
     queue: Arc<Queue<M>>,
     /// Holds the values of [`Communicator::all_reduce_now`].
     values: Vec<f32>,
@@ -67,24 +61,24 @@ struct Shared<M> {
 }
 
 impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
-    /// Forms the group of `seat` with `peers`, the data addresses of all ranks in rank order, and starts its thread. A
+    /// Forms the group of `id` with `peers`, the data addresses of all ranks in rank order, and starts its thread. A
     /// group of one has neither thread nor connection.
     ///
     /// # Errors
     /// Those of [`Group::form`], and [`CollectiveError::System`] when the thread cannot be started.
     pub fn form(
         listener: &Listener,
-        seat: Seat,
+        id: RankId,
         peers: &[SocketAddr],
         limits: Limits,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
-        Self::over(Group::form(listener, seat, peers, limits, abort)?)
+        Self::over(Group::form(listener, id, peers, limits, abort)?)
     }
 
     /// A group of one, ended by `abort`.
     pub fn alone(abort: Abort) -> Self {
-        Self::new(Place::Alone(VecDeque::new()), abort, 0, 1)
+        Self::new(Backend::Alone(VecDeque::new()), abort, 0, 1)
     }
 
     /// Drives `group` on a thread of its own; one of one rank needs none. It sums by the newest plan that the group [agreed](Group::agree)
@@ -94,7 +88,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// # Errors
     /// [`CollectiveError::System`] when the thread cannot be started.
     pub fn over(group: Group) -> Result<Self, CollectiveError> {
-        let (abort, rank, world) = (group.abort_handle(), group.seat().rank, group.world());
+        let (abort, rank, world) = (group.abort_handle(), group.id().rank, group.world());
         if world == 1 {
             return Ok(Self::alone(abort));
         }
@@ -104,12 +98,12 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
             .name(format!("collective-{rank}"))
             .spawn(move || worked_off.work())
             .map_err(|source| CollectiveError::system("start the communication thread", source))?;
-        let group = Shared { queue, values: Vec::new(), thread: Some(thread) };
-        Ok(Self::new(Place::Group(group), abort, rank, world))
+        let group = GroupThread { queue, values: Vec::new(), thread: Some(thread) };
+        Ok(Self::new(Backend::Group(group), abort, rank, world))
     }
 
-    fn new(place: Place<M>, abort: Abort, rank: usize, world: usize) -> Self {
-        Self { place, abort, rank, world, pending: 0, silence: None, statistics: Statistics::default() }
+    fn new(backend: Backend<M>, abort: Abort, rank: usize, world: usize) -> Self {
+        Self { backend, abort, rank, world, pending: 0, silence: None, statistics: Statistics::default() }
     }
 
     /// Hands `memory` over to be summed over all ranks; [`Communicator::wait`] gives it back. Returns at once: whatever
@@ -145,16 +139,16 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
             "{MAX_PENDING} operations are pending: wait for them before submitting more"
         );
         assert!(bucket != NOW, "bucket {bucket} is reserved");
-        if let (Place::Alone(_), Some(other)) = (&self.place, other) {
+        if let (Backend::Alone(_), Some(other)) = (&self.backend, other) {
             other.alone(memory.as_mut());
         }
         self.pending += 1;
-        match &mut self.place {
-            Place::Alone(outcomes) => outcomes.push_back(match self.abort.check() {
+        match &mut self.backend {
+            Backend::Alone(outcomes) => outcomes.push_back(match self.abort.check() {
                 Ok(()) => Ok(Completed { step, bucket, memory, transferred: Transferred::default() }),
                 Err(error) => Err(Failed { step, bucket, memory, error }),
             }),
-            Place::Group(group) => group.queue.put(Order::Operation { step, bucket, memory, other }, urgent),
+            Backend::Group(group) => group.queue.put(Order::Operation { step, bucket, memory, other }, urgent),
         }
     }
 
@@ -168,9 +162,9 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     pub fn wait(&mut self) -> Result<Completed<M>, Failed<M>> {
         assert!(self.pending > 0, "nothing is pending: submit before waiting");
         let started = Instant::now();
-        let outcome = match &mut self.place {
-            Place::Alone(outcomes) => outcomes.pop_front(),
-            Place::Group(group) => Some(group.outcome()),
+        let outcome = match &mut self.backend {
+            Backend::Alone(outcomes) => outcomes.pop_front(),
+            Backend::Group(group) => Some(group.outcome()),
         };
         self.statistics.exposed += started.elapsed();
         self.pending -= 1;
@@ -192,7 +186,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// Why the sum was not formed; `values` are then as they were.
     pub fn all_reduce_now(&mut self, step: u64, values: &mut [f32]) -> Result<Transferred, CollectiveError> {
         self.abort.check()?;
-        let Place::Group(group) = &mut self.place else { return Ok(Transferred::default()) };
+        let Backend::Group(group) = &mut self.backend else { return Ok(Transferred::default()) };
         let started = Instant::now();
         let outcome = group.all_reduce_now(step, values);
         self.statistics.exposed += started.elapsed();
@@ -209,9 +203,9 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     ///
     /// # Panics
     /// As [`Group::agree`].
-    pub fn agree(&mut self, propose: impl FnOnce() -> Plan) -> Result<AgreedPlan, CollectiveError> {
+    pub fn agree(&mut self, propose: impl FnOnce() -> BucketPlan) -> Result<AgreedPlan, CollectiveError> {
         self.abort.check()?;
-        let Place::Group(group) = &mut self.place else { return Ok(AgreedPlan::alone(propose())) };
+        let Backend::Group(group) = &mut self.backend else { return Ok(AgreedPlan::alone(propose())) };
         let started = Instant::now();
         let agreed = group.queue.agree_now(propose).unwrap_or_else(|panicked| group.pass_on(panicked));
         self.statistics.exposed += started.elapsed();
@@ -222,7 +216,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// computes; all ranks ask for it at the same place. All lengths together take as long as [`Group::measure_costs`]. What is submitted
     /// later tells where it fails, and whoever drops the communicator waits until it has ended.
     pub fn measure(&mut self) {
-        if let Place::Group(group) = &mut self.place {
+        if let Backend::Group(group) = &mut self.backend {
             group.queue.put(Order::Measure, true);
         }
     }
@@ -230,7 +224,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     /// What the last [`LENGTHS`](crate::LENGTHS) calls of [`Communicator::measure`] found, the same on all ranks; waits for all that is
     /// pending. `None` before, where the times fit no costs, and in a group of one.
     pub fn costs(&mut self) -> Option<Costs> {
-        let Place::Group(group) = &mut self.place else { return None };
+        let Backend::Group(group) = &mut self.backend else { return None };
         group.queue.costs().unwrap_or_else(|panicked| group.pass_on(panicked))
     }
 
@@ -240,7 +234,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         if self.silence.replace((silence, unacknowledged)) == Some((silence, unacknowledged)) {
             return;
         }
-        if let Place::Group(group) = &mut self.place {
+        if let Backend::Group(group) = &mut self.backend {
             group.queue.put(Order::Silence(silence, unacknowledged), false);
         }
     }
@@ -275,7 +269,7 @@ impl<M> Communicator<M> {
 
 impl<M> Drop for Communicator<M> {
     fn drop(&mut self) {
-        let Place::Group(group) = &mut self.place else { return };
+        let Backend::Group(group) = &mut self.backend else { return };
         if self.pending > 0 {
             self.abort.abort("the communicator was dropped with operations pending");
         }
@@ -287,7 +281,7 @@ impl<M> Drop for Communicator<M> {
     }
 }
 
-impl<M: AsMut<[f32]>> Shared<M> {
+impl<M: AsMut<[f32]>> GroupThread<M> {
     fn outcome(&mut self) -> Outcome<M> {
         self.queue.outcome().unwrap_or_else(|panicked| self.pass_on(panicked))
     }

@@ -2,30 +2,31 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use crate::session::{Broken, Session};
-use crate::{Identity, Listener};
+use crate::identity::Identity;
+use crate::link_error::LinkError;
+use crate::listener::Listener;
+use crate::tls::TlsSession;
 
 /// Bytes to and from one peer, without ever blocking: as they are, or inside TLS.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// An abort shuts it down.
     socket: Arc<TcpStream>,
-    session: Option<Box<Session>>,
+    session: Option<Box<TlsSession>>,
 }
 
 impl Connection {
     /// Over a socket that this rank has connected.
-    pub(crate) fn calling(socket: TcpStream, identity: Option<&Identity>) -> Result<Self, Broken> {
-        let session = identity.map(Session::calling).transpose()?.map(Box::new);
+    pub(crate) fn dialled(socket: TcpStream, identity: Option<&Identity>) -> Result<Self, LinkError> {
+        let session = identity.map(TlsSession::client).transpose()?.map(Box::new);
         Ok(Self { socket: Arc::new(socket), session })
     }
 
     /// Over a socket that has come to the listener.
-    pub(crate) fn called(socket: TcpStream, listener: &Listener) -> Result<Self, Broken> {
-        let session = listener.identity.as_ref().map(Session::called).transpose()?.map(Box::new);
+    pub(crate) fn accepted(socket: TcpStream, listener: &Listener) -> Result<Self, LinkError> {
+        let session = listener.identity.as_ref().map(TlsSession::server).transpose()?.map(Box::new);
         Ok(Self { socket: Arc::new(socket), session })
     }
 
@@ -34,7 +35,7 @@ impl Connection {
     }
 
     /// Goes on with what comes before the first byte; whether that is done.
-    pub(crate) fn establish(&mut self) -> Result<bool, Broken> {
+    pub(crate) fn establish(&mut self) -> Result<bool, LinkError> {
         match &mut self.session {
             Some(session) => session.establish(&self.socket),
             None => Ok(true),
@@ -42,7 +43,7 @@ impl Connection {
     }
 
     /// Sends what the socket takes of two parts. Whoever is told to try again calls with the same bytes.
-    pub(crate) fn send(&mut self, header: &[u8], payload: &[u8]) -> Result<usize, Broken> {
+    pub(crate) fn send(&mut self, header: &[u8], payload: &[u8]) -> Result<usize, LinkError> {
         if let Some(session) = &mut self.session {
             return session.send(&self.socket, header, payload);
         }
@@ -58,7 +59,7 @@ impl Connection {
     }
 
     /// Receives what is there of two parts; 0 once the peer has closed.
-    pub(crate) fn receive(&mut self, header: &mut [u8], payload: &mut [u8]) -> Result<usize, Broken> {
+    pub(crate) fn receive(&mut self, header: &mut [u8], payload: &mut [u8]) -> Result<usize, LinkError> {
         if let Some(session) = &mut self.session {
             return session.receive(&self.socket, header, payload);
         }
@@ -67,12 +68,5 @@ impl Connection {
         } else {
             rustix::io::readv(&self.socket, &mut [IoSliceMut::new(header), IoSliceMut::new(payload)])?
         })
-    }
-}
-
-impl Broken {
-    /// Whether it is not broken, but has nothing to do now.
-    pub(crate) fn is_nothing(&self) -> bool {
-        matches!(self, Self::System(Errno::AGAIN | Errno::INTR))
     }
 }

@@ -4,19 +4,19 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use crate::crc32c::crc32c;
-
 use crate::algorithm::{Arrival, MAX_FRAME, Receive, Schedule, Send};
+use crate::crc32c::crc32c;
 use crate::element::MAX_ELEMENT_BYTES;
-use crate::farewell::{self, FAREWELL_BYTES};
-use crate::frame::{HEADER_BYTES, Header, Kind};
+use crate::error_site::ErrorSite;
+use crate::failure_notice::{self, NOTICE_BYTES};
+use crate::frame::{FrameKind, HEADER_BYTES, Header};
 use crate::idle::Idle;
 use crate::mesh::{Mesh, Wanted};
-use crate::position::Position;
-use crate::seat::Seat;
+use crate::outcome::Transferred;
+use crate::rank_id::RankId;
 use crate::waiting::{Next, Wait, Waiter};
 use crate::wire::Coding;
-use crate::{Abort, CollectiveError, Hosts, Transferred};
+use crate::{Abort, CollectiveError, Hosts};
 
 /// Room for a frame of any elements, aligned for each.
 #[derive(Debug)]
@@ -137,37 +137,37 @@ impl Execution<'_> {
 
     /// Where the operation stood when it was aborted.
     fn aborted(&self, aborted: CollectiveError, progress: &Progress) -> CollectiveError {
-        let Some(position) = self.lacked(progress, None) else { return aborted };
-        let Position { from, to, .. } = position;
+        let Some(site) = self.lacked(progress, None) else { return aborted };
+        let ErrorSite { from, to, .. } = site;
         let other = if from == self.header.sender { to } else { from };
-        aborted.placed(position).awaiting(other as usize)
+        aborted.at_site(site).awaiting(other as usize)
     }
 
     /// What broke the operation, where it stood; the other ranks are told.
     fn give_up(&mut self, error: CollectiveError, progress: &Progress, data: &mut [u8]) -> CollectiveError {
         let Header { job, generation, sender, .. } = self.header;
-        let seat = Seat { job, generation, rank: sender as usize };
+        let id = RankId { job, generation, rank: sender as usize };
         let error = match self.lacked(progress, error.peer()) {
-            Some(position) => error.placed(position),
+            Some(site) => error.at_site(site),
             None => error,
         };
-        let heard = self.heard(progress, error.peer(), data);
-        let error = farewell::explained(self.mesh, seat, error, &heard);
+        let received = self.partial_notice(progress, error.peer(), data);
+        let error = failure_notice::explain(self.mesh, id, error, &received);
         if let Some(origin) = error.origin() {
             let is_halfway = progress.outgoing.as_ref().is_some_and(|outgoing| outgoing.sent > 0);
             let halfway = self.schedule.sends.get(progress.sent).filter(|_| is_halfway).map(|send| send.to);
-            farewell::say(self.mesh, seat, origin, halfway);
+            failure_notice::send(self.mesh, id, origin, halfway);
         }
         error
     }
 
     /// What has come of a frame of `peer` that may be its farewell.
-    fn heard(&mut self, progress: &Progress, peer: Option<usize>, data: &[u8]) -> Vec<u8> {
+    fn partial_notice(&mut self, progress: &Progress, peer: Option<usize>, data: &[u8]) -> Vec<u8> {
         let receive = self.schedule.receives.get(progress.received).filter(|receive| Some(receive.from) == peer);
         let (Some(receive), Some(incoming)) = (receive, &progress.incoming) else { return Vec::new() };
         let (place, length) = (self.place(&receive.elements), self.length(receive.from, &receive.elements));
         let payload = if incoming.aside { self.scratch.arriving.first(length) } else { &data[place] };
-        let filled = incoming.filled.min(FAREWELL_BYTES);
+        let filled = incoming.filled.min(NOTICE_BYTES);
         let in_payload = filled.saturating_sub(HEADER_BYTES).min(payload.len());
         [&incoming.bytes[..filled.min(HEADER_BYTES)], &payload[..in_payload]].concat()
     }
@@ -228,13 +228,13 @@ impl Execution<'_> {
     }
 
     /// The first transfer that is lacking: of those with `peer`, where there is one.
-    fn lacked(&self, progress: &Progress, peer: Option<usize>) -> Option<Position> {
+    fn lacked(&self, progress: &Progress, peer: Option<usize>) -> Option<ErrorSite> {
         let lacking = || self.transfers(progress).into_iter().flatten();
         let with_peer = lacking().filter(|transfer| peer == Some(self.other(*transfer)));
         let (hop, from, to) = with_peer.min().or(lacking().min())?;
         let Header { step, bucket, .. } = self.header;
         let [hop, hops] = [hop + 1, self.schedule.hops].map(|count| count as u32);
-        Some(Position { operation: self.operation, step, bucket, hop, from: from as u32, to: to as u32, hops })
+        Some(ErrorSite { operation: self.operation, step, bucket, hop, from: from as u32, to: to as u32, hops })
     }
 
     /// Hop, sender and receiver of the frame that is to be sent on, and of the one that is to come.
@@ -373,7 +373,8 @@ impl Execution<'_> {
 fn require(bytes: &[u8; HEADER_BYTES], expected: &Header) -> Result<Header, CollectiveError> {
     let rank = expected.sender as usize;
     let header = Header::decode(bytes).map_err(|source| CollectiveError::BadFrame { rank, source, at: None })?;
-    if header.kind == Kind::Farewell && header.job == expected.job && header.generation == expected.generation {
+    if header.kind == FrameKind::FailureNotice && header.job == expected.job && header.generation == expected.generation
+    {
         return Err(CollectiveError::PeerClosed { rank, at: None });
     }
     header.require(expected, rank)?;

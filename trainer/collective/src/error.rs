@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Abort;
+use crate::error_site::{ErrorSite, Origin, PeerFault, within};
 use crate::frame::FrameError;
-use crate::position::{Loss, Origin, Position, within};
 
 /// What went wrong, and whose doing it was. Cloned into every operation that fails for the same cause.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -61,7 +60,7 @@ pub enum CollectiveError {
         /// The peer.
         rank: usize,
         /// What the operation lacked.
-        at: Option<Box<Position>>,
+        at: Option<Box<ErrorSite>>,
     },
     /// A peer gave the group up before, and has said why.
     #[error("rank {rank} gave up because {origin}")]
@@ -79,7 +78,7 @@ pub enum CollectiveError {
         /// How long.
         waited: Duration,
         /// What the operation lacked.
-        at: Option<Box<Position>>,
+        at: Option<Box<ErrorSite>>,
     },
     /// A peer sent bytes that are no frame.
     #[error("{}rank {rank} sent bytes that are no frame", within(.at))]
@@ -89,7 +88,7 @@ pub enum CollectiveError {
         /// What is wrong with them.
         source: FrameError,
         /// What the operation lacked.
-        at: Option<Box<Position>>,
+        at: Option<Box<ErrorSite>>,
     },
     /// A peer sent bytes that TLS refuses.
     #[error("{}rank {rank} sent bytes that are no record of its encrypted connection", within(.at))]
@@ -99,7 +98,7 @@ pub enum CollectiveError {
         /// What is wrong with them.
         source: rustls::Error,
         /// What the operation lacked.
-        at: Option<Box<Position>>,
+        at: Option<Box<ErrorSite>>,
     },
     /// A peer sent a frame that does not belong here.
     #[error("{}rank {rank} sent a frame with {field} {found}, expected {expected}", within(.at))]
@@ -113,7 +112,7 @@ pub enum CollectiveError {
         /// What the frame holds.
         found: String,
         /// What the operation lacked.
-        at: Option<Box<Position>>,
+        at: Option<Box<ErrorSite>>,
     },
     /// The operation was aborted from this process, which is no rank's doing.
     #[error("{}aborted{}: {reason}", within(.at), awaited(.waited_for))]
@@ -123,7 +122,7 @@ pub enum CollectiveError {
         /// The rank that had something to send or to take first, where it was under way.
         waited_for: Option<usize>,
         /// What the operation lacked.
-        at: Option<Box<Position>>,
+        at: Option<Box<ErrorSite>>,
     },
     /// The system refused something else.
     #[error("cannot {attempted}")]
@@ -166,12 +165,12 @@ impl CollectiveError {
 
     /// What broke the operation, as far as this rank knows, when a peer did. [`Origin::first`] finds what broke it for all.
     pub fn origin(&self) -> Option<Origin> {
-        let (rank, at, loss) = match self {
+        let (rank, at, fault) = match self {
             Self::PeerGaveUp { origin, .. } => return Some(*origin),
-            Self::PeerClosed { rank, at } => (*rank, at, Loss::Closed),
-            Self::PeerSilent { rank, at, .. } => (*rank, at, Loss::Silent),
+            Self::PeerClosed { rank, at } => (*rank, at, PeerFault::Closed),
+            Self::PeerSilent { rank, at, .. } => (*rank, at, PeerFault::Silent),
             Self::BadFrame { rank, at, .. } | Self::BadRecord { rank, at, .. } | Self::WrongFrame { rank, at, .. } => {
-                (*rank, at, Loss::Refused)
+                (*rank, at, PeerFault::Refused)
             }
             Self::PortInUse { .. }
             | Self::Listen { .. }
@@ -181,18 +180,18 @@ impl CollectiveError {
             | Self::Aborted { .. }
             | Self::System { .. } => return None,
         };
-        at.as_deref().map(|position| Origin { position: *position, rank, loss })
+        at.as_deref().map(|site| Origin { site: *site, rank, fault })
     }
 
     /// The same of an operation that lacked this.
-    pub(crate) fn placed(mut self, position: Position) -> Self {
+    pub(crate) fn at_site(mut self, site: ErrorSite) -> Self {
         match &mut self {
             Self::PeerClosed { at, .. }
             | Self::PeerSilent { at, .. }
             | Self::BadFrame { at, .. }
             | Self::BadRecord { at, .. }
             | Self::WrongFrame { at, .. }
-            | Self::Aborted { at, .. } => *at = Some(position.into()),
+            | Self::Aborted { at, .. } => *at = Some(site.into()),
             Self::PortInUse { .. }
             | Self::Listen { .. }
             | Self::NotInGroup { .. }
@@ -210,19 +209,6 @@ impl CollectiveError {
             *waited_for = Some(rank);
         }
         self
-    }
-
-    /// What befell an operation, if that was no abort: sockets that one shut down look as if the peer had closed them.
-    pub(crate) fn or_abort(self, abort: &Abort) -> Self {
-        match (abort.check(), &self) {
-            (Ok(()), _) | (_, Self::Aborted { .. }) => self,
-            // Where another rank stood, and whom it waited for, is not told of this one.
-            (Err(aborted), Self::PeerGaveUp { .. }) => aborted,
-            (Err(aborted), _) => {
-                let aborted = self.peer().into_iter().fold(aborted, Self::awaiting);
-                self.origin().into_iter().fold(aborted, |aborted, origin| aborted.placed(origin.position))
-            }
-        }
     }
 
     pub(crate) fn system(attempted: impl Into<String>, source: io::Error) -> Self {

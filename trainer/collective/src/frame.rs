@@ -1,14 +1,14 @@
 //! One frame: a header of fixed size, little endian, then the payload.
 //! ```text
-//! 0 magic "LSF4" · 4 kind u8 · 5 call [3] · 8 job [16] · 24 generation u64 · 32 step u64 · 40 bucket u32 · 44 chunk u32
+//! 0 magic "LSF4" · 4 kind u8 · 5 operation [3] · 8 job [16] · 24 generation u64 · 32 step u64 · 40 bucket u32 · 44 chunk u32
 //! 48 sender u32 · 52 length u32 · 56 crc32c of the payload · 60 crc32c of bytes 0..60
 //! ```
 
 use crate::algorithm::MAX_FRAME;
-use crate::call::Call;
 use crate::crc32c::crc32c;
 use crate::element::MAX_ELEMENT_BYTES;
-use crate::{CollectiveError, JobId};
+use crate::operation::OperationCode;
+use crate::rank_id::JobId;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 64;
@@ -20,8 +20,8 @@ const MAGIC: [u8; 4] = *b"LSF4";
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A rank asks another to accept the connection. No payload; call and step are zero, bucket is how many connections the pair has
+pub enum FrameKind {
+    /// A rank asks another to accept the connection. No payload; operation and step are zero, bucket is how many connections the pair has
     /// besides one, and chunk which of them this is, as in the other two kinds of the handshake.
     Hello,
     /// The other rank accepts.
@@ -29,21 +29,21 @@ pub enum Kind {
     /// The other rank refuses; job, generation and sender are its own.
     Refusal,
     /// A part of an operation.
-    Segment,
+    Data,
     /// The rank gives its group up, and says in 44 bytes what broke it; but for what follows from that the other fields are zero.
-    Farewell,
+    FailureNotice,
 }
 
-impl Kind {
-    const ALL: [Self; 5] = [Self::Hello, Self::Welcome, Self::Refusal, Self::Segment, Self::Farewell];
+impl FrameKind {
+    const ALL: [Self; 5] = [Self::Hello, Self::Welcome, Self::Refusal, Self::Data, Self::FailureNotice];
 
     const fn code(self) -> u8 {
         match self {
             Self::Hello => 1,
             Self::Welcome => 2,
             Self::Refusal => 3,
-            Self::Segment => 4,
-            Self::Farewell => 5,
+            Self::Data => 4,
+            Self::FailureNotice => 5,
         }
     }
 
@@ -56,9 +56,9 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What the frame is for.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// The operation.
-    pub call: Call,
+    pub operation: OperationCode,
     /// The job, so that two jobs never mix.
     pub job: JobId,
     /// The membership under which it was sent.
@@ -111,11 +111,11 @@ pub enum FrameError {
 impl Header {
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let Self { kind, call, job, generation, step, bucket, chunk, sender, length, payload_crc32c } = *self;
+        let Self { kind, operation, job, generation, step, bucket, chunk, sender, length, payload_crc32c } = *self;
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = kind.code();
-        bytes[5..8].copy_from_slice(&call.0);
+        bytes[5..8].copy_from_slice(&operation.0);
         bytes[8..24].copy_from_slice(&job.0);
         bytes[24..32].copy_from_slice(&generation.to_le_bytes());
         bytes[32..40].copy_from_slice(&step.to_le_bytes());
@@ -141,13 +141,13 @@ impl Header {
         if word(60) != expected {
             return Err(FrameError::Checksum { expected, found: word(60) });
         }
-        let kind = Kind::from_code(bytes[4]).ok_or(FrameError::Kind { found: bytes[4] })?;
+        let kind = FrameKind::from_code(bytes[4]).ok_or(FrameError::Kind { found: bytes[4] })?;
         if word(52) as usize > MAX_PAYLOAD_BYTES {
             return Err(FrameError::Length { found: word(52) });
         }
         Ok(Self {
             kind,
-            call: Call(array(bytes, 5)),
+            operation: OperationCode(array(bytes, 5)),
             job: JobId(array(bytes, 8)),
             generation: u64::from_le_bytes(array(bytes, 24)),
             step: u64::from_le_bytes(array(bytes, 32)),
@@ -158,65 +158,6 @@ impl Header {
             payload_crc32c: word(56),
         })
     }
-
-    /// Requires that this header, which came from `rank`, is `expected` but for the payload's checksum.
-    ///
-    /// # Errors
-    /// [`CollectiveError::WrongFrame`] naming the first field that differs.
-    pub fn require(&self, expected: &Self, rank: usize) -> Result<(), CollectiveError> {
-        let wrong = |field, expected: String, found: String| CollectiveError::WrongFrame {
-            rank,
-            field,
-            expected,
-            found,
-            at: None,
-        };
-        if self.kind != expected.kind {
-            return Err(wrong("kind", format!("{:?}", expected.kind), format!("{:?}", self.kind)));
-        }
-        if self.job != expected.job {
-            return Err(wrong("job", expected.job.to_string(), self.job.to_string()));
-        }
-        let numbers = [
-            ("generation", expected.generation, self.generation),
-            ("sender", expected.sender.into(), self.sender.into()),
-            ("step", expected.step, self.step),
-            ("bucket", expected.bucket.into(), self.bucket.into()),
-            ("chunk", expected.chunk.into(), self.chunk.into()),
-            ("length", expected.length.into(), self.length.into()),
-        ];
-        // The operation's own fields before those that follow from it.
-        let (which, place) = numbers.split_at(4);
-        let differs = |numbers: &[(&'static str, u64, u64)]| numbers.iter().copied().find(|(_, a, b)| a != b);
-        if let Some((field, expected, found)) = differs(which) {
-            return Err(wrong(field, expected.to_string(), found.to_string()));
-        }
-        if self.call != expected.call {
-            return Err(wrong("operation", expected.call.to_string(), self.call.to_string()));
-        }
-        match differs(place) {
-            Some((field, expected, found)) => Err(wrong(field, expected.to_string(), found.to_string())),
-            None => Ok(()),
-        }
-    }
-
-    /// Requires that `payload`, which came from `rank`, is what was sent.
-    ///
-    /// # Errors
-    /// [`CollectiveError::WrongFrame`] when the checksum differs.
-    pub fn require_payload(&self, payload: &[u8], rank: usize) -> Result<(), CollectiveError> {
-        let computed = crc32c(payload);
-        if computed == self.payload_crc32c {
-            return Ok(());
-        }
-        Err(CollectiveError::WrongFrame {
-            rank,
-            field: "payload checksum",
-            expected: format!("{:08x}", self.payload_crc32c),
-            found: format!("{computed:08x}"),
-            at: None,
-        })
-    }
 }
 
 fn array<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
@@ -224,12 +165,12 @@ fn array<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_header() -> impl Strategy<Value = Header> {
-        let kind = prop::sample::select(Kind::ALL.to_vec());
+    pub(crate) fn any_header() -> impl Strategy<Value = Header> {
+        let kind = prop::sample::select(FrameKind::ALL.to_vec());
         (
             kind,
             any::<[u8; 3]>(),
@@ -239,9 +180,9 @@ mod tests {
             0..=MAX_PAYLOAD_BYTES as u32,
         )
             .prop_map(
-                |(kind, call, job, (generation, step), [bucket, chunk, sender, payload_crc32c], length)| Header {
+                |(kind, operation, job, (generation, step), [bucket, chunk, sender, payload_crc32c], length)| Header {
                     kind,
-                    call: Call(call),
+                    operation: OperationCode(operation),
                     job: JobId(job),
                     generation,
                     step,
@@ -282,19 +223,13 @@ mod tests {
                 prop_assert_eq!(header.encode(), bytes);
             }
         }
-
-        #[test]
-        fn two_headers_agree_only_when_every_field_does(one in any_header(), other in any_header()) {
-            prop_assert!(one.require(&one, 3).is_ok());
-            prop_assert_eq!(one.require(&other, 3).is_ok(), Header { payload_crc32c: other.payload_crc32c, ..one } == other);
-        }
     }
 
     #[test]
     fn the_wire_format_is_pinned() {
         let header = Header {
-            kind: Kind::Segment,
-            call: Call([8, 1, 0]),
+            kind: FrameKind::Data,
+            operation: OperationCode([8, 1, 0]),
             job: JobId([0xab; 16]),
             generation: 7,
             step: 300,
@@ -310,23 +245,5 @@ mod tests {
             &bytes[24..60],
             b"\x07\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0\x02\0\0\0\x09\0\0\0\x01\0\0\0\0\x10\0\0\x83\x92\x06\xe3"
         );
-    }
-
-    #[test]
-    fn a_wrong_generation_is_named_with_what_was_expected() {
-        let header = Header {
-            kind: Kind::Segment,
-            call: Call::default(),
-            job: JobId([0; 16]),
-            generation: 6,
-            step: 0,
-            bucket: 0,
-            chunk: 0,
-            sender: 2,
-            length: 0,
-            payload_crc32c: 0,
-        };
-        let error = header.require(&Header { generation: 7, ..header }, 2).unwrap_err();
-        assert_eq!(error.to_string(), "rank 2 sent a frame with generation 6, expected 7");
     }
 }

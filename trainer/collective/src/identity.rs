@@ -13,8 +13,8 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 /// What a rank proves with that it belongs to its job, and asks of all others: a certificate that the job's own authority has signed.
 #[derive(Clone)]
 pub struct Identity {
-    pub(crate) calling: Arc<ClientConfig>,
-    pub(crate) called: Arc<ServerConfig>,
+    pub(crate) client: Arc<ClientConfig>,
+    pub(crate) server: Arc<ServerConfig>,
     /// The name in every rank's certificate.
     pub(crate) name: ServerName<'static>,
 }
@@ -70,22 +70,22 @@ impl Identity {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&trusted), Arc::clone(&provider))
             .build()
             .map_err(|error| wrong(CredentialPart::Authority, error))?;
-        let mut called = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| wrong(CredentialPart::Key, error))?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(|error| wrong(CredentialPart::Key, error))?;
         // No connection goes on where another one ended.
-        called.send_tls13_tickets = 0;
-        let mut calling = ClientConfig::builder_with_provider(provider)
+        server.send_tls13_tickets = 0;
+        let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| wrong(CredentialPart::Key, error))?
             .with_root_certificates(trusted)
             .with_client_auth_cert(chain, key)
             .map_err(|error| wrong(CredentialPart::Key, error))?;
-        calling.resumption = Resumption::disabled();
-        Ok(Self { calling: Arc::new(calling), called: Arc::new(called), name })
+        client.resumption = Resumption::disabled();
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
     }
 }
 

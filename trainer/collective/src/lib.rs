@@ -4,22 +4,22 @@
 //! [`Listener`] and [`Group::form`] bind the members of one generation to each other, inside TLS where the listener has an [`Identity`],
 //! each pair by as many connections as its [`Sockets`] say; a [`Group`] carries any schedule out in place, in
 //! a [`Wire`] format of fewer bits if asked to, or reduces [`SharedArena`]s where they are; [`Group::split`] makes groups of its parts. [`merge`] says which gradients are best summed together, [`Group::agree`] gives all ranks
-//! the same [`Plan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes, or
+//! the same [`BucketPlan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes, or
 //! starts any other [`Collective`], until an [`Abort`] ends it from any other thread.
 //!
 //! The crate knows no layers and reads no environment: who starts the ranks tells each the addresses of all, those that the others reach
 //! it by. `examples/bandwidth` is a program of several ranks.
 //!
 //! ```
-//! use lockstep_collective::{Abort, CollectiveError, Communicator, JobId, Limits, Listener, Seat};
+//! use lockstep_collective::{Abort, CollectiveError, Communicator, JobId, Limits, Listener, RankId};
 //! use std::net::Ipv4Addr;
 //!
 //! # fn main() -> Result<(), CollectiveError> {
 //! let listener = Listener::bind(Ipv4Addr::LOCALHOST.into(), 0)?;
-//! let seat = Seat { job: JobId([7; 16]), generation: 1, rank: 0 };
+//! let id = RankId { job: JobId([7; 16]), generation: 1, rank: 0 };
 //! // The addresses of all ranks: here a group of one.
 //! let peers = [listener.address()];
-//! let mut communicator = Communicator::form(&listener, seat, &peers, Limits::default(), &Abort::new())?;
+//! let mut communicator = Communicator::form(&listener, id, &peers, Limits::default(), &Abort::new())?;
 //! communicator.submit(1, 0, vec![0.5_f32; 1000]);
 //! // Backward goes on here.
 //! for outcome in communicator.wait_all() {
@@ -30,64 +30,74 @@
 //! ```
 
 mod abort;
+mod agree;
 pub mod algorithm;
 mod buckets;
-mod call;
 mod choice;
 mod collective;
 mod communicator;
 mod connection;
+mod costs;
 mod crc32c;
 mod element;
 mod engine;
 mod error;
-mod farewell;
-mod forming;
+mod error_site;
+mod failure_notice;
 mod frame;
+mod frame_check;
 mod group;
+mod handshake;
 mod hosts;
 mod identity;
 mod idle;
 mod limits;
-mod link;
-mod measure;
-mod memory;
-mod merging;
+mod link_error;
+mod listener;
+mod measure_costs;
+mod merge;
 mod mesh;
+mod operation;
 mod outcome;
 mod own_core;
 mod plan;
-mod position;
+mod poll_set;
 mod queue;
+mod rank_id;
 mod reducer;
-mod seat;
-mod session;
+mod shared_memory;
+mod socket;
+mod sockets;
 mod stripes;
+mod tag;
+mod tls;
 mod waiting;
 mod wire;
 
 pub use abort::Abort;
 pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};
-pub use call::Call;
-pub use choice::{Choice, Costs};
+pub use choice::Choice;
 pub use collective::Collective;
-pub use communicator::{BESIDE, Communicator, MAX_PENDING, Statistics};
+pub use communicator::{Communicator, Statistics};
+pub use costs::Costs;
 pub use element::{Element, ElementType, Reduction};
 pub use error::{CollectiveError, Missing};
-pub use frame::{FrameError, HEADER_BYTES, Header, Kind, MAX_PAYLOAD_BYTES};
-pub use group::{Group, Tag, Transferred};
+pub use error_site::{ErrorSite, Origin, PeerFault};
+pub use frame::{FrameError, FrameKind, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES};
+pub use group::Group;
 pub use hosts::Hosts;
 pub use identity::{CredentialPart, Credentials, Identity, IdentityError};
-pub use limits::Limits;
-pub use link::Listener;
-pub use measure::LENGTHS;
-pub use memory::SharedArena;
-pub use merging::{Ready, last_end, merge};
-pub use outcome::{Completed, Failed};
-pub use plan::{AgreedPlan, Plan};
-pub use position::{Loss, Origin, Position};
-pub use seat::{JobId, Seat};
-pub use stripes::{MAX_SOCKETS, Sockets};
+pub use limits::{Limits, MAX_PENDING};
+pub use listener::Listener;
+pub use measure_costs::LENGTHS;
+pub use merge::{ReadyGradient, last_end, merge};
+pub use operation::OperationCode;
+pub use outcome::{Completed, Failed, Transferred};
+pub use plan::{AgreedPlan, BucketPlan};
+pub use rank_id::{JobId, RankId};
+pub use shared_memory::SharedArena;
+pub use sockets::{MAX_SOCKETS, Sockets};
+pub use tag::{BESIDE, Tag};
 pub use waiting::Waiting;
 pub use wire::Wire;
 

@@ -3,8 +3,11 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use crate::stripes::Sockets;
+use crate::sockets::Sockets;
 use crate::waiting::Waiting;
+
+/// Operations that may be submitted to a [`Communicator`](crate::Communicator) and not yet waited for.
+pub const MAX_PENDING: usize = 1024;
 
 /// What a group may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,9 +7,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::connection::Connection;
-use crate::link::set_unacknowledged;
-use crate::session::Broken;
-use crate::stripes::{MAX_SOCKETS, Stripes, Watched, WrongSegment};
+use crate::link_error::{LinkError, WrongSegment};
+use crate::poll_set::PollSet;
+use crate::socket::set_unacknowledged;
+use crate::sockets::MAX_SOCKETS;
+use crate::stripes::Stripes;
 use crate::{Abort, CollectiveError};
 
 /// How long a peer that has closed one of its connections may go without a byte on the others: it closes all of them, but the last bytes
@@ -108,7 +110,7 @@ impl Mesh {
         let peer = self.peer(rank);
         let (flushed, is_left) = (peer.flush(), peer.has_unsent());
         self.unsent = Some(rank).filter(|_| is_left);
-        flushed.map_err(|broken| self.broken(broken, rank))
+        flushed.map_err(|broken| self.error_of(broken, rank))
     }
 
     /// Whether all bytes that were taken to be sent are out.
@@ -126,14 +128,14 @@ impl Mesh {
         let (to, from) = (self.unsent.or(wanted.to), wanted.from);
         let closed_for = from.and_then(|rank| self.stripes(rank).closed_for());
         let left =
-            patience(self.silence, idle, stalled, closed_for).map_err(|spent| match (spent, wanted.first, from) {
+            time_left(self.silence, idle, stalled, closed_for).map_err(|spent| match (spent, wanted.first, from) {
                 (Spent::Silence, Some(rank), _) => CollectiveError::PeerSilent { rank, waited: stalled, at: None },
                 (Spent::Closing, _, Some(rank)) => CollectiveError::PeerClosed { rank, at: None },
                 (Spent::Silence, None, _) | (Spent::Closing, _, None) => {
                     unreachable!("a rank that wants nothing does not wait")
                 }
             })?;
-        let mut watched = Watched::default();
+        let mut watched = PollSet::default();
         let (room, bytes) = watched.slots.split_at_mut(MAX_SOCKETS);
         if let Some(rank) = to {
             room.iter_mut().zip(self.stripes(rank).room(wanted.to == to)).for_each(|(slot, socket)| *slot = socket);
@@ -149,7 +151,7 @@ impl Mesh {
         for (slot, socket) in watched.slots.iter().zip(self.stripes(rank).sockets()) {
             if slot.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
                 return Err(match rustix::net::sockopt::socket_error(socket) {
-                    Ok(Err(error)) => self.broken(error.into(), rank),
+                    Ok(Err(error)) => self.error_of(error.into(), rank),
                     // It needs what is to be sent, and has gone without it.
                     _ => CollectiveError::PeerClosed { rank, at: None },
                 });
@@ -160,7 +162,7 @@ impl Mesh {
 
     /// Fails when a rank that has been waited for elsewhere for `waited` has closed a connection, or has been silent for too long.
     pub(crate) fn check(&self, rank: usize, waited: Duration) -> Result<(), CollectiveError> {
-        let mut watched = Watched::default();
+        let mut watched = PollSet::default();
         for (slot, socket) in watched.slots.iter_mut().zip(self.stripes(rank).sockets()) {
             *slot = PollFd::new(socket, PollFlags::RDHUP);
         }
@@ -175,7 +177,7 @@ impl Mesh {
     }
 
     /// Sends two parts as the last that this rank has to say to another, as far as there is room for them now.
-    pub(crate) fn say(&mut self, rank: usize, header: &[u8], payload: &[u8]) {
+    pub(crate) fn send_last(&mut self, rank: usize, header: &[u8], payload: &[u8]) {
         if let Some(peer) = self.peers[rank].as_mut().filter(|peer| !peer.holds_bytes()) {
             // Whatever keeps it from hearing them, the connection ends.
             let _ = peer.send(header, payload);
@@ -220,23 +222,23 @@ impl Mesh {
     }
 
     /// The bytes that moved to or from `rank`; `None` when it would have been necessary to wait.
-    fn moved(&self, outcome: Result<usize, Broken>, rank: usize) -> Result<Option<usize>, CollectiveError> {
+    fn moved(&self, outcome: Result<usize, LinkError>, rank: usize) -> Result<Option<usize>, CollectiveError> {
         match outcome {
             Ok(count) => Ok(Some(count)),
-            Err(broken) if broken.is_nothing() => Ok(None),
-            Err(broken) => Err(self.broken(broken, rank)),
+            Err(broken) if broken.would_block() => Ok(None),
+            Err(broken) => Err(self.error_of(broken, rank)),
         }
     }
 
     /// What it means that a connection with `rank` is of no use any more.
-    fn broken(&self, broken: Broken, rank: usize) -> CollectiveError {
+    fn error_of(&self, broken: LinkError, rank: usize) -> CollectiveError {
         let error = match broken {
-            Broken::Tls(source) => return CollectiveError::BadRecord { rank, source, at: None },
-            Broken::Segment(WrongSegment { field, expected, found }) => {
+            LinkError::Tls(source) => return CollectiveError::BadRecord { rank, source, at: None },
+            LinkError::Segment(WrongSegment { field, expected, found }) => {
                 return CollectiveError::WrongFrame { rank, field, expected, found, at: None };
             }
-            Broken::Unproved => return CollectiveError::PeerClosed { rank, at: None },
-            Broken::System(error) => error,
+            LinkError::Unproved => return CollectiveError::PeerClosed { rank, at: None },
+            LinkError::System(error) => error,
         };
         match error {
             Errno::PIPE | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::SHUTDOWN => {
@@ -259,7 +261,7 @@ impl Mesh {
 
 /// How long a rank may yet wait that has found nothing to do for `idle`, and had no whole frame for `stalled`, where its peer has closed
 /// one of several connections so long ago.
-fn patience(
+fn time_left(
     silence: Duration,
     idle: Duration,
     stalled: Duration,
@@ -299,7 +301,11 @@ mod tests {
             (MAX_CLOSING, seconds(20), some(20), Err(Spent::Closing)),
             (seconds(20), seconds(20), Some(MAX_CLOSING), Err(Spent::Closing)),
         ] {
-            assert_eq!(patience(seconds(30), idle, stalled, closed_for), left, "{idle:?}, {stalled:?}, {closed_for:?}");
+            assert_eq!(
+                time_left(seconds(30), idle, stalled, closed_for),
+                left,
+                "{idle:?}, {stalled:?}, {closed_for:?}"
+            );
         }
     }
 }

@@ -1,7 +1,18 @@
 use std::fmt;
+use std::time::Duration;
 
 use crate::CollectiveError;
-use crate::group::Transferred;
+
+/// What an operation moved; through shared memory, each byte of the data once in each direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Transferred {
+    /// Bytes sent, the frames' headers included.
+    pub bytes_sent: u64,
+    /// Bytes received, the frames' headers included.
+    pub bytes_received: u64,
+    /// From the operation's start to its end.
+    pub took: Duration,
+}
 
 /// An operation that ended well.
 #[derive(Debug)]

@@ -4,19 +4,22 @@
 use std::ops::Range;
 
 use crate::algorithm::Algorithm;
-use crate::group::{Group, Tag};
-use crate::{Choice, CollectiveError, Costs, Hosts, MAX_PENDING, Wire};
+use crate::choice::Choice;
+use crate::costs::Costs;
+use crate::hosts::Hosts;
+use crate::limits::MAX_PENDING;
+use crate::wire::Wire;
 
 /// The most buckets of a plan: all may be pending at once, beside a few sums of another kind.
-const MAX_BUCKETS: usize = MAX_PENDING - 24;
+pub(crate) const MAX_BUCKETS: usize = MAX_PENDING - 24;
 /// Words before the hosts of the ranks and the ends of the buckets: of the choice, and the number of ranks.
-const HEAD: usize = 5;
+pub(crate) const HEAD: usize = 5;
 /// The first word holds the choice's kind, and above it the number of the wire's format.
 const WIRE_SHIFT: u32 = 8;
 
 /// How the gradients of a step are summed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct BucketPlan {
     /// Slices of the gradient arena, in elements, in the order in which they are summed; they tile it from its beginning.
     pub buckets: Vec<Range<usize>>,
     /// How the algorithm for each is found.
@@ -29,9 +32,14 @@ pub struct Plan {
 
 /// A plan that all ranks of a group have: only [`Group::agree`] makes one, from what rank 0 proposes, and whoever is alone.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AgreedPlan(Plan);
+pub struct AgreedPlan(BucketPlan);
 
 impl AgreedPlan {
+    /// Of the ranks that agreed on it.
+    pub(crate) fn of(plan: BucketPlan) -> Self {
+        Self(plan)
+    }
+
     /// The slices of the gradient arena that are summed one by one.
     #[must_use]
     pub fn buckets(&self) -> &[Range<usize>] {
@@ -39,14 +47,14 @@ impl AgreedPlan {
     }
 
     /// The plan of a group of one, who agrees with himself.
-    pub(crate) fn alone(plan: Plan) -> Self {
-        assert!(Plan::from_words(&plan.to_words()).as_ref() == Some(&plan), "no plan: {plan:?}");
+    pub(crate) fn alone(plan: BucketPlan) -> Self {
+        assert!(BucketPlan::from_words(&plan.to_words()).as_ref() == Some(&plan), "no plan: {plan:?}");
         Self(plan)
     }
 
     /// What was proposed.
     #[must_use]
-    pub fn proposed(&self) -> &Plan {
+    pub fn proposed(&self) -> &BucketPlan {
         &self.0
     }
 
@@ -62,7 +70,7 @@ impl AgreedPlan {
         self.0.wire
     }
 
-    /// The plan in numbers, for [`Plan::from_words`]. A later run of as many ranks over the same kind of link repeats the bits of
+    /// The plan in numbers, for [`BucketPlan::from_words`]. A later run of as many ranks over the same kind of link repeats the bits of
     /// this one by it.
     #[must_use]
     pub fn to_words(&self) -> Vec<u64> {
@@ -70,7 +78,7 @@ impl AgreedPlan {
     }
 }
 
-impl Plan {
+impl BucketPlan {
     /// The plan that [`AgreedPlan::to_words`] gave; `None` for anything else.
     #[must_use]
     pub fn from_words(words: &[u64]) -> Option<Self> {
@@ -101,7 +109,7 @@ impl Plan {
         Some(Self { buckets, choice, wire, hosts })
     }
 
-    fn to_words(&self) -> Vec<u64> {
+    pub(crate) fn to_words(&self) -> Vec<u64> {
         let mut head = match self.choice {
             Choice::Cheapest(Costs { message, wire_byte, reduced_byte }) => {
                 [0, message.to_bits(), wire_byte.to_bits(), reduced_byte.to_bits()]
@@ -118,52 +126,6 @@ impl Plan {
     }
 }
 
-impl Group {
-    /// The plan that rank 0 proposes, on all ranks; `propose` is called there only. A [`Communicator`](crate::Communicator) over the group
-    /// follows it. No plan of another group can be followed: its ranks may have agreed on another one.
-    ///
-    /// # Errors
-    /// As [`Group::all_reduce`].
-    ///
-    /// # Panics
-    /// On rank 0, when the buckets do not tile an arena from its beginning or are about as many as [`MAX_PENDING`], a torus' columns
-    /// do not divide the number of ranks, or the hosts are those of another number of ranks.
-    pub fn agree(&mut self, propose: impl FnOnce() -> Plan) -> Result<AgreedPlan, CollectiveError> {
-        let (tag, world) = (Tag { step: u64::MAX, bucket: 0 }, self.world());
-        let fits = |plan: &Plan| match plan.choice {
-            _ if plan.hosts.world() != world => false,
-            Choice::Always(algorithm) => algorithm.fits(world),
-            Choice::Cheapest(_) => true,
-        };
-        let read = |words: &[u64]| Plan::from_words(words).filter(fits);
-        let mut words = Vec::new();
-        if self.seat().rank == 0 {
-            let plan = propose();
-            words = plan.to_words();
-            assert!(read(&words).as_ref() == Some(&plan), "no plan for {world} ranks: {plan:?}");
-        }
-        let mut length = [words.len() as u64];
-        self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut length))?;
-        let refused = |found: String| CollectiveError::WrongFrame {
-            rank: 0,
-            field: "plan",
-            expected: format!("one that tiles the arena, for {world} ranks"),
-            found,
-            at: None,
-        };
-        let words_at_most = (HEAD + world + MAX_BUCKETS) as u64;
-        let Some(length) = usize::try_from(length[0]).ok().filter(|_| length[0] <= words_at_most) else {
-            return self.end(refused(format!("{} words", length[0])));
-        };
-        words.resize(length, 0);
-        self.broadcast(0, tag, bytemuck::cast_slice_mut::<u64, i64>(&mut words))?;
-        let Some(plan) = read(&words) else { return self.end(refused("another".to_owned())) };
-        let agreed = AgreedPlan(plan);
-        self.take_over(agreed.clone());
-        Ok(agreed)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,8 +138,8 @@ mod tests {
         for choice in named.map(Choice::Always).chain([Choice::Cheapest(costs)]) {
             for buckets in [vec![], vec![0..7, 7..8], vec![0..7, 7..8, 8..1000]] {
                 for wire in Wire::ALL {
-                    let plan = Plan { buckets: buckets.clone(), choice, wire, hosts: hosts.clone() };
-                    assert_eq!(Plan::from_words(&plan.to_words()), Some(plan));
+                    let plan = BucketPlan { buckets: buckets.clone(), choice, wire, hosts: hosts.clone() };
+                    assert_eq!(BucketPlan::from_words(&plan.to_words()), Some(plan));
                 }
             }
         }
@@ -187,7 +149,12 @@ mod tests {
     #[should_panic(expected = "no plan")]
     fn buckets_that_leave_something_out_are_no_plan() {
         let hosts = Hosts::named(&[4]);
-        AgreedPlan::alone(Plan { buckets: vec![0..10, 20..30], choice: Choice::default(), wire: Wire::F32, hosts });
+        AgreedPlan::alone(BucketPlan {
+            buckets: vec![0..10, 20..30],
+            choice: Choice::default(),
+            wire: Wire::F32,
+            hosts,
+        });
     }
 
     #[test]
@@ -208,7 +175,7 @@ mod tests {
             &[1, 0, 0, 0, 2, 0, 2],
             &[1, 0, 0, 0, u64::MAX, 0],
         ] {
-            assert_eq!(Plan::from_words(words), None, "{words:?}");
+            assert_eq!(BucketPlan::from_words(words), None, "{words:?}");
         }
     }
 }

@@ -6,16 +6,17 @@ use crate::algorithm::Algorithm;
 use crate::choice::Choice;
 use crate::collective::Collective;
 use crate::element::Reduction;
-use crate::group::{Group, Tag, Transferred};
-use crate::measure::Measurement;
-use crate::outcome::{Completed, Failed, Outcome};
+use crate::group::Group;
+use crate::measure_costs::Measurement;
+use crate::outcome::{Completed, Failed, Outcome, Transferred};
+use crate::tag::Tag;
 use crate::waiting::Waiting;
 use crate::wire::Wire;
-use crate::{AgreedPlan, CollectiveError, Costs, Plan};
+use crate::{AgreedPlan, BucketPlan, CollectiveError, Costs};
 
 /// What was handed over to a communicator, carried out in turn by its thread or by the caller while he waits.
 pub(crate) struct Queue<M> {
-    state: Mutex<State<M>>,
+    state: Mutex<QueueState<M>>,
     /// The thread has something to do, or is to end.
     ordered: Condvar,
     /// The thread has carried out an order, or panicked.
@@ -24,7 +25,7 @@ pub(crate) struct Queue<M> {
     waiting: Waiting,
 }
 
-struct State<M> {
+struct QueueState<M> {
     orders: VecDeque<Order<M>>,
     /// How many of the orders the thread carries out without being waited for.
     urgent: usize,
@@ -55,7 +56,7 @@ impl<M> Queue<M> {
     pub(crate) fn new(group: Group) -> Self {
         let waiting = group.waiting();
         let driver = Driver { group, measurement: None, costs: None, broken: None };
-        let state = State {
+        let state = QueueState {
             orders: VecDeque::new(),
             urgent: 0,
             outcomes: VecDeque::new(),
@@ -83,7 +84,7 @@ impl<M> Queue<M> {
         self.ordered.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<M>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<M>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,7 +142,7 @@ impl<M: AsMut<[f32]>> Queue<M> {
     /// Agrees on a plan here, after all orders.
     pub(crate) fn agree_now(
         &self,
-        propose: impl FnOnce() -> Plan,
+        propose: impl FnOnce() -> BucketPlan,
     ) -> Result<Result<AgreedPlan, CollectiveError>, Panicked> {
         self.now(|driver| driver.unless_broken(|driver| driver.group.agree(propose)))
     }
@@ -172,7 +173,11 @@ impl<M: AsMut<[f32]>> Queue<M> {
         }
     }
 
-    fn carry_out_next<'a>(&'a self, driver: Driver, mut state: MutexGuard<'a, State<M>>) -> MutexGuard<'a, State<M>> {
+    fn carry_out_next<'a>(
+        &'a self,
+        driver: Driver,
+        mut state: MutexGuard<'a, QueueState<M>>,
+    ) -> MutexGuard<'a, QueueState<M>> {
         let order = state.orders.pop_front();
         state.urgent = state.urgent.saturating_sub(1);
         drop(state);
@@ -195,7 +200,7 @@ impl<'a, M> Turn<'a, M> {
         self.driver.as_mut().expect("given back at the end only")
     }
 
-    fn end(mut self) -> MutexGuard<'a, State<M>> {
+    fn end(mut self) -> MutexGuard<'a, QueueState<M>> {
         let mut state = self.queue.lock();
         state.driver = self.driver.take();
         state

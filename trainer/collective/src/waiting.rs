@@ -66,7 +66,7 @@ pub(crate) enum Next {
 
 /// Where a rank is that has given its core away and got it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum CurrentCore {
     /// On a core like any other: it has none of its own.
     Any,
     /// On its own.
@@ -137,13 +137,13 @@ impl Waiter {
     /// Where another thread uses the core on which the rank is, the rank is better off on its own.
     /// There it does not give way to a thread that computes: that thread would keep the core for
     /// milliseconds, and the rank would miss what comes within microseconds.
-    fn yielded(&self, wait: &mut Wait, away: Duration, place: Place) -> bool {
+    fn yielded(&self, wait: &mut Wait, away: Duration, place: CurrentCore) -> bool {
         let learnt = self.learnt.get();
         let is_used = away >= USED;
         wait.shared |= is_used;
-        let moves = is_used && place == Place::Other && learnt.stays == 0;
+        let moves = is_used && place == CurrentCore::Other && learnt.stays == 0;
         let stays = if moves { STAYS } else { learnt.stays };
-        let keeps = if away >= HELD && place == Place::Own { KEEPS } else { learnt.keeps };
+        let keeps = if away >= HELD && place == CurrentCore::Own { KEEPS } else { learnt.keeps };
         self.learnt.set(Learnt { keeps, stays, ..learnt });
         moves
     }
@@ -167,9 +167,9 @@ impl Waiter {
         std::thread::yield_now();
         let away = begun.elapsed();
         let place = match self.own {
-            None => Place::Any,
-            Some(own) if own.is_here() => Place::Own,
-            Some(_) => Place::Other,
+            None => CurrentCore::Any,
+            Some(own) if own.is_here() => CurrentCore::Own,
+            Some(_) => CurrentCore::Other,
         };
         if self.yielded(wait, away, place) {
             self.own.into_iter().for_each(OwnCore::move_there);
@@ -196,7 +196,7 @@ mod tests {
             waited += match next {
                 Next::Look => micros(1),
                 Next::Yield => {
-                    waiter.yielded(&mut wait, away, Place::Any);
+                    waiter.yielded(&mut wait, away, CurrentCore::Any);
                     away
                 }
                 Next::Sleep => lasts,
@@ -251,11 +251,11 @@ mod tests {
     #[test]
     fn a_rank_moves_to_its_own_core_where_another_thread_uses_the_one_on_which_it_is() {
         for (away, place, moves) in [
-            (micros(10), Place::Other, true),
-            (micros(4000), Place::Other, true),
-            (micros(1), Place::Other, false),
-            (micros(10), Place::Own, false),
-            (micros(10), Place::Any, false),
+            (micros(10), CurrentCore::Other, true),
+            (micros(4000), CurrentCore::Other, true),
+            (micros(1), CurrentCore::Other, false),
+            (micros(10), CurrentCore::Own, false),
+            (micros(10), CurrentCore::Any, false),
         ] {
             let waiter = Waiter::new(Waiting::SpinThenBlock, None);
             assert_eq!(waiter.yielded(&mut Wait::default(), away, place), moves, "{away:?} on {place:?}");
@@ -267,7 +267,7 @@ mod tests {
         let waiter = Waiter::new(Waiting::SpinThenBlock, None);
         let moves = (0..4 * STAYS).filter(|_| {
             let mut wait = Wait::default();
-            let moves = waiter.yielded(&mut wait, micros(10), Place::Other);
+            let moves = waiter.yielded(&mut wait, micros(10), CurrentCore::Other);
             waiter.found(wait);
             moves
         });
@@ -276,7 +276,9 @@ mod tests {
 
     #[test]
     fn a_rank_keeps_its_own_core_from_a_thread_that_computes_and_no_other_core() {
-        for (place, next) in [(Place::Own, Next::Look), (Place::Other, Next::Yield), (Place::Any, Next::Yield)] {
+        for (place, next) in
+            [(CurrentCore::Own, Next::Look), (CurrentCore::Other, Next::Yield), (CurrentCore::Any, Next::Yield)]
+        {
             let waiter = Waiter::new(Waiting::SpinThenBlock, None);
             waiter.yielded(&mut Wait::default(), micros(4000), place);
             assert_eq!(waiter.next(&mut Wait::default(), micros(50)), next, "{place:?}");

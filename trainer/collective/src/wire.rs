@@ -39,7 +39,7 @@ pub(crate) struct Coding {
     pub(crate) copy: fn(&mut [u8], &[u8]),
     /// Reduces those of a frame into elements.
     pub(crate) reduce: Reducer,
-    /// The code of the elements in a [`Call`](crate::Call).
+    /// The code of the elements in a [`OperationCode`](crate::OperationCode).
     pub(crate) code: u8,
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME, all_reduce};
 use lockstep_collective::{
-    Abort, Communicator, Credentials, Group, HEADER_BYTES, Hosts, Identity, JobId, Limits, Listener, Reduction, Seat,
+    Abort, Communicator, Credentials, Group, HEADER_BYTES, Hosts, Identity, JobId, Limits, Listener, RankId, Reduction,
     Sockets, Tag, Wire,
 };
 
@@ -83,8 +83,8 @@ fn counted_between<T>(
     let peers = listeners.each_ref().map(Listener::address);
     let barrier = Barrier::new(2);
     let work = |rank: usize| {
-        let seat = Seat { job: JobId([5; 16]), generation: 1, rank };
-        let group = Group::form(&listeners[rank], seat, &peers, limits, &Abort::new()).unwrap();
+        let id = RankId { job: JobId([5; 16]), generation: 1, rank };
+        let group = Group::form(&listeners[rank], id, &peers, limits, &Abort::new()).unwrap();
         let mut place = form(group);
         (0..WARM_UP).for_each(|step| operation(&mut place, step));
         costs();
@@ -152,7 +152,7 @@ fn operations_that_come_again_allocate_nothing_and_meet_no_page_fault() {
         assert_eq!(cost, [ROUNDS * allocations_inside_tls(algorithm), 0], "{algorithm:?}, inside TLS");
     }
     let others = |(group, data): &mut (Group, Vec<f32>), step| {
-        let (tag, rank) = (tag(step), group.seat().rank);
+        let (tag, rank) = (tag(step), group.id().rank);
         group.reduce_scatter(tag, data, Reduction::Sum).unwrap();
         group.all_gather(tag, data).unwrap();
         group.broadcast(1, tag, data).unwrap();

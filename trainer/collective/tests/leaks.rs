@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockstep_collective::{
-    Abort, Collective, CollectiveError, Communicator, Credentials, Group, Identity, JobId, Limits, Listener, Reduction,
-    Seat, SharedArena, Sockets,
+    Abort, Collective, CollectiveError, Communicator, Credentials, Group, Identity, JobId, Limits, Listener, RankId,
+    Reduction, SharedArena, Sockets,
 };
 
 /// Of ranks that share memory: each maps a fresh one.
@@ -173,8 +173,8 @@ fn abort_once(
     generation: u64,
 ) -> Option<Duration> {
     let join = |rank: usize| {
-        let seat = Seat { job: JobId([1; 16]), generation, rank };
-        let mut group = Group::form(&listeners[rank], seat, peers, limits, &Abort::new()).unwrap();
+        let id = RankId { job: JobId([1; 16]), generation, rank };
+        let mut group = Group::form(&listeners[rank], id, peers, limits, &Abort::new()).unwrap();
         let arena = group.shared_arena(sum.elements).unwrap();
         assert_eq!(arena.is_some(), limits.shares_memory, "two ranks of one process share memory");
         let own = if arena.is_some() { Vec::new() } else { vec![0.0; sum.elements] };

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockstep_collective::{
-    Abort, CollectiveError, Group, JobId, Limits, Listener, Origin, Position, Reduction, Seat, SharedArena, Sockets,
+    Abort, CollectiveError, ErrorSite, Group, JobId, Limits, Listener, Origin, RankId, Reduction, SharedArena, Sockets,
     Tag, Waiting,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -137,7 +137,7 @@ fn take_part(rank: usize) {
     let mut steps = 0..;
     let lost = steps.find_map(|step| sum(&mut group, &mut arena, step, false).err()).unwrap();
     drop((group, arena));
-    let Some(Origin { position: Position { operation, hop, from, to, .. }, rank: named, .. }) = lost.origin() else {
+    let Some(Origin { site: ErrorSite { operation, hop, from, to, .. }, rank: named, .. }) = lost.origin() else {
         panic!("{lost}")
     };
     say(&format!("lost {operation} {hop} {from} {to} {named}"));
@@ -164,15 +164,15 @@ fn form(
     addresses: &[SocketAddr],
     limits: Limits,
 ) -> (Group, SharedArena) {
-    let seat = Seat { job: JobId([3; 16]), generation, rank };
-    let mut group = Group::form(listener, seat, addresses, limits, &Abort::new()).unwrap();
+    let id = RankId { job: JobId([3; 16]), generation, rank };
+    let mut group = Group::form(listener, id, addresses, limits, &Abort::new()).unwrap();
     let arena = group.shared_arena(ELEMENTS).unwrap().expect("processes of one host share memory");
     (group, arena)
 }
 
 /// Sums numbers that tell the step, and checks every one; whether any rank `ends`.
 fn sum(group: &mut Group, arena: &mut SharedArena, step: u64, ends: bool) -> Result<bool, CollectiveError> {
-    let (rank, world) = (group.seat().rank, group.world());
+    let (rank, world) = (group.id().rank, group.world());
     let value = |rank: usize| (rank + 1) as f32 + (step % 1000) as f32;
     let data = arena.as_mut();
     data.fill(value(rank));

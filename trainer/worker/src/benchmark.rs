@@ -59,7 +59,7 @@ pub(crate) fn measure(
 ) -> Result<Option<Ending>, Failure> {
     let mut group = member.form(formed)?;
     member.membership.entered();
-    let (world, first) = (group.world(), group.seat().rank == 0);
+    let (world, first) = (group.world(), group.id().rank == 0);
     let over_memory = group.shares_memory() && communication.algorithm == CommunicationAlgorithm::Auto;
     let algorithm = by_messages(communication);
     let costs = group.measure_costs().map_err(Failure::lost)?;
@@ -174,7 +174,7 @@ impl Ranks<'_> {
 
     /// What all ranks do next.
     fn agree(&mut self, enough: bool) -> Result<u8, CollectiveError> {
-        let word = match (self.member.halt(), enough && self.group.seat().rank == 0) {
+        let word = match (self.member.halt(), enough && self.group.id().rank == 0) {
             (Some(Halt::Drain), _) => DRAIN,
             (Some(Halt::Change), _) => CHANGE,
             (None, true) => ENOUGH,

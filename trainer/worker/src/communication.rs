@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    AgreedPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Hosts, Plan, Ready, Reduction, Tag, Wire,
-    last_end, merge, plan_buckets,
+    AgreedPlan, BucketPlan, Choice, CollectiveError, Costs, FIRST_BUCKET_BYTES, Group, Hosts, ReadyGradient, Reduction,
+    Tag, Wire, last_end, merge, plan_buckets,
 };
 use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport, Encryption, LinkKind, WireFormat};
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ struct Recorded {
 /// What a record says under the present circumstances.
 #[derive(Debug, PartialEq)]
 struct Found {
-    plan: Plan,
+    plan: BucketPlan,
     settled: bool,
     places: Option<Places>,
 }
@@ -166,7 +166,7 @@ fn kept(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) 
 /// The record of a plan that was made under the same circumstances, wherever that was.
 fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<Found> {
     let recorded: Recorded = serde_json::from_str(record).ok()?;
-    let plan = Plan::from_words(&recorded.words)?;
+    let plan = BucketPlan::from_words(&recorded.words)?;
     let tiles = plan.buckets.last().map(|bucket| bucket.end) == Some(elements);
     let fits = tiles && plan.hosts.world() == circumstances.world;
     let (settled, places) = (recorded.settled, recorded.places);
@@ -181,10 +181,10 @@ fn proposed(
     ready_order: &[Range<usize>],
     ready: &[f64],
     costs: Option<Costs>,
-) -> Plan {
+) -> BucketPlan {
     let choice = named(algorithm, hosts.world()).unwrap_or(Choice::Cheapest(costs.unwrap_or_default()));
     let fixed = |bytes: usize| plan_buckets(ready_order, bytes, FIRST_BUCKET_BYTES.min(bytes));
-    let open = Plan { buckets: Vec::new(), choice, wire: wire(settings.wire), hosts };
+    let open = BucketPlan { buckets: Vec::new(), choice, wire: wire(settings.wire), hosts };
     let buckets = match (settings.bucket_bytes, costs) {
         (Some(bytes), _) => fixed(usize::try_from(bytes.get()).unwrap_or(usize::MAX)),
         // Nothing is ready before the last part of the tree.
@@ -205,40 +205,40 @@ fn proposed(
             return merged;
         }
     };
-    Plan { buckets, ..open }
+    BucketPlan { buckets, ..open }
 }
 
 /// `plan` with the buckets whose last sum ends first, where the ranges of `ready_order` are ready after so many seconds.
-fn merged(plan: Plan, ready_order: &[Range<usize>], ready: &[f64], costs: &Costs) -> Plan {
-    let gradients: Vec<Ready> = ready_order
+fn merged(plan: BucketPlan, ready_order: &[Range<usize>], ready: &[f64], costs: &Costs) -> BucketPlan {
+    let gradients: Vec<ReadyGradient> = ready_order
         .iter()
         .zip(ready)
-        .map(|(range, seconds)| Ready { seconds: *seconds, bytes: range.len() * size_of::<f32>() })
+        .map(|(range, seconds)| ReadyGradient { seconds: *seconds, bytes: range.len() * size_of::<f32>() })
         .collect();
     let ranges = merge(&gradients, |bytes| sum_seconds(&plan, costs, bytes));
     let buckets = ranges.iter().map(|range| ready_order[range.start].start..ready_order[range.end - 1].end).collect();
-    Plan { buckets, ..plan }
+    BucketPlan { buckets, ..plan }
 }
 
 /// After how many seconds of a step all sums of `plan` are formed.
-fn ends(plan: &Plan, ready_order: &[Range<usize>], ready: &[f64], costs: &Costs) -> f64 {
+fn ends(plan: &BucketPlan, ready_order: &[Range<usize>], ready: &[f64], costs: &Costs) -> f64 {
     let complete = |bucket: &Range<usize>| {
         let last = ready_order.iter().position(|range| range.end == bucket.end);
-        Ready { seconds: last.map_or(0.0, |last| ready[last]), bytes: bucket.len() * size_of::<f32>() }
+        ReadyGradient { seconds: last.map_or(0.0, |last| ready[last]), bytes: bucket.len() * size_of::<f32>() }
     };
-    let buckets: Vec<Ready> = plan.buckets.iter().map(complete).collect();
+    let buckets: Vec<ReadyGradient> = plan.buckets.iter().map(complete).collect();
     let each: Vec<Range<usize>> = (0..buckets.len()).map(|bucket| bucket..bucket + 1).collect();
     last_end(&buckets, &each, |bytes| sum_seconds(plan, costs, bytes))
 }
 
 /// What a sum of so many bytes of gradients takes.
-fn sum_seconds(plan: &Plan, costs: &Costs, bytes: usize) -> f64 {
+fn sum_seconds(plan: &BucketPlan, costs: &Costs, bytes: usize) -> f64 {
     let sent = bytes_sent(plan, bytes);
     costs.seconds(plan.choice.algorithm(&plan.hosts, sent), &plan.hosts, sent)
 }
 
 /// Of so many bytes of gradients.
-fn bytes_sent(plan: &Plan, bytes: usize) -> usize {
+fn bytes_sent(plan: &BucketPlan, bytes: usize) -> usize {
     bytes / size_of::<f32>() * plan.wire.bytes()
 }
 
@@ -287,7 +287,7 @@ mod tests {
         thread,
     };
 
-    use lockstep_collective::{Abort, JobId, Limits, Listener, Seat};
+    use lockstep_collective::{Abort, JobId, Limits, Listener, RankId};
     use lockstep_launch::ByteSize;
 
     use super::*;
@@ -345,7 +345,7 @@ mod tests {
         let choice = Choice::Always(Algorithm::Ring);
         let [apart, together, mixed] =
             [vec![0, 1, 2], vec![0, 0, 0], vec![0, 1, 0]].map(Hosts::counted).map(Option::unwrap);
-        let plan = Plan { buckets: vec![0..5, 5..10], choice, wire: Wire::Bf16, hosts: apart.clone() };
+        let plan = BucketPlan { buckets: vec![0..5, 5..10], choice, wire: Wire::Bf16, hosts: apart.clone() };
         let [here, there] = ["10.0.0.1:1", "10.0.0.2:1"].map(|address| Places::of(&[address.parse().expect("one")]));
         let made = || Recorded {
             world: 3,
@@ -384,7 +384,7 @@ mod tests {
             let rank = |(rank, (listener, before)): (usize, (Listener, Option<&'_ str>))| {
                 let (peers, before) = (peers.clone(), before.map(str::to_owned));
                 scope.spawn(move || {
-                    let seat = Seat { job: JobId([7; 16]), generation: 1, rank };
+                    let seat = RankId { job: JobId([7; 16]), generation: 1, rank };
                     let limits = Limits { shares_memory: false, ..Limits::default() };
                     let mut group = Group::form(&listener, seat, &peers, limits, &Abort::new()).expect("a group");
                     let own = Baseline { samples_per_second: Some(1.0), ready: READY.to_vec() };

@@ -9,7 +9,7 @@ use socket2::SockRef;
 
 /// As the library sets them.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// Bytes of one call, and of the place where those go that a sum would be made of.
+/// Bytes of one operation, and of the place where those go that a sum would be made of.
 const FRAME_BYTES: usize = 256 << 10;
 pub(super) const PAGE_BYTES: usize = 4096;
 

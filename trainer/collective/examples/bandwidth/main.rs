@@ -18,8 +18,8 @@ use std::time::Instant;
 use bare::{PAGE_BYTES, Ring, page_aligned};
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    Abort, Choice, CollectiveError, Costs, Credentials, Group, Identity, JobId, Limits, Listener, MAX_SOCKETS,
-    Reduction, Seat, SharedArena, Sockets, Tag, Waiting,
+    Abort, Choice, CollectiveError, Costs, Credentials, Group, Identity, JobId, Limits, Listener, MAX_SOCKETS, RankId,
+    Reduction, SharedArena, Sockets, Tag, Waiting,
 };
 
 const SIZES: &str = "1024,4096,65536,262144,1048576,4194304,16777216,67108864,104857600";
@@ -107,9 +107,9 @@ fn measure(
     sizes: &[usize],
     budget: usize,
 ) -> Result<(), CollectiveError> {
-    let seat = Seat { job: JobId([1; 16]), generation: 1, rank };
+    let id = RankId { job: JobId([1; 16]), generation: 1, rank };
     let world = peers.len();
-    let mut group = Group::form(listener, seat, peers, limits, &Abort::new())?;
+    let mut group = Group::form(listener, id, peers, limits, &Abort::new())?;
     let costs = group.measure_costs()?.unwrap_or_default();
     if rank == 0 {
         let Costs { message, wire_byte, reduced_byte } = costs;

@@ -20,7 +20,8 @@ use std::ops::Range;
 
 use ring::Ring;
 
-use crate::{Costs, Hosts};
+use crate::costs::Costs;
+use crate::hosts::Hosts;
 
 /// Elements of the longest frame that is sent: 1 MiB of f32. Each frame costs some 10 µs over loopback besides its bytes.
 pub const MAX_FRAME: usize = 256 * 1024;

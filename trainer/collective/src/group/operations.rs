@@ -2,17 +2,19 @@
 
 use std::time::Instant;
 
-use super::{Group, MAX_SCHEDULES, Tag, Transferred};
+use super::{Group, MAX_SCHEDULES};
 use crate::CollectiveError;
 use crate::algorithm::{Algorithm, block, part};
-use crate::call::{Call, Operation};
 use crate::element::{Element, Reduction, divide};
 use crate::engine::{Codings, Execution};
-use crate::farewell;
-use crate::frame::{Header, Kind};
-use crate::memory::{Patience, Work};
+use crate::failure_notice;
+use crate::frame::{FrameKind, Header};
+use crate::operation::{Operation, OperationCode};
+use crate::outcome::Transferred;
+use crate::rank_id::RankId;
 use crate::reducer::{mutual_reducer, reducer};
-use crate::seat::Seat;
+use crate::shared_memory::{ReduceRequest, WaitContext};
+use crate::tag::Tag;
 use crate::wire::{Coding, Wire};
 
 impl Group {
@@ -82,25 +84,25 @@ impl Group {
         self.check()?;
         let Some(memory) = &mut self.memory else { panic!("the ranks of this group share no memory") };
         let started = Instant::now();
-        let patience = Patience { mesh: &self.mesh, abort: &self.abort, waiter: &self.waiter };
+        let context = WaitContext { mesh: &self.mesh, abort: &self.abort, waiter: &self.waiter };
         let bytes = size_of_val(data) as u64;
-        let work = Work {
+        let request = ReduceRequest {
             tag,
             operation: self.operations,
-            kind: Call::kind(T::TYPE, reduction),
+            kind: OperationCode::kind(T::TYPE, reduction),
             data: bytemuck::cast_slice_mut(data),
             element_bytes: size_of::<T>(),
             reduce: reducer::<T>(reduction),
             reduce_both: mutual_reducer::<T>(reduction),
         };
         self.operations += 1;
-        let ended = memory.all_reduce(work, patience).map_err(|error| {
-            let error = error.or_abort(&self.abort);
+        let ended = memory.all_reduce(request, context).map_err(|error| {
+            let error = self.abort.or(error);
             if matches!(error, CollectiveError::Aborted { .. }) {
                 return error;
             }
-            let error = farewell::explained(&mut self.mesh, self.seat, error, &[]);
-            error.origin().into_iter().for_each(|origin| farewell::say(&mut self.mesh, self.seat, origin, None));
+            let error = failure_notice::explain(&mut self.mesh, self.id, error, &[]);
+            error.origin().into_iter().for_each(|origin| failure_notice::send(&mut self.mesh, self.id, origin, None));
             error
         });
         ended.or_else(|error| self.end(error))?;
@@ -120,7 +122,7 @@ impl Group {
     ) -> Result<Transferred, CollectiveError> {
         let length = data.len();
         let transferred = self.run(Operation::ReduceScatter, tag, length, data, Some(reduction))?;
-        let own = part(&(0..length), self.world(), self.seat.rank);
+        let own = part(&(0..length), self.world(), self.id.rank);
         self.finish(&mut data[own], reduction);
         Ok(transferred)
     }
@@ -161,7 +163,7 @@ impl Group {
         reduction: Reduction,
     ) -> Result<Transferred, CollectiveError> {
         let transferred = self.run(Operation::Reduce { root }, tag, data.len(), data, Some(reduction))?;
-        if self.seat.rank == root {
+        if self.id.rank == root {
             self.finish(data, reduction);
         }
         Ok(transferred)
@@ -200,7 +202,7 @@ impl Group {
     /// As [`Group::all_reduce`].
     pub fn all_to_all<T: Element>(&mut self, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
         let length = data.len() / 2;
-        let own = block(length, self.world(), self.seat.rank, self.seat.rank);
+        let own = block(length, self.world(), self.id.rank, self.id.rank);
         data.copy_within(own.clone(), length + own.start);
         self.run(Operation::AllToAll, tag, length, data, None)
     }
@@ -214,7 +216,7 @@ impl Group {
     /// # Panics
     /// When `to` is this rank, or none that this one is connected with.
     pub fn send<T: Element>(&mut self, to: usize, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
-        let from = self.seat.rank;
+        let from = self.id.rank;
         self.run(Operation::Send { from, to }, tag, data.len(), data, None)
     }
 
@@ -231,7 +233,7 @@ impl Group {
         tag: Tag,
         data: &mut [T],
     ) -> Result<Transferred, CollectiveError> {
-        let to = self.seat.rank;
+        let to = self.id.rank;
         self.run(Operation::Send { from, to }, tag, data.len(), data, None)
     }
 
@@ -265,7 +267,7 @@ impl Group {
         [within, between]: [Coding; 2],
     ) -> Result<Transferred, CollectiveError> {
         self.check()?;
-        let Seat { job, generation, rank } = self.seat;
+        let RankId { job, generation, rank } = self.id;
         if self.schedules.len() == MAX_SCHEDULES && !self.schedules.contains_key(&(operation, length)) {
             self.schedules.clear();
         }
@@ -273,8 +275,8 @@ impl Group {
             self.schedules.entry((operation, length)).or_insert_with(|| operation.schedule(rank, &self.hosts, length));
         let Tag { step, bucket } = tag;
         let header = Header {
-            kind: Kind::Segment,
-            call: Call::new(operation, between.code, reduction),
+            kind: FrameKind::Data,
+            operation: OperationCode::new(operation, between.code, reduction),
             job,
             generation,
             step,
@@ -311,7 +313,7 @@ impl Group {
     pub(crate) fn end<T>(&mut self, error: CollectiveError) -> Result<T, CollectiveError> {
         self.mesh.shut_down();
         self.broken = Some(error.clone());
-        Err(error.or_abort(&self.abort))
+        Err(self.abort.or(error))
     }
 
     fn finish<T: Element>(&self, data: &mut [T], reduction: Reduction) {

@@ -1,6 +1,8 @@
 use std::{io::Write, thread, time::Duration};
 
-use lockstep_collective::{Call, CollectiveError, FrameError, HEADER_BYTES, Header, JobId, Kind, Limits, Tag, Waiting};
+use lockstep_collective::{
+    CollectiveError, FrameError, FrameKind, HEADER_BYTES, Header, JobId, Limits, OperationCode, Tag, Waiting,
+};
 use proptest::prelude::*;
 
 use crate::group::{IMPATIENT, PATIENT, bare_group, ends, group};
@@ -53,9 +55,9 @@ fn a_frame_that_belongs_elsewhere_is_refused_with_what_was_expected() {
             "operation",
             "recursive doubling all-reduce (0) of f32 by sum",
             "broadcast (3) of f64 by none",
-            Header { call: Call([3, 2, 3]), ..right },
+            Header { operation: OperationCode([3, 2, 3]), ..right },
         ),
-        ("kind", "Segment", "Hello", Header { kind: Kind::Hello, ..right }),
+        ("kind", "Segment", "Hello", Header { kind: FrameKind::Hello, ..right }),
         ("job", &"42".repeat(16), &"00".repeat(16), Header { job: JobId([0; 16]), ..right }),
     ];
     for (field, expected, found, header) in cases {
@@ -193,7 +195,7 @@ fn after_a_failure_every_operation_fails_for_its_cause() {
 fn ranks_with_different_roots_are_told_so_in_the_next_operation() {
     let errors = ends(|| {
         bare_group(2, PATIENT, |mut group| {
-            let (own, mut data) = (group.seat().rank, [1.0_f32; 4]);
+            let (own, mut data) = (group.id().rank, [1.0_f32; 4]);
             group.broadcast(own, Tag::default(), &mut data).and_then(|_| group.barrier(Tag::default())).unwrap_err()
         })
     });

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME};
 use lockstep_collective::{
-    Abort, CollectiveError, Group, HEADER_BYTES, Header, JobId, Kind, Limits, Listener, Missing, Reduction, Seat, Tag,
-    Waiting,
+    Abort, CollectiveError, FrameKind, Group, HEADER_BYTES, Header, JobId, Limits, Listener, Missing, RankId,
+    Reduction, Tag, Waiting,
 };
 
-use crate::group::{GENERATION, IMPATIENT, PATIENT, ends, listener, ranks, seat};
+use crate::group::{GENERATION, IMPATIENT, PATIENT, ends, id, listener, ranks};
 use crate::impostor::{greeting, read_header};
 
-fn form(listener: &Listener, seat: Seat, peers: &[SocketAddr]) -> Result<Group, CollectiveError> {
-    Group::form(listener, seat, peers, PATIENT, &Abort::new())
+fn form(listener: &Listener, id: RankId, peers: &[SocketAddr]) -> Result<Group, CollectiveError> {
+    Group::form(listener, id, peers, PATIENT, &Abort::new())
 }
 
 fn sum(group: &mut Group, values: &mut [f32]) -> Result<(), CollectiveError> {
@@ -41,10 +41,10 @@ fn strangers_do_not_disturb_the_forming() {
         // All of them are in the queue before rank 1 looks.
         let mut refused = [
             call(peers[1], &[0x5a; 64]),
-            call(peers[1], &Header { job: JobId([9; 16]), ..greeting(Kind::Hello, 0) }.encode()),
-            call(peers[1], &Header { generation: GENERATION - 1, ..greeting(Kind::Hello, 0) }.encode()),
-            call(peers[1], &greeting(Kind::Hello, 4).encode()),
-            call(peers[1], &greeting(Kind::Welcome, 0).encode()),
+            call(peers[1], &Header { job: JobId([9; 16]), ..greeting(FrameKind::Hello, 0) }.encode()),
+            call(peers[1], &Header { generation: GENERATION - 1, ..greeting(FrameKind::Hello, 0) }.encode()),
+            call(peers[1], &greeting(FrameKind::Hello, 4).encode()),
+            call(peers[1], &greeting(FrameKind::Welcome, 0).encode()),
         ];
         let _silent: Vec<TcpStream> = (0..10).map(|_| call(peers[1], b"LSF")).collect();
         let other = std::thread::spawn({
@@ -53,10 +53,10 @@ fn strangers_do_not_disturb_the_forming() {
             let [first, second] = listeners;
             move || {
                 let peer = std::thread::spawn(move || {
-                    form(&second, seat(1), &peers).and_then(|mut group| sum(&mut group, &mut [1.0]))
+                    form(&second, id(1), &peers).and_then(|mut group| sum(&mut group, &mut [1.0]))
                 });
                 let mut values = [2.0];
-                sum(&mut form(&first, seat(0), &peers).unwrap(), &mut values).unwrap();
+                sum(&mut form(&first, id(0), &peers).unwrap(), &mut values).unwrap();
                 peer.join().unwrap().unwrap();
                 values
             }
@@ -66,7 +66,9 @@ fn strangers_do_not_disturb_the_forming() {
             // Closed, some after a refusal.
             let mut said = Vec::new();
             let _ = stream.read_to_end(&mut said);
-            assert!(said.is_empty() || Header::decode(said[..].try_into().unwrap()).unwrap().kind == Kind::Refusal);
+            assert!(
+                said.is_empty() || Header::decode(said[..].try_into().unwrap()).unwrap().kind == FrameKind::Refusal
+            );
         }
     });
 }
@@ -79,11 +81,12 @@ fn an_older_generation_is_told_which_one_is_forming() {
         let abort = Abort::new();
         let forming = std::thread::spawn({
             let abort = abort.clone();
-            move || Group::form(&second, seat(1), &peers, PATIENT, &abort).map(|_| ())
+            move || Group::form(&second, id(1), &peers, PATIENT, &abort).map(|_| ())
         });
-        let mut stream = call(peers[1], &Header { generation: GENERATION - 1, ..greeting(Kind::Hello, 0) }.encode());
+        let mut stream =
+            call(peers[1], &Header { generation: GENERATION - 1, ..greeting(FrameKind::Hello, 0) }.encode());
         let refusal = read_header(&mut stream);
-        assert_eq!((refusal.kind, refusal.generation, refusal.sender), (Kind::Refusal, GENERATION, 1));
+        assert_eq!((refusal.kind, refusal.generation, refusal.sender), (FrameKind::Refusal, GENERATION, 1));
         abort.abort("seen enough");
         assert!(matches!(forming.join().unwrap(), Err(CollectiveError::Aborted { .. })));
     });
@@ -99,10 +102,10 @@ fn a_rank_left_in_an_older_generation_learns_of_the_newer() {
             let abort = Abort::new();
             std::thread::scope(|scope| {
                 let newer = scope.spawn(|| {
-                    let seat = Seat { generation: GENERATION + 1, ..seat(1 - left) };
-                    Group::form(&listeners[1 - left], seat, &peers, PATIENT, &abort).map(|_| ())
+                    let id = RankId { generation: GENERATION + 1, ..id(1 - left) };
+                    Group::form(&listeners[1 - left], id, &peers, PATIENT, &abort).map(|_| ())
                 });
-                let error = form(&listeners[left], seat(left), &peers).unwrap_err();
+                let error = form(&listeners[left], id(left), &peers).unwrap_err();
                 assert!(
                     matches!(error, CollectiveError::Superseded { rank, generation: GENERATION, newer }
                         if (rank, newer) == (1 - left, GENERATION + 1)),
@@ -120,9 +123,9 @@ fn a_rank_that_connects_and_is_silent_is_named_as_one_that_never_comes() {
     let error = ends(|| {
         let second = listener();
         let peers = [deserted(5), second.address()];
-        let _silent = call(peers[1], &greeting(Kind::Hello, 0).encode());
+        let _silent = call(peers[1], &greeting(FrameKind::Hello, 0).encode());
         let limits = Limits { forming: Duration::from_millis(300), waiting: Waiting::Adaptive, ..PATIENT };
-        Group::form(&second, seat(1), &peers, limits, &Abort::new()).unwrap_err()
+        Group::form(&second, id(1), &peers, limits, &Abort::new()).unwrap_err()
     });
     let CollectiveError::NotFormed { missing: Missing::Unreached { rank: 0, last_attempt, .. }, .. } = error else {
         panic!("{error}")
@@ -151,7 +154,7 @@ fn of_ranks_that_are_connected_only_one_that_does_not_hear_another_says_that_it_
             if rank == 0 {
                 peers[1] = muted(peers[1]);
             }
-            let formed = Group::form(listener, seat(rank), &peers, IMPATIENT, &Abort::new());
+            let formed = Group::form(listener, id(rank), &peers, IMPATIENT, &Abort::new());
             formed.and_then(|mut group| sum(&mut group, &mut [1.0])).unwrap_err()
         })
     });
@@ -168,7 +171,7 @@ fn a_rank_that_never_comes_is_named_at_the_deadline() {
         let first = listener();
         let peers = [first.address(), deserted(2), deserted(2)];
         let limits = Limits { forming: Duration::from_millis(200), ..PATIENT };
-        Group::form(&first, seat(0), &peers, limits, &Abort::new()).unwrap_err()
+        Group::form(&first, id(0), &peers, limits, &Abort::new()).unwrap_err()
     });
     let CollectiveError::NotFormed {
         generation: GENERATION,
@@ -190,11 +193,11 @@ fn a_rank_that_opens_its_port_late_still_joins() {
         let (looked, has_looked) = channel();
         let early = std::thread::spawn(move || {
             looked.send(()).unwrap();
-            form(&first, seat(0), &peers).and_then(|mut group| sum(&mut group, &mut [1.0]))
+            form(&first, id(0), &peers).and_then(|mut group| sum(&mut group, &mut [1.0]))
         });
         has_looked.recv().unwrap();
         let second = Listener::bind(late.ip(), late.port()).unwrap();
-        form(&second, seat(1), &peers).and_then(|mut group| sum(&mut group, &mut [1.0])).unwrap();
+        form(&second, id(1), &peers).and_then(|mut group| sum(&mut group, &mut [1.0])).unwrap();
         early.join().unwrap().unwrap();
     });
 }
@@ -207,7 +210,7 @@ fn an_abort_ends_the_forming() {
         let abort = Abort::new();
         let forming = std::thread::spawn({
             let abort = abort.clone();
-            move || Group::form(&first, seat(0), &peers, PATIENT, &abort).map(|_| ())
+            move || Group::form(&first, id(0), &peers, PATIENT, &abort).map(|_| ())
         });
         abort.abort("generation 8 is being prepared");
         let error = forming.join().unwrap().unwrap_err();
@@ -225,7 +228,7 @@ fn one_listener_serves_generation_after_generation() {
                 scope.spawn(move || {
                     for generation in 1..=10 {
                         let mut values = vec![1.0; 1000];
-                        sum(&mut form(listener, Seat { generation, ..seat(rank) }, &peers).unwrap(), &mut values)
+                        sum(&mut form(listener, RankId { generation, ..id(rank) }, &peers).unwrap(), &mut values)
                             .unwrap();
                         assert_eq!(values, [3.0; 1000]);
                     }
@@ -237,7 +240,7 @@ fn one_listener_serves_generation_after_generation() {
 
 #[test]
 fn a_rank_outside_the_group_is_refused() {
-    let error = form(&listener(), seat(2), &[listener().address(), listener().address()]).unwrap_err();
+    let error = form(&listener(), id(2), &[listener().address(), listener().address()]).unwrap_err();
     assert!(matches!(error, CollectiveError::NotInGroup { rank: 2, world: 2 }), "{error}");
 }
 
@@ -247,8 +250,7 @@ fn a_star_hands_parts_to_its_last_rank_while_the_others_form_a_group_at_the_same
     ends(|| {
         let listeners = [listener(), listener(), listener(), listener()];
         let peers = listeners.each_ref().map(Listener::address);
-        let star =
-            |rank: usize| Group::form_star(&listeners[rank], seat(rank), &peers, PATIENT, &Abort::new()).unwrap();
+        let star = |rank: usize| Group::form_star(&listeners[rank], id(rank), &peers, PATIENT, &Abort::new()).unwrap();
         std::thread::scope(|scope| {
             for (rank, listener) in listeners[..3].iter().enumerate() {
                 let (star, peers) = (&star, &peers[..3]);
@@ -257,7 +259,7 @@ fn a_star_hands_parts_to_its_last_rank_while_the_others_form_a_group_at_the_same
                         scope.spawn(move || star(rank).send(3, TAG, &mut vec![rank as f32; MAX_FRAME + 7]).unwrap());
                     for generation in 8..20 {
                         let mut values = vec![1.0; 1000];
-                        sum(&mut form(listener, Seat { generation, ..seat(rank) }, peers).unwrap(), &mut values)
+                        sum(&mut form(listener, RankId { generation, ..id(rank) }, peers).unwrap(), &mut values)
                             .unwrap();
                         assert_eq!(values, [3.0; 1000]);
                     }

@@ -3,7 +3,7 @@ use std::num::NonZeroUsize;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, Seat, Sockets, Waiting};
+use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, RankId, Sockets, Waiting};
 
 pub(crate) const JOB: JobId = JobId([0x42; 16]);
 pub(crate) const GENERATION: u64 = 7;
@@ -24,8 +24,8 @@ pub(crate) fn with_sockets(sockets: usize) -> Limits {
     Limits { sockets: Sockets::new(sockets).unwrap(), ..PATIENT }
 }
 
-pub(crate) fn seat(rank: usize) -> Seat {
-    Seat { job: JOB, generation: GENERATION, rank }
+pub(crate) fn id(rank: usize) -> RankId {
+    RankId { job: JOB, generation: GENERATION, rank }
 }
 
 pub(crate) fn listener() -> Listener {
@@ -39,13 +39,13 @@ pub(crate) fn group<T: Send>(
     work: impl Fn(Communicator<Vec<f32>>) -> T + Send + Sync,
 ) -> Vec<T> {
     ranks(world, |listener, rank, peers| {
-        work(Communicator::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap())
+        work(Communicator::form(listener, id(rank), peers, limits, &Abort::new()).unwrap())
     })
 }
 
 /// As [`group`], with the operations themselves.
 pub(crate) fn bare_group<T: Send>(world: usize, limits: Limits, work: impl Fn(Group) -> T + Send + Sync) -> Vec<T> {
-    ranks(world, |listener, rank, peers| work(Group::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap()))
+    ranks(world, |listener, rank, peers| work(Group::form(listener, id(rank), peers, limits, &Abort::new()).unwrap()))
 }
 
 /// As [`group`], with what a rank forms its group from.

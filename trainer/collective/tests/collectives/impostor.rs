@@ -3,10 +3,11 @@ use std::net::{SocketAddr, TcpStream};
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{
-    Abort, Call, CollectiveError, Communicator, Costs, HEADER_BYTES, Header, Hosts, Kind, Limits, Listener,
+    Abort, CollectiveError, Communicator, Costs, FrameKind, HEADER_BYTES, Header, Hosts, Limits, Listener,
+    OperationCode,
 };
 
-use crate::group::{GENERATION, JOB, ends, listener, seat};
+use crate::group::{GENERATION, JOB, ends, id, listener};
 
 /// Elements that the honest rank wants summed, in one frame.
 pub(crate) const LENGTH: usize = 1000;
@@ -20,8 +21,8 @@ pub(crate) struct Impostor {
 impl Impostor {
     fn join(honest: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(honest).unwrap();
-        stream.write_all(&greeting(Kind::Hello, 0).encode()).unwrap();
-        assert_eq!(read_header(&mut stream).kind, Kind::Welcome);
+        stream.write_all(&greeting(FrameKind::Hello, 0).encode()).unwrap();
+        assert_eq!(read_header(&mut stream).kind, FrameKind::Welcome);
         Self { stream }
     }
 
@@ -49,7 +50,7 @@ pub(crate) fn met(limits: Limits, length: usize, deed: impl FnOnce(&mut Impostor
 }
 
 fn form(listener: &Listener, peers: &[SocketAddr], limits: Limits) -> Communicator<Vec<f32>> {
-    Communicator::form(listener, seat(1), peers, limits, &Abort::new()).unwrap()
+    Communicator::form(listener, id(1), peers, limits, &Abort::new()).unwrap()
 }
 
 /// Reads until rank 1 has closed.
@@ -64,21 +65,21 @@ pub(crate) fn expected_frame() -> (Header, Vec<u8>) {
     let algorithm = Costs::default().cheapest(&Hosts::apart(2), payload.len());
     assert_eq!(algorithm, Algorithm::RecursiveDoubling);
     let header = Header {
-        kind: Kind::Segment,
-        call: Call([0x22, 0x11, 0]),
+        kind: FrameKind::Data,
+        operation: OperationCode([0x22, 0x11, 0]),
         step: 3,
         bucket: 5,
         length: payload.len() as u32,
         payload_crc32c: crc_fast::crc32_iscsi(&payload),
-        ..greeting(Kind::Segment, 0)
+        ..greeting(FrameKind::Data, 0)
     };
     (header, payload)
 }
 
-pub(crate) fn greeting(kind: Kind, sender: u32) -> Header {
+pub(crate) fn greeting(kind: FrameKind, sender: u32) -> Header {
     Header {
         kind,
-        call: Call::default(),
+        operation: OperationCode::default(),
         job: JOB,
         generation: GENERATION,
         step: 0,

@@ -33,7 +33,7 @@ fn every_rank_holds_the_sum_in_rank_order() {
                 bare_group(world, Limits { waiting, ..SHARING }, |mut group| {
                     assert!(group.shares_memory());
                     for (step, length) in (0..).zip(LENGTHS.repeat(3)) {
-                        let mut data = uneven(group.seat().rank, length);
+                        let mut data = uneven(group.id().rank, length);
                         group.all_reduce_in_memory(Tag { step, bucket: 0 }, &mut data, Reduction::Sum).unwrap();
                         assert!(data == summed(world, length), "{world} ranks, length {length}");
                     }
@@ -49,7 +49,7 @@ fn what_lies_in_the_arenas_is_summed_where_it_is_and_nothing_else_is_touched() {
         for world in 2..=5 {
             ends(move || {
                 bare_group(world, Limits { waiting, ..SHARING }, |mut group| {
-                    let rank = group.seat().rank;
+                    let rank = group.id().rank;
                     let mut arena = group.shared_arena(300_000).unwrap().expect("shared");
                     let arena = arena.as_mut();
                     assert!(arena.len() == 300_000 && arena.iter().all(|value| *value == 0.0));
@@ -78,7 +78,7 @@ fn two_arenas_the_staging_areas_and_connections_take_turns() {
             let mut staged = vec![0.0; 70_000];
             for step in 0..30 {
                 for (bucket, data) in (0..).zip([first.as_mut(), &mut staged[..], second.as_mut()]) {
-                    data.copy_from_slice(&uneven(group.seat().rank, data.len()));
+                    data.copy_from_slice(&uneven(group.id().rank, data.len()));
                     group.all_reduce_in_memory(Tag { step, bucket }, data, Reduction::Sum).unwrap();
                     assert!(data == summed(3, data.len()));
                 }
@@ -97,7 +97,7 @@ fn ranks_whose_data_lies_elsewhere_are_told_so() {
             bare_group(2, SHARING, move |mut group| {
                 let mut arena = group.shared_arena(1000).unwrap().expect("shared");
                 let mut own = [1.0; 10];
-                let data = match (group.seat().rank, elsewhere) {
+                let data = match (group.id().rank, elsewhere) {
                     (0, _) => &mut arena.as_mut()[..10],
                     (_, "no arena") => &mut own[..],
                     _ => &mut arena.as_mut()[16..26],
@@ -117,7 +117,7 @@ fn ranks_that_share_no_memory_or_want_different_arenas_get_none() {
     ends(|| {
         bare_group(2, PATIENT, |mut group| assert!(group.shared_arena(10).unwrap().is_none()));
         bare_group(2, SHARING, |mut group| {
-            assert!(group.shared_arena(10_000 * (group.seat().rank + 1)).unwrap().is_none());
+            assert!(group.shared_arena(10_000 * (group.id().rank + 1)).unwrap().is_none());
             let mut data = [1.0_f32; 10];
             group.all_reduce_in_memory(Tag::default(), &mut data, Reduction::Sum).unwrap();
             assert_eq!(data, [2.0; 10]);
@@ -140,7 +140,7 @@ fn a_communicator_takes_the_memory_by_itself() {
 fn a_rank_that_leaves_is_named_by_those_that_wait_for_it() {
     let errors = ends(|| {
         bare_group(3, SHARING, |mut group| {
-            if group.seat().rank == 1 {
+            if group.id().rank == 1 {
                 return None;
             }
             group.all_reduce_in_memory(Tag::default(), &mut [1.0_f32; 10], Reduction::Sum).err()
@@ -156,7 +156,7 @@ fn a_rank_that_stays_away_is_named_after_the_silence_limit() {
     let errors = ends(|| {
         let (limits, failed) = (Limits { shares_memory: true, ..IMPATIENT }, Barrier::new(2));
         bare_group(2, limits, |mut group| {
-            if group.seat().rank == 1 {
+            if group.id().rank == 1 {
                 failed.wait();
                 return None;
             }
@@ -172,7 +172,7 @@ fn a_rank_that_stays_away_is_named_after_the_silence_limit() {
 fn an_abort_ends_the_wait_long_before_the_silence_limit() {
     let waits = ends(|| {
         bare_group(2, SHARING, |mut group: Group| {
-            if group.seat().rank == 1 {
+            if group.id().rank == 1 {
                 // Its end comes with the other's.
                 group.barrier(Tag::default()).unwrap_err();
                 return Duration::ZERO;
@@ -205,7 +205,7 @@ fn ranks_that_reduce_different_things_are_told_so() {
     for (field, step, length) in [("step", 1, 10), ("length", 0, 11)] {
         let errors = ends(move || {
             bare_group(2, SHARING, move |mut group| {
-                let differs = group.seat().rank == 1;
+                let differs = group.id().rank == 1;
                 let tag = Tag { step: if differs { step } else { 0 }, bucket: 0 };
                 let mut data = vec![1.0_f32; if differs { length } else { 10 }];
                 group.all_reduce_in_memory(tag, &mut data, Reduction::Sum).err()
@@ -221,7 +221,7 @@ fn after_a_failure_nothing_is_reduced_any_more() {
     let errors = ends(|| {
         let (limits, failed) = (Limits { shares_memory: true, ..IMPATIENT }, Barrier::new(2));
         bare_group(2, limits, |mut group| {
-            let rank = group.seat().rank;
+            let rank = group.id().rank;
             // So many that a rank waits for what another reduces: of fewer, the late one finds all that it needs.
             let mut data = vec![1.0_f32; 1000];
             let mut fails = || group.all_reduce_in_memory(Tag::default(), &mut data, Reduction::Sum).is_err();
@@ -243,7 +243,7 @@ fn nobody_else_writes_to_what_a_failed_operation_was_on() {
     ends(|| {
         let (limits, failed, written) = (Limits { shares_memory: true, ..IMPATIENT }, Barrier::new(2), Barrier::new(2));
         bare_group(2, limits, |mut group| {
-            let (is_late, mut arena) = (group.seat().rank == 1, group.shared_arena(10_000).unwrap().expect("shared"));
+            let (is_late, mut arena) = (group.id().rank == 1, group.shared_arena(10_000).unwrap().expect("shared"));
             let (before, data) = arena.as_mut().split_at_mut(100);
             let (data, after) = data.split_at_mut(9_800);
             data.fill(1.0);
@@ -270,7 +270,7 @@ fn nobody_else_writes_to_what_a_failed_operation_was_on() {
 fn whoever_waits_for_one_rank_notices_that_another_has_gone() {
     let outcomes = ends(|| {
         let noticed = Barrier::new(2);
-        bare_group(3, SHARING, |mut group| match group.seat().rank {
+        bare_group(3, SHARING, |mut group| match group.id().rank {
             // Alive, but not before rank 2, which waits for it first, has noticed rank 1.
             0 => {
                 noticed.wait();

@@ -3,11 +3,11 @@
 use half::{bf16, f16};
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME, block, part};
 use lockstep_collective::{
-    Abort, Choice, CollectiveError, Element, Group, Hosts, LENGTHS, Limits, Plan, Reduction, Tag, Transferred, Waiting,
-    Wire,
+    Abort, BucketPlan, Choice, CollectiveError, Element, Group, Hosts, LENGTHS, Limits, Reduction, Tag, Transferred,
+    Waiting, Wire,
 };
 
-use crate::group::{PATIENT, bare_group, ends, group, listener, ranks_at, seat};
+use crate::group::{PATIENT, bare_group, ends, group, id, listener, ranks_at};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
 
@@ -34,7 +34,7 @@ fn every_algorithm_sums_over_sockets() {
     for world in 1..=5 {
         ends(move || {
             bare_group(world, PATIENT, |mut group| {
-                let rank = group.seat().rank;
+                let rank = group.id().rank;
                 for length in [0, 1, world, 999, world * MAX_FRAME + 1] {
                     let expected = sum(world, length);
                     for algorithm in algorithms(world) {
@@ -53,7 +53,7 @@ fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
     for names in [&[1, 2, 1][..], &[5, 5, 9, 9], &[1, 2, 2, 0, 0, 2]] {
         let listeners = names.iter().map(|name| listener().on_host(*name)).collect();
         let sums = ranks_at(listeners, |listener, rank, peers| {
-            let mut group = Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
+            let mut group = Group::form(listener, id(rank), peers, PATIENT, &Abort::new()).unwrap();
             assert!(group.hosts().are_mixed(), "{:?}", group.hosts());
             let mut narrow: Vec<f32> = (0..999).map(|index| 1.0 / (rank * 7 + index + 1) as f32).collect();
             group.sum(Wire::Bf16, Algorithm::Hierarchical, TAG, &mut narrow).unwrap();
@@ -64,8 +64,12 @@ fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
             }
             // As a replay has it, wherever it runs.
             let hosts = Hosts::apart(names.len());
-            let plan =
-                || Plan { buckets: vec![0..7, 7..9], choice: Choice::default(), wire: Wire::F32, hosts: hosts.clone() };
+            let plan = || BucketPlan {
+                buckets: vec![0..7, 7..9],
+                choice: Choice::default(),
+                wire: Wire::F32,
+                hosts: hosts.clone(),
+            };
             group.agree(plan).unwrap();
             assert_eq!(group.hosts(), &hosts);
             let mut data = given(rank, 999);
@@ -83,7 +87,7 @@ fn partners_that_exchange_all_they_have_do_not_wait_for_each_other() {
     for waiting in [Waiting::Block, Waiting::SpinThenBlock] {
         ends(move || {
             bare_group(4, Limits { waiting, ..PATIENT }, |mut group| {
-                let (rank, length) = (group.seat().rank, 6 << 20);
+                let (rank, length) = (group.id().rank, 6 << 20);
                 let expected = sum(4, length);
                 for algorithm in algorithms(4) {
                     let mut data = given(rank, length);
@@ -109,7 +113,7 @@ fn the_longest_frames_of_the_widest_elements_arrive() {
 fn reduced<T: Element>(reduction: Reduction, values: fn(usize) -> T) -> Vec<T> {
     ends(move || {
         bare_group(3, PATIENT, |mut group| {
-            let mut data = [values(group.seat().rank)];
+            let mut data = [values(group.id().rank)];
             group.all_reduce(Algorithm::Ring, TAG, &mut data, reduction).unwrap();
             data[0]
         })
@@ -141,7 +145,7 @@ fn held(
 ) -> Vec<Vec<f32>> {
     ends(move || {
         bare_group(3, PATIENT, |mut group| {
-            let mut data = given(group.seat().rank);
+            let mut data = given(group.id().rank);
             operation(&mut group, &mut data).unwrap();
             data
         })
@@ -195,7 +199,7 @@ fn all_to_all_takes_any_length() {
             let given = move |rank: usize| (0..length).map(|index| (rank * 100_000 + index) as f64).collect::<Vec<_>>();
             let after = ends(move || {
                 bare_group(world, PATIENT, |mut group| {
-                    let mut data = given(group.seat().rank);
+                    let mut data = given(group.id().rank);
                     group.all_to_all(TAG, &mut data).unwrap();
                     data
                 })
@@ -219,7 +223,7 @@ fn one_rank_sends_to_another() {
     const LENGTH: usize = MAX_FRAME + 7;
     let after = held(
         |rank| given(rank, LENGTH),
-        |group, data| match group.seat().rank {
+        |group, data| match group.id().rank {
             0 => group.send(2, TAG, data),
             2 => group.receive(0, TAG, data),
             _ => Ok(Transferred::default()),
@@ -289,14 +293,14 @@ fn all_ranks_have_the_plan_that_rank_0_proposes() {
     let choice = Choice::Always(Algorithm::Torus { columns: 3 });
     let plans = ends(move || {
         bare_group(3, PATIENT, |mut group| {
-            let rank = group.seat().rank;
+            let rank = group.id().rank;
             let propose = || {
                 assert_eq!(rank, 0, "only rank 0 is asked");
-                Plan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16, hosts: Hosts::apart(3) }
+                BucketPlan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16, hosts: Hosts::apart(3) }
             };
             group.agree(propose).unwrap()
         })
     });
-    let whole = Plan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16, hosts: Hosts::apart(3) };
-    assert!(plans.iter().all(|plan| Plan::from_words(&plan.to_words()).as_ref() == Some(&whole)), "{plans:?}");
+    let whole = BucketPlan { buckets: vec![0..7, 7..100_000], choice, wire: Wire::F16, hosts: Hosts::apart(3) };
+    assert!(plans.iter().all(|plan| BucketPlan::from_words(&plan.to_words()).as_ref() == Some(&whole)), "{plans:?}");
 }

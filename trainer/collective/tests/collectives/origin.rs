@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME};
-use lockstep_collective::{CollectiveError, Group, Limits, Loss, Origin, Reduction, Tag};
+use lockstep_collective::{CollectiveError, Group, Limits, Origin, PeerFault, Reduction, Tag};
 
 use crate::group::{PATIENT, bare_group, ends, with_sockets};
 
@@ -50,7 +50,7 @@ fn met(
     let errors = bare_group(world, limits, |mut group| {
         let mut data = vec![1.0; LENGTH];
         sum(&mut group, algorithm, Tag { step: GOOD, bucket: 1 }, &mut data).unwrap();
-        if group.seat().rank == lost {
+        if group.id().rank == lost {
             let stays = (!leaves).then_some(group);
             all_have_failed.wait();
             drop(stays);
@@ -59,58 +59,58 @@ fn met(
         group.set_silence(SILENCE, SILENCE).unwrap();
         let error = sum(&mut group, algorithm, Tag { step: BAD, bucket: 1 }, &mut data).unwrap_err();
         all_have_failed.wait();
-        Some((group.seat().rank, error))
+        Some((group.id().rank, error))
     });
     errors.into_iter().flatten().collect()
 }
 
 /// Of every rank of three and four, lost in turn, what the others know must name it.
-fn assert_named(limits: Limits, sum: Sum, algorithm: Algorithm, leaves: bool, loss: Loss) {
+fn assert_named(limits: Limits, sum: Sum, algorithm: Algorithm, leaves: bool, fault: PeerFault) {
     for (world, lost) in [3, 4].into_iter().flat_map(|world| (0..world).map(move |lost| (world, lost))) {
         let errors = ends(move || met(limits, sum, algorithm, [world, lost], leaves));
         let known: Vec<_> = errors.iter().map(|(rank, error)| (*rank, error.origin().unwrap())).collect();
         let said: Vec<String> = errors.iter().map(|(_, error)| error.to_string()).collect();
         let first = Origin::first(&known).unwrap();
-        if loss == Loss::Silent {
-            // All have waited until nothing moved, so that the first position is right by itself, whoever does not tell what he knows.
+        if fault == PeerFault::Silent {
+            // All have waited until nothing moved, so that the first site is right by itself, whoever does not tell what he knows.
             let origins = known.iter().map(|(_, origin)| *origin);
             assert_eq!(origins.min(), Some(first), "{algorithm:?}, rank {lost} of {world}: {said:#?}");
         }
-        let Origin { position, .. } = first;
-        assert_eq!((first.rank, first.loss), (lost, loss), "{algorithm:?}, rank {lost} of {world}: {said:#?}");
-        assert_eq!((position.step, position.bucket), (BAD, 1), "{said:#?}");
-        assert!((1..=position.hops).contains(&position.hop), "{said:#?}");
-        let within = format!("in hop {} of {} of bucket 1 of step {BAD}", position.hop, position.hops);
+        let Origin { site, .. } = first;
+        assert_eq!((first.rank, first.fault), (lost, fault), "{algorithm:?}, rank {lost} of {world}: {said:#?}");
+        assert_eq!((site.step, site.bucket), (BAD, 1), "{said:#?}");
+        assert!((1..=site.hops).contains(&site.hop), "{said:#?}");
+        let within = format!("in hop {} of {} of bucket 1 of step {BAD}", site.hop, site.hops);
         assert!(said.iter().any(|said| said.contains(&within)), "{said:#?}");
     }
 }
 
-fn assert_named_over_tcp(leaves: bool, loss: Loss) {
+fn assert_named_over_tcp(leaves: bool, fault: PeerFault) {
     std::thread::scope(|scope| {
         for algorithm in ALGORITHMS {
-            scope.spawn(move || assert_named(PATIENT, over_tcp, algorithm, leaves, loss));
+            scope.spawn(move || assert_named(PATIENT, over_tcp, algorithm, leaves, fault));
         }
     });
 }
 
 #[test]
 fn a_silent_rank_is_named_over_tcp() {
-    assert_named_over_tcp(false, Loss::Silent);
+    assert_named_over_tcp(false, PeerFault::Silent);
 }
 
 #[test]
 fn a_rank_that_has_gone_is_named_over_tcp() {
-    assert_named_over_tcp(true, Loss::Closed);
+    assert_named_over_tcp(true, PeerFault::Closed);
 }
 
 #[test]
 fn a_silent_rank_is_named_in_memory() {
-    assert_named(SHARING, in_memory, Algorithm::Ring, false, Loss::Silent);
+    assert_named(SHARING, in_memory, Algorithm::Ring, false, PeerFault::Silent);
 }
 
 #[test]
 fn a_rank_that_has_gone_is_named_in_memory() {
-    assert_named(SHARING, in_memory, Algorithm::Ring, true, Loss::Closed);
+    assert_named(SHARING, in_memory, Algorithm::Ring, true, PeerFault::Closed);
 }
 
 /// What rank 2 meets, which has all the time, while it waits for rank 1 in `operation`: that starves for rank 0, which is lost.
@@ -121,7 +121,7 @@ fn met_behind(
 ) -> CollectiveError {
     ends(move || {
         let rank_2_has_failed = Barrier::new(2);
-        let mut errors = bare_group(3, limits, |mut group| match group.seat().rank {
+        let mut errors = bare_group(3, limits, |mut group| match group.id().rank {
             0 => {
                 let stays = (!leaves).then_some(group);
                 rank_2_has_failed.wait();
@@ -144,13 +144,15 @@ fn met_behind(
 }
 
 fn assert_told(limits: Limits, operation: fn(&mut Group) -> Result<(), CollectiveError>) {
-    for (leaves, loss, did) in [(true, Loss::Closed, "closed its connection"), (false, Loss::Silent, "was silent")] {
+    for (leaves, fault, did) in
+        [(true, PeerFault::Closed, "closed its connection"), (false, PeerFault::Silent, "was silent")]
+    {
         let error = met_behind(limits, leaves, operation);
         let said = error.to_string();
         assert_eq!(said, format!("rank 1 gave up because rank 0 {did} in hop 1 of 1 of bucket 2 of step {GOOD}"));
         let CollectiveError::PeerGaveUp { rank: 1, origin } = error else { panic!("{error}") };
-        assert_eq!((origin.rank, origin.loss, error.peer()), (0, loss, Some(0)), "{origin:?}");
-        assert_eq!((origin.position.from, origin.position.to), (0, 1), "{origin:?}");
+        assert_eq!((origin.rank, origin.fault, error.peer()), (0, fault, Some(0)), "{origin:?}");
+        assert_eq!((origin.site.from, origin.site.to), (0, 1), "{origin:?}");
     }
 }
 
@@ -184,7 +186,7 @@ fn whoever_meets_a_rank_in_memory_that_gives_up_is_told_why() {
 #[test]
 fn whoever_is_told_tells_the_next_one() {
     let errors = ends(|| {
-        bare_group(4, PATIENT, |mut group| match group.seat().rank {
+        bare_group(4, PATIENT, |mut group| match group.id().rank {
             0 => None,
             rank => group.receive(rank - 1, CHAIN, &mut [0.0_f32; 10]).err(),
         })

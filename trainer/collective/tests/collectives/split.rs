@@ -3,7 +3,7 @@
 use lockstep_collective::algorithm::{Algorithm, part};
 use lockstep_collective::{Abort, Collective, Communicator, Group, Reduction, Tag};
 
-use crate::group::{PATIENT, ends, ranks, seat};
+use crate::group::{PATIENT, ends, id, ranks};
 
 const TAG: Tag = Tag { step: 1, bucket: 0 };
 
@@ -11,7 +11,7 @@ const TAG: Tag = Tag { step: 1, bucket: 0 };
 fn ranks_of_a_colour_make_a_group_in_the_order_of_their_keys() {
     let found = ends(|| {
         ranks(7, |listener, rank, peers| {
-            let mut whole = Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
+            let mut whole = Group::form(listener, id(rank), peers, PATIENT, &Abort::new()).unwrap();
             // Ranks 0, 2 and 4 backwards; 1 and 3 as they are; 5 by itself; 6 in none.
             let (colour, key) = match rank {
                 0 | 2 | 4 => (Some(3), 10 - rank as u32),
@@ -23,7 +23,7 @@ fn ranks_of_a_colour_make_a_group_in_the_order_of_their_keys() {
             let of_part = part.map(|mut part| {
                 let mut sum = [1_i64 << (8 * rank)];
                 part.all_reduce(Algorithm::Ring, TAG, &mut sum, Reduction::Sum).unwrap();
-                (part.seat().rank, part.world(), sum[0])
+                (part.id().rank, part.world(), sum[0])
             });
             // The whole goes on.
             let mut sum = [1_i64];
@@ -43,7 +43,7 @@ fn ranks_of_a_colour_make_a_group_in_the_order_of_their_keys() {
 fn parts_split_again_and_work_beside_the_whole() {
     ends(|| {
         ranks(4, |listener, rank, peers| {
-            let mut whole = Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
+            let mut whole = Group::form(listener, id(rank), peers, PATIENT, &Abort::new()).unwrap();
             for round in 0..10_u32 {
                 let mut half = whole.split(listener, Some(rank as u32 / 2), 0).unwrap().unwrap();
                 let mut again = half.split(listener, Some(rank as u32 / 2), round).unwrap().unwrap();

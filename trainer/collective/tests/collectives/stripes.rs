@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME, part};
 use lockstep_collective::{
-    Abort, CollectiveError, Communicator, Group, Header, Kind, Limits, MAX_SOCKETS, Reduction, Tag, Transferred,
+    Abort, CollectiveError, Communicator, FrameKind, Group, Header, Limits, MAX_SOCKETS, Reduction, Tag, Transferred,
 };
 
-use crate::group::{PATIENT, bare_group, ends, group, listener, ranks, seat, with_sockets};
+use crate::group::{PATIENT, bare_group, ends, group, id, listener, ranks, with_sockets};
 use crate::impostor::{LENGTH, expected_frame, greeting, read_header, until_closed};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
@@ -22,7 +22,7 @@ fn fractions(rank: usize, length: usize) -> Vec<f32> {
 
 /// What a rank holds after every operation over so many elements.
 fn results(group: &mut Group, length: usize) -> Vec<Vec<f32>> {
-    let (world, rank) = (group.world(), group.seat().rank);
+    let (world, rank) = (group.world(), group.id().rank);
     let mut results = Vec::new();
     let mut held = |operation: &mut dyn FnMut(&mut [f32])| {
         let mut data = fractions(rank, length);
@@ -215,7 +215,7 @@ fn over_a_line(
             let carried = scope.spawn(|| line(&between, behind, SOCKETS, first));
             let outcome = |rank: usize| {
                 let (limits, abort) = (with_sockets(SOCKETS), Abort::new());
-                let mut group = Group::form(&listeners[rank], seat(rank), &peers, limits, &abort).unwrap();
+                let mut group = Group::form(&listeners[rank], id(rank), &peers, limits, &abort).unwrap();
                 let mut data = vec![(rank + 1) as f32; 6 << 20];
                 operation(&mut group, &mut data).map(|_| data)
             };
@@ -228,7 +228,7 @@ fn over_a_line(
 
 #[test]
 fn a_slow_stripe_leaves_the_bytes_to_the_others() {
-    let (outcomes, carried) = over_a_line(First::IsSlow, |group, data| match group.seat().rank {
+    let (outcomes, carried) = over_a_line(First::IsSlow, |group, data| match group.id().rank {
         0 => group.send(1, TAG, data),
         _ => group.receive(0, TAG, data),
     });
@@ -240,7 +240,7 @@ fn a_slow_stripe_leaves_the_bytes_to_the_others() {
 fn all_that_was_sent_is_on_its_way_when_the_sender_goes_on_to_something_else() {
     let received = Barrier::new(2);
     let (outcomes, _) = over_a_line(First::IsSlow, move |group, data| {
-        let outcome = if group.seat().rank == 0 { group.send(1, TAG, data) } else { group.receive(0, TAG, data) };
+        let outcome = if group.id().rank == 0 { group.send(1, TAG, data) } else { group.receive(0, TAG, data) };
         // The sender does nothing in this group until the other rank has it all.
         received.wait();
         outcome
@@ -276,7 +276,7 @@ fn ranks_with_different_numbers_of_sockets_are_told_so() {
         let errors = ends(move || {
             ranks(2, |listener, rank, peers| {
                 let limits = Limits { forming: Duration::from_secs(2), ..with_sockets(sockets[rank]) };
-                Group::form(listener, seat(rank), peers, limits, &Abort::new()).map(drop).unwrap_err()
+                Group::form(listener, id(rank), peers, limits, &Abort::new()).map(drop).unwrap_err()
             })
         });
         for (rank, error) in errors.into_iter().enumerate() {
@@ -289,10 +289,10 @@ fn ranks_with_different_numbers_of_sockets_are_told_so() {
 
 fn call(honest: SocketAddr, stripe: u32) -> TcpStream {
     let mut stream = TcpStream::connect(honest).unwrap();
-    let hello = Header { bucket: 1, chunk: stripe, ..greeting(Kind::Hello, 0) };
+    let hello = Header { bucket: 1, chunk: stripe, ..greeting(FrameKind::Hello, 0) };
     stream.write_all(&hello.encode()).unwrap();
     let welcome = read_header(&mut stream);
-    assert_eq!((welcome.kind, welcome.bucket, welcome.chunk), (Kind::Welcome, 1, stripe));
+    assert_eq!((welcome.kind, welcome.bucket, welcome.chunk), (FrameKind::Welcome, 1, stripe));
     stream
 }
 
@@ -302,7 +302,7 @@ fn met(deed: impl FnOnce([TcpStream; 2]) + Send + 'static) -> Result<Vec<f32>, C
         let honest = listener();
         let peers = [listener().address(), honest.address()];
         let impostor = std::thread::spawn(move || deed([call(peers[1], 0), call(peers[1], 1)]));
-        let mut communicator = Communicator::form(&honest, seat(1), &peers, with_sockets(2), &Abort::new()).unwrap();
+        let mut communicator = Communicator::form(&honest, id(1), &peers, with_sockets(2), &Abort::new()).unwrap();
         communicator.submit(3, 5, vec![1.0; LENGTH]);
         let outcome = communicator.wait().map(|completed| completed.memory).map_err(|failed| failed.error);
         drop(communicator);
@@ -396,7 +396,7 @@ fn a_second_greeting_replaces_the_stripe_and_no_other() {
             stripes[0].write_all(&segment(0, &frame())).unwrap();
             stripes.iter_mut().for_each(until_closed);
         });
-        let mut communicator = Communicator::form(&honest, seat(1), &peers, with_sockets(2), &Abort::new()).unwrap();
+        let mut communicator = Communicator::form(&honest, id(1), &peers, with_sockets(2), &Abort::new()).unwrap();
         communicator.submit(3, 5, vec![1.0; LENGTH]);
         assert_eq!(communicator.wait().unwrap().memory, [1.0; LENGTH]);
         drop(communicator);
@@ -409,7 +409,7 @@ fn a_star_has_one_socket_for_each_rank_whatever_the_limits_say() {
     ends(|| {
         ranks(2, |listener, rank, peers| {
             let limits = if rank == 0 { with_sockets(4) } else { PATIENT };
-            let mut star = Group::form_star(listener, seat(rank), peers, limits, &Abort::new()).unwrap();
+            let mut star = Group::form_star(listener, id(rank), peers, limits, &Abort::new()).unwrap();
             let mut data = vec![rank as f32; 1000];
             if rank == 0 { star.send(1, TAG, &mut data) } else { star.receive(0, TAG, &mut data) }.unwrap();
             assert!(data.iter().all(|value| *value == 0.0));

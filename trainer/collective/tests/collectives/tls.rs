@@ -12,7 +12,7 @@ use lockstep_collective::{
 };
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 
-use crate::group::{PATIENT, ends, listener, ranks_at, seat, with_sockets};
+use crate::group::{PATIENT, ends, id, listener, ranks_at, with_sockets};
 
 const NAME: &str = "worker";
 /// For tests in which no group forms.
@@ -56,7 +56,7 @@ fn encrypted<T: Send>(world: usize, limits: Limits, work: impl Fn(Group, &Listen
     let authority = Authority::new();
     let listeners = (0..world).map(|_| listener().with_identity(authority.identity(2100))).collect();
     ranks_at(listeners, |listener, rank, peers| {
-        work(Group::form(listener, seat(rank), peers, limits, &Abort::new()).unwrap(), listener)
+        work(Group::form(listener, id(rank), peers, limits, &Abort::new()).unwrap(), listener)
     })
 }
 
@@ -68,7 +68,7 @@ fn unformed(identities: [Option<Identity>; 2]) -> Vec<CollectiveError> {
             None => listener(),
         });
         ranks_at(listeners.collect(), |listener, rank, peers| {
-            Group::form(listener, seat(rank), peers, SHORT, &Abort::new()).map(drop).unwrap_err()
+            Group::form(listener, id(rank), peers, SHORT, &Abort::new()).map(drop).unwrap_err()
         })
     })
 }
@@ -86,7 +86,7 @@ fn every_algorithm_sums_inside_tls() {
     for (world, sockets) in [(1, 1), (2, 1), (3, 1), (4, 1), (2, 8), (4, 3)] {
         ends(move || {
             encrypted(world, with_sockets(sockets), |mut group, _| {
-                let term = (group.seat().rank + 1) as f32;
+                let term = (group.id().rank + 1) as f32;
                 let sum = (world * (world + 1) / 2) as f32;
                 for length in [1, world, 999, MAX_FRAME + 7] {
                     for algorithm in [
@@ -129,7 +129,7 @@ fn partners_that_exchange_far_more_than_sockets_and_sessions_hold_do_not_wait_fo
 fn parts_of_an_encrypted_group_are_encrypted_groups() {
     ends(|| {
         encrypted(4, PATIENT, |mut group, listener| {
-            let colour = (group.seat().rank % 2) as u32;
+            let colour = (group.id().rank % 2) as u32;
             let mut part = group.split(listener, Some(colour), 0).unwrap().unwrap();
             let mut data = [1.0_f32; 10];
             part.all_reduce(Algorithm::Ring, Tag::default(), &mut data, Reduction::Sum).unwrap();
@@ -158,7 +158,7 @@ fn nobody_between_two_ranks_reads_what_they_send_and_what_he_changes_is_noticed(
                 .enumerate()
                 .map(|(rank, listener)| {
                     scope.spawn(move || {
-                        let mut group = Group::form(listener, seat(rank), &peers, PATIENT, &Abort::new()).unwrap();
+                        let mut group = Group::form(listener, id(rank), &peers, PATIENT, &Abort::new()).unwrap();
                         let mut data = vec![SECRET; 1 << 20];
                         group.all_reduce(Algorithm::Ring, Tag::default(), &mut data, Reduction::Sum).unwrap_err()
                     })
@@ -237,7 +237,7 @@ fn a_peer_that_is_silent_instead_of_proving_who_it_is_is_named_at_the_deadline()
         let (first, silent) = (listener(), listener());
         let peers = [first.address(), silent.address()];
         let first = first.with_identity(Authority::new().identity(2100));
-        Group::form(&first, seat(0), &peers, SHORT, &Abort::new()).map(drop).unwrap_err()
+        Group::form(&first, id(0), &peers, SHORT, &Abort::new()).map(drop).unwrap_err()
     });
     assert!(matches!(error, CollectiveError::NotFormed { missing: Missing::Unreached { rank: 1, .. }, .. }), "{error}");
 }
@@ -249,7 +249,7 @@ fn an_abort_ends_a_sum_inside_tls_and_closes_towards_the_peer() {
         let listeners = (0..2).map(|_| listener().with_identity(authority.identity(2100))).collect();
         ranks_at(listeners, |listener, rank, peers| {
             let abort = Abort::new();
-            let mut communicator = Communicator::form(listener, seat(rank), peers, PATIENT, &abort).unwrap();
+            let mut communicator = Communicator::form(listener, id(rank), peers, PATIENT, &abort).unwrap();
             communicator.all_reduce_now(1, &mut [1.0]).unwrap();
             if rank == 0 {
                 communicator.submit(2, 0, vec![1.0; 1 << 20]);

@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 
 use lockstep_collective::{Abort, Communicator, Listener};
 
-use crate::group::{PATIENT, ends, group, listener, seat};
+use crate::group::{PATIENT, ends, group, id, listener};
 
 #[test]
 fn a_submitted_sum_is_formed_while_the_caller_computes() {
@@ -62,7 +62,7 @@ impl AsMut<[f32]> for Noted {
 fn a_deferred_sum_is_formed_by_the_caller_who_waits_for_it() {
     ends(|| {
         both(|listener, rank, peers| {
-            let mut communicator = Communicator::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
+            let mut communicator = Communicator::form(listener, id(rank), peers, PATIENT, &Abort::new()).unwrap();
             for step in 0..100 {
                 communicator.defer(step, 0, Noted { values: vec![1.0; 10], by: None });
                 let Noted { values, by } = communicator.wait().unwrap().memory;
@@ -91,11 +91,11 @@ fn a_panic_of_the_callers_memory_reaches_the_caller_whichever_thread_it_was_in_a
             both(move |listener, rank, peers| {
                 let abort = Abort::new();
                 if rank == 1 {
-                    let mut other = Communicator::<Vec<f32>>::form(listener, seat(1), peers, PATIENT, &abort).unwrap();
+                    let mut other = Communicator::<Vec<f32>>::form(listener, id(1), peers, PATIENT, &abort).unwrap();
                     assert!(other.all_reduce_now(1, &mut [1.0]).is_err());
                     return;
                 }
-                let mut communicator = Communicator::form(listener, seat(0), peers, PATIENT, &abort).unwrap();
+                let mut communicator = Communicator::form(listener, id(0), peers, PATIENT, &abort).unwrap();
                 if on_the_thread {
                     let begun = Arc::new(Barrier::new(2));
                     communicator.submit(1, 0, Cursed(Some(Arc::clone(&begun))));

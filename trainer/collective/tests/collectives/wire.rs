@@ -2,9 +2,9 @@
 
 use half::{bf16, f16};
 use lockstep_collective::algorithm::{Algorithm, MAX_FRAME, part};
-use lockstep_collective::{Abort, Choice, Communicator, Group, HEADER_BYTES, Hosts, Plan, Tag, Wire};
+use lockstep_collective::{Abort, BucketPlan, Choice, Communicator, Group, HEADER_BYTES, Hosts, Tag, Wire};
 
-use crate::group::{PATIENT, bare_group, ends, listener, ranks_at, seat};
+use crate::group::{PATIENT, bare_group, ends, id, listener, ranks_at};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
 /// A format, and what it makes of a number.
@@ -39,7 +39,7 @@ fn a_direct_sum_is_added_in_f32_and_rounded_once_as_term_and_once_as_sum() {
             ends(move || {
                 bare_group(world, PATIENT, |mut group| {
                     for length in [0, 1, 7, 999, world * MAX_FRAME + 1] {
-                        let mut data = uneven(group.seat().rank, length);
+                        let mut data = uneven(group.id().rank, length);
                         group.sum(wire, Algorithm::Direct, TAG, &mut data).unwrap();
                         assert!(data == rounded_twice(world, length, round), "{wire:?}, {world} ranks, {length}");
                     }
@@ -75,7 +75,7 @@ fn where_ranks_share_hosts_a_direct_sum_is_rounded_between_these_only() {
         for (wire, round) in NARROW {
             let listeners = names.iter().map(|name| listener().on_host(*name)).collect();
             let sent = ranks_at(listeners, |listener, rank, peers| {
-                let mut group = Group::form(listener, seat(rank), peers, PATIENT, &Abort::new()).unwrap();
+                let mut group = Group::form(listener, id(rank), peers, PATIENT, &Abort::new()).unwrap();
                 let mut sum = |length| {
                     let mut data = uneven(rank, length);
                     let transferred = group.sum(wire, Algorithm::Direct, TAG, &mut data).unwrap();
@@ -109,7 +109,7 @@ fn whatever_the_algorithm_all_ranks_hold_the_same_bits_near_the_sum() {
         {
             let sums = ends(move || {
                 bare_group(world, PATIENT, |mut group| {
-                    let mut data = uneven(group.seat().rank, length);
+                    let mut data = uneven(group.id().rank, length);
                     group.sum(wire, algorithm, TAG, &mut data).unwrap();
                     data
                 })
@@ -144,7 +144,7 @@ fn half_the_bytes_travel() {
 fn ranks_that_disagree_on_the_format_are_told_so() {
     let failures = ends(|| {
         bare_group(2, PATIENT, |mut group| {
-            let wire = if group.seat().rank == 0 { Wire::Bf16 } else { Wire::F16 };
+            let wire = if group.id().rank == 0 { Wire::Bf16 } else { Wire::F16 };
             group.sum(wire, Algorithm::Direct, TAG, &mut [1.0, 2.0]).unwrap_err().to_string()
         })
     });
@@ -159,7 +159,7 @@ fn the_buckets_of_the_newest_plan_travel_in_its_format_and_other_numbers_as_they
         bare_group(2, PATIENT, |mut group| {
             let choice = Choice::default();
             let (buckets, hosts) = (vec![0..10, 10..30], group.hosts().clone());
-            let plan = group.agree(|| Plan { buckets, choice, wire: Wire::Bf16, hosts }).unwrap();
+            let plan = group.agree(|| BucketPlan { buckets, choice, wire: Wire::Bf16, hosts }).unwrap();
             let mut communicator = Communicator::over(group).unwrap();
             for bucket in 0..3 {
                 communicator.submit(1, bucket, vec![third; 20]);
@@ -170,7 +170,7 @@ fn the_buckets_of_the_newest_plan_travel_in_its_format_and_other_numbers_as_they
             let mut now = [third];
             communicator.all_reduce_now(1, &mut now).unwrap();
             assert_eq!(now, [2.0 * third]);
-            let proposed = Plan { wire: Wire::F32, ..plan.proposed().clone() };
+            let proposed = BucketPlan { wire: Wire::F32, ..plan.proposed().clone() };
             communicator.submit(2, 0, vec![third; 20]);
             let anew = communicator.agree(|| proposed.clone()).unwrap();
             assert_eq!(*anew.proposed(), proposed);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockstep_collective::{Loss, Origin};
+use lockstep_collective::{Origin, PeerFault};
 
 use crate::{Break, MemberId};
 
@@ -54,8 +54,8 @@ impl Reasons {
     /// Returns the ranks (from, to) between which nothing arrived, if that was the first failure.
     pub(super) fn silent_pair(&self) -> Option<(usize, usize)> {
         let known: Vec<_> = self.broken.iter().filter_map(|told| told.origin).collect();
-        let Origin { position, loss, .. } = Origin::first(&known)?;
-        (loss == Loss::Silent).then_some((position.from as usize, position.to as usize))
+        let Origin { site, fault, .. } = Origin::first(&known)?;
+        (fault == PeerFault::Silent).then_some((site.from as usize, site.to as usize))
     }
 
     /// Returns the report of the member that met the failure first, as far as that is known.
@@ -69,7 +69,7 @@ impl Reasons {
 
 #[cfg(test)]
 mod tests {
-    use lockstep_collective::Position;
+    use lockstep_collective::ErrorSite;
 
     use super::*;
     use crate::Incarnation;
@@ -80,10 +80,10 @@ mod tests {
             let mut reasons = Reasons::default();
             for (rank, hop) in members {
                 let member = MemberId { pod: format!("w{rank}"), incarnation: Incarnation::random() };
-                let position =
-                    |hop| Position { operation: 7, step: 3, bucket: 0, hop, from: rank - 1, to: *rank, hops: 4 };
+                let site =
+                    |hop| ErrorSite { operation: 7, step: 3, bucket: 0, hop, from: rank - 1, to: *rank, hops: 4 };
                 let rank = *rank as usize;
-                let origin = hop.map(|hop| Origin { position: position(hop), rank: rank - 1, loss: Loss::Silent });
+                let origin = hop.map(|hop| Origin { site: site(hop), rank: rank - 1, fault: PeerFault::Silent });
                 let broken = Break { origin, ..Break::from(format!("hop {hop:?}")) };
                 reasons.fail_for(&member, rank as u32, broken);
             }

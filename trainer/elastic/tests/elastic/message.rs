@@ -1,4 +1,4 @@
-use lockstep_collective::{Loss, Origin, Position};
+use lockstep_collective::{ErrorSite, Origin, PeerFault};
 use lockstep_elastic::{
     Active, Break, CheckpointMark, Digest, FollowedGroup, Follower, HeldState, Message, PlanAgreement, RankedMember,
     SealReport,
@@ -28,8 +28,8 @@ fn one_of_each() -> Vec<Message> {
     let state = HeldState { step: 9, digest: Digest::of(b"state"), sampler: SAMPLER };
     let report = SealReport { generation: 3, entered_generation: Some(2), followed: false, state: Some(state) };
     let text = || "because".to_owned();
-    let position = Position { operation: 7, step: 3, bucket: 0, hop: 1, from: 0, to: 1, hops: 4 };
-    let origin = Origin { position, rank: 0, loss: Loss::Silent };
+    let site = ErrorSite { operation: 7, step: 3, bucket: 0, hop: 1, from: 0, to: 1, hops: 4 };
+    let origin = Origin { site, rank: 0, fault: PeerFault::Silent };
     vec![
         Message::Hello(hello(1, 2)),
         Message::Refuse { reason: text(), may_retry: true },

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lockstep_collective::{Choice, CollectiveError, Communicator, Costs, LENGTHS, Plan};
+use lockstep_collective::{BucketPlan, Choice, CollectiveError, Communicator, Costs, LENGTHS};
 use tracing::info;
 
 use super::{Agreed, Recorded, bytes_sent, ends, merged};
@@ -121,14 +121,14 @@ pub(crate) fn agree_anew(
 /// ranges of `ready_order` were ready in a step of one rank by itself, and `known` what messages cost by themselves, where that is known
 /// otherwise than from `present`. Buckets of a size that the job names stay.
 fn better(
-    present: &Plan,
+    present: &BucketPlan,
     named_size: bool,
     ready_order: &[Range<usize>],
     alone: &[f64],
     ready: &[f64],
     took: &[f64],
     known: Option<Costs>,
-) -> Plan {
+) -> BucketPlan {
     let thought = known.or(match present.choice {
         Choice::Cheapest(costs) => Some(costs),
         Choice::Always(_) => None,
@@ -147,7 +147,7 @@ fn better(
         Choice::Cheapest(_) => Choice::Cheapest(costs),
         named @ Choice::Always(_) => named,
     };
-    let chosen = Plan { choice, ..present.clone() };
+    let chosen = BucketPlan { choice, ..present.clone() };
     let best = if named_size { chosen } else { merged(chosen, ready_order, &ready, &costs) };
     let (now, then) = (ends(present, ready_order, &ready, &costs), ends(&best, ready_order, &ready, &costs));
     info!(
@@ -176,7 +176,7 @@ fn as_seen(ready_order: &[Range<usize>], alone: &[f64], buckets: &[Range<usize>]
 mod tests {
     use std::{net::Ipv4Addr, thread};
 
-    use lockstep_collective::{Abort, Group, Hosts, JobId, Limits, Listener, Seat, Wire, algorithm::Algorithm};
+    use lockstep_collective::{Abort, Group, Hosts, JobId, Limits, Listener, RankId, Wire, algorithm::Algorithm};
     use lockstep_launch::Communication;
 
     use super::*;
@@ -191,13 +191,13 @@ mod tests {
     const ALONE: [f64; 3] = [1e-3, 2e-3, 3e-3];
     const COSTS: Costs = Costs { message: 8e-4, wire_byte: 1e-8, reduced_byte: 0.0 };
 
-    fn plan(buckets: &[Range<usize>], costs: Costs) -> Plan {
+    fn plan(buckets: &[Range<usize>], costs: Costs) -> BucketPlan {
         let choice = Choice::Cheapest(costs);
-        Plan { buckets: buckets.to_vec(), choice, wire: Wire::F32, hosts: Hosts::apart(4) }
+        BucketPlan { buckets: buckets.to_vec(), choice, wire: Wire::F32, hosts: Hosts::apart(4) }
     }
 
     /// What the sums of a plan take, by other costs than it was made for.
-    fn took(present: &Plan, truth: Costs) -> Vec<f64> {
+    fn took(present: &BucketPlan, truth: Costs) -> Vec<f64> {
         let seconds = |bytes| truth.seconds(present.choice.algorithm(&present.hosts, bytes), &present.hosts, bytes);
         present.buckets.iter().map(|bucket| seconds(bucket.len() * size_of::<f32>())).collect()
     }
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn a_named_algorithm_stays_named() {
         let (algorithm, costs) = (Algorithm::Ring, Costs { message: 1e-5, ..COSTS });
-        let present = Plan { choice: Choice::Always(algorithm), ..plan(&[WHOLE], costs) };
+        let present = BucketPlan { choice: Choice::Always(algorithm), ..plan(&[WHOLE], costs) };
         let took = [costs.seconds(algorithm, &present.hosts, WHOLE.len() * size_of::<f32>())];
         let found = |known| better(&present, false, &READY_ORDER, &ALONE, &[ALONE[2]], &took, known);
         let with_costs = found(Some(costs));
@@ -249,7 +249,7 @@ mod tests {
         let ready = [ALONE[0], ALONE[2]];
         let found = better(&present, true, &READY_ORDER, &ALONE, &ready, &took(&present, truth), Some(truth));
         assert_eq!(found.buckets, present.buckets);
-        let algorithm = |plan: &Plan| plan.choice.algorithm(&plan.hosts, 300_000 * size_of::<f32>());
+        let algorithm = |plan: &BucketPlan| plan.choice.algorithm(&plan.hosts, 300_000 * size_of::<f32>());
         assert_eq!([&present, &found].map(algorithm), [Algorithm::HalvingDoubling, Algorithm::RecursiveDoubling]);
     }
 
@@ -262,7 +262,7 @@ mod tests {
         let rank = |(rank, listener): (usize, Listener)| {
             let peers = peers.clone();
             thread::spawn(move || {
-                let seat = Seat { job: JobId([7; 16]), generation: 1, rank };
+                let seat = RankId { job: JobId([7; 16]), generation: 1, rank };
                 let limits = Limits { shares_memory: false, ..Limits::default() };
                 let mut group = Group::form(&listener, seat, &peers, limits, &Abort::new()).expect("a group");
                 let settings = Communication::default();

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, Seat, Sockets, Waiting};
+use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, RankId, Sockets, Waiting};
 use lockstep_elastic::{
     Admission, Assignment, Break, Digest, FinalReply, FinalReportError, FollowedGroup, HeldState, Hello, Incarnation,
     JoinError, MemberId, Membership, MembershipEvent, Obstacle,
@@ -199,8 +199,8 @@ impl<'a> Member<'a> {
         move || Ranks::form_star(&listener, seat, &peers, FEED_LIMITS, &abort).map_err(Failure::lost)
     }
 
-    fn seat(&self, generation: u64, rank: u32) -> Seat {
-        Seat { job: job_id(&self.launch.job.uid), generation, rank: rank as usize }
+    fn seat(&self, generation: u64, rank: u32) -> RankId {
+        RankId { job: job_id(&self.launch.job.uid), generation, rank: rank as usize }
     }
 
     /// Ends what is formed next, which may have been asked for before there was anything to end.

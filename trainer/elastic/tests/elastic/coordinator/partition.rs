@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockstep_collective::{Loss, Origin, Position};
+use lockstep_collective::{ErrorSite, Origin, PeerFault};
 use lockstep_elastic::{Break, Message, coordinator::Command};
 
 use super::{Table, asked, change, committed, sent, state};
@@ -56,8 +56,8 @@ fn one_member_of_a_pair_that_failed_to_connect_twice_is_excluded() {
 /// Reports that nothing arrived from one rank at another during a step, and returns the next
 /// requests.
 fn silent(table: &mut Table, generation: u64, from: u32, to: u32) -> Vec<Command> {
-    let position = Position { operation: 0, step: 6, bucket: 0, hop: 1, from, to, hops: 4 };
-    let origin = Some(Origin { position, rank: from as usize, loss: Loss::Silent });
+    let site = ErrorSite { operation: 0, step: 6, bucket: 0, hop: 1, from, to, hops: 4 };
+    let origin = Some(Origin { site, rank: from as usize, fault: PeerFault::Silent });
     let broken = Break { origin, ..Break::from("nothing arrived") };
     let mut commands = table.says(u64::from(to), Message::Broken { generation, broken });
     commands.extend(table.wait(SECOND, &[0, 1, 2]));

@@ -1,8 +1,8 @@
 //! How the ranks of one generation find each other: each connects to those after it and is connected to by those before it, and both
 //! ends say which job, generation and rank they are before a connection counts.
 
-mod accepting;
-mod dialling;
+mod accept;
+mod dial;
 mod greeting;
 
 use std::net::SocketAddr;
@@ -14,12 +14,12 @@ use rustix::io::Errno;
 use crate::connection::Connection;
 use crate::error::Missing;
 use crate::limits::Limits;
-use crate::link::Listener;
-use crate::seat::Seat;
-use crate::stripes::Sockets;
+use crate::listener::Listener;
+use crate::rank_id::RankId;
+use crate::sockets::Sockets;
 use crate::{Abort, CollectiveError, Identity};
-use dialling::{Dial, Dialling};
-use greeting::{Caller, Place};
+use dial::{Dial, DialState};
+use greeting::{PendingPeer, SocketIndex};
 
 /// The longest pause before connecting again, and the pause before accepting again where the system has no room.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
@@ -35,10 +35,10 @@ pub(crate) enum Shape {
     Star,
 }
 
-/// Connects `seat` with the other ranks of `peers` (the address of every rank); the connections by rank, none to itself.
+/// Connects `id` with the other ranks of `peers` (the address of every rank); the connections by rank, none to itself.
 pub(crate) fn form(
     listener: &Listener,
-    seat: Seat,
+    id: RankId,
     peers: &[SocketAddr],
     shape: Shape,
     limits: Limits,
@@ -46,8 +46,8 @@ pub(crate) fn form(
 ) -> Result<Vec<Vec<Connection>>, CollectiveError> {
     let hub = peers.len() - 1;
     let (dialled, called) = match shape {
-        Shape::Mesh => (seat.rank + 1..peers.len(), 0..seat.rank),
-        Shape::Star if seat.rank == hub => (0..0, 0..hub),
+        Shape::Mesh => (id.rank + 1..peers.len(), 0..id.rank),
+        Shape::Star if id.rank == hub => (0..0, 0..hub),
         Shape::Star => (hub..peers.len(), 0..0),
     };
     let sockets = match shape {
@@ -55,45 +55,45 @@ pub(crate) fn form(
         // A part of a state at a time.
         Shape::Star => Sockets::ONE,
     };
-    let places = |rank| (0..sockets.get()).map(move |stripe| Place { rank, stripe, of: sockets });
+    let indices = |rank| (0..sockets.get()).map(move |stripe| SocketIndex { rank, stripe, of: sockets });
     let started = Instant::now();
-    let mut forming = Forming {
-        seat,
+    let mut handshake = Handshake {
+        id,
         sockets,
         silence: limits.silence,
-        dials: dialled.flat_map(places).map(|place| Dial::new(place, peers[place.rank])).collect(),
-        callers: Vec::new(),
-        accepted: called.flat_map(places).map(|_| None).collect(),
-        listens: shape == Shape::Mesh || seat.rank == hub,
+        dials: dialled.flat_map(indices).map(|index| Dial::new(index, peers[index.rank])).collect(),
+        pending: Vec::new(),
+        accepted: called.flat_map(indices).map(|_| None).collect(),
+        listens: shape == Shape::Mesh || id.rank == hub,
         accepts_after: started,
         last_refused: None,
     };
     loop {
         abort.check()?;
-        forming.dial(listener.identity.as_ref())?;
-        forming.accept(listener)?;
-        forming.hear_callers()?;
-        if forming.is_joined() {
-            return Ok(forming.into_connections(peers.len()));
+        handshake.dial(listener.identity.as_ref())?;
+        handshake.accept(listener)?;
+        handshake.read_greetings()?;
+        if handshake.is_joined() {
+            return Ok(handshake.into_connections(peers.len()));
         }
         if started.elapsed() >= limits.forming {
             return Err(CollectiveError::NotFormed {
-                generation: seat.generation,
+                generation: id.generation,
                 waited: limits.forming,
-                missing: forming.missing(),
+                missing: handshake.missing(),
             });
         }
-        forming.wait(listener, limits.forming.saturating_sub(started.elapsed()))?;
+        handshake.wait(listener, limits.forming.saturating_sub(started.elapsed()))?;
     }
 }
 
-struct Forming {
-    seat: Seat,
+struct Handshake {
+    id: RankId,
     sockets: Sockets,
     silence: Duration,
     /// To the ranks after this one, in their order, each as often as it has sockets.
     dials: Vec<Dial>,
-    callers: Vec<Caller>,
+    pending: Vec<PendingPeer>,
     /// From the ranks before this one, in their order, each as often as it has sockets.
     accepted: Vec<Option<Connection>>,
     /// Whether connections that come are for this group.
@@ -103,14 +103,14 @@ struct Forming {
     last_refused: Option<String>,
 }
 
-impl Forming {
+impl Handshake {
     fn dial(&mut self, identity: Option<&Identity>) -> Result<(), CollectiveError> {
-        let Self { seat, silence, .. } = *self;
-        self.dials.iter_mut().try_for_each(|dial| dial.go_on(seat, silence, identity))
+        let Self { id, silence, .. } = *self;
+        self.dials.iter_mut().try_for_each(|dial| dial.go_on(id, silence, identity))
     }
 
     fn is_joined(&self) -> bool {
-        self.dials.iter().all(|dial| matches!(dial.state, Dialling::Joined(_)))
+        self.dials.iter().all(|dial| matches!(dial.state, DialState::Joined(_)))
             && self.accepted.iter().all(Option::is_some)
     }
 
@@ -120,9 +120,9 @@ impl Forming {
         for (index, accepted) in self.accepted.into_iter().enumerate() {
             connections[index / self.sockets.get()].extend(accepted);
         }
-        for Dial { place, state, .. } in self.dials {
-            if let Dialling::Joined(connection) = state {
-                connections[place.rank].push(connection);
+        for Dial { index, state, .. } in self.dials {
+            if let DialState::Joined(connection) = state {
+                connections[index.rank].push(connection);
             }
         }
         connections
@@ -130,16 +130,16 @@ impl Forming {
 
     fn missing(&self) -> Missing {
         let unreached: Vec<&Dial> =
-            self.dials.iter().filter(|dial| !matches!(dial.state, Dialling::Joined(_))).collect();
+            self.dials.iter().filter(|dial| !matches!(dial.state, DialState::Joined(_))).collect();
         let unheard = (0..self.accepted.len()).filter(|index| self.accepted[*index].is_none());
         let mut unheard: Vec<usize> = unheard.map(|index| index / self.sockets.get()).collect();
         unheard.dedup();
-        let mut ranks: Vec<usize> = unreached.iter().map(|dial| dial.place.rank).collect();
+        let mut ranks: Vec<usize> = unreached.iter().map(|dial| dial.index.rank).collect();
         ranks.dedup();
         let others = ranks.len() + unheard.len() - 1;
         match (unreached.first(), unheard.first()) {
-            (Some(Dial { place, address, last_attempt, .. }), _) => {
-                Missing::Unreached { rank: place.rank, address: *address, last_attempt: last_attempt.clone(), others }
+            (Some(Dial { index, address, last_attempt, .. }), _) => {
+                Missing::Unreached { rank: index.rank, address: *address, last_attempt: last_attempt.clone(), others }
             }
             (None, rank) => Missing::Unheard {
                 rank: rank.copied().unwrap_or_default(),
@@ -157,13 +157,13 @@ impl Forming {
         }
         for dial in &self.dials {
             match &dial.state {
-                Dialling::Resting { until } => limit = limit.min(until.saturating_duration_since(Instant::now())),
-                Dialling::Connecting { socket, .. } => watched.push(PollFd::new(socket, PollFlags::OUT)),
-                Dialling::Greeting(caller) => watched.push(PollFd::new(caller.connection.socket(), PollFlags::IN)),
-                Dialling::Joined(_) => {}
+                DialState::Resting { until } => limit = limit.min(until.saturating_duration_since(Instant::now())),
+                DialState::Connecting { socket, .. } => watched.push(PollFd::new(socket, PollFlags::OUT)),
+                DialState::Greeting(peer) => watched.push(PollFd::new(peer.connection.socket(), PollFlags::IN)),
+                DialState::Joined(_) => {}
             }
         }
-        watched.extend(self.callers.iter().map(|caller| PollFd::new(caller.connection.socket(), PollFlags::IN)));
+        watched.extend(self.pending.iter().map(|peer| PollFd::new(peer.connection.socket(), PollFlags::IN)));
         let limit = Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
         match poll(&mut watched, Some(&limit)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),

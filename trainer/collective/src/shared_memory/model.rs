@@ -12,7 +12,7 @@ use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use super::meeting::{Meeting, Word};
+use super::arrival::{ArrivalCount, Word};
 use super::pages::{InPlace, Pages};
 use super::staging::{AREAS, Areas, Staged};
 
@@ -76,7 +76,7 @@ impl Word for Futex {
 /// The memory of a group of two.
 #[derive(Default)]
 struct Memory {
-    meetings: [Meeting<Futex>; 2],
+    barriers: [ArrivalCount<Futex>; 2],
     areas: [[[UnsafeCell<u8>; CHUNK]; AREAS]; 2],
     arenas: [[UnsafeCell<u8>; PAGES]; 2],
 }
@@ -85,12 +85,12 @@ struct Memory {
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// As ranks meet, without a look for aborts and for those that have gone.
-    fn meet(&self, rank: usize, count: &mut u32) {
+    /// As ranks barrier, without a look for aborts and for those that have gone.
+    fn barrier(&self, rank: usize, count: &mut u32) {
         *count += 1;
-        self.meetings[rank].arrive(*count);
-        while let Some(seen) = self.meetings[1 - rank].lacks(*count) {
-            self.meetings[1 - rank].sleep(seen);
+        self.barriers[rank].arrive(*count);
+        while let Some(seen) = self.barriers[1 - rank].lacks(*count) {
+            self.barriers[1 - rank].sleep(seen);
         }
     }
 }
@@ -135,12 +135,12 @@ fn whoever_meets_another_sees_what_it_did_and_is_woken() {
     both(|memory, rank| {
         let mut count = 0;
         for round in 1..=2 {
-            // SAFETY: a rank's own byte, between two meetings.
+            // SAFETY: a rank's own byte, between two barriers.
             unsafe { memory.write(rank, 0, 0..1, |byte| byte[0] = round) };
-            memory.meet(rank, &mut count);
-            // SAFETY: the other one writes again after the next meeting.
+            memory.barrier(rank, &mut count);
+            // SAFETY: the other one writes again after the next arrivals.
             unsafe { memory.read(1 - rank, 0, 0..1, |byte| assert_eq!(byte, [round])) };
-            memory.meet(rank, &mut count);
+            memory.barrier(rank, &mut count);
         }
     });
 }
@@ -207,7 +207,7 @@ fn reduced_in_place(lengths: &'static [u8]) {
                 memory,
                 || Ok::<(), Infallible>(()),
                 || {
-                    memory.meet(rank, &mut count);
+                    memory.barrier(rank, &mut count);
                     Ok(())
                 },
             );
@@ -229,7 +229,7 @@ fn reduced(lengths: &'static [u8]) {
             let reduce = |sum: &mut [u8], terms: &[u8]| sum.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
             let staged = Staged { rank, world: 2, data: &mut data, element_bytes: 1, reduce, chunks };
             let Ok(through) = staged.through(memory, || {
-                memory.meet(rank, &mut count);
+                memory.barrier(rank, &mut count);
                 Ok::<(), Infallible>(())
             });
             chunks = through;

@@ -111,9 +111,9 @@ const NAMES: [&str; 10] = [
 /// An operation as a frame names it: its code; that of its elements, and in the upper half that of its reduction; and the lowest byte
 /// of its root, or of its torus' columns. Zeros where no operation is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Call(pub [u8; 3]);
+pub struct OperationCode(pub [u8; 3]);
 
-impl Call {
+impl OperationCode {
     /// `element` is the code of the elements in the frames.
     pub(crate) fn new(operation: Operation, element: u8, reduction: Option<Reduction>) -> Self {
         Self([operation.code(), element | reduction.map_or(0, Reduction::code) << 4, operation.shape()])
@@ -130,7 +130,7 @@ impl Call {
     }
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for OperationCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self([operation, kind, shape]) = *self;
         let (element, reduction) = (ElementType::name_of(kind & 0xf), Reduction::name_of(kind >> 4));

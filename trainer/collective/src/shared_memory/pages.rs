@@ -36,12 +36,12 @@ impl<P: Pages> InPlace<'_, P> {
         self,
         areas: &A,
         check: impl Fn() -> Result<(), E>,
-        mut meet: impl FnMut() -> Result<(), E>,
+        mut barrier: impl FnMut() -> Result<(), E>,
     ) -> Result<usize, E> {
         let Self { pages, reduce_both, edges } = self;
         let (rank, world, element_bytes, reduce) = (edges.rank, edges.world, edges.element_bytes, edges.reduce);
         let met = Cell::new(0);
-        let mut meet = || {
+        let mut barrier = || {
             if met.get() == 1 {
                 for range in blocks(bytes_of(rank, world, pages.bytes(), element_bytes)) {
                     check()?;
@@ -53,13 +53,13 @@ impl<P: Pages> InPlace<'_, P> {
                     (1..world - 1).for_each(|rank| of(rank).copy_from_slice(&first));
                 }
             }
-            meet()?;
+            barrier()?;
             met.set(met.get() + 1);
             Ok(())
         };
-        let chunks = edges.through(areas, &mut meet)?;
+        let chunks = edges.through(areas, &mut barrier)?;
         while met.get() < 2 {
-            meet()?;
+            barrier()?;
         }
         Ok(chunks)
     }

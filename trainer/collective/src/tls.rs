@@ -11,8 +11,8 @@ use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, UnbufferedStatus};
 use rustls::{AlertDescription, CertificateError, InvalidMessage};
 
-use crate::Identity;
-use crate::stripes::WrongSegment;
+use crate::identity::Identity;
+use crate::link_error::LinkError;
 
 /// The most bytes of a record.
 const MAX_PLAINTEXT: usize = 16 << 10;
@@ -26,7 +26,7 @@ const MOST_CIPHERTEXT: usize = 128 << 10;
 const MAX_RECORD: usize = 5 + MAX_PLAINTEXT + 256;
 
 /// One end of a connection inside TLS.
-pub(crate) struct Session {
+pub(crate) struct TlsSession {
     end: End,
     /// As it came, from the first record on that was not read.
     incoming: Buffer,
@@ -42,18 +42,8 @@ pub(crate) struct Session {
 }
 
 enum End {
-    Calling(UnbufferedClientConnection),
-    Called(UnbufferedServerConnection),
-}
-
-/// Why a connection is of no use any more; [`Errno::AGAIN`] when it is, but not yet.
-#[derive(Clone, Debug)]
-pub(crate) enum Broken {
-    System(Errno),
-    Tls(rustls::Error),
-    Segment(WrongSegment),
-    /// The other end closed before both had proved who they are.
-    Unproved,
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
 }
 
 /// What came of the next record.
@@ -72,16 +62,16 @@ struct Buffer {
     filled: Range<usize>,
 }
 
-impl Session {
+impl TlsSession {
     /// The end that has called.
-    pub(crate) fn calling(identity: &Identity) -> Result<Self, Broken> {
-        let end = UnbufferedClientConnection::new(identity.calling.clone(), identity.name.clone())?;
-        Ok(Self::new(End::Calling(end)))
+    pub(crate) fn client(identity: &Identity) -> Result<Self, LinkError> {
+        let end = UnbufferedClientConnection::new(identity.client.clone(), identity.name.clone())?;
+        Ok(Self::new(End::Client(end)))
     }
 
     /// The end that was called.
-    pub(crate) fn called(identity: &Identity) -> Result<Self, Broken> {
-        Ok(Self::new(End::Called(UnbufferedServerConnection::new(identity.called.clone())?)))
+    pub(crate) fn server(identity: &Identity) -> Result<Self, LinkError> {
+        Ok(Self::new(End::Server(UnbufferedServerConnection::new(identity.server.clone())?)))
     }
 
     fn new(end: End) -> Self {
@@ -97,7 +87,7 @@ impl Session {
     }
 
     /// Goes on with proving to each other who both ends are; whether that is done.
-    pub(crate) fn establish(&mut self, socket: &TcpStream) -> Result<bool, Broken> {
+    pub(crate) fn establish(&mut self, socket: &TcpStream) -> Result<bool, LinkError> {
         while !self.is_established {
             match self.step(&mut [], &mut [], &mut 0).inspect_err(|_| self.say_why(socket))? {
                 Step::Done => {}
@@ -105,13 +95,13 @@ impl Session {
                 Step::NeedsBytes { is_established: false } => {
                     self.flush(socket)?;
                     match self.fill(socket) {
-                        Ok(0) | Err(Errno::CONNRESET) => return Err(Broken::Unproved),
+                        Ok(0) | Err(Errno::CONNRESET) => return Err(LinkError::Unproved),
                         Ok(_) => {}
                         Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
                         Err(error) => return Err(error.into()),
                     }
                 }
-                Step::Closed => return Err(Broken::Unproved),
+                Step::Closed => return Err(LinkError::Unproved),
             }
         }
         Ok(true)
@@ -119,9 +109,9 @@ impl Session {
 
     /// Sends bytes of two parts; how many, once the system has taken all that they became. Whoever is told to try again calls with the
     /// same bytes: they are encrypted already.
-    pub(crate) fn send(&mut self, socket: &TcpStream, header: &[u8], payload: &[u8]) -> Result<usize, Broken> {
+    pub(crate) fn send(&mut self, socket: &TcpStream, header: &[u8], payload: &[u8]) -> Result<usize, LinkError> {
         if !self.is_established {
-            return Err(Broken::System(Errno::AGAIN));
+            return Err(LinkError::System(Errno::AGAIN));
         }
         if self.entrusted == 0 {
             let payload = &payload[..payload.len().min(MOST_PLAINTEXT - header.len())];
@@ -146,7 +136,7 @@ impl Session {
         socket: &TcpStream,
         header: &mut [u8],
         payload: &mut [u8],
-    ) -> Result<usize, Broken> {
+    ) -> Result<usize, LinkError> {
         let wanted = header.len() + payload.len();
         let mut taken = self.take_left(header, payload);
         while taken < wanted {
@@ -171,7 +161,7 @@ impl Session {
     }
 
     /// Reads the next record, its bytes into what is left of two parts after the first `taken`.
-    fn step(&mut self, header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> Result<Step, Broken> {
+    fn step(&mut self, header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> Result<Step, LinkError> {
         let Self { end, incoming, left, outgoing, .. } = self;
         let mut take = |plaintext: &[u8]| {
             let moved = put(plaintext, header, payload, taken);
@@ -179,14 +169,14 @@ impl Session {
         };
         let bytes = &mut incoming.bytes[incoming.filled.clone()];
         let (done, step) = match end {
-            End::Calling(end) => carry_on(end.process_tls_records(bytes), outgoing, &mut take),
-            End::Called(end) => carry_on(end.process_tls_records(bytes), outgoing, &mut take),
+            End::Client(end) => carry_on(end.process_tls_records(bytes), outgoing, &mut take),
+            End::Server(end) => carry_on(end.process_tls_records(bytes), outgoing, &mut take),
         };
         incoming.advance(done);
         let step = step?;
         if matches!(step, Step::NeedsBytes { is_established: true }) && incoming.begins_with_a_record() {
             // A message of TLS in pieces, of which nobody here sends any.
-            return Err(Broken::Tls(InvalidMessage::UnexpectedMessage("part of a message").into()));
+            return Err(LinkError::Tls(InvalidMessage::UnexpectedMessage("part of a message").into()));
         }
         Ok(step)
     }
@@ -199,7 +189,7 @@ impl Session {
     }
 
     /// Into one record: each costs what it costs to allocate one, there and here.
-    fn encrypt_together(&mut self, header: &[u8], payload: &[u8]) -> Result<(), Broken> {
+    fn encrypt_together(&mut self, header: &[u8], payload: &[u8]) -> Result<(), LinkError> {
         let mut together = std::mem::take(&mut self.together);
         together.clear();
         together.extend_from_slice(header);
@@ -209,12 +199,12 @@ impl Session {
         encrypted
     }
 
-    fn encrypt(&mut self, plaintext: &[u8]) -> Result<(), Broken> {
+    fn encrypt(&mut self, plaintext: &[u8]) -> Result<(), LinkError> {
         let Self { end, outgoing, .. } = self;
         // There is no message in pieces, so that what has come need not be looked at.
         let written = match end {
-            End::Calling(end) => write(end.process_tls_records(&mut []), plaintext, outgoing.room()),
-            End::Called(end) => write(end.process_tls_records(&mut []), plaintext, outgoing.room()),
+            End::Client(end) => write(end.process_tls_records(&mut []), plaintext, outgoing.room()),
+            End::Server(end) => write(end.process_tls_records(&mut []), plaintext, outgoing.room()),
         }?;
         outgoing.filled.end += written;
         Ok(())
@@ -265,9 +255,9 @@ fn carry_on<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Buffer,
     take: &mut impl FnMut(&[u8]),
-) -> (usize, Result<Step, Broken>) {
+) -> (usize, Result<Step, LinkError>) {
     let UnbufferedStatus { discard: mut done, state } = status;
-    let step = state.map_err(Broken::Tls).and_then(|state| match state {
+    let step = state.map_err(LinkError::Tls).and_then(|state| match state {
         ConnectionState::ReadTraffic(mut traffic) => {
             while let Some(record) = traffic.next_record() {
                 let record = record?;
@@ -278,7 +268,7 @@ fn carry_on<Data>(
         }
         ConnectionState::EncodeTlsData(mut message) => {
             // What is encrypted leaves room for a message.
-            let written = message.encode(outgoing.room()).map_err(|_| Broken::System(Errno::NOBUFS))?;
+            let written = message.encode(outgoing.room()).map_err(|_| LinkError::System(Errno::NOBUFS))?;
             outgoing.filled.end += written;
             Ok(Step::Done)
         }
@@ -290,18 +280,18 @@ fn carry_on<Data>(
         ConnectionState::BlockedHandshake => Ok(Step::NeedsBytes { is_established: false }),
         ConnectionState::WriteTraffic(_) => Ok(Step::NeedsBytes { is_established: true }),
         ConnectionState::PeerClosed | ConnectionState::Closed => Ok(Step::Closed),
-        _ => Err(Broken::Tls(InvalidMessage::UnexpectedMessage("nothing that was agreed on").into())),
+        _ => Err(LinkError::Tls(InvalidMessage::UnexpectedMessage("nothing that was agreed on").into())),
     });
     (done, step)
 }
 
-fn write<Data>(status: UnbufferedStatus<'_, '_, Data>, plaintext: &[u8], room: &mut [u8]) -> Result<usize, Broken> {
+fn write<Data>(status: UnbufferedStatus<'_, '_, Data>, plaintext: &[u8], room: &mut [u8]) -> Result<usize, LinkError> {
     match status.state? {
         ConnectionState::WriteTraffic(mut traffic) => {
-            traffic.encrypt(plaintext, room).map_err(|_| Broken::System(Errno::NOBUFS))
+            traffic.encrypt(plaintext, room).map_err(|_| LinkError::System(Errno::NOBUFS))
         }
         // The other end has taken its leave.
-        _ => Err(Broken::System(Errno::PIPE)),
+        _ => Err(LinkError::System(Errno::PIPE)),
     }
 }
 
@@ -334,21 +324,9 @@ impl Buffer {
     }
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for TlsSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session").field("is_established", &self.is_established).finish_non_exhaustive()
-    }
-}
-
-impl From<Errno> for Broken {
-    fn from(error: Errno) -> Self {
-        Self::System(error)
-    }
-}
-
-impl From<rustls::Error> for Broken {
-    fn from(error: rustls::Error) -> Self {
-        Self::Tls(error)
+        f.debug_struct("TlsSession").field("is_established", &self.is_established).finish_non_exhaustive()
     }
 }
 

@@ -15,7 +15,7 @@
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
 mod arena;
-mod meeting;
+mod arrival;
 #[cfg(test)]
 mod model;
 mod pages;
@@ -30,21 +30,21 @@ use std::time::{Duration, Instant};
 
 use rustix::param::page_size;
 
-use crate::call::Call;
+use crate::error_site::ErrorSite;
 use crate::idle::Idle;
 use crate::mesh::Mesh;
-use crate::position::Position;
+use crate::operation::OperationCode;
 use crate::reducer::{MutualReducer, Reducer};
 use crate::waiting::{Next, Wait, Waiter};
 use crate::{Abort, CollectiveError, Tag};
 pub use arena::SharedArena;
 pub(crate) use arena::{Arenas, size as arenas_size};
-use meeting::TICK;
+use arrival::TICK;
 use pages::{InPlace, Pages};
 use segment::make_private;
 pub(crate) use segment::{Offer, Segment, pieces};
 pub(crate) use staging::size as staging_size;
-use staging::{Staged, Staging, meetings};
+use staging::{Staged, Staging, barriers};
 
 /// The memory of one generation.
 #[derive(Debug)]
@@ -65,18 +65,18 @@ pub(crate) struct SharedMemory {
 
 /// What an all-reduce waits by.
 #[derive(Clone, Copy)]
-pub(crate) struct Patience<'a> {
+pub(crate) struct WaitContext<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) abort: &'a Abort,
     pub(crate) waiter: &'a Waiter,
 }
 
 /// What is reduced.
-pub(crate) struct Work<'a> {
+pub(crate) struct ReduceRequest<'a> {
     pub(crate) tag: Tag,
     /// Operations of all ranks that were begun before.
     pub(crate) operation: u64,
-    /// As [`Call::kind`] numbers it.
+    /// As [`OperationCode::kind`] numbers it.
     pub(crate) kind: u64,
     pub(crate) data: &'a mut [u8],
     pub(crate) element_bytes: usize,
@@ -85,7 +85,7 @@ pub(crate) struct Work<'a> {
 }
 
 /// Where in arenas an operation is.
-struct Place<'a> {
+struct ArenaSpan<'a> {
     arenas: &'a Arenas,
     /// Where its data begins, in bytes.
     offset: usize,
@@ -139,8 +139,12 @@ impl SharedMemory {
     }
 
     /// Reduces the data over all ranks in place, with the same bits on each. After a failure the memory is in no defined state.
-    pub(crate) fn all_reduce(&mut self, work: Work<'_>, patience: Patience<'_>) -> Result<(), CollectiveError> {
-        let Work { tag, operation, kind, ref data, .. } = work;
+    pub(crate) fn all_reduce(
+        &mut self,
+        request: ReduceRequest<'_>,
+        context: WaitContext<'_>,
+    ) -> Result<(), CollectiveError> {
+        let ReduceRequest { tag, operation, kind, ref data, .. } = request;
         if data.is_empty() {
             return Ok(());
         }
@@ -149,49 +153,52 @@ impl SharedMemory {
             Some((index, Arc::clone(arenas), offset))
         });
         let place = found.as_ref().map_or(0, |(index, _, offset)| (*index as u64 + 1) << 48 | *offset as u64);
-        let agenda = [tag.step, u64::from(tag.bucket), kind, data.len() as u64, place];
+        let descriptor = [tag.step, u64::from(tag.bucket), kind, data.len() as u64, place];
         self.operations += 1;
-        for (word, value) in self.agenda(self.rank).iter().zip(agenda) {
+        for (word, value) in self.descriptor(self.rank).iter().zip(descriptor) {
             word.store(value, Ordering::Relaxed);
         }
         let found =
             found.map(|(_, arenas, offset)| (arenas, whole_pages(offset..offset + data.len(), page_size()), offset));
         let (bytes, before) = (data.len(), self.arrivals.get());
-        let (ended, meetings) = match found {
+        let (ended, barriers) = match found {
             Some((arenas, pages, offset)) if !pages.is_empty() => {
-                let meetings = meetings(bytes - pages.len()).max(2);
-                (self.reduce_in_place(work, Place { arenas: &arenas, offset, pages }, agenda, patience), meetings)
+                let barriers = barriers(bytes - pages.len()).max(2);
+                (
+                    self.reduce_in_place(request, ArenaSpan { arenas: &arenas, offset, pages }, descriptor, context),
+                    barriers,
+                )
             }
-            _ => (self.reduce_staged(work, agenda, patience), meetings(bytes)),
+            _ => (self.reduce_staged(request, descriptor, context), barriers(bytes)),
         };
         ended.map_err(|error| {
             let Some(from) = error.peer().or(error.waited_for()) else { return error };
-            let [from, to, hops] = [from, self.rank, meetings].map(|count| count as u32);
+            let [from, to, hops] = [from, self.rank, barriers].map(|count| count as u32);
             let hop = self.arrivals.get().wrapping_sub(before);
-            error.placed(Position { operation, step: tag.step, bucket: tag.bucket, hop, from, to, hops })
+            error.at_site(ErrorSite { operation, step: tag.step, bucket: tag.bucket, hop, from, to, hops })
         })
     }
 
     /// What a rank has told of this operation, once it has arrived.
-    fn agenda(&self, rank: usize) -> &[AtomicU64; 5] {
-        &self.staging.desk(rank).agendas[self.operations % 2]
+    fn descriptor(&self, rank: usize) -> &[AtomicU64; 5] {
+        &self.staging.slot(rank).descriptors[self.operations % 2]
     }
 
     fn reduce_in_place(
         &mut self,
-        work: Work<'_>,
-        place: Place<'_>,
-        agenda: [u64; 5],
-        patience: Patience<'_>,
+        request: ReduceRequest<'_>,
+        place: ArenaSpan<'_>,
+        descriptor: [u64; 5],
+        context: WaitContext<'_>,
     ) -> Result<(), CollectiveError> {
-        let Place { offset, ref pages, .. } = place;
-        let (head, rest) = work.data.split_at_mut(pages.start - offset);
+        let ArenaSpan { offset, ref pages, .. } = place;
+        let (head, rest) = request.data.split_at_mut(pages.start - offset);
         let (whole, tail) = rest.split_at_mut(pages.len());
         let mut room = std::mem::take(&mut self.edges);
         let beside = &mut bytemuck::cast_slice_mut(&mut room)[..head.len() + tail.len()];
         beside[..head.len()].copy_from_slice(head);
         beside[head.len()..].copy_from_slice(tail);
-        let Work { element_bytes, reduce, reduce_both, .. } = work;
+        let ReduceRequest { element_bytes, reduce, reduce_both, .. } = request;
         let edges = Staged {
             rank: self.rank,
             world: self.world,
@@ -201,8 +208,12 @@ impl SharedMemory {
             chunks: self.chunks,
         };
         let pages = WholePages { arenas: place.arenas, pages: place.pages.clone(), rank: self.rank, own: whole };
-        let check = || patience.abort.check();
-        let ended = InPlace { pages, reduce_both, edges }.through(&self.staging, check, self.meeting(agenda, patience));
+        let check = || context.abort.check();
+        let ended = InPlace { pages, reduce_both, edges }.through(
+            &self.staging,
+            check,
+            self.descriptor_barrier(descriptor, context),
+        );
         head.copy_from_slice(&beside[..head.len()]);
         tail.copy_from_slice(&beside[head.len()..]);
         self.edges = room;
@@ -213,78 +224,78 @@ impl SharedMemory {
 
     fn reduce_staged(
         &mut self,
-        work: Work<'_>,
-        agenda: [u64; 5],
-        patience: Patience<'_>,
+        request: ReduceRequest<'_>,
+        descriptor: [u64; 5],
+        context: WaitContext<'_>,
     ) -> Result<(), CollectiveError> {
-        let Work { data, element_bytes, reduce, .. } = work;
+        let ReduceRequest { data, element_bytes, reduce, .. } = request;
         let staged = Staged { rank: self.rank, world: self.world, data, element_bytes, reduce, chunks: self.chunks };
-        self.chunks = staged.through(&self.staging, self.meeting(agenda, patience))?;
+        self.chunks = staged.through(&self.staging, self.descriptor_barrier(descriptor, context))?;
         Ok(())
     }
 
     /// How the ranks meet in an operation, of which all have to tell the same.
-    fn meeting<'a>(
+    fn descriptor_barrier<'a>(
         &'a self,
-        agenda: [u64; 5],
-        patience: Patience<'a>,
+        descriptor: [u64; 5],
+        context: WaitContext<'a>,
     ) -> impl FnMut() -> Result<(), CollectiveError> + 'a {
         let mut is_first = true;
         move || {
-            patience.abort.check()?;
-            self.meet(patience)?;
-            if std::mem::take(&mut is_first) { self.require(agenda) } else { Ok(()) }
+            context.abort.check()?;
+            self.barrier(context)?;
+            if std::mem::take(&mut is_first) { self.require(descriptor) } else { Ok(()) }
         }
     }
 
     /// Returns once all ranks have come here as often as this one.
-    fn meet(&self, patience: Patience<'_>) -> Result<(), CollectiveError> {
+    fn barrier(&self, context: WaitContext<'_>) -> Result<(), CollectiveError> {
         self.arrivals.set(self.arrivals.get().wrapping_add(1));
-        self.staging.desk(self.rank).meeting.arrive(self.arrivals.get());
+        self.staging.slot(self.rank).arrivals.arrive(self.arrivals.get());
         let mut others = (0..self.world).filter(|rank| *rank != self.rank);
-        others.try_for_each(|rank| self.await_rank(rank, patience))
+        others.try_for_each(|rank| self.await_rank(rank, context))
     }
 
-    fn await_rank(&self, rank: usize, patience: Patience<'_>) -> Result<(), CollectiveError> {
+    fn await_rank(&self, rank: usize, context: WaitContext<'_>) -> Result<(), CollectiveError> {
         if self.lacks(rank).is_none() {
             return Ok(());
         }
-        let go_on = || patience.abort.check().map_err(|aborted| aborted.awaiting(rank));
+        let go_on = || context.abort.check().map_err(|aborted| aborted.awaiting(rank));
         go_on()?;
         let started = Instant::now();
         let (mut idle, mut looked, mut wait) = (Idle::since(started), started, Wait::default());
         while let Some(arrivals) = self.lacks(rank) {
             let now = Instant::now();
             let waited = idle.look(now);
-            match patience.waiter.next(&mut wait, waited) {
+            match context.waiter.next(&mut wait, waited) {
                 Next::Look => {
                     std::hint::spin_loop();
                     continue;
                 }
                 Next::Yield => {
-                    patience.waiter.give_way(&mut wait);
+                    context.waiter.give_way(&mut wait);
                     continue;
                 }
                 Next::Sleep => {}
             }
             if now.duration_since(looked) >= TICK {
                 go_on()?;
-                self.look_after_the_absent(rank, waited, patience.mesh)?;
+                self.check_missing(rank, waited, context.mesh)?;
                 looked = now;
             }
-            self.staging.desk(rank).meeting.sleep(arrivals);
+            self.staging.slot(rank).arrivals.sleep(arrivals);
         }
-        patience.waiter.found(wait);
+        context.waiter.found(wait);
         Ok(())
     }
 
     /// How often a rank has arrived, if less often than this one.
     fn lacks(&self, rank: usize) -> Option<u32> {
-        self.staging.desk(rank).meeting.lacks(self.arrivals.get())
+        self.staging.slot(rank).arrivals.lacks(self.arrivals.get())
     }
 
     /// Fails when a rank that has yet to arrive has gone, or the one that was waited for has been silent for too long.
-    fn look_after_the_absent(&self, waited_for: usize, waited: Duration, mesh: &Mesh) -> Result<(), CollectiveError> {
+    fn check_missing(&self, waited_for: usize, waited: Duration, mesh: &Mesh) -> Result<(), CollectiveError> {
         for rank in (0..self.world).filter(|rank| *rank != self.rank && self.lacks(*rank).is_some()) {
             let found = mesh.check(rank, if rank == waited_for { waited } else { Duration::ZERO });
             // One that has arrived meanwhile may go.
@@ -296,19 +307,19 @@ impl SharedMemory {
     }
 
     /// Requires that all ranks reduce the same.
-    fn require(&self, agenda: [u64; 5]) -> Result<(), CollectiveError> {
+    fn require(&self, descriptor: [u64; 5]) -> Result<(), CollectiveError> {
         for rank in 0..self.world {
-            let found = self.agenda(rank).each_ref().map(|word| word.load(Ordering::Relaxed));
+            let found = self.descriptor(rank).each_ref().map(|word| word.load(Ordering::Relaxed));
             let fields = ["step", "bucket", "operation", "length", "place"];
-            if let Some(at) = (0..5).find(|at| found[*at] != agenda[*at]) {
+            if let Some(at) = (0..5).find(|at| found[*at] != descriptor[*at]) {
                 let named = |value: u64| match fields[at] {
-                    "operation" => Call::all_reduce_in_memory(value).to_string(),
+                    "operation" => OperationCode::all_reduce_in_memory(value).to_string(),
                     _ => value.to_string(),
                 };
                 return Err(CollectiveError::WrongFrame {
                     rank,
                     field: fields[at],
-                    expected: named(agenda[at]),
+                    expected: named(descriptor[at]),
                     found: named(found[at]),
                     at: None,
                 });

@@ -1,9 +1,9 @@
-//! What ranks meet by: a desk for each, and staging areas for what lies in no arena.
+//! What ranks meet by: a slot for each, and staging areas for what lies in no arena.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use super::meeting::Meeting;
+use super::arrival::ArrivalCount;
 use super::segment::Segment;
 use crate::algorithm::part;
 use crate::reducer::Reducer;
@@ -18,10 +18,10 @@ const WHOLE: usize = 1 << 10;
 
 /// How a rank stands, on cache lines of its own.
 #[repr(C, align(128))]
-pub(super) struct Desk {
-    pub(super) meeting: Meeting<AtomicU32>,
+pub(super) struct RankSlot {
+    pub(super) arrivals: ArrivalCount<AtomicU32>,
     /// What it reduces: step, bucket, kind, length and place. Two that alternate, as the staging areas do.
-    pub(super) agendas: [[AtomicU64; 5]; 2],
+    pub(super) descriptors: [[AtomicU64; 5]; 2],
 }
 
 /// The desks and staging areas of all ranks.
@@ -33,7 +33,7 @@ pub(super) struct Staging {
 
 /// Bytes of the segment that `world` ranks need.
 pub(crate) fn size(world: usize) -> usize {
-    world * (size_of::<Desk>() + AREAS * CHUNK)
+    world * (size_of::<RankSlot>() + AREAS * CHUNK)
 }
 
 impl Staging {
@@ -42,18 +42,18 @@ impl Staging {
         Self { segment, world }
     }
 
-    pub(super) fn desk(&self, rank: usize) -> &Desk {
-        assert!(rank < self.world, "rank {rank} has a desk");
-        let at = rank * size_of::<Desk>();
+    pub(super) fn slot(&self, rank: usize) -> &RankSlot {
+        assert!(rank < self.world, "rank {rank} has a slot");
+        let at = rank * size_of::<RankSlot>();
         // SAFETY: it lies within the payload, which is aligned to pages, and holds atomics only, for which any bytes are valid.
-        unsafe { self.segment.at(&(at..at + size_of::<Desk>())).cast::<Desk>().as_ref() }
+        unsafe { self.segment.at(&(at..at + size_of::<RankSlot>())).cast::<RankSlot>().as_ref() }
     }
 
     /// Where bytes of a staging area lie.
     fn place(&self, rank: usize, area: usize, range: Range<usize>) -> Range<usize> {
         assert!(rank < self.world && area < AREAS, "rank {rank} has area {area}");
         assert!(range.start <= range.end && range.end <= CHUNK, "{range:?} lies within an area");
-        let start = self.world * size_of::<Desk>() + (rank * AREAS + area) * CHUNK;
+        let start = self.world * size_of::<RankSlot>() + (rank * AREAS + area) * CHUNK;
         start + range.start..start + range.end
     }
 }
@@ -107,7 +107,11 @@ pub(super) struct Staged<'a> {
 impl Staged<'_> {
     /// Reduces the data over all ranks; the chunks that have gone through the areas then. `meet` returns once all ranks have called it as
     /// often, and each sees what the others did before.
-    pub(super) fn through<A: Areas, E>(self, areas: &A, mut meet: impl FnMut() -> Result<(), E>) -> Result<usize, E> {
+    pub(super) fn through<A: Areas, E>(
+        self,
+        areas: &A,
+        mut barrier: impl FnMut() -> Result<(), E>,
+    ) -> Result<usize, E> {
         let Self { rank: own, world, data, element_bytes, reduce, mut chunks } = self;
         for piece in data.chunks_mut(A::CHUNK) {
             let area = chunks % AREAS;
@@ -115,7 +119,7 @@ impl Staged<'_> {
             // SAFETY: until this rank meets the others, nobody reads its area of this parity: all have met with the chunk after the one
             // that was last there, hence are done with it.
             unsafe { areas.write(own, area, 0..piece.len(), |staged| staged.copy_from_slice(piece)) };
-            meet()?;
+            barrier()?;
             let length = piece.len();
             let part_of = |rank| bytes_of(rank, world, length, element_bytes);
             let is_whole = length <= A::WHOLE;
@@ -132,7 +136,7 @@ impl Staged<'_> {
             }
             // SAFETY: the others read of this area only their own parts until they meet this rank.
             unsafe { areas.write(own, area, part_of(own), |reduced| reduced.copy_from_slice(&piece[part_of(own)])) };
-            meet()?;
+            barrier()?;
             for rank in (0..world).filter(|rank| *rank != own) {
                 // SAFETY: all have met a second time: nobody writes to this area before this rank has met them with the next chunk.
                 unsafe { areas.read(rank, area, part_of(rank), |theirs| piece[part_of(rank)].copy_from_slice(theirs)) };
@@ -143,7 +147,7 @@ impl Staged<'_> {
 }
 
 /// How often ranks meet that reduce so many bytes.
-pub(super) fn meetings(bytes: usize) -> usize {
+pub(super) fn barriers(bytes: usize) -> usize {
     2 * bytes.div_ceil(CHUNK) - usize::from((1..=WHOLE).contains(&(bytes % CHUNK)))
 }
 

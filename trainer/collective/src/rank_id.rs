@@ -14,7 +14,7 @@ impl fmt::Display for JobId {
 
 /// A place in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct RankId {
     /// The job.
     pub job: JobId,
     /// The membership.

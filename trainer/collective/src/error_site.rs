@@ -5,11 +5,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::BESIDE;
+use crate::tag::{BESIDE, NO_STEP};
 
 /// A transfer of the group's operations, in the order in which all ranks do them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Position {
+pub struct ErrorSite {
     /// Operations that all ranks of the group had begun before: tags need not ascend.
     pub operation: u64,
     /// The step of the operation's tag.
@@ -30,11 +30,13 @@ pub struct Position {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Origin {
     /// The first transfer that was lacking.
-    pub position: Position,
+    #[serde(rename = "position")]
+    pub site: ErrorSite,
     /// The rank that was waited for.
     pub rank: usize,
     /// What became of it.
-    pub loss: Loss,
+    #[serde(rename = "loss")]
+    pub fault: PeerFault,
 }
 
 impl Origin {
@@ -50,7 +52,7 @@ impl Origin {
 
 /// How a rank fails another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Loss {
+pub enum PeerFault {
     /// Its connection closed without a word.
     Closed,
     /// It sent what does not belong there.
@@ -59,7 +61,7 @@ pub enum Loss {
     Silent,
 }
 
-impl Loss {
+impl PeerFault {
     pub(crate) const ALL: [Self; 3] = [Self::Closed, Self::Refused, Self::Silent];
 
     /// Its number in a frame.
@@ -72,16 +74,16 @@ impl Loss {
     }
 
     pub(crate) fn from_code(code: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|loss| loss.code() == code)
+        Self::ALL.into_iter().find(|fault| fault.code() == code)
     }
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for ErrorSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { hop, hops, bucket, step, .. } = self;
         write!(f, "hop {hop} of {hops} of ")?;
         match *step {
-            u64::MAX => f.write_str("an operation of no step"),
+            NO_STEP => f.write_str("an operation of no step"),
             step => match *bucket {
                 BESIDE.. => write!(f, "step {step}"),
                 bucket => write!(f, "bucket {bucket} of step {step}"),
@@ -92,19 +94,19 @@ impl fmt::Display for Position {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { position, rank, loss } = self;
-        let loss = match loss {
-            Loss::Closed => "closed its connection",
-            Loss::Refused => "sent what does not belong there",
-            Loss::Silent => "was silent",
+        let Self { site, rank, fault } = self;
+        let fault = match fault {
+            PeerFault::Closed => "closed its connection",
+            PeerFault::Refused => "sent what does not belong there",
+            PeerFault::Silent => "was silent",
         };
-        write!(f, "rank {rank} {loss} in {position}")
+        write!(f, "rank {rank} {fault} in {site}")
     }
 }
 
 /// How a message begins of what befell an operation.
-pub(crate) fn within(at: &Option<Box<Position>>) -> impl fmt::Display {
-    fmt::from_fn(|f| at.iter().try_for_each(|position| write!(f, "in {position}: ")))
+pub(crate) fn within(at: &Option<Box<ErrorSite>>) -> impl fmt::Display {
+    fmt::from_fn(|f| at.iter().try_for_each(|site| write!(f, "in {site}: ")))
 }
 
 #[cfg(test)]
@@ -113,9 +115,9 @@ mod tests {
 
     #[test]
     fn of_the_ranks_that_are_named_the_first_one_is_meant_that_names_nobody() {
-        use Loss::{Closed, Silent};
+        use PeerFault::{Closed, Silent};
         /// What a rank knows: in which hop, from whom to whom, whom it names, and how.
-        type Known = (usize, u32, [u32; 2], usize, Loss);
+        type Known = (usize, u32, [u32; 2], usize, PeerFault);
         let cases: [(&str, &[Known], Option<usize>); 7] = [
             ("nobody knows anything", &[], None),
             ("one is gone", &[(0, 1, [2, 0], 2, Closed), (1, 3, [1, 2], 2, Closed)], Some(2)),
@@ -130,9 +132,9 @@ mod tests {
             ("all name another", &[(0, 2, [1, 0], 1, Silent), (1, 1, [0, 1], 0, Silent)], Some(0)),
         ];
         for (situation, known, named) in cases {
-            let origin = |(knows, hop, [from, to], rank, loss): Known| {
-                let position = Position { operation: 9, step: 4, bucket: 0, hop, from, to, hops: 4 };
-                (knows, Origin { position, rank, loss })
+            let origin = |(knows, hop, [from, to], rank, fault): Known| {
+                let site = ErrorSite { operation: 9, step: 4, bucket: 0, hop, from, to, hops: 4 };
+                (knows, Origin { site, rank, fault })
             };
             let known: Vec<_> = known.iter().copied().map(origin).collect();
             assert_eq!(Origin::first(&known).map(|origin| origin.rank), named, "{situation}");

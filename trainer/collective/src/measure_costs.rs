@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use crate::algorithm::Algorithm;
 use crate::element::Reduction;
-use crate::group::{Group, Tag};
+use crate::group::Group;
 use crate::reducer::reducer;
+use crate::tag::{NO_STEP, Tag};
 use crate::{CollectiveError, Costs};
 
 /// Bytes of the shortest slice that is summed: only its messages count. Longer ones are this doubled some times.
@@ -100,10 +101,10 @@ impl Measurement {
     pub(crate) fn sum_next(&mut self, group: &mut Group) -> Result<(), CollectiveError> {
         let Some(own) = next(&self.measured, LIMIT - self.spent) else { unreachable!("{LENGTHS} lengths are summed") };
         let trial = group.agree_on(own)?;
-        group.barrier(Tag { step: u64::MAX, bucket: LENGTHS as u32 + 1 })?;
+        group.barrier(Tag { step: NO_STEP, bucket: LENGTHS as u32 + 1 })?;
         let started = Instant::now();
         let slice = &mut self.data[..trial.bytes() / size_of::<f32>()];
-        let tag = Tag { step: u64::MAX, bucket: self.measured.len() as u32 };
+        let tag = Tag { step: NO_STEP, bucket: self.measured.len() as u32 };
         let mut seconds = Vec::new();
         for _ in 0..trial.repetitions {
             seconds.push(group.all_reduce(Algorithm::Ring, tag, slice, Reduction::Sum)?.took.as_secs_f64());
@@ -123,7 +124,7 @@ impl Measurement {
         let seconds = self.measured.iter().map(|(doublings, seconds)| (SHORTEST << doublings, *seconds));
         let fitted = Costs::fit(group.world(), &seconds.collect::<Vec<_>>(), self.reduced_byte);
         let mut costs = fitted.map_or([f64::NAN; 3], |costs| [costs.message, costs.wire_byte, costs.reduced_byte]);
-        group.broadcast(0, Tag { step: u64::MAX, bucket: u32::MAX }, &mut costs)?;
+        group.broadcast(0, Tag { step: NO_STEP, bucket: u32::MAX }, &mut costs)?;
         let [message, wire_byte, reduced_byte] = costs;
         let is_fitted = costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0);
         Ok(is_fitted.then_some(Costs { message, wire_byte, reduced_byte }))
@@ -148,7 +149,7 @@ impl Group {
     /// What rank 0 sums next: each rank has times of its own.
     fn agree_on(&mut self, own: Trial) -> Result<Trial, CollectiveError> {
         let mut words = [own.doublings, own.repetitions];
-        self.broadcast(0, Tag { step: u64::MAX, bucket: LENGTHS as u32 }, &mut words)?;
+        self.broadcast(0, Tag { step: NO_STEP, bucket: LENGTHS as u32 }, &mut words)?;
         match Trial::of(words) {
             Some(trial) => Ok(trial),
             None => self.end(CollectiveError::WrongFrame {
@@ -188,7 +189,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Abort, Hosts, JobId, Limits, Listener, Seat};
+    use crate::{Abort, Hosts, JobId, Limits, Listener, RankId};
 
     const LATE: Duration = Duration::from_millis(200);
 
@@ -231,9 +232,9 @@ mod tests {
         let listeners = [(); 2].map(|()| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).expect("a listener"));
         let peers = listeners.each_ref().map(Listener::address);
         let measured = |rank: usize| {
-            let seat = Seat { job: JobId([7; 16]), generation: 1, rank };
+            let id = RankId { job: JobId([7; 16]), generation: 1, rank };
             let limits = Limits { shares_memory: false, ..Limits::default() };
-            let group = Group::form(&listeners[rank], seat, &peers, limits, &Abort::new());
+            let group = Group::form(&listeners[rank], id, &peers, limits, &Abort::new());
             let (mut group, mut measurement) = (group.expect("a group"), Measurement::new());
             while !measurement.is_complete() {
                 thread::sleep(LATE * rank as u32);

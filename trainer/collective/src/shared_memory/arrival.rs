@@ -1,4 +1,4 @@
-//! How ranks meet: each counts in shared memory how often it has come, and whoever waits for it sleeps on that count.
+//! How ranks barrier: each counts in shared memory how often it has come, and whoever waits for it sleeps on that count.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
@@ -27,13 +27,13 @@ pub(super) trait Word {
 /// One rank's count, and how many others sleep on it.
 #[derive(Default)]
 #[repr(C)]
-pub(super) struct Meeting<W> {
+pub(super) struct ArrivalCount<W> {
     /// Modulo 2³².
     arrivals: W,
     sleepers: W,
 }
 
-impl<W: Word> Meeting<W> {
+impl<W: Word> ArrivalCount<W> {
     /// Its rank has come, for the `count`-th time: whoever finds that sees all that the rank did before.
     pub(super) fn arrive(&self, count: u32) {
         self.arrivals.store(count, Ordering::Release);

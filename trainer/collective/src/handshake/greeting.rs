@@ -3,61 +3,62 @@
 use std::io;
 
 use crate::CollectiveError;
-use crate::call::Call;
 use crate::connection::Connection;
-use crate::frame::{HEADER_BYTES, Header, Kind};
-use crate::seat::Seat;
-use crate::session::{Broken, refusal};
-use crate::stripes::Sockets;
+use crate::frame::{FrameKind, HEADER_BYTES, Header};
+use crate::link_error::LinkError;
+use crate::operation::OperationCode;
+use crate::rank_id::RankId;
+use crate::sockets::Sockets;
+use crate::tls::refusal;
 
 /// How records of TLS begin with which a rank answers that encrypts: an alert, a handshake.
 const TLS: [[u8; 2]; 2] = [[0x15, 3], [0x16, 3]];
 
 /// One of the connections that a pair of ranks has.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct SocketIndex {
     pub(super) rank: usize,
     pub(super) stripe: usize,
     pub(super) of: Sockets,
 }
 
 /// A connection whose other end is yet to say who it is.
-pub(super) struct Caller {
+pub(super) struct PendingPeer {
     pub(super) connection: Connection,
     /// What is to be said first.
-    pub(super) unsaid: Option<Header>,
+    pub(super) unsent: Option<Header>,
     header: [u8; HEADER_BYTES],
     filled: usize,
 }
 
-impl Caller {
+impl PendingPeer {
     pub(super) fn new(connection: Connection) -> Self {
-        Self { connection, unsaid: None, header: [0; HEADER_BYTES], filled: 0 }
+        Self { connection, unsent: None, header: [0; HEADER_BYTES], filled: 0 }
     }
 
     /// Says what is to be said first, once the connection allows it; whether it has.
-    pub(super) fn say(&mut self) -> Result<bool, String> {
+    pub(super) fn send_greeting(&mut self) -> Result<bool, String> {
         match self.connection.establish() {
             Ok(true) => {}
             Ok(false) => return Ok(false),
-            Err(broken) if broken.is_nothing() => return Ok(false),
-            Err(broken) => return Err(met(broken)),
+            Err(broken) if broken.would_block() => return Ok(false),
+            Err(broken) => return Err(describe(broken)),
         }
-        self.unsaid.take().map_or(Ok(()), |header| say(&mut self.connection, header))?;
+        self.unsent.take().map_or(Ok(()), |header| send_greeting(&mut self.connection, header))?;
         Ok(true)
     }
 
     /// The header, once all of it has come; what was met instead, when it cannot come any more.
-    pub(super) fn hear(&mut self) -> Result<Option<Header>, String> {
-        if !self.say()? {
+    pub(super) fn receive_header(&mut self) -> Result<Option<Header>, String> {
+        if !self.send_greeting()? {
             return Ok(None);
         }
         while self.filled < HEADER_BYTES {
             match self.connection.receive(&mut self.header[self.filled..], &mut []) {
                 Ok(0) => return Err("it closed the connection".to_owned()),
                 Ok(count) => self.filled += count,
-                Err(broken) if broken.is_nothing() => return Ok(None),
-                Err(broken) => return Err(met(broken)),
+                Err(broken) if broken.would_block() => return Ok(None),
+                Err(broken) => return Err(describe(broken)),
             }
             if TLS.iter().any(|begin| self.header[..self.filled].starts_with(begin)) {
                 return Err("it encrypts, and this rank does not; all ranks of a job do, or none".to_owned());
@@ -67,16 +68,16 @@ impl Caller {
     }
 }
 
-pub(super) fn greeting(seat: Seat, kind: Kind, sender: usize, place: Place) -> Header {
-    let Seat { job, generation, .. } = seat;
+pub(super) fn greeting(id: RankId, kind: FrameKind, sender: usize, index: SocketIndex) -> Header {
+    let RankId { job, generation, .. } = id;
     Header {
         kind,
-        call: Call::default(),
+        operation: OperationCode::default(),
         job,
         generation,
         step: 0,
-        bucket: others(place.of),
-        chunk: place.stripe as u32,
+        bucket: extra_sockets(index.of),
+        chunk: index.stripe as u32,
         sender: sender as u32,
         length: 0,
         payload_crc32c: 0,
@@ -84,12 +85,12 @@ pub(super) fn greeting(seat: Seat, kind: Kind, sender: usize, place: Place) -> H
 }
 
 /// The connections that a pair has besides one.
-pub(super) fn others(sockets: Sockets) -> u32 {
+pub(super) fn extra_sockets(sockets: Sockets) -> u32 {
     sockets.get() as u32 - 1
 }
 
 /// What is wrong with a greeting of a rank that has other limits.
-pub(super) fn other_sockets(header: &Header, own: Sockets) -> String {
+pub(super) fn socket_mismatch(header: &Header, own: Sockets) -> String {
     let found = u64::from(header.bucket) + 1;
     format!(
         "rank {} has {found} sockets for each peer, expected {}; all ranks of a job have as many",
@@ -98,27 +99,27 @@ pub(super) fn other_sockets(header: &Header, own: Sockets) -> String {
     )
 }
 
-pub(super) fn superseded(seat: Seat, rank: usize, newer: u64) -> CollectiveError {
-    CollectiveError::Superseded { rank, generation: seat.generation, newer }
+pub(super) fn superseded(id: RankId, rank: usize, newer: u64) -> CollectiveError {
+    CollectiveError::Superseded { rank, generation: id.generation, newer }
 }
 
-pub(super) fn say(connection: &mut Connection, header: Header) -> Result<(), String> {
+pub(super) fn send_greeting(connection: &mut Connection, header: Header) -> Result<(), String> {
     let bytes = header.encode();
     // The first bytes on a fresh connection always fit its buffer.
     match connection.send(&bytes, &[]) {
         Ok(HEADER_BYTES) => Ok(()),
         Ok(_) => Err("it takes no bytes".to_owned()),
-        Err(error) => Err(met(error)),
+        Err(error) => Err(describe(error)),
     }
 }
 
 /// What a connection that broke has met.
-pub(super) fn met(broken: Broken) -> String {
+pub(super) fn describe(broken: LinkError) -> String {
     match broken {
-        Broken::System(error) => io::Error::from(error).to_string(),
-        Broken::Tls(error) => refusal(&error),
-        Broken::Segment(wrong) => format!("it sent {wrong:?}"),
-        Broken::Unproved => {
+        LinkError::System(error) => io::Error::from(error).to_string(),
+        LinkError::Tls(error) => refusal(&error),
+        LinkError::Segment(wrong) => format!("it sent {wrong:?}"),
+        LinkError::Unproved => {
             "it closed the connection instead of proving who it is; all ranks encrypt, or none".to_owned()
         }
     }

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::algorithm::{Algorithm, Schedule};
-use crate::call::Operation;
 use crate::element::Reduction;
 use crate::engine::{Counts, Scratch};
-use crate::forming::{Shape, form};
+use crate::handshake::{Shape, form};
 use crate::hosts::Hosts;
 use crate::limits::Limits;
-use crate::link::Listener;
-use crate::memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, pieces, staging_size};
+use crate::listener::Listener;
 use crate::mesh::Mesh;
+use crate::operation::Operation;
 use crate::own_core::OwnCore;
-use crate::seat::{JobId, Seat};
+use crate::rank_id::{JobId, RankId};
+use crate::shared_memory::{Arenas, Offer, Segment, SharedArena, SharedMemory, arenas_size, pieces, staging_size};
+use crate::tag::{NO_STEP, Tag};
 use crate::waiting::{Waiter, Waiting};
 use crate::{Abort, AgreedPlan, CollectiveError, Missing};
 
@@ -34,7 +35,7 @@ const MAX_SCHEDULES: usize = 1024;
 #[derive(Debug)]
 pub struct Group {
     mesh: Mesh,
-    seat: Seat,
+    id: RankId,
     /// Of all ranks.
     addresses: Box<[SocketAddr]>,
     hosts: Hosts,
@@ -56,28 +57,8 @@ pub struct Group {
     schedules: HashMap<(Operation, usize), Schedule>,
 }
 
-/// Which operation a frame belongs to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tag {
-    /// The training step, or any other count.
-    pub step: u64,
-    /// The bucket of the step.
-    pub bucket: u32,
-}
-
-/// What an operation moved; through shared memory, each byte of the data once in each direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Transferred {
-    /// Bytes sent, the frames' headers included.
-    pub bytes_sent: u64,
-    /// Bytes received, the frames' headers included.
-    pub bytes_received: u64,
-    /// From the operation's start to its end.
-    pub took: Duration,
-}
-
 impl Group {
-    /// Forms the group of `seat` with `peers`, the data addresses of all ranks in rank order, through `listener`.
+    /// Forms the group of `id` with `peers`, the data addresses of all ranks in rank order, through `listener`.
     ///
     /// Connections of another job, another generation or another rank are refused and closed without disturbing this. A rank that has
     /// failed to form a generation, or to go on in it, tries again in a newer one: others may count its first connections.
@@ -90,18 +71,18 @@ impl Group {
     /// tell each other which hosts they are on and agree on shared memory.
     pub fn form(
         listener: &Listener,
-        seat: Seat,
+        id: RankId,
         peers: &[SocketAddr],
         limits: Limits,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
         let begun = Instant::now();
-        let mut group = Self::connect(listener, seat, peers, Shape::Mesh, limits, abort)?;
+        let mut group = Self::connect(listener, id, peers, Shape::Mesh, limits, abort)?;
         let patience = limits.forming.min(limits.silence);
         group.mesh.set_silence(patience, patience)?;
-        group.get_acquainted(listener).map_err(|error| match error {
+        group.share_hosts_and_memory(listener).map_err(|error| match error {
             CollectiveError::PeerSilent { rank, waited, .. } => CollectiveError::NotFormed {
-                generation: seat.generation,
+                generation: id.generation,
                 waited: begun.elapsed(),
                 missing: Missing::Unreached {
                     rank,
@@ -117,13 +98,13 @@ impl Group {
     }
 
     /// Ranks that are connected tell each other which hosts they are on, and share memory where they may.
-    fn get_acquainted(&mut self, listener: &Listener) -> Result<(), CollectiveError> {
-        let (rank, world, limits) = (self.seat.rank, self.world(), self.limits);
+    fn share_hosts_and_memory(&mut self, listener: &Listener) -> Result<(), CollectiveError> {
+        let (rank, world, limits) = (self.id.rank, self.world(), self.limits);
         // Two ranks have nothing else to choose by it.
         if world > 2 || (world == 2 && limits.waiting == Waiting::Adaptive) {
             // Each tells each: where one does not hear another, nobody else waits for what it lacks.
             let mut names = vec![listener.host.cast_signed(); 2 * world];
-            self.all_to_all(Tag { step: u64::MAX, bucket: 0 }, &mut names)?;
+            self.all_to_all(Tag { step: NO_STEP, bucket: 0 }, &mut names)?;
             self.hosts = Hosts::named(bytemuck::cast_slice(&names[world..]));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -148,29 +129,29 @@ impl Group {
     /// As [`Group::form`].
     pub fn form_star(
         listener: &Listener,
-        seat: Seat,
+        id: RankId,
         peers: &[SocketAddr],
         limits: Limits,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
-        Self::connect(listener, seat, peers, Shape::Star, limits, abort)
+        Self::connect(listener, id, peers, Shape::Star, limits, abort)
     }
 
     fn connect(
         listener: &Listener,
-        seat: Seat,
+        id: RankId,
         peers: &[SocketAddr],
         shape: Shape,
         limits: Limits,
         abort: &Abort,
     ) -> Result<Self, CollectiveError> {
-        if seat.rank >= peers.len() {
-            return Err(CollectiveError::NotInGroup { rank: seat.rank, world: peers.len() });
+        if id.rank >= peers.len() {
+            return Err(CollectiveError::NotInGroup { rank: id.rank, world: peers.len() });
         }
-        let streams = form(listener, seat, peers, shape, limits, abort)?;
+        let streams = form(listener, id, peers, shape, limits, abort)?;
         Ok(Self {
             mesh: Mesh::over(streams, limits.silence, abort)?,
-            seat,
+            id,
             addresses: peers.into(),
             hosts: Hosts::apart(peers.len()),
             plan: None,
@@ -199,7 +180,7 @@ impl Group {
         colour: Option<u32>,
         key: u32,
     ) -> Result<Option<Self>, CollectiveError> {
-        let (rank, world, tag) = (self.seat.rank, self.world(), Tag { step: u64::MAX, bucket: 0 });
+        let (rank, world, tag) = (self.id.rank, self.world(), Tag { step: NO_STEP, bucket: 0 });
         self.splits += 1;
         let mut named = vec![0; 2 * world];
         named[2 * rank..2 * rank + 2].copy_from_slice(&[colour.map_or(-1, i64::from), i64::from(key)]);
@@ -209,15 +190,15 @@ impl Group {
         members.sort_by_key(|rank| named[2 * rank + 1]);
         let addresses: Vec<SocketAddr> = members.iter().map(|rank| self.addresses[*rank]).collect();
         let own = members.iter().position(|member| *member == rank).unwrap_or_default();
-        let seat = Seat { job: part_of(self.seat.job, colour, self.splits), rank: own, ..self.seat };
+        let id = RankId { job: part_of(self.id.job, colour, self.splits), rank: own, ..self.id };
         // The other parts share the cores of a host.
         let limits = Limits { waiting: self.waiter.waiting(), ..self.limits };
-        Self::form(listener, seat, &addresses, limits, &self.abort).map(Some)
+        Self::form(listener, id, &addresses, limits, &self.abort).map(Some)
     }
 
     /// A segment that all ranks have mapped; `None` on all of them where one could not.
     fn share(&mut self, bytes: usize) -> Result<Option<Segment>, CollectiveError> {
-        let (rank, tag) = (self.seat.rank, Tag { step: u64::MAX, bucket: 0 });
+        let (rank, tag) = (self.id.rank, Tag { step: NO_STEP, bucket: 0 });
         let made = if rank == 0 { Segment::make(bytes).ok() } else { None };
         let mut offer: Offer = made.as_ref().map_or([0; 4], |(_, _, offer)| *offer);
         self.broadcast(0, tag, &mut offer)?;
@@ -256,7 +237,7 @@ impl Group {
         if self.memory.is_none() {
             return Ok(None);
         }
-        let (rank, tag) = (self.seat.rank, Tag { step: u64::MAX, bucket: 0 });
+        let (rank, tag) = (self.id.rank, Tag { step: NO_STEP, bucket: 0 });
         let mut asked = [elements as i64];
         self.broadcast(0, tag, &mut asked)?;
         let bytes = elements.saturating_mul(size_of::<f32>());
@@ -273,8 +254,8 @@ impl Group {
     }
 
     /// This process's place.
-    pub fn seat(&self) -> Seat {
-        self.seat
+    pub fn id(&self) -> RankId {
+        self.id
     }
 
     /// The number of ranks.
@@ -351,8 +332,8 @@ mod tests {
         let listeners = hosts.map(|host| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap().on_host(host));
         let peers = listeners.each_ref().map(Listener::address);
         let join = |rank: usize| {
-            let seat = Seat { job: JobId([3; 16]), generation: 1, rank };
-            Group::form(&listeners[rank], seat, &peers, limits, &Abort::new()).unwrap().waiting()
+            let id = RankId { job: JobId([3; 16]), generation: 1, rank };
+            Group::form(&listeners[rank], id, &peers, limits, &Abort::new()).unwrap().waiting()
         };
         std::thread::scope(|scope| {
             let other = scope.spawn(|| join(1));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// When a gradient is ready to be summed, and its length.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ready {
+pub struct ReadyGradient {
     /// Seconds after any fixed moment, as the beginning of backward.
     pub seconds: f64,
     /// Length in bytes.
@@ -17,7 +17,7 @@ pub struct Ready {
 /// the one before it has ended and all gradients of its range are ready, and takes `seconds` of its length in bytes. MG-WFBP (Shi, Chu
 /// and Li, IEEE INFOCOM 2019, arXiv 1811.11141) merges greedily, which is best where `seconds` is a latency and a rate; this compares
 /// all mergings, in L² steps for L gradients, and is best for any costs, algorithms that change with the length included.
-pub fn merge(gradients: &[Ready], seconds: impl Fn(usize) -> f64) -> Vec<Range<usize>> {
+pub fn merge(gradients: &[ReadyGradient], seconds: impl Fn(usize) -> f64) -> Vec<Range<usize>> {
     // Whatever comes after ends no later if what is before ends earlier: the best ends of beginnings make the best end of all.
     let mut ends = vec![0.0_f64];
     let mut starts = vec![0];
@@ -44,7 +44,7 @@ pub fn merge(gradients: &[Ready], seconds: impl Fn(usize) -> f64) -> Vec<Range<u
 }
 
 /// When the last sum ends, in seconds after the same moment, where `ranges` of `gradients` are summed in this order.
-pub fn last_end(gradients: &[Ready], ranges: &[Range<usize>], seconds: impl Fn(usize) -> f64) -> f64 {
+pub fn last_end(gradients: &[ReadyGradient], ranges: &[Range<usize>], seconds: impl Fn(usize) -> f64) -> f64 {
     ranges.iter().fold(0.0, |end, range| {
         let merged = &gradients[range.clone()];
         let ready = merged.iter().map(|gradient| gradient.seconds).fold(end, f64::max);
@@ -60,11 +60,11 @@ mod tests {
     use crate::algorithm::Algorithm;
     use crate::{Costs, Hosts};
 
-    fn gradients(times_and_sizes: &[(f64, usize)]) -> Vec<Ready> {
+    fn gradients(times_and_sizes: &[(f64, usize)]) -> Vec<ReadyGradient> {
         let mut seconds = 0.0;
         let ready = times_and_sizes.iter().map(|(took, bytes)| {
             seconds += took;
-            Ready { seconds, bytes: *bytes }
+            ReadyGradient { seconds, bytes: *bytes }
         });
         ready.collect()
     }
@@ -104,7 +104,7 @@ mod tests {
         assert!(merge(&[], |_| 1.0).is_empty());
     }
 
-    fn some_gradients() -> impl Strategy<Value = Vec<Ready>> {
+    fn some_gradients() -> impl Strategy<Value = Vec<ReadyGradient>> {
         proptest::collection::vec((0.0..5e-3, 0usize..4 << 20), 1..=10).prop_map(|layers| gradients(&layers))
     }
 
