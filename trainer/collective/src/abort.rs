@@ -5,8 +5,9 @@ use crate::CollectiveError;
 
 /// Ends the collectives of one generation from any thread.
 ///
-/// Clones are handles on the same generation. After [`Abort::abort`] forming stops, the sockets are shut down both ways
-/// so that the peers notice too, and every pending and later operation fails with [`CollectiveError::Aborted`].
+/// Clones are handles on the same generation. [`Abort::abort`] stops the forming of the group and
+/// shuts the sockets down both ways, so that the peers notice too. Every pending and later
+/// operation then fails with [`CollectiveError::Aborted`].
 #[derive(Clone, Debug, Default)]
 pub struct Abort {
     shared: Arc<Shared>,
@@ -20,23 +21,24 @@ struct Shared {
 }
 
 impl Abort {
-    /// A handle for a generation that is yet to form.
+    /// Returns a handle for a generation that has yet to form.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Aborts everything of this generation. Returns at once; the first reason given is the one reported.
+    /// Aborts everything of this generation and returns at once. The first reason is the one
+    /// reported.
     pub fn abort(&self, reason: impl Into<String>) {
-        // A reason that is already set was the first, and stays.
+        // The first reason stays.
         let _ = self.shared.reason.set(reason.into());
         let mut sockets = self.shared.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         for socket in sockets.drain(..).filter_map(|socket| socket.upgrade()) {
-            // A socket that its peer has closed already is as good as shut down.
+            // The peer may have closed the socket already.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
-    /// Why this generation was aborted, if it was.
+    /// Returns the reason for which this generation was aborted, if it was.
     pub fn reason(&self) -> Option<&str> {
         self.shared.reason.get().map(String::as_str)
     }
@@ -49,11 +51,12 @@ impl Abort {
         }
     }
 
-    /// What befell an operation, if that was no abort: sockets that one shut down look as if the peer had closed them.
+    /// Returns the abort instead of `error`, if there was one. Sockets that an abort shut down look
+    /// as if the peer had closed them.
     pub(crate) fn or(&self, error: CollectiveError) -> CollectiveError {
         match (self.check(), &error) {
             (Ok(()), _) | (_, CollectiveError::Aborted { .. }) => error,
-            // Where another rank stood, and whom it waited for, is not told of this one.
+            // The site and the rank in this error are another rank's, not this one's.
             (Err(aborted), CollectiveError::PeerGaveUp { .. }) => aborted,
             (Err(aborted), _) => {
                 let aborted = error.peer().into_iter().fold(aborted, CollectiveError::awaiting);
@@ -62,7 +65,7 @@ impl Abort {
         }
     }
 
-    /// Has an abort shut `socket` down. Fails when it came before.
+    /// Lets an abort shut `socket` down. Fails after an abort.
     pub(crate) fn guard(&self, socket: &Arc<TcpStream>) -> Result<(), CollectiveError> {
         let mut sockets = self.shared.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.retain(|socket| socket.strong_count() > 0);

@@ -7,15 +7,17 @@ use crate::plan::{AgreedPlan, BucketPlan, HEAD, MAX_BUCKETS};
 use crate::tag::{NO_STEP, Tag};
 
 impl Group {
-    /// The plan that rank 0 proposes, on all ranks; `propose` is called there only. A [`Communicator`](crate::Communicator) over the group
-    /// follows it. No plan of another group can be followed: its ranks may have agreed on another one.
+    /// Returns the plan of rank 0 on all ranks. `propose` is called on rank 0 only. A
+    /// [`Communicator`](crate::Communicator) over the group follows the plan. A group cannot follow
+    /// the plan of another group, because its ranks may have agreed on a different one.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// On rank 0, when the buckets do not tile an arena from its beginning or are about as many as [`MAX_PENDING`](crate::MAX_PENDING), a torus' columns
-    /// do not divide the number of ranks, or the hosts are those of another number of ranks.
+    /// On rank 0, if the proposal is no plan for these ranks: the buckets must tile an arena from
+    /// its beginning and be fewer than [`MAX_PENDING`](crate::MAX_PENDING) by a margin, the columns
+    /// of a torus must divide the world size, and the hosts must be those of as many ranks.
     pub fn agree(&mut self, propose: impl FnOnce() -> BucketPlan) -> Result<AgreedPlan, CollectiveError> {
         let (tag, world) = (Tag { step: NO_STEP, bucket: 0 }, self.world());
         let fits = |plan: &BucketPlan| match plan.choice {

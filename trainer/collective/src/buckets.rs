@@ -3,21 +3,25 @@ use std::ops::Range;
 /// Bytes of one element of the arena.
 const BYTES_PER_ELEMENT: usize = size_of::<f32>();
 
-/// The size of the first bucket that PyTorch DDP uses: small, so that communication starts early. (Li et al., 2020)
+/// The size of PyTorch DDP's first bucket. It is small, so that communication starts early. (Li et
+/// al., 2020)
 pub const FIRST_BUCKET_BYTES: usize = 1 << 20;
 
 /// Cuts the gradient arena into buckets in the order in which gradients become ready.
 ///
-/// `ready_order` are the parameters' element ranges, the first to be ready first; empty ones are left out. The buckets
-/// come in the same order, each a contiguous slice of the arena, and together they hold every element of `ready_order`
-/// exactly once. A bucket takes in the next range while the two are adjacent in the arena (backward may run from either
-/// end) and together no longer than `first_bucket_bytes` for the first bucket and `bucket_bytes` for the others. A
-/// range is never cut, since all of it becomes ready at once: one that is longer is a bucket of its own.
+/// `ready_order` holds the element ranges of the parameters, the first to be ready first. Empty
+/// ranges are left out. The buckets come in the same order. Each is a contiguous slice of the
+/// arena, and together they hold every element of `ready_order` exactly once.
 ///
-/// Bucket `b` is ready when the ranges that it covers are, the last of them in `ready_order` being the last to be so.
+/// A bucket takes in the next range while the two are adjacent in the arena and together no longer
+/// than the limit. The limit is `first_bucket_bytes` for the first bucket and `bucket_bytes` for
+/// the others. Backward may run from either end of the arena. A range is never cut, since all of it
+/// becomes ready at once: a longer one is a bucket of its own.
+///
+/// A bucket is ready when its last range in `ready_order` is ready.
 ///
 /// # Panics
-/// When two ranges overlap: an element would be summed twice.
+/// If two ranges overlap: an element would be summed twice.
 pub fn plan(ready_order: &[Range<usize>], bucket_bytes: usize, first_bucket_bytes: usize) -> Vec<Range<usize>> {
     assert_disjoint(ready_order);
     let mut buckets: Vec<Range<usize>> = Vec::new();
@@ -80,7 +84,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "overlap")]
-    fn overlapping_ranges_are_a_bug_of_the_caller() {
+    fn overlapping_ranges_panic() {
         plan(&[0..10, 9..12], 100, 100);
     }
 

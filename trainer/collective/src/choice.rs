@@ -1,21 +1,22 @@
-//! Which all-reduce is cheapest for a length, by the usual cost model: α a message, β a byte on the wire, γ a byte to reduce.
+//! The choice of the cheapest all-reduce for a length, by the model of [`Costs`].
 
 use crate::algorithm::Algorithm;
 use crate::costs::Costs;
 use crate::hosts::Hosts;
 
-/// How an all-reduce's algorithm is found; the same on all ranks.
+/// The rule that finds the algorithm of an all-reduce. It is the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Choice {
-    /// Always this one.
+    /// Always this algorithm.
     Always(Algorithm),
-    /// The cheapest for each length; a [`Communicator`](crate::Communicator) goes through shared memory where its group has it, as
+    /// The cheapest algorithm for each length. A [`Communicator`](crate::Communicator) goes through
+    /// shared memory instead if its group has it, as
     /// [`Group::all_reduce_in_memory`](crate::Group::all_reduce_in_memory) does.
     Cheapest(Costs),
 }
 
 impl Choice {
-    /// The algorithm to reduce `bytes` over the ranks of `hosts`.
+    /// Returns the algorithm that reduces `bytes` over the ranks of `hosts`.
     #[must_use]
     pub fn algorithm(&self, hosts: &Hosts, bytes: usize) -> Algorithm {
         match self {
@@ -32,23 +33,27 @@ impl Default for Choice {
 }
 
 impl Costs {
-    /// Seconds that `algorithm` takes to reduce `bytes` over the ranks of `hosts`, by the formulas of [`Algorithm`]; none for one rank.
+    /// Returns the seconds in which `algorithm` reduces `bytes` over the ranks of `hosts`, by the
+    /// formulas of [`Algorithm`]. One rank takes none.
     ///
-    /// Where hosts are mixed, all ranks of one send over one line. β is that of a ring, which crosses the line [`Hosts::crossings`] times; a
-    /// hierarchy crosses it once, and what takes no heed of hosts as often as the fullest has ranks.
+    /// On mixed hosts, all ranks of a host send over one line. β is then the cost in a ring, which
+    /// crosses the line [`Hosts::crossings`] times. A hierarchy crosses it once. An algorithm that
+    /// ignores hosts crosses it as often as the fullest host has ranks.
     #[must_use]
     pub fn seconds(&self, algorithm: Algorithm, hosts: &Hosts, bytes: usize) -> f64 {
         if hosts.world() < 2 { 0.0 } else { algorithm.seconds(self, hosts, bytes) }
     }
 
-    /// These costs, but for the cost of a byte on the wire: that at which `sums`, each by an algorithm and of so many bytes, take `seconds`
-    /// altogether. Where messages and reductions alone would take as long, all costs are too high, and become as much lower as the sums took
-    /// less. `None` where nothing was summed.
+    /// Returns these costs with the cost of a byte on the wire at which `sums` take `seconds`
+    /// altogether. Each sum has an algorithm and a length in bytes.
+    ///
+    /// If messages and reductions alone would take as long, all costs are too high: they fall in
+    /// the proportion in which the sums took less. Returns `None` if nothing was summed.
     #[must_use]
     pub fn seen_in(&self, sums: &[(Algorithm, usize)], hosts: &Hosts, seconds: f64) -> Option<Self> {
         let all =
             |costs: Self| sums.iter().map(|(algorithm, bytes)| costs.seconds(*algorithm, hosts, *bytes)).sum::<f64>();
-        // Every formula is a constant and a multiple of β.
+        // Every formula is a constant plus a multiple of β.
         let without = all(Self { wire_byte: 0.0, ..*self });
         let wire_byte = (seconds - without) / (all(Self { wire_byte: 1.0, ..*self }) - without);
         let part = seconds / all(*self);
@@ -59,7 +64,7 @@ impl Costs {
         (part.is_finite() && part > 0.0).then_some(found)
     }
 
-    /// The cheapest algorithm.
+    /// Returns the cheapest algorithm.
     #[must_use]
     pub fn cheapest(&self, hosts: &Hosts, bytes: usize) -> Algorithm {
         Algorithm::worth_trying(hosts)
@@ -81,7 +86,7 @@ mod tests {
         assert_eq!(cheapest(8, 1000), Algorithm::RecursiveDoubling);
         assert_eq!(cheapest(2, 100 << 20), Algorithm::Ring);
         assert_eq!(cheapest(7, 100 << 20), Algorithm::Ring);
-        // As few bytes as the ring, and fewer messages.
+        // It sends as few bytes as the ring, in fewer messages.
         assert_eq!(cheapest(8, 100 << 20), Algorithm::HalvingDoubling);
         assert_eq!(cheapest(15, 100 << 20), Algorithm::Torus { columns: 3 });
     }
@@ -94,12 +99,13 @@ mod tests {
             assert_eq!(SLOW.cheapest(&hosts, 100), Algorithm::RecursiveDoubling, "{names:?}");
         }
         assert_ne!(SLOW.cheapest(&Hosts::named(&[1, 1, 1, 1]), 100 << 20), Algorithm::Hierarchical);
-        // What the two of the smaller host would gather for the larger one is more than a ring's bytes.
+        // The smaller host's two ranks would gather more bytes for the larger one than a ring
+        // sends.
         assert_eq!(SLOW.cheapest(&Hosts::named(&[1, 1, 1, 1, 2, 2]), 100 << 20), Algorithm::Ring);
     }
 
     #[test]
-    fn every_length_has_the_algorithm_that_the_formulas_say() {
+    fn every_length_has_the_cheapest_algorithm_by_the_formulas() {
         for world in 2..=33 {
             for bits in 2..30 {
                 let hosts = Hosts::apart(world);
@@ -114,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_of_the_line_is_found_in_sums_of_any_kind() {
+    fn sums_of_any_kind_reveal_the_rate_of_the_line() {
         for hosts in [Hosts::apart(2), Hosts::apart(7), Hosts::named(&[1, 1, 2, 2])] {
             let sums =
                 [(Algorithm::Ring, 5 << 20), (Algorithm::RecursiveDoubling, 1000), (Algorithm::Hierarchical, 1 << 20)];
@@ -127,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_that_take_less_than_their_messages_were_thought_to_have_all_costs_lowered() {
+    fn sums_faster_than_the_assumed_messages_lower_all_costs() {
         let (hosts, sums) = (Hosts::apart(4), [(Algorithm::Ring, 1000), (Algorithm::Ring, 5 << 20)]);
         let found = SLOW.seen_in(&sums, &hosts, 1e-6).expect("costs");
         let part = found.message / SLOW.message;

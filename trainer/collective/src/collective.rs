@@ -5,7 +5,8 @@ use crate::group::Group;
 use crate::outcome::Transferred;
 use crate::tag::Tag;
 
-/// What a communicator may be asked to do besides sums; each is the operation of [`Group`] of the same name.
+/// A collective other than a sum that a communicator can do. Each is the [`Group`] method of the
+/// same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the group's methods are the documentation")]
 pub enum Collective {
@@ -23,7 +24,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Does it, reductions to all ranks as `choice` says.
+    /// Runs the collective. Reductions to all ranks follow `choice`.
     pub(crate) fn carry_out(
         self,
         group: &mut Group,
@@ -52,10 +53,10 @@ impl Collective {
         }
     }
 
-    /// Does it in a group of one.
+    /// Runs the collective in a group of one.
     ///
     /// # Panics
-    /// As the group would.
+    /// If the group's method would.
     pub(crate) fn alone(self, data: &mut [f32]) {
         match self {
             Self::Broadcast { root } | Self::Reduce { root, .. } | Self::Gather { root } | Self::Scatter { root } => {

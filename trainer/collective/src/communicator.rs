@@ -15,12 +15,15 @@ use crate::rank_id::RankId;
 use crate::tag::{NOW, Tag};
 use crate::{Abort, AgreedPlan, BucketPlan, Collective, CollectiveError, Costs};
 
-/// A group's sums, formed on a thread of its own while the caller computes, and by the caller once it waits: two threads that
-/// hand each other a small sum lose more time than the sum takes.
+/// A group's sums on a thread of its own while the caller computes.
 ///
-/// `M` is the memory of a bucket: a slice of the gradient arena that the caller lends and gets back summed. Operations
-/// are executed one after another in the order of submission, which must be the same on every rank. Dropping it ends
-/// the thread and closes the connections; what is pending then is aborted.
+/// Once the caller waits, it forms the sums itself, because two threads that hand each other a
+/// small sum lose more time than the sum takes.
+///
+/// `M` is the memory of a bucket: a slice of the gradient arena that the caller lends and gets back
+/// summed. Operations run one after another in the order of submission, which must be the same on
+/// every rank. Dropping the communicator ends the thread, closes the connections and aborts pending
+/// operations.
 pub struct Communicator<M> {
     backend: Backend<M>,
     abort: Abort,
@@ -31,19 +34,19 @@ pub struct Communicator<M> {
     statistics: Statistics,
 }
 
-/// What a communicator has done since it was made.
+/// Totals of a communicator since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Statistics {
     /// Operations that ended well.
     pub operations: u64,
-    /// Bytes sent by them, headers included.
+    /// Bytes that these operations sent, headers included.
     pub bytes_sent: u64,
-    /// Bytes received by them, headers included.
+    /// Bytes that these operations received, headers included.
     pub bytes_received: u64,
     /// The time in which an operation was under way.
     pub busy: Duration,
-    /// The time in which the caller waited: communication that computation did not hide. Where an operation stood behind a measurement of
-    /// costs, that is in it too, and in none of the others.
+    /// The time in which the caller waited, because computation did not hide the communication. It
+    /// includes a measurement of costs that an operation had to wait for; the other totals do not.
     pub exposed: Duration,
 }
 
@@ -55,17 +58,18 @@ enum Backend<M> {
 
 struct GroupThread<M> {
     queue: Arc<Queue<M>>,
-    /// Holds the values of [`Communicator::all_reduce_now`].
+    /// Room for the values of [`Communicator::all_reduce_now`].
     values: Vec<f32>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
-    /// Forms the group of `id` with `peers`, the data addresses of all ranks in rank order, and starts its thread. A
-    /// group of one has neither thread nor connection.
+    /// Forms the group of `id` with `peers` and starts its thread. `peers` are the data addresses
+    /// of all ranks in rank order. A group of one has neither thread nor connection.
     ///
     /// # Errors
-    /// Those of [`Group::form`], and [`CollectiveError::System`] when the thread cannot be started.
+    /// The errors of [`Group::form`], and [`CollectiveError::System`] if the thread cannot be
+    /// started.
     pub fn form(
         listener: &Listener,
         id: RankId,
@@ -76,17 +80,19 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Self::over(Group::form(listener, id, peers, limits, abort)?)
     }
 
-    /// A group of one, ended by `abort`.
+    /// Returns a group of one that `abort` ends.
     pub fn alone(abort: Abort) -> Self {
         Self::new(Backend::Alone(VecDeque::new()), abort, 0, 1)
     }
 
-    /// Drives `group` on a thread of its own; one of one rank needs none. It sums by the newest plan that the group [agreed](Group::agree)
-    /// on: the plan's buckets travel in its format; sums with a greater bucket number, and those of [`Communicator::all_reduce_now`], as
-    /// they are.
+    /// Drives `group` on a thread of its own, which a group of one does not need.
+    ///
+    /// Sums follow the newest plan on which the group [agreed](Group::agree). The plan's buckets
+    /// travel in its format. Sums with a greater bucket number, and those of
+    /// [`Communicator::all_reduce_now`], travel as `f32`.
     ///
     /// # Errors
-    /// [`CollectiveError::System`] when the thread cannot be started.
+    /// [`CollectiveError::System`] if the thread cannot be started.
     pub fn over(group: Group) -> Result<Self, CollectiveError> {
         let (abort, rank, world) = (group.abort_handle(), group.id().rank, group.world());
         if world == 1 {
@@ -106,26 +112,27 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Self { backend, abort, rank, world, pending: 0, silence: None, statistics: Statistics::default() }
     }
 
-    /// Hands `memory` over to be summed over all ranks; [`Communicator::wait`] gives it back. Returns at once: whatever
-    /// goes wrong is told there.
+    /// Hands `memory` over to be summed over all ranks, and returns at once. [`Communicator::wait`]
+    /// gives the memory back and reports failures.
     ///
     /// # Panics
-    /// When [`MAX_PENDING`] operations wait to be waited for, or `bucket` is `u32::MAX`.
+    /// If [`MAX_PENDING`] operations have not been waited for, or `bucket` is `u32::MAX`.
     pub fn submit(&mut self, step: u64, bucket: u32, memory: M) {
         self.hand_over(step, bucket, memory, None, true);
     }
 
-    /// As [`Communicator::submit`], for another operation on `memory` than its sum.
+    /// Hands `memory` over as [`Communicator::submit`] does, for another collective than its sum.
     ///
     /// # Panics
-    /// As [`Communicator::submit`]; the operation itself panics as that of [`Group`] does, which is passed on to whoever waits;
-    /// in a group of one, at once.
+    /// As [`Communicator::submit`]. A panic of the operation itself reaches the caller that waits
+    /// for it; in a group of one it happens at once.
     pub fn start(&mut self, collective: Collective, step: u64, bucket: u32, memory: M) {
         self.hand_over(step, bucket, memory, Some(collective), true);
     }
 
-    /// As [`Communicator::submit`], but does not wake the communication thread for it: for what the caller waits for at once, or what
-    /// may as well be done together with the next submission.
+    /// Hands `memory` over as [`Communicator::submit`] does, without waking the communication
+    /// thread. It suits an operation that the caller waits for at once, or one that can run with
+    /// the next submission.
     ///
     /// # Panics
     /// As [`Communicator::submit`].
@@ -152,13 +159,13 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         }
     }
 
-    /// The oldest submitted operation, once it has ended.
+    /// Waits for the oldest submitted operation and returns it.
     ///
     /// # Errors
-    /// [`Failed`], with the memory, when the sum was not formed.
+    /// [`Failed`], with the memory, if the sum was not formed.
     ///
     /// # Panics
-    /// When nothing is pending.
+    /// If nothing is pending.
     pub fn wait(&mut self) -> Result<Completed<M>, Failed<M>> {
         assert!(self.pending > 0, "nothing is pending: submit before waiting");
         let started = Instant::now();
@@ -175,15 +182,17 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         outcome
     }
 
-    /// All pending operations in the order of submission, each once it has ended. What is not taken stays pending.
+    /// Waits for each pending operation in the order of submission. Operations that are not taken
+    /// stay pending.
     pub fn wait_all(&mut self) -> impl Iterator<Item = Result<Completed<M>, Failed<M>>> {
         std::iter::from_fn(|| (self.pending > 0).then(|| self.wait()))
     }
 
-    /// Sums a few `values` (a loss, counts, flags) over all ranks, after what is pending, on the caller's thread.
+    /// Sums a few `values` (a loss, counts, flags) over all ranks on the caller's thread, after the
+    /// pending operations.
     ///
     /// # Errors
-    /// Why the sum was not formed; `values` are then as they were.
+    /// The reason why the sum was not formed; `values` are then unchanged.
     pub fn all_reduce_now(&mut self, step: u64, values: &mut [f32]) -> Result<Transferred, CollectiveError> {
         self.abort.check()?;
         let Backend::Group(group) = &mut self.backend else { return Ok(Transferred::default()) };
@@ -195,8 +204,9 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         Ok(transferred)
     }
 
-    /// The plan that rank 0 proposes, on all ranks, which call this at the same place; on the caller's thread, after what is pending. What
-    /// is submitted from here on is summed by it. `propose` is called on rank 0 only.
+    /// Returns the plan of rank 0 on all ranks, which must all call this at the same point. It runs
+    /// on the caller's thread, after the pending operations. Later submissions are summed by this
+    /// plan. `propose` is called on rank 0 only.
     ///
     /// # Errors
     /// As [`Group::agree`].
@@ -212,24 +222,26 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         agreed
     }
 
-    /// Has one of the [`LENGTHS`](crate::LENGTHS) that a fit of [`Costs`] needs summed after what is pending, beside what the caller
-    /// computes; all ranks ask for it at the same place. All lengths together take as long as [`Group::measure_costs`]. What is submitted
-    /// later tells where it fails, and whoever drops the communicator waits until it has ended.
+    /// Sums one of the [`LENGTHS`](crate::LENGTHS) that a fit of [`Costs`] needs, while the caller
+    /// computes. It follows the pending operations, and all ranks must ask for it at the same
+    /// point. All lengths together take as long as [`Group::measure_costs`]. The next submission
+    /// reports a failure. Dropping the communicator waits for the end of the measurement.
     pub fn measure(&mut self) {
         if let Backend::Group(group) = &mut self.backend {
             group.queue.put(Order::Measure, true);
         }
     }
 
-    /// What the last [`LENGTHS`](crate::LENGTHS) calls of [`Communicator::measure`] found, the same on all ranks; waits for all that is
-    /// pending. `None` before, where the times fit no costs, and in a group of one.
+    /// Returns the costs that the last [`LENGTHS`](crate::LENGTHS) calls of
+    /// [`Communicator::measure`] found, the same on all ranks. It waits for the pending operations.
+    /// Returns `None` before that, if the times fit no costs, and in a group of one.
     pub fn costs(&mut self) -> Option<Costs> {
         let Backend::Group(group) = &mut self.backend else { return None };
         group.queue.costs().unwrap_or_else(|panicked| group.pass_on(panicked))
     }
 
-    /// Changes how long the operations submitted from now on may go without a whole frame moving, and without an acknowledgement: see
-    /// [`Group::set_silence`].
+    /// Changes how long later operations may go without a whole frame, and without an
+    /// acknowledgement. See [`Group::set_silence`].
     pub fn set_silence_limits(&mut self, silence: Duration, unacknowledged: Duration) {
         if self.silence.replace((silence, unacknowledged)) == Some((silence, unacknowledged)) {
             return;
@@ -241,27 +253,27 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
 }
 
 impl<M> Communicator<M> {
-    /// This process's rank.
+    /// Returns this process's rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// Operations submitted and not yet waited for.
+    /// Returns the number of operations that were submitted and not yet waited for.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// The handle that ends this generation from any thread.
+    /// Returns the handle that ends this generation from any thread.
     pub fn abort_handle(&self) -> Abort {
         self.abort.clone()
     }
 
-    /// What was done so far.
+    /// Returns the totals so far.
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }
@@ -275,7 +287,7 @@ impl<M> Drop for Communicator<M> {
         }
         group.queue.close();
         if let Some(thread) = group.thread.take() {
-            // Its panic was passed on to whoever waited; there is nobody left to tell.
+            // The panic has already reached the caller that waited.
             let _ = thread.join();
         }
     }
@@ -297,7 +309,7 @@ impl<M: AsMut<[f32]>> GroupThread<M> {
         Ok(transferred)
     }
 
-    /// An order panics only when the caller's memory, or his choice, does.
+    /// Passes a panic on. An order panics only if the caller's memory or proposal does.
     fn pass_on(&mut self, Panicked: Panicked) -> ! {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => resume_unwind(panic),

@@ -9,7 +9,7 @@ use crate::link_error::LinkError;
 use crate::listener::Listener;
 use crate::tls::TlsSession;
 
-/// Bytes to and from one peer, without ever blocking: as they are, or inside TLS.
+/// Bytes to and from one peer, plain or inside TLS. It never blocks.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// An abort shuts it down.
@@ -18,13 +18,13 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Over a socket that this rank has connected.
+    /// Returns a connection over a socket that this rank has connected.
     pub(crate) fn dialled(socket: TcpStream, identity: Option<&Identity>) -> Result<Self, LinkError> {
         let session = identity.map(TlsSession::client).transpose()?.map(Box::new);
         Ok(Self { socket: Arc::new(socket), session })
     }
 
-    /// Over a socket that has come to the listener.
+    /// Returns a connection over a socket that the listener accepted.
     pub(crate) fn accepted(socket: TcpStream, listener: &Listener) -> Result<Self, LinkError> {
         let session = listener.identity.as_ref().map(TlsSession::server).transpose()?.map(Box::new);
         Ok(Self { socket: Arc::new(socket), session })
@@ -34,7 +34,7 @@ impl Connection {
         &self.socket
     }
 
-    /// Goes on with what comes before the first byte; whether that is done.
+    /// Continues the TLS handshake, if there is one. Returns true once it is done.
     pub(crate) fn establish(&mut self) -> Result<bool, LinkError> {
         match &mut self.session {
             Some(session) => session.establish(&self.socket),
@@ -42,7 +42,8 @@ impl Connection {
         }
     }
 
-    /// Sends what the socket takes of two parts. Whoever is told to try again calls with the same bytes.
+    /// Sends as much of the two parts as the socket takes. A caller that has to try again must pass
+    /// the same bytes.
     pub(crate) fn send(&mut self, header: &[u8], payload: &[u8]) -> Result<usize, LinkError> {
         if let Some(session) = &mut self.session {
             return session.send(&self.socket, header, payload);
@@ -53,12 +54,12 @@ impl Connection {
         Ok(rustix::net::sendmsg(&self.socket, parts, &mut nothing_besides, SendFlags::NOSIGNAL)?)
     }
 
-    /// Whether some bytes of a call that was told to try again are its own already.
+    /// Returns true while the connection holds bytes of a call that has to be repeated.
     pub(crate) fn holds_bytes(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.holds_bytes())
     }
 
-    /// Receives what is there of two parts; 0 once the peer has closed.
+    /// Receives the available bytes into two parts. Returns 0 once the peer has closed.
     pub(crate) fn receive(&mut self, header: &mut [u8], payload: &mut [u8]) -> Result<usize, LinkError> {
         if let Some(session) = &mut self.session {
             return session.receive(&self.socket, header, payload);

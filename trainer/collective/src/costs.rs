@@ -1,26 +1,28 @@
-//! The usual cost model of messages: α a message, β a byte on the wire, γ a byte to reduce.
+//! The usual cost model of messages: α for a message, β for a byte on the wire, γ for a byte to
+//! reduce.
 
-/// What messages cost among the ranks of a group.
+/// The costs of messages among the ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
-    /// α: seconds a message.
+    /// α: seconds for a message.
     pub message: f64,
-    /// β: seconds a byte on the wire.
+    /// β: seconds for a byte on the wire.
     pub wire_byte: f64,
-    /// γ: seconds a byte to reduce.
+    /// γ: seconds for a byte to reduce.
     pub reduced_byte: f64,
 }
 
 impl Default for Costs {
-    /// Of ranks that share a host: 20 µs, 2.5 GB/s, 10 GB/s.
+    /// Returns the costs among ranks of one host: 20 µs, 2.5 GB/s, 10 GB/s.
     fn default() -> Self {
         Self { message: 20e-6, wire_byte: 0.4e-9, reduced_byte: 0.1e-9 }
     }
 }
 
 impl Costs {
-    /// The costs that explain measured ring all-reduces of `(bytes, seconds)` over `world` ranks best, each by its relative error;
-    /// γ is known from elsewhere. `None` where no positive costs do.
+    /// Returns the costs that best explain measured ring all-reduces of `(bytes, seconds)` over
+    /// `world` ranks. Each measurement counts by its relative error, and γ is known from elsewhere.
+    /// Returns `None` if no positive costs explain them.
     #[must_use]
     pub fn fit(world: usize, measured: &[(usize, f64)], reduced_byte: f64) -> Option<Self> {
         if world < 2 {
@@ -37,7 +39,7 @@ impl Costs {
             (aa, ab, bb, ay, by) = (aa + a * a, ab + a * b, bb + b * b, ay + a * y, by + b * y);
         }
         let determinant = aa * bb - ab * ab;
-        // Lengths too alike to tell the two costs apart.
+        // The lengths are too similar to separate the two costs.
         if determinant <= 1e-6 * aa * bb {
             return None;
         }
@@ -59,7 +61,7 @@ mod tests {
     const SLOW: Costs = Costs { message: 50e-6, wire_byte: 8e-9, reduced_byte: 0.1e-9 };
 
     #[test]
-    fn costs_are_found_again_from_the_times_that_they_make() {
+    fn a_fit_recovers_the_costs_behind_the_times() {
         for world in [2, 3, 8] {
             let measured: Vec<(usize, f64)> = (0..6)
                 .map(|step| 1000 << (2 * step))
@@ -72,12 +74,12 @@ mod tests {
     }
 
     #[test]
-    fn times_that_fall_with_the_length_have_no_costs() {
+    fn times_that_fall_with_the_length_fit_no_costs() {
         assert_eq!(Costs::fit(2, &[(1000, 1.0), (1_000_000, 0.1)], 0.0), None);
     }
 
     #[test]
-    fn one_length_does_not_tell_the_costs_apart() {
+    fn one_length_does_not_separate_the_costs() {
         assert_eq!(Costs::fit(2, &[(1000, 1.0)], 0.0), None);
     }
 }

@@ -1,13 +1,14 @@
-//! What can be sent, and how it is reduced.
+//! Number types that ranks exchange, and their reductions.
 
 use half::{bf16, f16};
 
-/// Bytes of the widest one.
+/// Bytes of the widest type.
 pub(crate) const MAX_ELEMENT_BYTES: usize = size_of::<f64>();
 
-/// A type of numbers that ranks exchange: `f32`, `f64`, [`bf16`](half::bf16), [`f16`](half::f16), `i32`, `i64` or `u8`.
+/// A type of numbers that ranks exchange: `f32`, `f64`, [`bf16`](half::bf16), [`f16`](half::f16),
+/// `i32`, `i64` or `u8`.
 pub trait Element: bytemuck::Pod + Send + sealed::Arithmetic {
-    /// Which of them it is.
+    /// The type as a value.
     const TYPE: ElementType;
 }
 
@@ -24,27 +25,30 @@ pub enum ElementType {
     U8,
 }
 
-/// How numbers of several ranks become one, to the same bits in whichever order two of them are given. A NaN makes the result the one
-/// NaN of its type; −0 is less than 0. Numbers of `bf16` and `f16` are reduced in `f32` and rounded after each term; sums and products
-/// of whole numbers wrap around.
+/// A reduction of numbers of several ranks to one.
+///
+/// It gives the same bits in either order of two numbers. A NaN makes the result the one NaN of its
+/// type, and −0 is less than 0. `bf16` and `f16` are reduced in `f32` and rounded after each term.
+/// Sums and products of integers wrap around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// Their sum.
+    /// The sum.
     Sum,
-    /// Their sum divided by their count; of whole numbers rounded towards zero. The sum is formed in their type, so that it must fit it:
-    /// a sum of whole numbers that wraps around is divided as it is. The mean of 200 and 100 in `u8` is 22.
+    /// The sum divided by the number of ranks; integers round towards zero. The sum is formed in
+    /// the same type and must fit it: an integer sum that wraps around is divided as it is. So the
+    /// mean of 200 and 100 in `u8` is 22.
     Mean,
-    /// The least.
+    /// The minimum.
     Min,
-    /// The greatest.
+    /// The maximum.
     Max,
-    /// Their product.
+    /// The product.
     Product,
 }
 
 impl ElementType {
     const NAMES: [&str; 10] = ["none", "f32", "f64", "bf16", "f16", "i32", "i64", "u8", "f32 in bf16", "f32 in f16"];
-    /// The codes of `f32` that travel as something narrower.
+    /// The codes of `f32` that travels in a narrower format.
     pub(crate) const F32_IN_BF16: u8 = 8;
     pub(crate) const F32_IN_F16: u8 = 9;
 
@@ -83,7 +87,7 @@ impl Reduction {
     }
 }
 
-/// Makes means of sums over `count` ranks.
+/// Turns sums over `count` ranks into means.
 pub(crate) fn divide<T: Element>(sums: &mut [T], count: usize) {
     for sum in sums {
         *sum = sum.divided(count);
@@ -100,7 +104,7 @@ mod sealed {
     }
 }
 
-/// Of a type, its name, the type that it is reduced in and the way back from that.
+/// Takes a type, its name, the type in which it is reduced, and the conversion back.
 macro_rules! floats {
     ($($float:ty, $type:ident, $wide:ty, $narrow:expr;)*) => {$(
         impl Element for $float {
@@ -178,7 +182,7 @@ mod tests {
     use super::*;
     use crate::reducer::reducer;
 
-    /// All reductions of two numbers either way round, as bits.
+    /// Returns all reductions of two numbers in both orders, as bits.
     fn both_ways<T: Element>(one: T, other: T) -> Vec<[Vec<u8>; 2]> {
         [Reduction::Sum, Reduction::Min, Reduction::Max, Reduction::Product]
             .map(|reduction| {
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn two_ranks_that_reduce_each_others_numbers_get_the_same_bits() {
+    fn both_orders_of_two_numbers_give_the_same_bits() {
         for one in [0, 0x8000_0000, 0x7fc0_0001, 0xffc0_0002, 0x7f80_0000, 0xff80_0000, 0x3f80_0000_u32] {
             for other in [0, 0x8000_0000, 0x7fc0_0001, 0xffc0_0002, 0x7f80_0000, 0xff80_0000, 0xc000_0000_u32] {
                 let ways = both_ways(f32::from_bits(one), f32::from_bits(other));
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_of_whole_numbers_is_that_of_the_sum_in_their_type() {
+    fn a_mean_of_integers_divides_the_sum_in_their_type() {
         fn mean<T: Element>(one: T, other: T) -> T {
             let mut sum = [one];
             reducer::<T>(Reduction::Mean)(bytemuck::bytes_of_mut(&mut sum), bytemuck::bytes_of(&other));

@@ -1,5 +1,7 @@
-//! Carries any [`Schedule`] out over a mesh: sends and receives in turn without blocking on either, so that frames longer than the
-//! sockets' buffers cannot deadlock it.
+//! Runs any [`Schedule`] over a mesh.
+//!
+//! The engine sends and receives in turn and blocks on neither, so frames longer than the sockets'
+//! buffers cannot deadlock it.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -18,7 +20,7 @@ use crate::waiting::{Next, Wait, Waiter};
 use crate::wire::Coding;
 use crate::{Abort, CollectiveError, Hosts};
 
-/// Room for a frame of any elements, aligned for each.
+/// Room for a frame of any elements, aligned for each type.
 #[derive(Debug)]
 struct Room(Box<[u64]>);
 
@@ -32,7 +34,7 @@ impl Room {
     }
 }
 
-/// Room for one frame while it arrives, and for one on its way out that is no memory as it is.
+/// Room for one arriving frame, and for one outgoing frame that is encoded first.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     arriving: Room,
@@ -45,8 +47,8 @@ impl Scratch {
     }
 }
 
-/// Frames that one connection has carried so far, modulo 2³². Both ends count, so that ranks which took another number of frames for
-/// an operation are found out in the next one at the latest.
+/// Frames that one connection has carried so far, modulo 2³². Both ends count. So ranks that
+/// disagree on the number of frames of an operation notice it in the next one at the latest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     sent: u32,
@@ -59,11 +61,11 @@ pub(crate) struct Execution<'a> {
     /// By rank.
     pub(crate) counts: &'a mut [Counts],
     pub(crate) schedule: &'a Schedule,
-    /// What all frames of the operation have in common; sent by this rank.
+    /// The fields that all frames of the operation share, with this rank as the sender.
     pub(crate) header: Header,
-    /// Operations of all ranks that were begun before it.
+    /// Operations that all ranks of the group began before it.
     pub(crate) operation: u64,
-    /// Of an element in memory.
+    /// Bytes of an element in memory.
     pub(crate) element_bytes: usize,
     pub(crate) codings: Codings<'a>,
     pub(crate) scratch: &'a mut Scratch,
@@ -71,7 +73,7 @@ pub(crate) struct Execution<'a> {
     pub(crate) abort: &'a Abort,
 }
 
-/// How elements travel: within hosts as between them, or not.
+/// The formats in which elements travel within hosts and between them.
 pub(crate) struct Codings<'a> {
     pub(crate) hosts: &'a Hosts,
     pub(crate) within: Coding,
@@ -79,20 +81,20 @@ pub(crate) struct Codings<'a> {
 }
 
 impl Codings<'_> {
-    /// Between these two ranks.
+    /// Returns the format between two ranks.
     fn of(&self, one: usize, other: usize) -> Coding {
         let hosts = self.hosts.numbers();
         if hosts[one] == hosts[other] { self.within } else { self.between }
     }
 }
 
-/// How far it has come.
+/// The progress of an operation.
 #[derive(Default)]
 struct Progress {
-    /// Frames that are out.
+    /// Frames that were sent.
     sent: usize,
     outgoing: Option<Outgoing>,
-    /// Frames that were taken in.
+    /// Frames that were received and taken in.
     received: usize,
     incoming: Option<Incoming>,
     transferred: Transferred,
@@ -104,7 +106,7 @@ impl Progress {
     }
 }
 
-/// A frame on its way out.
+/// A frame that is being sent.
 struct Outgoing {
     header: [u8; HEADER_BYTES],
     sent: usize,
@@ -113,19 +115,19 @@ struct Outgoing {
 /// A frame that is arriving.
 struct Incoming {
     bytes: [u8; HEADER_BYTES],
-    /// Bytes of the frame that are here.
+    /// Bytes of the frame that have arrived.
     filled: usize,
-    /// Whether they go to the scratch space first.
+    /// True if they go to the scratch space first.
     aside: bool,
-    /// Once all of it is here and it is known to belong here.
+    /// Set once the whole frame has arrived and matches the expected one.
     header: Option<Header>,
 }
 
-/// Hop, sender and receiver: in this order all ranks do them.
+/// Hop, sender and receiver. All ranks do transfers in this order.
 type Transfer = (usize, usize, usize);
 
 impl Execution<'_> {
-    /// Does all of it, over `data`.
+    /// Runs the whole operation over `data`.
     pub(crate) fn run(&mut self, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let mut progress = Progress::default();
         self.go_on(&mut progress, data).map_err(|error| match self.abort.check() {
@@ -135,7 +137,7 @@ impl Execution<'_> {
         })
     }
 
-    /// Where the operation stood when it was aborted.
+    /// Adds the site at which the operation was aborted.
     fn aborted(&self, aborted: CollectiveError, progress: &Progress) -> CollectiveError {
         let Some(site) = self.lacked(progress, None) else { return aborted };
         let ErrorSite { from, to, .. } = site;
@@ -143,7 +145,7 @@ impl Execution<'_> {
         aborted.at_site(site).awaiting(other as usize)
     }
 
-    /// What broke the operation, where it stood; the other ranks are told.
+    /// Returns the error with its site, and tells the other ranks.
     fn give_up(&mut self, error: CollectiveError, progress: &Progress, data: &mut [u8]) -> CollectiveError {
         let Header { job, generation, sender, .. } = self.header;
         let id = RankId { job, generation, rank: sender as usize };
@@ -161,7 +163,7 @@ impl Execution<'_> {
         error
     }
 
-    /// What has come of a frame of `peer` that may be its farewell.
+    /// Returns the received bytes of a frame from `peer` that may be its failure notice.
     fn partial_notice(&mut self, progress: &Progress, peer: Option<usize>, data: &[u8]) -> Vec<u8> {
         let receive = self.schedule.receives.get(progress.received).filter(|receive| Some(receive.from) == peer);
         let (Some(receive), Some(incoming)) = (receive, &progress.incoming) else { return Vec::new() };
@@ -174,7 +176,7 @@ impl Execution<'_> {
 
     fn go_on(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let started = Instant::now();
-        // Since the last byte, and since the last whole frame.
+        // Times since the last byte and since the last whole frame.
         let (mut idle, mut stalled): (Option<(Idle, Wait)>, Option<Idle>) = (None, None);
         loop {
             let frames = progress.frames();
@@ -192,7 +194,7 @@ impl Execution<'_> {
             }
             let now = Instant::now();
             let without_frame = stalled.get_or_insert_with(|| Idle::since(now)).look(now);
-            // Also of one that brings a byte now and then.
+            // A peer that brings a byte now and then is silent too.
             let is_over = without_frame >= self.mesh.silence();
             if (sent || received) && !is_over {
                 continue;
@@ -219,7 +221,7 @@ impl Execution<'_> {
         progress.sent == sends.len() && progress.received == receives.len() && self.mesh.is_flushed()
     }
 
-    /// What is lacking before all is done.
+    /// Returns the transfers that are still lacking.
     fn wanted(&self, progress: &Progress) -> Wanted {
         let to = progress.outgoing.as_ref().map(|_| self.schedule.sends[progress.sent].to);
         let from = self.missing(progress).map(|receive| receive.from);
@@ -227,7 +229,7 @@ impl Execution<'_> {
         Wanted { to, from, first }
     }
 
-    /// The first transfer that is lacking: of those with `peer`, where there is one.
+    /// Returns the first transfer that is lacking; transfers with `peer` come first.
     fn lacked(&self, progress: &Progress, peer: Option<usize>) -> Option<ErrorSite> {
         let lacking = || self.transfers(progress).into_iter().flatten();
         let with_peer = lacking().filter(|transfer| peer == Some(self.other(*transfer)));
@@ -237,26 +239,26 @@ impl Execution<'_> {
         Some(ErrorSite { operation: self.operation, step, bucket, hop, from: from as u32, to: to as u32, hops })
     }
 
-    /// Hop, sender and receiver of the frame that is to be sent on, and of the one that is to come.
+    /// Returns the transfer that is being sent and the one that is awaited.
     fn transfers(&self, progress: &Progress) -> [Option<Transfer>; 2] {
         let own = self.header.sender as usize;
         let outgoing = self.unsent(progress).map(|send| (send.hop, own, send.to));
         [outgoing, self.missing(progress).map(|receive| (receive.hop, receive.from, own))]
     }
 
-    /// The first frame that is not out though its turn has come.
+    /// Returns the first frame that is due and not sent.
     fn unsent(&self, progress: &Progress) -> Option<&Send> {
         let sends = &self.schedule.sends;
         match &progress.outgoing {
             Some(Outgoing { sent: 1.., .. }) => sends.get(progress.sent),
-            // Of the one before, bytes that were taken are not out.
+            // Accepted bytes of the frame before it are still unsent.
             _ if !self.mesh.is_flushed() => sends.get(progress.sent.checked_sub(1)?),
             Some(_) => sends.get(progress.sent),
             None => None,
         }
     }
 
-    /// The next frame to come, if it is not here.
+    /// Returns the next frame to arrive, if it is not here.
     fn missing(&self, progress: &Progress) -> Option<&Receive> {
         let is_here = progress.incoming.as_ref().is_some_and(|incoming| incoming.header.is_some());
         self.schedule.receives.get(progress.received).filter(|_| !is_here)
@@ -266,7 +268,8 @@ impl Execution<'_> {
         if from == self.header.sender as usize { to } else { from }
     }
 
-    /// Sends what the mesh takes of the next frame, or else what it has not sent yet of those before; whether it took any.
+    /// Sends as much of the next frame as the mesh takes, or else the unsent bytes of earlier
+    /// frames. Returns true if any bytes moved.
     fn send(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<bool, CollectiveError> {
         let schedule = self.schedule;
         let is_due = |send: &&Send| progress.outgoing.is_some() || send.after <= progress.received;
@@ -300,7 +303,8 @@ impl Execution<'_> {
         Ok(true)
     }
 
-    /// Receives what has come of the next frame, and takes it in once it is whole and its turn has come; whether it did anything.
+    /// Receives the next frame as far as it has arrived, and takes it in once it is whole and due.
+    /// Returns true if anything was done.
     fn receive(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<bool, CollectiveError> {
         let schedule = self.schedule;
         let Some(receive) = schedule.receives.get(progress.received) else { return Ok(false) };
@@ -328,7 +332,7 @@ impl Execution<'_> {
             incoming.filled += count;
             progress.transferred.bytes_received += count as u64;
             if incoming.filled < HEADER_BYTES + length {
-                // What does not belong here is refused before the rest of it is waited for.
+                // A frame that does not belong here is refused before the rest of it arrives.
                 if to_header < HEADER_BYTES && incoming.filled >= HEADER_BYTES {
                     require(&incoming.bytes, &expected)?;
                 }
@@ -354,12 +358,12 @@ impl Execution<'_> {
         Ok(true)
     }
 
-    /// The bytes of elements in memory.
+    /// Returns the bytes of elements in memory.
     fn place(&self, elements: &Range<usize>) -> Range<usize> {
         elements.start * self.element_bytes..elements.end * self.element_bytes
     }
 
-    /// Of the payload of the frame in which they travel from or to `peer`.
+    /// Returns the payload bytes of elements on the way from or to `peer`.
     fn length(&self, peer: usize, elements: &Range<usize>) -> usize {
         elements.len() * self.coding(peer).element_bytes
     }
@@ -369,7 +373,7 @@ impl Execution<'_> {
     }
 }
 
-/// Reads a header that must be `expected`, or else is that of the last frame which comes from there.
+/// Reads a header, which must be `expected` or belong to the peer's failure notice.
 fn require(bytes: &[u8; HEADER_BYTES], expected: &Header) -> Result<Header, CollectiveError> {
     let rank = expected.sender as usize;
     let header = Header::decode(bytes).map_err(|source| CollectiveError::BadFrame { rank, source, at: None })?;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::error_site::{ErrorSite, Origin, PeerFault, within};
 use crate::frame::FrameError;
 
-/// What went wrong, and whose doing it was. Cloned into every operation that fails for the same cause.
+/// Why an operation or the forming of a group failed, and which rank caused it. A copy goes into
+/// every operation that fails for the same cause.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CollectiveError {
     /// Another process listens on the data port.
@@ -15,15 +16,15 @@ pub enum CollectiveError {
         "cannot listen on {address}: the port is in use; stop the process that holds it or choose another data port"
     )]
     PortInUse {
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
     },
-    /// The data port cannot be opened for another reason than being in use.
+    /// The data port cannot be opened, although it is not in use.
     #[error("cannot listen on {address}; check that this host owns the address and may open the port")]
     Listen {
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
     /// The caller's rank is not among the addresses of the group.
@@ -31,7 +32,7 @@ pub enum CollectiveError {
     NotInGroup {
         /// The caller's rank.
         rank: usize,
-        /// The number of addresses passed.
+        /// The number of addresses.
         world: usize,
     },
     /// A rank did not join before the deadline.
@@ -41,43 +42,43 @@ pub enum CollectiveError {
         generation: u64,
         /// How long this rank tried.
         waited: Duration,
-        /// Who is missing and what was last seen of him.
+        /// The missing rank, and the last thing known about it.
         missing: Missing,
     },
-    /// A rank is in a newer generation already.
+    /// A rank is already in a newer generation.
     #[error("rank {rank} is in generation {newer} already, this rank tried to form {generation}; join the newer one")]
     Superseded {
-        /// The rank, by its number in either generation.
+        /// The rank, numbered as in either generation.
         rank: usize,
         /// The generation that this rank tried to form.
         generation: u64,
-        /// Its generation.
+        /// The rank's generation.
         newer: u64,
     },
-    /// A peer closed its end, or its machine did so for it.
+    /// A peer closed its end, or its machine did.
     #[error("{}rank {rank} closed its connection", within(.at))]
     PeerClosed {
         /// The peer.
         rank: usize,
-        /// What the operation lacked.
+        /// The first transfer that the operation lacked.
         at: Option<Box<ErrorSite>>,
     },
-    /// A peer gave the group up before, and has said why.
+    /// A peer left the group earlier and has said why.
     #[error("rank {rank} gave up because {origin}")]
     PeerGaveUp {
         /// The peer.
         rank: usize,
-        /// What broke the group for it, or for the one that had told it.
+        /// The failure that the peer met or was told about.
         origin: Origin,
     },
-    /// No frame came from a peer, or could be sent to it, within the limit.
+    /// Within the limit no frame came from a peer or could be sent to it.
     #[error("{}nothing came from rank {rank}, or could be sent to it, for {waited:?}", within(.at))]
     PeerSilent {
         /// The peer that was waited for.
         rank: usize,
-        /// How long.
+        /// The time that this rank waited.
         waited: Duration,
-        /// What the operation lacked.
+        /// The first transfer that the operation lacked.
         at: Option<Box<ErrorSite>>,
     },
     /// A peer sent bytes that are no frame.
@@ -85,9 +86,9 @@ pub enum CollectiveError {
     BadFrame {
         /// The peer.
         rank: usize,
-        /// What is wrong with them.
+        /// The fault in the bytes.
         source: FrameError,
-        /// What the operation lacked.
+        /// The first transfer that the operation lacked.
         at: Option<Box<ErrorSite>>,
     },
     /// A peer sent bytes that TLS refuses.
@@ -95,9 +96,9 @@ pub enum CollectiveError {
     BadRecord {
         /// The peer.
         rank: usize,
-        /// What is wrong with them.
+        /// The fault in the bytes.
         source: rustls::Error,
-        /// What the operation lacked.
+        /// The first transfer that the operation lacked.
         at: Option<Box<ErrorSite>>,
     },
     /// A peer sent a frame that does not belong here.
@@ -107,36 +108,39 @@ pub enum CollectiveError {
         rank: usize,
         /// The field that differs.
         field: &'static str,
-        /// What this rank expected there.
+        /// The value that this rank expected.
         expected: String,
-        /// What the frame holds.
+        /// The value in the frame.
         found: String,
-        /// What the operation lacked.
+        /// The first transfer that the operation lacked.
         at: Option<Box<ErrorSite>>,
     },
-    /// The operation was aborted from this process, which is no rank's doing.
+    /// This process aborted the operation. No rank caused it.
     #[error("{}aborted{}: {reason}", within(.at), awaited(.waited_for))]
     Aborted {
         /// The reason given to [`Abort::abort`](crate::Abort::abort).
         reason: String,
-        /// The rank that had something to send or to take first, where it was under way.
+        /// The rank whose bytes or room the operation needed first, if it was under way.
         waited_for: Option<usize>,
-        /// What the operation lacked.
+        /// The first transfer that the operation lacked.
         at: Option<Box<ErrorSite>>,
     },
     /// The system refused something else.
     #[error("cannot {attempted}")]
     System {
-        /// What was attempted, on what.
+        /// The attempted action and its object.
         attempted: String,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
 }
 
 impl CollectiveError {
-    /// The peer to which the failure is attributed, when there is one. It is the one that this rank waited for, or that a peer which gave up
-    /// has named, be it this rank itself: when a group breaks, ranks see different peers go, and [`CollectiveError::origin`] tells who went first.
+    /// Returns the peer that the failure is attributed to, if there is one.
+    ///
+    /// It is the peer that this rank waited for, or the rank that a leaving peer named, which may
+    /// be this rank itself. When a group breaks, ranks see different peers go.
+    /// [`CollectiveError::origin`] leads to the first.
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::PeerClosed { rank, .. }
@@ -155,7 +159,7 @@ impl CollectiveError {
         }
     }
 
-    /// The rank that an operation was waiting for that was aborted, if it was under way.
+    /// Returns the rank that an aborted operation was waiting for, if it was under way.
     pub fn waited_for(&self) -> Option<usize> {
         match self {
             Self::Aborted { waited_for, .. } => *waited_for,
@@ -163,7 +167,8 @@ impl CollectiveError {
         }
     }
 
-    /// What broke the operation, as far as this rank knows, when a peer did. [`Origin::first`] finds what broke it for all.
+    /// Returns the origin of the failure as far as this rank knows, if a peer failed.
+    /// [`Origin::first`] finds the origin for the whole group.
     pub fn origin(&self) -> Option<Origin> {
         let (rank, at, fault) = match self {
             Self::PeerGaveUp { origin, .. } => return Some(*origin),
@@ -183,7 +188,7 @@ impl CollectiveError {
         at.as_deref().map(|site| Origin { site: *site, rank, fault })
     }
 
-    /// The same of an operation that lacked this.
+    /// Returns this error with the transfer that the operation lacked.
     pub(crate) fn at_site(mut self, site: ErrorSite) -> Self {
         match &mut self {
             Self::PeerClosed { at, .. }
@@ -203,7 +208,7 @@ impl CollectiveError {
         self
     }
 
-    /// The same of an operation that was waiting for a rank, in case it was aborted.
+    /// Returns this error with the rank that an aborted operation was waiting for.
     pub(crate) fn awaiting(mut self, rank: usize) -> Self {
         if let Self::Aborted { waited_for, .. } = &mut self {
             *waited_for = Some(rank);
@@ -216,32 +221,33 @@ impl CollectiveError {
     }
 }
 
-/// Whom an operation was waiting for that was aborted.
+/// Shows the rank that an aborted operation was waiting for.
 fn awaited(rank: &Option<usize>) -> impl fmt::Display {
     fmt::from_fn(|f| rank.iter().try_for_each(|rank| write!(f, " while it waited for rank {rank}")))
 }
 
-/// A rank that a forming group lacks: the first that cannot be reached, else the first that has not called.
+/// A rank that a forming group lacks: the first one that cannot be reached, or else the first that
+/// has not connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// A rank before this one has not connected.
     Unheard {
         /// Its rank.
         rank: usize,
-        /// What the last one refused here was refused for.
+        /// The reason of the last refusal here.
         last_refused: Option<String>,
-        /// How many more are missing.
+        /// The number of other missing ranks.
         others: usize,
     },
-    /// A rank after this one cannot be reached or does not agree.
+    /// A rank after this one cannot be reached or refuses.
     Unreached {
         /// Its rank.
         rank: usize,
         /// Its address.
         address: SocketAddr,
-        /// What the last attempt met.
+        /// The result of the last attempt.
         last_attempt: String,
-        /// How many more are missing.
+        /// The number of other missing ranks.
         others: usize,
     },
 }

@@ -1,5 +1,8 @@
-//! How far an operation was when it broke. Ranks that wait for each other all starve in the end, and each names whom it waited for; but
-//! all do their transfers in one order, so that the first transfer that any of them lacks is what the others came to wait for.
+//! The transfer at which an operation broke.
+//!
+//! Ranks that wait for each other all time out, and each names the rank that it waited for. But all
+//! ranks do their transfers in one order. So the earliest transfer that any rank lacks is the one
+//! that the others came to wait for.
 
 use std::fmt;
 
@@ -7,26 +10,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::tag::{BESIDE, NO_STEP};
 
-/// A transfer of the group's operations, in the order in which all ranks do them.
+/// A transfer of the group's operations. Sites are ordered as all ranks do their transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ErrorSite {
-    /// Operations that all ranks of the group had begun before: tags need not ascend.
+    /// The number of operations that all ranks of the group had begun before. Tags need not ascend.
     pub operation: u64,
     /// The step of the operation's tag.
     pub step: u64,
     /// The bucket of its tag.
     pub bucket: u32,
-    /// The hop, or in memory that ranks share the meeting, from 1.
+    /// The hop, from 1. In shared memory it is the barrier.
     pub hop: u32,
-    /// The rank that sends, or is to come.
+    /// The rank that sends, or is awaited at the barrier.
     pub from: u32,
     /// The rank that receives, or waits.
     pub to: u32,
-    /// Hops of the operation.
+    /// The number of hops of the operation.
     pub hops: u32,
 }
 
-/// What broke an operation, as far as one rank knows; [`Origin::first`] finds what broke it for all of them.
+/// The origin of a failure as one rank knows it. [`Origin::first`] finds the origin for the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Origin {
     /// The first transfer that was lacking.
@@ -34,14 +37,16 @@ pub struct Origin {
     pub site: ErrorSite,
     /// The rank that was waited for.
     pub rank: usize,
-    /// What became of it.
+    /// The fault of that rank.
     #[serde(rename = "loss")]
     pub fault: PeerFault,
 }
 
 impl Origin {
-    /// What broke a group, by what some of its ranks know of it, each with the rank that does: who has failed tells nothing of another one,
-    /// and of those that are named and do not, the one is meant for which a rank waited first.
+    /// Returns the origin of a failure, given what some ranks know, each with its rank.
+    ///
+    /// A rank that failed names nobody else. So among the named ranks that name nobody, it is the
+    /// one that some rank waited for first.
     #[must_use]
     pub fn first(known: &[(usize, Self)]) -> Option<Self> {
         let names_another = |rank: usize| known.iter().any(|(knows, origin)| *knows == rank && origin.rank != rank);
@@ -50,12 +55,12 @@ impl Origin {
     }
 }
 
-/// How a rank fails another one.
+/// The way in which a rank fails another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum PeerFault {
-    /// Its connection closed without a word.
+    /// Its connection closed without a failure notice.
     Closed,
-    /// It sent what does not belong there.
+    /// It sent something that does not belong there.
     Refused,
     /// Nothing moved to or from it.
     Silent,
@@ -64,7 +69,7 @@ pub enum PeerFault {
 impl PeerFault {
     pub(crate) const ALL: [Self; 3] = [Self::Closed, Self::Refused, Self::Silent];
 
-    /// Its number in a frame.
+    /// Returns its number in a frame.
     pub(crate) const fn code(self) -> u32 {
         match self {
             Self::Closed => 1,
@@ -104,7 +109,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// How a message begins of what befell an operation.
+/// Begins a message with the site, if it is known.
 pub(crate) fn within(at: &Option<Box<ErrorSite>>) -> impl fmt::Display {
     fmt::from_fn(|f| at.iter().try_for_each(|site| write!(f, "in {site}: ")))
 }
@@ -114,21 +119,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_the_ranks_that_are_named_the_first_one_is_meant_that_names_nobody() {
+    fn the_origin_is_the_first_named_rank_that_names_nobody() {
         use PeerFault::{Closed, Silent};
-        /// What a rank knows: in which hop, from whom to whom, whom it names, and how.
+        /// The hop, the sender and receiver, the named rank and its fault, preceded by the rank
+        /// that knows it.
         type Known = (usize, u32, [u32; 2], usize, PeerFault);
         let cases: [(&str, &[Known], Option<usize>); 7] = [
             ("nobody knows anything", &[], None),
             ("one is gone", &[(0, 1, [2, 0], 2, Closed), (1, 3, [1, 2], 2, Closed)], Some(2)),
             ("each waits for the one before", &[(2, 2, [1, 2], 1, Silent), (1, 1, [0, 1], 0, Silent)], Some(0)),
             (
-                "as before, and one of them has not told",
+                "as before, without a report of one of them",
                 &[(3, 3, [2, 3], 2, Silent), (1, 1, [0, 1], 0, Silent)],
                 Some(0),
             ),
-            ("who noticed it has closed", &[(0, 1, [2, 0], 2, Closed), (1, 1, [0, 1], 0, Closed)], Some(2)),
-            ("who was slow is told so", &[(1, 1, [0, 1], 0, Silent), (0, 1, [0, 1], 0, Silent)], Some(0)),
+            ("the rank that noticed it has closed", &[(0, 1, [2, 0], 2, Closed), (1, 1, [0, 1], 0, Closed)], Some(2)),
+            ("a slow rank is told so", &[(1, 1, [0, 1], 0, Silent), (0, 1, [0, 1], 0, Silent)], Some(0)),
             ("all name another", &[(0, 2, [1, 0], 1, Silent), (1, 1, [0, 1], 0, Silent)], Some(0)),
         ];
         for (situation, known, named) in cases {

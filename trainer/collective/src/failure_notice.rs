@@ -1,9 +1,11 @@
-//! The last frame of a rank that gives its group up: it tells what broke it, so that nobody takes the rank itself for what did. Its payload,
-//! little endian:
+//! The last frame of a rank that leaves its group. It names the origin of the failure, so that no
+//! peer blames the leaving rank. The payload is little endian:
 //! ```text
-//! 0 operation u64 · 8 step u64 · 16 bucket u32 · 20 hop u32 · 24 from u32 · 28 to u32 · 32 hops u32 · 36 rank u32 · 40 fault u32
+//! 0 operation u64 · 8 step u64 · 16 bucket u32 · 20 hop u32 · 24 from u32 · 28 to u32
+//! 32 hops u32 · 36 rank u32 · 40 fault u32
 //! ```
-//! It waits for nothing: where there is no room for it, or half a frame is out, the peer sees no more than that the connection closes.
+//! Sending it never waits. If the socket has no room, or half of another frame was sent, the peer
+//! only sees that the connection closes.
 
 use crate::CollectiveError;
 use crate::crc32c::crc32c;
@@ -14,17 +16,18 @@ use crate::operation::OperationCode;
 use crate::rank_id::RankId;
 
 const PAYLOAD_BYTES: usize = 44;
-/// All of it.
+/// Bytes of the whole frame.
 pub(crate) const NOTICE_BYTES: usize = HEADER_BYTES + PAYLOAD_BYTES;
 
-/// Tells the other ranks what broke the group; but not the one, if any, that has half a frame of this one.
+/// Sends the origin to the other ranks. A rank that has half a frame of this one gets none.
 pub(crate) fn send(mesh: &mut Mesh, id: RankId, origin: Origin, halfway: Option<usize>) {
     let frame = encode(id, origin);
     let (header, payload) = frame.split_at(HEADER_BYTES);
     (0..mesh.world()).filter(|rank| halfway != Some(*rank)).for_each(|rank| mesh.send_last(rank, header, payload));
 }
 
-/// What an error means where a peer has closed that has said why; `received` was received from it already.
+/// Explains that a peer has closed, if it sent a notice; `received` holds bytes that came from it
+/// earlier.
 pub(crate) fn explain(mesh: &mut Mesh, id: RankId, error: CollectiveError, received: &[u8]) -> CollectiveError {
     let CollectiveError::PeerClosed { rank, .. } = error else { return error };
     let bytes = [received, &mesh.last_bytes(rank, NOTICE_BYTES)].concat();
@@ -34,7 +37,7 @@ pub(crate) fn explain(mesh: &mut Mesh, id: RankId, error: CollectiveError, recei
     }
 }
 
-/// What the header of one says that `id` sends.
+/// Returns the header of a notice that `id` sends.
 fn header(id: RankId, payload: &[u8]) -> Header {
     Header {
         kind: FrameKind::FailureNotice,
@@ -62,7 +65,8 @@ fn encode(id: RankId, origin: Origin) -> [u8; NOTICE_BYTES] {
     frame
 }
 
-/// What `sender`, a rank of the same group as `id`, has told. Never panics, whatever the bytes.
+/// Reads the notice of `sender`, a rank of the same group as `id`. Never panics, whatever the
+/// bytes.
 fn decode(frame: &[u8; NOTICE_BYTES], id: RankId, sender: usize, world: usize) -> Option<Origin> {
     let (head, payload) = frame.split_first_chunk()?;
     let head = Header::decode(head).ok()?;
@@ -113,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_farewell_reads_back_as_it_was_said_and_not_from_another_rank_or_generation(origin in any_origin()) {
+        fn a_notice_reads_back_and_not_as_one_of_another_rank_or_generation(origin in any_origin()) {
             let sender = RankId { rank: SENDER, ..SEAT };
             prop_assert_eq!(told(&encode(sender, origin)), Some(origin));
             prop_assert_eq!(told(&encode(RankId { rank: 1, ..sender }, origin)), None);
@@ -122,7 +126,7 @@ mod tests {
         }
 
         #[test]
-        fn a_farewell_with_one_damaged_byte_tells_nothing(
+        fn a_notice_with_one_damaged_byte_is_ignored(
             origin in any_origin(), at in 0..NOTICE_BYTES, damage in 1u8..,
         ) {
             let mut frame = encode(RankId { rank: SENDER, ..SEAT }, origin);
@@ -131,8 +135,8 @@ mod tests {
         }
 
         #[test]
-        fn any_payload_names_ranks_of_the_group_or_tells_nothing(mut payload in any::<[[u8; 4]; PAYLOAD_BYTES / 4]>()) {
-            // Some small numbers, so that the ranks may be some.
+        fn any_payload_names_ranks_of_the_group_or_is_ignored(mut payload in any::<[[u8; 4]; PAYLOAD_BYTES / 4]>()) {
+            // Small numbers are likely to be ranks.
             payload.iter_mut().filter(|word| word[1] < 128).for_each(|word| *word = [word[0] % 8, 0, 0, 0]);
             let payload = payload.as_flattened();
             let head = header(RankId { rank: SENDER, ..SEAT }, payload).encode();

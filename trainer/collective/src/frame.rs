@@ -1,7 +1,8 @@
 //! One frame: a header of fixed size, little endian, then the payload.
 //! ```text
-//! 0 magic "LSF4" · 4 kind u8 · 5 operation [3] · 8 job [16] · 24 generation u64 · 32 step u64 · 40 bucket u32 · 44 chunk u32
-//! 48 sender u32 · 52 length u32 · 56 crc32c of the payload · 60 crc32c of bytes 0..60
+//! 0 magic "LSF4" · 4 kind u8 · 5 operation [3] · 8 job [16] · 24 generation u64 · 32 step u64
+//! 40 bucket u32 · 44 chunk u32 · 48 sender u32 · 52 length u32 · 56 crc32c of the payload
+//! 60 crc32c of bytes 0..60
 //! ```
 
 use crate::algorithm::MAX_FRAME;
@@ -18,19 +19,21 @@ pub const MAX_PAYLOAD_BYTES: usize = MAX_FRAME * MAX_ELEMENT_BYTES;
 /// The last byte is the version of the format.
 const MAGIC: [u8; 4] = *b"LSF4";
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// A rank asks another to accept the connection. No payload; operation and step are zero, bucket is how many connections the pair has
-    /// besides one, and chunk which of them this is, as in the other two kinds of the handshake.
+    /// A rank asks another to accept the connection. The frame has no payload, and operation and
+    /// step are zero. The bucket is the number of connections of the pair minus one, and the chunk
+    /// is the index of this one. So it is in the other two kinds of the handshake.
     Hello,
     /// The other rank accepts.
     Welcome,
-    /// The other rank refuses; job, generation and sender are its own.
+    /// The other rank refuses. Job, generation and sender are its own.
     Refusal,
     /// A part of an operation.
     Data,
-    /// The rank gives its group up, and says in 44 bytes what broke it; but for what follows from that the other fields are zero.
+    /// The rank leaves its group and names the cause in 44 bytes. The operation, step, bucket and
+    /// chunk are zero.
     FailureNotice,
 }
 
@@ -57,17 +60,17 @@ impl FrameKind {
 pub struct Header {
     /// What the frame is for.
     pub kind: FrameKind,
-    /// The operation.
+    /// The operation that the frame belongs to.
     pub operation: OperationCode,
     /// The job, so that two jobs never mix.
     pub job: JobId,
-    /// The membership under which it was sent.
+    /// The generation of the sender.
     pub generation: u64,
     /// The training step.
     pub step: u64,
     /// The bucket of the step.
     pub bucket: u32,
-    /// The frame's place among all that its sender has sent to this receiver, modulo 2³².
+    /// The number of frames that the sender sent to this receiver before, modulo 2³².
     pub chunk: u32,
     /// The rank that sent it.
     pub sender: u32,
@@ -77,7 +80,7 @@ pub struct Header {
     pub payload_crc32c: u32,
 }
 
-/// Why bytes are no header.
+/// The reason why bytes are no header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Another protocol, or another version of this one.
@@ -91,7 +94,7 @@ pub enum FrameError {
     Checksum {
         /// Computed from the header.
         expected: u32,
-        /// Carried by it.
+        /// Carried by the header.
         found: u32,
     },
     /// A kind that this version does not know.
@@ -109,7 +112,7 @@ pub enum FrameError {
 }
 
 impl Header {
-    /// The bytes on the wire.
+    /// Returns the bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let Self { kind, operation, job, generation, step, bucket, chunk, sender, length, payload_crc32c } = *self;
         let mut bytes = [0; HEADER_BYTES];
@@ -130,7 +133,8 @@ impl Header {
     /// Reads a header. Never panics, whatever the bytes.
     ///
     /// # Errors
-    /// When the bytes are no header of this version, or announce a payload over [`MAX_PAYLOAD_BYTES`].
+    /// If the bytes are no header of this version, or announce a payload over
+    /// [`MAX_PAYLOAD_BYTES`].
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let magic = array(bytes, 0);
         if magic != MAGIC {
@@ -213,7 +217,7 @@ pub(crate) mod tests {
         fn any_bytes_decode_to_a_bounded_header_or_an_error(bytes in any::<[u8; HEADER_BYTES]>(), whole in any::<bool>()) {
             let mut bytes = bytes;
             if whole {
-                // Past the magic and the checksum, so that the fields themselves are met.
+                // Passes the magic and the checksum, so that the fields themselves are tested.
                 bytes[..4].copy_from_slice(&MAGIC);
                 let checksum = crc32c(&bytes[..60]);
                 bytes[60..].copy_from_slice(&checksum.to_le_bytes());

@@ -1,14 +1,15 @@
-//! Compares a frame that came with the one that was expected.
+//! Compares a received frame with the expected one.
 
 use crate::CollectiveError;
 use crate::crc32c::crc32c;
 use crate::frame::Header;
 
 impl Header {
-    /// Requires that this header, which came from `rank`, is `expected` but for the payload's checksum.
+    /// Requires that this header, which came from `rank`, equals `expected`, except for the
+    /// payload's checksum.
     ///
     /// # Errors
-    /// [`CollectiveError::WrongFrame`] naming the first field that differs.
+    /// [`CollectiveError::WrongFrame`], naming the first field that differs.
     pub fn require(&self, expected: &Self, rank: usize) -> Result<(), CollectiveError> {
         let wrong = |field, expected: String, found: String| CollectiveError::WrongFrame {
             rank,
@@ -31,7 +32,7 @@ impl Header {
             ("chunk", expected.chunk.into(), self.chunk.into()),
             ("length", expected.length.into(), self.length.into()),
         ];
-        // The operation's own fields before those that follow from it.
+        // A different operation explains a different chunk and length, so it comes first.
         let (which, place) = numbers.split_at(4);
         let differs = |numbers: &[(&'static str, u64, u64)]| numbers.iter().copied().find(|(_, a, b)| a != b);
         if let Some((field, expected, found)) = differs(which) {
@@ -46,10 +47,10 @@ impl Header {
         }
     }
 
-    /// Requires that `payload`, which came from `rank`, is what was sent.
+    /// Requires that `payload`, which came from `rank`, matches the checksum.
     ///
     /// # Errors
-    /// [`CollectiveError::WrongFrame`] when the checksum differs.
+    /// [`CollectiveError::WrongFrame`] if the checksum differs.
     pub fn require_payload(&self, payload: &[u8], rank: usize) -> Result<(), CollectiveError> {
         let computed = crc32c(payload);
         if computed == self.payload_crc32c {
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_generation_is_named_with_what_was_expected() {
+    fn a_wrong_generation_is_named_with_the_expected_one() {
         let header = Header {
             kind: FrameKind::Data,
             operation: OperationCode::default(),

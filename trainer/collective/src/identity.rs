@@ -10,7 +10,8 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// What a rank proves with that it belongs to its job, and asks of all others: a certificate that the job's own authority has signed.
+/// A rank's proof that it belongs to its job, which it also demands of all others: a certificate
+/// that the job's own authority signed.
 #[derive(Clone)]
 pub struct Identity {
     pub(crate) client: Arc<ClientConfig>,
@@ -19,26 +20,26 @@ pub struct Identity {
     pub(crate) name: ServerName<'static>,
 }
 
-/// What an [`Identity`] is made of, as PEM; all ranks of a job may hold the same.
+/// The PEM files of an [`Identity`]. All ranks of a job may hold the same ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Credentials<'a> {
-    /// The DNS name for which all ranks' certificates are.
+    /// The DNS name in the certificates of all ranks.
     pub name: &'a str,
-    /// This rank's certificate, then those between it and the authority's, if any.
+    /// This rank's certificate, followed by intermediate ones, if any.
     pub certificates: &'a [u8],
-    /// The private key of the first of them.
+    /// The private key of the first certificate.
     pub key: &'a [u8],
     /// The certificate of the job's authority, the only one that is trusted.
     pub authority: &'a [u8],
 }
 
-/// Credentials that make no identity.
+/// The reason why credentials make no identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct IdentityError {
-    /// Which of them.
+    /// The faulty part.
     pub part: CredentialPart,
-    /// What is wrong with it.
+    /// The fault.
     pub problem: String,
 }
 
@@ -53,10 +54,10 @@ pub enum CredentialPart {
 }
 
 impl Identity {
-    /// Takes credentials.
+    /// Makes an identity of credentials.
     ///
     /// # Errors
-    /// Which of them is no PEM of its kind, or does not go with the others.
+    /// The part that is no PEM of its kind, or does not match the others.
     pub fn new(credentials: Credentials<'_>) -> Result<Self, IdentityError> {
         let Credentials { name, certificates, key, authority } = credentials;
         let name = ServerName::try_from(name.to_owned()).map_err(|error| wrong(CredentialPart::Name, error))?;
@@ -76,7 +77,7 @@ impl Identity {
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(|error| wrong(CredentialPart::Key, error))?;
-        // No connection goes on where another one ended.
+        // No connection resumes another one.
         server.send_tls13_tickets = 0;
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
@@ -89,7 +90,7 @@ impl Identity {
     }
 }
 
-/// What is fastest on processors with instructions for it, and what is on others.
+/// Returns the fastest ciphers: one for processors with instructions for it, one for the others.
 fn provider() -> CryptoProvider {
     CryptoProvider {
         cipher_suites: vec![TLS13_AES_128_GCM_SHA256, TLS13_CHACHA20_POLY1305_SHA256],

@@ -1,10 +1,11 @@
-//! How long a rank has found nothing to do. Time in which its process was stopped is not its peers' silence.
+//! The time in which a rank found nothing to do. Time in which its process was stopped does not
+//! count as silence of its peers.
 
 use std::time::{Duration, Instant};
 
-/// Longest time between two looks that counts.
+/// The longest time between two looks that counts.
 const NAP: Duration = Duration::from_secs(1);
-/// How long a rank sleeps at most before it looks again.
+/// The longest time that a rank sleeps before it looks again.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +19,7 @@ impl Idle {
         Self { looked: now, counted: Duration::ZERO }
     }
 
-    /// For how long nothing was found, where nothing is again.
+    /// Notes that nothing was found at `now`, and returns for how long that has been so.
     pub(crate) fn look(&mut self, now: Instant) -> Duration {
         self.counted += now.duration_since(self.looked).min(NAP);
         self.looked = now;
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_hour_in_which_nobody_looked_is_no_silence() {
+    fn an_hour_without_a_look_is_no_silence() {
         let begun = Instant::now();
         let mut idle = Idle::since(begun);
         let found = [300, 800, 3_600_800, 3_601_300].map(|real| idle.look(begun + Duration::from_millis(real)));

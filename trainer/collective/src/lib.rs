@@ -1,17 +1,23 @@
-//! Collective operations among a group of ranks, over TCP or memory that they share, if asked for while the caller goes on computing.
+//! Collectives among a group of ranks, over TCP or shared memory, beside the caller's computation.
 //!
-//! The story in the order of the modules: an [`algorithm`] says who sends what to whom as a pure schedule; frames carry it; a
-//! [`Listener`] and [`Group::form`] bind the members of one generation to each other, inside TLS where the listener has an [`Identity`],
-//! each pair by as many connections as its [`Sockets`] say; a [`Group`] carries any schedule out in place, in
-//! a [`Wire`] format of fewer bits if asked to, or reduces [`SharedArena`]s where they are; [`Group::split`] makes groups of its parts. [`merge`] says which gradients are best summed together, [`Group::agree`] gives all ranks
-//! the same [`BucketPlan`] of buckets and algorithms, and a [`Communicator`] follows it on a thread of its own while the caller computes, or
-//! starts any other [`Collective`], until an [`Abort`] ends it from any other thread.
+//! An [`algorithm`] is a pure schedule: it says which rank sends which elements to which. Frames
+//! carry the elements. A [`Listener`] and [`Group::form`] connect the members of one generation,
+//! inside TLS if the listener has an [`Identity`], each pair by as many connections as [`Sockets`]
+//! says.
 //!
-//! The crate knows no layers and reads no environment: who starts the ranks tells each the addresses of all, those that the others reach
-//! it by. `examples/bandwidth` is a program of several ranks.
+//! A [`Group`] runs any schedule in place, in a narrower [`Wire`] format on request, or reduces
+//! [`SharedArena`]s in shared memory. [`Group::split`] forms groups of its parts.
+//!
+//! [`merge`] finds the gradients that are best summed together. [`Group::agree`] gives all ranks
+//! the same [`BucketPlan`]. A [`Communicator`] follows it on a thread of its own while the caller
+//! computes, and runs any other [`Collective`]. An [`Abort`] ends everything from any other thread.
+//!
+//! The crate knows no layers and reads no environment: its caller passes every rank the addresses
+//! at which the others reach it. `examples/bandwidth` is a program of several ranks.
 //!
 //! ```
-//! use lockstep_collective::{Abort, CollectiveError, Communicator, JobId, Limits, Listener, RankId};
+//! use lockstep_collective::{Abort, CollectiveError, Communicator};
+//! use lockstep_collective::{JobId, Limits, Listener, RankId};
 //! use std::net::Ipv4Addr;
 //!
 //! # fn main() -> Result<(), CollectiveError> {
@@ -19,7 +25,8 @@
 //! let id = RankId { job: JobId([7; 16]), generation: 1, rank: 0 };
 //! // The addresses of all ranks: here a group of one.
 //! let peers = [listener.address()];
-//! let mut communicator = Communicator::form(&listener, id, &peers, Limits::default(), &Abort::new())?;
+//! let (limits, abort) = (Limits::default(), Abort::new());
+//! let mut communicator = Communicator::form(&listener, id, &peers, limits, &abort)?;
 //! communicator.submit(1, 0, vec![0.5_f32; 1000]);
 //! // Backward goes on here.
 //! for outcome in communicator.wait_all() {

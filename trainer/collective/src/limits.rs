@@ -1,4 +1,4 @@
-//! What a group may take.
+//! The limits of a group.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -6,26 +6,31 @@ use std::time::Duration;
 use crate::sockets::Sockets;
 use crate::waiting::Waiting;
 
-/// Operations that may be submitted to a [`Communicator`](crate::Communicator) and not yet waited for.
+/// The most operations that may be submitted to a [`Communicator`](crate::Communicator) and not yet
+/// waited for.
 pub const MAX_PENDING: usize = 1024;
 
-/// What a group may take.
+/// The limits of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long the ranks of a group may take to connect, and then one to tell the others anything, before the group is formed.
+    /// The longest time for the ranks to connect. After that it is the longest silence until the
+    /// group is formed.
     pub forming: Duration,
-    /// How long a rank may go without a whole frame, at most 1 MiB of f32, moving in an operation. It must exceed the time by which one rank may come to
-    /// an operation later than another, and the longest operation. So long, too, a peer's system may acknowledge nothing, until
-    /// [`Group::set_silence`](crate::Group::set_silence) says otherwise.
+    /// The longest time without a whole frame (at most 1 MiB of `f32`) in an operation. It must
+    /// exceed the longest operation, and the time by which one rank may come later than another. A
+    /// peer's system may also acknowledge nothing for this long, until
+    /// [`Group::set_silence`](crate::Group::set_silence) changes it.
     pub silence: Duration,
-    /// How a rank waits for bytes; [`Waiting::Adaptive`] on all ranks or none.
+    /// How a rank waits for bytes. All ranks use [`Waiting::Adaptive`], or none.
     pub waiting: Waiting,
-    /// The threads that each rank computes with.
+    /// The number of threads with which each rank computes.
     pub threads: NonZeroUsize,
-    /// Whether ranks that share a host, all at one IP address, may reduce through memory that all of them map; the same on all.
+    /// True if ranks of one host, all at one IP address, may reduce through shared memory; the same
+    /// on all ranks.
     pub shares_memory: bool,
-    /// How many connections each pair of ranks has, more than one where the network limits each flow; the same on all. One thread drives
-    /// them all: where a core is what limits it, more are no faster. A star has one for each rank in any case.
+    /// The number of connections of each pair of ranks, the same on all ranks. Several help if the
+    /// network limits each flow. One thread drives them all, so they do not help if a core is the
+    /// limit. A star always has one connection for each pair.
     pub sockets: Sockets,
 }
 

@@ -1,18 +1,19 @@
-//! Why a link no longer works, below the errors that name its peer.
+//! The failure of a link, before it is attributed to a peer.
 
 use rustix::io::Errno;
 
-/// Why a connection is of no use any more; [`Errno::AGAIN`] when it is, but not yet.
+/// The reason why a connection no longer works. [`Errno::AGAIN`] only means that the caller must
+/// wait.
 #[derive(Clone, Debug)]
 pub(crate) enum LinkError {
     System(Errno),
     Tls(rustls::Error),
     Segment(WrongSegment),
-    /// The other end closed before both had proved who they are.
+    /// The other end closed before both ends had proved their identity.
     Unproved,
 }
 
-/// A segment that cannot be.
+/// A segment that cannot belong to the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WrongSegment {
     pub(crate) field: &'static str,
@@ -21,7 +22,7 @@ pub(crate) struct WrongSegment {
 }
 
 impl LinkError {
-    /// Whether it is not broken, but has nothing to do now.
+    /// Returns true if the connection works and has nothing to do now.
     pub(crate) fn would_block(&self) -> bool {
         matches!(self, Self::System(Errno::AGAIN | Errno::INTR))
     }

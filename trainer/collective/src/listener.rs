@@ -8,25 +8,28 @@ use crate::CollectiveError;
 use crate::hosts::this_host;
 use crate::identity::Identity;
 
-/// Connections that may wait to be accepted, where the system grants it: the last rank is called by all others at once.
+/// Connections that may wait to be accepted, if the system grants it. All other ranks dial the last
+/// one at once.
 const BACKLOG: i32 = 4096;
 
-/// The open data port of a worker. It outlives generations: each forms its group through it with fresh connections.
+/// The open data port of a worker. It outlives generations: each forms its group through it with
+/// fresh connections.
 #[derive(Debug)]
 pub struct Listener {
     pub(crate) socket: TcpListener,
     address: SocketAddr,
-    /// What every connection through it is proved with, on both ends.
+    /// The identity for both ends of every connection through the listener.
     pub(crate) identity: Option<Identity>,
-    /// The name of the host that it is on.
+    /// The name of this host.
     pub(crate) host: u64,
 }
 
 impl Listener {
-    /// Listens on `ip` and `port`; port 0 takes any that is free.
+    /// Listens on `ip` and `port`. Port 0 takes any free port.
     ///
     /// # Errors
-    /// [`CollectiveError::PortInUse`], or [`CollectiveError::Listen`] for anything else that the system refuses.
+    /// [`CollectiveError::PortInUse`], or [`CollectiveError::Listen`] if the system refuses for
+    /// another reason.
     pub fn bind(ip: IpAddr, port: u16) -> Result<Self, CollectiveError> {
         let address = SocketAddr::new(ip, port);
         let listen = || {
@@ -45,20 +48,21 @@ impl Listener {
         })
     }
 
-    /// Has all connections of the groups that form through it, called and calling, go inside TLS 1.3 from now on: both ends show a
-    /// certificate that the job's authority has signed.
+    /// Puts all connections of later groups inside TLS 1.3, dialled and accepted ones. Both ends
+    /// show a certificate that the job's authority signed.
     #[must_use]
     pub fn with_identity(self, identity: Identity) -> Self {
         Self { identity: Some(identity), ..self }
     }
 
-    /// Has ranks that give the same number, except 0, count as sharing a host; without this, those under the same running kernel do.
+    /// Names this host. Ranks that give the same number, except 0, count as sharing a host. Without
+    /// this, ranks under the same running kernel do.
     #[must_use]
     pub fn on_host(self, host: u64) -> Self {
         Self { host, ..self }
     }
 
-    /// The address listened on, with the port that the system chose.
+    /// Returns the address of the listener, with the port that the system chose.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -70,7 +74,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
-    fn a_port_in_use_is_an_error_that_names_it_and_what_to_do() {
+    fn a_port_in_use_is_an_error_that_names_the_port_and_the_remedy() {
         let first = Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap();
         let error = Listener::bind(Ipv4Addr::LOCALHOST.into(), first.address().port()).unwrap_err();
         let expected = format!("cannot listen on {}: the port is in use; stop the process", first.address());
@@ -78,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_host_is_an_error_that_names_it() {
+    fn an_address_of_another_host_is_an_error_that_names_the_address() {
         let error = Listener::bind(Ipv4Addr::new(192, 0, 2, 1).into(), 4000).unwrap_err();
         assert!(error.to_string().starts_with("cannot listen on 192.0.2.1:4000; check"), "{error}");
     }

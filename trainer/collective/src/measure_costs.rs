@@ -1,4 +1,4 @@
-//! What messages cost in a group, found by sending some.
+//! Measures the costs of messages in a group.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,22 +10,24 @@ use crate::reducer::reducer;
 use crate::tag::{NO_STEP, Tag};
 use crate::{CollectiveError, Costs};
 
-/// Bytes of the shortest slice that is summed: only its messages count. Longer ones are this doubled some times.
+/// Bytes of the shortest slice, in which only messages count. Longer slices double it several
+/// times.
 const SHORTEST: usize = 256;
-/// How often it is doubled at most: only the bytes of a MiB count.
+/// The most doublings. In a slice of 1 MiB only bytes count.
 const MAX_DOUBLINGS: u8 = 12;
-/// By how many doublings a slice may be longer than the longest before: its time is foretold by those of shorter ones.
+/// The most doublings by which a slice may exceed the longest one so far, because shorter slices
+/// predict its time.
 const STEP: u8 = 3;
-/// How many lengths are summed.
+/// The number of lengths.
 pub const LENGTHS: usize = 7;
-/// How often each is summed, if there is time; the median counts.
+/// The most sums of each length. The median counts.
 const REPETITIONS: u8 = 5;
-/// How often a length must be summed to be chosen while a shorter one is left.
+/// The least sums of a length that must fit the time, as long as a shorter length is left.
 const ENOUGH: f64 = 3.0;
-/// Seconds that the sums may take. What is foretold is not what comes to pass: a quarter of 0.2 s is left for that.
+/// Seconds for all sums. A quarter of 0.2 s is left for errors of the predictions.
 const LIMIT: f64 = 0.15;
 
-/// What is summed next.
+/// The next length and its number of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Trial {
     doublings: u8,
@@ -33,7 +35,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// What rank 0 says that is summed next: doublings and repetitions.
+    /// Reads the words of rank 0: doublings and repetitions.
     fn of([doublings, repetitions]: [u8; 2]) -> Option<Self> {
         let is_possible = doublings <= MAX_DOUBLINGS && (1..=REPETITIONS).contains(&repetitions);
         is_possible.then_some(Self { doublings, repetitions })
@@ -44,11 +46,12 @@ impl Trial {
     }
 }
 
-/// What to sum after what was `measured`, doublings and seconds of each length, where so many seconds are left for all lengths to come.
-/// `None` once there are [`LENGTHS`].
+/// Returns the next trial, given the doublings and seconds of each `measured` length and the
+/// seconds `left`. Returns `None` once there are [`LENGTHS`].
 ///
-/// A length may take its share of the time that is left, as if all others took as long: those can be shorter. So the sums end in time
-/// where what is foretold comes true and one sum of the shortest lengths takes no longer than its share.
+/// A length may take its share of the remaining time, as if all others took as long; the others can
+/// be shorter. So the sums end in time if the predictions hold and one sum of the shortest lengths
+/// takes no longer than its share.
 fn next(measured: &[(u8, f64)], left: f64) -> Option<Trial> {
     let missing = LENGTHS.checked_sub(measured.len()).filter(|missing| *missing > 0)?;
     let share = left / missing as f64;
@@ -62,8 +65,8 @@ fn next(measured: &[(u8, f64)], left: f64) -> Option<Trial> {
     Some(Trial { doublings, repetitions: repetitions.max(1) })
 }
 
-/// Seconds of a sum of some length: on the line through the shortest and the longest that were measured; of one that was measured, as
-/// many times as long as it has bytes.
+/// Predicts the seconds of a sum. Two measured lengths predict it by the line through the shortest
+/// and the longest. A single one predicts it in proportion to the bytes.
 fn foretold(measured: &[(u8, f64)], doublings: u8) -> f64 {
     let bytes = |doublings: u8| (SHORTEST << doublings) as f64;
     let shortest = measured.iter().min_by_key(|(doublings, _)| *doublings);
@@ -78,14 +81,15 @@ fn foretold(measured: &[(u8, f64)], doublings: u8) -> f64 {
     }
 }
 
-/// A measurement under way: some of the lengths were summed.
+/// A measurement under way.
 pub(crate) struct Measurement {
-    /// What is summed, as long as the longest.
+    /// The summed elements, as long as the longest slice.
     data: Vec<f32>,
     reduced_byte: f64,
     /// Doublings and seconds of each length.
     measured: Vec<(u8, f64)>,
-    /// The seconds that all of it took, without those in which ranks waited for each other to begin.
+    /// The seconds of the whole measurement, except those in which ranks waited for each other to
+    /// begin.
     spent: f64,
 }
 
@@ -97,7 +101,7 @@ impl Measurement {
         Self { data, reduced_byte, measured: Vec::new(), spent: started.elapsed().as_secs_f64() }
     }
 
-    /// Sums the next length. All ranks do so, [`LENGTHS`] times.
+    /// Sums the next length. All ranks must call it [`LENGTHS`] times.
     pub(crate) fn sum_next(&mut self, group: &mut Group) -> Result<(), CollectiveError> {
         let Some(own) = next(&self.measured, LIMIT - self.spent) else { unreachable!("{LENGTHS} lengths are summed") };
         let trial = group.agree_on(own)?;
@@ -114,12 +118,12 @@ impl Measurement {
         Ok(())
     }
 
-    /// Whether all lengths were summed.
+    /// Returns true once all lengths were summed.
     pub(crate) fn is_complete(&self) -> bool {
         self.measured.len() == LENGTHS
     }
 
-    /// What rank 0 fits to what it measured, on all ranks.
+    /// Returns the costs that rank 0 fits to its measurements, on all ranks.
     pub(crate) fn fit(self, group: &mut Group) -> Result<Option<Costs>, CollectiveError> {
         let seconds = self.measured.iter().map(|(doublings, seconds)| (SHORTEST << doublings, *seconds));
         let fitted = Costs::fit(group.world(), &seconds.collect::<Vec<_>>(), self.reduced_byte);
@@ -132,9 +136,12 @@ impl Measurement {
 }
 
 impl Group {
-    /// The [`Costs`] of this group, the same on all ranks, as rank 0 sees them: fitted to ring all-reduces of [`LENGTHS`] lengths, which
-    /// take less than 0.2 s from 10 Mb/s on, where the messages of one take less than 5 ms. `None` where the times fit no costs. A
-    /// [`Communicator`](crate::Communicator) measures beside what its caller computes.
+    /// Measures the [`Costs`] of this group, as rank 0 sees them; they are the same on all ranks.
+    ///
+    /// They are fitted to ring all-reduces of [`LENGTHS`] lengths. The measurement takes less than
+    /// 0.2 s on lines from 10 Mb/s, if the messages of one all-reduce take less than 5 ms. Returns
+    /// `None` if the times fit no costs. A [`Communicator`](crate::Communicator) can measure while
+    /// its caller computes.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -146,7 +153,7 @@ impl Group {
         measurement.fit(self)
     }
 
-    /// What rank 0 sums next: each rank has times of its own.
+    /// Returns the trial of rank 0, because each rank has its own times.
     fn agree_on(&mut self, own: Trial) -> Result<Trial, CollectiveError> {
         let mut words = [own.doublings, own.repetitions];
         self.broadcast(0, Tag { step: NO_STEP, bucket: LENGTHS as u32 }, &mut words)?;
@@ -163,7 +170,7 @@ impl Group {
     }
 }
 
-/// The time to reduce all of `data` once.
+/// Returns the time to reduce all of `data` once.
 fn reduction_seconds(data: &mut [f32]) -> f64 {
     let terms = data.to_vec();
     let reduce = reducer::<f32>(Reduction::Sum);
@@ -176,7 +183,7 @@ fn reduction_seconds(data: &mut [f32]) -> f64 {
     median(&mut seconds)
 }
 
-/// Of an even number the lower one: whatever comes between makes a sum longer.
+/// Returns the median, the lower one of an even number: disturbances only make a sum longer.
 fn median(seconds: &mut [f64]) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds[(seconds.len() - 1) / 2]
@@ -193,7 +200,8 @@ mod tests {
 
     const LATE: Duration = Duration::from_millis(200);
 
-    /// What is measured where sums take as long as `costs` say, and the seconds that all of it takes, with a message that agrees on each.
+    /// Returns the measurements and their total seconds if sums take as long as `costs` say. One
+    /// more message agrees on each length.
     fn simulated(world: usize, costs: Costs) -> (Vec<(u8, f64)>, f64) {
         let (mut measured, mut spent) = (Vec::new(), 0.0);
         while let Some(trial) = next(&measured, LIMIT - spent) {
@@ -228,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_comes_late_is_not_taken_for_a_slow_line() {
+    fn a_late_rank_does_not_look_like_a_slow_line() {
         let listeners = [(); 2].map(|()| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).expect("a listener"));
         let peers = listeners.each_ref().map(Listener::address);
         let measured = |rank: usize| {
@@ -250,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rank_0_says_is_summed_next_is_within_what_it_may_say() {
+    fn only_lengths_within_the_limits_are_accepted_from_rank_0() {
         assert_eq!(Trial::of([MAX_DOUBLINGS, 1]), Some(Trial { doublings: MAX_DOUBLINGS, repetitions: 1 }));
         for words in [[MAX_DOUBLINGS + 1, 1], [u8::MAX, 1], [0, 0], [0, REPETITIONS + 1]] {
             assert_eq!(Trial::of(words), None, "{words:?}");

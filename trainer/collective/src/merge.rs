@@ -1,24 +1,29 @@
-//! Which gradients to sum together so that all sums are formed as early as possible.
+//! Merges gradients so that their sums end as early as possible.
 
 use std::ops::Range;
 
-/// When a gradient is ready to be summed, and its length.
+/// The length of a gradient, and the time at which it is ready to be summed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReadyGradient {
-    /// Seconds after any fixed moment, as the beginning of backward.
+    /// Seconds after any fixed moment, such as the beginning of backward.
     pub seconds: f64,
     /// Length in bytes.
     pub bytes: usize,
 }
 
-/// The merging of neighbours whose last sum ends first, as ranges of `gradients`; of equally good ones a coarse one.
+/// Returns the merging of neighbours whose last sum ends first, as ranges of `gradients`. Among
+/// equally good ones it prefers a coarse one.
 ///
-/// `gradients` come in the order in which they are ready, and the sums are formed in that order, one after another: a sum begins when
-/// the one before it has ended and all gradients of its range are ready, and takes `seconds` of its length in bytes. MG-WFBP (Shi, Chu
-/// and Li, IEEE INFOCOM 2019, arXiv 1811.11141) merges greedily, which is best where `seconds` is a latency and a rate; this compares
-/// all mergings, in L² steps for L gradients, and is best for any costs, algorithms that change with the length included.
+/// `gradients` come in the order in which they are ready, and the sums are formed in that order,
+/// one after another. A sum begins once the previous one has ended and all gradients of its range
+/// are ready. It takes `seconds` of its length in bytes.
+///
+/// MG-WFBP (Shi, Chu and Li, IEEE INFOCOM 2019, arXiv 1811.11141) merges greedily, which is optimal
+/// if `seconds` is a latency and a rate. This function compares all mergings in L² steps for L
+/// gradients. So it is optimal for any costs, including algorithms that change with the length.
 pub fn merge(gradients: &[ReadyGradient], seconds: impl Fn(usize) -> f64) -> Vec<Range<usize>> {
-    // Whatever comes after ends no later if what is before ends earlier: the best ends of beginnings make the best end of all.
+    // An earlier end of the first gradients never delays the rest. So the best merging of all
+    // extends the best merging of a beginning.
     let mut ends = vec![0.0_f64];
     let mut starts = vec![0];
     for (index, last) in gradients.iter().enumerate() {
@@ -43,7 +48,8 @@ pub fn merge(gradients: &[ReadyGradient], seconds: impl Fn(usize) -> f64) -> Vec
     ranges
 }
 
-/// When the last sum ends, in seconds after the same moment, where `ranges` of `gradients` are summed in this order.
+/// Returns the end of the last sum, in seconds after the same moment, if `ranges` of `gradients`
+/// are summed in this order.
 pub fn last_end(gradients: &[ReadyGradient], ranges: &[Range<usize>], seconds: impl Fn(usize) -> f64) -> f64 {
     ranges.iter().fold(0.0, |end, range| {
         let merged = &gradients[range.clone()];
@@ -69,7 +75,7 @@ mod tests {
         ready.collect()
     }
 
-    /// Every way to cut 0..length into ranges.
+    /// Returns every way to cut 0..length into ranges.
     fn mergings(length: usize) -> impl Iterator<Item = Vec<Range<usize>>> {
         (0_u32..1 << (length - 1)).map(move |cuts| {
             let ends = (1..length).filter(|end| cuts >> (end - 1) & 1 == 1).chain([length]);
@@ -79,20 +85,21 @@ mod tests {
     }
 
     #[test]
-    fn what_costs_no_latency_is_not_merged_where_that_would_wait() {
+    fn sums_without_latency_are_not_merged_if_that_would_wait() {
         let gradients = gradients(&[(1.0, 10), (1.0, 10), (1.0, 10)]);
         assert_eq!(merge(&gradients, |bytes| bytes as f64 / 20.0), [0..1, 1..2, 2..3]);
     }
 
     #[test]
-    fn what_costs_latency_only_is_summed_at_once() {
+    fn sums_that_cost_only_latency_are_merged_into_one() {
         let gradients = gradients(&[(0.1, 10), (0.1, 1000), (0.1, 10)]);
         assert_eq!(merge(&gradients, |_| 1.0), vec![0..3; 1]);
     }
 
     #[test]
-    fn what_is_ready_while_another_is_summed_is_merged() {
-        // The first takes 10 s, in which all others become ready; the last alone would cost another latency of 1 s.
+    fn gradients_that_become_ready_during_a_sum_are_merged() {
+        // The first sum takes 10 s, in which all others become ready. A sum of the last one alone
+        // would cost another second of latency.
         let gradients = gradients(&[(1.0, 9), (1.0, 1), (1.0, 1), (1.0, 1)]);
         let ranges = merge(&gradients, |bytes| 1.0 + bytes as f64);
         assert_eq!(ranges, [0..1, 1..4]);
@@ -100,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_merged_to_nothing() {
+    fn no_gradients_merge_into_no_ranges() {
         assert!(merge(&[], |_| 1.0).is_empty());
     }
 

@@ -1,4 +1,4 @@
-//! The connections of one rank with all others: bytes go and come without ever blocking.
+//! The connections of one rank with all others. They never block.
 
 use std::net::Shutdown;
 use std::time::Duration;
@@ -14,41 +14,42 @@ use crate::sockets::MAX_SOCKETS;
 use crate::stripes::Stripes;
 use crate::{Abort, CollectiveError};
 
-/// How long a peer that has closed one of its connections may go without a byte on the others: it closes all of them, but the last bytes
-/// may still be on their way.
+/// The longest time without a byte after a peer has closed one of its connections. It closes all of
+/// them, but the last bytes may still be on their way.
 const MAX_CLOSING: Duration = Duration::from_secs(2);
 
-/// The most bytes that are read from each connection of a pair to find the last ones: as many as its two sockets may hold.
+/// The most bytes that are read from each connection of a pair to find the last ones: as many as
+/// its two sockets may hold.
 const MAX_UNREAD_BYTES: usize = 16 << 20;
-/// Bytes of those that are read at once.
+/// Bytes that are read at once.
 const READ_BYTES: usize = 64 << 10;
 
-/// The members of one generation, each connected to each, as one of them sees it.
+/// The links of one generation's members, as one of them sees them.
 #[derive(Debug)]
 pub(crate) struct Mesh {
-    /// By rank; none to this one itself.
+    /// By rank; none to this rank itself.
     peers: Box<[Option<Stripes>]>,
     silence: Duration,
-    /// How long a peer's system may acknowledge nothing.
+    /// The longest time for which a peer's system may acknowledge nothing.
     unacknowledged: Duration,
-    /// The rank for which bytes were taken that are not out. One at most, so that a rank waits for what it would wait for if each had
-    /// a single connection, which takes only what it sends.
+    /// The rank whose accepted bytes are still unsent. There is one at most, so that a rank waits
+    /// as if each peer had a single connection, which accepts only bytes that it sends.
     unsent: Option<usize>,
 }
 
-/// What a rank waits for; at least one of the two, unless bytes that were taken are not out.
+/// The needs of a waiting rank: at least one of the first two, unless accepted bytes are unsent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// Room for bytes to this rank.
     pub(crate) to: Option<usize>,
     /// Bytes from this rank.
     pub(crate) from: Option<usize>,
-    /// The one of the two, or the one for which bytes are not out, that all ranks' order has first: while several are lacking, the
-    /// others may only wait in their turn.
+    /// The rank of the transfer that comes first in the order of all ranks. If several transfers
+    /// are lacking, the others may only wait for their turn.
     pub(crate) first: Option<usize>,
 }
 
-/// A limit that is reached.
+/// A limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spent {
     Silence,
@@ -56,7 +57,7 @@ enum Spent {
 }
 
 impl Mesh {
-    /// Takes over the connections with each rank that a group has formed; `abort` shuts them down.
+    /// Takes over the connections of a formed group. `abort` shuts them down.
     pub(crate) fn over(peers: Vec<Vec<Connection>>, silence: Duration, abort: &Abort) -> Result<Self, CollectiveError> {
         peers.iter().flatten().try_for_each(|connection| abort.guard(connection.socket()))?;
         let stripes = |connections: Vec<_>| (!connections.is_empty()).then(|| Stripes::over(connections));
@@ -76,7 +77,8 @@ impl Mesh {
         Ok(())
     }
 
-    /// Takes what fits of two parts to be sent; `None` when nothing fits now, and the same bytes are wanted again later.
+    /// Accepts as much of the two parts as fits. Returns `None` if nothing fits now; the caller
+    /// must repeat the same bytes later.
     pub(crate) fn send(&mut self, to: usize, header: &[u8], payload: &[u8]) -> Result<Option<usize>, CollectiveError> {
         if self.unsent.is_some_and(|rank| rank != to) {
             self.flush()?;
@@ -90,7 +92,7 @@ impl Mesh {
         self.moved(sent, to)
     }
 
-    /// Receives what is there of two parts; `None` when nothing is.
+    /// Receives the available bytes into two parts. Returns `None` if there are none.
     pub(crate) fn receive(
         &mut self,
         from: usize,
@@ -104,7 +106,7 @@ impl Mesh {
         }
     }
 
-    /// Sends what is unsent, as far as there is room for it; whether any of it moved.
+    /// Sends unsent bytes as far as there is room. Returns true if any moved.
     pub(crate) fn flush(&mut self) -> Result<bool, CollectiveError> {
         let Some(rank) = self.unsent else { return Ok(false) };
         let peer = self.peer(rank);
@@ -113,17 +115,18 @@ impl Mesh {
         flushed.map_err(|broken| self.error_of(broken, rank))
     }
 
-    /// Whether all bytes that were taken to be sent are out.
+    /// Returns true once all accepted bytes are sent.
     pub(crate) fn is_flushed(&self) -> bool {
         self.unsent.is_none()
     }
 
-    /// How long a rank may bring no whole frame.
+    /// Returns the longest time without a whole frame.
     pub(crate) fn silence(&self) -> Duration {
         self.silence
     }
 
-    /// Sleeps until what is wanted is there, having found nothing to do for `idle`; no frame has been whole for `stalled`.
+    /// Sleeps until a need is met. Nothing was found for `idle`, and no frame was completed for
+    /// `stalled`.
     pub(crate) fn wait(&self, wanted: Wanted, idle: Duration, stalled: Duration) -> Result<(), CollectiveError> {
         let (to, from) = (self.unsent.or(wanted.to), wanted.from);
         let closed_for = from.and_then(|rank| self.stripes(rank).closed_for());
@@ -152,7 +155,7 @@ impl Mesh {
             if slot.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
                 return Err(match rustix::net::sockopt::socket_error(socket) {
                     Ok(Err(error)) => self.error_of(error.into(), rank),
-                    // It needs what is to be sent, and has gone without it.
+                    // The peer has gone without the bytes that it needs.
                     _ => CollectiveError::PeerClosed { rank, at: None },
                 });
             }
@@ -160,7 +163,8 @@ impl Mesh {
         Ok(())
     }
 
-    /// Fails when a rank that has been waited for elsewhere for `waited` has closed a connection, or has been silent for too long.
+    /// Fails if a rank has closed a connection, or has been silent for too long: the caller has
+    /// waited for it elsewhere for `waited`.
     pub(crate) fn check(&self, rank: usize, waited: Duration) -> Result<(), CollectiveError> {
         let mut watched = PollSet::default();
         for (slot, socket) in watched.slots.iter_mut().zip(self.stripes(rank).sockets()) {
@@ -176,15 +180,16 @@ impl Mesh {
         if waited < self.silence { Ok(()) } else { Err(CollectiveError::PeerSilent { rank, waited, at: None }) }
     }
 
-    /// Sends two parts as the last that this rank has to say to another, as far as there is room for them now.
+    /// Sends two parts as this rank's last bytes to another, as far as there is room now.
     pub(crate) fn send_last(&mut self, rank: usize, header: &[u8], payload: &[u8]) {
         if let Some(peer) = self.peers[rank].as_mut().filter(|peer| !peer.holds_bytes()) {
-            // Whatever keeps it from hearing them, the connection ends.
+            // The connection ends whether they arrive or not.
             let _ = peer.send(header, payload);
         }
     }
 
-    /// What a rank that has closed has sent last, up to so many bytes; where more is unread than may be, any.
+    /// Returns the last bytes of a rank that has closed, up to `most`. If too many bytes are
+    /// unread, it returns some of them.
     pub(crate) fn last_bytes(&mut self, rank: usize, most: usize) -> Vec<u8> {
         let (mut bytes, mut filled, mut read) = (vec![0; most + READ_BYTES], 0, 0);
         let limit = MAX_UNREAD_BYTES * self.peer(rank).sockets().count();
@@ -202,7 +207,7 @@ impl Mesh {
     /// Closes all connections both ways, so that the peers notice too.
     pub(crate) fn shut_down(&self) {
         for socket in self.peers.iter().flatten().flat_map(Stripes::sockets) {
-            // It may be shut down already: by the peer, or by an abort.
+            // The peer or an abort may have shut it down already.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -221,7 +226,7 @@ impl Mesh {
         }
     }
 
-    /// The bytes that moved to or from `rank`; `None` when it would have been necessary to wait.
+    /// Returns the bytes that moved to or from `rank`, or `None` if the caller must wait.
     fn moved(&self, outcome: Result<usize, LinkError>, rank: usize) -> Result<Option<usize>, CollectiveError> {
         match outcome {
             Ok(count) => Ok(Some(count)),
@@ -230,7 +235,7 @@ impl Mesh {
         }
     }
 
-    /// What it means that a connection with `rank` is of no use any more.
+    /// Attributes a broken connection to `rank`.
     fn error_of(&self, broken: LinkError, rank: usize) -> CollectiveError {
         let error = match broken {
             LinkError::Tls(source) => return CollectiveError::BadRecord { rank, source, at: None },
@@ -244,7 +249,7 @@ impl Mesh {
             Errno::PIPE | Errno::CONNRESET | Errno::CONNABORTED | Errno::NOTCONN | Errno::SHUTDOWN => {
                 CollectiveError::PeerClosed { rank, at: None }
             }
-            // What the network said last of a host that has vanished, or a firewall, is told when its silence is over.
+            // The network's last word on a vanished host or a firewall comes after its silence.
             Errno::TIMEDOUT
             | Errno::HOSTUNREACH
             | Errno::HOSTDOWN
@@ -259,8 +264,8 @@ impl Mesh {
     }
 }
 
-/// How long a rank may yet wait that has found nothing to do for `idle`, and had no whole frame for `stalled`, where its peer has closed
-/// one of several connections so long ago.
+/// Returns how long a rank may still wait. It found nothing for `idle` and completed no frame for
+/// `stalled`; its peer closed one of several connections `closed_for` ago.
 fn time_left(
     silence: Duration,
     idle: Duration,
@@ -280,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_waits_for_the_silence_limit_and_after_a_connection_was_closed_only_while_the_others_bring_something() {
+    fn a_rank_waits_until_the_silence_limit_or_for_a_short_time_after_a_connection_closed() {
         const fn seconds(count: u64) -> Duration {
             Duration::from_secs(count)
         }
@@ -290,13 +295,13 @@ mod tests {
             (seconds(29), seconds(29), none, Ok(seconds(1))),
             (seconds(30), seconds(30), none, Err(Spent::Silence)),
             (seconds(31), seconds(31), some(0), Err(Spent::Silence)),
-            // A byte now and then.
+            // A byte now and then does not end the silence.
             (seconds(1), seconds(29), none, Ok(seconds(1))),
             (seconds(1), seconds(30), none, Err(Spent::Silence)),
-            // Closed just now, after a long wait.
+            // The connection closed just now, after a long wait.
             (seconds(20), seconds(20), some(0), Ok(MAX_CLOSING)),
             (seconds(29), seconds(29), some(0), Ok(seconds(1))),
-            // Closed long ago, but something has come just now.
+            // The connection closed long ago, but a byte came just now.
             (seconds(0), seconds(20), some(20), Ok(MAX_CLOSING)),
             (MAX_CLOSING, seconds(20), some(20), Err(Spent::Closing)),
             (seconds(20), seconds(20), Some(MAX_CLOSING), Err(Spent::Closing)),

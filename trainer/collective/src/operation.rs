@@ -1,4 +1,5 @@
-//! What ranks do together. Every frame says it, so that ranks which disagree are told so instead of being given a wrong result.
+//! The operations of a group. Every frame names its operation, so that ranks which disagree get an
+//! error instead of a wrong result.
 
 use std::fmt;
 
@@ -13,41 +14,42 @@ pub(crate) enum Operation {
     AllReduce(Algorithm),
     /// Each rank ends with its part of the reduction.
     ReduceScatter,
-    /// All ranks end with every rank's part.
+    /// All ranks end with the parts of all ranks.
     AllGather,
-    /// All ranks end with what the root has.
+    /// All ranks end with the root's elements.
     Broadcast {
-        /// A rank.
+        /// The rank that has them.
         root: usize,
     },
     /// The root ends with the reduction.
     Reduce {
-        /// A rank.
-        root: usize,
-    },
-    /// The root ends with every rank's part.
-    Gather {
-        /// A rank.
-        root: usize,
-    },
-    /// Each rank ends with its part of what the root has.
-    Scatter {
-        /// A rank.
-        root: usize,
-    },
-    /// Each rank ends with its block of what every rank has.
-    AllToAll,
-    /// One rank ends with what another has.
-    Send {
-        /// The rank that has it.
-        from: usize,
         /// The rank that gets it.
+        root: usize,
+    },
+    /// The root ends with the parts of all ranks.
+    Gather {
+        /// The rank that gets them.
+        root: usize,
+    },
+    /// Each rank ends with its part of the root's elements.
+    Scatter {
+        /// The rank that has them.
+        root: usize,
+    },
+    /// Each rank ends with its block of every rank's elements.
+    AllToAll,
+    /// One rank ends with the elements of another.
+    Send {
+        /// The rank that has them.
+        from: usize,
+        /// The rank that gets them.
         to: usize,
     },
 }
 
 impl Operation {
-    /// The part of `rank` among those of `hosts`, over an arena of `length` elements ([`Operation::AllToAll`]: of twice as many).
+    /// Returns the schedule of `rank` among the ranks of `hosts`, over an arena of `length`
+    /// elements ([`Operation::AllToAll`]: twice as many).
     pub(crate) fn schedule(self, rank: usize, hosts: &Hosts, length: usize) -> Schedule {
         let world = hosts.world();
         match self {
@@ -63,7 +65,7 @@ impl Operation {
         }
     }
 
-    /// The lowest byte of what ranks must agree on besides.
+    /// Returns the lowest byte of the root, the receiver or the number of columns.
     fn shape(self) -> u8 {
         let number = match self {
             Self::AllReduce(algorithm) => algorithm.code().1,
@@ -89,12 +91,12 @@ impl Operation {
     }
 }
 
-/// The code of the all-reduce that needs no frames.
+/// The code of the all-reduce in shared memory, which needs no frames.
 const IN_MEMORY: u8 = 9;
-/// With an algorithm's code, that of an all-reduce by it.
+/// The bit that marks an all-reduce; the lower bits hold its algorithm's code.
 const ALL_REDUCE: u8 = 1 << 5;
 
-/// The names of other operations by their code.
+/// The names of the other operations by their code.
 const NAMES: [&str; 10] = [
     "none",
     "reduce-scatter",
@@ -108,23 +110,24 @@ const NAMES: [&str; 10] = [
     "all-reduce in memory",
 ];
 
-/// An operation as a frame names it: its code; that of its elements, and in the upper half that of its reduction; and the lowest byte
-/// of its root, or of its torus' columns. Zeros where no operation is under way.
+/// An operation as a frame names it, in three bytes. The first is its code. The second holds the
+/// code of its elements, and in the upper half that of its reduction. The third is the lowest byte
+/// of its root, or of its torus' columns. All are zero while no operation is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationCode(pub [u8; 3]);
 
 impl OperationCode {
-    /// `element` is the code of the elements in the frames.
+    /// Returns the code of an operation; `element` is the code of the elements in the frames.
     pub(crate) fn new(operation: Operation, element: u8, reduction: Option<Reduction>) -> Self {
         Self([operation.code(), element | reduction.map_or(0, Reduction::code) << 4, operation.shape()])
     }
 
-    /// As a number: what an all-reduce through memory reduces, and how.
+    /// Returns the elements and the reduction of an all-reduce in shared memory as a number.
     pub(crate) fn kind(element: ElementType, reduction: Reduction) -> u64 {
         u64::from(element.code() | reduction.code() << 4)
     }
 
-    /// The all-reduce through memory of such a kind.
+    /// Returns the code of the all-reduce in shared memory with this number.
     pub(crate) fn all_reduce_in_memory(kind: u64) -> Self {
         Self([IN_MEMORY, kind as u8, 0])
     }

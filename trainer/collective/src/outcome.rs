@@ -3,14 +3,15 @@ use std::time::Duration;
 
 use crate::CollectiveError;
 
-/// What an operation moved; through shared memory, each byte of the data once in each direction.
+/// The bytes and the time of an operation. Through shared memory, each byte of the data counts once
+/// in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Transferred {
-    /// Bytes sent, the frames' headers included.
+    /// Bytes sent, including the frames' headers.
     pub bytes_sent: u64,
-    /// Bytes received, the frames' headers included.
+    /// Bytes received, including the frames' headers.
     pub bytes_received: u64,
-    /// From the operation's start to its end.
+    /// The time from the operation's start to its end.
     pub took: Duration,
 }
 
@@ -23,7 +24,7 @@ pub struct Completed<M> {
     pub bucket: u32,
     /// The caller's memory, holding the result.
     pub memory: M,
-    /// What it moved, and how long it took.
+    /// The bytes that it moved, and the time that it took.
     pub transferred: Transferred,
 }
 
@@ -35,11 +36,11 @@ pub struct Failed<M> {
     pub bucket: u32,
     /// The caller's memory, its values undefined.
     pub memory: M,
-    /// Why. All operations after the first that failed carry the same cause.
+    /// The cause. All operations after the first failed one carry the same cause.
     pub error: CollectiveError,
 }
 
-/// What came of an operation.
+/// The end of an operation.
 pub(crate) type Outcome<M> = Result<Completed<M>, Failed<M>>;
 
 impl<M> fmt::Debug for Failed<M> {

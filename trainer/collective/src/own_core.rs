@@ -1,9 +1,9 @@
-//! A core for each rank of a host, to which the rank moves when it finds another thread where it
-//! is.
+//! A core for each rank of a host. A rank moves to its core when another thread uses the core that
+//! it is on.
 //!
-//! A rank moves and is not bound: from then on the scheduler may move it as before. So nothing has
-//! to be undone where the core turns out to be busy while another one is free, and threads that the
-//! rank starts may use all cores.
+//! A rank moves and is not bound: the scheduler may move it again as before. So nothing has to be
+//! undone if the core turns out to be busy while another one is free. Threads that the rank starts
+//! may use all cores.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
@@ -12,32 +12,32 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 pub(crate) struct OwnCore(usize);
 
 impl OwnCore {
-    /// Of the `index`-th rank of a host, where each rank computes with so many threads: ranks that
-    /// may use the same cores have different ones. `None` where this thread may not use so many
-    /// cores.
+    /// Returns the core of the `index`-th rank of a host, if each rank computes with `threads`
+    /// threads. Ranks that may use the same cores have different ones. Returns `None` if this
+    /// thread may not use that many cores.
     pub(crate) fn of(index: usize, threads: usize) -> Option<Self> {
         let allowed = sched_getaffinity(None).ok()?;
         (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).nth(index.checked_mul(threads)?).map(Self)
     }
 
-    /// Whether this thread is on it.
+    /// Returns true if this thread is on the core.
     pub(crate) fn is_here(self) -> bool {
         sched_getcpu() == self.0
     }
 
-    /// Moves this thread there, and lets it use the cores that it could use before.
+    /// Moves this thread to the core, and lets it use the same cores as before.
     pub(crate) fn move_there(self) {
         self.moved(|| {});
     }
 
-    /// Does `there` while this thread is on the core, if it can be.
+    /// Runs `there` while this thread is on the core, if the system allows it.
     fn moved(self, there: impl FnOnce()) {
         let Ok(allowed) = sched_getaffinity(None) else { return };
         let mut only = CpuSet::new();
         only.set(self.0);
         if sched_setaffinity(None, &only).is_ok() {
             there();
-            // It could use them a moment ago.
+            // The thread could use them a moment ago.
             let _ = sched_setaffinity(None, &allowed);
         }
     }

@@ -1,5 +1,5 @@
-//! What all ranks of a group do alike: ranks that cut their gradients differently, or sum them by different algorithms, would wait for
-//! each other.
+//! The plan that all ranks of a group share. Ranks that cut their gradients differently, or sum
+//! them by different algorithms, would wait for each other.
 
 use std::ops::Range;
 
@@ -10,9 +10,10 @@ use crate::hosts::Hosts;
 use crate::limits::MAX_PENDING;
 use crate::wire::Wire;
 
-/// The most buckets of a plan: all may be pending at once, beside a few sums of another kind.
+/// The most buckets of a plan. All of them may be pending at once, beside a few other sums.
 pub(crate) const MAX_BUCKETS: usize = MAX_PENDING - 24;
-/// Words before the hosts of the ranks and the ends of the buckets: of the choice, and the number of ranks.
+/// Words before the hosts of the ranks and the ends of the buckets: the choice, and the number of
+/// ranks.
 pub(crate) const HEAD: usize = 5;
 /// The first word holds the choice's kind, and above it the number of the wire's format.
 const WIRE_SHIFT: u32 = 8;
@@ -20,58 +21,62 @@ const WIRE_SHIFT: u32 = 8;
 /// How the gradients of a step are summed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketPlan {
-    /// Slices of the gradient arena, in elements, in the order in which they are summed; they tile it from its beginning.
+    /// Slices of the gradient arena, in elements, in the order of their sums. They tile the arena
+    /// from its beginning.
     pub buckets: Vec<Range<usize>>,
-    /// How the algorithm for each is found.
+    /// The rule that finds each bucket's algorithm.
     pub choice: Choice,
-    /// What gradients look like between hosts; [`Algorithm::Direct`] carries them where `choice` names none and this is no `f32`.
+    /// The format of gradients between hosts. [`Algorithm::Direct`] carries a format other than
+    /// `f32` if `choice` names no algorithm.
     pub wire: Wire,
-    /// Which ranks share a host, as sums take it: those of the run that is repeated, where one is.
+    /// The hosts of the ranks as the sums see them. A replay takes them from the run that it
+    /// repeats.
     pub hosts: Hosts,
 }
 
-/// A plan that all ranks of a group have: only [`Group::agree`] makes one, from what rank 0 proposes, and whoever is alone.
+/// A plan that all ranks of a group have. Only [`Group::agree`](crate::Group::agree) makes one,
+/// from the proposal of rank 0, and a rank that is alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgreedPlan(BucketPlan);
 
 impl AgreedPlan {
-    /// Of the ranks that agreed on it.
+    /// Returns the plan on which the ranks agreed.
     pub(crate) fn of(plan: BucketPlan) -> Self {
         Self(plan)
     }
 
-    /// The slices of the gradient arena that are summed one by one.
+    /// Returns the slices of the gradient arena that are summed one by one.
     #[must_use]
     pub fn buckets(&self) -> &[Range<usize>] {
         &self.0.buckets
     }
 
-    /// The plan of a group of one, who agrees with himself.
+    /// Returns the plan of a group of one.
     pub(crate) fn alone(plan: BucketPlan) -> Self {
         assert!(BucketPlan::from_words(&plan.to_words()).as_ref() == Some(&plan), "no plan: {plan:?}");
         Self(plan)
     }
 
-    /// What was proposed.
+    /// Returns the plan that was proposed.
     #[must_use]
     pub fn proposed(&self) -> &BucketPlan {
         &self.0
     }
 
-    /// How the algorithm for each is found.
+    /// Returns the rule that finds each bucket's algorithm.
     #[must_use]
     pub fn choice(&self) -> Choice {
         self.0.choice
     }
 
-    /// What gradients look like between hosts.
+    /// Returns the format of gradients between hosts.
     #[must_use]
     pub fn wire(&self) -> Wire {
         self.0.wire
     }
 
-    /// The plan in numbers, for [`BucketPlan::from_words`]. A later run of as many ranks over the same kind of link repeats the bits of
-    /// this one by it.
+    /// Returns the plan in numbers, for [`BucketPlan::from_words`]. By these, a later run of as
+    /// many ranks over the same kind of link repeats the bits of this one.
     #[must_use]
     pub fn to_words(&self) -> Vec<u64> {
         self.0.to_words()
@@ -79,7 +84,7 @@ impl AgreedPlan {
 }
 
 impl BucketPlan {
-    /// The plan that [`AgreedPlan::to_words`] gave; `None` for anything else.
+    /// Returns the plan that [`AgreedPlan::to_words`] gave, or `None` for other words.
     #[must_use]
     pub fn from_words(words: &[u64]) -> Option<Self> {
         let ([kind, parameters @ .., ranks], rest) = words.split_first_chunk::<HEAD>()?;
@@ -131,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_is_the_same_after_its_words() {
+    fn a_plan_survives_its_words() {
         let costs = Costs { message: 1.0 / 3.0, wire_byte: 4e-10, reduced_byte: 0.0 };
         let named = Algorithm::PLAIN.into_iter().chain([Algorithm::Torus { columns: 4 }]);
         let hosts = Hosts::named(&[4, 5, 4]);
@@ -147,7 +152,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "no plan")]
-    fn buckets_that_leave_something_out_are_no_plan() {
+    fn buckets_with_a_gap_are_no_plan() {
         let hosts = Hosts::named(&[4]);
         AgreedPlan::alone(BucketPlan {
             buckets: vec![0..10, 20..30],
@@ -158,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_are_no_plan_are_refused() {
+    fn words_of_no_plan_are_refused() {
         let nan = f64::NAN.to_bits();
         for words in [
             &[][..],

@@ -1,4 +1,4 @@
-//! Waiting for the sockets of two peers.
+//! Waits for the sockets of two peers.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use rustix::io::Errno;
 use crate::idle::LONGEST_SLEEP;
 use crate::sockets::MAX_SOCKETS;
 
-/// The sockets of two peers, to be waited for without a place of their own in memory.
+/// The sockets of two peers, without an allocation.
 pub(crate) struct PollSet<'a> {
-    /// Those that hold no socket are no descriptor either, which the system skips.
+    /// An empty slot holds no descriptor, and the system skips it.
     pub(crate) slots: [PollFd<'a>; 2 * MAX_SOCKETS],
 }
 
@@ -22,7 +22,7 @@ impl Default for PollSet<'_> {
 }
 
 impl PollSet<'_> {
-    /// Sleeps until something is there, but no longer than `limit`, and [`LONGEST_SLEEP`].
+    /// Sleeps until a socket is ready, at most for `limit` and [`LONGEST_SLEEP`].
     pub(crate) fn poll(&mut self, limit: Duration) -> Result<(), Errno> {
         let limit = limit.min(LONGEST_SLEEP);
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };

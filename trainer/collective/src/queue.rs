@@ -14,30 +14,31 @@ use crate::waiting::Waiting;
 use crate::wire::Wire;
 use crate::{AgreedPlan, BucketPlan, CollectiveError, Costs};
 
-/// What was handed over to a communicator, carried out in turn by its thread or by the caller while he waits.
+/// The orders of a communicator. Its thread carries them out in turn, or the caller does while it
+/// waits.
 pub(crate) struct Queue<M> {
     state: Mutex<QueueState<M>>,
-    /// The thread has something to do, or is to end.
+    /// Wakes the thread for an order or for the end.
     ordered: Condvar,
-    /// The thread has carried out an order, or panicked.
+    /// Signals that the thread has carried out an order, or panicked.
     ended: Condvar,
-    /// How the caller waits for peers; the thread blocks.
+    /// How the caller waits for peers. The thread always blocks.
     waiting: Waiting,
 }
 
 struct QueueState<M> {
     orders: VecDeque<Order<M>>,
-    /// How many of the orders the thread carries out without being waited for.
+    /// The number of orders that the thread carries out without a waiting caller.
     urgent: usize,
     outcomes: VecDeque<Outcome<M>>,
-    /// Held by whoever carries out an order, so that there is one at a time.
+    /// Taken by the one that carries out an order, so that only one order runs at a time.
     driver: Option<Driver>,
     closed: bool,
     panicked: bool,
 }
 
 pub(crate) enum Order<M> {
-    /// A sum, or what else is asked for.
+    /// A sum, or another collective.
     Operation {
         step: u64,
         bucket: u32,
@@ -49,7 +50,7 @@ pub(crate) enum Order<M> {
     Measure,
 }
 
-/// Somebody has panicked in an order, and the driver is gone with him.
+/// An order has panicked, and the driver is lost.
 pub(crate) struct Panicked;
 
 impl<M> Queue<M> {
@@ -67,7 +68,8 @@ impl<M> Queue<M> {
         Self { state: Mutex::new(state), ordered: Condvar::new(), ended: Condvar::new(), waiting }
     }
 
-    /// An order behind all others. An `urgent` one, and those before it, the thread carries out at once.
+    /// Puts an order behind all others. The thread carries out an `urgent` order, and those before
+    /// it, at once.
     pub(crate) fn put(&self, order: Order<M>, urgent: bool) {
         let mut state = self.lock();
         state.orders.push_back(order);
@@ -78,7 +80,7 @@ impl<M> Queue<M> {
         }
     }
 
-    /// Ends the thread after the order that it is at.
+    /// Ends the thread after its current order.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.ordered.notify_one();
@@ -90,14 +92,14 @@ impl<M> Queue<M> {
 }
 
 impl<M: AsMut<[f32]>> Queue<M> {
-    /// The thread's work, until the queue is closed.
+    /// Carries out urgent orders until the queue is closed. It is the thread's work.
     pub(crate) fn work(&self) {
         let mut state = self.lock();
         while !state.closed && !state.panicked {
             let driver = if state.urgent > 0 { state.driver.take() } else { None };
             state = match driver {
                 Some(mut driver) => {
-                    // The core belongs to what the caller computes.
+                    // The core belongs to the caller's computation.
                     driver.group.set_waiting(Waiting::Block);
                     let state = self.carry_out_next(driver, state);
                     self.ended.notify_one();
@@ -108,12 +110,13 @@ impl<M: AsMut<[f32]>> Queue<M> {
         }
     }
 
-    /// The outcome of the oldest sum, formed here unless the thread is at it. One must have been put.
+    /// Returns the outcome of the oldest operation, which must have been put. It is carried out
+    /// here unless the thread is at it.
     pub(crate) fn outcome(&self) -> Result<Outcome<M>, Panicked> {
         let mut state = self.lock();
         loop {
             if let Some(outcome) = state.outcomes.pop_front() {
-                // It may have looked while they were being carried out here.
+                // The thread may have looked while orders were carried out here.
                 if state.urgent > 0 && state.driver.is_some() {
                     self.ordered.notify_one();
                 }
@@ -147,7 +150,7 @@ impl<M: AsMut<[f32]>> Queue<M> {
         self.now(|driver| driver.unless_broken(|driver| driver.group.agree(propose)))
     }
 
-    /// What was fitted, after all orders.
+    /// Returns the fitted costs, after all orders.
     pub(crate) fn costs(&self) -> Result<Option<Costs>, Panicked> {
         self.now(|driver| driver.costs)
     }
@@ -189,7 +192,8 @@ impl<M: AsMut<[f32]>> Queue<M> {
     }
 }
 
-/// The driver while it is at an order; lost, with all its connections, where that panics.
+/// Holds the driver during an order. If the order panics, the driver and all its connections are
+/// lost.
 struct Turn<'a, M> {
     queue: &'a Queue<M>,
     driver: Option<Driver>,
@@ -197,7 +201,7 @@ struct Turn<'a, M> {
 
 impl<'a, M> Turn<'a, M> {
     fn driver(&mut self) -> &mut Driver {
-        self.driver.as_mut().expect("given back at the end only")
+        self.driver.as_mut().expect("the driver leaves its turn at the end only")
     }
 
     fn end(mut self) -> MutexGuard<'a, QueueState<M>> {
@@ -217,13 +221,13 @@ impl<M> Drop for Turn<'_, M> {
     }
 }
 
-/// Carries out orders on the group, with what they have in common.
+/// Carries out orders on the group.
 struct Driver {
     group: Group,
     measurement: Option<Measurement>,
-    /// What the last measurement that was completed found.
+    /// The result of the last complete measurement.
     costs: Option<Costs>,
-    /// The first failure; all later sums fail for its cause.
+    /// The first failure. All later sums fail for its cause.
     broken: Option<CollectiveError>,
 }
 
@@ -251,19 +255,19 @@ impl Driver {
                 None
             }
             Order::Measure => {
-                // The next operation that is waited for tells of a failure.
+                // The next operation reports a failure.
                 let _ = self.unless_broken(Self::measure);
                 None
             }
         }
     }
 
-    /// As the group agreed, if it did.
+    /// Returns the choice of the agreed plan, if there is one.
     fn choice(&self) -> Choice {
         self.group.plan().map_or_else(Choice::default, AgreedPlan::choice)
     }
 
-    /// What sums of this bucket travel in: the plan's buckets in the plan's format, all else as it is.
+    /// Returns the wire format of a bucket: the plan's for the plan's buckets, `f32` for all else.
     fn wire(&self, bucket: u32) -> Wire {
         let plan = self.group.plan().filter(|plan| (bucket as usize) < plan.buckets().len());
         plan.map_or(Wire::F32, AgreedPlan::wire)

@@ -1,8 +1,8 @@
-//! Where a process stands: in which job, generation and place.
+//! The identity of a rank: its job, its generation and its number.
 
 use std::fmt;
 
-/// A job's identity: the 16 bytes of its UUID.
+/// The identity of a job: the 16 bytes of its UUID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JobId(pub [u8; 16]);
 
@@ -12,13 +12,13 @@ impl fmt::Display for JobId {
     }
 }
 
-/// A place in a group.
+/// A rank of one generation of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankId {
     /// The job.
     pub job: JobId,
-    /// The membership.
+    /// The generation.
     pub generation: u64,
-    /// This process's rank in it.
+    /// The rank's number in it.
     pub rank: usize,
 }

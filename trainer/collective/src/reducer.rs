@@ -1,16 +1,17 @@
-//! Reductions of memory, many elements at a time: with AVX2 where the processor has it, and the same bits without.
+//! Reductions of many elements at a time: with AVX2 if the processor has it, with the same bits
+//! without.
 
 #![allow(unsafe_code, reason = "instructions that only some processors have")]
 
 use crate::element::{Element, Reduction};
 
-/// Reduces the bytes of the elements that arrive into those that are here.
+/// Reduces the bytes of arriving elements into local ones.
 pub(crate) type Reducer = fn(&mut [u8], &[u8]);
 
 /// Reduces the bytes of the elements in two places into both.
 pub(crate) type MutualReducer = fn(&mut [u8], &mut [u8]);
 
-/// The reducer of a type. A mean is a sum first.
+/// Returns the reducer of a type. A mean is a sum first.
 pub(crate) fn reducer<T: Element>(reduction: Reduction) -> Reducer {
     match reduction {
         Reduction::Sum | Reduction::Mean => |into, terms| reduce(into, terms, T::sum),
@@ -20,7 +21,7 @@ pub(crate) fn reducer<T: Element>(reduction: Reduction) -> Reducer {
     }
 }
 
-/// As [`reducer`], into both places.
+/// Returns the reducer of a type into both places.
 pub(crate) fn mutual_reducer<T: Element>(reduction: Reduction) -> MutualReducer {
     match reduction {
         Reduction::Sum | Reduction::Mean => |one, other| reduce_both(one, other, T::sum),
@@ -45,13 +46,13 @@ fn reduce_both<T: Element>(one: &mut [u8], other: &mut [u8], reduce: impl Fn(T, 
     });
 }
 
-/// Acts on all items, on as many at a time as vectors of AVX2 hold where the processor has them, else of those that all processors of its
-/// kind have.
+/// Acts on all items. Vectors hold as many items as AVX2 allows if the processor has it, or else as
+/// many as every processor of its kind allows.
 #[inline]
 pub(crate) fn each<I: Iterator>(items: I, act: impl Fn(I::Item)) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has them.
+        // SAFETY: the processor has AVX2.
         return unsafe { each_avx2(items, act) };
     }
     items.for_each(act);
@@ -74,7 +75,7 @@ mod tests {
         bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
     }
 
-    /// All reductions of bytes of any numbers, many at a time as each by itself.
+    /// Compares all reductions of many elements at a time with those of single elements.
     fn check<T: Element>(one: &[u8], other: &[u8]) {
         for reduction in [Reduction::Sum, Reduction::Min, Reduction::Max, Reduction::Product] {
             let reduce = match reduction {
@@ -98,7 +99,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn many_elements_at_a_time_are_reduced_as_each_by_itself(
+        fn many_elements_at_a_time_reduce_like_single_ones(
             (one, other) in (0..40_usize).prop_flat_map(|words| {
                 let bytes = || prop::collection::vec(any::<u8>(), 8 * words);
                 (bytes(), bytes())

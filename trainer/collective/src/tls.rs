@@ -1,4 +1,5 @@
-//! TLS 1.3 over a socket that never blocks. Bytes are encrypted from where they lie into one buffer, which then goes out whole.
+//! TLS 1.3 over a socket that never blocks. Bytes are encrypted from their place into one buffer,
+//! which is then sent whole.
 
 use std::fmt;
 use std::net::TcpStream;
@@ -16,11 +17,12 @@ use crate::link_error::LinkError;
 
 /// The most bytes of a record.
 const MAX_PLAINTEXT: usize = 16 << 10;
-/// Bytes that are encrypted at once: 8 records, which stay in the cache until the system has taken them.
+/// Bytes that are encrypted at once: 8 records, which stay in the cache until the system has taken
+/// them.
 const MOST_PLAINTEXT: usize = 8 * MAX_PLAINTEXT;
-/// Room for what records add to them, and for messages of TLS itself.
+/// Room for the overhead of records, and for messages of TLS itself.
 const OVERHEAD: usize = 8 << 10;
-/// Bytes that are taken from the socket at once; no record is longer than a seventh of it.
+/// Bytes that are read from the socket at once. No record is longer than a seventh of it.
 const MOST_CIPHERTEXT: usize = 128 << 10;
 /// The longest record with its header.
 const MAX_RECORD: usize = 5 + MAX_PLAINTEXT + 256;
@@ -28,16 +30,16 @@ const MAX_RECORD: usize = 5 + MAX_PLAINTEXT + 256;
 /// One end of a connection inside TLS.
 pub(crate) struct TlsSession {
     end: End,
-    /// As it came, from the first record on that was not read.
+    /// Encrypted bytes, from the first unread record on.
     incoming: Buffer,
-    /// Of a record that was read, what its reader had no room for.
+    /// Decrypted bytes for which the reader had no room.
     left: Vec<u8>,
     outgoing: Buffer,
     /// A record of two parts.
     together: Vec<u8>,
-    /// Bytes of the caller that are in it.
+    /// The caller's bytes that are encrypted and not yet sent.
     entrusted: usize,
-    /// Whether the other end has proved who it is.
+    /// True once the other end has proved its identity.
     is_established: bool,
 }
 
@@ -46,13 +48,14 @@ enum End {
     Server(UnbufferedServerConnection),
 }
 
-/// What came of the next record.
+/// The result of reading a record.
 enum Step {
-    /// Something was done; there may be more.
+    /// Something was done, and more may follow.
     Done,
-    /// All that is here is read; whether the other end has proved who it is.
+    /// All available bytes are read; `is_established` is true once the other end has proved its
+    /// identity.
     NeedsBytes { is_established: bool },
-    /// The other end has said its last word.
+    /// The other end has closed the session.
     Closed,
 }
 
@@ -63,13 +66,13 @@ struct Buffer {
 }
 
 impl TlsSession {
-    /// The end that has called.
+    /// Returns the end that dialled.
     pub(crate) fn client(identity: &Identity) -> Result<Self, LinkError> {
         let end = UnbufferedClientConnection::new(identity.client.clone(), identity.name.clone())?;
         Ok(Self::new(End::Client(end)))
     }
 
-    /// The end that was called.
+    /// Returns the end that accepted.
     pub(crate) fn server(identity: &Identity) -> Result<Self, LinkError> {
         Ok(Self::new(End::Server(UnbufferedServerConnection::new(identity.server.clone())?)))
     }
@@ -86,7 +89,7 @@ impl TlsSession {
         }
     }
 
-    /// Goes on with proving to each other who both ends are; whether that is done.
+    /// Continues the mutual proof of identity. Returns true once it is done.
     pub(crate) fn establish(&mut self, socket: &TcpStream) -> Result<bool, LinkError> {
         while !self.is_established {
             match self.step(&mut [], &mut [], &mut 0).inspect_err(|_| self.say_why(socket))? {
@@ -107,8 +110,9 @@ impl TlsSession {
         Ok(true)
     }
 
-    /// Sends bytes of two parts; how many, once the system has taken all that they became. Whoever is told to try again calls with the
-    /// same bytes: they are encrypted already.
+    /// Sends bytes of two parts. Returns their number once the system has taken all of their
+    /// ciphertext. A caller that has to try again must pass the same bytes, because they are
+    /// already encrypted.
     pub(crate) fn send(&mut self, socket: &TcpStream, header: &[u8], payload: &[u8]) -> Result<usize, LinkError> {
         if !self.is_established {
             return Err(LinkError::System(Errno::AGAIN));
@@ -125,12 +129,12 @@ impl TlsSession {
         Ok(std::mem::take(&mut self.entrusted))
     }
 
-    /// Whether bytes are encrypted that the system has not taken yet.
+    /// Returns true while the system has not taken all encrypted bytes.
     pub(crate) fn holds_bytes(&self) -> bool {
         self.entrusted > 0
     }
 
-    /// Takes what has come into two parts; 0 once the other end has closed.
+    /// Receives available bytes into two parts. Returns 0 once the other end has closed.
     pub(crate) fn receive(
         &mut self,
         socket: &TcpStream,
@@ -160,7 +164,7 @@ impl TlsSession {
         Ok(taken)
     }
 
-    /// Reads the next record, its bytes into what is left of two parts after the first `taken`.
+    /// Reads the next record into the two parts, after their first `taken` bytes.
     fn step(&mut self, header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> Result<Step, LinkError> {
         let Self { end, incoming, left, outgoing, .. } = self;
         let mut take = |plaintext: &[u8]| {
@@ -175,7 +179,7 @@ impl TlsSession {
         incoming.advance(done);
         let step = step?;
         if matches!(step, Step::NeedsBytes { is_established: true }) && incoming.begins_with_a_record() {
-            // A message of TLS in pieces, of which nobody here sends any.
+            // This is a fragment of a TLS message. No rank sends such fragments.
             return Err(LinkError::Tls(InvalidMessage::UnexpectedMessage("part of a message").into()));
         }
         Ok(step)
@@ -188,7 +192,7 @@ impl TlsSession {
         taken
     }
 
-    /// Into one record: each costs what it costs to allocate one, there and here.
+    /// Encrypts two parts into one record: every record costs an allocation at both ends.
     fn encrypt_together(&mut self, header: &[u8], payload: &[u8]) -> Result<(), LinkError> {
         let mut together = std::mem::take(&mut self.together);
         together.clear();
@@ -201,7 +205,7 @@ impl TlsSession {
 
     fn encrypt(&mut self, plaintext: &[u8]) -> Result<(), LinkError> {
         let Self { end, outgoing, .. } = self;
-        // There is no message in pieces, so that what has come need not be looked at.
+        // Messages are never fragmented, so received bytes do not matter here.
         let written = match end {
             End::Client(end) => write(end.process_tls_records(&mut []), plaintext, outgoing.room()),
             End::Server(end) => write(end.process_tls_records(&mut []), plaintext, outgoing.room()),
@@ -210,7 +214,7 @@ impl TlsSession {
         Ok(())
     }
 
-    /// Has the system take all that is to go out.
+    /// Sends all encrypted bytes.
     fn flush(&mut self, socket: &TcpStream) -> Result<(), Errno> {
         while !self.outgoing.filled.is_empty() {
             let rest = &self.outgoing.bytes[self.outgoing.filled.clone()];
@@ -220,23 +224,23 @@ impl TlsSession {
         Ok(())
     }
 
-    /// Takes from the socket what is there; 0 once the other end has closed.
+    /// Reads available bytes from the socket. Returns 0 once the other end has closed.
     fn fill(&mut self, socket: &TcpStream) -> Result<usize, Errno> {
         let came = rustix::io::read(socket, self.incoming.room())?;
         self.incoming.filled.end += came;
         Ok(came)
     }
 
-    /// Tells the other end what is wrong with it, if it still listens.
+    /// Tells the other end the reason of a failure, if it still listens.
     fn say_why(&mut self, socket: &TcpStream) {
-        // It may have gone already, and this rank knows what it has met.
+        // The other end may have gone, and this rank knows the failure anyway.
         if let Ok(Step::Done) = self.step(&mut [], &mut [], &mut 0) {
             let _ = self.flush(socket);
         }
     }
 }
 
-/// Copies what fits into two parts, of which so much is taken; how much did.
+/// Copies bytes into the room of two parts after `taken`. Returns the number that fitted.
 fn put(bytes: &[u8], header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> usize {
     let mut moved = 0;
     let skipped = [*taken, taken.saturating_sub(header.len())];
@@ -250,7 +254,7 @@ fn put(bytes: &[u8], header: &mut [u8], payload: &mut [u8], taken: &mut usize) -
     moved
 }
 
-/// Does what the next record asks for; the bytes that are done with.
+/// Does what the next record asks for. Returns the bytes that can be discarded.
 fn carry_on<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Buffer,
@@ -267,13 +271,13 @@ fn carry_on<Data>(
             Ok(Step::Done)
         }
         ConnectionState::EncodeTlsData(mut message) => {
-            // What is encrypted leaves room for a message.
+            // Encrypted data always leaves room for a message.
             let written = message.encode(outgoing.room()).map_err(|_| LinkError::System(Errno::NOBUFS))?;
             outgoing.filled.end += written;
             Ok(Step::Done)
         }
         ConnectionState::TransmitTlsData(transmission) => {
-            // Nothing overtakes it in the buffer.
+            // The buffer keeps the order.
             transmission.done();
             Ok(Step::Done)
         }
@@ -290,7 +294,7 @@ fn write<Data>(status: UnbufferedStatus<'_, '_, Data>, plaintext: &[u8], room: &
         ConnectionState::WriteTraffic(mut traffic) => {
             traffic.encrypt(plaintext, room).map_err(|_| LinkError::System(Errno::NOBUFS))
         }
-        // The other end has taken its leave.
+        // The other end has closed the session.
         _ => Err(LinkError::System(Errno::PIPE)),
     }
 }
@@ -307,7 +311,8 @@ impl Buffer {
         }
     }
 
-    /// Where the next bytes go: room for a record at least, in a buffer of several that holds no whole one.
+    /// Returns the room for further bytes: at least one record, if the buffer holds several and no
+    /// whole one is in it.
     fn room(&mut self) -> &mut [u8] {
         if self.filled.start > 0 && self.bytes.len() - self.filled.end < MAX_RECORD {
             self.bytes.copy_within(self.filled.clone(), 0);
@@ -330,7 +335,7 @@ impl fmt::Debug for TlsSession {
     }
 }
 
-/// What is wrong with the other end of a connection that was to be established.
+/// Says why a connection could not be established.
 pub(crate) fn refusal(error: &rustls::Error) -> String {
     use rustls::Error::{AlertReceived, InvalidCertificate, NoCertificatesPresented};
     match error {

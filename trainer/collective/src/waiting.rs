@@ -1,6 +1,7 @@
-//! How a rank waits for another: it looks again, gives its core to whoever wants it, or sleeps. A
-//! wait is short where each rank has a core to itself, and then looking again is fastest. Where two
-//! ranks share a core, the one that looks keeps the other from what it looks for.
+//! How a rank waits for another: it looks again, yields its core, or sleeps.
+//!
+//! A wait is short if each rank has a core to itself, and then looking again is fastest. If two
+//! ranks share a core, the one that looks keeps the other from the awaited work.
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
@@ -11,21 +12,20 @@ use crate::own_core::OwnCore;
 /// How a rank waits for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// It sleeps at once: right where ranks outnumber cores.
+    /// Sleeps at once. It suits ranks that outnumber the cores.
     Block,
-    /// It looks again for some microseconds first, then gives its core to whoever wants it between
-    /// two looks, then sleeps: lower latency where each rank has a core to itself. It learns how
-    /// long looking pays.
+    /// Looks again for some microseconds, then yields its core between two looks, then sleeps.
+    /// Latency is lower if each rank has a core to itself. The rank learns how long looking pays.
     SpinThenBlock,
-    /// The latter where this process may use a core for each thread of the group's ranks on this
-    /// host, else the former, as while the group forms and in a star. A rank whose host nobody
-    /// knows counts as alone on it.
+    /// Means [`Waiting::SpinThenBlock`] if this process may use a core for each thread of the
+    /// group's ranks on this host. Otherwise it means [`Waiting::Block`], as it does in a star and
+    /// while the group forms. A rank on an unknown host counts as alone on it.
     Adaptive,
 }
 
 impl Waiting {
-    /// What [`Waiting::Adaptive`] means where so many ranks, of so many threads each, share so many
-    /// cores.
+    /// Resolves [`Waiting::Adaptive`] for this many ranks on a host, with `threads` threads each,
+    /// and this many cores.
     pub(crate) fn resolved(self, ranks: usize, threads: NonZeroUsize, cores: usize) -> Self {
         match self {
             Self::Adaptive if ranks.saturating_mul(threads.get()) <= cores => Self::SpinThenBlock,
@@ -35,47 +35,47 @@ impl Waiting {
     }
 }
 
-/// How long a wait looks at most before it first gives its core away. Two ranks that are both at
-/// work meet within this.
+/// The longest time to look before a wait first yields its core. Two ranks that are both at work
+/// meet within it.
 const LONGEST_SPIN: Duration = Duration::from_micros(5);
-/// The shortest time before that which is not none.
+/// The shortest such time above zero.
 const SHORTEST_SPIN: Duration = Duration::from_nanos(300);
-/// How long a wait lasts at most before it sleeps: ranks that compute the same come together
-/// sooner, and one that sleeps costs them a wake-up, some 50 µs in a virtual machine.
+/// The longest time of a wait before it sleeps. Ranks that compute the same meet sooner, and a
+/// wake-up costs some 50 µs in a virtual machine.
 const LONGEST_STAY: Duration = Duration::from_micros(400);
-/// The least that it learns to stay.
+/// The shortest such time that a rank learns.
 const SHORTEST_STAY: Duration = Duration::from_micros(25);
-/// A core that was given away for so long was used by another thread.
+/// Another thread has used a core that was yielded for this long.
 const USED: Duration = Duration::from_nanos(2500);
-/// One that was given away for so long was used by a thread that computes.
+/// A thread that computes has used a core that was yielded for this long.
 const HELD: Duration = Duration::from_micros(200);
-/// For how many waits a rank keeps its own core, after a thread that computes has held it: most of
-/// them are short.
+/// The number of waits for which a rank keeps its own core after a thread that computes has held
+/// it. Most of them are short.
 const KEEPS: u32 = 1000;
-/// After how many waits a rank moves to its own core again, at the earliest.
+/// The least number of waits between two moves to the own core.
 const STAYS: u32 = 32;
 
-/// What a rank does that has found nothing, before it looks again.
+/// The next thing that a rank does if it has found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Look,
-    /// Give the core to whoever wants it.
+    /// Yield the core to other threads.
     Yield,
     Sleep,
 }
 
-/// Where a rank is that has given its core away and got it back.
+/// The core on which a rank is after it yielded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CurrentCore {
-    /// On a core like any other: it has none of its own.
+    /// Any core: the rank has none of its own.
     Any,
-    /// On its own.
+    /// The rank's own core.
     Own,
-    /// On another than its own.
+    /// Another core than its own.
     Other,
 }
 
-/// How the waits of a rank go, as those before taught it.
+/// The waits of a rank, and the lessons of earlier ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiter {
     waiting: Waiting,
@@ -85,21 +85,20 @@ pub(crate) struct Waiter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Learnt {
-    /// How long a wait looks before it gives its core away: none where another rank shares the
-    /// core.
+    /// The time to look before a wait yields its core. It is zero if another rank shares the core.
     spin: Duration,
-    /// How long it lasts before it sleeps.
+    /// The time before a wait sleeps.
     stay: Duration,
-    /// Waits that do not give the core away.
+    /// Waits that do not yield the core.
     keeps: u32,
     /// Waits before the rank may move again.
     stays: u32,
 }
 
-/// One wait so far.
+/// The state of one wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wait {
-    /// Whether another thread has used the core meanwhile.
+    /// True if another thread has used the core meanwhile.
     shared: bool,
     slept: bool,
 }
@@ -114,12 +113,12 @@ impl Waiter {
         self.waiting
     }
 
-    /// Waits another way from now on; what was learnt stays.
+    /// Changes how later waits go. The lessons stay.
     pub(crate) fn set_waiting(&mut self, waiting: Waiting) {
         self.waiting = waiting;
     }
 
-    /// What to do where nothing was found after waiting for so long.
+    /// Returns what to do after `waited` without a find.
     pub(crate) fn next(&self, wait: &mut Wait, waited: Duration) -> Next {
         let Learnt { spin, stay, keeps, .. } = self.learnt.get();
         match self.waiting {
@@ -132,11 +131,11 @@ impl Waiter {
         Next::Sleep
     }
 
-    /// The core was given away for so long; whether the rank moves to its own.
+    /// Notes that the core was yielded for `away`. Returns true if the rank moves to its own core.
     ///
-    /// Where another thread uses the core on which the rank is, the rank is better off on its own.
-    /// There it does not give way to a thread that computes: that thread would keep the core for
-    /// milliseconds, and the rank would miss what comes within microseconds.
+    /// If another thread uses the present core, the rank is better off on its own core. There it
+    /// does not yield to a thread that computes: that thread would keep the core for milliseconds,
+    /// and the rank would miss bytes that arrive within microseconds.
     fn yielded(&self, wait: &mut Wait, away: Duration, place: CurrentCore) -> bool {
         let learnt = self.learnt.get();
         let is_used = away >= USED;
@@ -148,7 +147,7 @@ impl Waiter {
         moves
     }
 
-    /// What was waited for is there.
+    /// Notes that the wait found something.
     pub(crate) fn found(&self, Wait { shared, slept }: Wait) {
         let Learnt { spin, stay, keeps, stays } = self.learnt.get();
         let spin = match shared {
@@ -160,8 +159,8 @@ impl Waiter {
         self.learnt.set(Learnt { spin, stay, keeps: keeps.saturating_sub(1), stays: stays.saturating_sub(1) });
     }
 
-    /// Lets another thread use the core, where one wants to, and leaves the core to it where the
-    /// rank has one of its own.
+    /// Yields the core to other threads. If another thread used it, the rank may move to its own
+    /// core.
     pub(crate) fn give_way(&self, wait: &mut Wait) {
         let begun = Instant::now();
         std::thread::yield_now();
@@ -185,9 +184,8 @@ mod tests {
         Duration::from_micros(count)
     }
 
-    /// A wait that lasts so long, where each look takes a microsecond and the core is away for
-    /// `away` whenever it is given away; how often it looked at once, gave the core away, and
-    /// slept.
+    /// Runs a wait of `lasts`. Each look takes a microsecond, and each yield takes `away`. Returns
+    /// how often it looked at once, yielded and slept.
     fn wait(waiter: &Waiter, lasts: Duration, away: Duration) -> [u32; 3] {
         let (mut wait, mut waited, mut counts) = (Wait::default(), Duration::ZERO, [0; 3]);
         while waited < lasts {
@@ -206,36 +204,30 @@ mod tests {
         counts
     }
 
-    /// What the last of so many such waits does.
+    /// Returns what the last of `waits` such waits does.
     fn after(waits: u32, lasts: Duration, away: Duration) -> [u32; 3] {
         let waiter = Waiter::new(Waiting::SpinThenBlock, None);
         (0..waits).map(|_| wait(&waiter, lasts, away)).last().unwrap()
     }
 
     #[test]
-    fn a_wait_looks_then_gives_the_core_away_then_sleeps_and_learns_what_pays() {
+    fn a_wait_looks_then_yields_then_sleeps_and_learns_what_pays() {
         let alone = Duration::from_nanos(400);
         for (waits, lasts, away, does, why) in [
             (1, micros(4), alone, [4, 0, 0], "a short wait never leaves its core"),
             (100, micros(4), alone, [4, 0, 0], "nor does it learn to"),
-            (
-                100,
-                micros(25),
-                alone,
-                [5, 50, 0],
-                "where nobody wants the core, it is given away in vain, and no harm done",
-            ),
+            (100, micros(25), alone, [5, 50, 0], "if no thread wants the core, yielding does no harm"),
             (1, micros(10), micros(10), [5, 1, 0], "another rank on the core has to wait for the first microseconds"),
             (100, micros(10), micros(10), [0, 1, 0], "but not for those of each wait"),
             (1, micros(1000), alone, [5, 988, 1], "a long wait sleeps"),
-            (100, micros(1000), alone, [5, 50, 1], "soon, where all waits are long"),
+            (100, micros(1000), alone, [5, 50, 1], "soon, if all waits are long"),
         ] {
             assert_eq!(after(waits, lasts, away), does, "{why}");
         }
     }
 
     #[test]
-    fn what_was_learnt_is_forgotten_once_the_core_is_free_again() {
+    fn the_lessons_are_forgotten_once_the_core_is_free_again() {
         let waiter = Waiter::new(Waiting::SpinThenBlock, None);
         let first = waiter.learnt.get();
         for _ in 0..100 {
@@ -249,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_moves_to_its_own_core_where_another_thread_uses_the_one_on_which_it_is() {
+    fn a_rank_moves_to_its_own_core_if_another_thread_uses_its_present_one() {
         for (away, place, moves) in [
             (micros(10), CurrentCore::Other, true),
             (micros(4000), CurrentCore::Other, true),
@@ -292,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_spin_only_where_each_of_their_threads_has_a_core() {
+    fn ranks_spin_only_if_each_of_their_threads_has_a_core() {
         for (ranks, threads, cores, meant) in [
             (1, 1, 1, Waiting::SpinThenBlock),
             (2, 1, 2, Waiting::SpinThenBlock),

@@ -1,4 +1,4 @@
-//! Fewer bits on the wire than in memory.
+//! Number formats on the wire that are narrower than in memory.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -6,48 +6,50 @@ use half::{bf16, f16};
 use crate::element::{Element, ElementType, Reduction};
 use crate::reducer::{Reducer, each, reducer};
 
-/// The number format in which sums of `f32` travel between ranks; memory that they share knows `f32` only.
+/// The number format in which sums of `f32` travel between ranks. Shared memory always uses `f32`.
 ///
-/// A narrower one rounds whatever is sent, on the sender too, so that all ranks end with the same bits; terms are always added in `f32`.
-/// [`Algorithm::Direct`](crate::algorithm::Algorithm::Direct) rounds no element more than twice: as a term and as the sum; where ranks share
-/// some of the hosts only what it sends between those is rounded, and its terms are the sums of hosts.
+/// A narrower format rounds everything that is sent, on the sender too, so that all ranks end with
+/// the same bits. Terms are always added in `f32`.
+/// [`Algorithm::Direct`](crate::algorithm::Algorithm::Direct) rounds each element at most twice: as
+/// a term and as the sum. If ranks share some of the hosts, it rounds only between hosts, where its
+/// terms are the sums of hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wire {
     /// As in memory.
     #[default]
     F32,
-    /// The upper half of an `f32`: all of its range, 8 bits of precision.
+    /// The upper half of an `f32`: its full range with 8 bits of precision.
     Bf16,
-    /// 11 bits of precision; what is greater than 65,504 becomes infinite.
+    /// 11 bits of precision. Values above 65,504 become infinite.
     F16,
 }
 
-/// Elements that are rounded, or added, while they are in the first-level cache.
+/// Elements that are rounded or added together. They stay in the first-level cache.
 const BLOCK: usize = 1024;
 
 /// Rounds the bytes of elements and writes them into a frame.
 pub(crate) type Writer = fn(&mut [u8], &mut [u8]);
 
-/// How elements are written into frames and taken from them.
+/// The conversion of elements to frames and back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Coding {
     /// Bytes of an element in a frame.
     pub(crate) element_bytes: usize,
-    /// Rounds elements where they are and writes them; `None` where frames are made of memory as it is.
+    /// Rounds elements in place and writes them. It is `None` if frames hold memory as it is.
     pub(crate) write: Option<Writer>,
     /// Replaces elements by those of a frame.
     pub(crate) copy: fn(&mut [u8], &[u8]),
-    /// Reduces those of a frame into elements.
+    /// Reduces the elements of a frame into local ones.
     pub(crate) reduce: Reducer,
-    /// The code of the elements in a [`OperationCode`](crate::OperationCode).
+    /// The code of the elements in an [`OperationCode`](crate::OperationCode).
     pub(crate) code: u8,
 }
 
 impl Wire {
-    /// All of them, by number.
+    /// All formats, by number.
     pub(crate) const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {
@@ -56,7 +58,7 @@ impl Wire {
         }
     }
 
-    /// Rounds numbers to what frames hold.
+    /// Rounds numbers to this format.
     pub(crate) fn round(self, values: &mut [f32]) {
         match self {
             Self::F32 => {}
@@ -65,7 +67,7 @@ impl Wire {
         }
     }
 
-    /// For sums of `f32`.
+    /// Returns the coding for sums of `f32`.
     pub(crate) fn coding(self) -> Coding {
         match self {
             Self::F32 => Coding::plain::<f32>(Reduction::Sum),
@@ -76,12 +78,12 @@ impl Wire {
 }
 
 impl Coding {
-    /// Of frames that hold what numbers are rounded to.
+    /// Returns the coding of frames with rounded numbers.
     fn narrow<H: Narrow>(code: u8) -> Self {
         Self { element_bytes: size_of::<H>(), write: Some(write::<H>), copy: copy::<H>, reduce: add::<H>, code }
     }
 
-    /// Of frames that hold what memory holds.
+    /// Returns the coding of frames with numbers as in memory.
     pub(crate) fn plain<T: Element>(reduction: Reduction) -> Self {
         Self {
             element_bytes: size_of::<T>(),
@@ -93,7 +95,7 @@ impl Coding {
     }
 }
 
-/// A number format that `f32` is rounded to, many numbers at a time.
+/// A number format to which `f32` is rounded, many numbers at a time.
 trait Narrow: bytemuck::Pod {
     fn round(values: &[f32], rounded: &mut [Self]);
     fn widen(rounded: &[Self], values: &mut [f32]);

@@ -1,6 +1,6 @@
-//! Every rank reduces its own part of all others' elements and sends the result to each of them: two hops, whatever their number, and
-//! no element is on its way more than twice. Where ranks share some of the hosts those sum within them first, and then this is done between
-//! hosts.
+//! Every rank reduces its own part of all others' elements and sends the result to each of them. It
+//! takes two hops for any number of ranks, and no element travels more than twice. If ranks share
+//! some of the hosts, they sum within hosts first, and this scheme runs between hosts.
 
 use super::{AllReduce, Arrival, Builder, Terms, hierarchical, part};
 use crate::Hosts;
@@ -25,7 +25,7 @@ impl AllReduce for Scheme {
             });
         }
         let world = builder.world;
-        // In turns, so that no rank is everyone's target at once.
+        // Each rank starts with another target, so that no rank gets everything at once.
         for distance in 1..world {
             for from in 0..world {
                 let to = (from + distance) % world;
@@ -51,7 +51,7 @@ impl AllReduce for Scheme {
     }
 
     fn is_worth_trying(&self, _: &Hosts) -> bool {
-        // It costs what a ring costs; only what is rounded on its way needs it.
+        // It costs as much as a ring. Only rounded formats need it.
         false
     }
 }

@@ -1,4 +1,4 @@
-//! Recursive doubling: in hop h, ranks that differ in bit h exchange all they have.
+//! Recursive doubling: in hop h, ranks that differ in bit h exchange all their elements.
 
 use super::{AllReduce, Arrival, Builder, Terms};
 use crate::Hosts;
@@ -31,7 +31,8 @@ impl AllReduce for Scheme {
     }
 }
 
-/// What the ranks beyond a power of two take: they lend their elements before and get the result after.
+/// Returns the cost of ranks beyond a power of two: they lend their elements before and get the
+/// result after.
 pub(super) fn folded(terms: &Terms<'_>) -> f64 {
     match terms.hosts.world().is_power_of_two() {
         true => 0.0,
@@ -39,7 +40,8 @@ pub(super) fn folded(terms: &Terms<'_>) -> f64 {
     }
 }
 
-/// The greatest power of two of ranks. Of the first ranks, the even ones are left out for every rank beyond it.
+/// The greatest power of two of the ranks. For every rank beyond it, one of the first even ranks is
+/// left out.
 pub(super) struct Core {
     pub(super) size: usize,
     left_out: usize,
@@ -55,8 +57,9 @@ impl Core {
     }
 }
 
-/// Does `inside` among the core, from the hop that it is given to the one that it returns. Each rank left out lends its elements to
-/// the next rank before, and gets the result from it after.
+/// Runs `inside` among the core. It takes its first hop and returns the hop after its last. Each
+/// rank that is left out lends its elements to the next rank before, and gets the result from it
+/// after.
 pub(super) fn in_core(builder: &mut Builder, length: usize, inside: impl FnOnce(&mut Builder, &Core, usize) -> usize) {
     let size = 1 << builder.world.ilog2();
     let core = Core { size, left_out: builder.world - size };

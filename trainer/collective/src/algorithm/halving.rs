@@ -1,7 +1,8 @@
-//! Recursive halving, then doubling: partners split what both have, each reduces one half of it, and halves come back the same way.
+//! Recursive halving, then doubling. Two partners split their common elements, and each reduces one
+//! half. The halves come back the same way.
 //!
-//! Neighbours are partners first, so that the terms of each element are added as in a binary tree over the ranks, as recursive doubling
-//! does it.
+//! Neighbours are partners first. So the terms of each element are added as in a binary tree over
+//! the ranks, as in recursive doubling.
 
 use std::ops::Range;
 
@@ -46,7 +47,7 @@ impl AllReduce for Scheme {
     }
 }
 
-/// What a member reduces after so many levels.
+/// Returns the elements that a member reduces after `levels` levels.
 fn held(member: usize, levels: usize, length: usize) -> Range<usize> {
     (0..levels).fold(0..length, |range, level| part(&range, 2, member >> level & 1))
 }

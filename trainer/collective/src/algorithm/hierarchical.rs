@@ -1,12 +1,15 @@
-//! Within hosts, between them, and within them again: as many ranks of each host as the smallest one has own a part of the elements each.
-//! They sum it up over their host, go round a ring of the hosts with it (or [exchange](super::direct) it directly), and hand it to the others
-//! of their host.
+//! Within hosts, between them, and within them again.
+//!
+//! As many ranks of each host as the smallest host has own a part of the elements each. An owner
+//! sums its part over its host and takes it round a ring of the hosts, or
+//! [exchanges](super::direct) it directly. Then it hands the result to the others of its host.
 
 use crate::Hosts;
 
 use super::{AllReduce, Arrival, Builder, Terms, part};
 
-/// Hops of the whole between two hops of a segment: segments are on their way between hosts while others are summed up within them.
+/// Hops of the whole between two hops of a segment. Some segments travel between hosts while others
+/// are summed within them.
 const LAG: usize = 4;
 
 pub(super) struct Scheme;
@@ -22,11 +25,13 @@ impl AllReduce for Scheme {
 
     fn describe(&self, builder: &mut Builder, hosts: &Hosts, length: usize) {
         let count = hosts.count();
-        // As in any ring: first each passes on the part to which its next one has yet to add, then what is complete.
+        // As in any ring, each host first passes on the part to which the next has yet to add, then
+        // complete parts.
         over_hosts(builder, hosts, length, |host, step| ((host + 2 * count - step - 1) % count, (host + 1) % count));
     }
 
-    /// Of k ranks per host, where those differ, the fullest host's for what it gathers and the emptiest one's for how many share that.
+    /// Costs of hosts with k ranks each. If k differs, the fullest host gathers the most, and the
+    /// emptiest one has the fewest ranks to share that.
     fn seconds(&self, terms: &Terms<'_>) -> f64 {
         let [hosts, fullest, emptiest] =
             [terms.hosts.count(), terms.hosts.fullest(), terms.hosts.emptiest()].map(|count| count as f64);
@@ -43,8 +48,10 @@ impl AllReduce for Scheme {
     }
 }
 
-/// Of H hosts each sums up within itself, then sends in each of 2(H−1) steps a part to another host, and hands everything round within itself.
-/// In the first H−1 steps parts are terms, then sums; `sends` says of a host and a step which part goes to which host.
+/// Describes a hierarchy of H hosts. Each sums within itself, sends a part to another host in each
+/// of 2(H−1) steps, and hands the result round within itself. In the first H−1 steps the parts are
+/// terms, then they are sums. For a host and a step, `sends` returns the part and the receiving
+/// host.
 pub(super) fn over_hosts(
     builder: &mut Builder,
     hosts: &Hosts,
@@ -59,7 +66,7 @@ pub(super) fn over_hosts(
         let hop = |hop: usize| index + lag * hop;
         for owner in 0..owners {
             let owned = part(&(0..length), owners, owner);
-            // Whose part an element is in does not depend on how many segments there are.
+            // The owner of an element does not depend on the number of segments.
             let passed = |number: usize| part(&part(&owned, count, number), segments, index);
             let gathered = if segments == 1 { vec![owned.clone()] } else { (0..count).map(passed).collect() };
             let mut within = |hop: usize, gathers: bool| {

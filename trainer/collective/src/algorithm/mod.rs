@@ -1,11 +1,14 @@
-//! Collective algorithms as pure schedules: who sends which elements to whom, in which hop.
+//! Collective algorithms as pure schedules: which rank sends which elements to which rank, in which
+//! hop.
 //!
-//! An algorithm is a list of transfers, each in a hop of a count that all ranks share. What is sent in a hop is what was there before
-//! the hop's arrivals. A [`Schedule`] is one rank's part of the list: what it sends and what it receives, both in the one order that
-//! all ranks agree on, so that the earliest transfer that is not done yet can always be done: no schedule deadlocks over links that
+//! An algorithm is a list of transfers. Each belongs to a hop, and all ranks count hops alike. A
+//! hop sends the elements as they were before that hop's arrivals. A [`Schedule`] is one rank's
+//! part of the list: its sends and its receives. All ranks put both in the same order, so the
+//! earliest open transfer can always proceed. Hence no schedule deadlocks, even over links that
 //! hold one frame.
 //!
-//! An all-reduce is one file: its schedule, its cost and its name. Besides, [`Algorithm`] lists it, and the manifest names it.
+//! Each all-reduce is one file with its schedule, its cost and its name. [`Algorithm`] lists them,
+//! and the manifest names them.
 
 mod direct;
 mod doubling;
@@ -23,85 +26,92 @@ use ring::Ring;
 use crate::costs::Costs;
 use crate::hosts::Hosts;
 
-/// Elements of the longest frame that is sent: 1 MiB of f32. Each frame costs some 10 µs over loopback besides its bytes.
+/// Elements of the longest frame: 1 MiB of f32. Over loopback each frame costs some 10 µs besides
+/// its bytes.
 pub const MAX_FRAME: usize = 256 * 1024;
 
 /// One rank's part in a collective operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// What it sends, in order.
+    /// The frames to send, in order.
     pub sends: Vec<Send>,
-    /// What it receives, in order.
+    /// The frames to receive, in order.
     pub receives: Vec<Receive>,
-    /// Hops of the operation, those included in which this rank does nothing.
+    /// Hops of the operation, including those in which this rank does nothing.
     pub hops: usize,
 }
 
 /// A frame to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Send {
-    /// The hop that it belongs to, from 0.
+    /// The hop, from 0.
     pub hop: usize,
-    /// The rank that it goes to.
+    /// The receiving rank.
     pub to: usize,
-    /// The elements that it carries.
+    /// The elements in the frame.
     pub elements: Range<usize>,
-    /// Receives that must have been taken in before: they change these elements.
+    /// Receives that must have been taken in before, because they change these elements.
     pub after: usize,
 }
 
 /// A frame to receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receive {
-    /// The hop that it belongs to, from 0.
+    /// The hop, from 0.
     pub hop: usize,
-    /// The rank that it comes from.
+    /// The sending rank.
     pub from: usize,
-    /// The elements that it carries.
+    /// The elements in the frame.
     pub elements: Range<usize>,
-    /// What becomes of them.
+    /// The treatment of these elements.
     pub arrival: Arrival,
-    /// Sends that must be out before it is taken in: they carry what these elements were.
+    /// Sends that must be done before it is taken in, because they carry the old values of these
+    /// elements.
     pub after: usize,
 }
 
-/// What becomes of elements that arrive.
+/// The treatment of arriving elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// They are reduced into the local ones: added, or what the operation says.
+    /// They are reduced into the local ones.
     Reduce,
     /// They replace the local ones.
     Copy,
 }
 
-/// How an all-reduce is done. Costs: α seconds a message, β a byte, γ a byte to reduce; S bytes, n ranks.
+/// The algorithm of an all-reduce. Costs: α seconds for a message, β for a byte, γ for a byte to
+/// reduce; S bytes, n ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ. (Patarasu and Yuan, 2009)
     Ring,
-    /// ⌊log₂n⌋(α + Sβ + Sγ); 2α + 2Sβ + Sγ more where n is no power of two. (Thakur, Rabenseifner and Gropp, 2005)
+    /// ⌊log₂n⌋(α + Sβ + Sγ), and 2α + 2Sβ + Sγ more if n is no power of two. (Thakur, Rabenseifner
+    /// and Gropp, 2005)
     RecursiveDoubling,
-    /// 2·⌊log₂n⌋α + 2(m−1)/m·Sβ + (m−1)/m·Sγ, where m is the greatest power of two up to n; 2α + 2Sβ + Sγ more where that is not n. (Rabenseifner, 2004)
+    /// 2·⌊log₂n⌋α + 2(m−1)/m·Sβ + (m−1)/m·Sγ, with m the greatest power of two up to n, and 2α +
+    /// 2Sβ + Sγ more if m is not n. (Rabenseifner, 2004)
     HalvingDoubling,
-    /// ≈ 2(⌊log₂n⌋ + k)(α + S/k·(β + γ)) with k frames: two trees, each with half of the elements, in which every rank has children in
-    /// one only. (Sanders, Speck and Träff, 2009)
+    /// ≈ 2(⌊log₂n⌋ + k)(α + S/k·(β + γ)) with k frames. There are two trees, each with half of the
+    /// elements, and every rank has children in only one. (Sanders, Speck and Träff, 2009)
     DoubleTree,
-    /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, in two hops: every rank reduces one part of all others' elements by itself. Where ranks share
-    /// some of the hosts it is a hierarchy, and what it costs, with these two hops between hosts.
+    /// 2(n−1)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, in two hops: every rank reduces one part of all others'
+    /// elements by itself. If ranks share some of the hosts, it is a hierarchy at the cost of one,
+    /// with these two hops between hosts.
     Direct,
-    /// Within hosts, between them, and within them again: with H hosts of k ranks each 2(k+H−2)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ, of which
-    /// only 2(H−1)/H·Sβ go over a host's line to the others. (Goyal et al., arXiv 1706.02677, §4)
+    /// Within hosts, between them, and within them again. With H hosts of k ranks each it costs
+    /// 2(k+H−2)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ. Only 2(H−1)/H·Sβ of that goes over a host's line to
+    /// the others. (Goyal et al., arXiv 1706.02677, §4)
     Hierarchical,
-    /// A ring in each row, then in each column, then in each row again. (Mikami et al., arXiv 1811.05233)
-    /// 2(X+Y−2)α + 2(n−1)/n·Sβ + (n−1)/n·Sγ for X columns and Y rows.
+    /// A ring in each row, then in each column, then in each row again: 2(X+Y−2)α + 2(n−1)/n·Sβ +
+    /// (n−1)/n·Sγ for X columns and Y rows. (Mikami et al., arXiv 1811.05233)
     Torus {
-        /// Ranks of a row; a divisor of the number of ranks.
+        /// Ranks of a row; it divides the number of ranks.
         columns: usize,
     },
 }
 
 impl Algorithm {
-    /// All but the torus, which needs its columns.
+    /// All algorithms but the torus, which needs its columns.
     pub const PLAIN: [Self; 6] = [
         Self::Ring,
         Self::RecursiveDoubling,
@@ -111,20 +121,22 @@ impl Algorithm {
         Self::Hierarchical,
     ];
 
-    /// The torus of `world` ranks that is nearest to a square; one column where their number is prime.
+    /// Returns the torus of `world` ranks that is nearest to a square. It has one column if `world`
+    /// is prime.
     #[must_use]
     pub fn torus(world: usize) -> Self {
         let columns = (1..=world.isqrt()).rev().find(|columns| world.is_multiple_of(*columns));
         Self::Torus { columns: columns.unwrap_or(1) }
     }
 
-    /// Those that may be the cheapest among these hosts; of equally cheap ones the first is as good as any.
+    /// Returns the algorithms that may be the cheapest among these hosts. The first of equally
+    /// cheap ones is as good as any.
     pub(crate) fn worth_trying(hosts: &Hosts) -> impl Iterator<Item = Self> {
         let all = Self::PLAIN.into_iter().chain([Self::torus(hosts.world())]);
         all.filter(|algorithm| algorithm.as_scheme(|scheme| scheme.is_worth_trying(hosts)))
     }
 
-    /// Seconds that it takes to reduce `bytes` over the ranks of `hosts`.
+    /// Returns the seconds of a reduction of `bytes` over the ranks of `hosts`.
     pub(crate) fn seconds(self, costs: &Costs, hosts: &Hosts, bytes: usize) -> f64 {
         self.as_scheme(|scheme| {
             let Costs { message, mut wire_byte, reduced_byte } = *costs;
@@ -135,28 +147,29 @@ impl Algorithm {
         })
     }
 
-    /// Whether so many ranks can do it.
+    /// Returns true if `world` ranks can run it.
     pub(crate) fn fits(self, world: usize) -> bool {
         self.as_scheme(|scheme| scheme.fits(world))
     }
 
-    /// Whether a narrow [`Wire`](crate::Wire) is for what it sends between hosts only: what it sends within them is no narrower than memory.
+    /// Returns true if a narrow [`Wire`](crate::Wire) applies only between hosts. Within hosts,
+    /// elements then travel as in memory.
     pub(crate) fn rounds_between_hosts_only(self, hosts: &Hosts) -> bool {
         self.as_scheme(|scheme| scheme.rounds_between_hosts_only(hosts))
     }
 
-    /// As errors call it.
+    /// Returns its name in errors.
     pub(crate) fn name(self) -> &'static str {
         self.as_scheme(|scheme| scheme.name())
     }
 
-    /// Its code and what it needs besides, for [`Self::from_code`].
+    /// Returns its code and its parameter, for [`Self::from_code`].
     pub(crate) fn code(self) -> (u8, usize) {
         let columns = if let Self::Torus { columns } = self { columns } else { 0 };
         (self.as_scheme(|scheme| scheme.code()), columns)
     }
 
-    /// The algorithm of this code; `None` where there is none, or none that any ranks can do.
+    /// Returns the algorithm with this code, or `None` if no ranks can run one.
     pub(crate) fn from_code(code: u8, columns: usize) -> Option<Self> {
         let torus = Some(Self::Torus { columns }).filter(|_| columns > 0);
         Self::PLAIN.into_iter().chain(torus).find(|algorithm| algorithm.code().0 == code)
@@ -177,44 +190,47 @@ impl Algorithm {
 
 /// An algorithm of an all-reduce.
 trait AllReduce {
-    /// In plans, which outlive a version, and in frames: no other has it, and none had it before. Below 2⁵.
+    /// Returns its code in frames and in plans, which outlive a version. It is below 2⁵, and no
+    /// code is ever used twice.
     fn code(&self) -> u8;
 
-    /// As errors call it.
+    /// Returns its name in errors.
     fn name(&self) -> &'static str;
 
-    /// All transfers that reduce `length` elements over the ranks of `hosts`.
+    /// Describes all transfers that reduce `length` elements over the ranks of `hosts`.
     fn describe(&self, builder: &mut Builder, hosts: &Hosts, length: usize);
 
-    /// Seconds that it takes, by the formula of [`Algorithm`].
+    /// Returns the seconds that it takes, by the formula of [`Algorithm`].
     fn seconds(&self, terms: &Terms<'_>) -> f64;
 
-    /// How often all elements cross the line of a mixed host: as often as the fullest has ranks, where it takes no heed of hosts.
+    /// Returns how often all elements cross the line of a mixed host. An algorithm that ignores
+    /// hosts crosses it once for each rank of the fullest host.
     fn crossings(&self, hosts: &Hosts) -> usize {
         hosts.fullest()
     }
 
-    /// Whether so many ranks can do it.
+    /// Returns true if `world` ranks can run it.
     fn fits(&self, _world: usize) -> bool {
         true
     }
 
-    /// Whether all ranks end with the same bits where only what is sent between hosts is rounded.
+    /// Returns true if all ranks end with the same bits when only transfers between hosts are
+    /// rounded.
     fn rounds_between_hosts_only(&self, _hosts: &Hosts) -> bool {
         false
     }
 
-    /// Whether it may be cheaper than all others among these hosts.
+    /// Returns true if it may be cheaper than all others among these hosts.
     fn is_worth_trying(&self, _hosts: &Hosts) -> bool {
         true
     }
 }
 
-/// What the formulas of costs are about.
+/// The terms of the cost formulas.
 struct Terms<'a> {
     /// α, in seconds.
     message: f64,
-    /// β, in seconds; where hosts are mixed, of the line that all ranks of one share.
+    /// β, in seconds. On mixed hosts it is the cost on the line that all ranks of a host share.
     wire_byte: f64,
     /// γ, in seconds.
     reduced_byte: f64,
@@ -234,7 +250,7 @@ impl Terms<'_> {
         f64::from(self.hosts.world().ilog2())
     }
 
-    /// S(β + γ): all bytes are sent once, and reduced.
+    /// S(β + γ): all bytes are sent once and reduced.
     fn whole(&self) -> f64 {
         self.bytes * (self.wire_byte + self.reduced_byte)
     }
@@ -244,17 +260,19 @@ impl Terms<'_> {
         self.bytes * (2.0 * self.wire_byte + self.reduced_byte)
     }
 
-    /// So many messages, and (n−1)/n of all bytes there and back.
+    /// This many messages, and (n−1)/n of all bytes there and back.
     fn in_parts(&self, messages: f64) -> f64 {
         messages * self.message + (self.ranks() - 1.0) / self.ranks() * self.there_and_back()
     }
 }
 
-/// The sum, or another reduction, of `length` elements over all ranks, on all ranks; as all schedules in frames of up to `frame` elements,
-/// [`MAX_FRAME`] where they are sent. In which order an element's terms are added does not depend on the frames.
+/// Reduces `length` elements over all ranks, on all ranks. As in all schedules, frames hold up to
+/// `frame` elements; real ones hold [`MAX_FRAME`]. The frames do not change the order in which an
+/// element's terms are added.
 ///
 /// # Panics
-/// When `rank` is not among those of `hosts`, or a torus' columns do not divide their number; as all of them when `frame` is 0.
+/// If `rank` is not among those of `hosts`, or the columns of a torus do not divide their number.
+/// All schedules panic if `frame` is 0.
 #[must_use]
 pub fn all_reduce(algorithm: Algorithm, rank: usize, hosts: &Hosts, length: usize, frame: usize) -> Schedule {
     let world = hosts.world();
@@ -262,10 +280,11 @@ pub fn all_reduce(algorithm: Algorithm, rank: usize, hosts: &Hosts, length: usiz
     built(rank, world, frame, |builder| algorithm.as_scheme(|scheme| scheme.describe(builder, hosts, length)))
 }
 
-/// The reduction of [`part`] `rank` of `length` elements over all ranks, on that rank; the other elements are used up.
+/// Reduces [`part`] `rank` of `length` elements over all ranks, on that rank. The other elements
+/// are undefined afterwards.
 ///
 /// # Panics
-/// When `rank` is not below `world`.
+/// If `rank` is not below `world`.
 #[must_use]
 pub fn reduce_scatter(rank: usize, world: usize, length: usize, frame: usize) -> Schedule {
     built(rank, world, frame, |builder| {
@@ -273,10 +292,10 @@ pub fn reduce_scatter(rank: usize, world: usize, length: usize, frame: usize) ->
     })
 }
 
-/// All of `length` elements on all ranks, where each rank r begins with [`part`] r.
+/// Gathers all of `length` elements on all ranks. Each rank r begins with [`part`] r.
 ///
 /// # Panics
-/// When `rank` is not below `world`.
+/// If `rank` is not below `world`.
 #[must_use]
 pub fn all_gather(rank: usize, world: usize, length: usize, frame: usize) -> Schedule {
     built(rank, world, frame, |builder| {
@@ -284,57 +303,58 @@ pub fn all_gather(rank: usize, world: usize, length: usize, frame: usize) -> Sch
     })
 }
 
-/// The elements of `root` on all ranks.
+/// Copies the elements of `root` to all ranks.
 ///
 /// # Panics
-/// When `rank` or `root` is not below `world`.
+/// If `rank` or `root` is not below `world`.
 #[must_use]
 pub fn broadcast(rank: usize, world: usize, root: usize, length: usize, frame: usize) -> Schedule {
     built(rank, world, frame, |builder| rooted::broadcast(builder, root, length))
 }
 
-/// The reduction over all ranks on `root`; the elements of the others are used up.
+/// Reduces over all ranks on `root`. The elements of the others are undefined afterwards.
 ///
 /// # Panics
-/// When `rank` or `root` is not below `world`.
+/// If `rank` or `root` is not below `world`.
 #[must_use]
 pub fn reduce(rank: usize, world: usize, root: usize, length: usize, frame: usize) -> Schedule {
     built(rank, world, frame, |builder| rooted::reduce(builder, root, length))
 }
 
-/// All of `length` elements on `root`, where each rank r begins with [`part`] r.
+/// Gathers all of `length` elements on `root`. Each rank r begins with [`part`] r.
 ///
 /// # Panics
-/// When `rank` or `root` is not below `world`.
+/// If `rank` or `root` is not below `world`.
 #[must_use]
 pub fn gather(rank: usize, world: usize, root: usize, length: usize, frame: usize) -> Schedule {
     built(rank, world, frame, |builder| rooted::gather(builder, root, length))
 }
 
-/// [`part`] r of the elements of `root` on each rank r.
+/// Copies [`part`] r of the elements of `root` to each rank r.
 ///
 /// # Panics
-/// When `rank` or `root` is not below `world`.
+/// If `rank` or `root` is not below `world`.
 #[must_use]
 pub fn scatter(rank: usize, world: usize, root: usize, length: usize, frame: usize) -> Schedule {
     built(rank, world, frame, |builder| rooted::scatter(builder, root, length))
 }
 
-/// The elements of one rank on another.
+/// Copies the elements of one rank to another.
 ///
 /// # Panics
-/// When `rank`, `from` or `to` is not below `world`, or `from` is `to`.
+/// If `rank`, `from` or `to` is not below `world`, or `from` is `to`.
 #[must_use]
 pub fn send(rank: usize, world: usize, from: usize, to: usize, length: usize, frame: usize) -> Schedule {
     assert!(from.max(to) < world && from != to, "rank {from} cannot send to rank {to} in a group of {world}");
     built(rank, world, frame, |builder| builder.transfer(0, from, to, &(0..length), Arrival::Copy))
 }
 
-/// Over an arena of `2 · length` elements, its first half given, its second half taken: [`block`] r of the second half of rank s is
-/// block s of the first half of rank r. A rank's own block is copied by the caller.
+/// Exchanges blocks over an arena of `2 · length` elements: the first half is given, the second
+/// half is taken. [`block`] r of the second half of rank s is block s of the first half of rank r.
+/// The caller copies a rank's own block.
 ///
 /// # Panics
-/// When `rank` is not below `world`.
+/// If `rank` is not below `world`.
 #[must_use]
 pub fn all_to_all(rank: usize, world: usize, length: usize, frame: usize) -> Schedule {
     built(rank, world, frame, |builder| {
@@ -348,17 +368,19 @@ pub fn all_to_all(rank: usize, world: usize, length: usize, frame: usize) -> Sch
     })
 }
 
-/// What of `length` elements rank `rank` of `world` exchanges with `peer` when all exchange with all: one block for each rank, in their
-/// order. Block s of rank r has as many elements as [`part`] (r + s) mod n: as many as block r of rank s, and each rank's blocks have
-/// `length` altogether, whatever the length.
+/// Returns the block that rank `rank` of `world` exchanges with `peer` in an all-to-all. Of
+/// `length` elements there is one block for each rank, in rank order.
+///
+/// Block s of rank r has as many elements as [`part`] (r + s) mod n, and so as many as block r of
+/// rank s. A rank's blocks always add up to `length`.
 #[must_use]
 pub fn block(length: usize, world: usize, rank: usize, peer: usize) -> Range<usize> {
-    // Of parts that go on beyond the last with the first again.
+    // Parts beyond the last continue with the first again.
     let start_of = |part: usize| length * part / world;
     start_of(rank + peer) - start_of(rank)..start_of(rank + peer + 1) - start_of(rank)
 }
 
-/// Part `index` of `count` of a range: as even as whole elements allow.
+/// Returns part `index` of `count` of a range. Parts are as even as whole elements allow.
 #[must_use]
 pub fn part(range: &Range<usize>, count: usize, index: usize) -> Range<usize> {
     let length = range.end - range.start;
@@ -386,7 +408,7 @@ struct Builder {
     receives: Vec<(Key, Receive)>,
 }
 
-/// The order of all transfers: by hop, then sender, receiver and place.
+/// The order of all transfers: hop, sender, receiver, first element.
 type Key = (usize, usize, usize, usize);
 
 impl Builder {
@@ -395,12 +417,13 @@ impl Builder {
         Self { rank, world, frame, hops: 0, sends: Vec::new(), receives: Vec::new() }
     }
 
-    /// `elements` go to the same place of `to`.
+    /// Adds a transfer of `elements` to the same place of `to`.
     fn transfer(&mut self, hop: usize, from: usize, to: usize, elements: &Range<usize>, arrival: Arrival) {
         self.carry(hop, from, to, elements, elements.start, arrival);
     }
 
-    /// `elements` go to the place of `to` that begins with element `place`, in frames.
+    /// Adds a transfer of `elements` to the place of `to` that begins with element `place`, in
+    /// frames.
     fn carry(&mut self, hop: usize, from: usize, to: usize, elements: &Range<usize>, place: usize, arrival: Arrival) {
         if from == to || elements.is_empty() {
             return;
@@ -421,7 +444,7 @@ impl Builder {
         }
     }
 
-    /// Puts all in order and finds what must wait for what.
+    /// Sorts all transfers and finds what each must wait for.
     fn build(self) -> Schedule {
         let Self { rank: _, world: _, frame: _, hops, mut sends, mut receives } = self;
         sends.sort_by_key(|(key, _)| *key);

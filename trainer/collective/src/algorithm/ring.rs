@@ -1,7 +1,8 @@
 //! The ring: each member sends to the next one and receives from the previous one.
 //!
-//! The elements are cut into one part per member, and a part that is longer than a frame into strips, so that the line is busy while a
-//! member reduces: strip s takes its hop h in hop s + lag·h of the whole.
+//! The elements are cut into one part for each member. A part that is longer than a frame is cut
+//! into strips, so that the line is busy while a member reduces. Strip s takes its hop h in hop s +
+//! lag·h of the whole.
 
 use std::ops::Range;
 
@@ -37,7 +38,7 @@ impl AllReduce for Scheme {
     }
 }
 
-/// Members in a ring, and the elements that go round.
+/// The members of a ring, and the elements that go round.
 pub(super) struct Ring {
     members: Vec<usize>,
     range: Range<usize>,
@@ -48,25 +49,25 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn new(members: Vec<usize>, range: Range<usize>, frame: usize) -> Self {
         let longest = (range.end - range.start).div_ceil(members.len());
-        // Shorter ones cost more per frame than they hide.
+        // Shorter strips cost more per frame than they hide.
         let strips = longest.div_ceil(frame).max(1);
         Self { members, range, strips, lag: LAG.min(strips) }
     }
 
-    /// Member m ends with part m. Returns the hop in which the same ring may go on.
+    /// Reduces: member m ends with part m. Returns the hop in which the same ring may go on.
     pub(super) fn reduce_scatter(&self, builder: &mut Builder, first_hop: usize) -> usize {
-        // In hop h, member m sends part m−h−1, to which its next one has yet to add.
+        // In hop h, member m sends part m−h−1, to which the next member has yet to add.
         let count = self.members.len();
         self.walk(builder, first_hop, Arrival::Reduce, |member, hop| member + 2 * count - hop - 1)
     }
 
-    /// Member m begins with part m. Returns the hop in which the same ring may go on.
+    /// Gathers: member m begins with part m. Returns the hop in which the same ring may go on.
     pub(super) fn all_gather(&self, builder: &mut Builder, first_hop: usize) -> usize {
         let count = self.members.len();
         self.walk(builder, first_hop, Arrival::Copy, |member, hop| member + count - hop)
     }
 
-    /// Hops after which another ring may go on.
+    /// Returns the number of hops after which another ring may go on.
     pub(super) fn drain(&self) -> usize {
         self.strips
     }

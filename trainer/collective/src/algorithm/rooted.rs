@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Arrival, Builder, part};
 
-/// Along a binomial tree: in hop h, the ranks below 2ʰ send to those 2ʰ further. Frame follows frame, so that no rank waits for all of
-/// another's.
+/// Broadcasts along a binomial tree: in hop h, the ranks below 2ʰ send to those 2ʰ further. Frame
+/// follows frame, so that no rank waits for all of another's elements.
 pub(super) fn broadcast(builder: &mut Builder, root: usize, length: usize) {
     binomial(builder, root, |builder, hop, near, far, _| {
         for (frame, elements) in frames(0..length, builder.frame) {
@@ -14,7 +14,7 @@ pub(super) fn broadcast(builder: &mut Builder, root: usize, length: usize) {
     });
 }
 
-/// The same tree backwards.
+/// Reduces along the same tree backwards.
 pub(super) fn reduce(builder: &mut Builder, root: usize, length: usize) {
     binomial(builder, root, |builder, hop, near, far, hops| {
         for (frame, elements) in frames(0..length, builder.frame) {
@@ -56,7 +56,7 @@ fn assert_is_rank(builder: &Builder, root: usize) {
     assert!(root < builder.world, "root {root} is not in a group of {}", builder.world);
 }
 
-/// A range in frames of up to `longest` elements, numbered.
+/// Cuts a range into numbered frames of up to `longest` elements.
 fn frames(range: Range<usize>, longest: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let end = range.end;
     range.step_by(longest).map(move |start| start..end.min(start + longest)).enumerate()

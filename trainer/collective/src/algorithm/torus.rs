@@ -1,5 +1,5 @@
-//! Rings along the rows, along the columns, and along the rows again: 2(X−1) + 2(Y−1) hops instead of 2(XY−1), and only one column's
-//! share of the elements crosses between rows.
+//! Rings along the rows, along the columns, and along the rows again: 2(X−1) + 2(Y−1) hops instead
+//! of 2(XY−1). Only one column's share of the elements crosses between rows.
 
 use super::{AllReduce, Builder, Terms, part, ring::Ring};
 use crate::Hosts;
@@ -44,12 +44,12 @@ impl AllReduce for Scheme {
     }
 
     fn is_worth_trying(&self, _: &Hosts) -> bool {
-        // Else it is a ring.
+        // With one column it is a ring.
         self.columns > 1
     }
 }
 
-/// Does the same along every ring; the hop after the last.
+/// Describes every ring in the same hops. Returns the hop after the last.
 fn in_step(rings: &[Ring], mut walk: impl FnMut(&Ring) -> usize) -> usize {
     rings.iter().map(|ring| walk(ring) + ring.drain()).max().unwrap_or_default()
 }

@@ -1,14 +1,16 @@
-//! Two binary trees over the same ranks, each for one half of the elements: reduced upwards, then copied downwards, frame by frame.
+//! Two binary trees over the same ranks, each for one half of the elements. Elements are reduced
+//! upwards, then copied downwards, frame by frame.
 //!
-//! In the first tree the ranks stand in order, so that the even ones are leaves. The second is the first one mirrored, or shifted by one
-//! where the number of ranks is odd, which makes the odd ones leaves: every rank sends and receives about as much as every other.
+//! In the first tree the ranks stand in order, so that the even ones are leaves. The second is
+//! mirrored, or shifted by one if the number of ranks is odd, so that the odd ones are leaves.
+//! Hence every rank sends and receives about as much as every other.
 
 use super::{AllReduce, Arrival, Builder, Terms, part};
 use crate::Hosts;
 
-/// Frames of a half aimed at: more hide the tree's height better, fewer cost less each.
+/// The intended frames of a half. More frames hide the tree's height better, and fewer cost less.
 const FRAMES: usize = 8;
-/// Frames shorter than this cost more than they hide.
+/// Shorter frames cost more than they hide.
 const MIN_FRAME: usize = 4 * 1024;
 
 pub(super) struct Scheme;
@@ -46,7 +48,7 @@ impl AllReduce for Scheme {
     }
 }
 
-/// The rank at a place, from 1, of a tree.
+/// Returns the rank at a place of a tree. Places count from 1.
 fn rank_at(place: usize, tree: usize, world: usize) -> usize {
     match (tree, world.is_multiple_of(2)) {
         (0, _) => place - 1,
@@ -75,7 +77,7 @@ impl Node {
     }
 }
 
-/// The number of `first..end` that is divisible by the greatest power of two.
+/// Returns the number in `first..end` that is divisible by the greatest power of two.
 fn roundest(first: usize, end: usize) -> usize {
     let mut number = end - 1;
     while number & (number - 1) >= first {

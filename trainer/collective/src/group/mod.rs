@@ -21,54 +21,61 @@ use crate::tag::{NO_STEP, Tag};
 use crate::waiting::{Waiter, Waiting};
 use crate::{Abort, AgreedPlan, CollectiveError, Missing};
 
-/// Schedules kept for operations that come again.
+/// Schedules kept for operations that recur.
 const MAX_SCHEDULES: usize = 1024;
 
-/// The members of one generation, each connected to each, as one of them sees it: all operations, done one after another on the
-/// caller's thread.
+/// The members of one generation, each connected with each, as one of them sees it. All operations
+/// run one after another on the caller's thread.
 ///
-/// All ranks call the same operations in the same order with the same [`Tag`], length, type and root. Ranks that disagree are told
-/// so, in the next operation at the latest, or wait for each other until the silence limit ends it. An operation over no elements moves nothing and waits for nobody.
+/// All ranks call the same operations in the same order with the same [`Tag`], length, type and
+/// root. Ranks that disagree get an error in the next operation at the latest, or wait for each
+/// other until the silence limit ends it. An operation over no elements moves nothing and waits for
+/// no rank.
 ///
-/// After an error `data` holds neither the old values nor the result, all later operations fail for its cause, and all connections are
-/// closed so that the peers notice too, who are told what broke the group where that needs no waiting.
+/// After an error `data` is undefined, and all later operations fail for the same cause. All
+/// connections are closed, so that the peers notice. The peers also get the cause if that needs no
+/// waiting.
 #[derive(Debug)]
 pub struct Group {
     mesh: Mesh,
     id: RankId,
-    /// Of all ranks.
+    /// By rank.
     addresses: Box<[SocketAddr]>,
     hosts: Hosts,
-    /// The newest that its ranks agreed on.
+    /// The newest plan that the ranks agreed on.
     plan: Option<AgreedPlan>,
     limits: Limits,
-    /// How often it was split.
+    /// The number of splits so far.
     splits: u64,
     waiter: Waiter,
     abort: Abort,
     scratch: Scratch,
     counts: Box<[Counts]>,
-    /// Those that all ranks have begun.
+    /// The number of operations that all ranks have begun.
     operations: u64,
-    /// Why an operation failed: all later ones fail for its cause.
+    /// The reason for which all later operations fail.
     broken: Option<CollectiveError>,
-    /// Where all ranks share a host and map the same memory.
+    /// Set if all ranks share a host and map the same memory.
     memory: Option<SharedMemory>,
     schedules: HashMap<(Operation, usize), Schedule>,
 }
 
 impl Group {
-    /// Forms the group of `id` with `peers`, the data addresses of all ranks in rank order, through `listener`.
+    /// Forms the group of `id` with `peers` through `listener`. `peers` are the data addresses of
+    /// all ranks in rank order.
     ///
-    /// Connections of another job, another generation or another rank are refused and closed without disturbing this. A rank that has
-    /// failed to form a generation, or to go on in it, tries again in a newer one: others may count its first connections.
+    /// Connections of another job, generation or rank are refused and do not disturb the forming. A
+    /// rank that failed to form a generation, or to continue in it, must try again in a newer one,
+    /// because others may count its first connections.
     ///
     /// # Errors
-    /// [`CollectiveError::NotFormed`] when a rank is missing at the end of `limits.forming`, or is silent for as long while the ranks tell
-    /// each other which hosts they are on and agree on shared memory,
-    /// [`CollectiveError::Superseded`] when one is in a newer generation, [`CollectiveError::Aborted`] within
-    /// milliseconds of `abort`, [`CollectiveError::NotInGroup`] when `peers` lacks this rank; those of an operation while the ranks
-    /// tell each other which hosts they are on and agree on shared memory.
+    /// [`CollectiveError::NotFormed`] if a rank is missing at the end of `limits.forming`. The same
+    /// error means that a connected rank is silent for that long while the ranks exchange hosts and
+    /// agree on shared memory.
+    ///
+    /// [`CollectiveError::Superseded`] if a rank is in a newer generation.
+    /// [`CollectiveError::Aborted`] within milliseconds of `abort`. [`CollectiveError::NotInGroup`]
+    /// if `peers` lacks this rank. The exchange of hosts can also fail as any operation.
     pub fn form(
         listener: &Listener,
         id: RankId,
@@ -97,19 +104,19 @@ impl Group {
         Ok(group)
     }
 
-    /// Ranks that are connected tell each other which hosts they are on, and share memory where they may.
+    /// Lets connected ranks exchange their hosts, and share memory if they may.
     fn share_hosts_and_memory(&mut self, listener: &Listener) -> Result<(), CollectiveError> {
         let (rank, world, limits) = (self.id.rank, self.world(), self.limits);
-        // Two ranks have nothing else to choose by it.
+        // Two ranks need no hosts for any other choice.
         if world > 2 || (world == 2 && limits.waiting == Waiting::Adaptive) {
-            // Each tells each: where one does not hear another, nobody else waits for what it lacks.
+            // All-to-all: a missing pair makes no third rank wait.
             let mut names = vec![listener.host.cast_signed(); 2 * world];
             self.all_to_all(Tag { step: NO_STEP, bucket: 0 }, &mut names)?;
             self.hosts = Hosts::named(bytemuck::cast_slice(&names[world..]));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let waiting = limits.waiting.resolved(self.hosts.beside(rank), limits.threads, cores);
-        // A rank that is alone on its host has no other to keep apart from.
+        // A rank that is alone on its host needs no core of its own.
         let shares_host = self.hosts.beside(rank) > 1;
         let own = shares_host.then(|| OwnCore::of(self.hosts.before(rank), limits.threads.get())).flatten();
         self.waiter = Waiter::new(waiting, own);
@@ -121,9 +128,12 @@ impl Group {
         Ok(())
     }
 
-    /// Forms a star: the last rank of `peers` is connected with each of the others, and those with nobody else. [`Group::send`] and
-    /// [`Group::receive`] between the two are all that can be done in it. Only the last rank needs `listener` for connections that come:
-    /// the others may form another group through theirs meanwhile. What needs any other connection panics.
+    /// Forms a star: the last rank of `peers` is connected with each of the others, and they with
+    /// no other rank.
+    ///
+    /// Only [`Group::send`] and [`Group::receive`] between the last rank and another one are
+    /// possible; any other operation panics. Only the last rank accepts connections through
+    /// `listener`. The others may form another group through theirs at the same time.
     ///
     /// # Errors
     /// As [`Group::form`].
@@ -168,9 +178,12 @@ impl Group {
         })
     }
 
-    /// The group of the ranks that name the same `colour`, in the order of their `key`, those with the same in the order of their ranks
-    /// here; `None` for a rank that names no colour. All ranks call it. The new group has connections of its own, which `listener` takes
-    /// as it took those of this one, so that it may work beside this one on another thread; an abort ends both.
+    /// Returns the group of the ranks that name the same `colour`, or `None` for a rank that names
+    /// none. All ranks must call it.
+    ///
+    /// The new ranks are ordered by `key`, and by their present rank if keys are equal. The new
+    /// group has connections of its own, which `listener` accepts. So it may work on another thread
+    /// beside this group. An abort ends both.
     ///
     /// # Errors
     /// As [`Group::all_reduce`] and [`Group::form`].
@@ -196,7 +209,7 @@ impl Group {
         Self::form(listener, id, &addresses, limits, &self.abort).map(Some)
     }
 
-    /// A segment that all ranks have mapped; `None` on all of them where one could not.
+    /// Returns a segment that all ranks have mapped, or `None` on all ranks if one could not.
     fn share(&mut self, bytes: usize) -> Result<Option<Segment>, CollectiveError> {
         let (rank, tag) = (self.id.rank, Tag { step: NO_STEP, bucket: 0 });
         let made = if rank == 0 { Segment::make(bytes).ok() } else { None };
@@ -215,7 +228,7 @@ impl Group {
             }
         }
         let mut all = [u8::from(provided)];
-        // The file of rank 0 is open until here, so that the others find it.
+        // Rank 0 keeps the file open until here, so that the others find it.
         self.all_reduce(Algorithm::RecursiveDoubling, tag, &mut all, Reduction::Min)?;
         let segment = found.map(|(segment, _)| segment).filter(|_| all == [1]);
         if let Some(segment) = &segment {
@@ -227,9 +240,11 @@ impl Group {
         Ok(segment)
     }
 
-    /// An arena of so many elements for each rank, of which [`Group::all_reduce_in_memory`] copies no whole page; all ranks call it.
-    /// `None`, on all of them, where they share no memory, ask for different lengths or none, or the system refuses so much. What it takes
-    /// is given back with the group, not before.
+    /// Returns an arena of `elements` for each rank. [`Group::all_reduce_in_memory`] copies no
+    /// whole page of it. All ranks must call it.
+    ///
+    /// Returns `None` on all ranks if they share no memory, ask for different lengths or for none,
+    /// or the system refuses the memory. The memory is freed with the group, not before.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -253,27 +268,28 @@ impl Group {
         Ok(Some(SharedArena::of(arenas, rank, elements)))
     }
 
-    /// This process's place.
+    /// Returns this process's identity in the group.
     pub fn id(&self) -> RankId {
         self.id
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.mesh.world()
     }
 
-    /// Which ranks share a host, as all ranks see it: those that said so, or as the plan has it that they agreed on.
+    /// Returns the hosts of the ranks as all ranks see them: as reported, or as in the plan that
+    /// they agreed on.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// The newest plan that its ranks agreed on.
+    /// Returns the newest plan that the ranks agreed on.
     pub(crate) fn plan(&self) -> Option<&AgreedPlan> {
         self.plan.as_ref()
     }
 
-    /// All ranks have agreed on it.
+    /// Takes over a plan that all ranks have agreed on.
     pub(crate) fn take_over(&mut self, plan: AgreedPlan) {
         let hosts = &plan.proposed().hosts;
         if self.hosts != *hosts {
@@ -283,12 +299,12 @@ impl Group {
         self.plan = Some(plan);
     }
 
-    /// The handle that ends this generation.
+    /// Returns the handle that ends this generation.
     pub fn abort_handle(&self) -> Abort {
         self.abort.clone()
     }
 
-    /// How operations wait for peers: [`Waiting::Adaptive`] in a star only.
+    /// Returns how operations wait for peers. It is [`Waiting::Adaptive`] in a star only.
     pub(crate) fn waiting(&self) -> Waiting {
         self.waiter.waiting()
     }
@@ -297,19 +313,22 @@ impl Group {
         self.waiter.set_waiting(waiting);
     }
 
-    /// Changes how long an operation may go without a whole frame moving, and how long a peer's system may acknowledge nothing of what it
-    /// was sent or asked. The latter counts against a peer that computes, too, once more was sent than the sockets hold: where that may be, it
-    /// must not be the less.
+    /// Changes two limits: how long an operation may go without a whole frame, and how long a
+    /// peer's system may acknowledge nothing.
+    ///
+    /// The second limit also counts against a peer that computes once the sockets are full. Where
+    /// that can happen, it must not be shorter than the first.
     ///
     /// # Errors
-    /// [`CollectiveError::System`] when a socket is no longer usable.
+    /// [`CollectiveError::System`] if a socket is no longer usable.
     pub fn set_silence(&mut self, silence: Duration, unacknowledged: Duration) -> Result<(), CollectiveError> {
         self.limits.silence = silence;
         self.mesh.set_silence(silence, unacknowledged).inspect_err(|_| self.mesh.shut_down())
     }
 }
 
-/// What the frames of a part of a group say their job is: neither the group's connections nor another part's are taken for its own.
+/// Returns a job identity for the frames of a part of a group, so that they are never mistaken for
+/// the group's or another part's.
 fn part_of(job: JobId, colour: u32, split: u64) -> JobId {
     /// The golden ratio's digits: odd, and without a pattern.
     const MIX: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
@@ -326,7 +345,8 @@ mod tests {
 
     use super::*;
 
-    /// How the two ranks of a group wait that are on these hosts, and compute with so many threads.
+    /// Returns how the two ranks of a group wait that are on these hosts and compute with so many
+    /// threads.
     fn waiting_on(hosts: [u64; 2], threads: NonZeroUsize) -> [Waiting; 2] {
         let limits = Limits { waiting: Waiting::Adaptive, threads, ..Limits::default() };
         let listeners = hosts.map(|host| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap().on_host(host));

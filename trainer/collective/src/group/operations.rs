@@ -1,4 +1,4 @@
-//! What the ranks of a group do together.
+//! The collectives of a group.
 
 use std::time::Instant;
 
@@ -21,10 +21,10 @@ impl Group {
     /// Reduces `data` over all ranks in place, with the same bits on each.
     ///
     /// # Errors
-    /// Whatever keeps the result from being formed, naming the peer; so for all other operations.
+    /// Any failure, naming the peer. The same holds for all other operations.
     ///
     /// # Panics
-    /// When a torus' columns do not divide the number of ranks.
+    /// If the columns of a torus do not divide the number of ranks.
     pub fn all_reduce<T: Element>(
         &mut self,
         algorithm: Algorithm,
@@ -38,7 +38,7 @@ impl Group {
         Ok(transferred)
     }
 
-    /// Sums `data` over all ranks in place, in this format on the wire; with the same bits on each.
+    /// Sums `data` over all ranks in place, in this format on the wire, with the same bits on each.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -56,25 +56,26 @@ impl Group {
         let between = wire.coding();
         let within = if algorithm.rounds_between_hosts_only(&self.hosts) { Wire::F32.coding() } else { between };
         let transferred = self.carry_out(operation, tag, data.len(), data, Some(Reduction::Sum), [within, between])?;
-        // In every other algorithm whoever has formed the sum sends it.
+        // In every other algorithm the rank that forms a sum also sends it, and so rounds it.
         if algorithm == Algorithm::RecursiveDoubling && self.world() > 1 {
             wire.round(data);
         }
         Ok(transferred)
     }
 
-    /// Whether [`Group::all_reduce_in_memory`] is possible; the same on all ranks.
+    /// Returns true if [`Group::all_reduce_in_memory`] is possible; it is the same on all ranks.
     pub fn shares_memory(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// As [`Group::all_reduce`], through memory that all ranks map, in rank order: each reduces one part, and the whole of up to 1 KiB.
+    /// Reduces `data` as [`Group::all_reduce`] does, through memory that all ranks map, in rank
+    /// order. Each rank reduces one part, and all of it up to 1 KiB.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// When the ranks share no memory.
+    /// If the ranks share no memory.
     pub fn all_reduce_in_memory<T: Element>(
         &mut self,
         tag: Tag,
@@ -110,7 +111,8 @@ impl Group {
         Ok(Transferred { bytes_sent: bytes, bytes_received: bytes, took: started.elapsed() })
     }
 
-    /// Reduces over all ranks: this rank's [`part`] of `data` holds the result, the others are used up.
+    /// Reduces over all ranks. This rank's [`part`] of `data` holds the result; the other parts are
+    /// undefined.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -135,13 +137,13 @@ impl Group {
         self.run(Operation::AllGather, tag, data.len(), data, None)
     }
 
-    /// Fills `data` on all ranks with the root's.
+    /// Fills `data` on all ranks with the root's data.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// When `root` is not below the number of ranks; so for all operations with one.
+    /// If `root` is not below the number of ranks. The same holds for all operations with a root.
     pub fn broadcast<T: Element>(
         &mut self,
         root: usize,
@@ -151,7 +153,7 @@ impl Group {
         self.run(Operation::Broadcast { root }, tag, data.len(), data, None)
     }
 
-    /// Reduces over all ranks: `data` of the root holds the result, that of the others is used up.
+    /// Reduces over all ranks. The root's `data` holds the result; that of the others is undefined.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -195,8 +197,11 @@ impl Group {
         self.run(Operation::Scatter { root }, tag, data.len(), data, None)
     }
 
-    /// Gives each rank s [`block`] s of the first half of `data`, and fills block r of the second half with what rank r gives this one.
-    /// Where the ranks' number divides the halves' length, all blocks are of one length; an odd last element is left as it is.
+    /// Exchanges blocks between all ranks: [`block`] s of the first half of `data` goes to rank s,
+    /// and block r of the second half comes from rank r.
+    ///
+    /// All blocks have one length if the number of ranks divides the length of a half. An odd last
+    /// element stays unchanged.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
@@ -207,26 +212,29 @@ impl Group {
         self.run(Operation::AllToAll, tag, length, data, None)
     }
 
-    /// Sends `data` to another rank, which calls [`Group::receive`] with the same tag. It returns once the system has taken all of it: two
-    /// ranks that both send first wait for each other where that is more than their sockets hold. [`Group::all_to_all`] exchanges.
+    /// Sends `data` to another rank, which calls [`Group::receive`] with the same tag.
+    ///
+    /// It returns once the system has accepted all bytes. Two ranks that both send first wait for
+    /// each other if their sockets cannot hold the data. [`Group::all_to_all`] exchanges without
+    /// that danger.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// When `to` is this rank, or none that this one is connected with.
+    /// If `to` is this rank, or not connected with it.
     pub fn send<T: Element>(&mut self, to: usize, tag: Tag, data: &mut [T]) -> Result<Transferred, CollectiveError> {
         let from = self.id.rank;
         self.run(Operation::Send { from, to }, tag, data.len(), data, None)
     }
 
-    /// Fills `data` with what another rank sends with the same tag.
+    /// Fills `data` with the elements that another rank sends with the same tag.
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
     ///
     /// # Panics
-    /// When `from` is this rank, or none that this one is connected with.
+    /// If `from` is this rank, or not connected with it.
     pub fn receive<T: Element>(
         &mut self,
         from: usize,
@@ -303,13 +311,14 @@ impl Group {
         execution.run(bytemuck::cast_slice_mut(data)).or_else(|error| self.end(error))
     }
 
-    /// Fails once the group is of no use any more.
+    /// Fails if the group was aborted or is broken.
     fn check(&self) -> Result<(), CollectiveError> {
         self.abort.check()?;
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Fails for this cause, now and in all later operations; closes all connections, so that the peers notice.
+    /// Fails for this cause, now and in all later operations. It closes all connections, so that
+    /// the peers notice.
     pub(crate) fn end<T>(&mut self, error: CollectiveError) -> Result<T, CollectiveError> {
         self.mesh.shut_down();
         self.broken = Some(error.clone());

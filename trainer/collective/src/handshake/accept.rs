@@ -1,4 +1,4 @@
-//! Hears those who call, and answers them.
+//! Accepts incoming connections and answers their greetings.
 
 use std::io;
 use std::time::Instant;
@@ -13,7 +13,8 @@ use crate::frame::{FrameKind, Header};
 use crate::listener::Listener;
 use crate::socket::tune;
 
-/// Connections besides those of the group that may be in the middle of their greeting; the oldest goes when another comes.
+/// Connections beyond those of the group that may be in the middle of their greeting. A further one
+/// displaces the oldest.
 const MAX_UNIDENTIFIED: usize = 64;
 
 impl Handshake {
@@ -64,13 +65,14 @@ impl Handshake {
         Ok(())
     }
 
-    /// Welcomes a rank before this one. Tells another of this job who is here, and closes; closes on a stranger.
+    /// Welcomes a rank before this one. Another rank of this job gets a refusal, and a stranger
+    /// gets nothing; both are closed.
     fn answer(&mut self, mut connection: Connection, header: Header) -> Result<(), CollectiveError> {
         let (id, sender) = (self.id, header.sender as usize);
         if header.kind == FrameKind::Hello && header.job == id.job && header.generation > id.generation {
             return Err(superseded(id, sender, header.generation));
         }
-        // No further than the last, so that one beyond it differs.
+        // No further than the last socket, so that a greater index differs.
         let index =
             SocketIndex { rank: sender, stripe: (header.chunk as usize).min(self.sockets.get() - 1), of: self.sockets };
         let hello = greeting(id, FrameKind::Hello, sender, index);
@@ -82,7 +84,7 @@ impl Handshake {
         };
         let accepted = self.accepted.get_mut(sender * self.sockets.get() + index.stripe);
         match accepted.ok_or_else(|| format!("rank {sender} is to be called, not to call")) {
-            // A second greeting of a rank means that it has given its first connection up.
+            // A second greeting means that the rank has given its first connection up.
             Ok(accepted) if is_right.is_ok() => {
                 match send_greeting(&mut connection, greeting(id, FrameKind::Welcome, id.rank, index)) {
                     Ok(()) => *accepted = Some(connection),
@@ -92,7 +94,7 @@ impl Handshake {
             accepted => {
                 self.last_refused = Some(is_right.err().or(accepted.err()).unwrap_or_default());
                 if header.job == id.job {
-                    // It is being turned away; whether it hears why makes no difference here.
+                    // The connection closes anyway, so a failure changes nothing.
                     let _ = send_greeting(&mut connection, greeting(id, FrameKind::Refusal, id.rank, index));
                 }
             }
@@ -101,21 +103,21 @@ impl Handshake {
     }
 }
 
-/// Why no connection was accepted.
+/// The reason why no connection was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AcceptFailure {
-    /// Nobody is calling.
+    /// No connection is waiting.
     Nobody,
-    /// Whoever called has gone, or cannot be reached: another may call.
+    /// The dialling rank has gone or cannot be reached. Another may come.
     Gone,
-    /// The process, or the system, has as many files or as little memory as it may: that may change.
+    /// The process or the system is out of files or memory. That may change.
     NoRoom,
-    /// The listener is of no use.
+    /// The listener no longer works.
     Fatal,
 }
 
 impl From<&io::Error> for AcceptFailure {
-    /// By accept(2), where errors of a connection that waits are those of its network too.
+    /// Follows accept(2), which also reports network errors of a waiting connection.
     fn from(error: &io::Error) -> Self {
         match Errno::from_io_error(error) {
             Some(Errno::AGAIN) => Self::Nobody,
@@ -144,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_listener_that_is_of_no_use_ends_the_forming() {
+    fn only_a_broken_listener_ends_the_forming() {
         for (errors, means) in [
             (&[Errno::AGAIN, Errno::WOULDBLOCK][..], AcceptFailure::Nobody),
             (

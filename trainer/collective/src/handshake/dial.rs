@@ -1,4 +1,4 @@
-//! Calls a rank until it answers.
+//! Dials a rank until it answers.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use crate::rank_id::RankId;
 use crate::socket::{dial, tune};
 use crate::{CollectiveError, Identity};
 
-/// The first pause before connecting again; it doubles up to [`MAX_PAUSE`].
+/// The first pause before dialling again. It doubles up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(10);
-/// How long the system may try to connect before the attempt is made anew: it may wait for ever longer times itself.
+/// The longest time for one attempt. The system's own retries would wait longer and longer.
 const MAX_CONNECTING: Duration = Duration::from_secs(2);
 
 /// A connection to one rank after this one.
@@ -27,7 +27,7 @@ pub(super) struct Dial {
     pub(super) last_attempt: String,
 }
 
-/// How far it has come.
+/// The state of a connection that is being dialled.
 pub(super) enum DialState {
     Resting { until: Instant },
     Connecting { socket: Socket, since: Instant },
@@ -76,7 +76,8 @@ impl Dial {
         Ok(())
     }
 
-    /// The outer error ends the handshake, the inner one this attempt.
+    /// Reads the answer to the greeting. The outer error ends the forming, the inner one only this
+    /// attempt.
     fn read_answer(&self, mut peer: PendingPeer, id: RankId) -> Result<Result<DialState, String>, CollectiveError> {
         let header = match peer.receive_header() {
             Ok(None) => return Ok(Ok(DialState::Greeting(peer))),

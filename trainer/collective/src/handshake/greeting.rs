@@ -1,4 +1,4 @@
-//! What both ends of a connection say before it counts: which job, generation and rank they are, and how many connections they expect.
+//! The greeting at both ends of a connection: job, generation, rank, and the number of connections.
 
 use std::io;
 
@@ -11,10 +11,10 @@ use crate::rank_id::RankId;
 use crate::sockets::Sockets;
 use crate::tls::refusal;
 
-/// How records of TLS begin with which a rank answers that encrypts: an alert, a handshake.
+/// The first bytes of TLS records with which an encrypting rank answers: an alert or a handshake.
 const TLS: [[u8; 2]; 2] = [[0x15, 3], [0x16, 3]];
 
-/// One of the connections that a pair of ranks has.
+/// One of the connections of a pair of ranks.
 #[derive(Clone, Copy)]
 pub(super) struct SocketIndex {
     pub(super) rank: usize,
@@ -22,10 +22,10 @@ pub(super) struct SocketIndex {
     pub(super) of: Sockets,
 }
 
-/// A connection whose other end is yet to say who it is.
+/// A connection whose peer has not identified itself.
 pub(super) struct PendingPeer {
     pub(super) connection: Connection,
-    /// What is to be said first.
+    /// The header to send first.
     pub(super) unsent: Option<Header>,
     header: [u8; HEADER_BYTES],
     filled: usize,
@@ -36,7 +36,7 @@ impl PendingPeer {
         Self { connection, unsent: None, header: [0; HEADER_BYTES], filled: 0 }
     }
 
-    /// Says what is to be said first, once the connection allows it; whether it has.
+    /// Sends the first header once the connection allows it. Returns true after that.
     pub(super) fn send_greeting(&mut self) -> Result<bool, String> {
         match self.connection.establish() {
             Ok(true) => {}
@@ -48,7 +48,8 @@ impl PendingPeer {
         Ok(true)
     }
 
-    /// The header, once all of it has come; what was met instead, when it cannot come any more.
+    /// Returns the peer's header once all of it has arrived, or a text that says why it cannot
+    /// arrive.
     pub(super) fn receive_header(&mut self) -> Result<Option<Header>, String> {
         if !self.send_greeting()? {
             return Ok(None);
@@ -84,12 +85,12 @@ pub(super) fn greeting(id: RankId, kind: FrameKind, sender: usize, index: Socket
     }
 }
 
-/// The connections that a pair has besides one.
+/// Returns the number of a pair's connections minus one.
 pub(super) fn extra_sockets(sockets: Sockets) -> u32 {
     sockets.get() as u32 - 1
 }
 
-/// What is wrong with a greeting of a rank that has other limits.
+/// Says that a peer has another number of sockets.
 pub(super) fn socket_mismatch(header: &Header, own: Sockets) -> String {
     let found = u64::from(header.bucket) + 1;
     format!(
@@ -113,7 +114,7 @@ pub(super) fn send_greeting(connection: &mut Connection, header: Header) -> Resu
     }
 }
 
-/// What a connection that broke has met.
+/// Describes why a connection broke.
 pub(super) fn describe(broken: LinkError) -> String {
     match broken {
         LinkError::System(error) => io::Error::from(error).to_string(),

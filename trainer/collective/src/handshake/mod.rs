@@ -1,5 +1,7 @@
-//! How the ranks of one generation find each other: each connects to those after it and is connected to by those before it, and both
-//! ends say which job, generation and rank they are before a connection counts.
+//! Connects the ranks of one generation.
+//!
+//! Each rank dials the ranks after it and accepts those before it. Both ends name their job,
+//! generation and rank before a connection counts.
 
 mod accept;
 mod dial;
@@ -21,21 +23,23 @@ use crate::{Abort, CollectiveError, Identity};
 use dial::{Dial, DialState};
 use greeting::{PendingPeer, SocketIndex};
 
-/// The longest pause before connecting again, and the pause before accepting again where the system has no room.
+/// The longest pause before dialling again, and the pause in accepting while the system has no
+/// room.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
-/// How long an abort may go unnoticed while a group forms.
+/// The longest time for which a forming group may overlook an abort.
 const ABORT_TICK: Duration = Duration::from_millis(5);
 
-/// Which ranks are connected.
+/// The pairs of ranks that are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// Each with each.
+    /// Every pair.
     Mesh,
-    /// The last with each of the others.
+    /// The last rank with each of the others.
     Star,
 }
 
-/// Connects `id` with the other ranks of `peers` (the address of every rank); the connections by rank, none to itself.
+/// Connects `id` with the other ranks of `peers`, which holds the address of every rank. Returns
+/// the connections by rank, none to itself.
 pub(crate) fn form(
     listener: &Listener,
     id: RankId,
@@ -52,7 +56,7 @@ pub(crate) fn form(
     };
     let sockets = match shape {
         Shape::Mesh => limits.sockets,
-        // A part of a state at a time.
+        // A star carries one part of a state at a time.
         Shape::Star => Sockets::ONE,
     };
     let indices = |rank| (0..sockets.get()).map(move |stripe| SocketIndex { rank, stripe, of: sockets });
@@ -91,14 +95,14 @@ struct Handshake {
     id: RankId,
     sockets: Sockets,
     silence: Duration,
-    /// To the ranks after this one, in their order, each as often as it has sockets.
+    /// Connections to the ranks after this one, in rank order, one for each socket.
     dials: Vec<Dial>,
     pending: Vec<PendingPeer>,
-    /// From the ranks before this one, in their order, each as often as it has sockets.
+    /// Connections from the ranks before this one, in rank order, one for each socket.
     accepted: Vec<Option<Connection>>,
-    /// Whether connections that come are for this group.
+    /// True if incoming connections are for this group.
     listens: bool,
-    /// Until when the system has no room for them.
+    /// The end of a pause for lack of room.
     accepts_after: Instant,
     last_refused: Option<String>,
 }
@@ -114,7 +118,7 @@ impl Handshake {
             && self.accepted.iter().all(Option::is_some)
     }
 
-    /// The connections by rank, those that are there.
+    /// Returns the established connections by rank.
     fn into_connections(self, world: usize) -> Vec<Vec<Connection>> {
         let mut connections: Vec<Vec<Connection>> = (0..world).map(|_| Vec::new()).collect();
         for (index, accepted) in self.accepted.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Arenas that all ranks map: what lies in them is reduced where it is.
+//! Arenas that all ranks map. Data in them is reduced in place.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,18 +11,19 @@ use super::segment::Segment;
 #[derive(Debug)]
 pub(crate) struct Arenas {
     segment: Segment,
-    /// From one arena to the next, in bytes: each begins on a page.
+    /// The distance between two arenas, in bytes. Each begins on a page.
     stride: usize,
-    /// Of one arena.
+    /// Bytes of one arena.
     bytes: usize,
 }
 
-/// This rank's memory that the other ranks of its host map too: of slices of it, at the same place on all ranks, whole pages are summed
-/// without a copy. Its pages are there, and zero.
+/// This rank's arena, which the other ranks of its host map too. A sum over a slice at the same
+/// place on all ranks copies no whole page. The pages are present and zero from the beginning.
 ///
-/// The other ranks write to it only while an operation on it is under way, and only to whole pages of what that operation is on. Where one
-/// fails, others may be at it still: before it returns, those pages become this rank's own, and zero. Sums in it are of no use any more,
-/// but it is memory as any other, also when the group is gone.
+/// The other ranks write only to whole pages of an operation's data, and only while the operation
+/// is under way. If an operation fails, others may still be writing. So before it returns, those
+/// pages become this rank's own, and zero. Sums in them are lost, but the arena remains ordinary
+/// memory, even after the group is gone.
 #[derive(Debug)]
 pub struct SharedArena {
     arenas: Arc<Arenas>,
@@ -30,25 +31,26 @@ pub struct SharedArena {
     elements: usize,
 }
 
-/// Bytes of the segment with an arena of so many bytes for each of `world` ranks; `None` for more than there are addresses.
+/// Returns the bytes of a segment with an arena of `bytes` for each of `world` ranks, or `None` if
+/// that exceeds the address space.
 pub(crate) fn size(world: usize, bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(page_size())?.checked_mul(world).filter(|bytes| *bytes < isize::MAX as usize / 2)
 }
 
 impl Arenas {
-    /// On a segment of [`size`] bytes.
+    /// Returns the arenas on a segment of [`size`] bytes.
     pub(crate) fn on(segment: Segment, bytes: usize) -> Self {
         Self { segment, stride: bytes.next_multiple_of(page_size()), bytes }
     }
 
-    /// Where a slice lies in the arena of `rank`, in bytes.
+    /// Returns the offset of a slice in the arena of `rank`, in bytes.
     pub(super) fn offset(&self, rank: usize, slice: &[u8]) -> Option<usize> {
         let start = self.segment.at(&self.place(rank, 0..self.bytes)).addr().get();
         let offset = slice.as_ptr().addr().checked_sub(start)?;
         (offset + slice.len() <= self.bytes).then_some(offset)
     }
 
-    /// Bytes of a rank's arena, to be changed.
+    /// Returns bytes of a rank's arena for writing.
     ///
     /// # Safety
     /// Nobody else may read or write these bytes while the slice lives.
@@ -73,8 +75,9 @@ impl SharedArena {
 impl AsMut<[f32]> for SharedArena {
     fn as_mut(&mut self) -> &mut [f32] {
         let bytes = self.elements * size_of::<f32>();
-        // SAFETY: this is the only handle of this rank's arena, and the others touch only what is borrowed from it by an operation, until
-        // that ends: where it fails, its pages are taken out of what others map.
+        // SAFETY: this is the only handle of this rank's arena. Other ranks touch only bytes that
+        // an operation has borrowed from it, until that operation ends. If it fails, its pages
+        // leave the shared mapping.
         let bytes = unsafe { self.arenas.write(self.rank, 0..bytes) };
         bytemuck::cast_slice_mut(bytes)
     }

@@ -1,16 +1,21 @@
 //! All-reduce among ranks of one host through memory that all of them map.
 //!
-//! Whole pages in the ranks' [`SharedArena`]s are reduced where they are: all arrive; each rank reduces its part of all arenas in rank
-//! order and writes it into all of them; all arrive again. A rank for which that fails takes those pages out of what others map.
+//! Whole pages in the ranks' [`SharedArena`]s are reduced in place. All ranks arrive at a barrier.
+//! Then each rank reduces its part of all arenas in rank order and writes it into all of them. Then
+//! all arrive again. A rank for which that fails takes those pages out of the shared mapping.
 //!
-//! Other data goes through staging areas, and so does, between the same arrivals, what lies in an arena on a page with anything else. Each
-//! rank copies a chunk into its own and arrives; once all have, it reduces its part of all staging areas in rank order into its own, and
-//! arrives again; once all have, it copies the others' parts out. Of few bytes each rank reduces the whole and need not arrive again. Two
-//! staging areas a rank alternate, so that nobody overwrites what another has yet to read: whoever has arrived with chunk k + 1 is done
-//! with chunk k.
+//! Other data goes through staging areas. So do the edges of data in an arena: bytes that share a
+//! page with other bytes. They use the same barriers. Each rank copies a chunk into its area and
+//! arrives. Once all have arrived, it reduces its part of all areas in rank order into its own, and
+//! arrives again. Once all have arrived again, it copies the others' parts out. Each rank reduces a
+//! short chunk whole and needs no second barrier.
 //!
-//! The memory has no name, is sealed against truncation and belongs to one generation, its arenas too: a stopped process that wakes up
-//! in a later one writes where nobody reads any more.
+//! Each rank alternates between two staging areas, so that no rank overwrites bytes that another
+//! has yet to read: a rank that arrives with chunk k + 1 is done with chunk k.
+//!
+//! The memory has no name, is sealed against truncation, and belongs to one generation, as do its
+//! arenas. A stopped process that wakes up in a later generation writes where nobody reads any
+//! more.
 
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
@@ -53,17 +58,17 @@ pub(crate) struct SharedMemory {
     arenas: Vec<Arc<Arenas>>,
     rank: usize,
     world: usize,
-    /// How often this rank has arrived.
+    /// The number of this rank's arrivals.
     arrivals: Cell<u32>,
     /// Chunks that went through the staging areas.
     chunks: usize,
-    /// Operations, but those of no bytes.
+    /// Operations with at least one byte.
     operations: usize,
-    /// Room for what an operation has of its first page and of its last.
+    /// Room for the edges of an operation: bytes on its first and on its last page.
     edges: Box<[u64]>,
 }
 
-/// What an all-reduce waits by.
+/// The means by which an all-reduce waits.
 #[derive(Clone, Copy)]
 pub(crate) struct WaitContext<'a> {
     pub(crate) mesh: &'a Mesh,
@@ -71,12 +76,12 @@ pub(crate) struct WaitContext<'a> {
     pub(crate) waiter: &'a Waiter,
 }
 
-/// What is reduced.
+/// The data of an all-reduce, and how to reduce it.
 pub(crate) struct ReduceRequest<'a> {
     pub(crate) tag: Tag,
-    /// Operations of all ranks that were begun before.
+    /// Operations that all ranks began before.
     pub(crate) operation: u64,
-    /// As [`OperationCode::kind`] numbers it.
+    /// The number that [`OperationCode::kind`] gives.
     pub(crate) kind: u64,
     pub(crate) data: &'a mut [u8],
     pub(crate) element_bytes: usize,
@@ -84,21 +89,21 @@ pub(crate) struct ReduceRequest<'a> {
     pub(crate) reduce_both: MutualReducer,
 }
 
-/// Where in arenas an operation is.
+/// The span of an operation in the arenas.
 struct ArenaSpan<'a> {
     arenas: &'a Arenas,
-    /// Where its data begins, in bytes.
+    /// The start of its data, in bytes.
     offset: usize,
     /// The pages that hold nothing else, in bytes.
     pages: Range<usize>,
 }
 
-/// Those pages in the arenas of all ranks.
+/// The whole pages of an operation in the arenas of all ranks.
 struct WholePages<'a> {
     arenas: &'a Arenas,
     pages: Range<usize>,
     rank: usize,
-    /// In this rank's arena.
+    /// The pages in this rank's arena.
     own: *mut [u8],
 }
 
@@ -109,7 +114,8 @@ impl Pages for WholePages<'_> {
 
     unsafe fn of(&self, rank: usize, range: Range<usize>) -> impl DerefMut<Target = [u8]> {
         if rank == self.rank {
-            // SAFETY: the caller's promise; it is borrowed while this lives, and used by nothing else.
+            // SAFETY: the caller's promise; the slice is borrowed while `self` lives, and nothing
+            // else uses it.
             return &mut unsafe { &mut *self.own }[range];
         }
         // SAFETY: the caller's promise.
@@ -118,7 +124,7 @@ impl Pages for WholePages<'_> {
 }
 
 impl SharedMemory {
-    /// On a segment of [`staging_size`] bytes.
+    /// Returns the memory on a segment of [`staging_size`] bytes.
     pub(crate) fn on(segment: Segment, rank: usize, world: usize) -> Self {
         let staging = Staging::on(segment, world);
         Self {
@@ -133,12 +139,13 @@ impl SharedMemory {
         }
     }
 
-    /// Reduces slices of these arenas where they are from now on.
+    /// Adds arenas, whose slices are reduced in place from now on.
     pub(crate) fn add(&mut self, arenas: Arc<Arenas>) {
         self.arenas.push(arenas);
     }
 
-    /// Reduces the data over all ranks in place, with the same bits on each. After a failure the memory is in no defined state.
+    /// Reduces the data over all ranks in place, with the same bits on each. After a failure the
+    /// data is undefined.
     pub(crate) fn all_reduce(
         &mut self,
         request: ReduceRequest<'_>,
@@ -179,7 +186,7 @@ impl SharedMemory {
         })
     }
 
-    /// What a rank has told of this operation, once it has arrived.
+    /// Returns the descriptor of this operation that a rank has written before it arrived.
     fn descriptor(&self, rank: usize) -> &[AtomicU64; 5] {
         &self.staging.slot(rank).descriptors[self.operations % 2]
     }
@@ -234,7 +241,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// How the ranks meet in an operation, of which all have to tell the same.
+    /// Returns the barrier of an operation. At the first one the descriptors of all ranks must
+    /// agree.
     fn descriptor_barrier<'a>(
         &'a self,
         descriptor: [u64; 5],
@@ -248,7 +256,7 @@ impl SharedMemory {
         }
     }
 
-    /// Returns once all ranks have come here as often as this one.
+    /// Returns once all ranks have arrived as often as this one.
     fn barrier(&self, context: WaitContext<'_>) -> Result<(), CollectiveError> {
         self.arrivals.set(self.arrivals.get().wrapping_add(1));
         self.staging.slot(self.rank).arrivals.arrive(self.arrivals.get());
@@ -289,16 +297,16 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// How often a rank has arrived, if less often than this one.
+    /// Returns the number of a rank's arrivals, if it is lower than this rank's.
     fn lacks(&self, rank: usize) -> Option<u32> {
         self.staging.slot(rank).arrivals.lacks(self.arrivals.get())
     }
 
-    /// Fails when a rank that has yet to arrive has gone, or the one that was waited for has been silent for too long.
+    /// Fails if an absent rank has gone, or if the awaited one has been silent for too long.
     fn check_missing(&self, waited_for: usize, waited: Duration, mesh: &Mesh) -> Result<(), CollectiveError> {
         for rank in (0..self.world).filter(|rank| *rank != self.rank && self.lacks(*rank).is_some()) {
             let found = mesh.check(rank, if rank == waited_for { waited } else { Duration::ZERO });
-            // One that has arrived meanwhile may go.
+            // A rank that has arrived meanwhile may go.
             if self.lacks(rank).is_some() {
                 found?;
             }
@@ -306,7 +314,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Requires that all ranks reduce the same.
+    /// Requires that all ranks reduce the same data in the same way.
     fn require(&self, descriptor: [u64; 5]) -> Result<(), CollectiveError> {
         for rank in 0..self.world {
             let found = self.descriptor(rank).each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -329,7 +337,7 @@ impl SharedMemory {
     }
 }
 
-/// The bytes of those in `range` that lie on pages with nothing else.
+/// Returns the bytes in `range` on pages that hold nothing else.
 fn whole_pages(range: Range<usize>, page: usize) -> Range<usize> {
     let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
     if start < end { start..end } else { range.start..range.start }
@@ -340,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_whole_where_all_of_it_is_reduced() {
+    fn a_page_is_whole_if_all_of_it_is_reduced() {
         for (range, whole) in [
             (0..4096, 0..4096),
             (0..4095, 0..0),

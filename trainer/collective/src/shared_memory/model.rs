@@ -1,6 +1,8 @@
-//! How two ranks meet in the memory that they share, and reduce through its staging areas and in their arenas, in every order that the
-//! memory model allows with few interruptions: loom tries them all, and fails where two touch a byte at a time, or where all sleep.
-//! Nobody's tick wakes its sleepers.
+//! A model of two ranks that share memory.
+//!
+//! The ranks meet at barriers and reduce through staging areas and in their arenas. Loom tries
+//! every order that the memory model allows with few interruptions. It fails if two ranks touch a
+//! byte at the same time, or if all sleep. No tick wakes a sleeper here.
 
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut, Range};
@@ -16,19 +18,19 @@ use super::arrival::{ArrivalCount, Word};
 use super::pages::{InPlace, Pages};
 use super::staging::{AREAS, Areas, Staged};
 
-/// How often a thread may be interrupted where it need not wait: most faults take one or two.
+/// The interruptions of a thread that need not wait. Most faults take one or two.
 const INTERRUPTIONS: usize = 2;
 /// Bytes of an area, each an element.
 const CHUNK: usize = 2;
-/// Bytes up to which each rank reduces the whole.
+/// The most bytes of which each rank reduces the whole.
 const WHOLE: usize = 1;
-/// Bytes that an operation has of an arena.
+/// Bytes of an operation in an arena.
 const PAGES: usize = 2;
 
-/// A number, and the system's queue of those who sleep on it.
+/// A number, and the system's queue of its sleepers.
 struct Futex {
     number: AtomicU32,
-    /// How often it was woken.
+    /// The number of wake-ups.
     woken: Mutex<u32>,
     wakes: Condvar,
 }
@@ -57,7 +59,7 @@ impl Word for Futex {
     }
 
     fn sleep(&self, seen: u32) {
-        // The system looks at the number with its queue locked.
+        // The system compares the number with its queue locked.
         let mut woken = self.woken.lock().unwrap();
         let before = *woken;
         if self.number.load(Ordering::Relaxed) == seen {
@@ -81,11 +83,11 @@ struct Memory {
     arenas: [[UnsafeCell<u8>; PAGES]; 2],
 }
 
-// SAFETY: who touches which byte when is what loom checks.
+// SAFETY: loom checks which rank touches which byte when.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// As ranks barrier, without a look for aborts and for those that have gone.
+    /// Waits for the other rank, without a look for aborts and for peers that have gone.
     fn barrier(&self, rank: usize, count: &mut u32) {
         *count += 1;
         self.barriers[rank].arrive(*count);
@@ -117,7 +119,7 @@ impl Areas for Memory {
     }
 }
 
-/// Has two ranks do the same in every order.
+/// Runs the same on two ranks in every order.
 fn both(act: impl Fn(&Memory, usize) + Send + Sync + Copy + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(INTERRUPTIONS);
@@ -131,21 +133,21 @@ fn both(act: impl Fn(&Memory, usize) + Send + Sync + Copy + 'static) {
 }
 
 #[test]
-fn whoever_meets_another_sees_what_it_did_and_is_woken() {
+fn a_rank_behind_a_barrier_is_woken_and_sees_the_others_writes() {
     both(|memory, rank| {
         let mut count = 0;
         for round in 1..=2 {
             // SAFETY: a rank's own byte, between two barriers.
             unsafe { memory.write(rank, 0, 0..1, |byte| byte[0] = round) };
             memory.barrier(rank, &mut count);
-            // SAFETY: the other one writes again after the next arrivals.
+            // SAFETY: the other rank writes again after the next barrier.
             unsafe { memory.read(1 - rank, 0, 0..1, |byte| assert_eq!(byte, [round])) };
             memory.barrier(rank, &mut count);
         }
     });
 }
 
-/// Bytes of an arena that one rank has.
+/// Bytes of an arena that one rank holds.
 struct Held {
     cells: Vec<MutPtr<u8>>,
     bytes: Vec<u8>,
@@ -189,7 +191,8 @@ impl Pages for &Memory {
     }
 }
 
-/// Has both ranks reduce what they have in their arenas and so many bytes beside it, one operation after another.
+/// Reduces, on both ranks, pages in their arenas and `lengths` bytes beside them, one operation
+/// after another.
 fn reduced_in_place(lengths: &'static [u8]) {
     both(move |memory, rank| {
         let (mut count, mut chunks) = (0, 0);
@@ -219,7 +222,7 @@ fn reduced_in_place(lengths: &'static [u8]) {
     });
 }
 
-/// Has both ranks reduce data of so many bytes, one after another.
+/// Reduces data of `lengths` bytes on both ranks, one operation after another.
 fn reduced(lengths: &'static [u8]) {
     both(move |memory, rank| {
         let (mut count, mut chunks) = (0, 0);
@@ -239,22 +242,22 @@ fn reduced(lengths: &'static [u8]) {
 }
 
 #[test]
-fn nobody_touches_what_another_is_at_in_the_staging_areas() {
+fn no_byte_of_a_staging_area_is_touched_by_two_ranks_at_once() {
     reduced(&[6]);
 }
 
 #[test]
-fn nor_where_each_rank_reduces_the_whole() {
+fn no_byte_is_touched_by_two_ranks_if_each_reduces_the_whole() {
     reduced(&[1, 1, 1, 2, 1]);
 }
 
 #[test]
-fn nor_where_the_last_chunk_of_many_is_reduced_whole() {
+fn no_byte_is_touched_by_two_ranks_if_the_last_chunk_is_reduced_whole() {
     reduced(&[3, 3, 2]);
 }
 
 #[test]
-fn nor_in_the_arenas_where_pages_and_what_lies_beside_them_are_reduced_between_the_same_meetings() {
+fn no_byte_of_an_arena_or_its_edges_is_touched_by_two_ranks_at_once() {
     reduced_in_place(&[0, 0]);
     reduced_in_place(&[1, 2]);
     reduced_in_place(&[3]);

@@ -1,4 +1,5 @@
-//! What lies in arenas is reduced where it is, but for what shares a page with anything else.
+//! In-place reduction of the whole pages in arenas. The edges, which share a page with other bytes,
+//! go through staging.
 
 use std::cell::Cell;
 use std::ops::{DerefMut, Range};
@@ -6,32 +7,34 @@ use std::ops::{DerefMut, Range};
 use super::staging::{Areas, Staged, bytes_of};
 use crate::reducer::MutualReducer;
 
-/// Bytes that a rank reduces at once: of more than two ranks, they stay in the first-level cache until they are in all arenas.
+/// Bytes that a rank reduces at once. With more than two ranks they stay in the first-level cache
+/// until all arenas have them.
 const BLOCK: usize = 8 << 10;
 
-/// The whole pages that an operation has in the arenas of all ranks, in memory or in a model of it.
+/// The whole pages of an operation in the arenas of all ranks, or a model of them.
 pub(super) trait Pages {
-    /// How many bytes they are, in each arena.
+    /// Returns their bytes in each arena.
     fn bytes(&self) -> usize;
 
-    /// Bytes of them in the arena of `rank`, to be changed.
+    /// Returns bytes of the pages in the arena of `rank` for writing.
     ///
     /// # Safety
     /// Nobody else may read or write these bytes while the slice lives.
     unsafe fn of(&self, rank: usize, range: Range<usize>) -> impl DerefMut<Target = [u8]>;
 }
 
-/// What is reduced in arenas, on one rank of two or more.
+/// A reduction in arenas, on one of at least two ranks.
 pub(super) struct InPlace<'a, P> {
     pub(super) pages: P,
     pub(super) reduce_both: MutualReducer,
-    /// Of the same data, what lies on no such page.
+    /// The rest of the data, on no whole page.
     pub(super) edges: Staged<'a>,
 }
 
 impl<P: Pages> InPlace<'_, P> {
-    /// Reduces the data over all ranks; the chunks that have gone through the staging areas then. `meet` returns once all ranks have called
-    /// it as often, and each sees what the others did before; `check` is called on the way.
+    /// Reduces the data over all ranks. Returns the number of chunks that have gone through the
+    /// staging areas. `barrier` returns once all ranks have called it as often, and each sees the
+    /// others' earlier writes. `check` is called between blocks.
     pub(super) fn through<A: Areas, E>(
         self,
         areas: &A,
@@ -45,7 +48,8 @@ impl<P: Pages> InPlace<'_, P> {
             if met.get() == 1 {
                 for range in blocks(bytes_of(rank, world, pages.bytes(), element_bytes)) {
                     check()?;
-                    // SAFETY: all have met, so that nobody but this rank touches this part of any arena until it meets them again.
+                    // SAFETY: all ranks have arrived. No other rank touches this part of any arena
+                    // until the next barrier.
                     let of = |rank| unsafe { pages.of(rank, range.clone()) };
                     let (mut first, mut last) = (of(0), of(world - 1));
                     (1..world - 1).for_each(|rank| reduce(&mut first, &of(rank)));
@@ -65,7 +69,7 @@ impl<P: Pages> InPlace<'_, P> {
     }
 }
 
-/// `range` in blocks.
+/// Cuts `range` into blocks.
 fn blocks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(BLOCK).map(move |start| start..end.min(start + BLOCK))

@@ -1,4 +1,4 @@
-//! What ranks meet by: a slot for each, and staging areas for what lies in no arena.
+//! Slots of the ranks, and staging areas for data outside arenas.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -8,51 +8,54 @@ use super::segment::Segment;
 use crate::algorithm::part;
 use crate::reducer::Reducer;
 
-/// Bytes of a staging area: a rank's two stay in the second-level cache.
+/// Bytes of a staging area. A rank's two areas stay in the second-level cache.
 pub(super) const CHUNK: usize = 128 << 10;
 /// Staging areas of a rank.
 pub(super) const AREAS: usize = 2;
-/// Bytes up to which each rank reduces the whole: a second meeting takes longer, by far where ranks outnumber cores. Of 4 KiB, two ranks
-/// with a core each were twice as slow so.
+/// The most bytes of which each rank reduces the whole. A second barrier takes longer, and much
+/// longer if ranks outnumber cores. At 4 KiB, two ranks with a core each were twice as slow this
+/// way.
 const WHOLE: usize = 1 << 10;
 
-/// How a rank stands, on cache lines of its own.
+/// The state of one rank, on cache lines of its own.
 #[repr(C, align(128))]
 pub(super) struct RankSlot {
     pub(super) arrivals: ArrivalCount<AtomicU32>,
-    /// What it reduces: step, bucket, kind, length and place. Two that alternate, as the staging areas do.
+    /// The operation's step, bucket, kind, length and place. The two alternate, as the staging
+    /// areas do.
     pub(super) descriptors: [[AtomicU64; 5]; 2],
 }
 
-/// The desks and staging areas of all ranks.
+/// The slots and staging areas of all ranks.
 #[derive(Debug)]
 pub(super) struct Staging {
     segment: Segment,
     world: usize,
 }
 
-/// Bytes of the segment that `world` ranks need.
+/// Returns the bytes of the segment that `world` ranks need.
 pub(crate) fn size(world: usize) -> usize {
     world * (size_of::<RankSlot>() + AREAS * CHUNK)
 }
 
 impl Staging {
-    /// On a segment of [`size`] bytes.
+    /// Returns the staging areas on a segment of [`size`] bytes.
     pub(super) fn on(segment: Segment, world: usize) -> Self {
         Self { segment, world }
     }
 
     pub(super) fn slot(&self, rank: usize) -> &RankSlot {
-        assert!(rank < self.world, "rank {rank} has a slot");
+        assert!(rank < self.world, "rank {rank} has no slot");
         let at = rank * size_of::<RankSlot>();
-        // SAFETY: it lies within the payload, which is aligned to pages, and holds atomics only, for which any bytes are valid.
+        // SAFETY: the slot lies within the payload, which is aligned to pages. It holds only
+        // atomics, for which any bytes are valid.
         unsafe { self.segment.at(&(at..at + size_of::<RankSlot>())).cast::<RankSlot>().as_ref() }
     }
 
-    /// Where bytes of a staging area lie.
+    /// Returns the range of bytes of a staging area.
     fn place(&self, rank: usize, area: usize, range: Range<usize>) -> Range<usize> {
-        assert!(rank < self.world && area < AREAS, "rank {rank} has area {area}");
-        assert!(range.start <= range.end && range.end <= CHUNK, "{range:?} lies within an area");
+        assert!(rank < self.world && area < AREAS, "rank {rank} has no area {area}");
+        assert!(range.start <= range.end && range.end <= CHUNK, "{range:?} lies outside an area of {CHUNK}");
         let start = self.world * size_of::<RankSlot>() + (rank * AREAS + area) * CHUNK;
         start + range.start..start + range.end
     }
@@ -73,11 +76,11 @@ impl Areas for Staging {
     }
 }
 
-/// The areas of all ranks, in memory or in a model of it.
+/// The areas of all ranks, or a model of them.
 pub(super) trait Areas {
-    /// Bytes of one.
+    /// Bytes of one area.
     const CHUNK: usize;
-    /// Bytes up to which each rank reduces the whole.
+    /// The most bytes of which each rank reduces the whole.
     const WHOLE: usize;
 
     /// Takes bytes of an area of `rank`.
@@ -93,7 +96,7 @@ pub(super) trait Areas {
     unsafe fn write(&self, rank: usize, area: usize, range: Range<usize>, fill: impl FnOnce(&mut [u8]));
 }
 
-/// What is reduced through staging areas, on one rank.
+/// A reduction through staging areas, on one rank.
 pub(super) struct Staged<'a> {
     pub(super) rank: usize,
     pub(super) world: usize,
@@ -105,8 +108,9 @@ pub(super) struct Staged<'a> {
 }
 
 impl Staged<'_> {
-    /// Reduces the data over all ranks; the chunks that have gone through the areas then. `meet` returns once all ranks have called it as
-    /// often, and each sees what the others did before.
+    /// Reduces the data over all ranks. Returns the number of chunks that have gone through the
+    /// areas. `barrier` returns once all ranks have called it as often, and each sees the others'
+    /// earlier writes.
     pub(super) fn through<A: Areas, E>(
         self,
         areas: &A,
@@ -116,8 +120,9 @@ impl Staged<'_> {
         for piece in data.chunks_mut(A::CHUNK) {
             let area = chunks % AREAS;
             chunks += 1;
-            // SAFETY: until this rank meets the others, nobody reads its area of this parity: all have met with the chunk after the one
-            // that was last there, hence are done with it.
+            // SAFETY: until this rank arrives, no other rank reads its area of this parity. All
+            // have arrived with the chunk after the one that was last there, and so are done with
+            // it.
             unsafe { areas.write(own, area, 0..piece.len(), |staged| staged.copy_from_slice(piece)) };
             barrier()?;
             let length = piece.len();
@@ -127,18 +132,20 @@ impl Staged<'_> {
             for rank in 0..world {
                 let sum = &mut piece[reduced.clone()];
                 let take_in = |theirs: &[u8]| if rank == 0 { sum.copy_from_slice(theirs) } else { reduce(sum, theirs) };
-                // SAFETY: all have met, so all areas are written, and before it meets the others again only its own rank writes to an
-                // area: its own part, which is not this one, and nothing where each reduces the whole.
+                // SAFETY: all have arrived, so all areas are written. Until the next barrier each
+                // rank writes only its own part of its area, which is not this part. It writes
+                // nothing if each rank reduces the whole.
                 unsafe { areas.read(rank, area, reduced.clone(), take_in) };
             }
             if is_whole {
                 continue;
             }
-            // SAFETY: the others read of this area only their own parts until they meet this rank.
+            // SAFETY: until this rank arrives, the others read only their own parts of this area.
             unsafe { areas.write(own, area, part_of(own), |reduced| reduced.copy_from_slice(&piece[part_of(own)])) };
             barrier()?;
             for rank in (0..world).filter(|rank| *rank != own) {
-                // SAFETY: all have met a second time: nobody writes to this area before this rank has met them with the next chunk.
+                // SAFETY: all have arrived a second time. Nobody writes to this area before this
+                // rank arrives with the next chunk.
                 unsafe { areas.read(rank, area, part_of(rank), |theirs| piece[part_of(rank)].copy_from_slice(theirs)) };
             }
         }
@@ -146,12 +153,12 @@ impl Staged<'_> {
     }
 }
 
-/// How often ranks meet that reduce so many bytes.
+/// Returns the number of barriers of a reduction of `bytes`.
 pub(super) fn barriers(bytes: usize) -> usize {
     2 * bytes.div_ceil(CHUNK) - usize::from((1..=WHOLE).contains(&(bytes % CHUNK)))
 }
 
-/// The bytes that a rank reduces, of so many.
+/// Returns the bytes that a rank reduces, out of `bytes`.
 pub(super) fn bytes_of(rank: usize, world: usize, bytes: usize, element_bytes: usize) -> Range<usize> {
     let elements = part(&(0..bytes / element_bytes), world, rank);
     elements.start * element_bytes..elements.end * element_bytes

@@ -1,16 +1,20 @@
-//! The connections of one pair of ranks as one stream of bytes. A single one carries the stream as it is. Several share it, where the
-//! network limits each flow: the stream is cut into segments, and each goes to a connection that has room for it, so that the faster
-//! ones carry more. A segment is a header, little endian, then the payload:
+//! The connections of one pair of ranks as one stream of bytes.
+//!
+//! A single connection carries the stream as it is. Several connections share it, for networks that
+//! limit each flow. The stream is cut into segments. Each goes to a connection that has room for
+//! it, so that the faster ones carry more. A segment is a header, little endian, then the payload:
 //! ```text
 //! 0 sequence u64 · 8 length u32 · 12 crc32c of bytes 0..12
 //! ```
-//! What a socket does not take of its segment stays with its stripe, which takes no other before that is out; the other stripes go on.
-//! Segments are read in sequence, straight to where their bytes belong; those that are early wait in their sockets.
+//! A stripe keeps the bytes of its segment that its socket does not take. It takes no other segment
+//! before they are sent, while the other stripes go on. Segments are read in sequence, straight to
+//! their destination. Early segments wait in their sockets.
 //!
-//! Nobody waits for ever, because the next segment can always move. The sequence grows along each stripe, so that whatever was before
-//! the next segment on its stripe has been read already, and nothing stands between the two ends of it but itself. While the receiver
-//! reads, its socket has room again, and the sender puts the segment's rest there whatever the other stripes do. Hence the stripes
-//! together move whenever a single connection would.
+//! No rank waits for ever, because the next segment can always move. The sequence grows along each
+//! stripe. So everything before the next segment on its stripe has been read already, and nothing
+//! stands between its two ends. While the receiver reads, its socket has room again, and the sender
+//! puts the rest of the segment there, whatever the other stripes do. Hence the stripes together
+//! move whenever a single connection would.
 
 mod segment;
 mod stripe;
@@ -31,7 +35,8 @@ use crate::sockets::MAX_SOCKETS;
 use segment::{MAX_SEGMENT_BYTES, SEGMENT_HEADER_BYTES, Segment};
 use stripe::Stripe;
 
-/// Unsent bytes that the system takes over on one of several connections: more would wait behind a slow one while others are free.
+/// The unsent bytes that the system accepts on one of several connections. More would wait behind a
+/// slow connection while others are free.
 const UNSENT_BYTES: u32 = 128 << 10;
 
 /// All connections with one peer.
@@ -42,19 +47,19 @@ pub(crate) struct Stripes {
     sent: u64,
     /// Segments that were read to their end.
     received: u64,
-    /// The stripe that is the first to be offered the next segment.
+    /// The stripe that is offered the next segment first.
     next_to_send: usize,
     /// The stripe on which the next segment is looked for first.
     next_to_receive: usize,
 }
 
 impl Stripes {
-    /// Over at least one connection.
+    /// Returns the stripes over at least one connection.
     pub(crate) fn over(connections: Vec<Connection>) -> Self {
         let room = if connections.len() > 1 { SEGMENT_HEADER_BYTES + MAX_SEGMENT_BYTES } else { 0 };
         if connections.len() > 1 {
             for connection in &connections {
-                // A system that cannot only has more wait behind a slow one.
+                // A system without this option lets more bytes wait behind a slow connection.
                 let _ = SockRef::from(&**connection.socket()).set_tcp_notsent_lowat(UNSENT_BYTES);
             }
         }
@@ -72,7 +77,8 @@ impl Stripes {
         self.stripes.iter().map(|stripe| stripe.connection.socket())
     }
 
-    /// Sends what fits of two parts. Whoever is told to try again calls with the same bytes.
+    /// Sends as much of the two parts as fits. A caller that has to try again must pass the same
+    /// bytes.
     pub(crate) fn send(&mut self, header: &[u8], payload: &[u8]) -> Result<usize, LinkError> {
         if let [Stripe { connection, .. }] = &mut *self.stripes {
             return connection.send(header, payload);
@@ -94,7 +100,7 @@ impl Stripes {
         Err(Errno::AGAIN.into())
     }
 
-    /// Sends what is unsent, as far as there is room for it; whether any of it moved.
+    /// Sends unsent bytes as far as there is room. Returns true if any moved.
     pub(crate) fn flush(&mut self) -> Result<bool, LinkError> {
         let ready = self.ready(PollFlags::OUT, |stripe| stripe.is_full);
         let mut moved = false;
@@ -105,17 +111,18 @@ impl Stripes {
         Ok(moved)
     }
 
-    /// Whether bytes that [`Stripes::send`] has accepted are not out.
+    /// Returns true while bytes that [`Stripes::send`] accepted are unsent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.stripes.iter().any(|stripe| !stripe.rest.is_empty())
     }
 
-    /// Whether a connection has taken bytes that [`Stripes::send`] is to be called with again.
+    /// Returns true while a connection holds bytes of a [`Stripes::send`] that has to be repeated.
     pub(crate) fn holds_bytes(&self) -> bool {
         self.stripes.iter().any(|stripe| stripe.connection.holds_bytes())
     }
 
-    /// Receives what is there of two parts; 0 once the peer has closed and nothing more can come.
+    /// Receives the available bytes into two parts. Returns 0 once the peer has closed and nothing
+    /// more can come.
     pub(crate) fn receive(&mut self, header: &mut [u8], payload: &mut [u8]) -> Result<usize, LinkError> {
         if let [Stripe { connection, .. }] = &mut *self.stripes {
             return connection.receive(header, payload);
@@ -129,7 +136,8 @@ impl Stripes {
         Ok(taken)
     }
 
-    /// The stripe at whose head the next segment is; `None` once the peer has closed those on which it could come.
+    /// Returns the stripe at whose head the next segment is. Returns `None` once the peer has
+    /// closed all stripes on which it could come.
     fn find_next(&mut self) -> Result<Option<usize>, LinkError> {
         let next = self.received;
         if let Some(at) = self.stripes.iter().position(|stripe| stripe.holds(next)) {
@@ -154,12 +162,13 @@ impl Stripes {
         Err(WrongSegment::of("segment", next, found.unwrap_or_default()).into())
     }
 
-    /// How long ago the peer was found to have closed the first of several connections.
+    /// Returns the time since the peer was found to have closed the first of several connections.
     pub(crate) fn closed_for(&self) -> Option<Duration> {
         self.stripes.iter().filter_map(|stripe| stripe.closed).min().map(|closed| closed.elapsed())
     }
 
-    /// The sockets with what is to be waited for on them before more can be sent, and in any case word that the other end has closed.
+    /// Returns the sockets that need room before more can be sent. All of them also report that the
+    /// peer has closed.
     pub(crate) fn room(&self, for_more: bool) -> impl Iterator<Item = PollFd<'_>> {
         self.stripes.iter().map(move |stripe| {
             let lacks_room = for_more || !stripe.rest.is_empty();
@@ -168,7 +177,7 @@ impl Stripes {
         })
     }
 
-    /// The sockets on which the next bytes may come.
+    /// Returns the sockets on which the next bytes may come.
     pub(crate) fn bytes(&self) -> impl Iterator<Item = PollFd<'_>> {
         let next = self.received;
         let found = self.stripes.iter().any(|stripe| stripe.holds(next));
@@ -176,7 +185,7 @@ impl Stripes {
         self.stripes.iter().filter(may_bring).map(|stripe| PollFd::new(stripe.connection.socket(), PollFlags::IN))
     }
 
-    /// On which of the stripes asked about there is something to do, without waiting.
+    /// Returns which of the selected stripes are ready, without waiting.
     fn ready(&self, events: PollFlags, is_asked: impl Fn(&Stripe) -> bool) -> [bool; MAX_SOCKETS] {
         let mut ready = std::array::from_fn(|at| self.stripes.get(at).is_some_and(&is_asked));
         if ready == [false; MAX_SOCKETS] {
@@ -186,7 +195,7 @@ impl Stripes {
         for (at, stripe) in self.stripes.iter().enumerate().filter(|(at, _)| ready[*at]) {
             watched.slots[at] = PollFd::new(stripe.connection.socket(), events);
         }
-        // Whatever keeps it from looking shows when they are tried.
+        // A failure to poll shows when the stripes are tried.
         if watched.poll(Duration::ZERO).is_ok() {
             ready = std::array::from_fn(|at| !watched.slots[at].revents().is_empty());
         }
@@ -194,7 +203,7 @@ impl Stripes {
     }
 }
 
-/// All stripes once, from the first on.
+/// Returns all stripes once, starting with the first one.
 fn in_turn(first: usize, stripes: usize) -> impl Iterator<Item = usize> {
     (first..first + stripes).map(move |turn| turn % stripes)
 }
@@ -205,7 +214,7 @@ mod tests {
     use proptest::prelude::*;
     use std::net::{Ipv4Addr, TcpListener};
 
-    /// Both ends of several connections that take less than a segment at once.
+    /// Returns both ends of several connections that take less than a segment at once.
     fn narrow(sockets: usize) -> [Stripes; 2] {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let connection = |stream: TcpStream| {
@@ -233,7 +242,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(30))]
         #[test]
-        fn a_stream_arrives_as_it_was_sent_however_it_is_cut_and_offered(
+        fn a_stream_arrives_unchanged_however_it_is_cut_and_offered(
             sockets in 1..=MAX_SOCKETS, offers in prop::collection::vec((0..=HEADER_BYTES, 1..200_000_usize), 1..20),
         ) {
             let [mut here, mut there] = narrow(sockets);

@@ -1,10 +1,11 @@
-//! A part of the stream on one of several connections.
+//! A segment of the stream, which travels on one of several connections.
 
 use crate::crc32c::crc32c;
 use crate::frame::HEADER_BYTES;
 use crate::link_error::WrongSegment;
 
-/// The longest payload of a segment: a part of a frame, so that the connections share it, and the frame's header.
+/// The longest payload of a segment. It holds a part of a frame, so that the connections share the
+/// frame, and the frame's header.
 pub(super) const MAX_SEGMENT_BYTES: usize = (64 << 10) + HEADER_BYTES;
 pub(super) const SEGMENT_HEADER_BYTES: usize = 16;
 
@@ -24,7 +25,7 @@ impl Segment {
         bytes
     }
 
-    /// Reads a header that comes while all segments before `next` have been read. Never panics, whatever the bytes.
+    /// Reads a header. All segments before `next` have been read. Never panics, whatever the bytes.
     pub(super) fn decode(bytes: &[u8; SEGMENT_HEADER_BYTES], next: u64) -> Result<Self, WrongSegment> {
         let word = |at| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let (expected, found) = (crc32c(&bytes[..12]), word(12));
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// With a checksum that fits.
+    /// Returns a header with a correct checksum.
     fn header(sequence: u64, length: u32) -> [u8; SEGMENT_HEADER_BYTES] {
         Segment { sequence, length: length as usize }.encode()
     }
@@ -69,7 +70,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_segment_within_bounds_or_none(sequence in any::<u64>(), length in any::<u32>(), next in any::<u64>()) {
+        fn any_bytes_are_a_bounded_segment_or_an_error(sequence in any::<u64>(), length in any::<u32>(), next in any::<u64>()) {
             if let Ok(segment) = Segment::decode(&header(sequence, length), next) {
                 prop_assert!(segment.sequence >= next && (1..=MAX_SEGMENT_BYTES).contains(&segment.length));
             }
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_that_cannot_be_is_refused_for_what_is_wrong_with_it() {
+    fn a_wrong_segment_is_refused_for_its_wrong_field() {
         let longest = MAX_SEGMENT_BYTES as u32;
         for (sequence, length, field) in [
             (6, 1, "segment"),

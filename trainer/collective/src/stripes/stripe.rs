@@ -11,24 +11,25 @@ use crate::link_error::LinkError;
 #[derive(Debug)]
 pub(super) struct Stripe {
     pub(super) connection: Connection,
-    /// What the socket has not taken of a segment, after the first `sent` bytes.
+    /// The bytes of a segment that the socket has not taken, after the first `sent` bytes.
     pub(super) rest: Vec<u8>,
     pub(super) sent: usize,
-    /// Whether the socket took less than it was offered.
+    /// True if the socket took less than it was offered.
     pub(super) is_full: bool,
     /// The header of a segment while it arrives.
     pub(super) header: [u8; SEGMENT_HEADER_BYTES],
     pub(super) filled: usize,
-    /// What is yet to be read of the segment whose header has come.
+    /// The unread rest of the segment whose header has come.
     pub(super) head: Option<Segment>,
-    /// Whether the socket had less than it was asked for.
+    /// True if the socket had less than it was asked for.
     pub(super) is_dry: bool,
-    /// When the peer was found to have closed it after a whole segment: the others may hold more.
+    /// The time at which the peer was found to have closed it after a whole segment. Other stripes
+    /// may hold more.
     pub(super) closed: Option<Instant>,
 }
 
 impl Stripe {
-    /// With `room` bytes for the rest of a segment.
+    /// Returns a stripe with `room` bytes for the rest of a segment.
     pub(super) fn over(connection: Connection, room: usize) -> Self {
         Self {
             connection,
@@ -43,7 +44,7 @@ impl Stripe {
         }
     }
 
-    /// Takes all of a segment, or nothing of it.
+    /// Takes all of a segment, or nothing of it. Returns true if it took the segment.
     pub(super) fn take(&mut self, begin: &[u8], payload: &[u8]) -> Result<bool, LinkError> {
         if self.is_full {
             return Ok(false);
@@ -65,7 +66,7 @@ impl Stripe {
         Ok(true)
     }
 
-    /// Whether some of the rest moved.
+    /// Sends the rest. Returns true if any of it moved.
     pub(super) fn flush(&mut self) -> Result<bool, LinkError> {
         if self.is_full || self.rest.is_empty() {
             return Ok(false);
@@ -115,8 +116,8 @@ impl Stripe {
         Ok(())
     }
 
-    /// Reads the segment at its head into two parts, and with its end the header after it if that has come; how many bytes of the
-    /// segment, and whether they were its last.
+    /// Reads the segment at the head into two parts. With its end it reads the header behind it, if
+    /// that has come. Returns the segment's bytes, and true if they were its last.
     pub(super) fn read(&mut self, header: &mut [u8], payload: &mut [u8]) -> Result<(usize, bool), LinkError> {
         let Some(Segment { length, .. }) = &mut self.head else { return Err(Errno::AGAIN.into()) };
         let in_header = header.len().min(*length);
