@@ -1,4 +1,4 @@
-//! `lockstep bench`: a benchmark as processes of this machine, through `lockstep run`.
+//! `lockstep bench`: a benchmark with processes of this machine, through `lockstep run`.
 
 use std::{num::NonZeroU32, path::PathBuf};
 
@@ -28,48 +28,49 @@ struct CollectivesArguments {
     /// Number of workers, 2 or more.
     #[arg(long, value_name = "N", default_value = "2")]
     workers: NonZeroU32,
-    /// The shortest sum, such as 4Ki. Default: 1Ki.
+    /// Bytes of the shortest sum, such as 4Ki. Default: 1Ki.
     #[arg(long, value_name = "BYTES")]
     min_bytes: Option<String>,
-    /// The longest sum. Default: 64Mi.
+    /// Bytes of the longest sum. Default: 64Mi.
     #[arg(long, value_name = "BYTES")]
     max_bytes: Option<String>,
-    /// How often each sum is repeated, at most. Default: 20.
+    /// Most repetitions of each sum. Default: 20.
     #[arg(long, value_name = "COUNT")]
     repetitions: Option<u32>,
-    /// The only algorithm to measure, as spec.communication.algorithm names it. Default: all of them.
+    /// The only algorithm to measure, as spec.communication.algorithm names it. Default: all of
+    /// them.
     #[arg(long, value_name = "NAME")]
     algorithm: Option<String>,
     /// Transport, as spec.communication.backend names it. Default: auto.
     #[arg(long, value_name = "NAME")]
     backend: Option<String>,
-    /// The trainer. Default: lockstep-trainer beside this program.
+    /// Path of the trainer. Default: lockstep-trainer beside this program.
     #[arg(long, value_name = "PATH")]
     trainer: Option<PathBuf>,
 }
 
-/// A benchmark that can begin.
-pub(crate) struct Bench {
-    session: LocalRun,
-    /// Removed unless the benchmark fails.
+/// A benchmark that is ready to start.
+pub(crate) struct PreparedBenchmark {
+    local_run: LocalRun,
+    /// Folder of the logs. It is removed unless the benchmark fails.
     folder: TempDir,
 }
 
-/// Checks everything that can be checked beforehand.
-pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Bench> {
+/// Checks everything before any process starts.
+pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<PreparedBenchmark> {
     let BenchmarkCommand::Collectives(collectives) = &arguments.benchmark;
     let value = manifest(collectives)?;
     let job = ValidJob::from_value(value.clone()).map_err(|fields| refused(&fields))?;
     let folder = TempDir::with_prefix("lockstep-bench-").context("create a folder for the processes' logs")?;
-    let session = LocalRun::open(job, &value, collectives.trainer.as_deref(), None, Some(folder.path()))?;
-    Ok(Bench { session, folder })
+    let local_run = LocalRun::open(job, &value, collectives.trainer.as_deref(), None, Some(folder.path()))?;
+    Ok(PreparedBenchmark { local_run, folder })
 }
 
-impl Bench {
-    /// Measures and prints the table. The logs of a failure stay.
+impl PreparedBenchmark {
+    /// Measures and prints the table. If that fails, the logs stay.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
-        let Self { session, folder } = self;
-        let outcome = session.run().await;
+        let Self { local_run, folder } = self;
+        let outcome = local_run.run().await;
         match outcome {
             Ok(Outcome::Done | Outcome::Refused | Outcome::Interrupted(_)) => {
                 folder.close().context("remove the logs")?

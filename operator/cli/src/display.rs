@@ -1,4 +1,4 @@
-//! What a person sees of a job while it runs: a bar on a terminal, plain lines elsewhere.
+//! The view of a job while it runs: a bar on a terminal, plain lines elsewhere.
 
 mod queue;
 
@@ -16,17 +16,19 @@ use queue::{DisplayQueue, Item};
 
 /// Time between two plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
-/// The numbers get a line of their own: beside the bar a terminal of 80 columns would cut them.
+/// The numbers get a line of their own, because a terminal of 80 columns would cut them beside the
+/// bar.
 const BAR: &str = "{prefix:.bold} [{wide_bar:.cyan}] {percent:>3}%\n{wide_msg}";
 
-/// Shows reports on stderr, by a thread of its own: a terminal that stands still, or a pipe that nobody reads, holds up nothing but the end.
+/// Shows reports on stderr in a thread of its own. A terminal that stands still, or a pipe that
+/// nobody reads, delays nothing but the end.
 pub(crate) struct Display {
     queue: Arc<DisplayQueue>,
     painting: Option<JoinHandle<()>>,
 }
 
 impl Display {
-    /// A bar where stderr is a terminal, plain lines elsewhere.
+    /// Shows a bar if stderr is a terminal, plain lines otherwise.
     pub(crate) fn on_stderr() -> Self {
         let queue = Arc::new(DisplayQueue::default());
         let painting = {
@@ -36,17 +38,17 @@ impl Display {
         Self { queue, painting: Some(painting) }
     }
 
-    /// The word before the bar, such as `training`.
+    /// Shows the word before the bar, such as `training`.
     pub(crate) fn phase(&self, phase: &str) {
         self.queue.put(Item::Phase(phase.to_owned()));
     }
 
-    /// A line that stays.
+    /// Shows a line that stays.
     pub(crate) fn note(&self, line: &str) {
         self.queue.put(Item::Note(line.to_owned()));
     }
 
-    /// A report.
+    /// Shows a report.
     pub(crate) fn progress(&self, progress: &Progress) {
         self.queue.put(Item::Progress(Box::new(progress.clone())));
     }
@@ -60,7 +62,7 @@ impl Drop for Display {
     }
 }
 
-/// Writes on stderr.
+/// Writes to stderr.
 struct Painter {
     bar: Option<ProgressBar>,
     pace: Pace,
@@ -116,24 +118,24 @@ impl Painter {
     }
 }
 
-/// A line on stderr. When nobody reads it any more, as after `| head`, the job goes on all the same.
+/// Writes a line to stderr. If nobody reads it any more, as after `| head`, the job goes on.
 pub(crate) fn tell(line: &str) {
     let _nobody_reads = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Results on stdout.
+/// Writes results to stdout.
 pub(crate) fn print(results: &str) {
     let mut stdout = std::io::stdout();
     let _nobody_reads = stdout.write_all(results.as_bytes()).and_then(|()| stdout.flush());
 }
 
-/// Which reports are worth a line.
+/// Chooses the reports that are worth a line.
 #[derive(Default)]
 struct Pace {
     last: Option<(Instant, u64)>,
     accuracy_step: Option<u64>,
     grace_is_short: bool,
-    /// Whether saves fail, and whether the workers wait for the storage.
+    /// `None` while saves succeed; else true if the workers wait for the storage.
     unsaved: Option<bool>,
     damaged_checkpoint: Option<DamagedCheckpoint>,
 }
@@ -146,7 +148,8 @@ struct Lines {
 }
 
 impl Pace {
-    /// The first loss or row at once, an evaluation and a warning at once, anything else after [`PLAIN_INTERVAL`].
+    /// Shows the first loss or row, an evaluation and a warning at once, and anything else after
+    /// [`PLAIN_INTERVAL`].
     fn lines(&mut self, progress: &Progress, now: Instant) -> Lines {
         let due = (progress.loss.is_some() || progress.benchmark.is_some())
             && self.last.is_none_or(|(then, step)| step != progress.step && now.duration_since(then) >= PLAIN_INTERVAL);
@@ -162,7 +165,7 @@ impl Pace {
         }
         let saving = self.saving(progress);
         let short = progress.short_grace.filter(|_| !self.grace_is_short);
-        // Whoever has saved nothing yet does not know.
+        // A worker that has not saved yet does not know its grace period.
         if progress.last_checkpoint.is_some() || progress.short_grace.is_some() {
             self.grace_is_short = progress.short_grace.is_some();
         }
@@ -173,8 +176,8 @@ impl Pace {
         }
     }
 
-    /// A line where saves begin to fail, where the workers begin to wait for the storage, and where
-    /// a checkpoint is saved again.
+    /// Returns a line when saves begin to fail, when the workers begin to wait for the storage, and
+    /// when a save succeeds again.
     fn saving(&mut self, progress: &Progress) -> Option<String> {
         let before = self.unsaved;
         self.unsaved = progress.unsaved.as_ref().map(|unsaved| unsaved.waits);
@@ -191,7 +194,7 @@ impl Pace {
     }
 }
 
-/// The report in one line, without what is not known yet.
+/// Writes the report in one line, without unknown values.
 fn state(progress: &Progress) -> String {
     let parts = [
         Some(format!("step {}/{}", progress.step, progress.total_steps)),
@@ -206,19 +209,19 @@ fn state(progress: &Progress) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
-/// With how many times as long as most each takes.
+/// Names each straggler with its slowdown.
 fn named(stragglers: &[Straggler]) -> String {
     stragglers.iter().map(|Straggler { pod, times }| format!("{pod} ({times:.1}x)")).collect::<Vec<_>>().join(", ")
 }
 
-/// What was measured last.
+/// Writes the newest row of a benchmark.
 fn newest(found: &BenchmarkReport) -> Option<String> {
     let BenchmarkReport::Collectives(report) = found;
     let CollectivesRow { bytes, algorithm, bus_gigabytes_per_second, .. } = report.rows.last()?;
     Some(format!("{} {algorithm} {bus_gigabytes_per_second:.3} GB/s", ByteSize::bytes(*bytes)))
 }
 
-/// What a finished job came to: the table of a benchmark, else a line for each fact that is known.
+/// Summarises a finished job: the table of a benchmark, or a line for each known fact.
 pub(crate) fn summary(progress: Option<&Progress>, model: Option<&str>, took: Option<Duration>) -> String {
     if let Some(BenchmarkReport::Collectives(report)) = progress.and_then(|progress| progress.benchmark.as_deref()) {
         return report.table();
@@ -243,7 +246,7 @@ fn percent(share: f64) -> String {
 }
 
 fn duration(seconds: f64) -> String {
-    // A duration that no `u64` holds is shown as the greatest.
+    // The largest duration stands for any that no `u64` holds.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
     let whole = seconds.round() as u64;
     match whole {
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_what_is_known_and_nothing_else() {
+    fn a_line_leaves_out_unknown_values() {
         let full = Progress {
             samples_per_second: Some(8450.4),
             scaling_efficiency: Some(0.934),
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_loss_is_shown_at_once_and_the_rest_at_a_pace() {
+    fn the_first_loss_is_shown_at_once_and_later_ones_at_intervals() {
         let start = Instant::now();
         let mut pace = Pace::default();
         let cases = [
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
+    fn a_grace_period_that_becomes_too_short_is_shown_once() {
         let short = Progress { short_grace: Some(ShortGrace { drain_seconds: 4.0, grace_seconds: 1 }), ..at(7) };
         let mark = CheckpointMark { step: 8, uri: "file:///c".into(), time: String::new() };
         let fits = Progress { last_checkpoint: Some(mark), ..at(8) };
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn saves_that_fail_are_told_of_when_they_begin_to_and_when_the_workers_wait_and_when_they_succeed() {
+    fn failing_saves_are_shown_when_they_begin_when_workers_wait_and_when_they_end() {
         let fails = |step, reason, waits| Progress { unsaved: Some(Unsaved::new(3, reason, waits)), ..at(step) };
         let mark = CheckpointMark { step: 8, uri: "file:///c".into(), time: String::new() };
         let saved = Progress { last_checkpoint: Some(mark), ..at(8) };
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_checkpoint_is_told_of_once() {
+    fn a_damaged_checkpoint_is_shown_once() {
         let damaged = DamagedCheckpoint { step: 300, uri: "file:///c".into(), reason: "torn".into() };
         let told = Progress { damaged_checkpoint: Some(damaged), ..at(7) };
         let mut pace = Pace::default();
@@ -348,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_leaves_out_what_is_not_known() {
+    fn a_summary_leaves_out_unknown_facts() {
         let progress =
             Progress { accuracy: Some(0.98125), loss: None, samples_per_second: Some(91.26), ..Progress::default() };
         let text = summary(Some(&progress), Some("runs/x/model.safetensors"), Some(Duration::from_secs(3723)));

@@ -1,4 +1,5 @@
-//! `lockstep`, also found as `kubectl lockstep`: training jobs and benchmarks from the command line, with and without a cluster.
+//! `lockstep`, also `kubectl lockstep`: training jobs and benchmarks from the command line, with
+//! and without a cluster.
 
 mod bench;
 mod checkpoints;
@@ -33,12 +34,12 @@ enum Command {
     Run(run::Arguments),
     /// Change the number of workers of a run while it trains.
     Scale(scale::Arguments),
-    /// Tell how the group of a run changed: when, why, and at what cost.
+    /// Show how the group of a run changed: when, why, and at what cost.
     History(history::Arguments),
-    /// Train a finished run's job once more without faults, by the memberships that it had, and compare the
-    /// states after its steps and the weights bit for bit.
+    /// Repeat a finished run without faults, by the memberships that it had, and compare the states
+    /// after its steps and the weights bit for bit.
     Replay(replay::Arguments),
-    /// Measure this machine by local processes, as a job with spec.benchmark measures a cluster.
+    /// Measure this machine with local processes, as a job with spec.benchmark measures a cluster.
     Bench(bench::Arguments),
     /// List, verify, prune or export the checkpoints in a job's folder.
     Checkpoints(checkpoints::Arguments),
@@ -48,16 +49,16 @@ enum Command {
     Watch(watch::Arguments),
 }
 
-/// How a command ended, as its exit code.
+/// The result of a command, as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It did what was asked.
+    /// The command did its work.
     Done,
-    /// The job, or what was tried, failed.
+    /// The job or the command failed.
     Failed,
-    /// Nothing was begun: the command line, a manifest or a file is wrong.
+    /// Nothing was started: the command line, a manifest or a file is wrong.
     Refused,
-    /// A signal of this number ended it, as a shell would say.
+    /// A signal of this number ended it. The exit code is the one that a shell would give.
     Interrupted(u8),
 }
 
@@ -85,22 +86,23 @@ fn main() -> ExitCode {
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError).init();
-    // One thread: children ask to be killed when the thread that started them ends, so it must be the process's first.
+    // One thread only: a child asks to be killed when the thread that started it ends, so that must
+    // be the process's first thread.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report(&anyhow::Error::new(error).context("start the runtime"), Outcome::Failed),
     };
     match command {
         Command::Run(arguments) => match run::prepare(&arguments) {
-            Ok(session) => finish(runtime.block_on(session.run())),
+            Ok(prepared) => finish(runtime.block_on(prepared.run())),
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::Replay(arguments) => match replay::prepare(&arguments) {
-            Ok(replaying) => finish(runtime.block_on(replaying.run())),
+            Ok(prepared) => finish(runtime.block_on(prepared.run())),
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::Bench(arguments) => match bench::prepare(&arguments) {
-            Ok(bench) => finish(runtime.block_on(bench.run())),
+            Ok(prepared) => finish(runtime.block_on(prepared.run())),
             Err(error) => report(&error, Outcome::Refused),
         },
         Command::Scale(arguments) => match scale::scale(&arguments) {

@@ -1,4 +1,4 @@
-//! Manifests as files.
+//! Manifest files.
 
 use std::{fs, path::Path};
 
@@ -6,10 +6,10 @@ use anyhow::{Context, anyhow};
 use lockstep_launch::InvalidField;
 use serde_json::Value;
 
-/// Greatest manifest that is read; Kubernetes refuses objects of more than 1.5 MiB.
+/// Longest manifest that is read. Kubernetes refuses objects of more than 1.5 MiB.
 const MAX_BYTES: u64 = 2 << 20;
 
-/// The text of a manifest.
+/// Reads the text of a manifest.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     let attempt = || format!("read the manifest {}", path.display());
     let length = fs::metadata(path).with_context(attempt)?.len();
@@ -19,12 +19,12 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(attempt)
 }
 
-/// A manifest that states the value.
+/// Writes `value` as a manifest.
 pub(crate) fn write(value: &Value) -> anyhow::Result<String> {
     serde_saphyr::to_string(value).context("write the manifest")
 }
 
-/// The problems of a manifest as one error, a line for each.
+/// Returns the problems of a manifest as one error, with a line for each.
 pub(crate) fn refused(path: &Path, fields: &[InvalidField]) -> anyhow::Error {
     let lines: Vec<_> = fields.iter().map(|field| format!("{}: {field}", path.display())).collect();
     anyhow!(lines.join("\n"))
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_that_looks_like_something_else_is_read_back_as_a_text() {
+    fn a_text_that_looks_like_another_type_reads_back_as_a_text() {
         for text in [
             "yes",
             "On",

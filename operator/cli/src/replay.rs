@@ -1,5 +1,5 @@
-//! `lockstep replay`: trains a run's job once more without faults, by the memberships that the run had, and compares the state
-//! after each step and the weights.
+//! `lockstep replay`: repeats a run without faults, by the memberships that it had, and compares
+//! the state after each step and the weights.
 
 mod segments;
 
@@ -26,91 +26,97 @@ use crate::{
 };
 
 const MODEL: &str = "model.safetensors";
-/// Bytes before the header that hold its length.
+/// Bytes before the header, which hold its length.
 const LENGTH_BYTES: usize = 8;
 
 /// Arguments of `lockstep replay`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Folder of the run, as `lockstep run` tells it.
+    /// Folder of the run, as `lockstep run` prints it.
     run: PathBuf,
-    /// The trainer. Default: lockstep-trainer beside this program.
+    /// Path of the trainer. Default: lockstep-trainer beside this program.
     #[arg(long, value_name = "PATH")]
     trainer: Option<PathBuf>,
 }
 
-/// A replay that can begin.
-pub(crate) struct Replaying {
+/// A replay that is ready to start.
+pub(crate) struct PreparedReplay {
     job: ValidJob,
-    /// What `job` was read from.
+    /// The manifest of `job`.
     manifest: Value,
-    /// What the run wrote of its steps.
-    journal: String,
+    /// The run's metrics log.
+    metrics_log: String,
     segments: Vec<Segment>,
     original: Weights,
     trainer: Option<PathBuf>,
-    /// Removed when the weights are equal.
+    /// Folder of the replay. It is removed if the weights are equal.
     folder: TempDir,
 }
 
 /// The tensors of a model file.
 #[derive(Debug, PartialEq)]
 struct Weights {
-    /// Names, shapes and places.
+    /// Names, shapes and offsets.
     tensors: Value,
     bytes: Vec<u8>,
 }
 
-/// Checks everything that can be checked beforehand.
-pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<Replaying> {
+/// Checks everything before any process starts.
+pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<PreparedReplay> {
     let Arguments { run, trainer } = arguments;
-    let other = ReadOnlyFolder::open(run)?;
+    let original_run = ReadOnlyFolder::open(run)?;
     let shown = run.display();
-    ensure!(matches!(other.job.task, Task::Train(_)), "{shown}: a benchmark trains nothing that could be compared");
-    ensure!(!other.is_at_work(), "{shown}: a `lockstep run` is at work in it; wait for its end");
-    if let Some(earlier) = other.earlier_manifest()? {
-        bail!("{shown}: it was begun by another manifest, {}; a replay follows one", earlier.display());
+    ensure!(
+        matches!(original_run.job.task, Task::Train(_)),
+        "{shown}: a benchmark trains nothing that a replay could compare"
+    );
+    ensure!(!original_run.is_at_work(), "{shown}: a `lockstep run` is at work in it; wait for its end");
+    if let Some(earlier) = original_run.earlier_manifest()? {
+        bail!(
+            "{shown}: it was started with another manifest, {}; a replay needs a run with one manifest",
+            earlier.display()
+        );
     }
     let model = run.join(MODEL);
-    if let (Task::Train(workload), false) = (&other.job.task, model.exists())
+    if let (Task::Train(workload), false) = (&original_run.job.task, model.exists())
         && workload.checkpoint.objects().is_some()
     {
         bail!(
-            "{shown}: its {MODEL} went to {}: copy it here first, a replay compares with it",
+            "{shown}: its {MODEL} is in {}; copy it here first, because a replay compares with it",
             workload.checkpoint.uri
         );
     }
-    ensure!(model.exists(), "{shown}: {MODEL} is missing: let the run come to its end, `lockstep run` continues it");
+    ensure!(model.exists(), "{shown}: {MODEL} is missing: `lockstep run` continues the run to its end");
     let original = Weights::read(&model)?;
-    let journal = metrics_log_of(run)?;
-    let segments = segments(other.plans()?, &other.history()?).with_context(|| shown.to_string())?;
+    let metrics_log = metrics_log_of(run)?;
+    let segments = segments(original_run.plans()?, &original_run.history()?).with_context(|| shown.to_string())?;
     let folder = TempDir::with_prefix("lockstep-replay-").context("create a folder for the replay")?;
-    let ReadOnlyFolder { mut job, value: manifest, .. } = other;
+    let ReadOnlyFolder { mut job, value: manifest, .. } = original_run;
     if let Task::Train(workload) = &mut job.task {
-        // The run's own may be in an object store, where a replay has no business.
+        // The run's own storage may be an object store, which a replay must not touch.
         workload.checkpoint.uri = "file:///checkpoints".to_owned();
     }
-    Ok(Replaying { job, manifest, journal, segments, original, trainer: trainer.clone(), folder })
+    Ok(PreparedReplay { job, manifest, metrics_log, segments, original, trainer: trainer.clone(), folder })
 }
 
-impl Replaying {
-    /// Trains segment after segment, each from the state that the one before left.
+impl PreparedReplay {
+    /// Trains one segment after another, each from the state that the one before left.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
-        let Self { job, manifest, journal, segments, original, trainer, folder } = self;
+        let Self { job, manifest, metrics_log, segments, original, trainer, folder } = self;
         for segment in segments {
             tell(&segment.to_string());
             let Segment { generation: _, workers, from: _, to, plan } = segment;
             let mut job = job.clone();
             job.replicas = workers;
             job.elastic.min_replicas = workers.get();
-            let session = LocalRun::open(job, &manifest, trainer.as_deref(), None, Some(folder.path()))?;
-            let outcome = session.repeat(Replay { plan, last_step: to }).await;
+            let repetition = LocalRun::open(job, &manifest, trainer.as_deref(), None, Some(folder.path()))?;
+            let outcome = repetition.repeat(Replay { plan, last_step: to }).await;
             if !matches!(outcome, Ok(Outcome::Done)) {
-                tell(&format!("the replay stays in {}", folder.keep().display()));
+                tell(&format!("the replay is kept in {}", folder.keep().display()));
                 return outcome;
             }
         }
-        let states = StateComparison::between(&journal, &metrics_log_of(folder.path())?);
+        let states = StateComparison::between(&metrics_log, &metrics_log_of(folder.path())?);
         print(&format!("states  {states}\n"));
         let replayed = Weights::read(&folder.path().join(MODEL))?;
         let (digest, other) = (original.digest(), replayed.digest());
@@ -121,7 +127,7 @@ impl Replaying {
             folder.close().context("remove the replay")?;
             return Ok(Outcome::Done);
         }
-        tell(&format!("the replay stays in {}", folder.keep().display()));
+        tell(&format!("the replay is kept in {}", folder.keep().display()));
         Ok(Outcome::Failed)
     }
 }
@@ -133,7 +139,8 @@ impl Weights {
         Ok(Self { tensors: parsed.0, bytes: parsed.1 })
     }
 
-    /// What the file says of itself and the tensors' bytes; the facts beside them are not the weights'.
+    /// Splits the file into the tensors' header and their bytes. Other facts in the header do not
+    /// belong to the weights.
     fn split(file: &mut Vec<u8>) -> Option<(Value, Vec<u8>)> {
         let length = u64::from_le_bytes(file.get(..LENGTH_BYTES)?.try_into().ok()?);
         let end = LENGTH_BYTES.checked_add(usize::try_from(length).ok()?).filter(|end| *end <= file.len())?;
@@ -166,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_equal_by_names_shapes_and_bits_whatever_is_told_beside_them() {
+    fn weights_are_compared_by_names_shapes_and_bits_alone() {
         let told = weights(r#"{"__metadata__":{"job":"a"},"w":{"shape":[2]}}"#, &[1, 2]);
         assert_eq!(told, weights(r#"{"w":{"shape":[2]},"__metadata__":{"job":"b"}}"#, &[1, 2]));
         assert_ne!(told, weights(r#"{"w":{"shape":[2]}}"#, &[1, 3]));

@@ -1,4 +1,4 @@
-//! `lockstep watch`: a job of the cluster, followed until it ends.
+//! `lockstep watch`: follows a job of the cluster until it ends.
 
 use std::{pin::pin, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     display::{Display, print, summary, tell},
 };
 
-/// How often in a row the API server may be out of reach; the pauses grow to half a minute.
+/// Most failures of the watch in a row. The pauses between them grow to half a minute.
 const MAX_FAILURES: u32 = 10;
 
 /// Arguments of `lockstep watch`.
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     context: Option<String>,
 }
 
-/// Shows the job until it ends; the outcome is the job's.
+/// Shows the job until it ends. The outcome is the job's.
 pub(crate) async fn watch(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let Arguments { name, namespace, context } = arguments;
     let config = match context {
@@ -53,7 +53,7 @@ pub(crate) async fn watch(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let jobs: Api<TrainingJob> = Api::namespaced(client, &namespace);
     let asked = jobs.get_opt(name).await.with_context(|| format!("get the training job {namespace}/{name}"))?;
     if asked.is_none() {
-        bail!("there is no training job {name} in namespace {namespace}; say another one with -n");
+        bail!("there is no training job {name} in namespace {namespace}; name another one with -n");
     }
     follow(jobs, &groups, &namespace, name).await
 }
@@ -85,7 +85,7 @@ async fn follow(
         let job = job.ok_or_else(|| anyhow!("the training job {namespace}/{name} was deleted"))?;
         let Some(status) = job.status else { continue };
         let before = match told.has_missed(&status) {
-            // Whoever may not read it is told that there may have been some.
+            // A user who may not read the group learns that there may have been more changes.
             true => groups.get_opt(name).await.ok().flatten().and_then(|group| group.status),
             false => None,
         };
@@ -114,7 +114,7 @@ async fn follow(
     }
 }
 
-/// What was already shown.
+/// The facts that were already shown.
 #[derive(Default)]
 struct Announced {
     phase: Option<(Phase, Option<String>)>,
@@ -123,15 +123,15 @@ struct Announced {
 }
 
 impl Announced {
-    /// Whether the group may have changed more than once since it was told of, of which the status names the last time only: not each
-    /// generation comes to be.
+    /// Returns true if the group may have changed more than once since the last shown change. The
+    /// status names only the newest change, and not each generation comes to be.
     fn has_missed(&self, status: &TrainingJobStatus) -> bool {
         let last = last_change(status).map(|change| change.generation);
         self.generation.zip(last).is_some_and(|(known, last)| known + 1 < last)
     }
 
-    /// A line for a phase or its reason when it is new, one for every restart, and one for every change of the group: those before the
-    /// last one as `changes` has them, if that could be read.
+    /// Returns a line for a new phase or reason, for every restart, and for every change of the
+    /// group. `changes` holds those before the newest one, if they could be read.
     fn news(&mut self, status: &TrainingJobStatus, changes: Option<&[GroupChange]>) -> Vec<String> {
         let mut lines = Vec::new();
         if status.restarts > self.restarts {
@@ -147,11 +147,11 @@ impl Announced {
                 let missed = |change: &&GroupChange| {
                     Some(change.generation) > self.generation && change.generation < last.generation
                 };
-                // The oldest are left out once there are many.
+                // The oldest changes are left out once there are many.
                 let has_all =
                     |changes: &[GroupChange]| changes.first().map(|oldest| oldest.generation) <= self.generation;
                 if !changes.is_some_and(has_all) {
-                    lines.push("the group may have changed before that; kubectl get events tells how".to_owned());
+                    lines.push("the group may have changed before that; see kubectl get events".to_owned());
                 }
                 let before = changes.unwrap_or_default().iter().filter(missed);
                 lines.extend(before.map(|change| agreed(&change.to_string(), change.seconds)));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_is_told_once_with_its_reason() {
+    fn a_phase_is_shown_once_with_its_reason() {
         let mut told = Announced::default();
         let pending = status(serde_json::json!({
             "phase": "Pending", "reason": "Unschedulable",
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_is_told_with_its_cause() {
+    fn a_restart_is_shown_with_its_cause() {
         let mut told = Announced::default();
         let restarting = status(serde_json::json!({
             "phase": "Restarting", "restarts": 1, "lastFailure": {"pod": "lenet-worker-1", "reason": "OOMKilled"},
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_group_is_told_once_with_its_cost() {
+    fn a_change_of_the_group_is_shown_once_with_its_cost() {
         let mut told = Announced::default();
         let change =
             serde_json::json!({"generation": 2, "text": "w-1 was lost (closed its connection)", "seconds": 0.061});
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_the_status_has_skipped_are_told_as_the_group_has_them() {
+    fn changes_that_the_status_skipped_are_shown_from_the_group() {
         let seen = |generation: u64| {
             let change =
                 serde_json::json!({"generation": generation, "text": format!("change {generation}"), "seconds": 0.5});
@@ -297,7 +297,7 @@ mod tests {
         let changes: Vec<GroupChange> =
             (1..=5).map(|generation| GroupChange { generation, seconds: 0.25, ..GroupChange::default() }).collect();
         let mut told = Announced::default();
-        assert!(!told.has_missed(&seen(2)), "what was before this began is not told");
+        assert!(!told.has_missed(&seen(2)), "changes before the watch are not shown");
         assert_eq!(told.news(&seen(2), None), ["change 2 (agreed on in 0.50 s)"]);
         assert!(!told.has_missed(&seen(3)) && told.has_missed(&seen(5)));
         let between = [&changes[2], &changes[3]].map(|change| format!("{change} (agreed on in 0.25 s)"));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_in_the_conditions_words() {
+    fn a_failure_is_shown_with_the_conditions_message() {
         let failed = status(serde_json::json!({
             "phase": "Failed", "reason": "InvalidInput",
             "conditions": [condition("Failed", "InvalidInput", "labels: 12: 0 to 9")],

@@ -1,4 +1,5 @@
-//! `lockstep bench` against a trainer that speaks the launch contract and measures nothing: what it leaves behind.
+//! `lockstep bench` with a trainer that speaks the launch contract and measures nothing: the files
+//! that it leaves behind.
 
 use std::{
     fs,
@@ -8,7 +9,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// `lockstep bench collectives` with the fates given and a folder for temporary files of its own.
+/// Runs `lockstep bench collectives` with these fates and its own folder for temporary files.
 fn bench(fates: &str, arguments: &[&str]) -> (TempDir, Output) {
     let place = tempfile::tempdir().expect("a temporary folder");
     let output = Command::new(env!("CARGO_BIN_EXE_lockstep"))
@@ -31,14 +32,14 @@ fn told(output: &Output) -> String {
 }
 
 #[test]
-fn a_benchmark_that_goes_well_leaves_nothing_behind() {
+fn a_successful_benchmark_leaves_nothing_behind() {
     let (place, output) = bench("", &[]);
     assert_eq!(output.status.code(), Some(0), "{}", told(&output));
     assert_eq!(left_behind(&place), Vec::<PathBuf>::new());
 }
 
 #[test]
-fn a_benchmark_that_fails_keeps_its_logs_and_says_where() {
+fn a_failed_benchmark_keeps_its_logs_and_names_them() {
     let (place, output) = bench("worker-1@0=fatal", &[]);
     assert_eq!(output.status.code(), Some(1), "{}", told(&output));
     let left = left_behind(&place);
@@ -48,7 +49,7 @@ fn a_benchmark_that_fails_keeps_its_logs_and_says_where() {
 }
 
 #[test]
-fn an_option_that_cannot_be_used_is_told_by_name_and_leaves_nothing_behind() {
+fn an_unusable_option_is_named_and_leaves_nothing_behind() {
     for (option, value, message) in [
         ("--workers", "1", "spec.replicas: 1: 2 or more for a benchmark"),
         ("--min-bytes", "1KB", "--min-bytes 1KB: spec.benchmark.collectives.minBytes: \"1KB\": `1KB` is not a size"),

@@ -1,4 +1,4 @@
-//! `lockstep run` against a trainer that speaks the launch contract and trains nothing.
+//! `lockstep run` with a trainer that speaks the launch contract and trains nothing.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples").join(name)
 }
 
-/// `lockstep run` of the glyphs example with the fates given, in a folder of its own.
+/// Prepares `lockstep run` of the glyphs example with these fates, in a folder of its own.
 fn run(fates: &str, arguments: &[&str]) -> Run {
     run_manifest(&example("glyphs.yaml"), fates, arguments)
 }
@@ -67,7 +67,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The processes that wrote their ids, once there are `count`.
+/// Returns the processes that wrote their ids, once there are `count`.
 fn pids(out: &Path, count: usize) -> Vec<Pid> {
     let read = || -> Vec<Pid> {
         let Ok(files) = out.join("pids").read_dir() else { return Vec::new() };
@@ -78,7 +78,7 @@ fn pids(out: &Path, count: usize) -> Vec<Pid> {
 }
 
 fn lives(pid: Pid) -> bool {
-    // A killed process whose new parent has not reaped it yet is dead all the same.
+    // A killed process that its new parent has not reaped yet is dead too.
     let state = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
     test_kill_process(pid).is_ok() && !state.contains(") Z ")
 }
@@ -194,7 +194,7 @@ fn the_history_of_a_folder_that_is_no_run_is_refused() {
     let place = tempfile::tempdir().expect("a temporary folder");
     let told = Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("history").arg(place.path()).output();
     let refusal = text(&told.expect("lockstep starts").stderr);
-    assert!(refusal.contains("no run's folder"), "{refusal}");
+    assert!(refusal.contains("not the folder of a run"), "{refusal}");
 }
 
 #[test]

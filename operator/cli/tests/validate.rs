@@ -37,7 +37,7 @@ fn every_problem_of_every_file_is_a_line() {
 }
 
 #[test]
-fn as_a_plugin_it_calls_itself_by_kubectls_words() {
+fn a_plugin_calls_itself_kubectl_lockstep() {
     let output = Command::new(env!("CARGO_BIN_EXE_lockstep"))
         .arg0("/usr/local/bin/kubectl-lockstep")
         .args(["run", "--help"])
@@ -50,7 +50,7 @@ fn as_a_plugin_it_calls_itself_by_kubectls_words() {
 }
 
 #[test]
-fn the_trainer_beside_it_gets_the_words_about_checkpoints_and_its_exit_code_is_the_answer() {
+fn checkpoints_passes_its_arguments_and_the_exit_code_of_the_trainer() {
     use std::os::unix::fs::PermissionsExt;
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
     let program = place.path().join("lockstep");

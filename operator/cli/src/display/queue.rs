@@ -1,4 +1,4 @@
-//! What is yet to be shown, between those who say it and the thread that shows it.
+//! The queue between the callers of the display and the thread that writes.
 
 use std::{
     collections::VecDeque,
@@ -7,9 +7,10 @@ use std::{
 
 use lockstep_launch::Progress;
 
-/// Where more waits than this, of reports that say the same but for their numbers only the newest does.
+/// Waiting items from which on only the newest of several similar reports is kept.
 const FEW: usize = 100;
-/// What waits to be shown while a terminal stands still for hours; then the oldest is left out.
+/// Most items that wait while a terminal stands still for hours. Beyond that, the oldest is
+/// dropped.
 const MAX_WAITING: usize = 10_000;
 
 /// Something to show.
@@ -20,7 +21,7 @@ pub(super) enum Item {
     Progress(Box<Progress>),
 }
 
-/// Takes in whatever is said, however long nothing can be shown.
+/// Takes items in while nothing can be shown.
 #[derive(Debug, Default)]
 pub(super) struct DisplayQueue {
     state: Mutex<QueueState>,
@@ -30,7 +31,7 @@ pub(super) struct DisplayQueue {
 #[derive(Debug, Default)]
 struct QueueState {
     waiting: VecDeque<Item>,
-    /// The one that was said last.
+    /// The newest phase that was put in.
     phase: Option<String>,
     is_closed: bool,
 }
@@ -54,13 +55,13 @@ impl DisplayQueue {
         self.changed.notify_one();
     }
 
-    /// Nothing more is said.
+    /// Closes the queue: no more items come.
     pub(super) fn close(&self) {
         self.state().is_closed = true;
         self.changed.notify_one();
     }
 
-    /// Waits for the next; `None` after the last.
+    /// Waits for the next item. Returns `None` after the last one.
     pub(super) fn take(&self) -> Option<Item> {
         let mut state = self.state();
         loop {
@@ -79,7 +80,7 @@ impl DisplayQueue {
     }
 }
 
-/// Whether a report has nothing that gets a line of its own beyond what the one before it has.
+/// Returns true if `next` earns no line of its own after `last`.
 fn is_as_before(last: &Progress, next: &Progress) -> bool {
     last.accuracy_step == next.accuracy_step
         && last.damaged_checkpoint == next.damaged_checkpoint
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn where_much_waits_the_newest_report_of_those_alike_does_and_every_note() {
+    fn a_long_queue_keeps_every_note_and_the_newest_of_similar_reports() {
         let note = || Item::Note("lost".to_owned());
         let phase = || Item::Phase("training".to_owned());
         let all = || [phase(), at(1, None), phase(), at(2, None), note(), at(3, None), at(4, Some(4)), at(5, Some(4))];

@@ -1,26 +1,27 @@
-//! Which memberships did which steps of a run: what was done again from a checkpoint counts only as it was done last.
+//! The steps of a run by the memberships that did them. A step that was repeated from a checkpoint
+//! counts as its last repetition.
 
 use std::{fmt, num::NonZeroU32};
 
 use anyhow::{Context, bail, ensure};
 use lockstep_launch::{AgreedPlan, GroupChange};
 
-/// The steps that one membership did and that count.
+/// Steps of one membership that count, by one plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) generation: u64,
     pub(crate) workers: NonZeroU32,
-    /// Steps that were done before.
+    /// Steps done before.
     pub(crate) from: u64,
-    /// Its last step; none for the job's own.
+    /// Last step; `None` for the job's own last step.
     pub(crate) to: Option<u64>,
-    /// How it summed.
+    /// The plan by which it summed.
     pub(crate) plan: String,
 }
 
-/// All of them in order, where what the workers stored agrees with what the coordinator told.
+/// Returns all segments in order, if the workers' plans agree with the coordinator's history.
 pub(crate) fn segments(mut planned: Vec<AgreedPlan>, history: &[GroupChange]) -> anyhow::Result<Vec<Segment>> {
-    // Whoever was stopped before it stored its line may have done so long after.
+    // A worker that was stopped before it stored its line may have stored it much later.
     planned.sort_by_key(|planned| (planned.generation, planned.step));
     compare(&planned, history)?;
     let mut last: Vec<AgreedPlan> = Vec::new();
@@ -31,40 +32,42 @@ pub(crate) fn segments(mut planned: Vec<AgreedPlan>, history: &[GroupChange]) ->
         last.push(planned);
     }
     match last.first() {
-        None => bail!("it tells of no membership that trained"),
-        Some(first) => ensure!(first.step == 0, "how the steps before {} were done is not known", first.step + 1),
+        None => bail!("no membership trained"),
+        Some(first) => ensure!(first.step == 0, "the plan of the steps before {} is not known", first.step + 1),
     }
     let ends: Vec<_> = last.iter().skip(1).map(|next| Some(next.step)).chain([None]).collect();
     last.into_iter()
         .zip(ends)
         .map(|(AgreedPlan { generation, workers, step: from, plan }, to)| {
-            let workers = NonZeroU32::new(workers).with_context(|| format!("generation {generation} of no workers"))?;
+            let workers =
+                NonZeroU32::new(workers).with_context(|| format!("generation {generation} has no workers"))?;
             Ok(Segment { generation, workers, from, to, plan })
         })
         .collect()
 }
 
-/// A coordinator that is killed may tell of no change; what it tells is what the workers did.
+/// Checks the plans against the history. A killed coordinator may leave a change out of it, but
+/// every change in it also shows in the plans.
 fn compare(planned: &[AgreedPlan], history: &[GroupChange]) -> anyhow::Result<()> {
     for (index, GroupChange { generation, workers, step, .. }) in history.iter().enumerate() {
         let mut of_it = planned.iter().filter(|planned| planned.generation == *generation);
         match of_it.next() {
             Some(planned) => ensure!(
                 (planned.workers, planned.step) == (*workers, *step),
-                "generation {generation} had {} workers after step {} for the workers, {workers} after step {step} in \
+                "generation {generation} had {} workers after step {} by its plan, {workers} after step {step} by \
                  its history",
                 planned.workers,
                 planned.step
             ),
             None => ensure!(
                 history.get(index + 1).is_none_or(|next| next.rollback || next.step <= *step),
-                "how generation {generation} summed is not known, although it did steps"
+                "the plan of generation {generation} is not known, although it did steps"
             ),
         }
         for AgreedPlan { workers: told, step, .. } in of_it {
             ensure!(
                 told == workers,
-                "generation {generation} had {told} workers after step {step} for the workers, {workers} in its history"
+                "generation {generation} had {told} workers after step {step} by its plan, {workers} by its history"
             );
         }
     }
@@ -112,13 +115,13 @@ mod tests {
             .collect()
     }
 
-    /// As they are shown.
+    /// Returns the segments as they are shown.
     fn shown(lines: &[(u64, u32, u64)]) -> Vec<String> {
         segments(planned(lines), &[]).expect("segments").iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn each_generation_does_the_steps_up_to_the_next_ones_base() {
+    fn each_generation_does_the_steps_up_to_the_next_one() {
         assert_eq!(
             shown(&[(1, 3, 0), (2, 2, 50), (4, 1, 90)]),
             [
@@ -130,40 +133,40 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_without_a_step_is_passed_over_whenever_its_line_was_stored() {
+    fn a_generation_without_a_step_is_left_out() {
         let expected = ["generation 1: 3 workers, steps 1 to 50", "generation 3: 1 worker, steps 51 to the last"];
         assert_eq!(shown(&[(1, 3, 0), (2, 2, 50), (3, 1, 50)]), expected);
         assert_eq!(shown(&[(1, 3, 0), (3, 1, 50), (2, 2, 50)]), expected);
     }
 
     #[test]
-    fn a_generation_that_agreed_anew_is_two_parts() {
+    fn a_generation_with_two_plans_is_two_segments() {
         let expected = [
             "generation 1: 3 workers, steps 1 to 12",
             "generation 1: 3 workers, steps 13 to 50",
             "generation 2: 2 workers, steps 51 to the last",
         ];
         assert_eq!(shown(&[(1, 3, 0), (1, 3, 12), (2, 2, 50)]), expected);
-        // What it agreed on before a rollback to its beginning is of no use.
+        // A later plan of a generation is void after a rollback to the generation's beginning.
         assert_eq!(shown(&[(1, 3, 0), (1, 3, 12), (2, 2, 0)]), ["generation 2: 2 workers, steps 1 to the last"]);
     }
 
     #[test]
-    fn steps_that_were_done_again_count_as_they_were_done_last() {
+    fn repeated_steps_count_as_their_last_repetition() {
         let expected = ["generation 1: 2 workers, steps 1 to 30", "generation 4: 2 workers, steps 31 to the last"];
         assert_eq!(shown(&[(1, 2, 0), (2, 1, 50), (3, 2, 70), (4, 2, 30)]), expected);
         assert_eq!(shown(&[(1, 2, 0), (2, 1, 50), (5, 3, 0)]), ["generation 5: 3 workers, steps 1 to the last"]);
     }
 
     #[test]
-    fn what_cannot_be_followed_is_refused() {
+    fn a_run_with_unknown_or_contradictory_steps_is_refused() {
         let run = [(1, 3, 0), (2, 2, 50), (3, 1, 90)];
         for (lines, history, expected) in [
             (&[][..], &[][..], "no membership"),
-            (&run[1..], &[], "the steps before 51"),
+            (&run[1..], &[], "plan of the steps before 51"),
             (&run, &[(2, 3, 50, false)], "generation 2 had 2 workers after step 50"),
             (&run, &[(3, 1, 91, false)], "generation 3 had 1 workers after step 90"),
-            (&[run[0], run[2]], &[(1, 3, 0, false), (2, 2, 50, false), (3, 1, 90, false)], "how generation 2 summed"),
+            (&[run[0], run[2]], &[(1, 3, 0, false), (2, 2, 50, false), (3, 1, 90, false)], "the plan of generation 2"),
             (&[(1, 3, 0), (1, 2, 12)], &[(1, 3, 0, false)], "generation 1 had 2 workers after step 12"),
             (&[(1, 3, 0), (1, 3, 12)], &[(1, 2, 0, false)], "generation 1 had 3 workers after step 0"),
             (&[(1, 0, 0)], &[], "no workers"),
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_nobody_told_and_one_before_a_rollback_may_lack_their_line() {
+    fn a_lost_change_and_a_generation_before_a_rollback_are_tolerated() {
         let run = [(1, 3, 0), (2, 2, 50), (4, 1, 20)];
         let history = told(&[(1, 3, 0, false), (3, 2, 60, false), (4, 1, 20, true)]);
         assert_eq!(segments(planned(&run), &history).expect("segments").len(), 2);

@@ -1,4 +1,4 @@
-//! Kills for the curious: when, and whom, is decided by a seed alone.
+//! Kills for the curious. A seed alone decides their times and their victims.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use anyhow::{Context, bail};
 
 use super::restart::ProcessRole;
 
-/// How often something is killed, as the command line says it.
+/// The mean time between kills, from the command line.
 #[derive(Clone, Copy, Debug, clap::Args)]
 #[group(id = "chaos")]
 pub(crate) struct Arguments {
-    /// Kill a process of the job, whichever, again and again: after so long on average, such as 15s.
+    /// Kill a random process of the job again and again, after this time on average, such as 15s.
     #[arg(long = "chaos", value_name = "MEAN", value_parser = interval)]
     mean: Option<Duration>,
-    /// Repeats the kills of an earlier run. Default: another seed each time, which is told.
+    /// Repeat the kills of an earlier run. Default: another seed each time, which is printed.
     #[arg(long = "chaos-seed", value_name = "SEED", requires = "mean")]
     seed: Option<u64>,
 }
@@ -27,16 +27,16 @@ pub(crate) struct Chaos {
     at: Duration,
 }
 
-/// One of them.
+/// One kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kill {
-    /// When, after the job's beginning.
+    /// Time after the start of the job.
     pub(crate) at: Duration,
     lot: u64,
 }
 
 impl Arguments {
-    /// `lot` is the seed where none is given.
+    /// Makes the kills, with the seed `lot` if the user gave none.
     pub(crate) fn chaos(self, lot: u64) -> Option<Chaos> {
         let Self { mean, seed } = self;
         Some(Chaos::new(mean?, seed.unwrap_or(lot)))
@@ -48,7 +48,7 @@ impl Chaos {
         Self { mean, seed, state: seed, at: Duration::ZERO }
     }
 
-    /// What to tell beforehand.
+    /// Returns the line that announces the kills.
     pub(crate) fn announcement(&self) -> String {
         let Self { mean, seed, .. } = self;
         format!("chaos: every {mean:?} on average a process is killed; --chaos-seed {seed} repeats it")
@@ -67,7 +67,8 @@ impl Chaos {
 impl Iterator for Chaos {
     type Item = Kill;
 
-    /// Pauses are `−mean·ln(1 − u)`, u uniform in [0, 1): what has happened says nothing of what comes.
+    /// Pauses are `−mean·ln(1 − u)`, u uniform in [0, 1): the time to the next kill does not depend
+    /// on the last one.
     fn next(&mut self) -> Option<Kill> {
         let share = (self.draw() >> 11) as f64 / (1_u64 << 53) as f64;
         self.at += self.mean.mul_f64(-(1.0 - share).ln());
@@ -76,7 +77,7 @@ impl Iterator for Chaos {
 }
 
 impl Kill {
-    /// Whom it hits of those that run.
+    /// Picks the victim among the running processes.
     pub(crate) fn victim(self, running: &[ProcessRole]) -> Option<ProcessRole> {
         let index = self.lot.checked_rem(running.len() as u64)?;
         running.get(index as usize).copied()
@@ -84,10 +85,10 @@ impl Kill {
 }
 
 fn interval(text: &str) -> anyhow::Result<Duration> {
-    let span: jiff::SignedDuration = text.parse().with_context(|| "a time such as 15s, 500ms or 2m is expected")?;
+    let span: jiff::SignedDuration = text.parse().with_context(|| "expected a time such as 15s, 500ms or 2m")?;
     match Duration::try_from(span) {
         Ok(interval) if !interval.is_zero() => Ok(interval),
-        _ => bail!("a time above zero is expected"),
+        _ => bail!("expected a time above zero"),
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn kills_come_as_often_as_was_asked_and_hit_everybody_alike() {
+    fn kills_come_at_the_mean_interval_and_hit_each_process_equally() {
         let kills: Vec<Kill> = Chaos::new(MEAN, 1).take(30_000).collect();
         let mean = kills.last().expect("the last").at.as_secs_f64() / 30_000.0;
         assert!((mean / MEAN.as_secs_f64() - 1.0).abs() < 0.02, "{mean} s between two");

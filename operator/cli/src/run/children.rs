@@ -1,4 +1,4 @@
-//! The processes of a job: started, heard and signalled here.
+//! The processes of a job: starts, output, ends and signals.
 
 use std::{
     fs::{File, OpenOptions},
@@ -21,22 +21,22 @@ use tokio::{
 
 use super::restart::{ProcessEnd, ProcessRole};
 
-/// How long the coordinator's last lines may take after its end.
+/// Time that the coordinator's last lines may take after its end.
 const LAST_LINES: Duration = Duration::from_secs(1);
-/// How long a process may take to end after SIGTERM when its job is lost anyway.
+/// Time that a process of a failed job has to end after SIGTERM.
 const TERM_GRACE: Duration = Duration::from_secs(2);
 
-/// One process to start.
+/// A process to start.
 pub(crate) struct Process {
-    /// What it is.
+    /// Its role in the job.
     pub(crate) role: ProcessRole,
     /// Its environment.
     pub(crate) launch: Launch,
-    /// What it is to repeat, if it is.
+    /// Decisions to repeat in a replay.
     pub(crate) replay: Option<Replay>,
-    /// The control port, if it is to listen there.
+    /// Control port of the coordinator.
     pub(crate) listener: Option<OwnedFd>,
-    /// File that takes its output.
+    /// File for its output.
     pub(crate) log: PathBuf,
 }
 
@@ -44,39 +44,40 @@ pub(crate) struct Process {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum CoordinatorLine {
-    /// It listens on this address.
+    /// The coordinator listens on this address.
     Listening(String),
     /// This member has joined.
     Joined(String),
-    /// These belong to the group.
+    /// These members belong to the group.
     Members(Vec<String>),
     /// The group changed.
     Change(Box<GroupChange>),
-    /// A group that was recorded before, which may have been told.
+    /// A group that was recorded before, and may have been announced before.
     Found(Box<GroupChange>),
     /// A report.
     Progress(Box<Progress>),
-    /// Its last words.
+    /// The coordinator's ending.
     Ending(Box<Ending>),
 }
 
-/// What happens next among the processes.
+/// An event among the processes.
 #[derive(Debug)]
 pub(crate) enum ProcessEvent {
-    /// The coordinator said something.
-    Said(CoordinatorLine),
+    /// The coordinator wrote a line.
+    Line(CoordinatorLine),
     /// A process ended.
     Ended(ProcessRole, ProcessEnd),
 }
 
-/// The processes of a job. Dropping it kills those that still run.
+/// The processes of a job. A drop kills those that still run.
 pub(crate) struct Children {
     running: Vec<(ProcessRole, Child)>,
-    /// The coordinator's output, until it is read to its end.
+    /// The coordinator's output, until its end.
     lines: Option<Lines<BufReader<ChildStdout>>>,
-    /// How the coordinator ended, and by when the rest of its output is read: that comes first.
+    /// The coordinator's end, which is reported only after the rest of its output, and the deadline
+    /// for reading that.
     closing: Option<(ProcessEnd, Instant)>,
-    /// Heard while something else was waited for.
+    /// Events that were read but not returned yet.
     pending: std::collections::VecDeque<ProcessEvent>,
 }
 
@@ -91,7 +92,7 @@ impl Children {
         Ok(children)
     }
 
-    /// Starts one more.
+    /// Starts one more process.
     pub(crate) fn add(&mut self, trainer: &Path, process: Process) -> anyhow::Result<()> {
         let role = process.role;
         let mut child = spawn(trainer, process).with_context(|| format!("start {} as {role}", trainer.display()))?;
@@ -102,34 +103,35 @@ impl Children {
         Ok(())
     }
 
-    /// Whether none runs, and everything that happened was told.
+    /// Returns true if no process runs and every event was returned.
     pub(crate) fn is_empty(&self) -> bool {
         self.running.is_empty() && self.pending.is_empty() && self.closing.is_none()
     }
 
-    /// Those that run, in the order of their numbers.
+    /// Returns the running processes in the order of their numbers.
     pub(crate) fn running(&self) -> Vec<ProcessRole> {
         let mut roles: Vec<ProcessRole> = self.running.iter().map(|(role, _)| *role).collect();
         roles.sort();
         roles
     }
 
-    /// Whether this one runs, or its end is yet to be told.
+    /// Returns true if this process runs, or its end was not returned yet.
     pub(crate) fn has(&self, role: ProcessRole) -> bool {
         let closes = role == ProcessRole::Coordinator && self.closing.is_some();
         closes || self.running.iter().any(|(running, _)| *running == role)
     }
 
-    /// Sends `signal` to one, if it runs.
+    /// Sends `signal` to this process, if it runs.
     pub(crate) fn signal(&self, role: ProcessRole, signal: Signal) {
         self.signal_where(signal, |running| running == role);
     }
 
-    /// Waits for the next happening, for ever once all have ended; may be dropped and called again.
+    /// Waits for the next event, or for ever once all processes have ended. The wait may be dropped
+    /// and repeated.
     pub(crate) async fn next(&mut self) -> anyhow::Result<ProcessEvent> {
         loop {
-            if let Some(happening) = self.pending.pop_front() {
-                return Ok(happening);
+            if let Some(event) = self.pending.pop_front() {
+                return Ok(event);
             }
             if let Some((end, deadline)) = self.closing {
                 self.read_last_lines(deadline).await;
@@ -174,38 +176,39 @@ impl Children {
         self.signal_where(signal, |_| true);
     }
 
-    /// Whether a worker still runs.
+    /// Returns true if a worker still runs.
     pub(crate) fn has_workers(&self) -> bool {
         self.running.iter().any(|(role, _)| *role != ProcessRole::Coordinator)
     }
 
-    /// Lets the processes end by themselves for `settle`, then asks them to, then kills them. Returns what happened.
+    /// Lets the processes end by themselves for `settle`, then sends SIGTERM, then SIGKILL. Returns
+    /// the events until then.
     pub(crate) async fn end_all(&mut self, settle: Duration) -> anyhow::Result<Vec<ProcessEvent>> {
-        let mut heard = self.hear_for(settle).await?;
+        let mut events = self.events_for(settle).await?;
         for signal in [Signal::TERM, Signal::KILL] {
             if self.running.is_empty() {
                 break;
             }
             self.signal_all(signal);
-            heard.extend(self.hear_for(TERM_GRACE).await?);
+            events.extend(self.events_for(TERM_GRACE).await?);
         }
-        Ok(heard)
+        Ok(events)
     }
 
-    async fn hear_for(&mut self, time: Duration) -> anyhow::Result<Vec<ProcessEvent>> {
+    async fn events_for(&mut self, time: Duration) -> anyhow::Result<Vec<ProcessEvent>> {
         let deadline = Instant::now() + time;
-        let mut heard = Vec::new();
+        let mut events = Vec::new();
         while !self.is_empty()
-            && let Ok(happening) = timeout_at(deadline, self.next()).await
+            && let Ok(event) = timeout_at(deadline, self.next()).await
         {
-            heard.push(happening?);
+            events.push(event?);
         }
-        Ok(heard)
+        Ok(events)
     }
 
     fn signal_where(&self, signal: Signal, wanted: impl Fn(ProcessRole) -> bool) {
         for (_, child) in self.running.iter().filter(|(role, _)| wanted(*role)) {
-            // A process that was reaped has no id any more, so nobody else's can be hit.
+            // A reaped process has no id any more, so the signal cannot hit a stranger.
             if let Some(group) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
                 let _ended_meanwhile = kill_process_group(group, signal);
             }
@@ -244,7 +247,8 @@ fn spawn(trainer: &Path, process: Process) -> anyhow::Result<Child> {
         .env(PARENT, std::process::id().to_string())
         .stdin(listener.map_or_else(Stdio::null, Stdio::from))
         .stderr(log_file)
-        // Its own group: Ctrl-C on the terminal reaches this process alone, which then stops the children in order.
+        // Ctrl-C on the terminal reaches only this process, because each child has its own group.
+        // This process then stops the children in order.
         .process_group(0)
         .kill_on_drop(true);
     Ok(command.spawn()?)
@@ -256,7 +260,7 @@ fn append(log: &Path) -> anyhow::Result<File> {
 
 async fn next_line(lines: &mut Option<Lines<BufReader<ChildStdout>>>) -> Option<String> {
     match lines {
-        // Output that is no text ends the listening, as its end does.
+        // Output that is not text ends the reading, as its end does.
         Some(lines) => lines.next_line().await.ok().flatten(),
         None => None,
     }
@@ -264,9 +268,9 @@ async fn next_line(lines: &mut Option<Lines<BufReader<ChildStdout>>>) -> Option<
 
 fn understand(line: &str) -> Option<ProcessEvent> {
     match serde_json::from_str(line) {
-        Ok(said) => Some(ProcessEvent::Said(said)),
+        Ok(said) => Some(ProcessEvent::Line(said)),
         Err(error) => {
-            tracing::debug!(line, %error, "the coordinator said something else");
+            tracing::debug!(line, %error, "the coordinator wrote an unknown line");
             None
         }
     }
@@ -287,7 +291,7 @@ mod tests {
     #[test]
     fn the_coordinators_lines_are_understood() {
         let said = |line| match understand(line) {
-            Some(ProcessEvent::Said(said)) => format!("{said:?}"),
+            Some(ProcessEvent::Line(said)) => format!("{said:?}"),
             other => format!("{other:?}"),
         };
         assert_eq!(said(r#"{"listening":"127.0.0.1:7070"}"#), r#"Listening("127.0.0.1:7070")"#);
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_status_is_read_as_the_contract_says() {
+    fn an_exit_status_is_read_by_the_launch_contract() {
         let raw = |raw| end(ExitStatus::from_raw(raw));
         assert_eq!(raw(0), ProcessEnd::Exit(Exit::Done));
         assert_eq!(raw(75 << 8), ProcessEnd::Exit(Exit::Retry));

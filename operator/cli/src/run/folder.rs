@@ -1,4 +1,4 @@
-//! The folder of a run: everything that it leaves behind.
+//! The folder of a run, with everything that the run leaves behind.
 
 mod conflict;
 mod lock;
@@ -31,7 +31,7 @@ use crate::manifest;
 
 pub(crate) use self::read_only::{ReadOnlyFolder, metrics_log_of};
 
-/// Where runs go when no folder is named.
+/// Parent of the folders of runs, if the user names none.
 const RUNS: &str = "runs";
 const MANIFEST: &str = "manifest.yaml";
 const EARLIER_MANIFEST: &str = "manifest-earlier.yaml";
@@ -41,22 +41,22 @@ const RECORD: &str = "record.json";
 const LOGS: &str = "logs";
 const ENDINGS: &str = "endings";
 const HISTORY: &str = "history.jsonl";
-const WANTED: &str = "replicas";
+const REQUESTED_WORKERS: &str = "replicas";
 const CHECKPOINTS: &str = "checkpoints";
-/// Its owner may read and write it.
+/// Mode of a file that only its owner may read and write.
 const CREDENTIALS_MODE: u32 = 0o600;
 
 /// A run's folder, held by this process alone.
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
-    /// Tells the processes of this run from those of any other.
+    /// Distinguishes the processes of this run from those of any other.
     pub(crate) uid: String,
-    /// How often a run was begun here before: processes of an earlier one are gone.
+    /// Number of earlier runs in this folder. Their processes are gone.
     pub(crate) attempt: u32,
-    /// Whether a run was begun here before.
+    /// True if a run was started here before.
     pub(crate) continued: bool,
-    /// Locked until the folder is dropped.
+    /// Held until the folder is dropped.
     _lock: Lock,
 }
 
@@ -72,37 +72,39 @@ impl RunFolder {
 
     fn open_at(path: &Path) -> anyhow::Result<Self> {
         if !path.join(MANIFEST).is_file() && path.exists() && !is_unused(path).context("list it")? {
-            bail!("holds other files and no {MANIFEST} of a run; name an empty folder or a run's with --output");
+            bail!(
+                "holds other files but no {MANIFEST} of a run; name an empty folder or the folder of a run with --output"
+            );
         }
         for part in [LOGS, ENDINGS] {
             fs::create_dir_all(path.join(part)).context("create it")?;
         }
         let path = path.canonicalize()?;
         let lock = Lock::take(&path)?;
-        // Another run may have begun, and ended, just before.
+        // Another run may have started and ended just before.
         let continued = path.join(MANIFEST).is_file();
-        // A wish of an earlier run is none of this one's.
-        let _there_was_none = fs::remove_file(path.join(WANTED));
+        // A request to an earlier run does not concern this one.
+        let _there_was_none = fs::remove_file(path.join(REQUESTED_WORKERS));
         let (uid, attempt) = (uid(&path)?, next_attempt(&path)?);
         Ok(Self { path, uid, attempt, continued, _lock: lock })
     }
 
-    /// Its absolute path.
+    /// Returns the absolute path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where checkpoints go that stay on this machine.
+    /// Returns the folder for checkpoints that stay on this machine.
     pub(crate) fn checkpoints(&self) -> PathBuf {
         self.path.join(CHECKPOINTS)
     }
 
-    /// The manifest as it was run.
+    /// Returns the path of the manifest.
     pub(crate) fn manifest(&self) -> PathBuf {
         self.path.join(MANIFEST)
     }
 
-    /// File for the output of a process.
+    /// Returns the file for the output of a process.
     pub(crate) fn log(&self, role: ProcessRole) -> PathBuf {
         self.path.join(LOGS).join(match role {
             ProcessRole::Coordinator => "coordinator.log".to_owned(),
@@ -110,12 +112,12 @@ impl RunFolder {
         })
     }
 
-    /// File for the ending of a member.
+    /// Returns the file for the ending of a member.
     pub(crate) fn ending(&self, member: &str) -> PathBuf {
         self.path.join(ENDINGS).join(format!("{member}.json"))
     }
 
-    /// File for the durable record.
+    /// Returns the file for the durable record.
     pub(crate) fn record(&self) -> PathBuf {
         self.path.join(RECORD)
     }
@@ -126,14 +128,14 @@ impl RunFolder {
         lines::append(&path, change).with_context(|| format!("write {}", path.display()))
     }
 
-    /// The last line of the run's history.
+    /// Reads the last line of the run's history.
     pub(crate) fn last_change(&self) -> anyhow::Result<Option<GroupChange>> {
         let path = self.path.join(HISTORY);
-        let mut told: Vec<GroupChange> = lines::read(&path).with_context(|| format!("read {}", path.display()))?;
-        Ok(told.pop())
+        let mut changes: Vec<GroupChange> = lines::read(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok(changes.pop())
     }
 
-    /// How far the run has come, as its history tells and the end of its journal.
+    /// Reads the furthest step of the run from its history and the end of its metrics log.
     pub(crate) fn reached(&self) -> anyhow::Result<Reached> {
         #[derive(Deserialize)]
         struct Line {
@@ -150,23 +152,23 @@ impl RunFolder {
         Ok(reached)
     }
 
-    /// How many workers `lockstep scale` wants, if it was called.
-    pub(crate) fn wanted_workers(&self) -> Option<u32> {
-        fs::read_to_string(self.path.join(WANTED)).ok()?.trim().parse().ok()
+    /// Returns the number of workers that `lockstep scale` asked for, if any.
+    pub(crate) fn requested_workers(&self) -> Option<u32> {
+        fs::read_to_string(self.path.join(REQUESTED_WORKERS)).ok()?.trim().parse().ok()
     }
 
-    /// RunFolder for what the workers prove with to each other that they belong to this run.
+    /// Returns the folder for the workers' credentials.
     pub(crate) fn credentials(&self) -> PathBuf {
         self.path.join("credentials")
     }
 
-    /// Makes that anew, for nobody but this user to read.
+    /// Makes new credentials that only this user can read.
     pub(crate) fn make_credentials(&self, now: SystemTime) -> anyhow::Result<()> {
         let folder = self.credentials();
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         for (file, text) in make_credentials(now).context("make the workers' credentials")? {
             let path = file.path(&folder);
-            // An earlier run's are replaced, and never open to more.
+            // A new file replaces an earlier run's, so its mode was never wider.
             let _ = fs::remove_file(&path);
             let made = File::options().write(true).create_new(true).mode(CREDENTIALS_MODE).open(&path);
             made.and_then(|mut made| made.write_all(text.as_bytes()))
@@ -175,11 +177,13 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Keeps the manifest of this run, and under another name an earlier one by which something was trained and which differs: by more than
-    /// how many of the workers that an elastic job may have it begins with, which its plans tell.
+    /// Keeps the manifest of this run. An earlier manifest that trained something is kept under
+    /// another name if it differs. The number of workers that an elastic job starts with is no
+    /// difference, because the plans hold it.
     ///
-    /// # Errors The earlier run left a state, and a field that decides where its checkpoints are,
-    /// or what they mean, is not as it was.
+    /// # Errors
+    /// The earlier run left a state, and the new manifest changes a field that decides the place or
+    /// the meaning of its checkpoints.
     pub(crate) fn keep_manifest(&self, value: &Value) -> anyhow::Result<()> {
         let path = self.manifest();
         let text = manifest::write(value)?;
@@ -192,7 +196,7 @@ impl RunFolder {
             let conflict = || conflict(&earlier.task, &later.task).or_else(|| moved(&earlier, &later));
             if let Some(conflict) = self.may_hold_state(&earlier.task)?.then(conflict).flatten() {
                 bail!(
-                    "{conflict}, as the run in {} was begun with; or another --output for a new run",
+                    "{conflict}, as the run in {} has it; or name another --output for a new run",
                     self.path.display()
                 );
             }
@@ -212,19 +216,20 @@ impl RunFolder {
         replace(&path, &text)
     }
 
-    /// Whether a later manifest has to fit what a run of `earlier` left: a step that is told of, or
-    /// a checkpoint.
+    /// Returns true if a later manifest has to fit the state of a run of `earlier`: a step in the
+    /// metrics log, or a checkpoint.
     fn may_hold_state(&self, earlier: &Task) -> anyhow::Result<bool> {
         let is_elsewhere = match earlier {
             Task::Train(workload) => workload.checkpoint.objects().is_some(),
-            // It leaves its plans alone, which are not those of a training.
+            // A benchmark has plans of its own, which no training can use.
             Task::Benchmark { .. } => true,
         };
         if !self.has_trained()? || is_elsewhere {
             return self.has_trained();
         }
-        let journal = self.path.join(METRICS_FILE);
-        let steps: Vec<Value> = lines::read_last(&journal).with_context(|| format!("read {}", journal.display()))?;
+        let metrics_log = self.path.join(METRICS_FILE);
+        let steps: Vec<Value> =
+            lines::read_last(&metrics_log).with_context(|| format!("read {}", metrics_log.display()))?;
         let checkpoints = self.path.join(CHECKPOINTS);
         let holds_checkpoints = match checkpoints.read_dir() {
             Ok(mut entries) => entries.next().is_some(),
@@ -234,14 +239,20 @@ impl RunFolder {
         Ok(!steps.is_empty() || holds_checkpoints)
     }
 
-    /// Whether any group began to train here.
+    /// Returns true if any group began to train here.
     fn has_trained(&self) -> anyhow::Result<bool> {
         let path = self.path.join(PLANS_FILE);
         path.try_exists().with_context(|| format!("look for {}", path.display()))
     }
 }
 
-/// Whether a folder holds nothing, or what a run leaves that was killed before it kept its manifest.
+/// Asks the `lockstep run` at work in the folder `run` for `workers` workers.
+pub(crate) fn request_workers(run: &Path, workers: u32) -> anyhow::Result<()> {
+    replace(&run.join(REQUESTED_WORKERS), &workers.to_string())
+}
+
+/// Returns true if a folder holds nothing, or only the files of a run that was killed before it
+/// kept its manifest.
 fn is_unused(path: &Path) -> io::Result<bool> {
     let files =
         [LOCK, OWNER, UID, ATTEMPT, MANIFEST].map(|name| [Path::new(name).to_owned(), temporary(Path::new(name))]);
@@ -262,18 +273,18 @@ fn is_unused(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// A manifest of a job whatever number of workers it begins with.
+/// Returns the manifest without its number of workers.
 fn without_replicas(mut manifest: Value) -> Value {
     manifest["spec"]["replicas"].take();
     manifest
 }
 
-/// Whether the workers need credentials.
+/// Returns true if the workers need credentials.
 pub(crate) fn encrypts(task: &Task) -> bool {
     task.communication().encryption == Encryption::Tls
 }
 
-/// The path, or with a number before its extension the first that does not exist.
+/// Returns the first path that does not exist: this one, or one with a number before its extension.
 fn unused(path: &Path) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().map(|extension| format!(".{}", extension.to_string_lossy())).unwrap_or_default();
@@ -283,20 +294,21 @@ fn unused(path: &Path) -> PathBuf {
         .unwrap_or_else(|| path.to_owned())
 }
 
-/// How often a run was begun in the folder before.
+/// Returns the number of earlier runs in the folder.
 ///
 /// # Errors
-/// That is not known any more: with a number that is too small the workers would be taken for those of a run that is over.
+/// The number is lost. A smaller one would mix up the workers with those of an earlier run.
 fn next_attempt(path: &Path) -> anyhow::Result<u32> {
-    let advice =
-        "how often a run was begun here: write a number there that is no smaller than active.attempt in record.json";
+    let advice = "write the number of runs before there, at least active.attempt in record.json";
     let attempt = kept::<u32>(path, ATTEMPT, advice)?.map_or(0, |before| before.saturating_add(1));
     replace(&path.join(ATTEMPT), &attempt.to_string())?;
     Ok(attempt)
 }
 
+/// Returns the uid of the run.
+///
 /// # Errors
-/// It is not known any more: with another one the checkpoints in an object store would not be found.
+/// The uid is lost. Another one would not lead to the checkpoints in an object store.
 fn uid(path: &Path) -> anyhow::Result<String> {
     let advice = "the run's UUID: write one there; if its checkpoints are in an object store, one that begins with the 8 characters at \
                   the end of their folder's name";
@@ -308,10 +320,12 @@ fn uid(path: &Path) -> anyhow::Result<String> {
     Ok(uid)
 }
 
-/// What the file `name` of a run's folder holds; `None` where it is missing, and no group was formed yet that would need it.
+/// Reads the file `name` of a run's folder. Returns `None` if the file is missing and no group was
+/// formed yet.
 ///
 /// # Errors
-/// It is missing later, cannot be read, or holds something else; `advice` says what belongs there.
+/// The file is missing although a group was formed, cannot be read, or holds something else.
+/// `advice` states what belongs there.
 fn kept<T: FromStr>(path: &Path, name: &str, advice: &str) -> anyhow::Result<Option<T>> {
     let found = match fs::read(path.join(name)).map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.join(RECORD).exists() => return Ok(None),
@@ -321,10 +335,10 @@ fn kept<T: FromStr>(path: &Path, name: &str, advice: &str) -> anyhow::Result<Opt
             Err(_) => format!("{text:?}"),
         },
     };
-    bail!("its file {name} does not tell ({found}) {advice}")
+    bail!("its file {name} is unusable ({found}): {advice}")
 }
 
-/// Writes a file in one instant, in place of one of that name: whoever is killed, or finds the disk full, leaves that one as it was.
+/// Replaces a file in one instant. A kill or a full disk leaves the old file as it was.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let temporary = temporary(path);
     let written = File::create(&temporary).and_then(|mut file| {
@@ -335,7 +349,7 @@ fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     written.with_context(|| format!("write {}", path.display()))
 }
 
-/// Where the next file of this name is written.
+/// Returns the path at which the next file of this name is written.
 fn temporary(path: &Path) -> PathBuf {
     path.with_added_extension("tmp")
 }
@@ -349,28 +363,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_folder_is_named_after_job_and_time() {
-        let place = tempfile::tempdir().expect("a temporary folder");
-        let taken = place.path().join("lenet-20260102T030405Z");
+    fn a_taken_folder_name_gets_a_number() {
+        let parent = tempfile::tempdir().expect("a temporary folder");
+        let taken = parent.path().join("lenet-20260102T030405Z");
         assert_eq!(unused(&taken), taken);
         fs::create_dir(&taken).expect("taken");
-        assert_eq!(unused(&taken), place.path().join("lenet-20260102T030405Z-2"));
+        assert_eq!(unused(&taken), parent.path().join("lenet-20260102T030405Z-2"));
     }
 
     #[test]
-    fn a_folder_of_something_else_is_left_alone() {
-        let place = tempfile::tempdir().expect("a temporary folder");
-        fs::write(place.path().join("thesis.tex"), "x").expect("write");
+    fn a_folder_with_other_files_is_refused() {
+        let parent = tempfile::tempdir().expect("a temporary folder");
+        fs::write(parent.path().join("thesis.tex"), "x").expect("write");
         let error =
-            format!("{:#}", RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect_err("refused"));
+            format!("{:#}", RunFolder::open(Some(parent.path()), "lenet", Timestamp::UNIX_EPOCH).expect_err("refused"));
         assert!(error.contains("--output"), "{error}");
-        assert_eq!(place.path().read_dir().expect("list").count(), 1);
+        assert_eq!(parent.path().read_dir().expect("list").count(), 1);
     }
 
     #[test]
-    fn credentials_are_for_their_owner_alone_and_new_in_each_run() {
-        let place = tempfile::tempdir().expect("a temporary folder");
-        let folder = RunFolder::open(Some(&place.path().join("run")), "lenet", Timestamp::UNIX_EPOCH).expect("new");
+    fn credentials_are_private_and_new_in_each_run() {
+        let parent = tempfile::tempdir().expect("a temporary folder");
+        let folder = RunFolder::open(Some(&parent.path().join("run")), "lenet", Timestamp::UNIX_EPOCH).expect("new");
         let made = || {
             folder.make_credentials(SystemTime::now()).expect("made");
             CredentialFile::ALL.map(|file| {
@@ -385,8 +399,8 @@ mod tests {
 
     #[test]
     fn two_runs_do_not_share_a_folder() {
-        let place = tempfile::tempdir().expect("a temporary folder");
-        let output = place.path().join("run");
+        let parent = tempfile::tempdir().expect("a temporary folder");
+        let output = parent.path().join("run");
         let first = RunFolder::open(Some(&output), "lenet", Timestamp::UNIX_EPOCH).expect("new");
         fs::write(first.manifest(), "").expect("write");
         let error =
@@ -400,38 +414,38 @@ mod tests {
     }
 
     #[test]
-    fn a_run_whose_number_or_uid_is_lost_does_not_begin_as_another() {
+    fn a_run_with_a_lost_attempt_or_uid_is_refused() {
         let all: [Option<&[u8]>; 4] = [None, Some(b""), Some(b"-1"), Some(&[0xff; 36])];
         for name in [ATTEMPT, UID] {
             for damaged in all {
-                let place = tempfile::tempdir().expect("a temporary folder");
-                let open = || RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH);
+                let parent = tempfile::tempdir().expect("a temporary folder");
+                let open = || RunFolder::open(Some(parent.path()), "lenet", Timestamp::UNIX_EPOCH);
                 let first = open().expect("new");
                 for formed in [first.manifest(), first.record()] {
                     fs::write(formed, "").expect("write");
                 }
                 drop(first);
                 assert_eq!(open().expect("goes on").attempt, 1);
-                let path = place.path().join(name);
+                let path = parent.path().join(name);
                 fs::remove_file(&path).expect("there");
                 if let Some(damaged) = damaged {
                     fs::write(&path, damaged).expect("write");
                 }
                 let error = format!("{:#}", open().expect_err("refused"));
-                assert!(error.contains(&format!("its file {name} does not tell")), "{error}");
+                assert!(error.contains(&format!("its file {name} is unusable")), "{error}");
                 assert_eq!(fs::read(&path).ok().as_deref(), damaged, "left as it was");
             }
         }
     }
 
     #[test]
-    fn a_run_that_was_killed_before_it_kept_its_manifest_is_begun_again_in_its_folder() {
-        let place = tempfile::tempdir().expect("a temporary folder");
-        let open = || RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH);
+    fn a_run_killed_before_it_kept_its_manifest_starts_again_in_its_folder() {
+        let parent = tempfile::tempdir().expect("a temporary folder");
+        let open = || RunFolder::open(Some(parent.path()), "lenet", Timestamp::UNIX_EPOCH);
         drop(open().expect("new"));
-        fs::write(place.path().join("manifest.yaml.tmp"), "meta").expect("torn");
+        fs::write(parent.path().join("manifest.yaml.tmp"), "meta").expect("torn");
         assert!(!open().expect("as new").continued);
-        let log = place.path().join(LOGS).join("worker-0.log");
+        let log = parent.path().join(LOGS).join("worker-0.log");
         fs::write(&log, "of something else").expect("write");
         open().expect_err("refused");
         assert!(log.exists());
@@ -440,8 +454,8 @@ mod tests {
     #[test]
     fn a_manifest_can_be_corrected_until_the_run_leaves_a_state() {
         let keep = |left: &[&str]| {
-            let place = tempfile::tempdir().expect("a temporary folder");
-            let open = || RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
+            let parent = tempfile::tempdir().expect("a temporary folder");
+            let open = || RunFolder::open(Some(parent.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
             let manifest = |batch: u32| {
                 serde_json::json!({
                     "apiVersion": "lockstep.dev/v1alpha1",
@@ -457,7 +471,7 @@ mod tests {
             };
             open().keep_manifest(&manifest(4096)).expect("the first");
             for file in left {
-                let path = place.path().join(file);
+                let path = parent.path().join(file);
                 fs::create_dir_all(path.parent().expect("a folder")).expect("made");
                 fs::write(path, "{}\n").expect("written");
             }
@@ -472,10 +486,10 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_manifest_is_kept_once_something_was_trained_by_it() {
-        let place = tempfile::tempdir().expect("a temporary folder");
+    fn an_earlier_manifest_is_kept_once_it_trained_something() {
+        let parent = tempfile::tempdir().expect("a temporary folder");
         let keep = |epochs: u32| {
-            let folder = RunFolder::open(Some(place.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
+            let folder = RunFolder::open(Some(parent.path()), "lenet", Timestamp::UNIX_EPOCH).expect("free");
             let manifest = serde_json::json!({
                 "apiVersion": "lockstep.dev/v1alpha1",
                 "kind": "TrainingJob",
@@ -488,10 +502,10 @@ mod tests {
                 },
             });
             folder.keep_manifest(&manifest).expect("kept");
-            place.path().join(EARLIER_MANIFEST).exists()
+            parent.path().join(EARLIER_MANIFEST).exists()
         };
         assert!(!keep(1) && !keep(2), "nothing was trained");
-        fs::write(place.path().join(PLANS_FILE), "a plan").expect("write");
+        fs::write(parent.path().join(PLANS_FILE), "a plan").expect("write");
         assert!(!keep(2), "it is the same");
         assert!(keep(3));
     }

@@ -1,4 +1,4 @@
-//! `lockstep run`: the manifest that `kubectl apply` takes, as processes of this machine.
+//! `lockstep run`: runs the manifest that `kubectl apply` takes, as processes of this machine.
 
 mod chaos;
 mod children;
@@ -45,49 +45,50 @@ pub(crate) struct Arguments {
     /// Number of workers, in place of spec.replicas.
     #[arg(long, value_name = "N")]
     workers: Option<NonZeroU32>,
-    /// Another value for a field, such as spec.training.epochs=3; may be given several times.
+    /// Another value for a field, such as spec.training.epochs=3. May be given several times.
     #[arg(long, value_name = "PATH=VALUE")]
     set: Vec<String>,
-    /// RunFolder with the data set's files, in place of spec.dataset.uri.
+    /// Folder with the data set's files, in place of spec.dataset.uri.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// RunFolder of the run; that of an earlier run continues it. Default: runs/NAME-TIME.
+    /// Folder of the run; the folder of an earlier run continues it. Default: runs/NAME-TIME.
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Port of 127.0.0.1 that the coordinator listens on. Default: a free one.
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// The trainer. Default: lockstep-trainer beside this program.
+    /// Path of the trainer. Default: lockstep-trainer beside this program.
     #[arg(long, value_name = "PATH")]
     trainer: Option<PathBuf>,
     #[command(flatten)]
     chaos: chaos::Arguments,
 }
 
-/// A run that can begin: everything is checked and its folder is made.
+/// A run that is ready to start: everything is checked and its folder is made.
 pub(crate) struct LocalRun {
     job: ValidJob,
     folder: RunFolder,
-    /// Where checkpoints and the model go, if not to the folder.
+    /// Prefix in an object store for checkpoints and the model, if they do not go to the folder.
     objects: Option<ObjectUri>,
     trainer: PathBuf,
     control: ControlPort,
-    /// The command line that continues this run; a benchmark and a replay begin anew.
+    /// Command line that continues this run. A benchmark and a replay have none.
     again: Option<String>,
-    /// What the workers are to repeat, if they are.
+    /// Decisions that the workers repeat in a replay.
     replay: Option<Replay>,
-    /// What kills its processes, if that is asked for.
+    /// Kills that the user asked for.
     chaos: Option<Chaos>,
 }
 
-/// What the coordinator has said so far.
+/// The newest reports of the coordinator.
 #[derive(Default)]
-struct Heard {
+struct CoordinatorReports {
     progress: Option<Progress>,
     ending: Option<Ending>,
 }
 
-/// Checks everything that can be checked beforehand; the run's folder comes last, so that a refusal leaves nothing behind.
+/// Checks everything before any process starts. The run's folder comes last, so that a refusal
+/// leaves nothing behind.
 pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<LocalRun> {
     let Arguments { manifest: path, workers, set, data, output, port, trainer, chaos } = arguments;
     let mut value =
@@ -119,23 +120,23 @@ pub(crate) fn prepare(arguments: &Arguments) -> anyhow::Result<LocalRun> {
         (Task::Benchmark { .. }, Some(folder)) => {
             bail!("--data {}: a benchmark reads no data set; leave it out", folder.display())
         }
-        // Who sets the field on the command line means this machine.
+        // A user who sets the field on the command line means this machine.
         (Task::Train(_), None) if set.iter().any(|assignment| assignment.starts_with("spec.dataset.uri=")) => {}
         (Task::Train(workload), None) => {
             paths::dataset_uri(&workload.dataset, &mounts).map_err(|field| manifest::refused(path, &[field]))?;
         }
         (Task::Benchmark { .. }, None) => {}
     }
-    let mut session = LocalRun::open(job, &value, trainer.as_deref(), *port, output.as_deref())?;
-    if let Task::Train(workload) = &session.job.task {
-        session.again = Some(again(arguments, &session.folder, workload, &mounts));
+    let mut run = LocalRun::open(job, &value, trainer.as_deref(), *port, output.as_deref())?;
+    if let Task::Train(workload) = &run.job.task {
+        run.again = Some(again(arguments, &run.folder, workload, &mounts));
     }
-    session.chaos = chaos.chaos(u64::from(uuid::Uuid::new_v4().as_fields().1));
-    Ok(session)
+    run.chaos = chaos.chaos(u64::from(uuid::Uuid::new_v4().as_fields().1));
+    Ok(run)
 }
 
 impl LocalRun {
-    /// A run of the job that `value` describes, in the folder given or a new one.
+    /// Prepares a run of the job that `value` describes, in the folder given or a new one.
     pub(crate) fn open(
         mut job: ValidJob,
         value: &Value,
@@ -163,109 +164,109 @@ impl LocalRun {
         Ok(Self { job, folder, objects, trainer, control, again: None, replay: None, chaos: None })
     }
 
-    /// Runs the job to its end, with whatever has to be replaced on the way, and prints what came of it.
+    /// Runs the job to its end, replaces lost processes on the way, and prints the results.
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
         let started = Instant::now();
         let mut signals = Signals::take().context("take over the signals")?;
         let display = Display::on_stderr();
-        let mut heard = Heard::default();
+        let mut reports = CoordinatorReports::default();
         let verb = if self.folder.continued { "continues" } else { "runs" };
         let LocalRun { job, folder, .. } = &self;
         display.note(&format!("{} {verb} with {} in {}", job.name, workers(job.replicas), folder.path().display()));
         self.objects.iter().for_each(|uri| display.note(&format!("checkpoints and the model go to {uri}")));
         self.chaos.iter().for_each(|chaos| display.note(&chaos.announcement()));
-        let finish = self.supervise(&display, &mut signals, &mut heard).await?;
+        let finish = self.supervise(&display, &mut signals, &mut reports).await?;
         drop(display);
-        let outcome = self.tell_end(&finish, &heard);
+        let outcome = self.tell_end(&finish, &reports);
         if outcome == Outcome::Done {
-            print(&self.results(&heard, started));
+            print(&self.results(&reports, started));
         }
         Ok(outcome)
     }
 
-    /// Has the workers repeat what others did; says nothing where that goes well.
+    /// Repeats the decisions of another run. Prints nothing if that succeeds.
     pub(crate) async fn repeat(mut self, replay: Replay) -> anyhow::Result<Outcome> {
         self.replay = Some(replay);
         let mut signals = Signals::take().context("take over the signals")?;
-        let (display, mut heard) = (Display::on_stderr(), Heard::default());
-        let finish = self.supervise(&display, &mut signals, &mut heard).await?;
+        let (display, mut reports) = (Display::on_stderr(), CoordinatorReports::default());
+        let finish = self.supervise(&display, &mut signals, &mut reports).await?;
         drop(display);
-        Ok(self.tell_end(&finish, &heard))
+        Ok(self.tell_end(&finish, &reports))
     }
 
-    /// Says why the job is not done, if it is not.
-    fn tell_end(&self, finish: &Finish, heard: &Heard) -> Outcome {
+    /// Prints the reason if the job is not done.
+    fn tell_end(&self, finish: &Finish, reports: &CoordinatorReports) -> Outcome {
         match finish {
             Finish::Complete => Outcome::Done,
             Finish::Interrupted(signal) => {
-                tell(&self.farewell(heard));
+                tell(&self.stop_message(reports));
                 Outcome::Interrupted(*signal)
             }
             Finish::NotUp(absent) => {
-                tell(&format!("error: {}", self.not_up(absent)));
+                tell(&format!("error: {}", self.absence_message(absent)));
                 Outcome::Failed
             }
             Finish::Failed(failed) => {
-                tell(&format!("error: {}", self.failure(heard, failed)));
+                tell(&format!("error: {}", self.failure_message(reports, failed)));
                 Outcome::Failed
             }
         }
     }
 
-    fn results(&self, heard: &Heard, started: Instant) -> String {
-        let ending = heard
+    fn results(&self, reports: &CoordinatorReports, started: Instant) -> String {
+        let ending = reports
             .ending
             .clone()
             .or_else(|| self.roles().filter_map(|role| self.ending(role)).find(|ending| ending.progress.is_some()));
-        let progress = ending.as_ref().and_then(|ending| ending.progress.as_ref()).or(heard.progress.as_ref());
+        let progress = ending.as_ref().and_then(|ending| ending.progress.as_ref()).or(reports.progress.as_ref());
         let stored = self.folder.path().join("model.safetensors");
         let model = match ending.as_ref().and_then(|ending| ending.model_uri.as_deref()) {
             Some(uri) => Some(paths::shown(uri).to_owned()),
             None => stored.exists().then(|| stored.display().to_string()),
         };
-        // Only the coordinator tells the table of a benchmark.
-        let table = heard.progress.as_ref().and_then(|progress| progress.benchmark.clone());
+        // Only the coordinator's report holds the table of a benchmark.
+        let table = reports.progress.as_ref().and_then(|progress| progress.benchmark.clone());
         let progress =
             progress.cloned().map(|progress| Progress { benchmark: progress.benchmark.or(table), ..progress });
         summary(progress.as_ref(), model.as_deref(), Some(started.elapsed()))
     }
 
-    fn farewell(&self, heard: &Heard) -> String {
+    fn stop_message(&self, reports: &CoordinatorReports) -> String {
         let Some(again) = &self.again else {
-            return "stopped; it begins anew when it is run again".to_owned();
+            return "stopped; another run starts from the beginning".to_owned();
         };
-        let scaled = self.folder.wanted_workers().filter(|workers| *workers != self.job.replicas.get());
+        let scaled = self.folder.requested_workers().filter(|workers| *workers != self.job.replicas.get());
         let again = again.clone() + &scaled.map(|workers| format!(" --workers {workers}")).unwrap_or_default();
-        match self.kept(heard) {
+        match self.kept(reports) {
             Some(kept) => format!("stopped; {kept}. Continue with:\n  {again}"),
             None => format!("stopped before a checkpoint was reported. Continue with:\n  {again}"),
         }
     }
 
-    /// What is left of the state, if a checkpoint was told of or saves failed.
-    fn kept(&self, heard: &Heard) -> Option<String> {
+    /// Describes what is left of the state, if a checkpoint was reported or saves failed.
+    fn kept(&self, reports: &CoordinatorReports) -> Option<String> {
         let ended = self.roles().filter_map(|role| self.ending(role)?.progress);
-        let told: Vec<Progress> = ended.chain(heard.progress.clone()).collect();
+        let told: Vec<Progress> = ended.chain(reports.progress.clone()).collect();
         let newest = told.iter().filter_map(|progress| progress.last_checkpoint.clone()).max_by_key(|mark| mark.step);
         let step = told.iter().map(|progress| progress.step).max().unwrap_or_default();
-        let unsaved = heard.progress.as_ref().and_then(|progress| progress.unsaved.as_ref());
+        let unsaved = reports.progress.as_ref().and_then(|progress| progress.unsaved.as_ref());
         kept(newest.as_ref(), step, unsaved, is_there)
     }
 
-    fn failure(&self, heard: &Heard, failed: &FailedProcess) -> String {
+    fn failure_message(&self, reports: &CoordinatorReports, failed: &FailedProcess) -> String {
         let FailedProcess { role, end, why, message } = failed;
-        // What the coordinator said last explains its own end alone.
-        let of_coordinator = heard.ending.as_ref().filter(|_| *role == ProcessRole::Coordinator);
+        // The coordinator's last report explains only its own end.
+        let of_coordinator = reports.ending.as_ref().filter(|_| *role == ProcessRole::Coordinator);
         let said = of_coordinator.map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
         let told = message.clone().or(said);
         let what = told.map_or_else(|| format!("{role} {end}"), |message| format!("{role} {end}: {message}"));
         let log = self.folder.log(*role);
-        let kept = self.kept(heard).filter(|_| *why != GiveUp::Fatal);
+        let kept = self.kept(reports).filter(|_| *why != GiveUp::Fatal);
         let kept = kept.map(|kept| format!("\n  {kept}")).unwrap_or_default();
         format!("{what}{why}\n  log: {}{kept}", log.display())
     }
 
-    fn not_up(&self, absent: &[ProcessRole]) -> String {
+    fn absence_message(&self, absent: &[ProcessRole]) -> String {
         let logs: Vec<_> =
             absent.iter().map(|role| format!("\n  {role}: {}", self.folder.log(*role).display())).collect();
         format!(
@@ -276,7 +277,7 @@ impl LocalRun {
         )
     }
 
-    /// GiveUp a process ended, as far as it told.
+    /// Returns the reason that a process left for its end, if any.
     fn message(&self, role: ProcessRole) -> Option<String> {
         self.ending(role).map(|ending| ending.message).filter(|message| !message.is_empty())
     }
@@ -285,7 +286,7 @@ impl LocalRun {
         Ending::from_line(&std::fs::read_to_string(self.folder.ending(&self.member(role))).ok()?)
     }
 
-    /// Every process that the job may have had, the coordinator first.
+    /// Lists every process that the job may have had, the coordinator first.
     fn roles(&self) -> impl Iterator<Item = ProcessRole> + use<> {
         std::iter::once(ProcessRole::Coordinator).chain((0..self.job.elastic.max_replicas).map(ProcessRole::Worker))
     }
@@ -298,8 +299,8 @@ impl LocalRun {
     }
 }
 
-/// What is left of a job that was stopped after `step`: the newest checkpoint, where it is still
-/// there, and what was not saved.
+/// Describes what is left of a job that stopped after `step`: the newest checkpoint, if it is still
+/// there, and the unsaved steps.
 fn kept(
     newest: Option<&CheckpointMark>,
     step: u64,
@@ -319,7 +320,7 @@ fn kept(
     (checkpoint.is_some() || lost.is_some()).then(|| checkpoint.unwrap_or_default() + &lost.unwrap_or_default())
 }
 
-/// Whether a checkpoint in a folder is still there. One in an object store counts as there.
+/// Returns true if a checkpoint in a folder is still there. One in an object store counts as there.
 fn is_there(mark: &CheckpointMark) -> bool {
     ObjectUri::begins(&mark.uri) || Path::new(paths::shown(&mark.uri)).exists()
 }
@@ -332,7 +333,8 @@ fn workers(count: NonZeroU32) -> String {
     if count.get() == 1 { "1 worker".to_owned() } else { format!("{count} workers") }
 }
 
-/// The kept manifest holds every change to fields; what is left are the choices that no manifest holds.
+/// Writes the command line that continues the run. The kept manifest holds every change to fields;
+/// only the choices outside it are options.
 fn again(arguments: &Arguments, folder: &RunFolder, workload: &Workload, mounts: &[PathBuf]) -> String {
     let program = std::env::args().next().unwrap_or_else(|| "lockstep".to_owned());
     let mut words = match Path::new(&program).file_name().is_some_and(|name| name == crate::PLUGIN) {
@@ -368,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_checkpoint_that_is_there_is_kept_and_steps_that_were_not_saved_are_told() {
+    fn the_end_names_the_checkpoint_that_is_there_and_the_unsaved_steps() {
         let mark = CheckpointMark { step: 30, uri: "file:///c/step-30".into(), time: String::new() };
         let full = Unsaved::new(30, "disk full", true);
         let said = |newest, unsaved, there| kept(newest, 70, unsaved, |_| there).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Paths of a manifest on this machine: what lies below a volume mount of the template exists only in pods.
+//! Paths of a manifest on this machine. A path below a volume mount of the template exists only in
+//! pods.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +8,8 @@ use lockstep_launch::{DatasetFormat, DatasetSpec, InvalidField};
 
 const SCHEME: &str = "file://";
 
-/// Where the data set lies on this machine, as a URI; `mounts` are the template's mount paths. `None` for a data set
-/// without a folder.
+/// Returns the data set's URI on this machine; `mounts` are the template's mount paths. Returns
+/// `None` for a data set without a folder.
 pub(crate) fn dataset_uri(dataset: &DatasetSpec, mounts: &[PathBuf]) -> Result<Option<String>, InvalidField> {
     if dataset.format == DatasetFormat::Glyphs {
         return Ok(None);
@@ -20,15 +21,15 @@ pub(crate) fn dataset_uri(dataset: &DatasetSpec, mounts: &[PathBuf]) -> Result<O
             "spec.dataset.uri",
             uri,
             format!(
-                "lies on the volume mounted at {}, which only pods have; say with --data DIR where the files lie on this \
-                 machine",
+                "lies on the volume mounted at {}, which only pods have; name the files' folder on this machine with \
+                 --data DIR",
                 mount.display()
             ),
         )),
     }
 }
 
-/// The URI of a folder given with `--data`.
+/// Returns the URI of a folder given with `--data`.
 pub(crate) fn data_uri(dataset: &DatasetSpec, folder: &Path) -> anyhow::Result<String> {
     if dataset.format == DatasetFormat::Glyphs {
         bail!("--data {}: data set format glyphs reads no files; leave it out", folder.display());
@@ -40,13 +41,13 @@ pub(crate) fn data_uri(dataset: &DatasetSpec, folder: &Path) -> anyhow::Result<S
     folder_uri(&found).with_context(|| format!("--data {}", folder.display()))
 }
 
-/// The file URI of an absolute path.
+/// Returns the file URI of an absolute path.
 pub(crate) fn folder_uri(folder: &Path) -> anyhow::Result<String> {
     let path = folder.to_str().context("its path is not UTF-8; rename it")?;
     Ok(format!("{SCHEME}{path}"))
 }
 
-/// A file URI as a path to show; any other text as it is.
+/// Returns the path of a file URI, to show it. Any other text stays as it is.
 pub(crate) fn shown(uri: &str) -> &str {
     uri.strip_prefix(SCHEME).unwrap_or(uri)
 }
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_on_a_volume_is_not_taken_for_a_local_one() {
+    fn a_folder_on_a_volume_is_not_a_local_folder() {
         let mounts = [PathBuf::from("/checkpoints"), PathBuf::from("/data")];
         let cases = [
             ("file:///data", false),

@@ -1,14 +1,14 @@
-//! What follows when a process of the job has ended: values in, values out.
+//! Decides what follows when a process of the job has ended.
 
 use std::{fmt, time::Duration};
 
 use lockstep_launch::Exit;
 
-/// Pause before the second restart; every further one doubles it.
+/// Pause before the second restart. Every further one doubles it.
 const FIRST_DELAY: Duration = Duration::from_millis(500);
 /// Longest pause before a restart.
 const MAX_DELAY: Duration = Duration::from_secs(10);
-/// Processes that others ended in a row, without a step between, before the job fails: it never comes to one.
+/// Ends from outside in a row, without a step between them, that a job survives.
 const FRUITLESS_LIMIT: u32 = 20;
 /// Signals by which others end a process: by hand, for want of memory, or as a test.
 const FROM_OUTSIDE: [i32; 2] = [9, 15];
@@ -18,11 +18,11 @@ const FROM_OUTSIDE: [i32; 2] = [9, 15];
 pub(crate) enum ProcessRole {
     /// Forms the group and keeps its record.
     Coordinator,
-    /// Trains; the number is the one in its name.
+    /// Trains. The number is the one in its name.
     Worker(u32),
 }
 
-/// How a process ended.
+/// The way in which a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
     /// With an exit code of the launch contract.
@@ -35,8 +35,9 @@ pub(crate) enum ProcessEnd {
     OutOfMemory,
 }
 
-/// The one of several ends, in the order in which they were seen, that explains the others. A
-/// process that cannot go on for now may have lost one that crashed, and be seen to end before it.
+/// Returns the end that explains the others, out of ends in the order in which they were seen. A
+/// process that cannot go on for now may have lost one that crashed, and may still be seen to end
+/// before it.
 pub(crate) fn first_cause<T>(ends: Vec<T>, end: impl Fn(&T) -> ProcessEnd) -> Option<T> {
     let follows = |end: ProcessEnd| match end {
         ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory | ProcessEnd::Exit(Exit::Fatal) => 0,
@@ -44,32 +45,32 @@ pub(crate) fn first_cause<T>(ends: Vec<T>, end: impl Fn(&T) -> ProcessEnd) -> Op
         ProcessEnd::Exit(Exit::Retry) => 2,
         ProcessEnd::Exit(Exit::Drained | Exit::Done) => 3,
     };
-    // Of equal ones the first is taken.
+    // The first of equal ends is taken.
     ends.into_iter().min_by_key(|ended| follows(end(ended)))
 }
 
-/// What follows.
+/// The decision after an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Nothing: it is done, or was to go.
+    /// Nothing: the process is done, or was asked to leave.
     Nothing,
-    /// A new process takes its place after a pause; the others go on.
+    /// A new process takes its place after a pause, and the others go on.
     Restart {
         /// Pause before the start.
         delay: Duration,
     },
-    /// The job has failed because of it.
+    /// The job has failed because of this end.
     Fail(GiveUp),
 }
 
-/// GiveUp there is no further start.
+/// The reason to start no further process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GiveUp {
     /// It would end in the same way.
     Fatal,
-    /// So many were allowed.
+    /// The allowed number of restarts is used up.
     Limit(u32),
-    /// The job does no step any more.
+    /// The job does no steps any more.
     Fruitless,
 }
 
@@ -85,57 +86,58 @@ impl fmt::Display for GiveUp {
     }
 }
 
-/// Whether a process is still wanted.
+/// The need for a process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// The job is not done.
     Yes,
-    /// It was told to go, or the last step is done and its results are stored.
+    /// It was asked to leave, or the last step is done and its results are stored.
     No,
 }
 
-/// Who has the state of a job when one of its processes has ended.
+/// The holders of a job's state when one of its processes has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holders {
     /// Other workers, which train on.
     Others,
-    /// Other workers, to which this one had yet to come.
+    /// Other workers, which this one had not joined yet.
     OthersBefore,
-    /// Nobody that runs.
+    /// No running process.
     Nobody,
 }
 
-/// How often processes were started again. What several processes do one after another without a step between, each once, is one
-/// incident: one of them took the others with it.
+/// Counts restarts. The ends of several processes, one after another and each once, without a step
+/// between them, are one incident: one of them caused the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Restarts {
     /// Incidents that began with a process that ended by itself.
     faults: u32,
-    /// Those that began with a process that others ended, without a step since.
+    /// Incidents since the last step that began with an end from outside.
     fruitless: u32,
-    /// How often in a row workers that were to come could not, for now, while others held the state.
+    /// Failures in a row of workers to join, while others held the state.
     awaited: u32,
-    /// Of these, how often without a step since.
+    /// Such failures since the last step.
     stood: u32,
-    /// Whether a step was done since the last incident began.
+    /// True if a step was done since the last incident began.
     stepped: bool,
-    /// Who has ended in the newest incident.
+    /// Processes that have ended in the newest incident.
     incident: Vec<ProcessRole>,
 }
 
 impl Restarts {
-    /// A step was done: what others did to the job is behind it.
+    /// Records a step: ends from outside before it no longer count.
     pub(crate) fn progressed(&mut self) {
         (self.fruitless, self.stood, self.stepped) = (0, 0, true);
         self.incident.clear();
     }
 
-    /// Whoever was to come has.
+    /// Records that the workers have joined.
     pub(crate) fn joined(&mut self) {
         self.awaited = 0;
     }
 
-    /// Decides when a process has ended, with `limit` restarts allowed. What a worker cannot do fails the job at once where nobody trains on.
+    /// Decides after the end of a process, with `limit` restarts allowed. A worker's fatal end
+    /// fails the job at once if no other worker trains on.
     pub(crate) fn next(
         &mut self,
         role: ProcessRole,
@@ -161,7 +163,8 @@ impl Restarts {
             _ if wanted == Wanted::No => return Decision::Nothing,
             ProcessEnd::Exit(Exit::Drained) => true,
             ProcessEnd::Signal(signal) => FROM_OUTSIDE.contains(&signal),
-            // What did steps before may do them again, once its neighbours leave it the memory.
+            // A process that did steps before may do them again, once its neighbours leave it the
+            // memory.
             ProcessEnd::OutOfMemory => self.stepped,
             ProcessEnd::Exit(Exit::Retry | Exit::Fatal) | ProcessEnd::Crash(_) => false,
         };
@@ -228,19 +231,19 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_an_end() {
+    fn the_decision_follows_from_the_end() {
         let again = Decision::Restart { delay: Duration::ZERO };
         for (situation, end, wanted, expected) in [
             ("killed", KILLED, Wanted::Yes, again),
             ("crashed", CRASH, Wanted::Yes, again),
-            ("its storage was away", RETRY, Wanted::Yes, again),
-            ("told to stop by others", ProcessEnd::Exit(Exit::Drained), Wanted::Yes, again),
-            ("told to go by us", ProcessEnd::Exit(Exit::Drained), Wanted::No, Decision::Nothing),
+            ("its storage was unreachable", RETRY, Wanted::Yes, again),
+            ("asked to stop from outside", ProcessEnd::Exit(Exit::Drained), Wanted::Yes, again),
+            ("asked to leave by the run itself", ProcessEnd::Exit(Exit::Drained), Wanted::No, Decision::Nothing),
             ("killed after the results were stored", KILLED, Wanted::No, Decision::Nothing),
             ("done", ProcessEnd::Exit(Exit::Done), Wanted::Yes, Decision::Nothing),
             ("bad input", ProcessEnd::Exit(Exit::Fatal), Wanted::Yes, Decision::Fail(GiveUp::Fatal)),
             (
-                "bad input of one that was told to go",
+                "bad input of a worker that was asked to leave",
                 ProcessEnd::Exit(Exit::Fatal),
                 Wanted::No,
                 Decision::Fail(GiveUp::Fatal),
@@ -251,19 +254,19 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_cannot_go_on_fails_no_job_that_others_train() {
+    fn a_workers_fatal_end_fails_no_job_that_others_train() {
         const REFUSED: ProcessEnd = ProcessEnd::Exit(Exit::Fatal);
         let next = |role, wanted| Restarts::default().next(role, REFUSED, wanted, Holders::Others, 1);
         assert_eq!(next(W0, Wanted::Yes), Decision::Restart { delay: Duration::ZERO });
         assert_eq!(next(W0, Wanted::No), Decision::Nothing);
-        assert_eq!(next(C, Wanted::Yes), Decision::Fail(GiveUp::Fatal), "it has heard that from a member");
+        assert_eq!(next(C, Wanted::Yes), Decision::Fail(GiveUp::Fatal), "it reports the end of a member");
         let mut restarts = Restarts::default();
         restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1);
         assert_eq!(restarts.next(W0, REFUSED, Wanted::Yes, Holders::Others, 1), Decision::Fail(GiveUp::Limit(1)));
     }
 
     #[test]
-    fn workers_that_cannot_come_for_now_are_tried_again_for_as_long_as_the_others_do_steps() {
+    fn workers_that_cannot_join_are_tried_again_while_the_others_do_steps() {
         let next = |restarts: &mut Restarts, role| restarts.next(role, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
         let mut restarts = Restarts::default();
         for (role, seconds) in [W0, W1].into_iter().cycle().zip([0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]) {
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_counts_what_the_processes_did_themselves() {
+    fn the_limit_counts_ends_that_processes_caused_themselves() {
         let mut restarts = Restarts::default();
         for _ in 0..2 {
             assert!(matches!(restarts.next(W0, CRASH, Wanted::Yes, Holders::Nobody, 2), Decision::Restart { .. }));
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_process_does_to_the_others_counts_once() {
+    fn ends_that_one_process_causes_count_once() {
         let mut restarts = Restarts::default();
         for role in [W0, W1, C] {
             assert!(
@@ -309,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_the_kernel_kills_for_want_of_memory_counts_unless_steps_were_done() {
+    fn an_out_of_memory_kill_counts_unless_steps_were_done() {
         let next =
             |restarts: &mut Restarts| restarts.next(W0, ProcessEnd::OutOfMemory, Wanted::Yes, Holders::Nobody, 1);
         let mut restarts = Restarts::default();
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_cause_is_one_that_others_follow_from() {
+    fn the_first_cause_explains_the_other_ends() {
         for (ends, cause) in [
             (vec![(W1, RETRY), (W0, CRASH)], W0),
             (vec![(C, RETRY), (W1, ProcessEnd::OutOfMemory), (W0, CRASH)], W1),
@@ -336,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_did_counts_until_there_is_a_step_again() {
+    fn ends_from_outside_count_until_the_next_step() {
         let mut restarts = Restarts::default();
         for _ in 0..3 {
             for _ in 0..FRUITLESS_LIMIT {

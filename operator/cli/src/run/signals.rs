@@ -2,7 +2,8 @@ use std::{fs, future::pending};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that ask this process to stop; a hangup not where it was started to ignore one, as by `nohup`.
+/// The signals that ask this process to stop. A hangup is not among them if the process was started
+/// to ignore it, as by `nohup`.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -10,14 +11,14 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over from their default, which is to end at once.
+    /// Takes the signals over from their default, which ends the process at once.
     pub(crate) fn take() -> std::io::Result<Self> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let hangup = if ignores(&status, SignalKind::hangup()) { None } else { Some(signal(SignalKind::hangup())?) };
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())?, hangup })
     }
 
-    /// The number of the next one.
+    /// Waits for the next signal and returns its number.
     pub(crate) async fn next(&mut self) -> u8 {
         let kind = tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
@@ -36,7 +37,8 @@ async fn hangs_up(hangup: &mut Option<Signal>) {
     }
 }
 
-/// Whether a process ignores a signal, by what the system tells of its status (proc(5)): the first signal is the lowest bit.
+/// Returns true if a process ignores a signal, by its status in proc(5). The lowest bit of the mask
+/// is signal 1.
 fn ignores(status: &str, kind: SignalKind) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
@@ -48,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_that_are_ignored_are_read_as_the_system_spells_them() {
+    fn ignored_signals_are_read_from_the_mask_of_the_system() {
         let status = |mask: &str| format!("Name:\tlockstep\nSigBlk:\tffffffffffffffff\nSigIgn:\t{mask}\n");
         assert!(ignores(&status("0000000000000001"), SignalKind::hangup()));
         assert!(!ignores(&status("0000000000000001"), SignalKind::interrupt()));

@@ -1,4 +1,5 @@
-//! The processes of a job from the first start to the end of the last: whoever is lost is replaced while the others go on.
+//! The processes of a job from the first start to the last end. A lost process is replaced while
+//! the others go on.
 
 mod stop;
 
@@ -12,7 +13,7 @@ use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Heard, LocalRun,
+    CoordinatorReports, LocalRun,
     chaos::Kill,
     children::{Children, CoordinatorLine, Process, ProcessEvent},
     folder::encrypts,
@@ -21,69 +22,69 @@ use super::{
 };
 use crate::display::Display;
 
-/// How long the others may take to end once one is done.
+/// Time that the others have to end once one is done.
 const FINISH: Duration = Duration::from_secs(60);
-/// How long the others may take to end when the job failed.
+/// Time that the others have to end when the job failed.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Seconds that a clean stop may take where the job's template does not say.
+/// Seconds of a clean stop, if the job's template sets none.
 const GRACE_SECONDS: u32 = 60;
 /// Time until a process that could not be started is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Time between two looks at what `lockstep scale` wants.
+/// Time between two looks at the request of `lockstep scale`.
 const LOOK: Duration = Duration::from_millis(200);
 /// Namespace of jobs without a cluster.
 const NAMESPACE: &str = "local";
 
-/// What ended a job.
+/// The end of a job.
 pub(crate) enum Finish {
     /// The last step is done.
     Complete,
-    /// A process that is not started again.
+    /// A process ended and is not started again.
     Failed(FailedProcess),
-    /// A signal to this process.
+    /// A signal arrived at this process.
     Interrupted(u8),
-    /// These did not come up in time.
+    /// These processes did not come up in time.
     NotUp(Vec<ProcessRole>),
 }
 
-/// Of which process a job failed.
+/// The process that made a job fail.
 pub(crate) struct FailedProcess {
     pub(crate) role: ProcessRole,
     pub(crate) end: ProcessEnd,
     pub(crate) why: GiveUp,
-    /// What it left behind.
+    /// The message that it left behind.
     pub(crate) message: Option<String>,
 }
 
-/// The job's processes, and what is known of them.
+/// The job's processes and the facts known of them.
 struct Supervised<'a> {
-    session: &'a LocalRun,
+    run: &'a LocalRun,
     children: Children,
-    /// Workers that the job shall have: those with the lowest numbers.
+    /// Number of workers that the job shall have. They are the ones with the lowest numbers.
     workers: u32,
     restarts: Restarts,
-    /// How often the kernel had killed for want of memory, by what is explained of it.
+    /// Number of out-of-memory kills by the kernel that ends have explained.
     memory_kills: Option<u64>,
-    /// Those that were killed here, and have not ended yet.
-    struck: Vec<ProcessRole>,
-    /// Workers that were asked to leave, and when they are killed if they have not.
+    /// Processes that chaos killed and that have not ended yet.
+    chaos_victims: Vec<ProcessRole>,
+    /// Workers that were asked to leave, each with the time at which it is killed.
     leaving: Vec<(Instant, ProcessRole)>,
-    /// Who is to be started, and when.
+    /// Processes to start, each with its time.
     pending: Vec<(Instant, ProcessRole)>,
     joined: BTreeSet<String>,
-    /// Who trains, by what was told of the group.
+    /// Members of the group by the newest report.
     members: BTreeSet<String>,
-    /// Of these, those that have ended since the group changed.
+    /// Members that have ended since the group changed.
     gone: BTreeSet<String>,
-    /// The last step that was reported.
+    /// The furthest reported step.
     step: Option<u64>,
-    /// By what was told of it.
+    /// The furthest announced step of each generation.
     reached: Reached,
-    /// Whether the processes were asked to stop.
+    /// True once the processes were asked to stop.
     drains: bool,
-    /// The last reason that was shown: several processes may end for the same.
+    /// The last reason that was shown. Several processes may end for the same reason.
     shown: Option<String>,
-    /// By when everybody has to end, once somebody is done.
+    /// Time by which every process has to end, once one is done.
     finish: Option<Instant>,
 }
 
@@ -93,7 +94,7 @@ impl LocalRun {
         &self,
         display: &Display,
         signals: &mut Signals,
-        heard: &mut Heard,
+        reports: &mut CoordinatorReports,
     ) -> anyhow::Result<Finish> {
         display.phase("starting");
         let workers = self.job.replicas.get();
@@ -101,12 +102,12 @@ impl LocalRun {
         let processes = roles.map(|role| self.process(role, workers)).collect::<anyhow::Result<Vec<_>>>()?;
         let reached = self.folder.reached()?;
         let mut job = Supervised {
-            session: self,
+            run: self,
             children: Children::start(&self.trainer, processes)?,
             workers,
             restarts: Restarts::default(),
             memory_kills: out_of_memory_kills(),
-            struck: Vec::new(),
+            chaos_victims: Vec::new(),
             leaving: Vec::new(),
             pending: Vec::new(),
             joined: BTreeSet::new(),
@@ -127,29 +128,30 @@ impl LocalRun {
             let start = job.pending.iter().map(|(time, _)| *time).min();
             let overdue = job.leaving.iter().map(|(time, _)| *time).min();
             tokio::select! {
-                happening = job.children.next(), if !job.children.is_empty() => match happening? {
-                    ProcessEvent::Said(said) => job.said(said, heard, display),
+                event = job.children.next(), if !job.children.is_empty() => match event? {
+                    ProcessEvent::Line(line) => job.take_line(line, reports, display),
                     ProcessEvent::Ended(role, end) => {
                         if let Some(finish) = job.ended(role, end, display) {
                             if !matches!(finish, Finish::Failed(FailedProcess { why: GiveUp::Fatal, .. })) && job.is_worth_saving() {
                                 let seconds = self.grace_seconds();
                                 display.note(&format!(
-                                    "{role} {end} too often: the others have {seconds} s to save what they hold"
+                                    "{role} {end} too often: the others have {seconds} s to save their state"
                                 ));
-                                // GiveUp the job failed is not what its coordinator says of this.
-                                let before = heard.ending.take();
-                                job.drain(false, signals, heard, display).await?;
+                                // The coordinator's ending from now on does not explain the
+                                // failure.
+                                let before = reports.ending.take();
+                                job.drain(false, signals, reports, display).await?;
                                 if job.finish.is_some() {
                                     return Ok(Finish::Complete);
                                 }
-                                heard.ending = before;
+                                reports.ending = before;
                                 return Ok(finish);
                             }
-                            return job.settled(finish, heard, display).await;
+                            return job.settled(finish, reports, display).await;
                         }
                         if role == ProcessRole::Coordinator && end != ProcessEnd::Exit(Exit::Done) {
-                            // GiveUp it ended is not why the job may fail later.
-                            heard.ending = None;
+                            // This ending would not explain a later failure of the job.
+                            reports.ending = None;
                         }
                     }
                 },
@@ -157,19 +159,19 @@ impl LocalRun {
                 () = sleep_until(overdue.unwrap_or(look)), if overdue.is_some() => job.kill_overdue(display),
                 signal = signals.next() => {
                     display.note(self.stopping());
-                    job.drain(true, signals, heard, display).await?;
+                    job.drain(true, signals, reports, display).await?;
                     return Ok(if job.finish.is_some() { Finish::Complete } else { Finish::Interrupted(signal) });
                 }
                 () = sleep_until(startup), if job.step.is_none() && job.finish.is_none() => {
-                    job.end_all(Duration::ZERO, heard, display).await?;
+                    job.end_all(Duration::ZERO, reports, display).await?;
                     return Ok(Finish::NotUp(job.absent()));
                 }
                 () = sleep_until(job.finish.unwrap_or(look)), if job.finish.is_some() => {
-                    job.end_all(Duration::ZERO, heard, display).await?;
+                    job.end_all(Duration::ZERO, reports, display).await?;
                     return Ok(Finish::Complete);
                 }
                 () = sleep_until(kill.map_or(look, |kill| begun + kill.at)), if kill.is_some() && job.finish.is_none() => {
-                    job.strike(kill, display);
+                    job.kill_victim(kill, display);
                     kills.next();
                 }
                 () = sleep_until(look), if job.finish.is_none() => {
@@ -183,7 +185,7 @@ impl LocalRun {
         }
     }
 
-    /// What a signal does, and what another one does.
+    /// Describes the effect of a signal, and of another one.
     fn stopping(&self) -> &'static str {
         match self.job.task {
             Task::Train(_) => "stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it",
@@ -191,12 +193,12 @@ impl LocalRun {
         }
     }
 
-    /// How many seconds a clean stop may take.
+    /// Returns the seconds that a clean stop may take.
     fn grace_seconds(&self) -> u32 {
         self.job.grace_seconds().unwrap_or(GRACE_SECONDS)
     }
 
-    /// A process of this job among `workers` of them.
+    /// Describes a process of this job among `workers` workers.
     fn process(&self, role: ProcessRole, workers: u32) -> anyhow::Result<Process> {
         let Self { job, folder, objects, trainer: _, control, again: _, replay, chaos: _ } = self;
         let port = control.number()?;
@@ -228,8 +230,8 @@ impl LocalRun {
 }
 
 impl Supervised<'_> {
-    fn said(&mut self, said: CoordinatorLine, heard: &mut Heard, display: &Display) {
-        match said {
+    fn take_line(&mut self, line: CoordinatorLine, reports: &mut CoordinatorReports, display: &Display) {
+        match line {
             CoordinatorLine::Listening(address) => tracing::debug!(address, "the coordinator listens"),
             CoordinatorLine::Joined(member) => drop(self.joined.insert(member)),
             CoordinatorLine::Members(members) => {
@@ -237,22 +239,22 @@ impl Supervised<'_> {
             }
             CoordinatorLine::Change(change) => {
                 self.gone.clear();
-                self.changed(*change, heard, display);
+                self.changed(*change, reports, display);
             }
-            CoordinatorLine::Found(change) => match self.session.folder.last_change() {
+            CoordinatorLine::Found(change) => match self.run.folder.last_change() {
                 Ok(Some(last)) if last.generation >= change.generation => {}
-                Ok(_) => self.changed(*change, heard, display),
+                Ok(_) => self.changed(*change, reports, display),
                 Err(error) => display.note(&format!("{error:#}")),
             },
             CoordinatorLine::Progress(progress) => {
-                // What is done again is no progress.
+                // Repeated steps are no progress.
                 if self.step.is_some_and(|furthest| furthest < progress.step) {
                     self.restarts.progressed();
                 }
                 self.step = self.step.max(Some(progress.step));
                 self.reached.reported(&progress);
                 display.phase(if progress.benchmark.is_some() { "measuring" } else { "training" });
-                let before = heard.progress.take();
+                let before = reports.progress.take();
                 let unsaved = |progress: &Progress| progress.unsaved.clone();
                 let before_unsaved = before.as_ref().and_then(unsaved);
                 let mark = before.and_then(|before| before.last_checkpoint);
@@ -260,69 +262,71 @@ impl Supervised<'_> {
                 display.progress(&progress);
                 let waits = |unsaved: Option<Unsaved>| unsaved.is_some_and(|unsaved| unsaved.waits);
                 if waits(unsaved(&progress)) && !waits(before_unsaved) {
-                    display.note(self.way_out());
+                    display.note(self.waiting_advice());
                 }
-                heard.progress = Some(progress);
+                reports.progress = Some(progress);
             }
-            CoordinatorLine::Ending(ending) => heard.ending = Some(*ending),
+            CoordinatorLine::Ending(ending) => reports.ending = Some(*ending),
         }
     }
 
-    /// What to do where the workers wait for the storage.
-    fn way_out(&self) -> &'static str {
+    /// Returns the advice to a user whose workers wait for the storage.
+    fn waiting_advice(&self) -> &'static str {
         match self.drains {
-            true => "they end once the storage takes it; to give up what is not saved, press Ctrl-C again",
-            false => "they go on once the storage takes it; to give up what is not saved, press Ctrl-C twice",
+            true => "they end once the storage takes the checkpoint; to give up the unsaved steps, press Ctrl-C again",
+            false => {
+                "they go on once the storage takes the checkpoint; to give up the unsaved steps, press Ctrl-C twice"
+            }
         }
     }
 
-    /// Tells of a change of the group, and keeps it.
-    fn changed(&mut self, mut change: GroupChange, heard: &Heard, display: &Display) {
+    /// Shows a change of the group, and keeps it.
+    fn changed(&mut self, mut change: GroupChange, reports: &CoordinatorReports, display: &Display) {
         self.reached.changed(&mut change);
         if !change.joined.is_empty() {
             self.restarts.joined();
         }
         // The first membership is no change.
-        if change.generation > 1 && heard.progress.is_some() {
+        if change.generation > 1 && reports.progress.is_some() {
             display.note(&change.to_string());
         }
-        if let Err(error) = self.session.folder.keep_change(&change) {
+        if let Err(error) = self.run.folder.keep_change(&change) {
             display.note(&format!("{error:#}"));
         }
     }
 
-    /// Kills whom it hits.
-    fn strike(&mut self, kill: Option<Kill>, display: &Display) {
+    /// Kills the victim of `kill`.
+    fn kill_victim(&mut self, kill: Option<Kill>, display: &Display) {
         if let Some(victim) = kill.and_then(|kill| kill.victim(&self.children.running())) {
             display.note(&format!("chaos kills {victim}"));
             self.children.signal(victim, Signal::KILL);
-            self.struck.push(victim);
+            self.chaos_victims.push(victim);
         }
     }
 
-    /// Has a lost process replaced; tells when that is the end of the job.
+    /// Has a lost process replaced. Returns the end of the job if that is one.
     fn ended(&mut self, role: ProcessRole, end: ProcessEnd, display: &Display) -> Option<Finish> {
         if end == ProcessEnd::Exit(Exit::Done) {
             self.finish.get_or_insert(Instant::now() + FINISH);
             self.pending.clear();
-            // Nobody lets those in any more that came too late.
+            // Nobody admits late workers any more.
             if role == ProcessRole::Coordinator {
                 self.children.signal_workers(Signal::TERM);
             }
         }
         let leaves = matches!(role, ProcessRole::Worker(index) if index >= self.workers);
         let wanted = if leaves || self.finish.is_some() { Wanted::No } else { Wanted::Yes };
-        let was_struck = self.struck.contains(&role) && end == ProcessEnd::Signal(Signal::KILL.as_raw());
-        let end = if was_struck { end } else { self.explained(end) };
-        self.struck.retain(|struck| *struck != role);
+        let killed_by_chaos = self.chaos_victims.contains(&role) && end == ProcessEnd::Signal(Signal::KILL.as_raw());
+        let end = if killed_by_chaos { end } else { self.explained(end) };
+        self.chaos_victims.retain(|victim| *victim != role);
         self.leaving.retain(|(_, leaving)| *leaving != role);
-        let belonged = self.members.take(&self.session.member(role));
-        if was_struck && wanted == Wanted::Yes {
+        let belonged = self.members.take(&self.run.member(role));
+        if killed_by_chaos && wanted == Wanted::Yes {
             self.gone.extend(belonged);
             self.pending.push((Instant::now(), role));
             return None;
         }
-        let limit = self.session.job.failure_policy.backoff_limit;
+        let limit = self.run.job.failure_policy.backoff_limit;
         let holders = match (self.is_held(), &belonged) {
             (true, Some(_)) => Holders::Others,
             (true, None) => Holders::OthersBefore,
@@ -337,14 +341,15 @@ impl Supervised<'_> {
                 None
             }
             Decision::Restart { delay } => {
-                // Whoever was killed has left no reason; one of a process before it may be there.
+                // A killed process leaves no reason, but the reason of one before it may still be
+                // there.
                 let leaves_reason = match end {
                     ProcessEnd::Exit(Exit::Retry | Exit::Fatal) | ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory => {
                         true
                     }
                     ProcessEnd::Exit(Exit::Done | Exit::Drained) | ProcessEnd::Signal(_) => false,
                 };
-                let reason = self.session.message(role).filter(|_| leaves_reason);
+                let reason = self.run.message(role).filter(|_| leaves_reason);
                 match reason.filter(|reason| self.shown.as_ref() != Some(reason)) {
                     Some(reason) => {
                         display.note(&format!("{role} {end}: {reason}; a new one takes its place"));
@@ -360,12 +365,12 @@ impl Supervised<'_> {
     }
 
     fn failed(&self, role: ProcessRole, end: ProcessEnd, why: GiveUp) -> FailedProcess {
-        // What a process leaves beforehand tells of memory.
-        let message = self.session.message(role).filter(|_| !matches!(end, ProcessEnd::Signal(_)));
+        // A message that was left beforehand speaks of memory, and does not explain a signal.
+        let message = self.run.message(role).filter(|_| !matches!(end, ProcessEnd::Signal(_)));
         FailedProcess { role, end, why, message }
     }
 
-    /// A kill by the kernel, where it has killed since for want of memory.
+    /// Recognises a kill by the kernel, if the count of out-of-memory kills has grown.
     fn explained(&mut self, end: ProcessEnd) -> ProcessEnd {
         match (end, self.memory_kills, out_of_memory_kills()) {
             (ProcessEnd::Signal(signal), Some(before), Some(now))
@@ -378,27 +383,31 @@ impl Supervised<'_> {
         }
     }
 
-    /// Whether a member of the group runs, and may go on with what it holds.
+    /// Returns true if a member of the group runs, and may go on with its state.
     fn is_held(&self) -> bool {
-        self.children.running().iter().any(|role| self.members.contains(&self.session.member(*role)))
+        self.children.running().iter().any(|role| self.members.contains(&self.run.member(*role)))
     }
 
-    /// Whether it is of use later.
+    /// Returns true if the state is of use later.
     fn is_worth_saving(&self) -> bool {
-        matches!(self.session.job.task, Task::Train(_)) && self.is_held()
+        matches!(self.run.job.task, Task::Train(_)) && self.is_held()
     }
 
-    /// Starts those that are due. One that cannot be started is tried again: the others hold the state, and train on or wait.
+    /// Starts the processes that are due. A process that cannot be started is tried again, because
+    /// the others hold the state and train on or wait.
     fn start_pending(&mut self, display: &Display) {
         let now = Instant::now();
         let (due, later) = std::mem::take(&mut self.pending).into_iter().partition(|(time, _)| *time <= now);
         self.pending = later;
         for (_, role) in due {
-            let process = self.session.process(role, self.workers);
-            if let Err(error) = process.and_then(|process| self.children.add(&self.session.trainer, process)) {
+            let process = self.run.process(role, self.workers);
+            if let Err(error) = process.and_then(|process| self.children.add(&self.run.trainer, process)) {
                 let reason = format!("{error:#}");
                 if self.shown.as_ref() != Some(&reason) {
-                    display.note(&format!("{role} is not started, tried again every {} s: {reason}", AGAIN.as_secs()));
+                    display.note(&format!(
+                        "{role} could not be started and is tried again every {} s: {reason}",
+                        AGAIN.as_secs()
+                    ));
                     self.shown = Some(reason);
                 }
                 self.pending.push((now + AGAIN, role));
@@ -406,18 +415,18 @@ impl Supervised<'_> {
         }
     }
 
-    /// Has as many workers as `lockstep scale` asked for.
+    /// Follows the request of `lockstep scale`.
     fn resize(&mut self, display: &Display) -> anyhow::Result<()> {
-        let Some(wanted) = self.session.folder.wanted_workers().filter(|wanted| *wanted != self.workers) else {
+        let Some(wanted) = self.run.folder.requested_workers().filter(|wanted| *wanted != self.workers) else {
             return Ok(());
         };
-        let elastic = self.session.job.elastic;
+        let elastic = self.run.job.elastic;
         if !(elastic.min_replicas..=elastic.max_replicas).contains(&wanted) {
             return Ok(());
         }
         display.note(&format!("scaling from {} to {wanted} workers", self.workers));
         self.pending.retain(|(_, role)| !matches!(role, ProcessRole::Worker(index) if *index >= wanted));
-        let kill = Instant::now() + Duration::from_secs(self.session.grace_seconds().into());
+        let kill = Instant::now() + Duration::from_secs(self.run.grace_seconds().into());
         for leaving in (wanted..self.workers).map(ProcessRole::Worker).filter(|role| self.children.has(*role)) {
             self.children.signal(leaving, Signal::TERM);
             self.leaving.push((kill, leaving));
@@ -431,14 +440,14 @@ impl Supervised<'_> {
         Ok(())
     }
 
-    /// Kills those that had all the time that a clean stop may take. A member of the group is left alone: those that stay may yet have to
-    /// copy its state.
+    /// Kills the leaving workers whose time for a clean stop is over. It spares a member of the
+    /// group, because others may still have to copy its state.
     fn kill_overdue(&mut self, display: &Display) {
-        let (now, seconds) = (Instant::now(), self.session.grace_seconds());
+        let (now, seconds) = (Instant::now(), self.run.grace_seconds());
         for (time, role) in std::mem::take(&mut self.leaving) {
             if now < time {
                 self.leaving.push((time, role));
-            } else if self.members.contains(&self.session.member(role)) {
+            } else if self.members.contains(&self.run.member(role)) {
                 self.leaving.push((now + LOOK, role));
             } else {
                 display.note(&format!("{role} has not left within {seconds} s: killing it"));
@@ -447,10 +456,10 @@ impl Supervised<'_> {
         }
     }
 
-    /// The workers that have not joined; all processes when it is not known which have.
+    /// Returns the workers that have not joined, or all processes if it is not known which have.
     fn absent(&self) -> Vec<ProcessRole> {
         let workers = || (0..self.workers).map(ProcessRole::Worker);
-        let absent: Vec<_> = workers().filter(|role| !self.joined.contains(&self.session.member(*role))).collect();
+        let absent: Vec<_> = workers().filter(|role| !self.joined.contains(&self.run.member(*role))).collect();
         if absent.is_empty() { std::iter::once(ProcessRole::Coordinator).chain(workers()).collect() } else { absent }
     }
 }

@@ -1,4 +1,4 @@
-//! The trainer and the port that it gets, found on this machine.
+//! The trainer's program and its control port on this machine.
 
 use std::{
     io::ErrorKind,
@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow, bail};
 /// The trainer's file name.
 const TRAINER: &str = "lockstep-trainer";
 
-/// The trainer named, or the one beside this program.
+/// Returns the trainer named, or the one beside this program.
 pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(path) = named {
         if !path.is_file() {
@@ -32,11 +32,12 @@ pub(crate) fn find(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(beside)
 }
 
-/// The port of the coordinator. It is held for the whole run, so that nobody takes it while one coordinator follows another.
+/// The port of the coordinator. It is held for the whole run, so that no other process takes it
+/// while one coordinator replaces another.
 pub(crate) struct ControlPort(TcpListener);
 
 impl ControlPort {
-    /// Opens the port asked for, or one that is free.
+    /// Opens the port asked for, or a free one.
     pub(crate) fn open(wanted: Option<u16>) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, wanted.unwrap_or(0))).map_err(|error| {
             match (wanted, error.kind()) {
@@ -51,12 +52,13 @@ impl ControlPort {
         Ok(Self(listener))
     }
 
-    /// Its number.
+    /// Returns the port's number.
     pub(crate) fn number(&self) -> anyhow::Result<u16> {
         Ok(self.0.local_addr()?.port())
     }
 
-    /// The port as the next coordinator inherits it: without the calls that the last one did not answer, whose callers are gone.
+    /// Returns the port for the next coordinator to inherit, without the connections that the last
+    /// one did not accept. Their callers are gone.
     pub(crate) fn hand_over(&self) -> anyhow::Result<OwnedFd> {
         while self.0.accept().is_ok() {}
         Ok(self.0.try_clone().context("hand the control port over")?.into())

@@ -1,7 +1,8 @@
-//! Stands in for `lockstep-trainer`: speaks the launch contract and trains nothing.
+//! A stand-in for `lockstep-trainer` that speaks the launch contract and trains nothing.
 //!
-//! `FAKE_TRAINER` says what goes wrong, as `ROLE@START=FATE` with commas between: `worker-1@0=killed,coordinator@1=fatal`, where
-//! START counts the processes of that name before. A process without a fate is done once the coordinator has reported every step.
+//! `FAKE_TRAINER` holds the faults as `ROLE@START=FATE`, separated by commas:
+//! `worker-1@0=killed,coordinator@1=fatal`. START is the number of earlier processes of that name.
+//! A process without a fate is done once the coordinator has reported every step.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +21,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-/// Steps that it pretends to make.
+/// Number of steps that it reports.
 const STEPS: u64 = 20;
 const POLL: Duration = Duration::from_millis(10);
 
@@ -66,7 +67,7 @@ async fn live(launch: &Launch, role: &str) -> Exit {
     }
 }
 
-/// Processes of this name that were started before.
+/// Returns the number of earlier processes of this name.
 fn starts(launch: &Launch) -> u32 {
     let path = launch.output.join("starts").join(&launch.member);
     fs::read_to_string(path).ok().and_then(|count| count.parse().ok()).unwrap_or(0)
@@ -114,7 +115,8 @@ async fn work(launch: &Launch, start: u32) -> Exit {
         std::future::pending::<()>().await;
     }
     let address = (launch.coordinator.host.as_str(), launch.coordinator.port);
-    // Again and again: the coordinator that took the name may be killed.
+    // The worker announces itself again and again, because the coordinator that heard it may be
+    // killed.
     while !fs::exists(launch.output.join("trained")).unwrap_or(false) {
         if let Ok(mut coordinator) = TcpStream::connect(address).await {
             let _it_was_killed = coordinator.write_all(launch.member.as_bytes()).await;
@@ -126,7 +128,7 @@ async fn work(launch: &Launch, start: u32) -> Exit {
     }
     let index = launch.member.rsplit('-').next().and_then(|index| index.parse().ok()).unwrap_or(0);
     fs::write(done(launch, index), "").expect("mark");
-    // Nobody is released before all have finished.
+    // No worker ends before all have finished.
     wait_until(|| all_are_done(launch)).await;
     Exit::Done
 }
@@ -144,7 +146,7 @@ async fn meet_fate(launch: &Launch, start: u32) -> Option<Exit> {
             fs::write(&launch.ending, ending.to_line()).expect("ending");
             Some(Exit::Fatal)
         }
-        // Until it is told to stop.
+        // It lasts until it is asked to stop.
         "endless" => std::future::pending().await,
         other => panic!("no such fate: {other}"),
     }
@@ -179,7 +181,7 @@ fn report(launch: &Launch, step: u64) -> Progress {
         accuracy_step: (step >= 10).then_some(10),
         samples_per_second: Some(1000.0),
         scaling_efficiency: Some(0.95),
-        // The folder of the run is there; a checkpoint is not looked into.
+        // Any existing path serves, because nobody reads this checkpoint.
         last_checkpoint: Some(CheckpointMark {
             step,
             uri: format!("file://{}", launch.output.display()),

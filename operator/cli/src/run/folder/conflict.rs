@@ -1,11 +1,12 @@
-//! Whether a run can go on by another manifest: whether that one finds its checkpoints, and they mean what they did.
+//! The fields in which a manifest must agree with the earlier manifest of its run, so that the
+//! checkpoints are found and keep their meaning.
 
 use lockstep_api::ValidJob;
 use lockstep_launch::{DatasetSpec, InvalidField, Task};
 use serde_json::Value;
 
-/// The first field that gives the checkpoints of `earlier` another meaning under `later`. The
-/// samples may lie elsewhere: the trainer compares their digest with that of its checkpoints.
+/// Returns the first field that gives the checkpoints of `earlier` another meaning under `later`.
+/// The samples may move: the trainer compares their digest with that of its checkpoints.
 pub(super) fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
     let decisive = |task: &Task| match task {
         Task::Train(workload) => serde_json::json!({
@@ -16,14 +17,14 @@ pub(super) fn conflict(earlier: &Task, later: &Task) -> Option<InvalidField> {
                 "globalBatchSize": workload.training.global_batch_size,
             },
         }),
-        // It leaves no checkpoint: whatever it measures may change.
+        // A benchmark leaves no checkpoint, so it may measure anything.
         Task::Benchmark { .. } => serde_json::json!({ "benchmark": "given" }),
     };
     difference("spec", &decisive(earlier), &decisive(later))
 }
 
-/// The first field by which `later` looks for the checkpoints of `earlier` elsewhere: in another object store, in one or none at all, or in
-/// a folder there that is called after another name.
+/// Returns the first field that makes `later` look for the checkpoints of `earlier` elsewhere: in
+/// another object store, inside or outside of one, or in its folder for another name.
 pub(super) fn moved(earlier: &ValidJob, later: &ValidJob) -> Option<InvalidField> {
     let (Task::Train(before), Task::Train(after)) = (&earlier.task, &later.task) else { return None };
     let (before, after) = (&before.checkpoint, &after.checkpoint);
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_continues_only_with_what_its_checkpoints_mean() {
+    fn a_field_that_changes_the_meaning_of_checkpoints_is_refused() {
         type Change = fn(&mut Workload);
         let cases: [(&str, Change); 4] = [
             ("spec.model.hidden: [32]: [64]", |job| job.model.hidden = vec![32]),
@@ -85,14 +86,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_continues_where_its_data_moved() {
+    fn a_run_continues_after_its_data_moved() {
         let mut later = workload();
         later.dataset.uri = Some("file:///home/mnist".to_owned());
         assert_eq!(conflict(&Task::Train(workload()), &Task::Train(later)), None);
     }
 
     #[test]
-    fn a_run_continues_for_more_epochs_and_with_another_pace() {
+    fn a_run_continues_for_more_epochs_with_other_intervals() {
         let mut later = workload();
         later.training.epochs = 50;
         later.training.micro_batch_size = 16;
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_benchmark_may_measure_something_else_where_another_one_did_but_trains_nothing() {
+    fn a_benchmark_may_change_but_not_become_a_training() {
         let later = Collectives { repetitions: 3, ..Collectives::default() };
         assert_eq!(conflict(&benchmark(Collectives::default()), &benchmark(later)), None);
         let found = conflict(&benchmark(Collectives::default()), &Task::Train(workload())).expect("refused");
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_continues_only_where_its_checkpoints_are() {
+    fn a_field_that_moves_the_checkpoints_is_refused() {
         let job = |name: &str, uri: &str| {
             ValidJob::from_value(serde_json::json!({
                 "apiVersion": "lockstep.dev/v1alpha1",

@@ -1,5 +1,5 @@
-//! One `lockstep run` at a time is at work in a run's folder: it holds a lock of the file system, or, where
-//! that knows none, a file that names the process.
+//! The lock of a run's folder, so that only one `lockstep run` at a time is at work in it. A file
+//! system without locks gets a file that names the process instead.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::display::tell;
 
-/// Locked by the process that is at work.
+/// File that the process at work locks.
 pub(super) const LOCK: &str = "lock";
-/// Names that process where files cannot be locked.
+/// File that names that process if files cannot be locked.
 pub(super) const OWNER: &str = "lock-owner.json";
-/// What NFS says without a lock daemon.
+/// Error code of NFS without a lock daemon.
 const NO_LOCKS: i32 = 37;
 
 /// Keeps other runs out of a folder until it is dropped.
@@ -28,6 +28,8 @@ pub(super) struct Lock {
 }
 
 impl Lock {
+    /// Takes the lock.
+    ///
     /// # Errors
     /// Another run is at work in `folder`, or may be.
     pub(super) fn take(folder: &Path) -> anyhow::Result<Self> {
@@ -52,7 +54,7 @@ impl Lock {
         }
     }
 
-    /// Whether a run is at work in `folder`, as far as can be seen from here.
+    /// Returns true if a run is at work in `folder`, as far as this process can see.
     pub(super) fn is_held(folder: &Path) -> bool {
         Self::is_held_by(File::try_lock, folder)
     }
@@ -72,17 +74,17 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // One that is left behind names a process that has ended.
+        // A file that is left behind names a process that has ended.
         self.owner.take().into_iter().for_each(|owner| drop(fs::remove_file(owner)));
     }
 }
 
-/// Whether the file system cannot lock files at all.
+/// Returns true if the file system cannot lock files at all.
 fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(NO_LOCKS)
 }
 
-/// Makes the file that names this process, in place of one whose process has ended.
+/// Makes the file that names this process. It replaces one whose process has ended.
 fn own(folder: &Path) -> anyhow::Result<PathBuf> {
     let path = folder.join(OWNER);
     let text = serde_json::to_vec(&LockOwner::this_process())?;
@@ -98,8 +100,10 @@ fn own(folder: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// Removes a file whose process has ended.
+///
 /// # Errors
-/// The process that the file names runs, or may run.
+/// The process in the file runs, or may run.
 fn remove_stale(path: &Path) -> anyhow::Result<()> {
     let found = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -116,7 +120,8 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
             path.display()
         ),
         OwnerState::Gone => {
-            // Another run may replace it at the same moment: what is moved aside has to be what was read.
+            // Another run may replace the file at the same moment, so the moved file must be the
+            // one that was read.
             let aside = path.with_added_extension(process::id().to_string());
             fs::rename(path, &aside).with_context(|| format!("move {}", path.display()))?;
             if fs::read(&aside).is_ok_and(|moved| moved == found) {
@@ -128,17 +133,17 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// A process that no other is mistaken for.
+/// A process, told apart from all others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct LockOwner {
-    /// For people.
+    /// Host name, for people.
     host: String,
-    /// Which start of which machine.
+    /// Identity of one boot of one machine.
     boot: String,
-    /// Within which its number counts.
+    /// Namespace in which the process id counts.
     namespace: String,
     process: u32,
-    /// When it began: numbers are used again.
+    /// Start time of the process, because ids are used again.
     began: String,
 }
 
@@ -146,7 +151,7 @@ struct LockOwner {
 enum OwnerState {
     Runs,
     Gone,
-    /// It belongs to another machine, an earlier start of this one, or another container.
+    /// The process belongs to another machine, an earlier boot of this one, or another container.
     Unknown,
 }
 
@@ -172,7 +177,8 @@ impl LockOwner {
         self.state_as_seen_by(&Self::this_process(), began(self.process).as_deref())
     }
 
-    /// `began` tells when the process that has its number now began, if there is one.
+    /// Compares the owner with this process. `began` is the start time of the process that has the
+    /// owner's id now, if there is one.
     fn state_as_seen_by(&self, me: &Self, began: Option<&str>) -> OwnerState {
         if (&self.boot, &self.namespace) != (&me.boot, &me.namespace) {
             OwnerState::Unknown
@@ -184,10 +190,11 @@ impl LockOwner {
     }
 }
 
-/// When a process began, in ticks since the machine did.
+/// Returns the start time of a process, in ticks since boot.
 fn began(process: u32) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Its name, in parentheses, may hold anything; the beginning is the twentieth word after it.
+    // The name, in parentheses, may hold any characters. The start time is the twentieth word after
+    // it.
     text.rsplit_once(')')?.1.split_whitespace().nth(19).map(str::to_owned)
 }
 
@@ -195,7 +202,7 @@ fn began(process: u32) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// As Lustre says without `-o flock`, and NFS without a lock daemon.
+    /// Error codes of Lustre without `-o flock`, and of NFS without a lock daemon.
     const UNSUPPORTED: [i32; 2] = [38, NO_LOCKS];
 
     fn without_locks(code: i32) -> impl Fn(&File) -> Result<(), TryLockError> {
@@ -203,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn without_file_locks_a_second_run_is_kept_out_until_the_first_ends() {
+    fn without_file_locks_a_second_run_is_refused_until_the_first_ends() {
         for code in UNSUPPORTED {
             let folder = tempfile::tempdir().expect("a folder");
             let take = || Lock::take_by(without_locks(code), folder.path());
@@ -218,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_a_run_that_was_killed_keeps_nobody_out() {
+    fn the_file_of_a_killed_run_refuses_nobody() {
         let folder = tempfile::tempdir().expect("a folder");
         let killed = LockOwner { began: "0".into(), ..LockOwner::this_process() };
         fs::write(folder.path().join(OWNER), serde_json::to_vec(&killed).expect("JSON")).expect("written");
@@ -230,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_on_another_machine_is_named_with_the_file_to_delete_if_it_has_ended() {
+    fn the_refusal_for_a_run_on_another_machine_names_the_file_to_delete() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join(OWNER);
         let other =
@@ -242,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_failure_to_lock_is_told() {
+    fn any_other_failure_to_lock_is_an_error() {
         let folder = tempfile::tempdir().expect("a folder");
         let failed = Lock::take_by(without_locks(5), folder.path()).expect_err("an error of the disk");
         assert!(format!("{failed:#}").starts_with("lock it"), "{failed:#}");

@@ -1,4 +1,4 @@
-//! How the processes of a job come to an end: asked to, or because the job has failed.
+//! The end of a job's processes: by request, or because the job has failed.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{FailedProcess, Finish, LOOK, SETTLE, Supervised};
 use crate::{
     display::Display,
     run::{
-        Heard,
+        CoordinatorReports,
         children::ProcessEvent,
         restart::{ProcessEnd, ProcessRole, first_cause},
         signals::Signals,
@@ -18,25 +18,25 @@ use crate::{
 };
 
 impl Supervised<'_> {
-    /// Ends the others of a job that failed. One of those that end by themselves within moments may
+    /// Ends the other processes of a failed job. A process that ends by itself within moments may
     /// be the cause.
     pub(super) async fn settled(
         &mut self,
         finish: Finish,
-        heard: &mut Heard,
+        reports: &mut CoordinatorReports,
         display: &Display,
     ) -> anyhow::Result<Finish> {
-        let happenings = self.children.end_all(SETTLE).await?;
+        let events = self.children.end_all(SETTLE).await?;
         let mut ends = Vec::new();
-        for happening in happenings {
-            match happening {
-                ProcessEvent::Said(said) => self.said(said, heard, display),
+        for event in events {
+            match event {
+                ProcessEvent::Line(line) => self.take_line(line, reports, display),
                 ProcessEvent::Ended(role, end) => ends.push((role, self.explained(end))),
             }
         }
         Ok(match finish {
             Finish::Failed(FailedProcess { role, end, why, message }) => {
-                // Whoever was told to stop only after a while is no cause: it drains, or is killed.
+                // A process that was asked to stop later is no cause: it drains, or is killed.
                 let crashed = |end: &ProcessEnd| matches!(end, ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory);
                 let later =
                     ends.into_iter().filter(|(_, end)| crashed(end)).map(|(role, end)| self.failed(role, end, why));
@@ -53,23 +53,24 @@ impl Supervised<'_> {
     pub(super) async fn end_all(
         &mut self,
         settle: Duration,
-        heard: &mut Heard,
+        reports: &mut CoordinatorReports,
         display: &Display,
     ) -> anyhow::Result<()> {
-        for happening in self.children.end_all(settle).await? {
-            if let ProcessEvent::Said(said) = happening {
-                self.said(said, heard, display);
+        for event in self.children.end_all(settle).await? {
+            if let ProcessEvent::Line(line) = event {
+                self.take_line(line, reports, display);
             }
         }
         Ok(())
     }
 
-    /// A clean stop: the workers first, because they end with the coordinator's help. A signal kills, once that `was_told`.
+    /// Stops the job cleanly. The workers stop first, because they end with the coordinator's help.
+    /// A signal kills the processes if the user was told so before.
     pub(super) async fn drain(
         &mut self,
         mut was_told: bool,
         signals: &mut Signals,
-        heard: &mut Heard,
+        reports: &mut CoordinatorReports,
         display: &Display,
     ) -> anyhow::Result<()> {
         display.phase("stopping");
@@ -77,7 +78,7 @@ impl Supervised<'_> {
         self.pending.clear();
         self.replace_coordinator(Instant::now());
         self.children.signal_workers(Signal::TERM);
-        let grace_seconds = self.session.grace_seconds();
+        let grace_seconds = self.run.grace_seconds();
         let deadline = Instant::now() + Duration::from_secs(grace_seconds.into());
         let mut killed = false;
         let mut coordinator_told = false;
@@ -88,15 +89,15 @@ impl Supervised<'_> {
             }
             let start = self.pending.first().map(|(time, _)| *time).filter(|_| !killed && self.children.has_workers());
             tokio::select! {
-                happening = self.children.next() => {
-                    match happening? {
-                        ProcessEvent::Said(said) => self.said(said, heard, display),
+                event = self.children.next() => {
+                    match event? {
+                        ProcessEvent::Line(line) => self.take_line(line, reports, display),
                         ProcessEvent::Ended(_, ProcessEnd::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
                         ProcessEvent::Ended(
                             ProcessRole::Coordinator,
                             ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory | ProcessEnd::Crash(_) | ProcessEnd::Exit(Exit::Retry),
                         ) => {
-                            heard.ending = None;
+                            reports.ending = None;
                             self.replace_coordinator(Instant::now() + LOOK);
                         }
                         ProcessEvent::Ended(..) => {}
@@ -108,7 +109,7 @@ impl Supervised<'_> {
                         self.children.signal_all(Signal::KILL);
                         killed = true;
                     } else {
-                        display.note(self.session.stopping());
+                        display.note(self.run.stopping());
                         was_told = true;
                     }
                 }
@@ -122,7 +123,8 @@ impl Supervised<'_> {
         Ok(())
     }
 
-    /// A group that broke saves nothing before another coordinator has formed the next one.
+    /// Replaces a lost coordinator: a broken group saves nothing before a coordinator has formed
+    /// the next generation.
     fn replace_coordinator(&mut self, time: Instant) {
         if self.children.has_workers() && !self.children.has(ProcessRole::Coordinator) {
             self.pending = vec![(time, ProcessRole::Coordinator)];
