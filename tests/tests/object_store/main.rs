@@ -12,8 +12,8 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    CheckpointError, Created, Facts, Folder, Identity, Layout, Objects, Position, Saved, Shard, ShardReceipt, Tensor,
-    Tensors,
+    CheckpointError, CheckpointPart, Created, Facts, Folder, Layout, Objects, PartReceipt, Position, Saved, Tensor,
+    Tensors, TrainingIdentity,
 };
 use lockstep_objects::{Bucket, Limits};
 use lockstep_tests::{object_store::ObjectStore, skip};
@@ -71,22 +71,22 @@ impl State {
         Layout::new([("fc.weight", &[VALUES][..])], []).expect("fits")
     }
 
-    fn identity() -> Identity {
-        Identity { model: "mlp".into(), workload_digest: "ab12".into() }
+    fn identity() -> TrainingIdentity {
+        TrainingIdentity { model: "mlp".into(), workload_digest: "ab12".into() }
     }
 
     fn position(&self) -> Position {
         Position { step: self.step, generation: 1, ..Position::default() }
     }
 
-    fn write(&self, folder: &Folder, writer: u32, writers: u32) -> Result<ShardReceipt, CheckpointError> {
-        let (layout, writers) = (Self::layout(), NonZeroU32::new(writers).expect("not zero"));
-        let range = layout.shard(writer, writers);
-        let part = &self.values[range.start as usize / 4..range.end as usize / 4];
-        folder.write_shard(&Shard { position: self.position(), layout: &layout, writer, writers, values: &[part] })
+    fn write(&self, folder: &Folder, writer: u32, writers: u32) -> Result<PartReceipt, CheckpointError> {
+        let (layout, writers) = (Arc::new(Self::layout()), NonZeroU32::new(writers).expect("not zero"));
+        let range = layout.part(writer, writers);
+        let values = &self.values[range.start as usize / 4..range.end as usize / 4];
+        folder.write_part(&CheckpointPart { position: self.position(), layout, writer, writers }, &[values])
     }
 
-    fn commit(&self, folder: &Folder, digest: &str, receipts: &[ShardReceipt]) -> Result<Saved, CheckpointError> {
+    fn commit(&self, folder: &Folder, digest: &str, receipts: &[PartReceipt]) -> Result<Saved, CheckpointError> {
         let facts = Facts {
             identity: Self::identity(),
             position: self.position(),
@@ -273,7 +273,7 @@ fn refusal(server: &Server, bucket: &str, name: &str, value: &str) -> (String, b
     let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a place");
     let opened = Bucket::open(&uri, &variables, limits).map_err(CheckpointError::from);
     let error = match opened.and_then(|opened| Folder::open_bucket(Arc::new(opened))) {
-        Err(CheckpointError::Objects(error)) => error,
+        Err(CheckpointError::Objects { error, .. }) => error,
         other => panic!("{other:?}"),
     };
     let text = error.to_string();

@@ -15,7 +15,8 @@ use std::{
 
 use crc_fast::CrcAlgorithm;
 use lockstep_checkpoint::{
-    Destination, Ended, Facts, Folder, Identity, Layout, NoPlace, Part, Position, Snapshotter, Taken,
+    CheckpointPart, Destination, Ended, Facts, Folder, Layout, LoadRefusal, Position, Snapshotter, Taken,
+    TrainingIdentity,
 };
 use rustix::fs::{Advice, fadvise};
 
@@ -38,7 +39,7 @@ fn main() {
     let bytes = layout.bytes() as f64;
 
     let opened = Folder::open(folder).expect("opens");
-    let identity = Identity { model: "rate".into(), workload_digest: String::new() };
+    let identity = TrainingIdentity { model: "rate".into(), workload_digest: String::new() };
     let mut snapshotter = Snapshotter::start(opened.clone(), NonZeroU32::MIN, values).expect("starts");
     let [mut stalls, mut saves, mut loads, mut writes, mut reads] = [(); 5].map(|()| Vec::new());
     for step in 1..=repetitions as u64 {
@@ -52,7 +53,7 @@ fn main() {
             time: String::new(),
             communication: None,
         };
-        let part = Part { position, layout: Arc::clone(&layout), writer: 0, writers: NonZeroU32::MIN };
+        let part = CheckpointPart { position, layout: Arc::clone(&layout), writer: 0, writers: NonZeroU32::MIN };
         let begun = Instant::now();
         // So training does with a state that is saved: all ranks' have to be alike.
         let mut checksum = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
@@ -61,8 +62,8 @@ fn main() {
         let taken = snapshotter.take(
             &part,
             |_| String::new(),
-            |piece, place| {
-                place.copy_from_slice(&state[piece.tensor][piece.values]);
+            |piece, values| {
+                values.copy_from_slice(&state[piece.tensor][piece.values]);
             },
         );
         stalls.push(begun.elapsed().as_secs_f64());
@@ -75,19 +76,15 @@ fn main() {
             );
         }
 
-        let shard = lockstep_checkpoint::Shard {
-            position: Position { step: step + 1_000_000, ..position },
-            layout: &layout,
-            writer: 0,
-            writers: NonZeroU32::MIN,
-            values: &state.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-        };
+        let position = Position { step: step + 1_000_000, ..position };
+        let part = CheckpointPart { position, ..part };
+        let values: Vec<_> = state.iter().map(Vec::as_slice).collect();
         fs::remove_dir_all(folder.join(format!("checkpoints/step-{step:08}"))).expect("removed");
         let begun = Instant::now();
-        let receipt = opened.write_shard(&shard).expect("written");
+        let receipt = opened.write_part(&part, &values).expect("written");
         let facts = Facts {
             identity: identity.clone(),
-            position: shard.position,
+            position,
             state_digest: String::new(),
             time: String::new(),
             communication: None,
@@ -99,7 +96,7 @@ fn main() {
         let begun = Instant::now();
         let loaded = opened.newest(&identity, &mut Model(&mut model)).expect("ours").checkpoint.expect("whole");
         loads.push(begun.elapsed().as_secs_f64());
-        assert_eq!(loaded.position.step, shard.position.step);
+        assert_eq!(loaded.position.step, position.step);
         assert!(model == state, "the state that was saved is loaded");
         fs::remove_dir_all(saved.path).expect("removed");
 
@@ -139,7 +136,7 @@ fn main() {
 struct Model<'a>(&'a mut [Vec<f32>]);
 
 impl Destination for Model<'_> {
-    fn places(&mut self, _: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+    fn buffers(&mut self, _: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal> {
         Ok(self.0.iter_mut().map(Vec::as_mut_slice).collect())
     }
 }

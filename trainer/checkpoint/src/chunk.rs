@@ -1,29 +1,31 @@
-//! A chunk: the unit in which a state is stored, verified and, where nothing has changed, referred to again. Its file is named after its
-//! digest, so that equal bytes are one file and a file's name says what must be in it.
+//! A chunk is the unit in which a state is stored and verified. A later checkpoint refers to an
+//! unchanged chunk again. A chunk's file is named after its digest: equal bytes are one file, and
+//! the name says what the file must hold.
 
 use std::{fmt, io, ops::Range, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::operation::Contents;
+use crate::file_operation::Contents;
 
-/// The longest chunk that is read.
-pub const MAX_CHUNK_BYTES: u64 = 64 << 20;
-/// The longest that is written: a reader's buffer stays warm, and one is digested while another is written.
+/// The greatest length of a chunk that is read.
+pub(crate) const MAX_CHUNK_BYTES: u64 = 64 << 20;
+/// The greatest length of a chunk that is written. At this length a reader's buffer stays in the
+/// cache, and one chunk is hashed while another is written.
 pub(crate) const CHUNK_BYTES: u64 = 16 << 20;
 
 const SUFFIX: &str = ".chunk";
 
-/// Bytes of the arena that are one file.
+/// A range of the arena that is stored as one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
-    /// Where in the arena they begin.
+    /// The first byte in the arena.
     pub start: u64,
-    /// How many they are, at most [`MAX_CHUNK_BYTES`].
+    /// The number of bytes, at most 64 MiB.
     pub bytes: u64,
-    /// Their checksum.
+    /// The CRC-32C checksum of the bytes.
     pub crc32c: u32,
-    /// Their digest, after which the file is named.
+    /// The digest of the bytes. It names the file.
     pub digest: ChunkDigest,
 }
 
@@ -33,9 +35,9 @@ pub struct Chunk {
 pub struct ChunkDigest([u8; 16]);
 
 impl Chunk {
-    /// Reads `contents` once and says what they are.
+    /// Reads `contents` once and computes the checksums.
     pub(crate) fn of(start: u64, contents: &Contents<'_>) -> Self {
-        let mut seen = Seen::from(start);
+        let mut seen = ChunkHasher::from(start);
         let read: io::Result<()> = contents.each_block(|block| {
             seen.add(block);
             Ok(())
@@ -48,17 +50,17 @@ impl Chunk {
         self.start..self.start.saturating_add(self.bytes)
     }
 
-    /// Its file in a checkpoint's folder.
+    /// Returns the name of its file in the folder of a checkpoint.
     pub(crate) fn file(&self) -> String {
         format!("{}{SUFFIX}", self.digest)
     }
 
-    /// Whether the file of a chunk has such a name.
+    /// True if `name` is the name of a chunk's file.
     pub(crate) fn is_file(name: &str) -> bool {
         name.ends_with(SUFFIX)
     }
 
-    /// What is wrong with a file of `length` bytes that should be this chunk.
+    /// Checks the length of the file of this chunk. Returns the problem.
     pub(crate) fn accept(&self, length: u64) -> Result<(), String> {
         match length == self.bytes {
             true => Ok(()),
@@ -66,7 +68,7 @@ impl Chunk {
         }
     }
 
-    /// What is wrong with what was found where this chunk should be.
+    /// Compares the chunk that was found with this one. Returns the problem.
     pub(crate) fn check(&self, found: &Self) -> Result<(), &'static str> {
         if found.bytes != self.bytes {
             return Err("does not have the length that the manifest states");
@@ -81,28 +83,28 @@ impl Chunk {
     }
 }
 
-/// What the bytes of a chunk are, as far as they were seen.
-pub(crate) struct Seen {
+/// Computes the checksums of a chunk block by block.
+pub(crate) struct ChunkHasher {
     start: u64,
     bytes: u64,
     crc: crc_fast::Digest,
     hasher: blake3::Hasher,
 }
 
-impl Seen {
-    /// Nothing yet of a chunk that begins there.
+impl ChunkHasher {
+    /// Starts a chunk at this byte of the arena.
     pub(crate) fn from(start: u64) -> Self {
         Self { start, bytes: 0, crc: crc_fast::Digest::new(CRC32C), hasher: blake3::Hasher::new() }
     }
 
-    /// Those that follow.
+    /// Adds the next bytes.
     pub(crate) fn add(&mut self, block: &[u8]) {
         self.crc.update(block);
         self.hasher.update(block);
         self.bytes += block.len() as u64;
     }
 
-    /// All were seen.
+    /// Ends the chunk.
     pub(crate) fn chunk(self) -> Chunk {
         let Self { start, bytes, crc, hasher } = self;
         Chunk { start, bytes, crc32c: crc.finalize() as u32, digest: ChunkDigest::of(&hasher) }
@@ -157,7 +159,7 @@ impl From<ChunkDigest> for String {
     }
 }
 
-/// `range` in parts of at most `most` bytes.
+/// Cuts `range` into ranges of at most `most` bytes.
 pub(crate) fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range.step_by(most as usize).map(move |start| start..start.saturating_add(most).min(end))

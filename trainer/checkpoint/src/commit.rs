@@ -4,72 +4,76 @@ use std::{
 };
 
 use crate::{
-    Checkpoint, CheckpointError, Folder, Identity, Layout, Position, ShardReceipt,
+    Checkpoint, CheckpointError, Folder, Layout, PartReceipt, Position, TrainingIdentity,
+    backend::{Published, Replacing},
     chunk::Chunk,
-    manifest::{FORMAT_VERSION, Manifest, files, tile},
-    medium::{Published, Replacing},
+    format::FORMAT_VERSION,
+    manifest::{Manifest, files, tile},
     read::name_of,
 };
 
-/// What a checkpoint says besides its tensors.
+/// The content of a manifest besides the tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Whose state it is.
-    pub identity: Identity,
-    /// Where training stands.
+    /// The training that the state belongs to.
+    pub identity: TrainingIdentity,
+    /// The training position.
     pub position: Position,
-    /// Digest of the state as the group computes it, in its own spelling; returned as it is.
+    /// A digest of the state in the group's own spelling. A load returns it unchanged.
     pub state_digest: String,
-    /// When, RFC 3339.
+    /// The time of the save, RFC 3339.
     pub time: String,
-    /// How its gradients were summed, in the group's own spelling; returned as it is.
+    /// The plan by which gradients were summed, in the group's own spelling. A load returns it
+    /// unchanged.
     pub communication: Option<String>,
 }
 
-/// A checkpoint that is whole and stored.
+/// A checkpoint that is whole and durable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Saved {
-    /// Its step.
+    /// The step of the checkpoint.
     pub step: u64,
-    /// Its folder; in a bucket, its URI.
+    /// The path of its folder. In a bucket, its URI.
     pub path: PathBuf,
-    /// Bytes of all its files.
+    /// The total length of its files.
     pub bytes: u64,
-    /// blake3 of its manifest, which carries the digests of all other files.
+    /// The blake3 digest of its manifest, which holds the digests of all other files.
     pub manifest_digest: [u8; 32],
 }
 
-/// What has the place of a checkpoint that is to be committed.
-enum Place {
+/// The checkpoints that already have the name of a new one.
+enum Occupant {
     Free,
-    /// A whole one of a group that is not older: it is kept.
+    /// A whole checkpoint of a group that is not older. It is kept.
     Kept(Saved),
-    /// Damaged ones, or what an older group has left.
+    /// Damaged checkpoints, or those of an older group.
     Others,
 }
 
 impl Folder {
-    /// Makes a checkpoint of shards that were [written](Folder::write_shard), all of them; when this returns, it survives a power
-    /// failure. Of all members one commits.
+    /// Makes a checkpoint of all parts that were [written](Folder::write_part). On return it
+    /// survives a power failure. One of all members commits.
     ///
-    /// A whole checkpoint of the same job and step is kept as it is and returned, unless an older generation has left it. The new one then
-    /// lies beside it, as it does beside a damaged one, and is the newer of the two.
+    /// A whole checkpoint of the same job and step is kept and returned, unless an older generation
+    /// saved it. The new checkpoint then lies beside the older one and counts as newer. A damaged
+    /// checkpoint is treated in the same way.
     ///
     /// # Errors
-    /// [`CheckpointError::Shards`] where a part is missing, [`CheckpointError::Foreign`] and [`CheckpointError::UnknownFormat`] where
-    /// another job's checkpoint has the place, [`CheckpointError::Conflict`] where another member was faster with another state, and any
-    /// error of the storage; the checkpoints before are untouched then.
-    pub fn commit(&self, facts: &Facts, layout: &Layout, receipts: &[ShardReceipt]) -> Result<Saved, CheckpointError> {
-        let staging = self.medium.staging(facts.position);
+    /// [`CheckpointError::Parts`] if a part is missing, [`CheckpointError::Foreign`] and
+    /// [`CheckpointError::UnknownFormat`] if another job's checkpoint has the name,
+    /// [`CheckpointError::Conflict`] if another member was faster with another state, and any error
+    /// of the storage. Earlier checkpoints are untouched then.
+    pub fn commit(&self, facts: &Facts, layout: &Layout, receipts: &[PartReceipt]) -> Result<Saved, CheckpointError> {
+        let staging = self.backend.staging(facts.position);
         let replacing = match self.found(facts)? {
-            Place::Free => Replacing::Nothing,
-            Place::Others => Replacing::Others,
-            Place::Kept(saved) => {
-                self.medium.abandon(facts.position)?;
+            Occupant::Free => Replacing::Nothing,
+            Occupant::Others => Replacing::Others,
+            Occupant::Kept(saved) => {
+                self.backend.abandon(facts.position)?;
                 return Ok(saved);
             }
         };
-        let refused = |problem| CheckpointError::Shards { path: staging.clone(), problem };
+        let refused = |problem| CheckpointError::Parts { path: staging.clone(), problem };
         let chunks = gather(facts.position, layout, receipts).map_err(refused)?;
         let files = files(&chunks);
         for (file, bytes) in &files {
@@ -80,78 +84,83 @@ impl Folder {
         let manifest = manifest(facts, layout, chunks);
         let bytes = manifest.stored_bytes();
         let manifest = manifest.to_bytes().map_err(refused)?;
-        let slot = match self.medium.publish(facts.position, &manifest, replacing)? {
-            Published::Done(slot) => slot,
+        let id = match self.backend.publish(facts.position, &manifest, replacing)? {
+            Published::Done(id) => id,
             Published::Taken(error) => {
                 return match self.found(facts) {
-                    Ok(Place::Kept(saved)) => self.medium.abandon(facts.position).map(|()| saved),
+                    Ok(Occupant::Kept(saved)) => self.backend.abandon(facts.position).map(|()| saved),
                     _ => Err(error),
                 };
             }
         };
         Ok(Saved {
             step: facts.position.step,
-            path: self.place(slot),
+            path: self.path_of(id),
             bytes: bytes + manifest.len() as u64,
             manifest_digest: *blake3::hash(&manifest).as_bytes(),
         })
     }
 
-    /// Gives up a checkpoint of which shards were written. To be called by the one that would have committed it.
+    /// Deletes the parts of a checkpoint that will not be committed. The member that would have
+    /// committed it calls this.
     ///
     /// # Errors
     /// Any error of the storage.
     pub fn abandon(&self, position: Position) -> Result<(), CheckpointError> {
-        self.medium.abandon(position)
+        self.backend.abandon(position)
     }
 
-    /// The checkpoint that already has the place and keeps it.
+    /// Returns the checkpoint that already has the name and is kept.
     pub(crate) fn kept(&self, facts: &Facts) -> Result<Option<Saved>, CheckpointError> {
         match self.found(facts)? {
-            Place::Kept(saved) => Ok(Some(saved)),
-            Place::Free | Place::Others => Ok(None),
+            Occupant::Kept(saved) => Ok(Some(saved)),
+            Occupant::Free | Occupant::Others => Ok(None),
         }
     }
 
-    fn found(&self, facts: &Facts) -> Result<Place, CheckpointError> {
-        let own = self.medium.slot(facts.position);
-        let rivals = self.medium.rivals(facts.position)?;
-        for slot in &rivals {
-            match self.verify_slot(*slot, Some(&facts.identity), self.at_once)? {
-                // Where each generation has a place of its own, nobody but a member of this very one can have saved another state there.
+    fn found(&self, facts: &Facts) -> Result<Occupant, CheckpointError> {
+        let own = self.backend.id(facts.position);
+        let rivals = self.backend.rivals(facts.position)?;
+        for id in &rivals {
+            match self.verify_id(*id, Some(&facts.identity), self.at_once)? {
+                // Each generation has names of its own here. Only a member of the same generation
+                // can have saved another state.
                 Ok(whole) if own.generation.is_some() && whole.state_digest != facts.state_digest => {
                     return Err(CheckpointError::Conflict { path: whole.path });
                 }
                 Ok(whole) if whole.position.generation >= facts.position.generation => return self.keep(&whole),
-                // Also the same state: a group in between may have gone back behind it, and its committer be about to delete it.
-                Ok(_) => return Ok(Place::Others),
+                // This holds for an equal state too. A group in between may have returned to an
+                // earlier step, and its committer may be about to delete this checkpoint.
+                Ok(_) => return Ok(Occupant::Others),
                 Err(_) => {}
             }
         }
-        Ok(if rivals.is_empty() { Place::Free } else { Place::Others })
+        Ok(if rivals.is_empty() { Occupant::Free } else { Occupant::Others })
     }
 
-    /// Whoever saved it may have ended before it could survive a power failure, which is promised now.
-    fn keep(&self, whole: &Checkpoint) -> Result<Place, CheckpointError> {
-        self.medium.sync_slots()?;
-        Ok(Place::Kept(whole.saved()))
+    /// Keeps a checkpoint and makes its name durable. The member that saved it may have ended
+    /// before that.
+    fn keep(&self, whole: &Checkpoint) -> Result<Occupant, CheckpointError> {
+        self.backend.sync_checkpoint_names()?;
+        Ok(Occupant::Kept(whole.saved()))
     }
 
-    /// Whether a part has the bytes that its writer wrote.
+    /// Checks that a file of a part has the length that its writer wrote.
     fn see(&self, path: &Path, bytes: u64) -> Result<Result<(), String>, CheckpointError> {
         let file = name_of(path);
-        match self.medium.length(path).map_err(|unusable| unusable.at(path.to_owned()))? {
+        match self.backend.length(path).map_err(|unusable| unusable.at(path.to_owned()))? {
             Some(found) if found == bytes => Ok(Ok(())),
             Some(found) => Ok(Err(format!("{file} has {found} bytes, its writer wrote {bytes}"))),
             None => Ok(Err(format!("{file} is not here, although its writer wrote it"))),
         }
     }
 
-    /// What an earlier, torn save of the same step and generation has left and the manifest will not name.
+    /// Deletes files that an interrupted save of the same step and generation left. The manifest
+    /// will not name them.
     fn clear_strangers(&self, staging: &Path, files: &BTreeMap<String, u64>) -> Result<(), CheckpointError> {
-        let names = self.medium.names(staging)?;
-        let mut strangers = names.iter().filter(|name| !files.contains_key(*name) && self.medium.is_left_over(name));
-        strangers.try_for_each(|name| self.medium.remove(&staging.join(name)))
+        let names = self.backend.file_names(staging)?;
+        let mut strangers = names.iter().filter(|name| !files.contains_key(*name) && self.backend.is_left_over(name));
+        strangers.try_for_each(|name| self.backend.remove(&staging.join(name)))
     }
 }
 
@@ -166,38 +175,38 @@ impl Checkpoint {
     }
 }
 
-/// The chunks of all receipts, in the arena's order, or which part of it is missing.
-fn gather(position: Position, layout: &Layout, receipts: &[ShardReceipt]) -> Result<Vec<Chunk>, String> {
+/// Returns the chunks of all receipts in order, or the part that is missing.
+fn gather(position: Position, layout: &Layout, receipts: &[PartReceipt]) -> Result<Vec<Chunk>, String> {
     let Position { step, generation, .. } = position;
     let mut receipts: Vec<_> = receipts.iter().collect();
     receipts.sort_by_key(|receipt| (receipt.range.start, receipt.range.end));
-    // The network may bring one twice.
+    // The network may deliver a receipt twice.
     receipts
         .dedup_by(|a, b| (a.step, a.generation, &a.range, &a.chunks) == (b.step, b.generation, &b.range, &b.chunks));
     let mut end = 0;
     for receipt in &receipts {
         if (receipt.step, receipt.generation) != (step, generation) {
             return Err(format!(
-                "a shard is of step {} and generation {}, the others are of step {step} and generation {generation}",
+                "a part is of step {} and generation {}, the others are of step {step} and generation {generation}",
                 receipt.step, receipt.generation
             ));
         }
         if receipt.range.start > end {
-            return Err(format!("the shard of bytes {end} to {} is missing", receipt.range.start));
+            return Err(format!("the part of bytes {end} to {} is missing", receipt.range.start));
         }
         if receipt.range.start < end {
-            return Err(format!("bytes {} to {end} are in two shards", receipt.range.start));
+            return Err(format!("bytes {} to {end} are in two parts", receipt.range.start));
         }
         end = receipt.range.end;
         let ends = receipt.chunks.first().zip(receipt.chunks.last());
         let chunks =
             ends.map_or(receipt.range.start..receipt.range.start, |(first, last)| first.start..last.range().end);
         if chunks != receipt.range {
-            return Err(format!("the shard of bytes {:?} has chunks of {chunks:?}", receipt.range));
+            return Err(format!("the part of bytes {:?} has chunks of {chunks:?}", receipt.range));
         }
     }
     if end < layout.bytes() {
-        return Err(format!("the shard of bytes {end} to {} is missing", layout.bytes()));
+        return Err(format!("the part of bytes {end} to {} is missing", layout.bytes()));
     }
     let chunks: Vec<_> = receipts.iter().flat_map(|receipt| receipt.chunks.iter().copied()).collect();
     tile(&chunks, layout.bytes()).map(|()| chunks)

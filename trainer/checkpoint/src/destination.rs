@@ -1,52 +1,55 @@
-use crate::{Layout, OwnedTensor, manifest::Role};
+use crate::{Layout, OwnedTensor, tensor_entry::TensorRole};
 
-/// Memory that a state is loaded into. All of it is verified, but only once it is there: after an error, or where no checkpoint is
-/// whole, the values are of no use.
+/// The memory that a state is loaded into. Values are verified only after they are read. After an
+/// error, or if no checkpoint is whole, the content is undefined.
 pub trait Destination {
-    /// A place for each tensor of `layout`, in their order, as long as its shape says. Asked anew for each checkpoint that is tried.
+    /// Returns a buffer for each tensor of `layout`, in order, of the length of its shape. It is
+    /// called again for each checkpoint that is tried.
     ///
     /// # Errors
-    /// Why there are none.
-    fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace>;
+    /// The reason why there are no buffers.
+    fn buffers(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal>;
 
-    /// Whether the state that lies in the places now is the one that was saved, whose digest this is as whoever saved it spelled it.
+    /// Checks that the buffers now hold the state with this digest, in the spelling of the group
+    /// that saved it.
     ///
     /// # Errors
-    /// In which way it is not: the checkpoint is damaged.
+    /// The problem. The checkpoint then counts as damaged.
     fn accept(&mut self, _state_digest: &str) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// Why a state is not loaded.
+/// Why a destination cannot take a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoPlace {
-    /// Memory lacks for this.
+pub enum LoadRefusal {
+    /// There is not enough memory.
     Memory(String),
-    /// The tensors are not those of the model; in which way.
+    /// The model has other tensors. The text names the difference.
     Misfit(String),
 }
 
 /// A state in memory of its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tensors {
-    /// The model's parameters, in the order they were saved.
+    /// The model's parameters, in saved order.
     pub weights: Vec<OwnedTensor>,
-    /// The optimiser's slots, in the order they were saved.
+    /// The optimiser's slots, in saved order.
     pub slots: Vec<OwnedTensor>,
 }
 
 impl Destination for Tensors {
-    fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+    fn buffers(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal> {
         *self = Self::default();
         for entry in layout.entries() {
-            // The system makes these pages when they are first written, which each reader does for its own.
+            // The system makes these pages at the first write, so that each reading thread makes
+            // its own.
             let values = bytemuck::allocation::try_zeroed_vec(entry.elements().unwrap_or(0))
-                .map_err(|()| NoPlace::Memory(format!("tensor {} cannot be held", entry.name)))?;
+                .map_err(|()| LoadRefusal::Memory(format!("tensor {} cannot be held", entry.name)))?;
             let tensor = OwnedTensor { name: entry.name.clone(), shape: entry.shape.clone(), values };
             match entry.role {
-                Role::Weight => self.weights.push(tensor),
-                Role::Slot => self.slots.push(tensor),
+                TensorRole::Weight => self.weights.push(tensor),
+                TensorRole::Slot => self.slots.push(tensor),
             }
         }
         Ok(self.weights.iter_mut().chain(&mut self.slots).map(|tensor| &mut tensor.values[..]).collect())

@@ -1,143 +1,149 @@
 use std::{io, path::PathBuf};
 
-use crate::ObjectsError;
+use crate::{ObjectsError, plain_name::MAX_TOKEN_BYTES};
 
-/// Why state cannot be stored or found.
+/// Why a state cannot be stored or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The path leads to or through something that is no folder.
+    /// The path leads to something that is not a folder, or passes through it.
     #[error("checkpoint folder {}: it, or a part of its path, is no folder; set spec.checkpoint.uri to a folder", path.display())]
     NotAFolder {
-        /// As it was given.
+        /// The path that the caller gave.
         path: PathBuf,
     },
-    /// The file system takes no writes.
+    /// The file system is read-only.
     #[error("checkpoint folder {} lies on a read-only file system; mount it writable or set spec.checkpoint.uri to another folder", path.display())]
     ReadOnly {
-        /// Where writing was tried.
+        /// The path of the failed write.
         path: PathBuf,
     },
-    /// The folder cannot be made or written to.
+    /// The folder cannot be made or written.
     #[error("checkpoint folder {} cannot be written: {source}; let the user of this process write there or set spec.checkpoint.uri to another folder", path.display())]
     Unwritable {
-        /// Where writing was tried.
+        /// The path of the failed write.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The file system is full.
     #[error("writing {}: no space left; free some or keep fewer checkpoints (spec.checkpoint.keepLast)", path.display())]
     Full {
-        /// What was being written.
+        /// The path of the failed write.
         path: PathBuf,
     },
-    /// A file operation failed on the way to a whole checkpoint; nothing of it is visible.
+    /// A file operation failed. No unfinished checkpoint is visible.
     #[error("{attempt} {}: {source}; the checkpoints before are untouched, check the storage", path.display())]
     Storage {
-        /// What was tried: `writing`, `reading`, …
+        /// The operation: `writing`, `reading`, …
         attempt: &'static str,
-        /// On what.
+        /// The path of the operation.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// An object store refused, or gave no answer.
-    #[error("{0}; the checkpoints before are untouched")]
-    Objects(#[from] ObjectsError),
-    /// Of two that commit, the other one was faster, with another state or to give the checkpoint up.
+    /// An object store refused a request or did not answer.
+    #[error("{error}{}", if *checkpoint_seen { "; the checkpoints before are untouched" } else { "" })]
+    Objects {
+        /// The request, the cause and the remedy.
+        error: ObjectsError,
+        /// True if the store has shown or accepted a checkpoint before.
+        checkpoint_seen: bool,
+    },
+    /// Another committer of the same generation was faster. It stored another state or abandoned
+    /// the checkpoint.
     #[error("{} was created by another worker of the same generation, or by one that cleared it away; nothing was overwritten, the next checkpoint will be another", path.display())]
     Conflict {
-        /// The manifest.
+        /// The path of the manifest.
         path: PathBuf,
     },
-    /// A checkpoint of another job.
+    /// The checkpoint belongs to another job.
     #[error("{} belongs to another job: its {field} is `{found}`, this job's is `{expected}`; nothing was overwritten, set spec.checkpoint.uri to another folder or move this one away", path.display())]
     Foreign {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
-        /// What differs: `model` or `workload digest`.
+        /// The field that differs: `model` or `workload digest`.
         field: &'static str,
-        /// In the checkpoint.
+        /// Its value in the checkpoint.
         found: String,
-        /// In this job.
+        /// Its value in this job.
         expected: String,
     },
-    /// A checkpoint of this job whose tensors are not those of its model.
+    /// A checkpoint of this job has other tensors than the job's model.
     #[error("{} does not fit the model: {problem}; nothing was overwritten, move it away or train with the version of lockstep that wrote it", path.display())]
     Misfit {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         problem: String,
     },
     /// A checkpoint in a format that this program does not know.
     #[error("{} has format version {found}, which this program does not know: it reads version {supported}; nothing was overwritten, use the program that wrote it or another folder", path.display())]
     UnknownFormat {
-        /// The checkpoint.
+        /// The path of the checkpoint.
         path: PathBuf,
-        /// Its version.
+        /// The version of its format.
         found: u64,
         /// The version that this program reads.
         supported: u64,
     },
-    /// Nobody has saved a checkpoint there.
+    /// The path holds no checkpoints.
     #[error("{} is no folder of checkpoints: it has no folder `checkpoints`; name the folder of a job", path.display())]
     NoCheckpoints {
-        /// As it was given.
+        /// The path that the caller gave.
         path: PathBuf,
     },
-    /// Parts that are no whole checkpoint.
+    /// The stored parts do not make a whole checkpoint.
     #[error("{} cannot become a checkpoint: {problem}; the checkpoints before are untouched", path.display())]
-    Shards {
-        /// Where the parts lie.
+    Parts {
+        /// The path of the parts.
         path: PathBuf,
-        /// What is missing, or does not fit.
+        /// The part that is missing or does not fit.
         problem: String,
     },
-    /// The save was given up, as was asked for.
-    #[error("{} was given up before it was whole; the checkpoints before are untouched", path.display())]
+    /// The save was cancelled on request.
+    #[error("{} was cancelled before it was whole; the checkpoints before are untouched", path.display())]
     Cancelled {
-        /// Where its parts lie.
+        /// The path of its parts.
         path: PathBuf,
     },
-    /// The system gives no thread.
+    /// The system refused to start a thread.
     #[error("starting the thread that saves: {source}")]
     Thread {
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Tensors that no arena can hold.
+    /// No arena can hold these tensors.
     #[error("the state cannot be stored: {problem}")]
     Layout {
-        /// What is wrong with them.
+        /// The reason.
         problem: String,
     },
-    /// Tensors that no file can hold: two of one name, or a name that is reserved.
+    /// No file can hold these tensors: two share a name, or a name is reserved.
     #[error("{} cannot hold the tensors: {problem}", path.display())]
     Tensors {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with them.
+        /// The reason.
         problem: String,
     },
-    /// What lies at a path is nothing to write a file into.
+    /// No file can be written at this path.
     #[error("{} is {found}: name a file", path.display())]
     NotAFile {
-        /// As it was given.
+        /// The path that the caller gave.
         path: PathBuf,
-        /// What is there, as `a folder`.
+        /// The kind of thing at the path, as `a folder`.
         found: &'static str,
     },
-    /// A token that is no plain file name.
-    #[error("probe token `{token}` is no plain name: 1 to {most} letters, digits, `-`, `_` or `.`, not starting with `.`", most = crate::MAX_TOKEN_BYTES)]
+    /// The token is not a plain file name.
+    #[error("probe token `{token}` is no plain name: 1 to {most} letters, digits, `-`, `_` or `.`, not starting with `.`", most = MAX_TOKEN_BYTES)]
     Token {
-        /// As it was given.
+        /// The token that the caller gave, cut to the limit.
         token: String,
     },
 }
 
 impl CheckpointError {
-    /// The error of `attempt` on `path`, where a folder is being opened or written.
+    /// Returns the error of `attempt` on `path`.
     pub(crate) fn of(attempt: &'static str, path: PathBuf, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::NotADirectory => Self::NotAFolder { path },
@@ -146,5 +152,11 @@ impl CheckpointError {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full { path },
             _ => Self::Storage { attempt, path, source },
         }
+    }
+}
+
+impl From<ObjectsError> for CheckpointError {
+    fn from(error: ObjectsError) -> Self {
+        Self::Objects { error, checkpoint_seen: false }
     }
 }

@@ -6,32 +6,36 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{CheckpointError, Folder, Tensor, files::Files, medium::Medium, operation::Contents, tensors};
+use crate::{
+    CheckpointError, Folder, Tensor, backend::Backend, file_backend::FileBackend, file_operation::Contents,
+    safetensors_file,
+};
 
-/// Where the system shows what a process has open.
+/// The system shows open files of processes here.
 const PROCESSES: &str = "/proc";
 /// The system follows no more links than this.
 const MAX_LINKS: usize = 40;
 
-/// What became of exported tensors.
+/// The outcome of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exported {
-    /// They are a file of their own.
+    /// The tensors are a file of their own.
     File,
-    /// They were written into something that was open or is no file: a pipe, a terminal, a process's
-    /// standard output.
+    /// The tensors were written into an open file or into something that is not a file: a pipe, a
+    /// terminal, a process's standard output.
     Stream,
 }
 
 impl Folder {
-    /// Writes `tensors` as a safetensors file of this name, replacing one that is there in one instant; gives its path. The same
-    /// tensors and metadata give the same bytes.
+    /// Writes `tensors` as a safetensors file of this name and returns its path. Replaces an
+    /// existing file in one instant. Equal tensors and metadata give equal bytes.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`], or any error of the storage; a file that was there is untouched then.
+    /// [`CheckpointError::Tensors`], or any error of the storage. An existing file is untouched
+    /// then.
     ///
     /// # Panics
-    /// When a tensor has another number of values than its shape says.
+    /// If the number of values of a tensor does not fit its shape.
     pub fn export_model(
         &self,
         name: &str,
@@ -40,19 +44,19 @@ impl Folder {
     ) -> Result<PathBuf, CheckpointError> {
         let path = self.path().join(name);
         let bytes = to_bytes(&path, tensors, metadata)?;
-        self.medium.store(&path, Contents::Bytes(&bytes))?;
+        self.backend.store(&path, Contents::Bytes(&bytes))?;
         Ok(path)
     }
 }
 
-/// As [`Folder::export_model`], to any path of the file system. A pipe or a character device is
-/// written to, and stays what it is; a link keeps pointing where it does.
+/// Writes `tensors` to any path of the file system. A pipe or character device receives the bytes
+/// and stays. A link keeps its target.
 ///
 /// # Errors
-/// As there, and [`CheckpointError::NotAFile`].
+/// See [`Folder::export_model`], and [`CheckpointError::NotAFile`].
 ///
 /// # Panics
-/// As there.
+/// See [`Folder::export_model`].
 pub fn export_model(
     path: &Path,
     tensors: &[Tensor<'_>],
@@ -65,11 +69,11 @@ pub fn export_model(
             let folder = folder_of(&file);
             fs::create_dir_all(&folder).map_err(failed("creating the folder of"))?;
             let file = folder.join(file.file_name().unwrap_or_default());
-            Files::at(folder).store(&file, Contents::Bytes(&bytes))?;
+            FileBackend::at(folder).store(&file, Contents::Bytes(&bytes))?;
             Ok(Exported::File)
         }
         Target::Stream => {
-            // Standard output may be a file to which others have written before.
+            // Standard output may be a file that already has content.
             let opened: io::Result<File> = OpenOptions::new().append(true).open(path);
             opened.and_then(|mut stream| stream.write_all(&bytes)).map_err(failed("writing"))?;
             Ok(Exported::Stream)
@@ -77,9 +81,9 @@ pub fn export_model(
     }
 }
 
-/// What a path is to receive the tensors as.
+/// How a path receives the tensors.
 enum Target {
-    /// A file at this path, which is no link.
+    /// As a file at this path, which is no link.
     File(PathBuf),
     Stream,
 }
@@ -95,13 +99,13 @@ fn target(path: &Path) -> Result<Target, CheckpointError> {
             path.canonicalize().map(Target::File).map_err(|error| CheckpointError::of("reading", path.into(), error))
         }
         Err(_) if path.is_symlink() => refused("a link to nothing"),
-        // Making the file says what is wrong.
+        // The attempt to make the file reports the cause.
         Err(_) => Ok(Target::File(path.to_owned())),
     }
 }
 
-/// Whether a path names what a process has open, as `/dev/stdout` does: another file in its place would
-/// not be what that process writes to.
+/// True if a path names an open file of a process, as `/dev/stdout` does. The process would not see
+/// another file in its place.
 fn is_open_file(path: &Path) -> bool {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -127,7 +131,8 @@ fn to_bytes(
     tensors: &[Tensor<'_>],
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, CheckpointError> {
-    tensors::to_bytes(tensors, metadata).map_err(|problem| CheckpointError::Tensors { path: path.to_owned(), problem })
+    safetensors_file::to_bytes(tensors, metadata)
+        .map_err(|problem| CheckpointError::Tensors { path: path.to_owned(), problem })
 }
 
 #[cfg(test)]
@@ -152,7 +157,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let pipe = folder.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).expect("a pipe");
-        // Whoever writes finds a reader, and the reader does not wait for a writer that never comes.
+        // The reader opens both ends, so that neither side waits for the other.
         let mut reader = OpenOptions::new().read(true).write(true).open(&pipe).expect("opens");
         let reading = thread::spawn(move || {
             let mut bytes = [0; 4096];
@@ -166,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_has_open_is_added_to() {
+    fn an_open_file_of_a_process_is_appended_to() {
         let mut file = tempfile::tempfile().expect("a file");
         file.write_all(b"before ").expect("written");
         let folder = tempfile::tempdir().expect("a folder");
@@ -181,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_file_keeps_pointing_at_the_file_that_is_replaced() {
+    fn a_link_keeps_its_target_when_the_file_is_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let [link, file] = ["link", "file"].map(|name| folder.path().join(name));
         fs::write(&file, "older").expect("written");

@@ -4,86 +4,93 @@ use std::{
 };
 
 use crate::{
-    CheckpointError, Objects, bucket::Bucket, chunk::CHUNK_BYTES, files::Files, medium::Medium, shard::AT_ONCE,
-    slot::Slot,
+    CheckpointError, Objects, backend::Backend, checkpoint_id::CheckpointId, chunk::CHUNK_BYTES,
+    file_backend::FileBackend, object_backend::ObjectBackend,
 };
 
-/// A folder that keeps checkpoints, in a file system or in an object store. All members write their parts of one and any may read; one
-/// commits and prunes.
+/// The number of chunks that one writer or reader works on at once.
+const AT_ONCE: usize = 3;
+
+/// A folder of checkpoints in a file system or an object store. All members write their parts and
+/// any member may read. One member commits and prunes.
 #[derive(Clone, Debug)]
 pub struct Folder {
-    pub(crate) medium: Arc<dyn Medium>,
-    /// Bytes of a chunk; smaller in tests.
+    pub(crate) backend: Arc<dyn Backend>,
+    /// The length of a chunk. Tests use less.
     pub(crate) chunk_bytes: u64,
-    /// Chunks that one writer or reader works on at once; one in the simulation, where a seed decides the order of everything.
+    /// The number of chunks that one writer or reader works on at once. It is one in the
+    /// simulation, where a seed decides the order of everything.
     pub(crate) at_once: usize,
 }
 
 impl Folder {
-    /// Opens the folder at `path`, making it where it is missing, and sees that it can be written; one that was made before need not take
-    /// anything now.
+    /// Opens the folder at `path`, makes it if it is missing, and checks that it can be written. A
+    /// folder that exists need not be writable now.
     ///
     /// # Errors
-    /// [`CheckpointError::NotAFolder`], [`CheckpointError::ReadOnly`], [`CheckpointError::Unwritable`] or
-    /// [`CheckpointError::Full`], each with the path and what to do.
+    /// [`CheckpointError::NotAFolder`], [`CheckpointError::ReadOnly`],
+    /// [`CheckpointError::Unwritable`] or [`CheckpointError::Full`], each with the path and the
+    /// remedy.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
-        let files = Files::at(path.into());
+        let files = FileBackend::at(path.into());
         files.make()?;
         Ok(Self::on(Arc::new(files)))
     }
 
-    /// Opens the folder at `path` to read from it; nothing is made there.
+    /// Opens the folder at `path` for reading. Makes nothing.
     ///
     /// # Errors
-    /// [`CheckpointError::NoCheckpoints`] where it is no folder of checkpoints.
+    /// [`CheckpointError::NoCheckpoints`] if it holds no checkpoints.
     pub fn open_existing(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
-        let files = Files::at(path.into());
+        let files = FileBackend::at(path.into());
         files.find()?;
         Ok(Self::on(Arc::new(files)))
     }
 
-    /// Opens a place in a bucket, and sees that objects can be created there.
+    /// Opens a prefix in a bucket and checks that objects can be created there.
     ///
     /// # Errors
-    /// [`CheckpointError::Objects`] where the store refuses, or would let two workers create the same object.
+    /// [`CheckpointError::Objects`] if the store refuses, or if it would let two workers create the
+    /// same object.
     pub fn open_bucket(objects: Arc<dyn Objects>) -> Result<Self, CheckpointError> {
-        let bucket = Bucket::of(objects);
+        let bucket = ObjectBackend::of(objects);
         bucket.try_out()?;
         Ok(Self::on(Arc::new(bucket)))
     }
 
-    /// Opens a place in a bucket to read from it; nothing is made there.
+    /// Opens a prefix in a bucket for reading. Makes nothing.
     ///
     /// # Errors
-    /// [`CheckpointError::NoCheckpoints`] where it has none, and [`CheckpointError::Objects`].
+    /// [`CheckpointError::NoCheckpoints`] if it holds no checkpoints, and
+    /// [`CheckpointError::Objects`].
     pub fn open_existing_bucket(objects: Arc<dyn Objects>) -> Result<Self, CheckpointError> {
-        let bucket = Bucket::of(objects);
+        let bucket = ObjectBackend::of(objects);
         bucket.find()?;
         Ok(Self::on(Arc::new(bucket)))
     }
 
-    pub(crate) fn on(medium: Arc<dyn Medium>) -> Self {
-        Self { medium, chunk_bytes: CHUNK_BYTES, at_once: AT_ONCE }
+    pub(crate) fn on(backend: Arc<dyn Backend>) -> Self {
+        Self { backend, chunk_bytes: CHUNK_BYTES, at_once: AT_ONCE }
     }
 
-    /// As it was given to [`Folder::open`]; of a bucket, the URI.
+    /// The path as given to [`Folder::open`]. For a bucket, the URI.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.medium.root()
+        self.backend.root()
     }
 
-    /// Where a checkpoint lies once it is whole.
-    pub(crate) fn place(&self, slot: Slot) -> PathBuf {
-        self.path().join("checkpoints").join(slot.to_string())
+    /// Returns the path of a whole checkpoint.
+    pub(crate) fn path_of(&self, id: CheckpointId) -> PathBuf {
+        self.path().join("checkpoints").join(id.to_string())
     }
 
-    /// Deletes the unfinished saves of generations before this one: their members have left.
+    /// Deletes the unfinished saves of earlier generations, whose members have left.
     ///
     /// # Errors
     /// Any error of the storage.
     pub fn clear_generations_before(&self, generation: u64) -> Result<(), CheckpointError> {
-        let leftovers = self.medium.leftovers()?.into_iter();
+        let leftovers = self.backend.leftovers()?.into_iter();
         let mut old = leftovers.filter(|leftover| leftover.staged.is_some_and(|staged| staged.generation < generation));
-        old.try_for_each(|leftover| self.medium.discard(leftover))
+        old.try_for_each(|leftover| self.backend.discard(leftover))
     }
 }

@@ -1,67 +1,69 @@
-//! The logical arena: one sequence of bytes in which every tensor of a state has its place, whoever writes which part of it.
+//! The logical arena: one sequence of bytes that holds every tensor of a state, independent of the
+//! number of writers.
 //!
-//! Weights come first, then slots, each little-endian and without gaps. Writer `r` of `n` has the values from `⌊b·r/n⌋` to `⌊b·(r+1)/n⌋`
-//! of the `b` blocks of [`BLOCK_VALUES`] that the arena begins with or is; the last one may be short. No two have the same byte, and of
-//! more writers than blocks some have none.
+//! Weights come first, then slots. Values are little-endian and have no gaps. The arena is cut into
+//! `b` blocks of [`BLOCK_VALUES`]; the last one may be short. Writer `r` of `n` has the blocks from
+//! `⌊b·r/n⌋` to `⌊b·(r+1)/n⌋`. No two writers share a byte. If there are more writers than blocks,
+//! some have none.
 
 use std::{collections::BTreeSet, num::NonZeroU32, ops::Range};
 
 use crate::{
     CheckpointError, Tensor,
-    manifest::{Entry, Role},
+    tensor_entry::{TensorEntry, TensorRole},
 };
 
-/// Bytes of one value.
+/// The length of one value in bytes.
 pub(crate) const VALUE_BYTES: u64 = size_of::<f32>() as u64;
-/// A writer's part begins with a block of so many values.
+/// The number of values in a block. Each part begins at a block.
 pub const BLOCK_VALUES: usize = 16 << 10;
 
-/// Which tensors a state has, and where each lies in its bytes.
+/// The tensors of a state and their ranges in the arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    entries: Vec<Entry>,
-    /// The first value of each tensor, and the number of all values.
+    entries: Vec<TensorEntry>,
+    /// The first value of each tensor, then the number of all values.
     starts: Vec<usize>,
-    /// Values of a block; fewer in tests.
+    /// The number of values in a block. Tests use fewer.
     pub(crate) block_values: usize,
 }
 
-/// The part of one tensor that lies in a range of the arena.
+/// The values of one tensor that lie in a range of the arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece<'a> {
-    /// Which tensor: weights are counted first, then slots.
+    /// The number of the tensor. Weights are counted first, then slots.
     pub tensor: usize,
-    /// Its name.
+    /// The name of the tensor.
     pub name: &'a str,
-    /// Which of its values.
+    /// The range of its values.
     pub values: Range<usize>,
 }
 
 impl Layout {
-    /// The arena of these weights and slots, each a name and a shape, in this order.
+    /// Makes the layout of these weights and slots, each a name and a shape, in this order.
     ///
     /// # Errors
-    /// [`CheckpointError::Layout`] where two have one name, or no memory could hold them.
+    /// [`CheckpointError::Layout`] if two tensors share a name or no memory could hold them.
     pub fn new<'a>(
         weights: impl IntoIterator<Item = (&'a str, &'a [usize])>,
         slots: impl IntoIterator<Item = (&'a str, &'a [usize])>,
     ) -> Result<Self, CheckpointError> {
-        let entry = |role| move |(name, shape)| Entry::of(name, shape, role);
-        let weights = weights.into_iter().map(entry(Role::Weight));
-        let entries = weights.chain(slots.into_iter().map(entry(Role::Slot))).collect();
+        let entry = |role| move |(name, shape)| TensorEntry::of(name, shape, role);
+        let weights = weights.into_iter().map(entry(TensorRole::Weight));
+        let entries = weights.chain(slots.into_iter().map(entry(TensorRole::Slot))).collect();
         Self::of(entries).map_err(|problem| CheckpointError::Layout { problem })
     }
 
-    /// The arena of these tensors.
+    /// Makes the layout of these tensors.
     ///
     /// # Errors
-    /// As of [`Layout::new`].
+    /// See [`Layout::new`].
     pub fn of_tensors<'a>(weights: &[Tensor<'a>], slots: &[Tensor<'a>]) -> Result<Self, CheckpointError> {
         let parts = |tensor: &Tensor<'a>| (tensor.name, tensor.shape);
         Self::new(weights.iter().map(parts), slots.iter().map(parts))
     }
 
-    pub(crate) fn of(entries: Vec<Entry>) -> Result<Self, String> {
+    pub(crate) fn of(entries: Vec<TensorEntry>) -> Result<Self, String> {
         let mut names = BTreeSet::new();
         let mut starts = Vec::with_capacity(entries.len() + 1);
         let mut end = 0_usize;
@@ -72,7 +74,7 @@ impl Layout {
             if !names.insert((entry.name.as_str(), entry.role)) {
                 return Err(format!("two are named {}", entry.name));
             }
-            if entry.role == Role::Slot && names.contains(&(entry.name.as_str(), Role::Weight)) {
+            if entry.role == TensorRole::Slot && names.contains(&(entry.name.as_str(), TensorRole::Weight)) {
                 return Err(format!("a weight and a slot are named {}", entry.name));
             }
             starts.push(end);
@@ -84,33 +86,33 @@ impl Layout {
         Ok(Self { entries, starts, block_values: BLOCK_VALUES })
     }
 
-    pub(crate) fn entries(&self) -> &[Entry] {
+    pub(crate) fn entries(&self) -> &[TensorEntry] {
         &self.entries
     }
 
-    /// Name and shape of each tensor, weights first.
+    /// Returns the name and the shape of each tensor, weights first.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.entries.iter().map(|entry| (&entry.name[..], &entry.shape[..]))
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     #[must_use]
     pub fn values(&self) -> usize {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Length of the arena.
+    /// Returns the length of the arena in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.values() as u64 * VALUE_BYTES
     }
 
-    /// The bytes that `writer` of `writers` writes; whole blocks, and the last one.
+    /// Returns the bytes that `writer` of `writers` stores.
     ///
     /// # Panics
-    /// When there is no such writer.
+    /// If there is no such writer.
     #[must_use]
-    pub fn shard(&self, writer: u32, writers: NonZeroU32) -> Range<u64> {
+    pub fn part(&self, writer: u32, writers: NonZeroU32) -> Range<u64> {
         assert!(writer < writers.get(), "writer {writer} of {writers}");
         let blocks = self.values().div_ceil(self.block_values);
         let until = |writer: u32| {
@@ -120,10 +122,10 @@ impl Layout {
         until(writer)..until(writer + 1)
     }
 
-    /// Which parts of which tensors the bytes of `range` are, in order.
+    /// Returns the pieces of tensors that make up the bytes of `range`, in order.
     ///
     /// # Panics
-    /// When the range does not begin and end at a value of the arena.
+    /// If the range does not begin and end at a value of the arena.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece<'_>> {
         let all = self.values_of(&range);
         let end = all.end;
@@ -136,7 +138,7 @@ impl Layout {
         pieces.take_while(move |piece| self.starts[piece.tensor] < end).filter(|piece| !piece.values.is_empty())
     }
 
-    /// Which values the bytes of `range` are.
+    /// Converts a range of bytes into a range of values.
     pub(crate) fn values_of(&self, range: &Range<u64>) -> Range<usize> {
         let whole = range.start.is_multiple_of(VALUE_BYTES) && range.end.is_multiple_of(VALUE_BYTES);
         let within = range.start <= range.end && range.end <= self.bytes();

@@ -1,52 +1,56 @@
 use std::path::PathBuf;
 
-use crate::{Checkpoint, CheckpointError, Destination, Folder, Identity, Position, manifest::Unusable, slot::Slot};
+use crate::{
+    Checkpoint, CheckpointError, Destination, Folder, Position, TrainingIdentity, checkpoint_id::CheckpointId,
+    read_error::ReadError,
+};
 
-/// A checkpoint as its manifest describes it; its files were not read.
+/// A checkpoint as its manifest describes it. Its other files were not read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listed {
-    /// Its step.
+    /// The step of the checkpoint.
     pub step: u64,
-    /// Its folder; in a bucket, its URI.
+    /// The path of its folder. In a bucket, its URI.
     pub path: PathBuf,
-    /// What its manifest says, or what is wrong with that.
+    /// The content of its manifest, or the problem with it.
     pub described: Result<Description, String>,
-    slot: Slot,
+    id: CheckpointId,
 }
 
-/// What a manifest says.
+/// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Whose it is.
-    pub identity: Identity,
-    /// Where training stands.
+    /// The training that the checkpoint belongs to.
+    pub identity: TrainingIdentity,
+    /// The training position.
     pub position: Position,
-    /// When it was saved, RFC 3339.
+    /// The time of the save, RFC 3339.
     pub time: String,
-    /// Version of its format.
+    /// The version of the format.
     pub format_version: u64,
     /// The program that wrote it.
     pub writer: String,
-    /// Number of tensors.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Number of files besides the manifest.
+    /// The number of files besides the manifest.
     pub files: usize,
-    /// Bytes of all files; those that checkpoints share count for each.
+    /// The total length of all files. A file that checkpoints share counts for each.
     pub bytes: u64,
 }
 
 impl Folder {
-    /// All checkpoints, newest first. One whose manifest the storage does not give says so; the others are described all the same.
+    /// Lists all checkpoints, newest first. If the storage does not return a manifest, the entry
+    /// says so and the others are still described.
     ///
     /// # Errors
-    /// Any error of the storage where it does not give their names.
+    /// Any error of the storage when it lists the names.
     pub fn list(&self) -> Result<Vec<Listed>, CheckpointError> {
-        Ok(self.medium.slots()?.into_iter().map(|slot| self.describe(slot)).collect())
+        Ok(self.backend.ids()?.into_iter().map(|id| self.describe(id)).collect())
     }
 
-    fn describe(&self, slot: Slot) -> Listed {
-        let path = self.place(slot);
-        let described = match self.manifest_of(slot) {
+    fn describe(&self, id: CheckpointId) -> Listed {
+        let path = self.path_of(id);
+        let described = match self.manifest_of(id) {
             Ok((manifest, _, length)) => Ok(Description {
                 bytes: length + manifest.stored_bytes(),
                 files: crate::manifest::files(&manifest.chunks).len(),
@@ -57,32 +61,33 @@ impl Folder {
                 writer: manifest.writer,
                 tensors: manifest.tensors.len(),
             }),
-            Err(Unusable::Damaged(reason)) => Err(reason),
-            Err(Unusable::UnknownFormat(version)) => {
+            Err(ReadError::Damaged(reason)) => Err(reason),
+            Err(ReadError::UnknownFormat(version)) => {
                 Err(format!("has format version {version}, which this program does not know"))
             }
-            Err(Unusable::Unread(error)) => Err(error.to_string()),
+            Err(ReadError::Unread(error)) => Err(error.to_string()),
         };
-        Listed { step: slot.step, path, described, slot }
+        Listed { step: id.step, path, described, id }
     }
 
-    /// Reads and verifies a checkpoint, whosever it is, and keeps none of it; tells what is wrong with it.
+    /// Verifies a checkpoint of any job and keeps nothing. Returns the damage if there is any.
     ///
     /// # Errors
     /// [`CheckpointError::UnknownFormat`] and any error of the storage.
     pub fn verify(&self, listed: &Listed) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.verify_slot(listed.slot, None, self.at_once)
+        self.verify_id(listed.id, None, self.at_once)
     }
 
-    /// Loads and verifies a checkpoint, whosever it is; tells what is wrong with it.
+    /// Loads and verifies a checkpoint of any job. Returns the damage if there is any.
     ///
     /// # Errors
-    /// [`CheckpointError::Misfit`], [`CheckpointError::UnknownFormat`] and any error of the storage.
+    /// [`CheckpointError::Misfit`], [`CheckpointError::UnknownFormat`] and any error of the
+    /// storage.
     pub fn load(
         &self,
         listed: &Listed,
         into: &mut impl Destination,
     ) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.load_slot(listed.slot, None, into)
+        self.load_id(listed.id, None, into)
     }
 }

@@ -1,196 +1,200 @@
 use std::{
-    io,
     ops::Range,
     path::{Path, PathBuf},
 };
 
 use crate::{
-    CheckpointError, Destination, Folder, Identity, Layout, Position,
-    manifest::{FORMAT_VERSION, MANIFEST, Manifest, Unusable},
-    medium::Medium,
+    CheckpointError, Destination, Folder, Layout, Position, TrainingIdentity,
+    backend::Backend,
+    checkpoint_id::CheckpointId,
+    format::MANIFEST,
+    manifest::Manifest,
     read::{read_manifest, read_range, read_state, verify_state},
-    slot::Slot,
+    read_error::ReadError,
 };
 
-/// Loads of one call: another process may save and delete while this one reads.
+/// The most listings of one call. Another process may save and delete while this one reads.
 const MOST_LISTINGS: usize = 10;
 
-/// The newest state that is whole, and what was passed over on the way to it.
+/// The newest whole checkpoint, and those that were skipped.
 #[derive(Debug)]
 pub struct Newest {
-    /// `None` where no checkpoint is whole.
+    /// `None` if no checkpoint is whole.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer checkpoints that are not, newest first.
+    /// Newer checkpoints that are damaged, newest first.
     pub skipped: Vec<Skipped>,
 }
 
-/// A checkpoint that cannot be used.
+/// A damaged checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
-    /// Its step.
+    /// The step of the checkpoint.
     pub step: u64,
-    /// Its folder.
+    /// The path of its folder.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The damage.
     pub reason: String,
 }
 
-/// A checkpoint, every byte of which was verified.
+/// A checkpoint of which every byte was verified.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
-    /// Its folder.
+    /// The path of its folder.
     pub path: PathBuf,
-    /// Whose it is.
-    pub identity: Identity,
-    /// Where training stands.
+    /// The training that it belongs to.
+    pub identity: TrainingIdentity,
+    /// The training position.
     pub position: Position,
-    /// As it was saved.
+    /// The digest of the state, as saved.
     pub state_digest: String,
-    /// When it was saved, RFC 3339.
+    /// The time of the save, RFC 3339.
     pub time: String,
-    /// As it was saved.
+    /// The plan of the gradients' sums, as saved.
     pub communication: Option<String>,
-    /// Version of its format.
+    /// The version of its format.
     pub format_version: u64,
-    /// Bytes of all its files.
+    /// The total length of its files.
     pub bytes: u64,
-    /// blake3 of its manifest.
+    /// The blake3 digest of its manifest.
     pub manifest_digest: [u8; 32],
 }
 
 impl Folder {
-    /// Loads the newest checkpoint that is whole. A damaged one is passed over and reported.
+    /// Loads the newest whole checkpoint. Skips damaged ones and reports them.
     ///
     /// # Errors
-    /// [`CheckpointError::Foreign`], [`CheckpointError::Misfit`] and [`CheckpointError::UnknownFormat`] where the manifest of a checkpoint says
-    /// that it is not this job's, and [`CheckpointError::Storage`] where the storage does not give the folder or a file, or memory lacks: that is no damage,
-    /// and an older checkpoint would throw work away.
-    pub fn newest(&self, expected: &Identity, into: &mut impl Destination) -> Result<Newest, CheckpointError> {
-        let mut slots = self.settled()?;
+    /// [`CheckpointError::Foreign`], [`CheckpointError::Misfit`] and
+    /// [`CheckpointError::UnknownFormat`] if a manifest belongs to another job.
+    /// [`CheckpointError::Storage`] if the storage does not return the folder or a file, or if
+    /// memory is short: this is no damage, and an older checkpoint would lose work.
+    pub fn newest(&self, expected: &TrainingIdentity, into: &mut impl Destination) -> Result<Newest, CheckpointError> {
+        let mut ids = self.settled()?;
         for _ in 1..MOST_LISTINGS {
-            let newest = self.newest_of(&slots, expected, into)?;
+            let newest = self.newest_of(&ids, expected, into)?;
             if newest.skipped.is_empty() {
                 return Ok(newest);
             }
-            // What was passed over may have been deleted for a newer one before it was read.
+            // A skipped checkpoint may have been deleted for a newer one before it was read.
             let now = self.settled()?;
-            if now == slots {
+            if now == ids {
                 return Ok(newest);
             }
-            slots = now;
+            ids = now;
         }
-        self.newest_of(&slots, expected, into)
+        self.newest_of(&ids, expected, into)
     }
 
-    /// The checkpoints as two listings in a row have them: one alone may miss what gave way to a newer one while it was listed, and that too.
-    fn settled(&self) -> Result<Vec<Slot>, CheckpointError> {
-        let mut slots = self.medium.slots()?;
+    /// Lists the checkpoints until two listings agree. One listing alone may miss a checkpoint that
+    /// was deleted meanwhile, and the newer one as well.
+    fn settled(&self) -> Result<Vec<CheckpointId>, CheckpointError> {
+        let mut ids = self.backend.ids()?;
         for _ in 1..MOST_LISTINGS {
-            let now = self.medium.slots()?;
-            if now == slots {
+            let now = self.backend.ids()?;
+            if now == ids {
                 break;
             }
-            slots = now;
+            ids = now;
         }
-        Ok(slots)
+        Ok(ids)
     }
 
     fn newest_of(
         &self,
-        slots: &[Slot],
-        expected: &Identity,
+        ids: &[CheckpointId],
+        expected: &TrainingIdentity,
         into: &mut impl Destination,
     ) -> Result<Newest, CheckpointError> {
         let mut skipped = Vec::new();
-        for slot in slots.iter().copied() {
-            match self.load_slot(slot, Some(expected), into)? {
+        for id in ids.iter().copied() {
+            match self.load_id(id, Some(expected), into)? {
                 Ok(checkpoint) => return Ok(Newest { checkpoint: Some(checkpoint), skipped }),
-                Err(reason) => skipped.push(Skipped { step: slot.step, path: self.place(slot), reason }),
+                Err(reason) => skipped.push(Skipped { step: id.step, path: self.path_of(id), reason }),
             }
         }
         Ok(Newest { checkpoint: None, skipped })
     }
 
-    /// The values that the bytes of `range` are in the newest checkpoint of `step`, or what is wrong with it. Only the chunks that have some of
-    /// them are read and verified: a member that needs a part need not read all.
+    /// Loads the values of the bytes `range` from the newest checkpoint of `step`, or returns its
+    /// damage. Reads and verifies only the chunks that overlap the range: a member that needs one
+    /// part need not read all.
     ///
     /// # Errors
-    /// As of [`Folder::newest`].
+    /// See [`Folder::newest`].
     ///
     /// # Panics
-    /// When the range does not begin and end at a value of the checkpoint's arena.
+    /// If the range does not begin and end at a value of the checkpoint's arena.
     pub fn load_range(
         &self,
         step: u64,
-        expected: &Identity,
+        expected: &TrainingIdentity,
         range: Range<u64>,
     ) -> Result<Result<Vec<f32>, String>, CheckpointError> {
-        let Some(slot) = self.medium.slots()?.into_iter().find(|slot| slot.step == step) else {
+        let Some(id) = self.backend.ids()?.into_iter().find(|id| id.step == step) else {
             return Ok(Err(format!("there is no checkpoint of step {step}")));
         };
-        let path = self.place(slot);
-        let read = self.manifest_of(slot).and_then(|(manifest, ..)| {
-            let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
+        let path = self.path_of(id);
+        let read = self.manifest_of(id).and_then(|(manifest, ..)| {
+            let layout = Layout::of(manifest.tensors.clone()).map_err(ReadError::Damaged)?;
             Ok((manifest, layout))
         });
         let (manifest, layout) = match read {
             Ok(read) => read,
-            Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
+            Err(ReadError::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
         };
         refuse_foreign(&path, &manifest.identity, expected)?;
         let wanted = layout.values_of(&range);
-        match read_range(&*self.medium, &path, &manifest, range) {
+        match read_range(&*self.backend, &path, &manifest, range) {
             Ok(values) => {
                 assert_eq!(values.len(), wanted.len(), "values {wanted:?} of {}", path.display());
                 Ok(Ok(values))
             }
-            Err(Unusable::Damaged(reason)) => Ok(Err(reason)),
+            Err(ReadError::Damaged(reason)) => Ok(Err(reason)),
             Err(other) => Err(other.at(path)),
         }
     }
 
-    /// A checkpoint of this identity, or of any, or what is wrong with it.
-    pub(crate) fn load_slot(
+    /// Loads a checkpoint of this identity, or of any if there is none, or returns its damage.
+    pub(crate) fn load_id(
         &self,
-        slot: Slot,
-        expected: Option<&Identity>,
+        id: CheckpointId,
+        expected: Option<&TrainingIdentity>,
         into: &mut impl Destination,
     ) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.read(slot, expected, |medium, path, manifest| {
-            read_state(medium, path, manifest, self.at_once, into)?;
-            into.accept(&manifest.state_digest).map_err(Unusable::Damaged)
+        self.read(id, expected, |backend, path, manifest| {
+            read_state(backend, path, manifest, self.at_once, into)?;
+            into.accept(&manifest.state_digest).map_err(ReadError::Damaged)
         })
     }
 
-    /// As [`Folder::load_slot`], but none of it is kept. So many chunks are read at once.
-    pub(crate) fn verify_slot(
+    /// Verifies a checkpoint in the same way and keeps nothing. Reads `at_once` chunks at once.
+    pub(crate) fn verify_id(
         &self,
-        slot: Slot,
-        expected: Option<&Identity>,
+        id: CheckpointId,
+        expected: Option<&TrainingIdentity>,
         at_once: usize,
     ) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.read(slot, expected, |medium, path, manifest| verify_state(medium, path, manifest, at_once))
+        self.read(id, expected, |backend, path, manifest| verify_state(backend, path, manifest, at_once))
     }
 
     fn read(
         &self,
-        slot: Slot,
-        expected: Option<&Identity>,
-        state: impl FnOnce(&dyn Medium, &Path, &Manifest) -> Result<(), Unusable>,
+        id: CheckpointId,
+        expected: Option<&TrainingIdentity>,
+        state: impl FnOnce(&dyn Backend, &Path, &Manifest) -> Result<(), ReadError>,
     ) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        let path = self.place(slot);
-        let (manifest, manifest_digest, manifest_bytes) = match self.manifest_of(slot) {
+        let path = self.path_of(id);
+        let (manifest, manifest_digest, manifest_bytes) = match self.manifest_of(id) {
             Ok(read) => read,
-            Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
+            Err(ReadError::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
         };
         if let Some(expected) = expected {
             refuse_foreign(&path, &manifest.identity, expected)?;
         }
-        match state(&*self.medium, &path, &manifest) {
+        match state(&*self.backend, &path, &manifest) {
             Ok(()) => {}
-            Err(Unusable::Damaged(reason)) => return Ok(Err(reason)),
+            Err(ReadError::Damaged(reason)) => return Ok(Err(reason)),
             Err(other) => return Err(other.at(path)),
         }
         let bytes = manifest_bytes + manifest.stored_bytes();
@@ -208,60 +212,67 @@ impl Folder {
         }))
     }
 
-    /// The first of `slots` that is whole. One chunk is read at a time: a model may be training beside.
+    /// Returns the first whole checkpoint of `ids`. Reads one chunk at a time because training may
+    /// go on meanwhile.
     pub(crate) fn first_verified(
         &self,
-        slots: &[Slot],
-        expected: &Identity,
-    ) -> Result<Option<(Slot, Checkpoint)>, CheckpointError> {
-        for slot in slots.iter().copied() {
-            if let Ok(whole) = self.verify_slot(slot, Some(expected), 1)? {
-                return Ok(Some((slot, whole)));
+        ids: &[CheckpointId],
+        expected: &TrainingIdentity,
+    ) -> Result<Option<(CheckpointId, Checkpoint)>, CheckpointError> {
+        for id in ids.iter().copied() {
+            if let Ok(whole) = self.verify_id(id, Some(expected), 1)? {
+                return Ok(Some((id, whole)));
             }
         }
         Ok(None)
     }
 
-    /// A manifest with its digest and length.
-    pub(crate) fn manifest_of(&self, slot: Slot) -> Result<(Manifest, [u8; 32], u64), Unusable> {
-        let read = read_manifest(&*self.medium, &self.place(slot))?;
-        match slot.is_of(read.0.position) {
+    /// Returns a manifest with its digest and length.
+    pub(crate) fn manifest_of(&self, id: CheckpointId) -> Result<(Manifest, [u8; 32], u64), ReadError> {
+        let read = read_manifest(&*self.backend, &self.path_of(id))?;
+        match id.is_of(read.0.position) {
             true => Ok(read),
             false => {
                 let Position { step, generation, .. } = read.0.position;
-                Err(Unusable::Damaged(format!("{MANIFEST} is of step {step} and generation {generation}")))
+                Err(ReadError::Damaged(format!("{MANIFEST} is of step {step} and generation {generation}")))
             }
         }
     }
 
-    /// Whose a checkpoint is, as this generation of a job sees it.
-    pub(crate) fn owner(&self, generation: u64, slot: Slot, expected: &Identity) -> Owner {
-        match self.manifest_of(slot) {
+    /// Returns the owner of a checkpoint as this generation of a job sees it.
+    pub(crate) fn owner(&self, generation: u64, id: CheckpointId, expected: &TrainingIdentity) -> Owner {
+        match self.manifest_of(id) {
             Ok((found, ..)) if found.identity == *expected && found.position.generation <= generation => Owner::This,
-            Ok(_) | Err(Unusable::UnknownFormat(_) | Unusable::Unread(_)) => Owner::Other,
-            Err(Unusable::Damaged(_)) => Owner::Nobody,
+            Ok(_) | Err(ReadError::UnknownFormat(_) | ReadError::Unread(_)) => Owner::Other,
+            Err(ReadError::Damaged(_)) => Owner::Nobody,
         }
     }
 
-    /// Whether a manifest is whole and says that this job wrote it, in a generation before this one.
-    pub(crate) fn is_of_generation_before(&self, generation: u64, slot: Slot, expected: &Identity) -> bool {
-        let manifest = self.manifest_of(slot).map(|(manifest, ..)| manifest);
+    /// True if the manifest is whole and an earlier generation of this job wrote it.
+    pub(crate) fn is_of_generation_before(
+        &self,
+        generation: u64,
+        id: CheckpointId,
+        expected: &TrainingIdentity,
+    ) -> bool {
+        let manifest = self.manifest_of(id).map(|(manifest, ..)| manifest);
         manifest.is_ok_and(|found| found.identity == *expected && found.position.generation < generation)
     }
 }
 
-/// Who has a say about a checkpoint, by its manifest.
+/// Who may decide about a checkpoint, by its manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// This job, in the generation that asks or one before it.
+    /// This job, in the generation that asks or an earlier one.
     This,
-    /// Another job or a later generation, or maybe: its manifest cannot be read now, or not by this build.
+    /// Possibly another job or a later generation. The manifest may also be unreadable now, or
+    /// unknown to this program.
     Other,
-    /// Its manifest is damaged.
+    /// Nobody: the manifest is damaged.
     Nobody,
 }
 
-fn refuse_foreign(path: &Path, found: &Identity, expected: &Identity) -> Result<(), CheckpointError> {
+fn refuse_foreign(path: &Path, found: &TrainingIdentity, expected: &TrainingIdentity) -> Result<(), CheckpointError> {
     let fields = [
         ("model", &found.model, &expected.model),
         ("workload digest", &found.workload_digest, &expected.workload_digest),
@@ -274,18 +285,5 @@ fn refuse_foreign(path: &Path, found: &Identity, expected: &Identity) -> Result<
             found: found.clone(),
             expected: expected.clone(),
         }),
-    }
-}
-
-impl Unusable {
-    /// What a caller is told of a checkpoint that is not damaged but cannot be used.
-    pub(crate) fn at(self, path: PathBuf) -> CheckpointError {
-        match self {
-            Self::UnknownFormat(found) => CheckpointError::UnknownFormat { path, found, supported: FORMAT_VERSION },
-            Self::Unread(error) => *error,
-            Self::Damaged(reason) => {
-                CheckpointError::Storage { attempt: "reading", path, source: io::Error::other(reason) }
-            }
-        }
     }
 }

@@ -1,40 +1,42 @@
 use std::path::PathBuf;
 
-use crate::{CheckpointError, Folder, manifest::is_plain_name, operation::Contents};
+use crate::{
+    CheckpointError, Folder,
+    file_operation::Contents,
+    plain_name::{MAX_TOKEN_BYTES, is_plain_name},
+};
 
-/// The longest token of a probe.
-pub const MAX_TOKEN_BYTES: usize = 128;
-
-/// A probe tells whether members see one and the same folder: one writes a token, which the others look for. Storage that not every
-/// member sees would lose checkpoints and is to be refused.
+/// A probe checks that all members see the same folder: one writes a token and the others look for
+/// it. Storage that some members do not see would lose checkpoints, so the job refuses it.
 impl Folder {
-    /// Leaves `token` for the others to see.
+    /// Writes `token` for the other members.
     ///
     /// # Errors
     /// [`CheckpointError::Token`], or any error of the storage.
     pub fn probe_write(&self, token: &str) -> Result<(), CheckpointError> {
         let path = self.probe(token)?;
-        self.medium.store(&path, Contents::Bytes(token.as_bytes()))
+        self.backend.store(&path, Contents::Bytes(token.as_bytes()))
     }
 
-    /// Whether `token`, which another member left, is here. A network file system may take seconds to show it: ask again.
+    /// True if another member's `token` is visible. A network file system may take seconds to show
+    /// it: ask again.
     ///
     /// # Errors
-    /// [`CheckpointError::Token`], or any error of the storage but absence.
+    /// [`CheckpointError::Token`], or any error of the storage except absence.
     pub fn probe_seen(&self, token: &str) -> Result<bool, CheckpointError> {
         let path = self.probe(token)?;
-        match self.medium.length(&path) {
+        match self.backend.length(&path) {
             Ok(length) => Ok(length == Some(token.len() as u64)),
             Err(unusable) => Err(unusable.at(path)),
         }
     }
 
-    /// Takes `token` away; no error where it is gone already.
+    /// Deletes `token`. Succeeds if it is already gone.
     ///
     /// # Errors
-    /// [`CheckpointError::Token`], or any error of the storage but absence.
+    /// [`CheckpointError::Token`], or any error of the storage except absence.
     pub fn probe_clear(&self, token: &str) -> Result<(), CheckpointError> {
-        self.medium.remove(&self.probe(token)?)
+        self.backend.remove(&self.probe(token)?)
     }
 
     fn probe(&self, token: &str) -> Result<PathBuf, CheckpointError> {

@@ -1,4 +1,5 @@
-//! A checkpoint's files ↔ memory: each byte is verified, and lengths before memory is reserved for them.
+//! Reads the files of a checkpoint into memory. Every byte is verified. Lengths are verified before
+//! memory is reserved for them.
 
 use std::{
     fmt, io,
@@ -10,15 +11,17 @@ use std::{
 };
 
 use crate::{
-    CheckpointError, Destination, Layout, NoPlace, Piece,
-    chunk::{Chunk, Seen},
+    CheckpointError, Destination, Layout, LoadRefusal, Piece,
+    backend::Backend,
+    chunk::{Chunk, ChunkHasher},
+    format::MANIFEST,
     layout::VALUE_BYTES,
-    manifest::{MANIFEST, MAX_MANIFEST_BYTES, Manifest, Unusable},
-    medium::Medium,
+    manifest::{MAX_MANIFEST_BYTES, Manifest},
+    read_error::ReadError,
 };
 
-pub(crate) fn read_manifest(medium: &dyn Medium, folder: &Path) -> Result<(Manifest, [u8; 32], u64), Unusable> {
-    let bytes = read_file(medium, &folder.join(MANIFEST), |length| {
+pub(crate) fn read_manifest(backend: &dyn Backend, folder: &Path) -> Result<(Manifest, [u8; 32], u64), ReadError> {
+    let bytes = read_file(backend, &folder.join(MANIFEST), |length| {
         if length <= MAX_MANIFEST_BYTES {
             return Ok(());
         }
@@ -30,57 +33,57 @@ pub(crate) fn read_manifest(medium: &dyn Medium, folder: &Path) -> Result<(Manif
 }
 
 pub(crate) fn read_state(
-    medium: &dyn Medium,
+    backend: &dyn Backend,
     folder: &Path,
     manifest: &Manifest,
     at_once: usize,
     into: &mut impl Destination,
-) -> Result<(), Unusable> {
-    let layout = Layout::of(manifest.tensors.clone()).map_err(Unusable::Damaged)?;
-    // Before memory is reserved for what a manifest says.
-    look_at_all(medium, folder, &manifest.chunks)?;
-    read_chunks(medium, folder, &manifest.chunks, &layout, places_in(into, folder, &layout)?, at_once)
+) -> Result<(), ReadError> {
+    let layout = Layout::of(manifest.tensors.clone()).map_err(ReadError::Damaged)?;
+    // The lengths are verified before memory is reserved.
+    look_at_all(backend, folder, &manifest.chunks)?;
+    read_chunks(backend, folder, &manifest.chunks, &layout, buffers_in(into, folder, &layout)?, at_once)
 }
 
-/// A place for each tensor, as long as it is.
-fn places_in<'a>(
+/// Returns a buffer for each tensor, of the right length.
+fn buffers_in<'a>(
     into: &'a mut impl Destination,
     folder: &Path,
     layout: &Layout,
-) -> Result<Vec<&'a mut [f32]>, Unusable> {
-    let places = into.places(layout).map_err(|problem| match problem {
-        NoPlace::Memory(problem) => lacks_memory(folder, &problem),
-        NoPlace::Misfit(problem) => {
-            Unusable::Unread(Box::new(CheckpointError::Misfit { path: folder.to_owned(), problem }))
+) -> Result<Vec<&'a mut [f32]>, ReadError> {
+    let buffers = into.buffers(layout).map_err(|problem| match problem {
+        LoadRefusal::Memory(problem) => lacks_memory(folder, &problem),
+        LoadRefusal::Misfit(problem) => {
+            ReadError::Unread(Box::new(CheckpointError::Misfit { path: folder.to_owned(), problem }))
         }
     })?;
     let expected = layout.tensors().map(|(_, shape)| shape.iter().product::<usize>());
-    assert!(places.iter().map(|place| place.len()).eq(expected), "places for {layout:?}");
-    Ok(places)
+    assert!(buffers.iter().map(|buffer| buffer.len()).eq(expected), "buffers for {layout:?}");
+    Ok(buffers)
 }
 
 pub(crate) fn verify_state(
-    medium: &dyn Medium,
+    backend: &dyn Backend,
     folder: &Path,
     manifest: &Manifest,
     at_once: usize,
-) -> Result<(), Unusable> {
-    look_at_all(medium, folder, &manifest.chunks)?;
+) -> Result<(), ReadError> {
+    look_at_all(backend, folder, &manifest.chunks)?;
     let chunks = manifest.chunks.iter().map(|chunk| (chunk, ())).collect();
-    each_chunk(chunks, at_once, |chunk, ()| read_known_chunk(medium, folder, chunk, &mut |_| {}))
+    each_chunk(chunks, at_once, |chunk, ()| read_known_chunk(backend, folder, chunk, &mut |_| {}))
 }
 
 pub(crate) fn read_range(
-    medium: &dyn Medium,
+    backend: &dyn Backend,
     folder: &Path,
     manifest: &Manifest,
     range: Range<u64>,
-) -> Result<Vec<f32>, Unusable> {
+) -> Result<Vec<f32>, ReadError> {
     let (mut values, mut bytes) = (Vec::new(), Vec::new());
     let overlapping = |chunk: &&Chunk| chunk.start < range.end && range.start < chunk.range().end;
     for chunk in manifest.chunks.iter().filter(overlapping) {
         bytes.clear();
-        read_chunk(medium, folder, chunk, &mut |block| bytes.extend_from_slice(block))?;
+        read_chunk(backend, folder, chunk, &mut |block| bytes.extend_from_slice(block))?;
         let within = |at: u64| (at.clamp(chunk.start, chunk.range().end) - chunk.start) as usize;
         extend(&mut values, bytes[within(range.start)..within(range.end)].as_chunks().0);
     }
@@ -91,47 +94,48 @@ fn extend(values: &mut Vec<f32>, bytes: &[[u8; VALUE_BYTES as usize]]) {
     values.extend(bytes.iter().map(|value| f32::from_le_bytes(*value)));
 }
 
-/// Fills the places of the tensors that `layout` names from chunks that are known to tile it.
+/// Fills the buffers of all tensors. The chunks are known to cover the layout.
 fn read_chunks(
-    medium: &dyn Medium,
+    backend: &dyn Backend,
     folder: &Path,
     chunks: &[Chunk],
     layout: &Layout,
     mut unread: Vec<&mut [f32]>,
     at_once: usize,
-) -> Result<(), Unusable> {
-    // Chunks come in order, and so do the values of each tensor.
-    let places = chunks.iter().map(|chunk| {
-        let place = |piece: Piece<'_>| unread[piece.tensor].split_off_mut(..piece.values.len()).unwrap_or_default();
-        (chunk, layout.pieces(chunk.range()).map(place).collect::<Vec<_>>())
+) -> Result<(), ReadError> {
+    // The chunks come in order, and so do the values of each tensor.
+    let buffers = chunks.iter().map(|chunk| {
+        let buffer = |piece: Piece<'_>| unread[piece.tensor].split_off_mut(..piece.values.len()).unwrap_or_default();
+        (chunk, layout.pieces(chunk.range()).map(buffer).collect::<Vec<_>>())
     });
-    each_chunk(places.collect(), at_once, |chunk, places| {
-        let mut places = places.into_iter();
-        let mut place: &mut [f32] = &mut [];
+    each_chunk(buffers.collect(), at_once, |chunk, buffers| {
+        let mut buffers = buffers.into_iter();
+        let mut buffer: &mut [f32] = &mut [];
         let mut put = |block: &[u8]| {
             let mut values = block.as_chunks().0;
             while !values.is_empty() {
-                if place.is_empty() {
-                    let Some(next) = places.next() else { break };
-                    place = next;
+                if buffer.is_empty() {
+                    let Some(next) = buffers.next() else { break };
+                    buffer = next;
                 }
-                let length = place.len().min(values.len());
-                let filled = place.split_off_mut(..length).unwrap_or_default();
+                let length = buffer.len().min(values.len());
+                let filled = buffer.split_off_mut(..length).unwrap_or_default();
                 let (now, later) = values.split_at(length);
-                filled.iter_mut().zip(now).for_each(|(place, value)| *place = f32::from_le_bytes(*value));
+                filled.iter_mut().zip(now).for_each(|(buffer, value)| *buffer = f32::from_le_bytes(*value));
                 values = later;
             }
         };
-        read_known_chunk(medium, folder, chunk, &mut put)
+        read_known_chunk(backend, folder, chunk, &mut put)
     })
 }
 
-/// Does this for each chunk, so many at once: while one is verified others are read. Where several are of no use the first is told.
+/// Calls `act` for each chunk on `at_once` threads: one verifies while others read. If several
+/// chunks are unusable, the first one is reported.
 fn each_chunk<T: Send>(
     chunks: Vec<(&Chunk, T)>,
     at_once: usize,
-    act: impl Fn(&Chunk, T) -> Result<(), Unusable> + Sync,
-) -> Result<(), Unusable> {
+    act: impl Fn(&Chunk, T) -> Result<(), ReadError> + Sync,
+) -> Result<(), ReadError> {
     let threads = at_once.min(chunks.len());
     let left = Mutex::new(chunks.into_iter());
     let left = || left.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,14 +143,14 @@ fn each_chunk<T: Send>(
         loop {
             let Some((chunk, with)) = left().next() else { return Ok(()) };
             act(chunk, with).map_err(|unusable| {
-                // Nobody needs the others.
+                // The other chunks are not needed any more.
                 *left() = Vec::new().into_iter();
                 (chunk.start, unusable)
             })?;
         }
     };
     let failed = thread::scope(|scope| {
-        // Where the system gives no more threads there are enough.
+        // If the system refuses more threads, those that run are enough.
         let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
         let threads: Vec<_> = (1..threads).map_while(start).collect();
         let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|cause| resume_unwind(cause)));
@@ -155,77 +159,82 @@ fn each_chunk<T: Send>(
     failed.map_or(Ok(()), |(_, unusable)| Err(unusable))
 }
 
-/// Gives `act` the bytes of a chunk in blocks, each of which is in a core's cache then. They are not to be used where this fails: only all
-/// of them can be verified.
+/// Passes the bytes of a chunk to `act` in blocks that fit a core's cache. Only the whole chunk can
+/// be verified, so the caller must discard the bytes on an error.
 pub(crate) fn read_chunk(
-    medium: &dyn Medium,
+    backend: &dyn Backend,
     folder: &Path,
     chunk: &Chunk,
     act: &mut dyn FnMut(&[u8]),
-) -> Result<(), Unusable> {
-    look_at(medium, &folder.join(chunk.file()), |length| chunk.accept(length))?;
-    read_known_chunk(medium, folder, chunk, act)
+) -> Result<(), ReadError> {
+    look_at(backend, &folder.join(chunk.file()), |length| chunk.accept(length))?;
+    read_known_chunk(backend, folder, chunk, act)
 }
 
-/// As [`read_chunk`], where the file is known to have the chunk's length.
+/// Does the same for a file that is known to have the chunk's length.
 fn read_known_chunk(
-    medium: &dyn Medium,
+    backend: &dyn Backend,
     folder: &Path,
     chunk: &Chunk,
     act: &mut dyn FnMut(&[u8]),
-) -> Result<(), Unusable> {
-    let (file, mut seen) = (chunk.file(), Seen::from(chunk.start));
-    read_blocks(medium, &folder.join(&file), chunk.bytes, &mut |block| {
+) -> Result<(), ReadError> {
+    let (file, mut seen) = (chunk.file(), ChunkHasher::from(chunk.start));
+    read_blocks(backend, &folder.join(&file), chunk.bytes, &mut |block| {
         seen.add(block);
         act(block);
     })?;
-    chunk.check(&seen.chunk()).map_err(|problem| Unusable::Damaged(format!("{file} {problem}")))
+    chunk.check(&seen.chunk()).map_err(|problem| ReadError::Damaged(format!("{file} {problem}")))
 }
 
-/// Reads a regular file whose length `accept`s. Reserves no more than that, and fails where memory cannot hold it.
+/// Reads a regular file of a length that `accept` allows. Reserves only that much memory and fails
+/// if there is not enough.
 pub(crate) fn read_file(
-    medium: &dyn Medium,
+    backend: &dyn Backend,
     path: &Path,
     accept: impl FnOnce(u64) -> Result<(), String>,
-) -> Result<Vec<u8>, Unusable> {
-    let length = look_at(medium, path, accept)?;
+) -> Result<Vec<u8>, ReadError> {
+    let length = look_at(backend, path, accept)?;
     let mut bytes = Vec::new();
     let reserved = bytes.try_reserve_exact(length as usize);
     reserved.map_err(|error| lacks_memory(path, &error))?;
-    read_blocks(medium, path, length, &mut |block| bytes.extend_from_slice(block))?;
+    read_blocks(backend, path, length, &mut |block| bytes.extend_from_slice(block))?;
     Ok(bytes)
 }
 
-fn read_blocks(medium: &dyn Medium, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), Unusable> {
+fn read_blocks(backend: &dyn Backend, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
     let mut read = 0;
-    medium.read(path, length, &mut |block| {
+    backend.read(path, length, &mut |block| {
         read += block.len() as u64;
         act(block);
     })?;
     if read != length {
-        return Err(Unusable::Damaged(format!("{} shrank while it was read", name_of(path))));
+        return Err(ReadError::Damaged(format!("{} shrank while it was read", name_of(path))));
     }
     Ok(())
 }
 
-/// What is too large for this process now may be whole.
-fn lacks_memory(path: &Path, problem: &dyn fmt::Display) -> Unusable {
-    let source = io::Error::new(io::ErrorKind::OutOfMemory, format!("{problem}: memory lacks"));
-    Unusable::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
+/// Lack of memory in this process does not mean that the file is damaged.
+fn lacks_memory(path: &Path, problem: &dyn fmt::Display) -> ReadError {
+    let source = io::Error::new(io::ErrorKind::OutOfMemory, format!("{problem}: not enough memory"));
+    ReadError::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
 }
 
-/// Whether the files of all chunks have their lengths.
-fn look_at_all(medium: &dyn Medium, folder: &Path, chunks: &[Chunk]) -> Result<(), Unusable> {
+/// Checks the lengths of all files.
+fn look_at_all(backend: &dyn Backend, folder: &Path, chunks: &[Chunk]) -> Result<(), ReadError> {
     chunks
         .iter()
-        .try_for_each(|chunk| look_at(medium, &folder.join(chunk.file()), |length| chunk.accept(length)).map(drop))
+        .try_for_each(|chunk| look_at(backend, &folder.join(chunk.file()), |length| chunk.accept(length)).map(drop))
 }
 
-/// The length of a regular file, which `accept`s it.
-fn look_at(medium: &dyn Medium, path: &Path, accept: impl FnOnce(u64) -> Result<(), String>) -> Result<u64, Unusable> {
-    let missing = || Unusable::Damaged(format!("{} cannot be read: it is missing", name_of(path)));
-    let length = medium.length(path)?.ok_or_else(missing)?;
-    accept(length).map_err(Unusable::Damaged)?;
+/// Returns the length of a regular file if `accept` allows it.
+fn look_at(
+    backend: &dyn Backend,
+    path: &Path,
+    accept: impl FnOnce(u64) -> Result<(), String>,
+) -> Result<u64, ReadError> {
+    let missing = || ReadError::Damaged(format!("{} cannot be read: it is missing", name_of(path)));
+    let length = backend.length(path)?.ok_or_else(missing)?;
+    accept(length).map_err(ReadError::Damaged)?;
     Ok(length)
 }
 

@@ -1,63 +1,67 @@
 use serde::{Deserialize, Serialize};
 
-/// Whose state it is. Only a checkpoint of the same identity can be resumed from.
+/// Identifies the training that a state belongs to. A job resumes only from a checkpoint of its own
+/// identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    /// The model as the job names it.
+pub struct TrainingIdentity {
+    /// The name of the model in the job.
     pub model: String,
-    /// What else decides which samples a step sums: data set, batch, seed. The optimiser's rates and the number of passes may differ.
+    /// A digest of everything else that decides the samples of a step: data set, batch and seed.
+    /// The optimiser's rates and the number of passes may differ.
     pub workload_digest: String,
 }
 
-/// Where training stands.
+/// The point that training has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// Optimiser steps done.
+    /// The number of steps done.
     pub step: u64,
-    /// Passes over the data that are finished.
+    /// The number of finished passes over the data.
     pub epoch: u64,
-    /// Samples of the current pass that were taken.
+    /// The number of samples taken of the current pass.
     pub cursor: u64,
-    /// Seed of the run.
+    /// The seed of the run.
     pub seed: u64,
-    /// Generation of the group that reached this step.
+    /// The generation that reached this step.
     pub generation: u64,
 }
 
 /// A named block of 32-bit floats, borrowed from an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
-    /// As PyTorch would name it: `conv1.weight`; a slot `conv1.weight.momentum_buffer`.
+    /// The name that PyTorch would use: `conv1.weight`, and `conv1.weight.momentum_buffer` for a
+    /// slot.
     pub name: &'a str,
-    /// Length of each dimension, last fastest.
+    /// The length of each dimension. The last one varies fastest.
     pub shape: &'a [usize],
-    /// As many as the shape says.
+    /// As many values as the shape says.
     pub values: &'a [f32],
 }
 
-/// A block of 32-bit floats that was loaded.
+/// A loaded block of 32-bit floats.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedTensor {
-    /// As it was saved.
+    /// The name from the checkpoint.
     pub name: String,
-    /// As it was saved.
+    /// The shape from the checkpoint.
     pub shape: Vec<usize>,
-    /// The same bits as were saved.
+    /// The saved values, bit for bit.
     pub values: Vec<f32>,
 }
 
-/// Everything that decides the next step.
+/// The state that decides the next step.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot<'a> {
-    /// Whose.
-    pub identity: &'a Identity,
-    /// Where training stands.
+    /// The training that the state belongs to.
+    pub identity: &'a TrainingIdentity,
+    /// The training position.
     pub position: Position,
-    /// Digest of the state as the group computes it, in its own spelling; returned as it is.
+    /// A digest of the state in the group's own spelling. A load returns it unchanged.
     pub state_digest: &'a str,
-    /// When, RFC 3339.
+    /// The time of the snapshot, RFC 3339.
     pub time: &'a str,
-    /// How its gradients were summed, in the group's own spelling; returned as it is.
+    /// The plan by which gradients were summed, in the group's own spelling. A load returns it
+    /// unchanged.
     pub communication: Option<&'a str>,
     /// The model's parameters.
     pub weights: &'a [Tensor<'a>],

@@ -1,5 +1,6 @@
-//! Saving while training goes on. The training thread copies its part of the state into one of two buffers, which takes as long as
-//! memory does; a thread of its own writes it. While one buffer is written the other can be filled.
+//! Saves while training goes on. The training thread copies its part of the state into one of two
+//! buffers, at the speed of memory. A background thread writes the buffer. Meanwhile the other
+//! buffer can be filled.
 
 use std::{
     fmt, mem,
@@ -14,95 +15,84 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{CheckpointError, Facts, Folder, Layout, Piece, Position, Pruned, Saved, Shard, note::Note};
+use crate::{CheckpointError, CheckpointPart, Facts, Folder, Layout, Piece, Position, Pruned, Saved, note::Note};
 
-/// Parts of states that wait or are being written at once; it bounds the memory.
-pub const BUFFERS: usize = 2;
-/// Pieces of work that wait; who begins another waits with it.
+/// The number of parts that wait or are being written. It bounds the memory.
+const BUFFERS: usize = 2;
+/// The number of commands that wait. A caller with one more waits too.
 const MAX_QUEUED: usize = 8;
 
-/// Saves while training goes on. Dropping gives up what is not written yet, [`finish`](Snapshotter::finish) waits for it.
+/// Saves while training goes on. A drop cancels what is not written yet.
+/// [`finish`](Snapshotter::finish) waits for it.
 pub struct Snapshotter {
     free: Vec<Vec<f32>>,
-    /// `None` once it is being dropped.
-    work: Option<SyncSender<Work>>,
-    answers: Receiver<Answer>,
-    /// Pieces of work of which the end is not known yet.
+    /// `None` while the snapshotter is being dropped.
+    work: Option<SyncSender<SaveCommand>>,
+    answers: Receiver<Reply>,
+    /// The number of commands without a reply.
     under_way: usize,
     ended: Vec<Ended>,
-    /// Of what was begun since it was given up last.
+    /// Cancels all commands since the last cancellation.
     pub(crate) cancelled: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Which part of which state.
-#[derive(Clone, Debug)]
-pub struct Part {
-    /// Where training stands.
-    pub position: Position,
-    /// The whole state's.
-    pub layout: Arc<Layout>,
-    /// This writer; they are counted from 0.
-    pub writer: u32,
-    /// How many write.
-    pub writers: NonZeroU32,
-}
-
-/// Whether a part was taken.
+/// The outcome of [`Snapshotter::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "nothing is saved where both buffers are in use"]
 pub enum Taken {
-    /// It is copied, and being written.
+    /// The part is copied and is being written.
     Begun,
-    /// Both buffers are in use: nothing was done.
+    /// Both buffers are in use. Nothing was done.
     Busy,
 }
 
-/// What has ended, well or badly.
+/// A command that has ended, with its result.
 #[derive(Debug)]
 pub enum Ended {
-    /// The writing of a part. Where it went well, the part and its note are stored.
+    /// A part was written. On success the part and its note are stored.
     Part {
-        /// Of which state.
+        /// The position of the state.
         position: Position,
-        /// How long it took, without waiting for its turn.
+        /// The time of the work, without the wait for its turn.
         took: Duration,
-        /// Whether it went well.
+        /// The outcome.
         result: Result<(), CheckpointError>,
     },
-    /// The commitment of a checkpoint.
+    /// A checkpoint was committed.
     Commit {
-        /// Of which state.
+        /// The position of the state.
         position: Position,
-        /// How long it took, without waiting for its turn.
+        /// The time of the work, without the wait for its turn.
         took: Duration,
-        /// What came of it.
+        /// The outcome.
         result: Result<Committed, CheckpointError>,
     },
-    /// The removal of a checkpoint's parts.
+    /// The parts of a checkpoint were deleted.
     Abandonment {
-        /// Of which state.
+        /// The position of the state.
         position: Position,
-        /// Whether it went well.
+        /// The outcome.
         result: Result<(), CheckpointError>,
     },
 }
 
-/// A checkpoint that is whole.
+/// A committed checkpoint.
 #[derive(Debug)]
 pub struct Committed {
-    /// Which.
+    /// The checkpoint.
     pub saved: Saved,
-    /// What was deleted after it had been read again and verified, or why nothing was.
+    /// The checkpoints deleted after this one was read again and verified, or the reason why none
+    /// were.
     pub pruned: Result<Pruned, CheckpointError>,
 }
 
 type MakeDigest = Box<dyn FnOnce(&[f32]) -> String + Send>;
 type MakeFacts = Box<dyn FnOnce(&[String]) -> Result<Facts, CheckpointError> + Send>;
 
-pub(crate) enum Work {
+pub(crate) enum SaveCommand {
     Write {
-        part: Part,
+        part: CheckpointPart,
         digest: MakeDigest,
         values: Vec<f32>,
         cancelled: Arc<AtomicBool>,
@@ -119,22 +109,22 @@ pub(crate) enum Work {
     },
 }
 
-pub(crate) struct Answer {
+pub(crate) struct Reply {
     pub(crate) ended: Ended,
-    /// To be filled again.
+    /// The buffer, to be filled again.
     buffer: Option<Vec<f32>>,
 }
 
 impl Snapshotter {
-    /// Starts the thread, which keeps `keep_last` checkpoints where it commits. A part has about `values` values; so much memory is
-    /// taken now, twice, so that no step waits for it.
+    /// Starts the background thread. A commit keeps `keep_last` checkpoints. A part has about
+    /// `values` values. Memory for two parts is taken now, so that no step waits for it.
     ///
     /// # Errors
     /// [`CheckpointError::Thread`].
     pub fn start(folder: Folder, keep_last: NonZeroU32, values: usize) -> Result<Self, CheckpointError> {
         let (work, orders) = sync_channel(MAX_QUEUED);
         let (answer, answers) = channel();
-        let writer = Writer { folder, keep_last };
+        let writer = BackgroundWriter { folder, keep_last };
         let thread = thread::Builder::new().name("checkpoint".to_owned());
         let thread = thread.spawn(move || writer.work(&orders, &answer));
         let thread = Some(thread.map_err(|source| CheckpointError::Thread { source })?);
@@ -143,11 +133,12 @@ impl Snapshotter {
         Ok(Self { free, work: Some(work), answers, under_way: 0, ended, cancelled, thread })
     }
 
-    /// Copies one writer's part of a state and begins to write it; [`Ended::Part`] tells of its end. `copy` is called for each
-    /// [piece](Layout::pieces) of it, in order, with the place of its values; `digest` in the background, with all that was copied.
+    /// Copies one writer's part of a state and begins to write it. [`Ended::Part`] reports the end.
+    /// `copy` is called for each [piece](Layout::pieces) in order, with the memory for its values.
+    /// `digest` is called in the background with all copied values.
     pub fn take(
         &mut self,
-        part: &Part,
+        part: &CheckpointPart,
         digest: impl FnOnce(&[f32]) -> String + Send + 'static,
         copy: impl FnMut(Piece<'_>, &mut [f32]),
     ) -> Taken {
@@ -155,12 +146,13 @@ impl Snapshotter {
         let Some(mut values) = self.free.pop() else { return Taken::Busy };
         fill(&mut values, part, copy);
         let cancelled = Arc::clone(&self.cancelled);
-        self.begin(Work::Write { part: part.clone(), digest: Box::new(digest), values, cancelled });
+        self.begin(SaveCommand::Write { part: part.clone(), digest: Box::new(digest), values, cancelled });
         Taken::Begun
     }
 
-    /// Begins to commit what all `writers` have written, and to delete the oldest; [`Ended::Commit`] tells of its end. `facts` is called in
-    /// the background with the digests of the parts, in order; an error of it is one of the commitment. Of all members one commits.
+    /// Begins to commit the parts of all `writers` and then to prune. [`Ended::Commit`] reports the
+    /// end. `facts` is called in the background with the digests of the parts, in order. If it
+    /// fails, the commit fails. One of all members commits.
     pub fn commit(
         &mut self,
         position: Position,
@@ -169,30 +161,33 @@ impl Snapshotter {
         facts: impl FnOnce(&[String]) -> Result<Facts, CheckpointError> + Send + 'static,
     ) {
         let (layout, cancelled) = (Arc::clone(layout), Arc::clone(&self.cancelled));
-        self.begin(Work::Commit { position, layout, writers, facts: Box::new(facts), cancelled });
+        self.begin(SaveCommand::Commit { position, layout, writers, facts: Box::new(facts), cancelled });
     }
 
-    /// Begins to remove the parts of a checkpoint that was not to be; [`Ended::Abandonment`] tells of its end. No member may be writing one.
-    /// Where too much waits for storage that takes nothing, they stay until the next one prunes: nobody waits for this.
+    /// Begins to delete the parts of a checkpoint that will not be committed.
+    /// [`Ended::Abandonment`] reports the end. No member may be writing a part of it. If too many
+    /// commands already wait for the storage, the parts stay until a later prune: nobody waits for
+    /// this.
     pub fn abandon(&mut self, position: Position) {
         if self.under_way < MAX_QUEUED {
-            self.begin(Work::Abandon { position });
+            self.begin(SaveCommand::Abandon { position });
         }
     }
 
-    /// Gives up the parts that are not written yet, each before its next chunk, and a commitment that still looks for its parts. What is
-    /// written of them stays until it is [abandoned](Self::abandon), or a later checkpoint prunes.
+    /// Cancels all parts that are not written yet, each before its next chunk, and a commit that
+    /// still looks for its parts. Written chunks stay until the checkpoint is
+    /// [abandoned](Self::abandon) or a later one prunes.
     pub fn give_up(&mut self) {
         mem::take(&mut self.cancelled).store(true, Ordering::Relaxed);
     }
 
-    /// What has ended since it was asked last; does not wait.
+    /// Returns what has ended since the last call. Does not wait.
     pub fn ended(&mut self) -> Vec<Ended> {
         self.look();
         mem::take(&mut self.ended)
     }
 
-    /// Waits until all that was begun has ended, and tells what has since it was asked last.
+    /// Waits until all commands have ended. Returns those that ended since the last call.
     pub fn finish(&mut self) -> Vec<Ended> {
         while self.under_way > 0 {
             match self.answers.recv() {
@@ -203,9 +198,9 @@ impl Snapshotter {
         self.ended()
     }
 
-    fn begin(&mut self, work: Work) {
+    fn begin(&mut self, work: SaveCommand) {
         self.under_way += 1;
-        // A thread that is gone has panicked; the next look passes that on.
+        // The thread is gone only after a panic. The next look resumes that panic.
         if let Some(orders) = &self.work {
             let _ = orders.send(work);
         }
@@ -221,8 +216,8 @@ impl Snapshotter {
         }
     }
 
-    fn note(&mut self, answer: Answer) {
-        let Answer { ended, buffer } = answer;
+    fn note(&mut self, answer: Reply) {
+        let Reply { ended, buffer } = answer;
         self.under_way -= 1;
         self.free.extend(buffer);
         self.ended.push(ended);
@@ -240,7 +235,7 @@ impl Drop for Snapshotter {
     fn drop(&mut self) {
         self.give_up();
         self.work = None;
-        // If it has panicked, its message was printed, and to panic again would hide the cause of this drop.
+        // The panic was already printed. A second panic would hide the cause of this drop.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -251,14 +246,14 @@ impl fmt::Debug for Snapshotter {
     }
 }
 
-/// What the thread has.
-pub(crate) struct Writer {
+/// The state of the background thread.
+pub(crate) struct BackgroundWriter {
     pub(crate) folder: Folder,
     pub(crate) keep_last: NonZeroU32,
 }
 
-impl Writer {
-    fn work(&self, orders: &Receiver<Work>, answer: &Sender<Answer>) {
+impl BackgroundWriter {
+    fn work(&self, orders: &Receiver<SaveCommand>, answer: &Sender<Reply>) {
         for work in orders {
             if answer.send(self.perform(work)).is_err() {
                 break;
@@ -266,39 +261,37 @@ impl Writer {
         }
     }
 
-    pub(crate) fn perform(&self, work: Work) -> Answer {
+    pub(crate) fn perform(&self, work: SaveCommand) -> Reply {
         let begun = Instant::now();
         match work {
-            Work::Write { part, digest, values, cancelled } => {
+            SaveCommand::Write { part, digest, values, cancelled } => {
                 let result = self.write(&part, digest, &values, &cancelled);
                 let ended = Ended::Part { position: part.position, took: begun.elapsed(), result };
-                Answer { ended, buffer: Some(values) }
+                Reply { ended, buffer: Some(values) }
             }
-            Work::Commit { position, layout, writers, facts, cancelled } => {
+            SaveCommand::Commit { position, layout, writers, facts, cancelled } => {
                 let result = self.commit(position, &layout, writers, facts, &cancelled);
                 if result.is_err() {
-                    // What is left of it is in nobody's way; the error that matters is the one at hand.
+                    // The error at hand matters more, and what is left disturbs nobody.
                     let _ = self.folder.abandon(position);
                 }
-                Answer { ended: Ended::Commit { position, took: begun.elapsed(), result }, buffer: None }
+                Reply { ended: Ended::Commit { position, took: begun.elapsed(), result }, buffer: None }
             }
-            Work::Abandon { position } => {
+            SaveCommand::Abandon { position } => {
                 let result = self.folder.abandon(position);
-                Answer { ended: Ended::Abandonment { position, result }, buffer: None }
+                Reply { ended: Ended::Abandonment { position, result }, buffer: None }
             }
         }
     }
 
     fn write(
         &self,
-        part: &Part,
+        part: &CheckpointPart,
         digest: MakeDigest,
         values: &[f32],
         cancelled: &AtomicBool,
     ) -> Result<(), CheckpointError> {
-        let Part { position, ref layout, writer, writers } = *part;
-        let shard = Shard { position, layout, writer, writers, values: &[values] };
-        let receipt = self.folder.write_shard_until(&shard, cancelled)?;
+        let receipt = self.folder.write_part_until(part, &[values], cancelled)?;
         self.folder.leave_note(part, &Note { receipt, digest: digest(values) })
     }
 
@@ -320,20 +313,18 @@ impl Writer {
     }
 }
 
-/// Memory of which every page is there.
+/// Allocates memory with every page present.
 fn touched(values: usize) -> Vec<f32> {
-    // Zeros would be pages that the system makes when they are first used.
+    // The system makes a page of zeros only at its first use.
     vec![1.0; values]
 }
 
-fn fill(buffer: &mut Vec<f32>, part: &Part, mut copy: impl FnMut(Piece<'_>, &mut [f32])) {
-    let Part { position: _, layout, writer, writers } = part;
-    let range = layout.shard(*writer, *writers);
-    buffer.resize(layout.values_of(&range).len(), 0.0);
+fn fill(buffer: &mut Vec<f32>, part: &CheckpointPart, mut copy: impl FnMut(Piece<'_>, &mut [f32])) {
+    buffer.resize(part.values().len(), 0.0);
     let mut rest = &mut buffer[..];
-    for piece in layout.pieces(range) {
-        let (place, after) = rest.split_at_mut(piece.values.len());
-        copy(piece, place);
+    for piece in part.layout.pieces(part.range()) {
+        let (values, after) = rest.split_at_mut(piece.values.len());
+        copy(piece, values);
         rest = after;
     }
 }

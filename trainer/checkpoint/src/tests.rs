@@ -1,14 +1,14 @@
-mod bucket;
+mod abandoned_steps;
 mod crash;
 mod damage;
-mod given_up;
 mod kill;
+mod object_backend;
 mod refusal;
 mod reshard;
+mod shared_chunks;
 mod simulation;
 mod snapshotter;
 mod state;
-mod unchanged;
 
 use std::{
     collections::BTreeMap,
@@ -21,12 +21,13 @@ use std::{
     },
 };
 
-use self::state::{State, load};
+use self::state::{SampleState, load};
 use crate::{
-    CheckpointError, Folder, Position, Saved, ShardReceipt, Snapshot, Tensor, Tensors, export_model,
-    files::Files,
-    operation::{BLOCK_BYTES, FileSystem, Operation, Perform},
-    slot::{Leftover, Slot},
+    CheckpointError, Folder, PartReceipt, Position, Saved, Snapshot, Tensor, Tensors,
+    checkpoint_id::{CheckpointId, Leftover},
+    export_model,
+    file_backend::FileBackend,
+    file_operation::{BLOCK_BYTES, FileOperation, FileSystem, Perform},
 };
 
 /// Bytes of a chunk in most of these tests, so that a small state has many.
@@ -38,28 +39,28 @@ fn open(path: &Path) -> Folder {
 
 fn open_performed_by(performer: Arc<dyn Perform>, path: &Path) -> Folder {
     Folder::open(path).expect("opens");
-    let mut folder = Folder::on(Arc::new(Files::performed_by(performer, path.to_owned())));
+    let mut folder = Folder::on(Arc::new(FileBackend::performed_by(performer, path.to_owned())));
     folder.chunk_bytes = CHUNK_BYTES;
     folder
 }
 
 /// The folder of a step's checkpoint.
-fn place(folder: &Folder, step: u64) -> PathBuf {
-    folder.place(Slot { step, generation: None })
+fn checkpoint_path(folder: &Folder, step: u64) -> PathBuf {
+    folder.path_of(CheckpointId { step, generation: None })
 }
 
 /// Where the parts of a checkpoint lie until it is whole.
 fn staging(folder: &Folder, step: u64, generation: u64) -> PathBuf {
-    folder.medium.staging(Position { step, generation, ..Position::default() })
+    folder.backend.staging(Position { step, generation, ..Position::default() })
 }
 
 /// The steps that have a checkpoint, whole or not.
 fn steps(folder: &Folder) -> Vec<u64> {
-    folder.medium.slots().expect("listed").into_iter().map(|slot| slot.step).collect()
+    folder.backend.ids().expect("listed").into_iter().map(|slot| slot.step).collect()
 }
 
 fn leftovers(folder: &Folder) -> Vec<Leftover> {
-    folder.medium.leftovers().expect("listed")
+    folder.backend.leftovers().expect("listed")
 }
 
 fn number(of: u32) -> NonZeroU32 {
@@ -67,16 +68,16 @@ fn number(of: u32) -> NonZeroU32 {
 }
 
 fn save(folder: &Folder, step: u64) {
-    State::at(step).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
+    SampleState::at(step).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
 }
 
 /// Saves in `writers` parts, whose receipts travel as JSON.
 fn save_in_parts(folder: &Folder, step: u64, writers: u32) -> Result<Saved, CheckpointError> {
-    let state = State::at(step);
+    let state = SampleState::at(step);
     let receipts = (0..writers).map(|writer| {
         let receipt = state.write(folder, writer, number(writers))?;
         let sent = serde_json::to_vec(&receipt).expect("JSON");
-        Ok(serde_json::from_slice::<ShardReceipt>(&sent).expect("JSON"))
+        Ok(serde_json::from_slice::<PartReceipt>(&sent).expect("JSON"))
     });
     let receipts = receipts.collect::<Result<Vec<_>, CheckpointError>>()?;
     folder.commit(&state.facts(), &state.layout(), &receipts)
@@ -84,10 +85,10 @@ fn save_in_parts(folder: &Folder, step: u64, writers: u32) -> Result<Saved, Chec
 
 /// The step of the newest checkpoint, which must hold the state of that step, and the steps that were skipped.
 fn newest(folder: &Folder) -> (Option<u64>, Vec<u64>) {
-    let newest = load(folder, &State::at(0).identity).expect("not foreign");
+    let newest = load(folder, &SampleState::at(0).identity).expect("not foreign");
     let step = newest.checkpoint.map(|checkpoint| {
         let step = checkpoint.position.step;
-        assert!(State::at(step).is(&checkpoint), "{checkpoint:?}");
+        assert!(SampleState::at(step).is(&checkpoint), "{checkpoint:?}");
         step
     });
     (step, newest.skipped.iter().map(|skipped| skipped.step).collect())
@@ -98,7 +99,7 @@ fn what_is_saved_is_loaded_bit_for_bit() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     assert_eq!(newest(&folder), (None, vec![]));
-    let state = State::at(120);
+    let state = SampleState::at(120);
     let saved = state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     let loaded = load(&folder, &state.identity).expect("ours").checkpoint.expect("whole");
     assert!(state.is(&loaded), "{loaded:?}");
@@ -112,7 +113,7 @@ fn what_is_saved_is_loaded_bit_for_bit() {
 fn tensors_that_begin_and_end_anywhere_within_what_is_read_at_a_time_are_loaded_bit_for_bit() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = Folder::open(root.path()).expect("opens");
-    let state = State::at(1);
+    let state = SampleState::at(1);
     let block = BLOCK_BYTES / size_of::<f32>();
     let tensors = [0, block - 1, 1, 3 * block + 5, 7].map(|length| (0..length).map(|value| value as f32).collect());
     let tensors: [Vec<f32>; 5] = tensors;
@@ -142,7 +143,7 @@ fn the_newest_is_the_greatest_step_even_past_eight_digits() {
 fn a_step_that_is_saved_twice_is_kept() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
-    let state = State::at(3);
+    let state = SampleState::at(3);
     let [first, second] = [(); 2].map(|()| state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved"));
     assert_eq!(first, second);
     assert_eq!(leftovers(&folder).len(), 0);
@@ -160,7 +161,7 @@ fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
     fs::write(root.path().join(".tmp-file-0123456789abcdef"), "half a model").expect("a torn export");
     let under_way = staging(&folder, 6, 1);
     fs::create_dir(&under_way).expect("a save under way");
-    let pruned = folder.prune(number(2), &State::at(0).identity).expect("pruned");
+    let pruned = folder.prune(number(2), &SampleState::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, pruned.leftovers), (vec![3, 2, 1], 4));
     assert_eq!(steps(&folder), [5, 4]);
     let left: Vec<_> = leftovers(&folder).into_iter().map(|leftover| leftover.path).collect();
@@ -172,8 +173,8 @@ fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
 struct Small(AtomicUsize);
 
 impl Perform for Small {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
-        let Operation::Write(path, _) = operation else { return FileSystem.perform(operation) };
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
+        let FileOperation::Write(path, _) = operation else { return FileSystem.perform(operation) };
         let room = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
         if room.is_ok() {
             return FileSystem.perform(operation);
@@ -186,7 +187,7 @@ impl Perform for Small {
 #[test]
 fn a_part_for_which_there_is_no_room_keeps_only_what_the_next_attempt_need_not_write() {
     let root = tempfile::tempdir().expect("a folder");
-    let state = State::at(1);
+    let state = SampleState::at(1);
     let small = Arc::new(Small(AtomicUsize::new(2)));
     let folder = open_performed_by(Arc::clone(&small) as Arc<dyn Perform>, root.path());
     let full = state.write(&folder, 0, number(1)).expect_err("no room");
@@ -215,9 +216,9 @@ fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
     let folder = open(root.path());
     (1..=3).for_each(|step| save(&folder, step));
     for step in [2, 3] {
-        fs::write(place(&folder, step).join("manifest.json"), "damaged").expect("written");
+        fs::write(checkpoint_path(&folder, step).join("manifest.json"), "damaged").expect("written");
     }
-    let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
+    let pruned = folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
     assert_eq!(pruned.steps, Vec::<u64>::new());
     assert_eq!(newest(&folder), (Some(1), vec![3, 2]));
 }
@@ -227,8 +228,8 @@ fn a_checkpoint_whose_manifest_is_damaged_takes_no_place_of_a_whole_one() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=4).for_each(|step| save(&folder, step));
-    fs::write(place(&folder, 3).join("manifest.json"), "damaged").expect("written");
-    assert_eq!(folder.prune(number(2), &State::at(0).identity).expect("pruned").steps, [3, 1]);
+    fs::write(checkpoint_path(&folder, 3).join("manifest.json"), "damaged").expect("written");
+    assert_eq!(folder.prune(number(2), &SampleState::at(0).identity).expect("pruned").steps, [3, 1]);
     assert_eq!(steps(&folder), [4, 2]);
 }
 
@@ -237,9 +238,9 @@ fn a_checkpoint_whose_manifest_is_damaged_takes_no_place_of_a_whole_one() {
 struct Stuck(Vec<PathBuf>);
 
 impl Perform for Stuck {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         match operation {
-            Operation::Rename(from, _) if self.0.contains(from) => {
+            FileOperation::Rename(from, _) if self.0.contains(from) => {
                 Err(CheckpointError::of("renaming", from.clone(), io::ErrorKind::PermissionDenied.into()))
             }
             _ => FileSystem.perform(operation),
@@ -255,9 +256,9 @@ fn what_cannot_be_deleted_keeps_nothing_else_from_being() {
     let torn = [1, 2].map(|step| staging(&folder, step, 0));
     torn.iter().for_each(|torn| fs::create_dir(torn).expect("a torn save"));
     let [first, last] = torn;
-    let stuck = Stuck(vec![first.clone(), place(&folder, 3)]);
+    let stuck = Stuck(vec![first.clone(), checkpoint_path(&folder, 3)]);
     let folder = open_performed_by(Arc::new(stuck), root.path());
-    let error = folder.prune(number(1), &State::at(0).identity).expect_err("told").to_string();
+    let error = folder.prune(number(1), &SampleState::at(0).identity).expect_err("told").to_string();
     assert!(error.contains(&first.display().to_string()), "{error}");
     assert_eq!((steps(&folder), first.exists(), last.exists()), (vec![4, 3], true, false));
 }
@@ -267,11 +268,11 @@ fn two_checkpoints_of_a_step_are_kept_as_one() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=3).for_each(|step| save(&folder, step));
-    let twin = place(&folder, 2).with_extension("g7");
+    let twin = checkpoint_path(&folder, 2).with_extension("g7");
     fs::create_dir(&twin).expect("made");
-    fs::copy(place(&folder, 2).join("manifest.json"), twin.join("manifest.json")).expect("copied");
-    assert_eq!(folder.prune(number(2), &State::at(0).identity).expect("pruned").steps, [1]);
-    assert_eq!(folder.prune(number(1), &State::at(0).identity).expect("pruned").steps, [2, 2]);
+    fs::copy(checkpoint_path(&folder, 2).join("manifest.json"), twin.join("manifest.json")).expect("copied");
+    assert_eq!(folder.prune(number(2), &SampleState::at(0).identity).expect("pruned").steps, [1]);
+    assert_eq!(folder.prune(number(1), &SampleState::at(0).identity).expect("pruned").steps, [2, 2]);
 }
 
 /// Somebody else saves step 2 and deletes what is older before the first file is read.
@@ -282,14 +283,14 @@ struct Overtaken {
 }
 
 impl Perform for Overtaken {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         FileSystem.perform(operation)
     }
 
     fn read(&self, path: &Path, most: u64, act: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         if !self.begun.swap(true, Ordering::Relaxed) {
             save(&open(&self.root), 2);
-            open(&self.root).prune(number(1), &State::at(0).identity).expect("pruned");
+            open(&self.root).prune(number(1), &SampleState::at(0).identity).expect("pruned");
         }
         FileSystem.read(path, most, act)
     }

@@ -335,13 +335,13 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_checkpoint::{Identity, Position, Snapshot};
+    use lockstep_checkpoint::{Position, Snapshot, TrainingIdentity};
 
     /// A folder with checkpoints of steps 1 to 3, of which the last is damaged.
     fn folder() -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a folder");
         let folder = Folder::open(root.path()).expect("opens");
-        let identity = Identity { model: "mlp".into(), workload_digest: "ab12".into() };
+        let identity = TrainingIdentity { model: "mlp".into(), workload_digest: "ab12".into() };
         for step in 1..=3 {
             let values = [step as f32, 0.5];
             let saved = folder.save(&Snapshot {

@@ -14,8 +14,8 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Destination, Folder, Identity, Layout, Newest, Objects, Saved, Skipped, Snapshotter,
-    Tensor,
+    Checkpoint, CheckpointError, Destination, Folder, Layout, Newest, Objects, Saved, Skipped, Snapshotter, Tensor,
+    TrainingIdentity,
 };
 use lockstep_elastic::Digest;
 use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, RecordStore, Workload};
@@ -37,7 +37,7 @@ pub(crate) struct Storage {
     folder: Folder,
     /// For metrics.
     output: PathBuf,
-    identity: Identity,
+    identity: TrainingIdentity,
     keep_last: NonZeroU32,
     uri: String,
     keeps_journals: bool,
@@ -151,7 +151,7 @@ impl Storage {
         &self.uri
     }
 
-    pub(crate) fn identity(&self) -> &Identity {
+    pub(crate) fn identity(&self) -> &TrainingIdentity {
         &self.identity
     }
 
@@ -194,11 +194,11 @@ impl Storage {
 
 /// A checkpoint fits when the model, the samples, their order and the batch are the same: the number of workers, of epochs and the
 /// rates may differ.
-fn identity(workload: &Workload, data: Digest) -> Identity {
+fn identity(workload: &Workload, data: Digest) -> TrainingIdentity {
     let Workload { model, dataset: _, training, communication: _, checkpoint: _, devices_per_worker: _ } = workload;
     let model = serde_json::to_string(model).unwrap_or_default();
     let decisive = format!("data {data} batch {} seed {}", training.global_batch_size, training.seed);
-    Identity { model, workload_digest: decisive }
+    TrainingIdentity { model, workload_digest: decisive }
 }
 
 /// Whether two workloads differ in nothing but their samples.
@@ -233,11 +233,11 @@ fn refused(uri: &str, error: &CheckpointError) -> Failure {
                 path.display()
             ))
         }
-        CheckpointError::Objects(error) if error.is_passing() => Failure::retry(message),
+        CheckpointError::Objects { error, .. } if error.is_passing() => Failure::retry(message),
         CheckpointError::Storage { .. }
         | CheckpointError::Conflict { .. }
         | CheckpointError::Full { .. }
-        | CheckpointError::Shards { .. }
+        | CheckpointError::Parts { .. }
         | CheckpointError::Thread { .. }
         | CheckpointError::Cancelled { .. } => Failure::retry(message),
         _ => Failure::fatal(message),

@@ -9,12 +9,12 @@ use std::{
 };
 
 use super::{
-    newest, number, open, open_performed_by, place, save, save_in_parts, staging,
-    state::{State, load},
+    checkpoint_path, newest, number, open, open_performed_by, save, save_in_parts, staging,
+    state::{SampleState, load},
 };
 use crate::{
     CheckpointError, Folder,
-    operation::{FileSystem, Operation, Perform},
+    file_operation::{FileOperation, FileSystem, Perform},
 };
 
 /// Performs so many operations, half of the next one where that is a deletion, and then nothing: the machine has lost its power. Of a
@@ -28,12 +28,12 @@ struct Crashing {
 
 impl Crashing {
     /// Takes down what an operation does to the files that are not synced.
-    fn note(&self, operation: &Operation<'_>) {
+    fn note(&self, operation: &FileOperation<'_>) {
         let mut unsynced = self.unsynced.lock().expect("not poisoned");
         match operation {
-            Operation::Write(path, _) => drop(unsynced.insert(path.clone())),
-            Operation::Sync(path) => drop(unsynced.remove(path)),
-            Operation::Rename(from, to) => {
+            FileOperation::Write(path, _) => drop(unsynced.insert(path.clone())),
+            FileOperation::Sync(path) => drop(unsynced.remove(path)),
+            FileOperation::Rename(from, to) => {
                 let moved = |path: PathBuf| match path.strip_prefix(from) {
                     Ok(rest) if rest.as_os_str().is_empty() => to.clone(),
                     Ok(rest) => to.join(rest),
@@ -41,13 +41,13 @@ impl Crashing {
                 };
                 *unsynced = std::mem::take(&mut *unsynced).into_iter().map(moved).collect();
             }
-            Operation::Create(_) | Operation::Link(..) | Operation::Remove(_) => {}
+            FileOperation::Create(_) | FileOperation::Link(..) | FileOperation::Remove(_) => {}
         }
     }
 }
 
 impl Perform for Crashing {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         if number < self.after {
             self.note(operation);
@@ -60,9 +60,9 @@ impl Perform for Crashing {
             }
         }
         match operation {
-            Operation::Remove(path) if number == self.after && path.is_dir() => {
+            FileOperation::Remove(path) if number == self.after && path.is_dir() => {
                 let first = fs::read_dir(path).expect("a folder").next();
-                let part = first.map(|entry| Operation::Remove(entry.expect("readable").path()));
+                let part = first.map(|entry| FileOperation::Remove(entry.expect("readable").path()));
                 part.iter().try_for_each(|part| FileSystem.perform(part)).expect("removed");
             }
             _ => {}
@@ -89,7 +89,7 @@ fn reached(before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u64> {
         reached.push(newest(&folder).0.expect("one is whole"));
         save_in_parts(&folder, 2, 3).expect("saved again");
         assert_eq!(newest(&folder), (Some(2), vec![]), "saved again after a crash at operation {after}");
-        folder.prune(number(1), &State::at(0).identity).expect("pruned");
+        folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
         let left: Vec<_> = fs::read_dir(folder.path().join("checkpoints")).expect("a folder").collect();
         assert_eq!(left.len(), 1, "after a crash at operation {after} something is left: {left:?}");
         if begun <= after {
@@ -110,12 +110,15 @@ fn a_crash_at_any_operation_leaves_the_previous_checkpoint_or_the_new_one() {
         for file in fs::read_dir(next).expect("a folder").skip(1).step_by(2) {
             let file = file.expect("readable");
             if file.file_name() != "manifest.json" {
-                fs::copy(file.path(), place(folder, 1).join(file.file_name())).expect("copied");
+                fs::copy(file.path(), checkpoint_path(folder, 1).join(file.file_name())).expect("copied");
             }
         }
     };
     let cases = [
-        reached(|folder| save(folder, 1), |folder| drop(State::at(2).with_snapshot(|snapshot| folder.save(snapshot)))),
+        reached(
+            |folder| save(folder, 1),
+            |folder| drop(SampleState::at(2).with_snapshot(|snapshot| folder.save(snapshot))),
+        ),
         reached(|folder| save(folder, 1), |folder| drop(save_in_parts(folder, 2, 3))),
         reached(with_shared_chunks, |folder| drop(save_in_parts(folder, 2, 3))),
     ];
@@ -131,7 +134,7 @@ fn a_crash_while_a_damaged_checkpoint_is_replaced_leaves_the_one_before() {
     let before = |folder: &Folder| {
         save(folder, 1);
         save(folder, 2);
-        fs::write(place(folder, 2).join("manifest.json"), "{}").expect("damaged");
+        fs::write(checkpoint_path(folder, 2).join("manifest.json"), "{}").expect("damaged");
     };
     let found = reached(before, |folder| drop(save_in_parts(folder, 2, 2)));
     assert_eq!(found, [vec![1; found.len() - 2], vec![2; 2]].concat());
@@ -143,13 +146,13 @@ fn a_crash_while_old_checkpoints_are_deleted_leaves_the_newest() {
         (0..=2).for_each(|step| save(folder, step));
         fs::create_dir_all(staging(folder, 1, 1).join("inner")).expect("a torn save");
     };
-    let found = reached(before, |folder| drop(folder.prune(number(1), &State::at(0).identity)));
+    let found = reached(before, |folder| drop(folder.prune(number(1), &SampleState::at(0).identity)));
     assert_eq!(found, vec![2; found.len()]);
 }
 
 #[test]
 fn a_crash_while_a_state_is_saved_beside_that_of_an_older_group_leaves_one_of_the_two() {
-    let mut newer = State::at(2);
+    let mut newer = SampleState::at(2);
     (newer.position.generation, newer.digest) = (2, "another".into());
     newer.tensors[3].values = vec![0.25];
     let mut found = Vec::new();
@@ -161,7 +164,7 @@ fn a_crash_while_a_state_is_saved_beside_that_of_an_older_group_leaves_one_of_th
             crash_after(after, root.path(), |folder| drop(newer.with_snapshot(|snapshot| folder.save(snapshot))));
         let newest = || load(&folder, &newer.identity).expect("ours").checkpoint.expect("one is whole");
         let left = newest();
-        assert!(State::at(2).is(&left) || newer.is(&left), "after a crash at operation {after}: {left:?}");
+        assert!(SampleState::at(2).is(&left) || newer.is(&left), "after a crash at operation {after}: {left:?}");
         found.push(left.position.generation);
         let saved = newer.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved again");
         folder.prune(number(1), &newer.identity).expect("pruned");
@@ -179,11 +182,14 @@ fn a_crash_while_a_state_is_saved_beside_that_of_an_older_group_leaves_one_of_th
 struct Noting(Mutex<Vec<String>>);
 
 impl Perform for Noting {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         match operation {
-            Operation::Sync(path) => self.0.lock().expect("not poisoned").push(format!("sync {}", path.display())),
-            Operation::Remove(_) => self.0.lock().expect("not poisoned").push("remove".to_owned()),
-            Operation::Create(_) | Operation::Write(..) | Operation::Link(..) | Operation::Rename(..) => {}
+            FileOperation::Sync(path) => self.0.lock().expect("not poisoned").push(format!("sync {}", path.display())),
+            FileOperation::Remove(_) => self.0.lock().expect("not poisoned").push("remove".to_owned()),
+            FileOperation::Create(_)
+            | FileOperation::Write(..)
+            | FileOperation::Link(..)
+            | FileOperation::Rename(..) => {}
         }
         FileSystem.perform(operation)
     }
@@ -202,6 +208,6 @@ fn a_checkpoint_that_somebody_else_has_named_is_synced_before_it_is_promised_or_
     let noting = Arc::new(Noting::default());
     let pruning = open_performed_by(noting.clone(), root.path());
     fs::create_dir(root.path().join("checkpoints/.tmp-deleted-0")).expect("a leftover");
-    pruning.prune(number(1), &State::at(0).identity).expect("pruned");
+    pruning.prune(number(1), &SampleState::at(0).identity).expect("pruned");
     assert_eq!(*noting.0.lock().expect("not poisoned"), [&synced, "remove", &synced, "remove"]);
 }

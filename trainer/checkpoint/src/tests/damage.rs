@@ -8,13 +8,11 @@ use std::{
 use proptest::prelude::*;
 
 use super::{
-    CHUNK_BYTES, newest, number, open, place, save, staging,
-    state::{State, load},
+    CHUNK_BYTES, checkpoint_path, newest, number, open, save, staging,
+    state::{SampleState, load},
 };
 use crate::{
-    Chunk, Destination, Folder, Layout, NoPlace, Part, Tensors,
-    manifest::{MANIFEST, Manifest},
-    note::Note,
+    CheckpointPart, Destination, Folder, Layout, LoadRefusal, Tensors, format::MANIFEST, manifest::Manifest, note::Note,
 };
 
 /// Bits flipped, one after another.
@@ -41,7 +39,7 @@ impl Pair {
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        place(&self.folder, 2).join(name)
+        checkpoint_path(&self.folder, 2).join(name)
     }
 
     fn manifest(&self) -> Manifest {
@@ -50,7 +48,7 @@ impl Pair {
 
     /// The files of step 2.
     fn files(&self) -> Vec<String> {
-        let listed = fs::read_dir(place(&self.folder, 2)).expect("a folder");
+        let listed = fs::read_dir(checkpoint_path(&self.folder, 2)).expect("a folder");
         let mut files: Vec<_> =
             listed.map(|file| file.expect("readable").file_name().into_string().expect("UTF-8")).collect();
         files.sort();
@@ -98,7 +96,7 @@ fn a_file_that_the_storage_does_not_give_is_no_damage_and_no_older_checkpoint_ta
         fs::rename(stored.file(&name), &aside).expect("moved");
         // A link to itself: reading fails, whoever reads.
         std::os::unix::fs::symlink(stored.file(&name), stored.file(&name)).expect("linked");
-        let error = load(&stored.folder, &State::at(0).identity).expect_err("not given").to_string();
+        let error = load(&stored.folder, &SampleState::at(0).identity).expect_err("not given").to_string();
         assert!(error.contains("reading") && error.contains("check the storage"), "{error}");
         fs::remove_file(stored.file(&name)).expect("removed");
         fs::rename(&aside, stored.file(&name)).expect("moved back");
@@ -128,7 +126,7 @@ fn of_several_damaged_chunks_the_first_is_reported_whichever_is_read_first() {
         fs::write(stored.file(&chunk.file()), vec![0; chunk.bytes as usize]).expect("damaged");
     }
     for _ in 0..100 {
-        let skipped = load(&stored.folder, &State::at(0).identity).expect("ours").skipped;
+        let skipped = load(&stored.folder, &SampleState::at(0).identity).expect("ours").skipped;
         assert!(skipped[0].reason.contains(&chunks[1].file()), "{skipped:?}");
     }
 }
@@ -140,8 +138,8 @@ struct Suspicious {
 }
 
 impl Destination for Suspicious {
-    fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
-        self.memory.places(layout)
+    fn buffers(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal> {
+        self.memory.buffers(layout)
     }
 
     fn accept(&mut self, state_digest: &str) -> Result<(), String> {
@@ -152,18 +150,18 @@ impl Destination for Suspicious {
 #[test]
 fn a_state_that_is_not_the_one_that_was_saved_is_passed_over_as_damage_is() {
     let stored = Pair::saved();
-    let mut suspicious = Suspicious { memory: Tensors::default(), digest: State::at(2).digest };
-    let newest = stored.folder.newest(&State::at(0).identity, &mut suspicious).expect("ours");
+    let mut suspicious = Suspicious { memory: Tensors::default(), digest: SampleState::at(2).digest };
+    let newest = stored.folder.newest(&SampleState::at(0).identity, &mut suspicious).expect("ours");
     assert_eq!(newest.checkpoint.map(|found| found.position.step), Some(1));
     assert_eq!(newest.skipped.iter().map(|skipped| &*skipped.reason).collect::<Vec<_>>(), ["it is of another state"]);
-    assert_eq!(suspicious.memory.weights[0].values, State::at(1).tensors[0].values);
+    assert_eq!(suspicious.memory.weights[0].values, SampleState::at(1).tensors[0].values);
 }
 
 /// Memory that is the same for each checkpoint that is tried.
 struct Model(Vec<Vec<f32>>);
 
 impl Destination for Model {
-    fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+    fn buffers(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal> {
         let lengths: Vec<usize> = layout.tensors().map(|(_, shape)| shape.iter().product()).collect();
         assert_eq!(self.0.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
         Ok(self.0.iter_mut().map(Vec::as_mut_slice).collect())
@@ -176,12 +174,12 @@ fn nothing_stays_in_a_models_memory_of_a_checkpoint_that_was_found_damaged_while
     let chunks = stored.manifest().chunks;
     let last = chunks.last().expect("there are some");
     fs::write(stored.file(&last.file()), vec![0; last.bytes as usize]).expect("damaged");
-    let lengths = State::at(1).tensors.each_ref().map(|tensor| tensor.values.len());
+    let lengths = SampleState::at(1).tensors.each_ref().map(|tensor| tensor.values.len());
     let mut model = Model(lengths.map(|length| vec![f32::NAN; length]).into());
-    let newest = stored.folder.newest(&State::at(0).identity, &mut model).expect("ours");
+    let newest = stored.folder.newest(&SampleState::at(0).identity, &mut model).expect("ours");
     assert_eq!(newest.checkpoint.map(|found| found.position.step), Some(1));
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-    let expected = State::at(1).tensors.map(|tensor| bits(&tensor.values));
+    let expected = SampleState::at(1).tensors.map(|tensor| bits(&tensor.values));
     assert_eq!(model.0.iter().map(|values| bits(values)).collect::<Vec<_>>(), expected);
 }
 
@@ -190,7 +188,7 @@ fn a_missing_file_is_reported_by_name() {
     for name in Pair::saved().files() {
         let stored = Pair::saved();
         fs::remove_file(stored.file(&name)).expect("removed");
-        let skipped = load(&stored.folder, &super::State::at(0).identity).expect("ours").skipped;
+        let skipped = load(&stored.folder, &super::SampleState::at(0).identity).expect("ours").skipped;
         assert!(skipped[0].reason.contains(&name), "{skipped:?}");
     }
 }
@@ -200,7 +198,7 @@ fn forge(stored: &Pair, change: impl FnOnce(&mut Manifest)) -> String {
     let mut manifest = stored.manifest();
     change(&mut manifest);
     fs::write(stored.file("manifest.json"), manifest.to_bytes().expect("serialises")).expect("written");
-    let skipped = load(&stored.folder, &super::State::at(0).identity).expect("ours").skipped;
+    let skipped = load(&stored.folder, &super::SampleState::at(0).identity).expect("ours").skipped;
     skipped.into_iter().next().expect("step 2 is skipped").reason
 }
 
@@ -249,9 +247,10 @@ proptest! {
 fn a_flip_of_any_bit_of_what_a_writer_notes_is_detected() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
-    let state = State::at(1);
+    let state = SampleState::at(1);
     let receipt = state.write(&folder, 0, number(1)).expect("written");
-    let part = Part { position: state.position, layout: Arc::new(state.layout()), writer: 0, writers: number(1) };
+    let part =
+        CheckpointPart { position: state.position, layout: Arc::new(state.layout()), writer: 0, writers: number(1) };
     folder.leave_note(&part, &Note { receipt: receipt.clone(), digest: "of its values".into() }).expect("stored");
     let notes = || folder.notes(state.position, number(1), &AtomicBool::new(true));
     assert_eq!(notes().expect("whole")[0].receipt, receipt);

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{leftovers, newest, number, open, save, state::State};
+use super::{leftovers, newest, number, open, save, state::SampleState};
 use crate::{Ended, Folder, Snapshotter, Taken};
 
 const FOLDER: &str = "LOCKSTEP_TEST_CHECKPOINTS";
@@ -33,13 +33,13 @@ fn saving_child() {
             other => panic!("{other:?}"),
         }
         println!("\nsaved {step}");
-        folder.prune(number(2), &State::at(0).identity).expect("pruned");
+        folder.prune(number(2), &SampleState::at(0).identity).expect("pruned");
     }
 }
 
 /// Three at once, each its part.
 fn save_by_three(folder: &Folder, step: u64) {
-    let state = State::at(step);
+    let state = SampleState::at(step);
     let receipts: Vec<_> = thread::scope(|scope| {
         let write = |writer| {
             let state = &state;
@@ -53,7 +53,7 @@ fn save_by_three(folder: &Folder, step: u64) {
 
 /// As two ranks do: `step` is saved when this returns.
 fn save_behind(snapshotters: &mut [Snapshotter], step: u64) {
-    let state = State::at(step);
+    let state = SampleState::at(step);
     let writers = number(snapshotters.len() as u32);
     for (writer, snapshotter) in (0..).zip(&mut *snapshotters) {
         assert_eq!(state.take(snapshotter, writer, writers), Taken::Begun);
@@ -86,7 +86,7 @@ fn a_process_killed_at_any_moment_loses_no_saved_checkpoint() {
             last = step;
         }
         save(&folder, last + 1);
-        folder.prune(number(1), &State::at(0).identity).expect("pruned");
+        folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
         assert_eq!(leftovers(&folder).len(), 0, "{way}");
         println!("{way}: {kills} kills, {in_mid_save} in mid-save or mid-prune, {last} steps saved");
     }

@@ -6,14 +6,14 @@ use std::{
 };
 
 use super::{
-    leftovers, newest, number, open, open_performed_by, place, save, save_in_parts, staging,
-    state::{State, load},
+    checkpoint_path, leftovers, newest, number, open, open_performed_by, save, save_in_parts, staging,
+    state::{SampleState, load},
     steps,
 };
 use crate::{
-    CheckpointError, Destination, Folder, Identity, Layout, NoPlace, ShardReceipt, Tensor, export_model,
+    CheckpointError, Destination, Folder, Layout, LoadRefusal, PartReceipt, Tensor, TrainingIdentity, export_model,
+    file_operation::{FileOperation, FileSystem, PathKind, Perform},
     manifest::Manifest,
-    operation::{FileSystem, Found, Operation, Perform},
 };
 
 fn error_of<T>(result: Result<T, CheckpointError>) -> String {
@@ -25,13 +25,13 @@ fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 4);
-    let ours = State::at(4).identity;
+    let ours = SampleState::at(4).identity;
     let cases = [
-        Identity { model: "mlp-2e".into(), ..ours.clone() },
-        Identity { workload_digest: "cd34".into(), ..ours.clone() },
+        TrainingIdentity { model: "mlp-2e".into(), ..ours.clone() },
+        TrainingIdentity { workload_digest: "cd34".into(), ..ours.clone() },
     ];
     for (theirs, (found, expected)) in cases.iter().zip([("lenet5-1f", "mlp-2e"), ("ab12", "cd34")]) {
-        let mut state = State::at(4);
+        let mut state = SampleState::at(4);
         state.identity = theirs.clone();
         let refusals = [
             error_of(load(&folder, theirs)),
@@ -52,10 +52,10 @@ fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
 }
 
 /// A model that has other tensors than the checkpoint, or no memory for them.
-struct Refusing(NoPlace);
+struct Refusing(LoadRefusal);
 
 impl Destination for Refusing {
-    fn places(&mut self, _: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+    fn buffers(&mut self, _: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal> {
         Err(self.0.clone())
     }
 }
@@ -66,12 +66,12 @@ fn a_whole_checkpoint_that_the_model_cannot_take_is_named_and_no_older_one_is_ta
     let folder = open(root.path());
     save(&folder, 4);
     save(&folder, 5);
-    let identity = State::at(5).identity;
+    let identity = SampleState::at(5).identity;
     let refusal = |why| error_of(folder.newest(&identity, &mut Refusing(why)));
-    let misfit = refusal(NoPlace::Misfit("tensor fc9.bias is missing".into()));
+    let misfit = refusal(LoadRefusal::Misfit("tensor fc9.bias is missing".into()));
     assert!(misfit.contains("step-00000005 does not fit the model: tensor fc9.bias is missing"), "{misfit}");
-    let lacking = refusal(NoPlace::Memory("tensor fc1.weight cannot be held".into()));
-    assert!(lacking.contains("step-00000005: tensor fc1.weight cannot be held: memory lacks"), "{lacking}");
+    let lacking = refusal(LoadRefusal::Memory("tensor fc1.weight cannot be held".into()));
+    assert!(lacking.contains("step-00000005: tensor fc1.weight cannot be held: not enough memory"), "{lacking}");
     assert_eq!(newest(&folder), (Some(5), vec![]));
 }
 
@@ -79,12 +79,12 @@ fn a_whole_checkpoint_that_the_model_cannot_take_is_named_and_no_older_one_is_ta
 fn another_jobs_older_checkpoint_survives_pruning() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
-    let mut other = State::at(1);
+    let mut other = SampleState::at(1);
     other.identity.workload_digest = "cd34".into();
     other.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     save(&folder, 2);
     save(&folder, 3);
-    let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
+    let pruned = folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, steps(&folder)), (vec![2], vec![3, 1]));
 }
 
@@ -93,11 +93,11 @@ fn another_jobs_older_checkpoint_survives_pruning() {
 struct Blind(PathBuf);
 
 impl Perform for Blind {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         FileSystem.perform(operation)
     }
 
-    fn look(&self, path: &Path) -> io::Result<Found> {
+    fn look(&self, path: &Path) -> io::Result<PathKind> {
         match path.starts_with(&self.0) {
             true => Err(io::Error::other("input/output error")),
             false => FileSystem.look(path),
@@ -118,9 +118,9 @@ fn a_checkpoint_that_the_storage_does_not_show_passes_neither_for_absent_nor_for
     let folder = open(root.path());
     save(&folder, 1);
     save(&folder, 2);
-    let unseen = place(&folder, 2);
+    let unseen = checkpoint_path(&folder, 2);
     let blind = open_performed_by(Arc::new(Blind(unseen.clone())), root.path());
-    let state = State::at(2);
+    let state = SampleState::at(2);
     let refusals = [
         error_of(load(&blind, &state.identity)),
         error_of(blind.prune(number(1), &state.identity)),
@@ -143,7 +143,7 @@ fn an_old_checkpoint_that_the_storage_does_not_show_stops_nobody() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=2).for_each(|step| save(&folder, step));
-    let blind = open_performed_by(Arc::new(Blind(place(&folder, 1))), root.path());
+    let blind = open_performed_by(Arc::new(Blind(checkpoint_path(&folder, 1))), root.path());
     assert_eq!(newest(&blind), (Some(2), vec![]));
     save(&blind, 3);
     assert_eq!(newest(&blind), (Some(3), vec![]));
@@ -154,14 +154,14 @@ fn a_newer_format_is_refused_with_both_versions() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
-    let path = place(&folder, 1).join("manifest.json");
+    let path = checkpoint_path(&folder, 1).join("manifest.json");
     let mut manifest = Manifest::from_bytes(&fs::read(&path).expect("there")).expect("whole");
     (manifest.format_version, manifest.readable_from) = (3, 3);
     let bytes = manifest.to_bytes().expect("serialises");
     fs::write(&path, &bytes).expect("written");
-    let text = error_of(load(&folder, &State::at(0).identity));
+    let text = error_of(load(&folder, &SampleState::at(0).identity));
     assert!(text.contains("format version 3") && text.contains("it reads version 2"), "{text}");
-    let text = error_of(State::at(1).with_snapshot(|snapshot| folder.save(snapshot)));
+    let text = error_of(SampleState::at(1).with_snapshot(|snapshot| folder.save(snapshot)));
     assert!(text.contains("format version 3"), "{text}");
     let text = error_of(save_in_parts(&folder, 1, 2));
     assert!(text.contains("format version 3"), "{text}");
@@ -173,14 +173,14 @@ fn a_checkpoint_of_format_1_is_refused_by_its_version() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
-    let path = place(&folder, 1).join("manifest.json");
+    let path = checkpoint_path(&folder, 1).join("manifest.json");
     // Version 1 stored whole tensors and did not say which programs read it.
     let body = "{\n  \"format_version\": 1,\n  \"objects\": []";
     let digest = blake3::hash(body.as_bytes()).to_hex();
     fs::write(&path, format!("{body},\n  \"digest\": \"{digest}\"\n}}\n")).expect("written");
-    let text = error_of(load(&folder, &State::at(0).identity));
+    let text = error_of(load(&folder, &SampleState::at(0).identity));
     assert!(text.contains("format version 1, which this program does not know"), "{text}");
-    let text = error_of(State::at(1).with_snapshot(|snapshot| folder.save(snapshot)));
+    let text = error_of(SampleState::at(1).with_snapshot(|snapshot| folder.save(snapshot)));
     assert!(text.contains("format version 1"), "{text}");
 }
 
@@ -189,7 +189,7 @@ fn a_newer_format_that_says_so_is_read() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
-    let path = place(&folder, 1).join("manifest.json");
+    let path = checkpoint_path(&folder, 1).join("manifest.json");
     let mut manifest = Manifest::from_bytes(&fs::read(&path).expect("there")).expect("whole");
     (manifest.format_version, manifest.readable_from) = (3, 2);
     fs::write(&path, manifest.to_bytes().expect("serialises")).expect("written");
@@ -258,7 +258,7 @@ fn tensors_of_one_name_are_refused() {
     let text = error_of(export_model(&path, &[reserved], &Default::default()));
     assert!(text.contains("reserved"), "{text}");
     let folder = open(root.path());
-    let state = State::at(1);
+    let state = SampleState::at(1);
     let text = error_of(state.with_snapshot(|snapshot| {
         let slots = snapshot.weights;
         folder.save(&crate::Snapshot { slots, ..*snapshot })
@@ -282,28 +282,28 @@ fn parts_that_are_no_whole_state_are_named_and_refused() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
-    let state = State::at(2);
+    let state = SampleState::at(2);
     let receipts: Vec<_> = (0..4).map(|writer| state.write(&folder, writer, number(4)).expect("written")).collect();
-    let commit = |receipts: &[ShardReceipt]| error_of(folder.commit(&state.facts(), &state.layout(), receipts));
+    let commit = |receipts: &[PartReceipt]| error_of(folder.commit(&state.facts(), &state.layout(), receipts));
     let missing = |which: usize| {
         let mut rest = receipts.clone();
-        let ShardReceipt { range, .. } = rest.remove(which);
-        (commit(&rest), format!("the shard of bytes {} to {} is missing", range.start, range.end))
+        let PartReceipt { range, .. } = rest.remove(which);
+        (commit(&rest), format!("the part of bytes {} to {} is missing", range.start, range.end))
     };
     for which in 0..4 {
         let (text, expected) = missing(which);
         assert!(text.contains(&expected) && text.contains("step-00000002.g1"), "{text} has not {expected}");
     }
-    type Change = fn(&mut ShardReceipt);
+    type Change = fn(&mut PartReceipt);
     let changed = |change: Change| {
         let mut receipts = receipts.clone();
         change(&mut receipts[2]);
         commit(&receipts)
     };
     let cases: [(&str, Change); 6] = [
-        ("a shard is of step 3 and generation 1", |receipt| receipt.step = 3),
-        ("a shard is of step 2 and generation 0", |receipt| receipt.generation = 0),
-        ("are in two shards", |receipt| receipt.range.start -= 4),
+        ("a part is of step 3 and generation 1", |receipt| receipt.step = 3),
+        ("a part is of step 2 and generation 0", |receipt| receipt.generation = 0),
+        ("are in two parts", |receipt| receipt.range.start -= 4),
         ("is missing", |receipt| receipt.range.start += 4),
         ("has chunks of", |receipt| receipt.chunks.truncate(1)),
         ("is not here, although its writer wrote it", |receipt| {
@@ -335,7 +335,7 @@ fn an_older_generations_other_state_gives_way_and_a_newer_ones_stays() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 2);
-    let mut other = State::at(2);
+    let mut other = SampleState::at(2);
     other.digest = "another".into();
     for (generation, expected) in [(1, "digest-2"), (3, "another"), (2, "another")] {
         other.position.generation = generation;

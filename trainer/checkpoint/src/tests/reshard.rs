@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::{newest, number, open, save_in_parts, state::State};
+use super::{newest, number, open, save_in_parts, state::SampleState};
 use crate::{Layout, Piece};
 
 /// Worlds of 1 to so many members.
@@ -16,11 +16,11 @@ fn what_any_number_of_writers_saved_any_number_goes_on_with_bit_for_bit() {
             save_in_parts(&folder, 1, before).expect("saved");
             assert_eq!(newest(&folder), (Some(1), vec![]), "of {before} writers");
             // Each member of the next group reads its own part, and writes it again.
-            let state = State::at(1);
+            let state = SampleState::at(1);
             let layout = state.layout();
             let values: Vec<u32> = (0..after)
                 .flat_map(|reader| {
-                    let range = layout.shard(reader, number(after));
+                    let range = layout.part(reader, number(after));
                     folder.load_range(1, &state.identity, range).expect("ours").expect("whole")
                 })
                 .map(f32::to_bits)
@@ -47,7 +47,7 @@ proptest! {
     ) {
         let mut layout = Layout::new([("a", &[values][..])], []).expect("fits");
         layout.block_values = block_values;
-        let shards: Vec<_> = (0..writers).map(|writer| layout.shard(writer, number(writers))).collect();
+        let shards: Vec<_> = (0..writers).map(|writer| layout.part(writer, number(writers))).collect();
         prop_assert_eq!((shards[0].start, shards[shards.len() - 1].end), (0, layout.bytes()));
         prop_assert!(shards.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", shards);
         let block = block_values as u64 * 4;

@@ -3,16 +3,16 @@
 //! for bit, and at least as new as any that was promised to survive.
 
 mod coverage;
-mod crew;
 mod dice;
 mod disk;
 mod history;
 mod job;
 mod machine;
-mod plant;
-mod power;
+mod planted_bug;
+mod power_failure;
 mod process;
 mod state;
+mod thread_pool;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -21,7 +21,7 @@ use std::{
 };
 
 use job::{Job, Run};
-use plant::Bug;
+use planted_bug::Bug;
 
 /// Bytes of a chunk.
 const CHUNK_BYTES: u64 = 128;

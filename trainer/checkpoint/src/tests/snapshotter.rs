@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, Condvar, Mutex},
 };
 
-use super::{leftovers, newest, number, open, open_performed_by, place, state::State, steps};
+use super::{checkpoint_path, leftovers, newest, number, open, open_performed_by, state::SampleState, steps};
 use crate::{
-    CheckpointError, Committed, Ended, Folder, Part, Snapshotter, Taken,
-    operation::{FileSystem, Operation, Perform},
+    CheckpointError, CheckpointPart, Committed, Ended, Folder, Snapshotter, Taken,
+    file_operation::{FileOperation, FileSystem, Perform},
 };
 
 /// A folder whose writes wait while the gate is shut.
@@ -26,8 +26,8 @@ impl Gate {
 }
 
 impl Perform for Gate {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
-        if matches!(operation, Operation::Write(..)) {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
+        if matches!(operation, FileOperation::Write(..)) {
             let shut = self.shut.lock().expect("not poisoned");
             drop(self.changed.wait_while(shut, |shut| *shut).expect("not poisoned"));
         }
@@ -41,12 +41,12 @@ fn gated(root: &Path) -> (Folder, Arc<Gate>) {
 }
 
 fn start(folder: &Folder) -> Snapshotter {
-    Snapshotter::start(folder.clone(), number(2), State::at(0).values().len()).expect("started")
+    Snapshotter::start(folder.clone(), number(2), SampleState::at(0).values().len()).expect("started")
 }
 
 /// Takes and commits the whole state; the values are gone from where they were copied when this returns.
 fn save(snapshotter: &mut Snapshotter, step: u64) -> Taken {
-    let state = State::at(step);
+    let state = SampleState::at(step);
     let taken = state.take(snapshotter, 0, number(1));
     if taken == Taken::Begun {
         state.commit(snapshotter, number(1));
@@ -91,7 +91,7 @@ fn several_ranks_write_their_parts_and_one_commits() {
     let folder = open(root.path());
     let mut ranks: Vec<_> = (0..3).map(|_| start(&folder)).collect();
     for step in 1..=4 {
-        let state = State::at(step);
+        let state = SampleState::at(step);
         for (writer, rank) in (0..).zip(&mut ranks) {
             assert_eq!(state.take(rank, writer, number(3)), Taken::Begun);
         }
@@ -100,7 +100,11 @@ fn several_ranks_write_their_parts_and_one_commits() {
         assert_eq!(saved_steps(ranks[1].finish()), [step]);
         assert_eq!(newest(&folder), (Some(step), vec![]));
         let files = folder.list().expect("listed")[0].described.clone().expect("whole").files;
-        assert_eq!(std::fs::read_dir(place(&folder, step)).expect("a folder").count(), files + 1, "notes are gone");
+        assert_eq!(
+            std::fs::read_dir(checkpoint_path(&folder, step)).expect("a folder").count(),
+            files + 1,
+            "notes are gone"
+        );
     }
     assert_eq!(steps(&folder), [4, 3]);
 }
@@ -111,7 +115,7 @@ fn a_checkpoint_of_which_a_part_is_missing_is_not_committed_and_its_parts_are_re
     let folder = open(root.path());
     super::save(&folder, 1);
     let mut rank = start(&folder);
-    let state = State::at(2);
+    let state = SampleState::at(2);
     assert_eq!(state.take(&mut rank, 0, number(2)), Taken::Begun);
     assert_eq!(saved_steps(rank.finish()), Vec::<u64>::new());
     rank.abandon(state.position);
@@ -124,7 +128,7 @@ fn facts_that_cannot_be_had_make_no_checkpoint() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     let mut rank = start(&folder);
-    let state = State::at(1);
+    let state = SampleState::at(1);
     assert_eq!(state.take(&mut rank, 0, number(1)), Taken::Begun);
     let refuse = |_: &[String]| Err(CheckpointError::Full { path: "the journal".into() });
     rank.commit(state.position, &Arc::new(state.layout()), number(1), refuse);
@@ -154,9 +158,11 @@ fn a_third_part_is_refused_while_two_are_being_written() {
 struct Failing(BTreeSet<u64>);
 
 impl Perform for Failing {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         match operation {
-            Operation::Create(path) if self.0.iter().any(|step| path.ends_with(format!(".tmp-step-{step:08}.g1"))) => {
+            FileOperation::Create(path)
+                if self.0.iter().any(|step| path.ends_with(format!(".tmp-step-{step:08}.g1"))) =>
+            {
                 Err(CheckpointError::of("creating", path.clone(), Error::from(ErrorKind::StorageFull)))
             }
             other => FileSystem.perform(other),
@@ -171,7 +177,7 @@ fn each_failure_says_which_part_and_what_follows_is_saved() {
     let mut snapshotter = start(&folder);
     let mut failures = Vec::new();
     for step in 1..=5 {
-        let state = State::at(step);
+        let state = SampleState::at(step);
         assert_eq!(state.take(&mut snapshotter, 0, number(1)), Taken::Begun);
         match &snapshotter.finish()[..] {
             [Ended::Part { result: Ok(()), .. }] => {
@@ -195,7 +201,7 @@ fn what_is_given_up_is_not_stored_and_what_follows_is() {
     let mut snapshotter = start(&folder);
     gate.set(true);
     for step in [1, 2] {
-        assert_eq!(State::at(step).take(&mut snapshotter, 0, number(1)), Taken::Begun);
+        assert_eq!(SampleState::at(step).take(&mut snapshotter, 0, number(1)), Taken::Begun);
     }
     snapshotter.give_up();
     gate.set(false);
@@ -231,8 +237,9 @@ fn dropping_gives_up_what_is_not_written_and_leaves_nothing_that_is_taken_for_a_
 fn a_panic_in_the_background_is_passed_on() {
     let root = tempfile::tempdir().expect("a folder");
     let mut snapshotter = start(&open(root.path()));
-    let state = State::at(1);
-    let part = Part { position: state.position, layout: Arc::new(state.layout()), writer: 0, writers: number(1) };
+    let state = SampleState::at(1);
+    let part =
+        CheckpointPart { position: state.position, layout: Arc::new(state.layout()), writer: 0, writers: number(1) };
     assert_eq!(snapshotter.take(&part, |_| panic!("a digest that cannot be"), |_, _| {}), Taken::Begun);
     let passed_on = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| snapshotter.finish()));
     assert_eq!(passed_on.expect_err("passed on").downcast_ref(), Some(&"a digest that cannot be"));

@@ -1,22 +1,22 @@
 use std::{num::NonZeroU32, ops::Deref, sync::Arc};
 
 use crate::{
-    Checkpoint, CheckpointError, Facts, Folder, Identity, Layout, Newest, OwnedTensor, Part, Position, Shard,
-    ShardReceipt, Skipped, Snapshot, Snapshotter, Taken, Tensor, Tensors,
+    Checkpoint, CheckpointError, CheckpointPart, Facts, Folder, Layout, Newest, OwnedTensor, PartReceipt, Position,
+    Skipped, Snapshot, Snapshotter, Taken, Tensor, Tensors, TrainingIdentity,
 };
 
 /// Values of a block, so that a small state has many.
 pub(super) const BLOCK_VALUES: usize = 2;
 
-/// State whose every value follows from the step, so that a reader can tell whether it has the right one.
-pub(super) struct State {
-    pub(super) identity: Identity,
+/// SampleState whose every value follows from the step, so that a reader can tell whether it has the right one.
+pub(super) struct SampleState {
+    pub(super) identity: TrainingIdentity,
     pub(super) position: Position,
     pub(super) digest: String,
     pub(super) tensors: [OwnedTensor; 4],
 }
 
-impl State {
+impl SampleState {
     pub(super) fn at(step: u64) -> Self {
         let tensor = |name: &str, shape: &[usize], salt: u32| {
             let bits = |i: usize| (step as u32).wrapping_mul(0x9E37_79B9).wrapping_add(i as u32 * 0x0101 + salt);
@@ -26,7 +26,7 @@ impl State {
         // A bit pattern of "not a number" must survive too.
         let odd = vec![f32::from_bits(0x7fc1_2345), -0.0];
         Self {
-            identity: Identity { model: "lenet5-1f".into(), workload_digest: "ab12".into() },
+            identity: TrainingIdentity { model: "lenet5-1f".into(), workload_digest: "ab12".into() },
             position: Position { step, epoch: step / 10, cursor: step % 10 * 64, seed: 7, generation: 1 },
             digest: format!("digest-{step}"),
             tensors: [
@@ -79,20 +79,20 @@ impl State {
 
     /// Takes one writer's part, of which the digest tells the first value and how many there are.
     pub(super) fn take(&self, snapshotter: &mut Snapshotter, writer: u32, writers: NonZeroU32) -> Taken {
-        let part = Part { position: self.position, layout: Arc::new(self.layout()), writer, writers };
+        let part = CheckpointPart { position: self.position, layout: Arc::new(self.layout()), writer, writers };
         snapshotter.take(
             &part,
             |values| format!("{:?} {}", values.first().map(|value| value.to_bits()), values.len()),
-            |piece, place| place.copy_from_slice(&self.tensors[piece.tensor].values[piece.values]),
+            |piece, values| values.copy_from_slice(&self.tensors[piece.tensor].values[piece.values]),
         )
     }
 
     /// Commits what so many writers have taken and written.
     pub(super) fn commit(&self, snapshotter: &mut Snapshotter, writers: NonZeroU32) {
         let (facts, layout, values) = (self.facts(), Arc::new(self.layout()), self.values());
-        let shard = |writer| layout.values_of(&layout.shard(writer, writers));
+        let part = |writer| layout.values_of(&layout.part(writer, writers));
         let expected: Vec<_> = (0..writers.get())
-            .map(shard)
+            .map(part)
             .map(|range| format!("{:?} {}", values[range.clone()].first().map(|value| value.to_bits()), range.len()))
             .collect();
         snapshotter.commit(self.position, &layout, writers, move |digests| {
@@ -107,10 +107,9 @@ impl State {
         folder: &Folder,
         writer: u32,
         writers: NonZeroU32,
-    ) -> Result<ShardReceipt, CheckpointError> {
-        let (layout, values) = (self.layout(), self.values());
-        let part = &values[layout.values_of(&layout.shard(writer, writers))];
-        folder.write_shard(&Shard { position: self.position, layout: &layout, writer, writers, values: &[part] })
+    ) -> Result<PartReceipt, CheckpointError> {
+        let part = CheckpointPart { position: self.position, layout: Arc::new(self.layout()), writer, writers };
+        folder.write_part(&part, &[&self.values()[part.values()]])
     }
 
     /// Whether `checkpoint` holds this state, bit for bit.
@@ -151,7 +150,7 @@ pub(super) struct Loaded {
 }
 
 /// Loads the newest checkpoint into memory of its own.
-pub(super) fn load(folder: &Folder, identity: &Identity) -> Result<Loaded, CheckpointError> {
+pub(super) fn load(folder: &Folder, identity: &TrainingIdentity) -> Result<Loaded, CheckpointError> {
     let mut tensors = Tensors::default();
     let Newest { checkpoint, skipped } = folder.newest(identity, &mut tensors)?;
     Ok(Loaded { checkpoint: checkpoint.map(|checkpoint| Whole { checkpoint, tensors }), skipped })

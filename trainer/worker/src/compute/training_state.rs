@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
-use lockstep_checkpoint::{Checkpoint, Destination, Layout, NoPlace};
+use lockstep_checkpoint::{Checkpoint, Destination, Layout, LoadRefusal};
 use lockstep_collective::{Costs, Group as Ranks, SharedArena, Tag};
 use lockstep_data::{Samples, Seat};
 use lockstep_elastic::{Assignment, Digest, HeldState, Sampler};
@@ -296,10 +296,11 @@ struct Views<'a> {
 }
 
 impl Destination for Views<'_> {
-    fn places(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, NoPlace> {
+    fn buffers(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal> {
         // Those of a checkpoint that turned out to be damaged.
         self.lent.clear();
-        self.lent = self.replica.state_views(layout.tensors()).map_err(|error| NoPlace::Misfit(error.to_string()))?;
+        self.lent =
+            self.replica.state_views(layout.tensors()).map_err(|error| LoadRefusal::Misfit(error.to_string()))?;
         Ok(self.lent.iter_mut().map(AsMut::as_mut).collect())
     }
 

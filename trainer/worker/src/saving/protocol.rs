@@ -20,7 +20,7 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    BLOCK_VALUES, CheckpointError, Committed, Ended, Facts, Layout, Part, Position, Snapshotter, Taken,
+    BLOCK_VALUES, CheckpointError, CheckpointPart, Committed, Ended, Facts, Layout, Position, Snapshotter, Taken,
 };
 use lockstep_elastic::{Assignment, Digest, Membership};
 use lockstep_launch::{CheckpointMark, ShortGrace, Unsaved};
@@ -350,7 +350,8 @@ impl<'a> Saver<'a> {
             seed,
             generation: self.generation,
         };
-        let part = Part { position, layout: Arc::clone(&self.layout), writer: self.rank, writers: self.world };
+        let part =
+            CheckpointPart { position, layout: Arc::clone(&self.layout), writer: self.rank, writers: self.world };
         let replica = &mut rank.trainee.replica;
         let taken = self.snapshotter.take(&part, written_digests, |piece, place| {
             replica.copy_tensor(piece.name, piece.values, place);
@@ -386,7 +387,7 @@ impl<'a> Saver<'a> {
                 source,
             })?;
             let problem = "a part's note has no digests".to_owned();
-            let digest = of_parts(digest, parts).ok_or(CheckpointError::Shards { path, problem })?;
+            let digest = of_parts(digest, parts).ok_or(CheckpointError::Parts { path, problem })?;
             Ok(Facts { state_digest: spelled(digest), ..facts })
         });
         self.committing = Some(Committing { copied, time });

@@ -13,8 +13,8 @@ use std::{
 
 use super::dice::{Dice, mixed};
 use crate::{
-    manifest::MANIFEST,
-    operation::{Found, Operation},
+    file_operation::{FileOperation, PathKind},
+    format::MANIFEST,
 };
 
 pub(super) const ROOT: &str = "/disk";
@@ -87,42 +87,43 @@ impl Disk {
         Self { nodes: nodes.into(), next: 2, clock: 0 }
     }
 
-    pub(super) fn perform(&mut self, operation: &Operation<'_>) -> io::Result<()> {
+    pub(super) fn perform(&mut self, operation: &FileOperation<'_>) -> io::Result<()> {
         self.clock += 1;
         match operation {
-            Operation::Create(path) => self.create(path),
-            Operation::Write(path, contents) => self.write(path, &contents.to_vec()),
-            Operation::Link(from, to) => self.link(from, to),
-            Operation::Sync(path) => self.sync(path),
-            Operation::Rename(from, to) => self.rename(from, to),
-            Operation::Remove(path) => self.remove(path, usize::MAX),
+            FileOperation::Create(path) => self.create(path),
+            FileOperation::Write(path, contents) => self.write(path, &contents.to_vec()),
+            FileOperation::Link(from, to) => self.link(from, to),
+            FileOperation::Sync(path) => self.sync(path),
+            FileOperation::Rename(from, to) => self.rename(from, to),
+            FileOperation::Remove(path) => self.remove(path, usize::MAX),
         }
     }
 
     /// As much of an operation as is done where its process ends or the space does.
-    pub(super) fn perform_partly(&mut self, operation: &Operation<'_>, extent: Extent) -> io::Result<()> {
+    pub(super) fn perform_partly(&mut self, operation: &FileOperation<'_>, extent: Extent) -> io::Result<()> {
         match (extent, operation) {
             (Extent::None, _) => Ok(()),
             (Extent::All, _) => self.perform(operation),
-            (Extent::Half, Operation::Write(path, contents)) => {
+            (Extent::Half, FileOperation::Write(path, contents)) => {
                 let bytes = contents.to_vec();
                 self.write(path, &bytes[..bytes.len() / 2])
             }
-            (Extent::Half, Operation::Remove(path)) => {
+            (Extent::Half, FileOperation::Remove(path)) => {
                 let files = self.folder_at(path).map_or(0, |folder| folder.cached.len());
                 self.remove(path, files / 2)
             }
             // These are done or not.
-            (Extent::Half, Operation::Create(_) | Operation::Link(..) | Operation::Sync(_) | Operation::Rename(..)) => {
-                Ok(())
-            }
+            (
+                Extent::Half,
+                FileOperation::Create(_) | FileOperation::Link(..) | FileOperation::Sync(_) | FileOperation::Rename(..),
+            ) => Ok(()),
         }
     }
 
-    pub(super) fn look(&self, path: &Path) -> io::Result<Found> {
+    pub(super) fn look(&self, path: &Path) -> io::Result<PathKind> {
         Ok(match self.node(self.find(path)?) {
-            Node::File(file) => Found::File { bytes: file.cached.len() as u64 },
-            Node::Folder(_) => Found::Folder,
+            Node::File(file) => PathKind::File { bytes: file.cached.len() as u64 },
+            Node::Folder(_) => PathKind::Folder,
         })
     }
 

@@ -8,14 +8,14 @@ use std::{
 
 use super::{
     disk::{Disk, Inode, ROOT},
-    machine::{Machine, place},
+    machine::{Machine, checkpoint_path},
     state::state,
 };
 use crate::{
     Checkpoint, Folder, Saved, Skipped,
-    files::TEMPORARY,
-    slot::{Slot, Staged},
-    tests::state::{Loaded, State, Whole, load},
+    checkpoint_id::{CheckpointId, Staged},
+    file_backend::TEMPORARY,
+    tests::state::{Loaded, SampleState, Whole, load},
 };
 
 #[derive(Debug, Default)]
@@ -23,9 +23,9 @@ pub(super) struct History {
     /// What was to be committed: of which step and digest, which state, and by which generations.
     tried: BTreeMap<(u64, String), (u64, BTreeSet<u64>)>,
     /// What was promised to survive, or took the place of such, and which generation's state it was at least.
-    promised: BTreeMap<Slot, u64>,
+    promised: BTreeMap<CheckpointId, u64>,
     /// What was deleted since it was there last.
-    deleted: BTreeSet<Slot>,
+    deleted: BTreeSet<CheckpointId>,
     /// Which generation's the folders of checkpoints are.
     generations: BTreeMap<Inode, u64>,
     /// Folders of checkpoints that were being deleted.
@@ -34,17 +34,17 @@ pub(super) struct History {
 }
 
 impl History {
-    pub(super) fn is_tried(&mut self, state: &State, number: u64) {
+    pub(super) fn is_tried(&mut self, state: &SampleState, number: u64) {
         let tried = self.tried.entry((state.position.step, state.digest.clone()));
         tried.or_insert((number, BTreeSet::new())).1.insert(state.position.generation);
     }
 
     /// A commitment returned; by then a newer one may have had this one deleted.
     pub(super) fn is_promised(&mut self, disk: &Disk, saved: &Saved, generation: u64) {
-        let slot = slot_of(&saved.path);
-        if disk.inode(&saved.path).is_some() || !self.deleted.contains(&slot) {
-            self.deleted.remove(&slot);
-            self.promised.insert(slot, generation);
+        let id = id_of(&saved.path);
+        if disk.inode(&saved.path).is_some() || !self.deleted.contains(&id) {
+            self.deleted.remove(&id);
+            self.promised.insert(id, generation);
         }
     }
 
@@ -60,15 +60,16 @@ impl History {
     /// What a checkpoint promised the newest one promises now, or that of a group which has gone back behind it. That one was whole when
     /// whoever deletes this one began to verify.
     pub(super) fn is_deleted(&mut self, disk: &Disk, path: &Path, since: u64) -> Result<(), String> {
-        let slot = path.file_name().and_then(|name| Slot::of_name(name.to_str()?));
-        let Some(slot) = slot.filter(|_| disk.inode(path).is_some()) else { return Ok(()) };
-        let generation = |slot: Slot| self.generations.get(&disk.inode(&place(slot))?);
-        let replaces = |other: &Slot| *other > slot || generation(*other) > generation(slot);
-        let newer =
-            slots(disk).into_iter().rfind(|other| replaces(other) && disk.is_intact_until(&place(*other), since));
-        let newer = newer.ok_or_else(|| format!("{slot} is deleted while no newer checkpoint is whole"))?;
-        self.deleted.insert(slot);
-        if self.promised.remove(&slot).is_some() {
+        let id = path.file_name().and_then(|name| CheckpointId::of_name(name.to_str()?));
+        let Some(id) = id.filter(|_| disk.inode(path).is_some()) else { return Ok(()) };
+        let generation = |id: CheckpointId| self.generations.get(&disk.inode(&checkpoint_path(id))?);
+        let replaces = |other: &CheckpointId| *other > id || generation(*other) > generation(id);
+        let newer = ids(disk)
+            .into_iter()
+            .rfind(|other| replaces(other) && disk.is_intact_until(&checkpoint_path(*other), since));
+        let newer = newer.ok_or_else(|| format!("{id} is deleted while no newer checkpoint is whole"))?;
+        self.deleted.insert(id);
+        if self.promised.remove(&id).is_some() {
             self.promised.entry(newer).or_default();
         }
         Ok(())
@@ -77,12 +78,12 @@ impl History {
     /// No disk keeps what it never stored although it said so.
     pub(super) fn lose_power(&mut self, disk: &Disk) {
         let lied = disk.is_betrayed(&checkpoints());
-        self.promised.retain(|slot, _| !lied && !disk.is_hit(&place(*slot)));
+        self.promised.retain(|id, _| !lied && !disk.is_hit(&checkpoint_path(*id)));
     }
 
     /// No older one than this may be the newest.
-    pub(super) fn floor(&self, disk: &Disk) -> Option<Slot> {
-        self.promised.keys().rfind(|slot| !disk.is_hit(&place(**slot))).copied()
+    pub(super) fn floor(&self, disk: &Disk) -> Option<CheckpointId> {
+        self.promised.keys().rfind(|id| !disk.is_hit(&checkpoint_path(**id))).copied()
     }
 
     /// Which state a checkpoint holds; every bit of it is of that one.
@@ -105,13 +106,13 @@ impl History {
     /// Whether what was found fits with what happened, at a moment at which nobody is at work.
     fn check(&self, disk: &Disk, newest: &Loaded) -> Result<(), String> {
         let (found, floor) = (newest.checkpoint.as_ref(), self.floor(disk));
-        let slot = found.map(|found| slot_of(&found.path));
-        if slot < floor {
-            return Err(format!("{floor:?} was promised, the newest is {slot:?}; {:?}", newest.skipped));
+        let id = found.map(|found| id_of(&found.path));
+        if id < floor {
+            return Err(format!("{floor:?} was promised, the newest is {id:?}; {:?}", newest.skipped));
         }
         let Some(found) = found else { return Ok(()) };
         self.identify(found)?;
-        let promised = self.promised.get(&slot_of(&found.path)).filter(|_| !disk.is_hit(&found.path));
+        let promised = self.promised.get(&id_of(&found.path)).filter(|_| !disk.is_hit(&found.path));
         if promised.is_some_and(|generation| found.position.generation < *generation) {
             return Err(format!("{:?} is there, generation {promised:?} was promised", found.position));
         }
@@ -134,7 +135,7 @@ pub(super) fn look(machine: &Arc<Machine>) -> Result<Option<Whole>, String> {
     agree(machine, &folder, &newest)?;
     let is_damaged = |step| newest.skipped.iter().any(|skipped| skipped.step == step);
     if let Some(found) = newest.checkpoint.as_ref().filter(|found| !is_damaged(found.position.step)) {
-        let state = State { position: found.position, ..state(found.position, 0) };
+        let state = SampleState { position: found.position, ..state(found.position, 0) };
         let bytes = state.layout().bytes();
         let (start, end) = (found.position.step % 7 * 8, bytes - found.position.step % 5 * 12);
         let values = folder.load_range(found.position.step, &identity, start..end);
@@ -184,17 +185,17 @@ fn agree(machine: &Machine, folder: &Folder, newest: &Loaded) -> Result<(), Stri
 }
 
 /// Checkpoints, whole or not, oldest first.
-pub(super) fn slots(disk: &Disk) -> Vec<Slot> {
+pub(super) fn ids(disk: &Disk) -> Vec<CheckpointId> {
     let names = disk.names(&checkpoints()).unwrap_or_default();
-    let mut slots: Vec<_> = names.iter().filter_map(|name| Slot::of_name(name)).collect();
-    slots.sort_unstable();
-    slots
+    let mut ids: Vec<_> = names.iter().filter_map(|name| CheckpointId::of_name(name)).collect();
+    ids.sort_unstable();
+    ids
 }
 
 /// Which checkpoint lies there.
-pub(super) fn slot_of(path: &Path) -> Slot {
+pub(super) fn id_of(path: &Path) -> CheckpointId {
     let name = path.file_name().and_then(|name| name.to_str());
-    name.and_then(Slot::of_name).unwrap_or_else(|| panic!("{} is no checkpoint", path.display()))
+    name.and_then(CheckpointId::of_name).unwrap_or_else(|| panic!("{} is no checkpoint", path.display()))
 }
 
 pub(super) fn checkpoints() -> PathBuf {

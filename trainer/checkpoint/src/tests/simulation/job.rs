@@ -8,21 +8,21 @@ use std::{
 
 use super::{
     coverage::{Coverage, Fault, Moment, impossible},
-    crew::{Given, give},
     dice::{Dice, mixed},
-    history::{checkpoints, look, slot_of, slots},
-    machine::{Machine, Planned, Role, World},
-    plant::Bug,
+    history::{checkpoints, id_of, ids, look},
+    machine::{Machine, Planned, ProcessRole, World},
+    planted_bug::Bug,
     process::Process,
     state::state,
+    thread_pool::{Given, give},
 };
 use crate::{
-    CheckpointError, Committed, Ended, Folder, Layout, Part, Position, Pruned,
-    slot::Slot,
-    snapshotter::{Work, Writer},
+    CheckpointError, CheckpointPart, Committed, Ended, Folder, Layout, Position, Pruned,
+    checkpoint_id::CheckpointId,
+    snapshotter::{BackgroundWriter, SaveCommand},
     tests::{
         number,
-        state::{Loaded, State, Whole, load},
+        state::{Loaded, SampleState, Whole, load},
     },
 };
 
@@ -238,33 +238,33 @@ impl Job {
         }
         let name = format!("committer of generation {}", self.generation);
         if written < self.members {
-            self.begin(name, Role::Committer, move |worker| {
-                Done::Ended(worker.perform(Work::Abandon { position }).ended)
+            self.begin(name, ProcessRole::Committer, move |worker| {
+                Done::Ended(worker.perform(SaveCommand::Abandon { position }).ended)
             });
             return self.play(|_| {});
         }
         self.machine.world().history.is_tried(&state, self.number);
         let facts = state.facts();
-        self.begin(name, Role::Committer, move |worker| {
+        self.begin(name, ProcessRole::Committer, move |worker| {
             // All have said that they left their notes: it looks once.
             let cancelled = Arc::new(AtomicBool::new(true));
             let facts = Box::new(|_: &[String]| Ok(facts));
-            Done::Ended(worker.perform(Work::Commit { position, layout, writers, facts, cancelled }).ended)
+            Done::Ended(worker.perform(SaveCommand::Commit { position, layout, writers, facts, cancelled }).ended)
         });
         self.play(|_| {})
     }
 
     /// Has the members write their parts; how many did, where all live on.
-    fn write(&mut self, state: &State, layout: &Arc<Layout>) -> Result<Option<u32>, String> {
+    fn write(&mut self, state: &SampleState, layout: &Arc<Layout>) -> Result<Option<u32>, String> {
         let (position, writers) = (state.position, number(self.members));
         for writer in 0..self.members {
-            let values = state.values()[layout.values_of(&layout.shard(writer, writers))].to_vec();
-            let part = Part { position, layout: Arc::clone(layout), writer, writers };
+            let values = state.values()[layout.values_of(&layout.part(writer, writers))].to_vec();
+            let part = CheckpointPart { position, layout: Arc::clone(layout), writer, writers };
             let name = format!("writer {writer} of {writers}, generation {}", self.generation);
-            self.begin(name, Role::Writer, move |worker| {
+            self.begin(name, ProcessRole::Writer, move |worker| {
                 let cancelled = Arc::new(AtomicBool::new(false));
                 let digest = Box::new(|_: &[f32]| "of a part".to_owned());
-                Done::Ended(worker.perform(Work::Write { part, digest, values, cancelled }).ended)
+                Done::Ended(worker.perform(SaveCommand::Write { part, digest, values, cancelled }).ended)
             });
         }
         let mut written = 0;
@@ -277,8 +277,8 @@ impl Job {
     fn prune(&mut self) -> Result<bool, String> {
         let bug = self.machine.world().bug;
         let fewer = number(1 + self.dice(|dice| dice.below(self.keep_last.get() as usize)) as u32);
-        self.begin("prune".to_owned(), Role::Pruner, move |Writer { folder, .. }| {
-            let identity = State::at(0).identity;
+        self.begin("prune".to_owned(), ProcessRole::Pruner, move |BackgroundWriter { folder, .. }| {
+            let identity = SampleState::at(0).identity;
             Done::Pruned(match bug {
                 Some(Bug::PrunedUnread) => prune_unread(folder, fewer),
                 _ => folder.prune(fewer, &identity),
@@ -298,8 +298,8 @@ impl Job {
                 self.thaw();
             }
             let (alone, before, flips) = (self.at_work.is_empty(), self.promised(), self.flips());
-            self.begin("loader".to_owned(), Role::Loader, |Writer { folder, .. }| {
-                Done::Loaded(load(folder, &State::at(0).identity))
+            self.begin("loader".to_owned(), ProcessRole::Loader, |BackgroundWriter { folder, .. }| {
+                Done::Loaded(load(folder, &SampleState::at(0).identity))
             });
             let mut loaded = None;
             self.play(|done| {
@@ -315,12 +315,12 @@ impl Job {
             self.run.fallen_back += u64::from(!skipped.is_empty());
             // What was hit while it was read may have been hit before or after that.
             if flips == self.flips() {
-                let slot = |of: &Option<Whole>| of.as_ref().map(|checkpoint| slot_of(&checkpoint.path));
-                if alone && slot(&checkpoint) != slot(&found) {
-                    return Err(format!("{:?} is loaded, then {:?}", slot(&checkpoint), slot(&found)));
+                let id = |of: &Option<Whole>| of.as_ref().map(|checkpoint| id_of(&checkpoint.path));
+                if alone && id(&checkpoint) != id(&found) {
+                    return Err(format!("{:?} is loaded, then {:?}", id(&checkpoint), id(&found)));
                 }
-                if slot(&checkpoint) < before.min(after) {
-                    let loaded = slot(&checkpoint);
+                if id(&checkpoint) < before.min(after) {
+                    let loaded = id(&checkpoint);
                     return Err(format!("{before:?} was promised, {loaded:?} is loaded; {skipped:?}"));
                 }
             }
@@ -340,7 +340,7 @@ impl Job {
     }
 
     /// No older one than this may be the newest.
-    fn promised(&self) -> Option<Slot> {
+    fn promised(&self) -> Option<CheckpointId> {
         let world = self.machine.world();
         world.history.floor(&world.disk)
     }
@@ -355,13 +355,13 @@ impl Job {
         Ok(())
     }
 
-    fn begin(&mut self, name: String, role: Role, act: impl FnOnce(&Writer) -> Done + Send + 'static) {
+    fn begin(&mut self, name: String, role: ProcessRole, act: impl FnOnce(&BackgroundWriter) -> Done + Send + 'static) {
         self.run.work += 1;
         let process: Arc<Process> = Arc::new(self.machine.process(name, role));
         let (task, keep_last) = (process.task, self.keep_last);
         let given = give(move || {
             process.begin();
-            let worker = Writer { folder: process.folder(), keep_last };
+            let worker = BackgroundWriter { folder: process.folder(), keep_last };
             let done = catch_unwind(AssertUnwindSafe(|| act(&worker)));
             process.end();
             done.unwrap_or_else(|panic| Done::Panicked(text_of(&*panic)))
@@ -406,7 +406,7 @@ impl Job {
                 let generation = self
                     .machine
                     .folder()
-                    .manifest_of(slot_of(&saved.path))
+                    .manifest_of(id_of(&saved.path))
                     .map_or(0, |(found, ..)| found.position.generation);
                 let mut world = self.machine.world();
                 if alive {
@@ -435,7 +435,7 @@ impl Job {
             world.tasks.iter_mut().for_each(|task| task.alive = false);
         }
         self.restart()?;
-        let newest = slots(&self.machine.world().disk).last().map_or(0, |slot| slot.step);
+        let newest = ids(&self.machine.world().disk).last().map_or(0, |id| id.step);
         self.step = self.step.max(newest);
         self.keep_last = NonZeroU32::MIN;
         self.save()?;
@@ -462,8 +462,8 @@ impl Drop for Job {
 
 /// As a careless hand would.
 fn prune_unread(folder: &Folder, keep_last: NonZeroU32) -> Result<Pruned, CheckpointError> {
-    let old = folder.medium.slots()?.into_iter().skip(keep_last.get() as usize);
-    old.for_each(|slot| drop(folder.medium.delete(slot)));
+    let old = folder.backend.ids()?.into_iter().skip(keep_last.get() as usize);
+    old.for_each(|id| drop(folder.backend.delete(id)));
     Ok(Pruned::default())
 }
 

@@ -11,10 +11,10 @@ use super::{
     dice::{Dice, mixed},
     disk::{Disk, Extent, ROOT, digest},
     history::History,
-    plant::Bug,
+    planted_bug::Bug,
     process::Process,
 };
-use crate::{files::TEMPORARY, operation::Operation, slot::Slot};
+use crate::{checkpoint_id::CheckpointId, file_backend::TEMPORARY, file_operation::FileOperation};
 
 /// Operations that one process performs before another one may go on.
 const MOST_AT_A_TIME: usize = 80;
@@ -59,7 +59,7 @@ pub(super) struct Planned {
 
 /// What a process is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ProcessRole {
     Writer,
     Committer,
     Pruner,
@@ -69,7 +69,7 @@ pub(super) enum Role {
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) name: String,
-    pub(super) role: Role,
+    pub(super) role: ProcessRole,
     pub(super) moment: Moment,
     /// Its generation is over.
     pub(super) is_late: bool,
@@ -116,13 +116,13 @@ impl Machine {
     }
 
     /// A process that waits for its turn.
-    pub(super) fn process(self: &Arc<Self>, name: String, role: Role) -> Process {
+    pub(super) fn process(self: &Arc<Self>, name: String, role: ProcessRole) -> Process {
         let (turn, mut world) = (Arc::new(Condvar::new()), self.world());
         let moment = match role {
-            Role::Writer => Moment::Copying,
-            Role::Committer => Moment::Gathering,
-            Role::Pruner => Moment::Verifying,
-            Role::Loader => Moment::Loading,
+            ProcessRole::Writer => Moment::Copying,
+            ProcessRole::Committer => Moment::Gathering,
+            ProcessRole::Pruner => Moment::Verifying,
+            ProcessRole::Loader => Moment::Loading,
         };
         let (task, verifies_since) = (world.tasks.len(), world.disk.clock);
         world.tasks.push(Task {
@@ -180,7 +180,12 @@ impl World {
     }
 
     /// What goes wrong with what a process is about to do, if anything does.
-    pub(super) fn strike(&mut self, task: usize, moment: Moment, operation: Option<&Operation<'_>>) -> Option<Fault> {
+    pub(super) fn strike(
+        &mut self,
+        task: usize,
+        moment: Moment,
+        operation: Option<&FileOperation<'_>>,
+    ) -> Option<Fault> {
         let fits = |planned: &Planned| planned.moment == moment && is_met_by(planned.fault, operation);
         let which = self.planned.iter().position(fits)?;
         if self.planned[which].after > 0 {
@@ -194,10 +199,12 @@ impl World {
     }
 
     /// Performs an operation, or half of it, and takes down what comes of it.
-    pub(super) fn perform(&mut self, operation: &Operation<'_>, extent: Extent, since: u64) -> io::Result<()> {
+    pub(super) fn perform(&mut self, operation: &FileOperation<'_>, extent: Extent, since: u64) -> io::Result<()> {
         let newer = match operation {
-            Operation::Rename(from, to) if extent == Extent::All => self.history.is_moved(&self.disk, from, to, since),
-            Operation::Remove(path) if extent != Extent::None => self.history.is_deleted(&self.disk, path, since),
+            FileOperation::Rename(from, to) if extent == Extent::All => {
+                self.history.is_moved(&self.disk, from, to, since)
+            }
+            FileOperation::Remove(path) if extent != Extent::None => self.history.is_deleted(&self.disk, path, since),
             _ => Ok(()),
         };
         let performed = self.disk.perform_partly(operation, extent);
@@ -227,50 +234,52 @@ impl World {
 impl Task {
     fn victim(&self) -> Victim {
         match (self.role, self.is_late) {
-            (Role::Writer, false) => Victim::Writer,
-            (Role::Writer, true) => Victim::LateWriter,
-            (Role::Committer, false) => Victim::Committer,
-            (Role::Committer, true) => Victim::LateCommitter,
-            (Role::Pruner, _) => Victim::Pruner,
-            (Role::Loader, _) => Victim::Loader,
+            (ProcessRole::Writer, false) => Victim::Writer,
+            (ProcessRole::Writer, true) => Victim::LateWriter,
+            (ProcessRole::Committer, false) => Victim::Committer,
+            (ProcessRole::Committer, true) => Victim::LateCommitter,
+            (ProcessRole::Pruner, _) => Victim::Pruner,
+            (ProcessRole::Loader, _) => Victim::Loader,
         }
     }
 
-    pub(super) fn moment_of(&self, operation: &Operation<'_>) -> Moment {
+    pub(super) fn moment_of(&self, operation: &FileOperation<'_>) -> Moment {
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let purpose = |path: &Path| name(path).strip_prefix(TEMPORARY).unwrap_or_default().to_owned();
         match operation {
-            Operation::Create(_) | Operation::Link(..) => Moment::Copying,
-            Operation::Write(path, _) if purpose(path).starts_with("chunk") => Moment::Copying,
-            Operation::Write(..) if self.role == Role::Writer => Moment::Noting,
-            Operation::Write(..) => Moment::Publishing,
-            Operation::Sync(path) if purpose(path).starts_with("chunk") => Moment::Syncing,
-            Operation::Sync(path) if self.moment == Moment::Gathering && is_checkpoints(path) => Moment::Publishing,
-            Operation::Sync(_) => self.moment,
-            Operation::Rename(_, to) if !purpose(to).is_empty() => Moment::Deleting,
-            Operation::Rename(_, to) if name(to).ends_with(".chunk") => Moment::Naming,
-            Operation::Rename(..) if self.role == Role::Writer => Moment::Noting,
-            Operation::Rename(_, to) if Slot::of_name(&name(to)).is_some_and(|slot| slot.generation.is_some()) => {
+            FileOperation::Create(_) | FileOperation::Link(..) => Moment::Copying,
+            FileOperation::Write(path, _) if purpose(path).starts_with("chunk") => Moment::Copying,
+            FileOperation::Write(..) if self.role == ProcessRole::Writer => Moment::Noting,
+            FileOperation::Write(..) => Moment::Publishing,
+            FileOperation::Sync(path) if purpose(path).starts_with("chunk") => Moment::Syncing,
+            FileOperation::Sync(path) if self.moment == Moment::Gathering && is_checkpoints(path) => Moment::Publishing,
+            FileOperation::Sync(_) => self.moment,
+            FileOperation::Rename(_, to) if !purpose(to).is_empty() => Moment::Deleting,
+            FileOperation::Rename(_, to) if name(to).ends_with(".chunk") => Moment::Naming,
+            FileOperation::Rename(..) if self.role == ProcessRole::Writer => Moment::Noting,
+            FileOperation::Rename(_, to)
+                if CheckpointId::of_name(&name(to)).is_some_and(|id| id.generation.is_some()) =>
+            {
                 Moment::Replacing
             }
-            Operation::Rename(..) => Moment::Publishing,
-            Operation::Remove(path) if path.parent().is_some_and(is_checkpoints) => Moment::Deleting,
-            Operation::Remove(_) => self.moment,
+            FileOperation::Rename(..) => Moment::Publishing,
+            FileOperation::Remove(path) if path.parent().is_some_and(is_checkpoints) => Moment::Deleting,
+            FileOperation::Remove(_) => self.moment,
         }
     }
 
     pub(super) fn moment_of_reading(&self) -> Moment {
         match (self.role, self.moment) {
-            (Role::Writer, _) => Moment::Copying,
-            (Role::Loader, _) => Moment::Loading,
-            (Role::Committer, moment @ (Moment::Gathering | Moment::Publishing | Moment::Replacing)) => moment,
-            (Role::Committer | Role::Pruner, _) => Moment::Verifying,
+            (ProcessRole::Writer, _) => Moment::Copying,
+            (ProcessRole::Loader, _) => Moment::Loading,
+            (ProcessRole::Committer, moment @ (Moment::Gathering | Moment::Publishing | Moment::Replacing)) => moment,
+            (ProcessRole::Committer | ProcessRole::Pruner, _) => Moment::Verifying,
         }
     }
 }
 
-pub(super) fn place(slot: Slot) -> PathBuf {
-    Path::new(ROOT).join("checkpoints").join(slot.to_string())
+pub(super) fn checkpoint_path(id: CheckpointId) -> PathBuf {
+    Path::new(ROOT).join("checkpoints").join(id.to_string())
 }
 
 pub(super) fn is_checkpoints(path: &Path) -> bool {
@@ -278,14 +287,19 @@ pub(super) fn is_checkpoints(path: &Path) -> bool {
 }
 
 /// Whether a fault can happen to an operation; `None` reads.
-pub(super) fn is_met_by(fault: Fault, operation: Option<&Operation<'_>>) -> bool {
+pub(super) fn is_met_by(fault: Fault, operation: Option<&FileOperation<'_>>) -> bool {
     match fault {
         Fault::Kill | Fault::KillAll | Fault::PowerOff | Fault::Freeze | Fault::Error | Fault::Flip => true,
         Fault::LostAnswer => operation.is_some(),
         Fault::Full => matches!(
             operation,
-            Some(Operation::Create(_) | Operation::Write(..) | Operation::Link(..) | Operation::Rename(..))
+            Some(
+                FileOperation::Create(_)
+                    | FileOperation::Write(..)
+                    | FileOperation::Link(..)
+                    | FileOperation::Rename(..)
+            )
         ),
-        Fault::SyncFails | Fault::SyncLies => matches!(operation, Some(Operation::Sync(_))),
+        Fault::SyncFails | Fault::SyncLies => matches!(operation, Some(FileOperation::Sync(_))),
     }
 }

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     CheckpointError, Folder,
-    files::Files,
-    operation::{Found, Operation, Perform},
+    file_backend::FileBackend,
+    file_operation::{FileOperation, PathKind, Perform},
 };
 
 /// Operations that fail once the space is used up.
@@ -66,11 +66,11 @@ impl Process {
         self.turn.wait_while(world, |world| world.running != Some(self.task)).expect("not poisoned")
     }
 
-    fn change(&self, operation: &Operation<'_>) -> io::Result<()> {
+    fn change(&self, operation: &FileOperation<'_>) -> io::Result<()> {
         let mut world = self.wait()?;
         let moment = world.tasks[self.task].moment_of(operation);
         let follows = match (operation, moment) {
-            (Operation::Sync(path), Moment::Publishing | Moment::Replacing) if is_checkpoints(path) => {
+            (FileOperation::Sync(path), Moment::Publishing | Moment::Replacing) if is_checkpoints(path) => {
                 Moment::Verifying
             }
             _ => moment,
@@ -100,7 +100,7 @@ impl Process {
     fn change_in(
         &self,
         world: &mut World,
-        operation: &Operation<'_>,
+        operation: &FileOperation<'_>,
         fault: Option<Fault>,
         since: u64,
     ) -> io::Result<()> {
@@ -141,7 +141,7 @@ impl Process {
     }
 
     /// There is space for half of it.
-    fn fill(&self, world: &mut World, operation: &Operation<'_>, since: u64) -> io::Result<()> {
+    fn fill(&self, world: &mut World, operation: &FileOperation<'_>, since: u64) -> io::Result<()> {
         world.perform(operation, Extent::Half, since).and(Err(ErrorKind::StorageFull.into()))
     }
 
@@ -181,7 +181,7 @@ impl Process {
 }
 
 impl Perform for Process {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         let bug = self.machine.world().bug;
         let performed = match bug {
             Some(bug) => bug.perform(operation, |operation| self.change(operation)),
@@ -190,7 +190,7 @@ impl Perform for Process {
         performed.map_err(|error| operation.failed(error))
     }
 
-    fn look(&self, path: &Path) -> io::Result<Found> {
+    fn look(&self, path: &Path) -> io::Result<PathKind> {
         let look = || self.observe(path, |disk| disk.look(path));
         let bug = self.machine.world().bug;
         bug.map_or_else(look, |bug| bug.look(look))
@@ -201,7 +201,7 @@ impl Perform for Process {
         Ok(())
     }
 
-    fn names(&self, folder: &Path) -> io::Result<Vec<String>> {
+    fn file_names(&self, folder: &Path) -> io::Result<Vec<String>> {
         self.observe(folder, |disk| disk.names(folder))
     }
 
@@ -227,11 +227,11 @@ impl Machine {
 struct Onlooker(Arc<Machine>);
 
 impl Perform for Onlooker {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         self.0.world().disk.perform(operation).map_err(|error| operation.failed(error))
     }
 
-    fn look(&self, path: &Path) -> io::Result<Found> {
+    fn look(&self, path: &Path) -> io::Result<PathKind> {
         self.0.world().disk.look(path)
     }
 
@@ -240,7 +240,7 @@ impl Perform for Onlooker {
         Ok(())
     }
 
-    fn names(&self, folder: &Path) -> io::Result<Vec<String>> {
+    fn file_names(&self, folder: &Path) -> io::Result<Vec<String>> {
         self.0.world().disk.names(folder)
     }
 
@@ -250,25 +250,28 @@ impl Perform for Onlooker {
 }
 
 fn folder(performer: Arc<dyn Perform>) -> Folder {
-    let mut folder = Folder::on(Arc::new(Files::performed_by(performer, PathBuf::from(ROOT))));
+    let mut folder = Folder::on(Arc::new(FileBackend::performed_by(performer, PathBuf::from(ROOT))));
     (folder.chunk_bytes, folder.at_once) = (super::CHUNK_BYTES, 1);
     folder
 }
 
-fn path_of<'a>(operation: &'a Operation<'_>) -> &'a Path {
+fn path_of<'a>(operation: &'a FileOperation<'_>) -> &'a Path {
     match operation {
-        Operation::Create(path) | Operation::Write(path, _) | Operation::Sync(path) | Operation::Remove(path) => path,
-        Operation::Link(_, to) | Operation::Rename(_, to) => to,
+        FileOperation::Create(path)
+        | FileOperation::Write(path, _)
+        | FileOperation::Sync(path)
+        | FileOperation::Remove(path) => path,
+        FileOperation::Link(_, to) | FileOperation::Rename(_, to) => to,
     }
 }
 
 /// An operation without what it writes.
-struct Brief<'a>(&'a Operation<'a>);
+struct Brief<'a>(&'a FileOperation<'a>);
 
 impl fmt::Display for Brief<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Operation::Write(path, _) => write!(f, "Write({})", path.display()),
+            FileOperation::Write(path, _) => write!(f, "Write({})", path.display()),
             other => write!(f, "{other:?}"),
         }
     }

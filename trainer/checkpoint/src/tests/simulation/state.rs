@@ -1,17 +1,17 @@
 //! States that tell which they are: equal numbers and steps are equal bits.
 
 use super::dice::mixed;
-use crate::{OwnedTensor, Position, tests::state::State};
+use crate::{OwnedTensor, Position, tests::state::SampleState};
 
 /// The state of a number. Some of it changes with each step, some every few steps and some never.
-pub(super) fn state(position: Position, number: u64) -> State {
+pub(super) fn state(position: Position, number: u64) -> SampleState {
     let bits = |seed: u64, i: usize| f32::from_bits(mixed(seed.wrapping_mul(31).wrapping_add(i as u64)) as u32);
     let tensor = |name: &str, shape: &[usize], seed: u64| {
         let values = (0..shape.iter().product()).map(|i| bits(seed, i)).collect();
         OwnedTensor { name: name.to_owned(), shape: shape.to_vec(), values }
     };
     let still = OwnedTensor { name: "momentum.conv1.weight".to_owned(), shape: vec![64], values: vec![0.5; 64] };
-    State {
+    SampleState {
         position,
         digest: format!("{number:016x}"),
         tensors: [
@@ -20,6 +20,6 @@ pub(super) fn state(position: Position, number: u64) -> State {
             still,
             tensor("momentum.conv1.bias", &[], number ^ 1),
         ],
-        ..State::at(0)
+        ..SampleState::at(0)
     }
 }

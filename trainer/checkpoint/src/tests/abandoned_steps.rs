@@ -4,16 +4,16 @@
 use std::{fs, path::Path};
 
 use super::{
-    number, open, place,
-    state::{State, load},
+    checkpoint_path, number, open,
+    state::{SampleState, load},
     steps,
 };
 use crate::{Ended, Folder, Position, Pruned, Snapshotter, Taken};
 
 /// The state of a step as a generation has it.
-fn state(step: u64, generation: u64) -> State {
-    let state = State::at(step);
-    State {
+fn state(step: u64, generation: u64) -> SampleState {
+    let state = SampleState::at(step);
+    SampleState {
         position: Position { generation, ..state.position },
         digest: format!("digest-{step} of generation {generation}"),
         ..state
@@ -34,7 +34,7 @@ fn save(folder: &Folder, step: u64, generation: u64) -> Pruned {
 
 /// Step and generation of what a restart begins with.
 fn newest(folder: &Folder) -> (u64, u64) {
-    let newest = load(folder, &State::at(0).identity).expect("ours").checkpoint.expect("whole").position;
+    let newest = load(folder, &SampleState::at(0).identity).expect("ours").checkpoint.expect("whole").position;
     (newest.step, newest.generation)
 }
 
@@ -45,9 +45,9 @@ fn gone_back(root: &Path) -> Folder {
         state(step, generation).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     }
     let away = root.join("away");
-    fs::rename(place(&folder, 20), &away).expect("moved");
+    fs::rename(checkpoint_path(&folder, 20), &away).expect("moved");
     assert_eq!(newest(&folder), (10, 3));
-    fs::rename(away, place(&folder, 20)).expect("moved back");
+    fs::rename(away, checkpoint_path(&folder, 20)).expect("moved back");
     folder
 }
 
@@ -66,7 +66,7 @@ fn who_prunes_by_hand_leaves_what_a_group_has_saved_that_is_about_to_delete_the_
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
     state(15, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
-    let pruned = folder.prune(number(1), &State::at(0).identity).expect("pruned");
+    let pruned = folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, steps(&folder)), (vec![10], vec![20, 15]));
 }
 
@@ -77,9 +77,9 @@ fn who_reaches_what_was_given_up_saves_it_anew_and_it_stays_when_that_is_deleted
     let behind = state(15, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     // Bit for bit what generation 4 had there.
     let given_up = state(20, 4);
-    let again = State { position: Position { generation: 6, ..given_up.position }, ..given_up };
+    let again = SampleState { position: Position { generation: 6, ..given_up.position }, ..given_up };
     again.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
-    let pruned = folder.prune_saved(&behind, 5, number(1), &State::at(0).identity).expect("pruned");
+    let pruned = folder.prune_saved(&behind, 5, number(1), &SampleState::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, newest(&folder)), (vec![20, 10], (20, 6)));
 }
 

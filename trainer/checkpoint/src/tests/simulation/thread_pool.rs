@@ -6,22 +6,22 @@ use std::{
     thread,
 };
 
-type Work = Box<dyn FnOnce() + Send>;
+type Errand = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    static IDLE: RefCell<Vec<Sender<Work>>> = const { RefCell::new(Vec::new()) };
+    static IDLE: RefCell<Vec<Sender<Errand>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Work that a thread was given.
+/// Errand that a thread was given.
 pub(super) struct Given<R> {
-    thread: Sender<Work>,
+    thread: Sender<Errand>,
     result: Receiver<R>,
 }
 
 /// Has an idle thread work, or a new one. The work must not panic.
 pub(super) fn give<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Given<R> {
     let thread = IDLE.with_borrow_mut(Vec::pop).unwrap_or_else(|| {
-        let (thread, orders) = channel::<Work>();
+        let (thread, orders) = channel::<Errand>();
         thread::spawn(move || orders.into_iter().for_each(|work| work()));
         thread
     });

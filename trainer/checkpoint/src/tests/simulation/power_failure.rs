@@ -9,7 +9,7 @@ use super::{
     dice::Dice,
     disk::{Disk, ROOT},
 };
-use crate::operation::{Contents, Operation};
+use crate::file_operation::{Contents, FileOperation};
 
 const POWER_FAILURES: u64 = 300;
 
@@ -20,20 +20,20 @@ fn path(name: &str) -> PathBuf {
     Path::new(ROOT).join("checkpoints").join(name)
 }
 
-fn write(name: &str) -> Operation<'static> {
-    Operation::Write(path(name), Contents::Bytes(&[7; 40]))
+fn write(name: &str) -> FileOperation<'static> {
+    FileOperation::Write(path(name), Contents::Bytes(&[7; 40]))
 }
 
-fn sync(name: &str) -> Operation<'static> {
-    Operation::Sync(path(name))
+fn sync(name: &str) -> FileOperation<'static> {
+    FileOperation::Sync(path(name))
 }
 
-fn rename(from: &str, to: &str) -> Operation<'static> {
-    Operation::Rename(path(from), path(to))
+fn rename(from: &str, to: &str) -> FileOperation<'static> {
+    FileOperation::Rename(path(from), path(to))
 }
 
 /// The names that are left and whether the bytes of each are whole, after each of many power failures.
-fn left(operations: &[Operation<'_>]) -> BTreeSet<Vec<(String, bool)>> {
+fn left(operations: &[FileOperation<'_>]) -> BTreeSet<Vec<(String, bool)>> {
     let after = |seed| {
         let mut disk = Disk::new();
         operations.iter().for_each(|operation| disk.perform(operation).expect("performed"));
@@ -52,7 +52,7 @@ fn sets(expected: &[&[Name<'_>]]) -> BTreeSet<Vec<(String, bool)>> {
 
 #[test]
 fn bytes_survive_once_the_file_is_synced_and_a_name_once_its_folder_is() {
-    let cases: [(&[Operation<'_>], &[&[Name<'_>]]); 4] = [
+    let cases: [(&[FileOperation<'_>], &[&[Name<'_>]]); 4] = [
         (&[write("a")], &[&[], &[("a", false)], &[("a", true)]]),
         (&[write("a"), sync("a")], &[&[], &[("a", true)]]),
         (&[write("a"), sync("")], &[&[("a", false)], &[("a", true)]]),

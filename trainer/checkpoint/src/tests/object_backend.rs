@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     CHUNK_BYTES, newest, number, save, save_in_parts,
-    state::{State, load},
+    state::{SampleState, load},
     steps,
 };
 use crate::{CheckpointError, Created, Folder, Objects, ObjectsError, Snapshotter, Taken, manifest::Manifest};
@@ -141,7 +141,7 @@ fn open_with(store: &Arc<Store>, fate: Fate, after: usize) -> (Folder, Arc<Way>)
     let objects: Arc<dyn Objects> = way.clone();
     let mut folder = Folder::open_existing_bucket(objects.clone()).unwrap_or_else(|_| {
         // Nothing is there yet.
-        Folder::on(Arc::new(crate::bucket::Bucket::of(objects)))
+        Folder::on(Arc::new(crate::object_backend::ObjectBackend::of(objects)))
     });
     folder.chunk_bytes = CHUNK_BYTES;
     (folder, way)
@@ -168,7 +168,7 @@ fn reached(fate: Fate, before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u
         assert_eq!(newest(&folder), (Some(2), vec![]), "saved again after {fate:?} at operation {after}");
         // Twice: whoever clears a save away keeps its place until nobody can commit it.
         for _ in 0..2 {
-            folder.prune(number(1), &State::at(0).identity).expect("pruned");
+            folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
         }
         let left = store.keys();
         let of_step_2 = |key: &String| key.starts_with("checkpoints/step-00000002.g1/");
@@ -186,7 +186,7 @@ fn what_is_saved_in_a_bucket_is_loaded_bit_for_bit() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     assert_eq!((newest(&folder), store.keys()), ((None, vec![]), vec![]));
-    let state = State::at(120);
+    let state = SampleState::at(120);
     let saved = state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     let loaded = load(&folder, &state.identity).expect("ours").checkpoint.expect("whole");
     assert!(state.is(&loaded), "{loaded:?}");
@@ -208,7 +208,7 @@ fn a_process_that_ends_at_any_operation_leaves_the_checkpoint_before_or_the_new_
 #[test]
 fn a_process_that_ends_while_old_checkpoints_are_deleted_leaves_the_newest_and_no_half_one() {
     let before = |folder: &Folder| (0..=2).for_each(|step| save(folder, step));
-    let found = reached(Fate::Ended, before, |folder| drop(folder.prune(number(1), &State::at(0).identity)));
+    let found = reached(Fate::Ended, before, |folder| drop(folder.prune(number(1), &SampleState::at(0).identity)));
     assert_eq!(found, vec![2; found.len()]);
 }
 
@@ -222,7 +222,7 @@ fn an_answer_that_is_lost_shows_no_half_checkpoint() {
 #[test]
 fn a_commit_of_which_the_answer_is_lost_has_gone_well() {
     let store = Arc::new(Store::default());
-    let state = State::at(1);
+    let state = SampleState::at(1);
     let receipt = state.write(&open(&store), 0, number(1)).expect("written");
     // Creating the manifest is all that a commit changes.
     let (folder, way) = open_with(&store, Fate::AnswerLost, 0);
@@ -233,7 +233,7 @@ fn a_commit_of_which_the_answer_is_lost_has_gone_well() {
 #[test]
 fn of_two_that_commit_the_same_state_both_are_told_that_it_is_saved() {
     let store = Arc::new(Store::default());
-    let state = State::at(1);
+    let state = SampleState::at(1);
     let receipt = state.write(&open(&store), 0, number(1)).expect("written");
     let commit = |time: &str| {
         let facts = crate::Facts { time: time.to_owned(), ..state.facts() };
@@ -248,7 +248,7 @@ fn another_state_of_the_same_step_and_generation_is_a_conflict_and_stays() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     save(&folder, 1);
-    let mut other = State::at(1);
+    let mut other = SampleState::at(1);
     other.digest = "another".into();
     other.tensors[3].values = vec![0.25];
     let receipt = other.write(&folder, 0, number(1)).expect("written");
@@ -264,7 +264,7 @@ fn a_committer_that_is_overtaken_between_its_looks_and_its_manifest_deletes_noth
     let (store, elsewhere) = (Arc::new(Store::default()), Arc::new(Store::default()));
     save(&open(&elsewhere), 1);
     let theirs = elsewhere.objects.lock().expect("not poisoned").clone();
-    let mut other = State::at(1);
+    let mut other = SampleState::at(1);
     other.digest = "another".into();
     other.tensors[0].values.fill(0.5);
     let (folder, way) = open_with(&store, Fate::Well, 0);
@@ -279,7 +279,7 @@ fn a_committer_that_is_overtaken_between_its_looks_and_its_manifest_deletes_noth
 fn the_later_generation_of_a_step_is_the_newer_one_and_the_older_takes_its_place_where_it_is_damaged() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
-    let mut state = State::at(2);
+    let mut state = SampleState::at(2);
     for (generation, digest) in [(1, "older"), (3, "newest"), (2, "between")] {
         (state.position.generation, state.digest) = (generation, digest.to_owned());
         state.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
@@ -300,7 +300,7 @@ fn a_committer_that_is_late_cannot_commit_what_a_later_generation_has_cleared_aw
     let store = Arc::new(Store::default());
     let folder = open(&store);
     save(&folder, 1);
-    let late = State::at(2);
+    let late = SampleState::at(2);
     let receipts: Vec<_> = (0..2).map(|writer| late.write(&folder, writer, number(2)).expect("written")).collect();
     let parts: Vec<_> = store.keys().into_iter().filter(|key| key.contains("step-00000002.g1")).collect();
     let parts: Vec<_> = parts.into_iter().map(|key| (store.objects.lock().expect("here")[&key].clone(), key)).collect();
@@ -357,7 +357,7 @@ fn foreign_checkpoints_and_newer_formats_in_a_bucket_are_refused_and_left_alone(
     let store = Arc::new(Store::default());
     let folder = open(&store);
     save(&folder, 4);
-    let mut theirs = State::at(4);
+    let mut theirs = SampleState::at(4);
     theirs.identity.model = "mlp-2e".into();
     let before = store.objects.lock().expect("not poisoned").clone();
     let refusals = [
@@ -377,7 +377,7 @@ fn foreign_checkpoints_and_newer_formats_in_a_bucket_are_refused_and_left_alone(
         (manifest.format_version, manifest.readable_from) = (3, 3);
         *bytes = manifest.to_bytes().expect("serialises");
     });
-    let text = load(&folder, &State::at(4).identity).expect_err("refused").to_string();
+    let text = load(&folder, &SampleState::at(4).identity).expect_err("refused").to_string();
     assert!(text.contains("format version 3") && text.contains("it reads version 2"), "{text}");
 }
 
@@ -386,10 +386,10 @@ fn what_any_number_of_writers_put_any_number_goes_on_with() {
     for (before, after) in [(1, 3), (3, 1), (4, 2), (2, 5)] {
         let folder = open(&Arc::new(Store::default()));
         save_in_parts(&folder, 1, before).expect("saved");
-        let (state, layout) = (State::at(1), State::at(1).layout());
+        let (state, layout) = (SampleState::at(1), SampleState::at(1).layout());
         let values: Vec<u32> = (0..after)
             .flat_map(|reader| {
-                let range = layout.shard(reader, number(after));
+                let range = layout.part(reader, number(after));
                 folder.load_range(1, &state.identity, range).expect("ours").expect("whole")
             })
             .map(f32::to_bits)
@@ -407,7 +407,7 @@ fn ranks_save_in_a_bucket_behind_the_training_and_the_oldest_are_deleted() {
     let mut ranks: Vec<_> =
         (0..2).map(|_| Snapshotter::start(folder.clone(), number(2), 0).expect("started")).collect();
     for step in 1..=4 {
-        let state = State::at(step);
+        let state = SampleState::at(step);
         for (writer, rank) in (0..).zip(&mut ranks) {
             assert_eq!(state.take(rank, writer, number(2)), Taken::Begun);
         }
@@ -420,7 +420,7 @@ fn ranks_save_in_a_bucket_behind_the_training_and_the_oldest_are_deleted() {
     let strangers = |key: &String| !key.ends_with(".chunk") && !key.ends_with("manifest.json");
     assert_eq!(store.keys().into_iter().filter(strangers).collect::<Vec<_>>(), Vec::<String>::new(), "notes are gone");
     // One that is given up leaves nothing.
-    let state = State::at(5);
+    let state = SampleState::at(5);
     assert_eq!(state.take(&mut ranks[0], 0, number(2)), Taken::Begun);
     drop(ranks[0].finish());
     ranks[0].abandon(state.position);

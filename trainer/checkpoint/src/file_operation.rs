@@ -1,5 +1,6 @@
-//! What changes the file system, as values: their order is what makes a checkpoint whole or absent, so that a test can end a process
-//! before, in the middle of and after each of them, or perform them on a disk of its own.
+//! The changes of the file system, as values. Their order makes a checkpoint whole or absent. A
+//! test can end the process before, within or after each of them, or perform them on a simulated
+//! disk.
 
 use std::{
     fmt,
@@ -13,50 +14,50 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::CheckpointError;
 
-/// Bytes that are made and used at a time: they stay in a core's cache.
+/// The number of bytes that are made and used at a time. They stay in a core's cache.
 pub(crate) const BLOCK_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Debug)]
-pub(crate) enum Operation<'a> {
-    /// Makes a folder unless it is there.
+pub(crate) enum FileOperation<'a> {
+    /// Makes a folder unless it exists.
     Create(PathBuf),
-    /// Writes a file that is not there yet. The system begins to store its bytes; they are stored once it is synced.
+    /// Writes a new file. The system begins to store its bytes. Only a sync makes them durable.
     Write(PathBuf, Contents<'a>),
-    /// Gives a file, the first, a second name.
+    /// Gives the first file a second name.
     Link(PathBuf, PathBuf),
     /// Waits until the bytes of a file, or the names in a folder, are stored.
     Sync(PathBuf),
-    /// Moves a file or folder, in one instant; onto a file replaces it.
+    /// Moves a file or folder in one instant. Replaces a file at the new path.
     Rename(PathBuf, PathBuf),
-    /// Deletes a file, or a folder with all that is in it, unless somebody else was faster.
+    /// Deletes a file, or a folder with its content. Succeeds if it is already gone.
     Remove(PathBuf),
 }
 
-impl Operation<'_> {
-    /// What a caller is told where it fails.
+impl FileOperation<'_> {
+    /// Returns the error of this operation.
     pub(crate) fn failed(&self, source: io::Error) -> CheckpointError {
         let (attempt, path) = match self {
-            Operation::Create(path) => ("creating", path),
-            Operation::Write(path, _) => ("writing", path),
-            Operation::Link(_, to) => ("linking", to),
-            Operation::Sync(path) => ("syncing", path),
-            Operation::Rename(_, to) => ("renaming to", to),
-            Operation::Remove(path) => ("deleting", path),
+            FileOperation::Create(path) => ("creating", path),
+            FileOperation::Write(path, _) => ("writing", path),
+            FileOperation::Link(_, to) => ("linking", to),
+            FileOperation::Sync(path) => ("syncing", path),
+            FileOperation::Rename(_, to) => ("renaming to", to),
+            FileOperation::Remove(path) => ("deleting", path),
         };
         CheckpointError::of(attempt, path.clone(), source)
     }
 }
 
-/// What a file gets.
+/// The content of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Contents<'a> {
     Bytes(&'a [u8]),
-    /// Values one after another, little-endian.
+    /// A sequence of values, little-endian.
     Values(&'a [&'a [f32]]),
 }
 
 impl Contents<'_> {
-    /// All the bytes.
+    /// Returns all bytes.
     pub(crate) fn to_vec(self) -> Vec<u8> {
         let mut all = Vec::new();
         let read: io::Result<()> = self.each_block(|block| {
@@ -67,11 +68,11 @@ impl Contents<'_> {
         all
     }
 
-    /// All the bytes, in blocks.
+    /// Calls `act` with all bytes, in blocks.
     pub(crate) fn each_block(&self, mut act: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         match self {
             Self::Bytes(bytes) => bytes.chunks(BLOCK_BYTES).try_for_each(act),
-            // In memory as they are in the file.
+            // The bytes of the file are the bytes in memory.
             Self::Values(parts) if cfg!(target_endian = "little") => {
                 parts.iter().flat_map(|part| bytemuck::cast_slice(part).chunks(BLOCK_BYTES)).try_for_each(act)
             }
@@ -85,22 +86,23 @@ impl Contents<'_> {
     }
 }
 
-/// Performs operations and reads what they have made: the file system, or a test in which something goes wrong. A test that changes
-/// nothing of how the file system is read leaves that as it is.
+/// Performs operations and reads their results. The file system implements it, and so do tests that
+/// inject faults. The default methods read the real file system.
 pub(crate) trait Perform: fmt::Debug + Send + Sync {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError>;
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError>;
 
-    /// What a path leads to.
-    fn look(&self, path: &Path) -> io::Result<Found> {
+    /// Returns the kind of thing at a path.
+    fn look(&self, path: &Path) -> io::Result<PathKind> {
         let found = path.metadata()?;
         Ok(match (found.is_file(), found.is_dir()) {
-            (true, _) => Found::File { bytes: found.len() },
-            (_, true) => Found::Folder,
-            (false, false) => Found::Other,
+            (true, _) => PathKind::File { bytes: found.len() },
+            (_, true) => PathKind::Folder,
+            (false, false) => PathKind::Other,
         })
     }
 
-    /// The first `most` bytes of a file, or all that it has, in blocks of whole values but for the last.
+    /// Reads at most the first `most` bytes of a file in blocks. All blocks but the last hold whole
+    /// values.
     fn read(&self, path: &Path, most: u64, act: &mut dyn FnMut(&[u8])) -> io::Result<()> {
         let mut file = File::open(path)?.take(most);
         let mut block = vec![0; BLOCK_BYTES];
@@ -112,47 +114,47 @@ pub(crate) trait Perform: fmt::Debug + Send + Sync {
         }
     }
 
-    /// The names in a folder.
-    fn names(&self, folder: &Path) -> io::Result<Vec<String>> {
+    /// Returns the names in a folder.
+    fn file_names(&self, folder: &Path) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>)?;
         Ok(entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok()).collect())
     }
 
-    /// A word that nobody else draws.
+    /// Draws a unique word.
     fn draw(&self) -> String {
         drawn()
     }
 }
 
-/// What a path leads to.
+/// The kind of thing at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum PathKind {
     File {
         bytes: u64,
     },
     Folder,
-    /// A pipe, a device.
+    /// For example a pipe or a device.
     Other,
 }
 
-/// A word that nobody else draws. It is random: members in containers share process ids.
+/// Draws a unique word. It is random because members in containers share process ids.
 pub(crate) fn drawn() -> String {
     format!("{:016x}", RandomState::new().build_hasher().finish())
 }
 
-/// The file system.
+/// The real file system.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSystem;
 
 impl Perform for FileSystem {
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         let performed = match operation {
-            Operation::Create(path) => create(path),
-            Operation::Write(path, contents) => write(path, contents),
-            Operation::Link(from, to) => fs::hard_link(from, to),
-            Operation::Sync(path) => sync(path),
-            Operation::Rename(from, to) => fs::rename(from, to),
-            Operation::Remove(path) => remove(path),
+            FileOperation::Create(path) => create(path),
+            FileOperation::Write(path, contents) => write(path, contents),
+            FileOperation::Link(from, to) => fs::hard_link(from, to),
+            FileOperation::Sync(path) => sync(path),
+            FileOperation::Rename(from, to) => fs::rename(from, to),
+            FileOperation::Remove(path) => remove(path),
         };
         performed.map_err(|error| operation.failed(error))
     }
@@ -163,7 +165,7 @@ pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Reads until the block is full or there is no more; gives how many bytes there were.
+/// Reads until the block is full or the file ends. Returns the number of bytes.
 fn fill(block: &mut [u8], file: &mut impl Read) -> io::Result<usize> {
     let mut filled = 0;
     while filled < block.len() {
@@ -187,8 +189,8 @@ fn create(path: &Path) -> io::Result<()> {
 fn write(path: &Path, contents: &Contents<'_>) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     contents.each_block(|block| file.write_all(block))?;
-    // Linux begins to store what it may then forget; left alone it waits for the sync, and the storage is idle until then. A file system
-    // that does not know this advice stores all the same.
+    // Linux now begins to store the file. Otherwise it would wait for the sync and leave the
+    // storage idle. A file system that ignores this advice stores the file at the sync.
     let _ = fadvise(&file, 0, None, Advice::DontNeed);
     Ok(())
 }

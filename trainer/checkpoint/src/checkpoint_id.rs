@@ -1,5 +1,8 @@
-//! The names of checkpoints: `step-00000120` in a folder, and `step-00000120.g4` where a damaged one, or what an older group has left, has
-//! that name; always `step-00000120.g4` in a bucket, where nothing can be renamed and each generation has names of its own.
+//! The names of checkpoints.
+//!
+//! A folder uses `step-00000120`. It uses `step-00000120.g4` if a damaged checkpoint or one of an
+//! older group has the first name. A bucket always uses `step-00000120.g4`: nothing can be renamed
+//! there, so each generation needs names of its own.
 
 use std::{fmt, path::PathBuf};
 
@@ -7,19 +10,20 @@ use crate::Position;
 
 const STEP: &str = "step-";
 const GENERATION: &str = ".g";
-/// Digits of a step in a name, so that names sort as steps do; greater steps take more.
+/// The least number of digits of a step in a name, so that names sort as steps do.
 const STEP_DIGITS: usize = 8;
 
-/// Which checkpoint. Later ones are greater.
+/// Identifies a checkpoint. A later checkpoint is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Slot {
+pub(crate) struct CheckpointId {
     pub(crate) step: u64,
-    /// `None` where any generation may have saved it; it is older than those that say which.
+    /// `None` if any generation may have saved it. Such a checkpoint sorts before those of a known
+    /// generation.
     pub(crate) generation: Option<u64>,
 }
 
-impl Slot {
-    /// What a name says, if it is one of these.
+impl CheckpointId {
+    /// Parses a name. Returns `None` if it is no name of a checkpoint.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         let rest = name.strip_prefix(STEP)?;
         let (step, generation) = match rest.split_once(GENERATION) {
@@ -29,13 +33,13 @@ impl Slot {
         Some(Self { step: step.parse().ok()?, generation })
     }
 
-    /// Whether a checkpoint of this name can be where training stood there.
+    /// True if a checkpoint of this name can have this position.
     pub(crate) fn is_of(self, position: Position) -> bool {
         self.step == position.step && self.generation.is_none_or(|generation| generation == position.generation)
     }
 }
 
-impl fmt::Display for Slot {
+impl fmt::Display for CheckpointId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, generation } = self;
         write!(f, "{STEP}{step:0STEP_DIGITS$}")?;
@@ -43,14 +47,14 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Something beside the checkpoints that is none.
+/// Something beside the checkpoints that is no checkpoint.
 pub(crate) struct Leftover {
     pub(crate) path: PathBuf,
-    /// Which checkpoint it was to become.
+    /// The checkpoint that it was to become.
     pub(crate) staged: Option<Staged>,
 }
 
-/// Which checkpoint a save is to become.
+/// Identifies an unfinished save by the checkpoint that it is to become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Staged {
     pub(crate) step: u64,
@@ -58,9 +62,9 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    /// What the name of a save says that is to become a checkpoint.
+    /// Parses the name of an unfinished save.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
-        let Slot { step, generation } = Slot::of_name(name)?;
+        let CheckpointId { step, generation } = CheckpointId::of_name(name)?;
         Some(Self { step, generation: generation? })
     }
 }

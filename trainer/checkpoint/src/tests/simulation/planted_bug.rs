@@ -4,8 +4,8 @@ use std::{io, path::Path};
 
 use super::machine::is_checkpoints;
 use crate::{
-    files::TEMPORARY,
-    operation::{Found, Operation},
+    file_backend::TEMPORARY,
+    file_operation::{FileOperation, PathKind},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,23 +40,23 @@ impl Bug {
     /// Performs an operation as a checkpointer with this bug would.
     pub(super) fn perform(
         self,
-        operation: &Operation<'_>,
-        perform: impl Fn(&Operation<'_>) -> io::Result<()>,
+        operation: &FileOperation<'_>,
+        perform: impl Fn(&FileOperation<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         match (self, operation) {
-            (Self::NamesAreNotSynced, Operation::Sync(path)) if is_of(path, "step-") => Ok(()),
-            (Self::ChunksAreNotSynced, Operation::Sync(path)) if is_of(path, "chunk-") => Ok(()),
-            (Self::PublishedIsNotSynced, Operation::Sync(path)) if is_checkpoints(path) => Ok(()),
-            (Self::FailedSyncPasses, Operation::Sync(_)) => perform(operation).or(Ok(())),
-            (Self::DeletedInPlace, Operation::Rename(from, to)) if is_of(to, "deleted-") => {
-                perform(&Operation::Remove(from.clone()))
+            (Self::NamesAreNotSynced, FileOperation::Sync(path)) if is_of(path, "step-") => Ok(()),
+            (Self::ChunksAreNotSynced, FileOperation::Sync(path)) if is_of(path, "chunk-") => Ok(()),
+            (Self::PublishedIsNotSynced, FileOperation::Sync(path)) if is_checkpoints(path) => Ok(()),
+            (Self::FailedSyncPasses, FileOperation::Sync(_)) => perform(operation).or(Ok(())),
+            (Self::DeletedInPlace, FileOperation::Rename(from, to)) if is_of(to, "deleted-") => {
+                perform(&FileOperation::Remove(from.clone()))
             }
             _ => perform(operation),
         }
     }
 
     /// Looks at a path as a checkpointer with this bug would.
-    pub(super) fn look(self, look: impl Fn() -> io::Result<Found>) -> io::Result<Found> {
+    pub(super) fn look(self, look: impl Fn() -> io::Result<PathKind>) -> io::Result<PathKind> {
         match self {
             Self::ErrorsPassForAbsence => look().map_err(|_| io::ErrorKind::NotFound.into()),
             _ => look(),

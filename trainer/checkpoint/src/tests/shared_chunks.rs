@@ -1,14 +1,14 @@
 use std::{fs, os::unix::fs::MetadataExt};
 
 use super::{
-    newest, number, open, place,
-    state::{State, load},
+    checkpoint_path, newest, number, open,
+    state::{SampleState, load},
 };
-use crate::{Folder, Saved, operation::Operation};
+use crate::{Folder, Saved, file_operation::FileOperation};
 
 /// Saves the weights of step 1 as those of `step`, with `slot` as one of the slots' values: all else is as it was.
 fn save_with_slot(folder: &Folder, step: u64, slot: f32) -> (Saved, u64) {
-    let mut state = State::at(1);
+    let mut state = SampleState::at(1);
     state.position.step = step;
     state.tensors[3].values = vec![slot];
     let receipts: Vec<_> = (0..2).map(|writer| state.write(folder, writer, number(2)).expect("written")).collect();
@@ -21,7 +21,7 @@ fn save_with_slot(folder: &Folder, step: u64, slot: f32) -> (Saved, u64) {
 
 /// How many names each chunk of `step` has.
 fn names(folder: &Folder, step: u64) -> Vec<u64> {
-    let files = fs::read_dir(place(folder, step)).expect("a folder").map(|file| file.expect("readable"));
+    let files = fs::read_dir(checkpoint_path(folder, step)).expect("a folder").map(|file| file.expect("readable"));
     let chunks = files.filter(|file| file.file_name().to_string_lossy().ends_with(".chunk"));
     let mut names: Vec<_> = chunks.map(|file| file.metadata().expect("readable").nlink()).collect();
     names.sort_unstable();
@@ -32,7 +32,7 @@ fn names(folder: &Folder, step: u64) -> Vec<u64> {
 fn a_chunk_that_has_not_changed_is_not_written_again() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
-    let bytes = State::at(1).layout().bytes();
+    let bytes = SampleState::at(1).layout().bytes();
     assert_eq!(save_with_slot(&folder, 1, 0.5).1, 0);
     assert_eq!(save_with_slot(&folder, 2, 0.5).1, bytes);
     let (_, unchanged) = save_with_slot(&folder, 3, 0.25);
@@ -48,10 +48,10 @@ fn what_is_shared_outlives_the_checkpoint_that_wrote_it() {
     let folder = open(root.path());
     for step in 1..=4 {
         save_with_slot(&folder, step, if step < 3 { 0.5 } else { 0.25 });
-        let pruned = folder.prune(number(1), &State::at(1).identity).expect("pruned");
+        let pruned = folder.prune(number(1), &SampleState::at(1).identity).expect("pruned");
         assert_eq!(pruned.steps, if step == 1 { vec![] } else { vec![step - 1] });
     }
-    let loaded = load(&folder, &State::at(1).identity).expect("ours").checkpoint.expect("whole");
+    let loaded = load(&folder, &SampleState::at(1).identity).expect("ours").checkpoint.expect("whole");
     assert_eq!(loaded.position.step, 4);
     assert!(names(&folder, 4).iter().all(|names| *names == 1), "nothing else is left");
 }
@@ -61,14 +61,14 @@ fn a_damaged_chunk_is_written_again_and_not_referred_to() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save_with_slot(&folder, 1, 0.5);
-    let chunk = fs::read_dir(place(&folder, 1)).expect("a folder").map(|file| file.expect("readable").path());
+    let chunk = fs::read_dir(checkpoint_path(&folder, 1)).expect("a folder").map(|file| file.expect("readable").path());
     let chunk = chunk.into_iter().find(|path| path.extension().is_some_and(|end| end == "chunk")).expect("a chunk");
     let mut bytes = fs::read(&chunk).expect("readable");
     bytes[0] ^= 1;
     fs::write(&chunk, bytes).expect("written");
     let (_, unchanged) = save_with_slot(&folder, 2, 0.5);
-    assert!(unchanged < State::at(1).layout().bytes());
-    let newest = load(&folder, &State::at(1).identity).expect("ours");
+    assert!(unchanged < SampleState::at(1).layout().bytes());
+    let newest = load(&folder, &SampleState::at(1).identity).expect("ours");
     assert_eq!((newest.checkpoint.expect("whole").position.step, newest.skipped.len()), (2, 0));
 }
 
@@ -79,7 +79,8 @@ fn damage_to_what_two_checkpoints_share_is_found_in_both() {
     super::save(&folder, 0);
     save_with_slot(&folder, 1, 0.5);
     save_with_slot(&folder, 2, 0.5);
-    let shared = fs::read_dir(place(&folder, 2)).expect("a folder").map(|file| file.expect("readable").path());
+    let shared =
+        fs::read_dir(checkpoint_path(&folder, 2)).expect("a folder").map(|file| file.expect("readable").path());
     let shared = shared.into_iter().find(|path| path.extension().is_some_and(|end| end == "chunk")).expect("a chunk");
     let mut bytes = fs::read(&shared).expect("readable");
     bytes[1] ^= 0x40;
@@ -91,14 +92,14 @@ fn damage_to_what_two_checkpoints_share_is_found_in_both() {
 fn where_files_have_one_name_only_an_unchanged_chunk_is_written() {
     #[derive(Debug)]
     struct WithoutLinks;
-    impl crate::operation::Perform for WithoutLinks {
-        fn perform(&self, operation: &Operation<'_>) -> Result<(), crate::CheckpointError> {
+    impl crate::file_operation::Perform for WithoutLinks {
+        fn perform(&self, operation: &FileOperation<'_>) -> Result<(), crate::CheckpointError> {
             match operation {
-                Operation::Link(_, to) => {
+                FileOperation::Link(_, to) => {
                     let refused = std::io::Error::from(std::io::ErrorKind::Unsupported);
                     Err(crate::CheckpointError::of("linking", to.clone(), refused))
                 }
-                other => crate::operation::FileSystem.perform(other),
+                other => crate::file_operation::FileSystem.perform(other),
             }
         }
     }

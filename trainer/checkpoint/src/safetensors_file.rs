@@ -1,5 +1,5 @@
-//! Tensors ↔ the bytes of a safetensors file: eight bytes with the length of a JSON header (little-endian), the header,
-//! padded with spaces to a multiple of eight, then the values.
+//! Makes the bytes of a safetensors file: eight bytes with the length of a JSON header
+//! (little-endian), the header, padded with spaces to a multiple of eight, then the values.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde::Serialize;
 
 use crate::Tensor;
 
-/// The header's key that is no tensor.
+/// The key of the header that is no tensor.
 const METADATA: &str = "__metadata__";
 const HEADER_ALIGNMENT: usize = 8;
 const VALUE_BYTES: usize = size_of::<f32>();
 
-/// The header's entry of one tensor. The writer is our own because the library's orders metadata at random: a model file
-/// shall be the same bytes for the same weights.
+/// An entry of the header. The library orders metadata at random. This writer makes equal weights
+/// into equal bytes.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Header<'a> {
@@ -21,7 +21,7 @@ enum Header<'a> {
     Tensor { dtype: &'static str, shape: &'a [usize], data_offsets: [usize; 2] },
 }
 
-/// The file that holds `tensors`, in their order.
+/// Returns the file that holds `tensors`, in their order.
 pub(crate) fn to_bytes(tensors: &[Tensor<'_>], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, String> {
     let mut header = BTreeMap::from([(METADATA, Header::Metadata(metadata))]);
     if metadata.is_empty() {

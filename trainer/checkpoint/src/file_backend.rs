@@ -1,4 +1,5 @@
-//! Checkpoints in a file system: parts are gathered in a `.tmp-…` folder, every file synced, and that is renamed.
+//! Checkpoints in a file system. Parts are gathered and synced in a `.tmp-…` folder, which is then
+//! renamed.
 
 use std::{
     fs::{self, File},
@@ -11,28 +12,29 @@ use rustix::io::Errno;
 
 use crate::{
     CheckpointError, Position,
+    backend::{Backend, Published, Replacing, Written},
+    checkpoint_id::{CheckpointId, Leftover, Staged},
     chunk::Chunk,
-    manifest::{MANIFEST, Unusable},
-    medium::{Medium, Published, Replacing, Written},
-    operation::{Contents, FileSystem, Found, Operation, Perform, sync},
+    file_operation::{Contents, FileOperation, FileSystem, PathKind, Perform, sync},
+    format::MANIFEST,
     read::{name_of, read_chunk},
-    slot::{Leftover, Slot, Staged},
+    read_error::ReadError,
 };
 
-/// What a save in progress is called, so that no reader takes it for a checkpoint.
+/// The prefix of an unfinished save, so that no reader takes it for a checkpoint.
 pub(crate) const TEMPORARY: &str = ".tmp-";
 
-/// A file that is stored in one piece, such as a model, until it is.
+/// The purpose of a temporary file that is stored in one piece, such as a model.
 const STORED: &str = "file";
 
 /// A job's folder in a file system.
 #[derive(Clone, Debug)]
-pub(crate) struct Files {
+pub(crate) struct FileBackend {
     root: PathBuf,
     performer: Arc<dyn Perform>,
 }
 
-impl Files {
+impl FileBackend {
     pub(crate) fn at(root: PathBuf) -> Self {
         Self::performed_by(Arc::new(FileSystem), root)
     }
@@ -41,15 +43,16 @@ impl Files {
         Self { root, performer }
     }
 
-    /// Makes the folder where it is missing, and sees that it can be written. One that was made before may be full or read-only now: who
-    /// only reads it needs no more, and saving waits until it is writable again.
+    /// Makes the folder if it is missing, and checks that it can be written. A folder that exists
+    /// may be full or read-only now. Reading needs no more, and saving waits until it is writable
+    /// again.
     pub(crate) fn make(&self) -> Result<(), CheckpointError> {
         let was_made = self.is_made()?;
         let probes = self.root.join("probes");
         for needed in [&probes, &self.checkpoints()] {
             make(needed).map_err(|source| self.unwritable(source))?;
         }
-        // Not among the checkpoints, where another member may be pruning leftovers.
+        // The trial lies apart from the checkpoints, where another member may be pruning leftovers.
         let trial = self.temporary_in(&probes, "trial");
         match File::create_new(&trial).and_then(|_| fs::remove_file(&trial)) {
             Err(source) if !was_made => Err(self.unwritable(source)),
@@ -57,17 +60,18 @@ impl Files {
         }
     }
 
-    /// Whether there is a folder of checkpoints. One that the storage does not give now is not to be made anew.
+    /// True if there is a folder of checkpoints. It is an error if the storage cannot tell: an
+    /// existing folder must not be made again.
     fn is_made(&self) -> Result<bool, CheckpointError> {
         match self.checkpoints().metadata() {
             Ok(found) => Ok(found.is_dir()),
             Err(source) if passes(&source) => Err(CheckpointError::of("reading", self.checkpoints(), source)),
-            // Making it says what is wrong.
+            // The attempt to make it reports the cause.
             Err(_) => Ok(false),
         }
     }
 
-    /// Sees that there is a folder of checkpoints.
+    /// Checks that there is a folder of checkpoints.
     pub(crate) fn find(&self) -> Result<(), CheckpointError> {
         match self.checkpoints().metadata() {
             Ok(found) if found.is_dir() => Ok(()),
@@ -78,7 +82,7 @@ impl Files {
         }
     }
 
-    fn perform(&self, operation: &Operation<'_>) -> Result<(), CheckpointError> {
+    fn perform(&self, operation: &FileOperation<'_>) -> Result<(), CheckpointError> {
         self.performer.perform(operation)
     }
 
@@ -86,43 +90,47 @@ impl Files {
         self.root.join("checkpoints")
     }
 
-    fn place(&self, slot: Slot) -> PathBuf {
-        self.checkpoints().join(slot.to_string())
+    fn path_of(&self, id: CheckpointId) -> PathBuf {
+        self.checkpoints().join(id.to_string())
     }
 
-    /// A path beside the checkpoints that no other save uses.
+    /// Returns a unique path beside the checkpoints.
     fn temporary(&self, purpose: &str) -> PathBuf {
         self.temporary_in(&self.checkpoints(), purpose)
     }
 
-    /// A path in `folder` that nobody else uses.
+    /// Returns a unique path in `folder`.
     fn temporary_in(&self, folder: &Path, purpose: &str) -> PathBuf {
         folder.join(format!("{TEMPORARY}{purpose}-{}", self.performer.draw()))
     }
 
-    /// Takes what is at `path` out of its place, in one instant, to be removed from where it is then; `None` where it was gone.
+    /// Moves what is at `path` aside in one instant and returns its new path, or `None` if it is
+    /// gone.
     fn put_aside(&self, path: PathBuf, purpose: &str) -> Result<Option<PathBuf>, CheckpointError> {
         let aside = self.temporary(purpose);
-        match self.perform(&Operation::Rename(path.clone(), aside.clone())) {
+        match self.perform(&FileOperation::Rename(path.clone(), aside.clone())) {
             Err(_) if matches!(self.look(&path), Ok(None)) => Ok(None),
             renamed => renamed.map(|()| Some(aside)),
         }
     }
 
-    /// Whether a chunk need not be written: a torn save of the same step has left it, another part of the state is equal, or so is
-    /// the checkpoint before, from which it gets its second name.
+    /// True if a chunk need not be written. An interrupted save of the same step may have left it,
+    /// another range of the state may be equal, or the checkpoint before may hold it. The last case
+    /// gives its file a second name.
     fn refer(&self, staging: &Path, before: Option<&Path>, chunk: &Chunk) -> bool {
         let name = |folder: &Path| folder.join(chunk.file());
-        // What is damaged is not referred to again.
+        // A damaged chunk is never referred to.
         let is_whole = |folder: &Path| read_chunk(self, folder, chunk, &mut |_| {}).is_ok();
-        // Some file systems have no second names, and another member may be deleting the first: then it is written.
+        // Linking fails on some file systems, or if another member deletes the first name. The
+        // chunk is then written.
         let linked =
-            |before: &Path| is_whole(before) && self.perform(&Operation::Link(name(before), name(staging))).is_ok();
+            |before: &Path| is_whole(before) && self.perform(&FileOperation::Link(name(before), name(staging))).is_ok();
         is_whole(staging) || before.is_some_and(linked)
     }
 
-    /// What a path leads to, or nothing. Where the storage does not say, that is an error: what is there must not pass for absent.
-    fn look(&self, path: &Path) -> Result<Option<Found>, CheckpointError> {
+    /// Returns the kind of thing at a path, or `None` if nothing is there. It is an error if the
+    /// storage cannot tell: an existing thing must not pass for absent.
+    fn look(&self, path: &Path) -> Result<Option<PathKind>, CheckpointError> {
         match self.performer.look(path) {
             Ok(found) => Ok(Some(found)),
             Err(error) if is_absence(&error) => Ok(None),
@@ -133,7 +141,7 @@ impl Files {
     fn unwritable(&self, source: io::Error) -> CheckpointError {
         let path = self.root.clone();
         match source.kind() {
-            // `create_dir_all` says this where a file stands in the way.
+            // `create_dir_all` reports this error if a file is in the way.
             io::ErrorKind::AlreadyExists => CheckpointError::NotAFolder { path },
             _ if passes(&source) => CheckpointError::of("making", path, source),
             _ => match CheckpointError::of("writing", path, source) {
@@ -144,34 +152,34 @@ impl Files {
     }
 }
 
-impl Medium for Files {
+impl Backend for FileBackend {
     fn root(&self) -> &Path {
         &self.root
     }
 
-    fn slot(&self, position: Position) -> Slot {
-        Slot { step: position.step, generation: None }
+    fn id(&self, position: Position) -> CheckpointId {
+        CheckpointId { step: position.step, generation: None }
     }
 
-    fn slots(&self) -> Result<Vec<Slot>, CheckpointError> {
-        let mut slots = Vec::new();
-        for slot in self.names(&self.checkpoints())?.iter().filter_map(|name| Slot::of_name(name)) {
-            // Where the storage does not say, it may be one: whoever reads it is told.
-            if matches!(self.look(&self.place(slot)), Ok(Some(Found::Folder)) | Err(_)) {
-                slots.push(slot);
+    fn ids(&self) -> Result<Vec<CheckpointId>, CheckpointError> {
+        let mut ids = Vec::new();
+        for id in self.file_names(&self.checkpoints())?.iter().filter_map(|name| CheckpointId::of_name(name)) {
+            // If the storage cannot tell, it may be a checkpoint. A reader then gets the error.
+            if matches!(self.look(&self.path_of(id)), Ok(Some(PathKind::Folder)) | Err(_)) {
+                ids.push(id);
             }
         }
-        slots.sort_unstable_by(|a, b| b.cmp(a));
-        slots.dedup();
-        Ok(slots)
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        ids.dedup();
+        Ok(ids)
     }
 
-    fn rivals(&self, position: Position) -> Result<Vec<Slot>, CheckpointError> {
-        Ok(self.slots()?.into_iter().filter(|slot| slot.step == position.step).collect())
+    fn rivals(&self, position: Position) -> Result<Vec<CheckpointId>, CheckpointError> {
+        Ok(self.ids()?.into_iter().filter(|id| id.step == position.step).collect())
     }
 
-    fn sync_slots(&self) -> Result<(), CheckpointError> {
-        self.perform(&Operation::Sync(self.checkpoints()))
+    fn sync_checkpoint_names(&self) -> Result<(), CheckpointError> {
+        self.perform(&FileOperation::Sync(self.checkpoints()))
     }
 
     fn leftovers(&self) -> Result<Vec<Leftover>, CheckpointError> {
@@ -183,80 +191,80 @@ impl Medium for Files {
             name.starts_with(&format!("{TEMPORARY}{STORED}-"))
                 .then(|| Leftover { staged: None, path: self.root.join(name) })
         };
-        let (beside, below) = (self.names(&self.root)?, self.names(&self.checkpoints())?);
+        let (beside, below) = (self.file_names(&self.root)?, self.file_names(&self.checkpoints())?);
         Ok(beside.into_iter().filter_map(left_beside).chain(below.into_iter().filter_map(leftover)).collect())
     }
 
     fn discard(&self, leftover: Leftover) -> Result<(), CheckpointError> {
         let Leftover { path, staged } = leftover;
-        let Some(Staged { step, .. }) = staged else { return self.perform(&Operation::Remove(path)) };
+        let Some(Staged { step, .. }) = staged else { return self.perform(&FileOperation::Remove(path)) };
         // Its committer's rename must find all of it or nothing.
         match self.put_aside(path, &format!("discarded-{step}"))? {
-            Some(aside) => self.perform(&Operation::Remove(aside)),
+            Some(aside) => self.perform(&FileOperation::Remove(aside)),
             None => Ok(()),
         }
     }
 
-    fn delete(&self, slot: Slot) -> Result<(), CheckpointError> {
-        let aside = self.put_aside(self.place(slot), &format!("deleted-{}", slot.step))?;
+    fn delete(&self, id: CheckpointId) -> Result<(), CheckpointError> {
+        let aside = self.put_aside(self.path_of(id), &format!("deleted-{}", id.step))?;
         let Some(aside) = aside else { return Ok(()) };
-        self.sync_slots()?;
-        self.perform(&Operation::Remove(aside))
+        self.sync_checkpoint_names()?;
+        self.perform(&FileOperation::Remove(aside))
     }
 
-    /// A pipe would hold up the reader, hence the look before opening.
-    fn length(&self, path: &Path) -> Result<Option<u64>, Unusable> {
-        match self.look(path).map_err(|error| Unusable::Unread(Box::new(error)))? {
+    /// Looks before opening, because a pipe would block the reader.
+    fn length(&self, path: &Path) -> Result<Option<u64>, ReadError> {
+        match self.look(path).map_err(|error| ReadError::Unread(Box::new(error)))? {
             None => Ok(None),
-            Some(Found::File { bytes }) => Ok(Some(bytes)),
-            Some(Found::Folder | Found::Other) => {
-                Err(Unusable::Damaged(format!("{} is no regular file", name_of(path))))
+            Some(PathKind::File { bytes }) => Ok(Some(bytes)),
+            Some(PathKind::Folder | PathKind::Other) => {
+                Err(ReadError::Damaged(format!("{} is no regular file", name_of(path))))
             }
         }
     }
 
-    fn read(&self, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), Unusable> {
+    fn read(&self, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
         match self.performer.read(path, length, act) {
             Ok(()) => Ok(()),
             Err(error) if is_absence(&error) => {
-                Err(Unusable::Damaged(format!("{} cannot be read: {error}", name_of(path))))
+                Err(ReadError::Damaged(format!("{} cannot be read: {error}", name_of(path))))
             }
             Err(error) => Err(unread(path, error)),
         }
     }
 
-    fn names(&self, folder: &Path) -> Result<Vec<String>, CheckpointError> {
-        self.performer.names(folder).map_err(|source| CheckpointError::of("listing", folder.to_owned(), source))
+    fn file_names(&self, folder: &Path) -> Result<Vec<String>, CheckpointError> {
+        self.performer.file_names(folder).map_err(|source| CheckpointError::of("listing", folder.to_owned(), source))
     }
 
     fn store(&self, path: &Path, contents: Contents<'_>) -> Result<(), CheckpointError> {
         let folder = path.parent().unwrap_or(Path::new("."));
         let temporary = self.temporary_in(folder, STORED);
         let stored = [
-            Operation::Write(temporary.clone(), contents),
-            Operation::Sync(temporary.clone()),
-            Operation::Rename(temporary.clone(), path.to_owned()),
+            FileOperation::Write(temporary.clone(), contents),
+            FileOperation::Sync(temporary.clone()),
+            FileOperation::Rename(temporary.clone(), path.to_owned()),
         ];
         let stored = stored.iter().try_for_each(|operation| self.perform(operation));
         if stored.is_err() {
-            // The space may be what the next save lacks; the error that matters is the one at hand.
-            let _ = self.perform(&Operation::Remove(temporary));
+            // The next save may need the space. The error at hand matters more.
+            let _ = self.perform(&FileOperation::Remove(temporary));
         }
         stored?;
-        self.perform(&Operation::Sync(folder.to_owned()))
+        self.perform(&FileOperation::Sync(folder.to_owned()))
     }
 
     fn remove(&self, path: &Path) -> Result<(), CheckpointError> {
-        self.perform(&Operation::Remove(path.to_owned()))
+        self.perform(&FileOperation::Remove(path.to_owned()))
     }
 
     fn staging(&self, position: Position) -> PathBuf {
         let Position { step, generation, .. } = position;
-        self.checkpoints().join(format!("{TEMPORARY}{}", Slot { step, generation: Some(generation) }))
+        self.checkpoints().join(format!("{TEMPORARY}{}", CheckpointId { step, generation: Some(generation) }))
     }
 
     fn make_staging(&self, position: Position) -> Result<(), CheckpointError> {
-        self.perform(&Operation::Create(self.staging(position)))
+        self.perform(&FileOperation::Create(self.staging(position)))
     }
 
     fn write_chunk(
@@ -270,8 +278,8 @@ impl Medium for Files {
             return Ok(Written::Unchanged);
         }
         let temporary = self.temporary_in(staging, "chunk");
-        if let Err(error) = self.perform(&Operation::Write(temporary.clone(), contents)) {
-            // On a full disk its room is what the next attempt lacks.
+        if let Err(error) = self.perform(&FileOperation::Write(temporary.clone(), contents)) {
+            // On a full disk the next attempt needs the space.
             let _ = self.remove(&temporary);
             return Err(error);
         }
@@ -280,16 +288,16 @@ impl Medium for Files {
 
     fn sync_chunk(&self, written: &Written) -> Result<(), CheckpointError> {
         match written {
-            Written::Unnamed(file) => self.perform(&Operation::Sync(file.clone())),
+            Written::Unnamed(file) => self.perform(&FileOperation::Sync(file.clone())),
             Written::Unchanged | Written::Named => Ok(()),
         }
     }
 
     fn name_chunks(&self, staging: &Path, written: &[(Chunk, Written)]) -> Result<(), CheckpointError> {
         for (chunk, file) in unnamed(written) {
-            self.perform(&Operation::Rename(file.clone(), staging.join(chunk.file())))?;
+            self.perform(&FileOperation::Rename(file.clone(), staging.join(chunk.file())))?;
         }
-        self.perform(&Operation::Sync(staging.to_owned()))
+        self.perform(&FileOperation::Sync(staging.to_owned()))
     }
 
     fn is_left_over(&self, _: &str) -> bool {
@@ -297,19 +305,21 @@ impl Medium for Files {
     }
 
     fn publish(&self, position: Position, manifest: &[u8], replacing: Replacing) -> Result<Published, CheckpointError> {
-        let (staging, mut slot) = (self.staging(position), self.slot(position));
+        let (staging, mut id) = (self.staging(position), self.id(position));
         self.store(&staging.join(MANIFEST), Contents::Bytes(manifest))?;
         match replacing {
             Replacing::Nothing => {}
-            // Beside them: if they had to give way first, a crash could leave neither them nor this one.
-            Replacing::Others => slot.generation = Some(position.generation),
+            // The new checkpoint lies beside the others. If they were removed first, a crash could
+            // leave none.
+            Replacing::Others => id.generation = Some(position.generation),
         }
-        // A folder replaces no folder that has anything in it: of two that commit, the second is told.
-        if let Err(error) = self.perform(&Operation::Rename(staging, self.place(slot))) {
+        // A folder cannot replace a folder with content, so that the second of two committers gets
+        // an error.
+        if let Err(error) = self.perform(&FileOperation::Rename(staging, self.path_of(id))) {
             return Ok(Published::Taken(error));
         }
-        self.sync_slots()?;
-        Ok(Published::Done(slot))
+        self.sync_checkpoint_names()?;
+        Ok(Published::Done(id))
     }
 
     fn abandon(&self, position: Position) -> Result<(), CheckpointError> {
@@ -329,7 +339,8 @@ fn unnamed(written: &[(Chunk, Written)]) -> impl Iterator<Item = (&Chunk, &PathB
     })
 }
 
-/// Whether storage is away, or a resource is used up, which others may give back: nothing is wrong with the path.
+/// True for an error that says nothing about the path: the storage is away, or others may free a
+/// resource.
 fn passes(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -358,8 +369,8 @@ fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-fn unread(path: &Path, source: io::Error) -> Unusable {
-    Unusable::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
+fn unread(path: &Path, source: io::Error) -> ReadError {
+    ReadError::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
 }
 
 /// Makes a folder with its parents and stores their names.
@@ -384,8 +395,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_that_cannot_be_made_while_the_storage_is_away_is_tried_again_and_one_that_never_can_is_not() {
-        let files = Files::at(PathBuf::from("/job"));
+    fn only_an_error_that_may_pass_lets_a_folder_be_made_later() {
+        let files = FileBackend::at(PathBuf::from("/job"));
         let error = |errno: Errno| files.unwritable(io::Error::from(errno));
         for passing in [Errno::IO, Errno::STALE, Errno::NOTCONN, Errno::TIMEDOUT, Errno::MFILE] {
             assert!(matches!(error(passing), CheckpointError::Storage { .. }), "{passing}");
