@@ -57,7 +57,7 @@ fn metadata() -> serde_json::Value {
 }
 
 #[test]
-fn every_crate_uses_exactly_what_its_arrow_allows() {
+fn every_crate_uses_only_the_crates_that_its_arrows_allow() {
     let metadata = metadata();
     for (user, allowed) in ARROWS {
         let package = metadata["packages"]
@@ -90,7 +90,7 @@ fn every_crate_of_the_product_has_an_arrow() {
 }
 
 #[test]
-fn the_arrows_stand_in_architecture_md() {
+fn architecture_md_draws_the_arrows() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     for (user, used) in ARROWS {
         for used in used {
@@ -105,7 +105,7 @@ fn the_arrows_stand_in_architecture_md() {
 }
 
 #[test]
-fn what_must_stay_out_of_a_crate_is_not_linked_into_it() {
+fn no_crate_links_a_crate_that_it_must_never_link() {
     for (user, absent) in ABSENCES {
         let output = Command::new(env!("CARGO"))
             .args(["tree", "--offline", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--package", user])
@@ -115,7 +115,7 @@ fn what_must_stay_out_of_a_crate_is_not_linked_into_it() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let tree = String::from_utf8_lossy(&output.stdout);
         let linked: BTreeSet<&str> = tree.lines().filter_map(|line| line.split_whitespace().next()).collect();
-        assert!(linked.contains(user), "cargo tree printed nothing of {user}");
+        assert!(linked.contains(user), "cargo tree does not print {user}");
         for absent in absent {
             assert!(!linked.contains(absent), "{user} links {absent}");
         }
@@ -123,14 +123,14 @@ fn what_must_stay_out_of_a_crate_is_not_linked_into_it() {
 }
 
 #[test]
-fn programs_name_no_folder_of_the_machine_that_built_them() {
+fn programs_contain_no_folder_of_the_machine_that_built_them() {
     let config = fs::read_to_string(root().join(".cargo/config.toml")).expect("the configuration of cargo");
     assert!(config.contains("rustc-wrapper = \".cargo/rustc\""), "{config}");
-    let told = Command::new(root().join(".cargo/rustc"))
+    let output = Command::new(root().join(".cargo/rustc"))
         .args(["echo", "main.rs"])
         .env("CARGO_HOME", "/home/builder/cargo")
         .output()
         .expect("the wrapper starts");
-    let called = String::from_utf8_lossy(&told.stdout).trim().to_owned();
+    let called = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     assert_eq!(called, "main.rs --remap-path-prefix /home/builder/cargo/registry/src=registry");
 }

@@ -58,7 +58,7 @@ fn another_byte_gives_another_digest() {
 }
 
 #[test]
-fn containerd_and_others_learn_the_images_name_from_the_archive() {
+fn the_archive_holds_the_images_name_for_containerd_and_other_tools() {
     let folder = TempDir::new().expect("a folder");
     let made = image::operator(&this_program(), &folder.path().join("archive")).expect("an image");
     assert_eq!(made.name, format!("lockstep.dev/operator:{}", image::VERSION));
@@ -69,7 +69,7 @@ fn containerd_and_others_learn_the_images_name_from_the_archive() {
 }
 
 #[test]
-fn the_operators_image_runs_its_binary_as_nobody_in_particular() {
+fn the_operators_image_runs_its_binary_as_an_ordinary_user() {
     let folder = TempDir::new().expect("a folder");
     let unpacked =
         Unpacked::from(&image::operator(&this_program(), &folder.path().join("archive")).expect("an image").path);
@@ -79,7 +79,7 @@ fn the_operators_image_runs_its_binary_as_nobody_in_particular() {
     let files = unpacked.files();
     assert!(
         files["usr/bin/lockstep-operator"] == fs::read(this_program()).expect("this program"),
-        "the binary is another one"
+        "the image holds another binary"
     );
     assert!(String::from_utf8_lossy(&files["etc/passwd"]).contains("nonroot:x:65532:65532:"));
 }

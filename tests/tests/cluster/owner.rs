@@ -68,7 +68,7 @@ fn an_owner_that_waits_to_be_killed() {
             .is_ok_and(|ready| ready == "1")
     })
     .expect("runs");
-    fs::write(folder.join(IS_UP), "").expect("said");
+    fs::write(folder.join(IS_UP), "").expect("written");
     // The test that started this process holds the other end.
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("waited");
 }

@@ -22,7 +22,7 @@ fn assert_refused(name: &str, manifest: &Manifest, arguments: &[&str], words: &[
 }
 
 #[test]
-fn a_manifest_that_cannot_be_used_is_refused_by_field_value_and_range() {
+fn an_invalid_manifest_is_refused_with_field_value_and_range() {
     let _alone = alone();
     let good = Manifest::glyphs(640, 1);
     let cases = [
@@ -60,7 +60,7 @@ fn label_bytes(labels: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_worker_that_reads_other_data_than_the_others_or_none_is_told_of_while_they_train() {
+fn a_worker_with_other_or_missing_data_is_reported_while_the_others_train() {
     const SAMPLES: u32 = 2_000;
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
@@ -85,7 +85,7 @@ fn a_worker_that_reads_other_data_than_the_others_or_none_is_told_of_while_they_
     run.wait_for_workers_again(2);
     fs::remove_file(folder.path().join("train-labels-idx1-ubyte")).expect("removed");
     kill(run.trainers("worker", "worker-1")[0]);
-    run.wait_until("what is missing", || run.said().contains("train-labels-idx1-ubyte"));
+    run.wait_until("the missing file", || run.said().contains("train-labels-idx1-ubyte"));
     run.wait_for_step(run.newest_step() + 20);
     labels(1);
     run.wait_for_workers_again(2);
@@ -95,7 +95,7 @@ fn a_worker_that_reads_other_data_than_the_others_or_none_is_told_of_while_they_
 }
 
 #[test]
-fn idx_files_that_cannot_be_used_are_refused_by_name() {
+fn unusable_idx_files_are_refused_by_name() {
     let _alone = alone();
     let folder = tempfile::tempdir().expect("a folder");
     let images = folder.path().join("train-images-idx3-ubyte");

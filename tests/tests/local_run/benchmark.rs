@@ -46,7 +46,7 @@ fn the_table_has_a_row_for_each_size_and_algorithm_and_one_choice_for_each_size(
 }
 
 #[test]
-fn the_log_of_the_first_worker_ends_with_the_table_that_is_reported() {
+fn the_first_workers_log_ends_with_the_reported_table() {
     let _alone = alone();
     let manifest = Manifest::collectives("maxBytes: 4Ki, repetitions: 2", "backend: tcp");
     let run = Run::of("collectives", &manifest, &[]).finished();
@@ -58,7 +58,7 @@ fn the_log_of_the_first_worker_ends_with_the_table_that_is_reported() {
 }
 
 #[test]
-fn only_the_algorithm_that_is_named_is_measured() {
+fn only_the_named_algorithm_is_measured() {
     let _alone = alone();
     let manifest = Manifest::collectives("maxBytes: 4Ki, repetitions: 2", "algorithm: doubleTree");
     let run = Run::of("named", &manifest, &[]).finished();
@@ -67,7 +67,7 @@ fn only_the_algorithm_that_is_named_is_measured() {
 }
 
 #[test]
-fn a_worker_that_dies_while_it_measures_makes_the_benchmark_begin_anew() {
+fn a_worker_that_dies_during_a_measurement_restarts_the_benchmark() {
     let _alone = alone();
     let run = Run::of("dying", &slow(), &[]);
     run.wait_until("the first row", || run.said().contains("step 1/2"));

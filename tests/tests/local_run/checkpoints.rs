@@ -34,9 +34,9 @@ fn manifest(epochs: u32) -> Manifest {
 
 /// Runs `lockstep checkpoints` on the run's folder. Returns its JSON, and true if it succeeded.
 fn checkpoints(run: &Run, action: &str) -> (Value, bool) {
-    let told = Command::new(lockstep()).args(["checkpoints", action, "--json"]).arg(run.folder()).output();
-    let told = told.expect("lockstep starts");
-    (serde_json::from_slice(&told.stdout).unwrap_or_default(), told.status.success())
+    let output = Command::new(lockstep()).args(["checkpoints", action, "--json"]).arg(run.folder()).output();
+    let output = output.expect("lockstep starts");
+    (serde_json::from_slice(&output.stdout).unwrap_or_default(), output.status.success())
 }
 
 fn steps(listed: &Value) -> Vec<u64> {
@@ -45,7 +45,7 @@ fn steps(listed: &Value) -> Vec<u64> {
 
 /// Returns the folders of the listed checkpoints. A checkpoint that replaces a damaged one of the
 /// same step has a folder of its own.
-fn places(listed: &Value) -> Vec<PathBuf> {
+fn paths(listed: &Value) -> Vec<PathBuf> {
     listed.as_array().expect("a list").iter().map(|one| one["path"].as_str().expect("a folder").into()).collect()
 }
 
@@ -60,7 +60,7 @@ fn saves_in_progress(run: &Run) -> usize {
 }
 
 #[test]
-fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the_newest() {
+fn workers_killed_during_a_save_leave_whole_checkpoints_and_resume_from_the_newest() {
     let _alone = alone();
     let manifest = manifest(2000);
     let run = Run::of("kill-savers", &manifest, &[]);
@@ -70,21 +70,22 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
         let changes = run.history().len();
         kill(run.trainers("worker", victim)[0]);
         assert_all_whole(&run, victim);
-        run.wait_until("the others go on", || run.history().len() > changes);
-        run.wait_until("all three again", || run.steps().last().is_some_and(|line| line.world_size == 3));
+        run.wait_until("a change of the group", || run.history().len() > changes);
+        run.wait_until("all three workers again", || run.steps().last().is_some_and(|line| line.world_size == 3));
     }
     run.wait_until("a save in progress", || saves_in_progress(&run) > 0);
     let all = [run.trainers("worker", ""), run.trainers("coordinator", "")].concat();
     run.signal(Signal::KILL);
-    wait_for("the end of all", || all.iter().all(|pid| rustix::process::test_kill_process(*pid).is_err()));
+    wait_for("the processes to end", || all.iter().all(|pid| rustix::process::test_kill_process(*pid).is_err()));
     let (listed, _) = checkpoints(&run, "list");
     let newest = steps(&listed)[0];
     assert_all_whole(&run, "all");
 
     let changes = run.history().len();
     let last = run.history().pop().expect("three changes");
-    let told = run.steps().pop().filter(|line| line.generation >= last.generation).map_or(last.step, |line| line.step);
-    let redone = told.saturating_sub(newest);
+    let reported =
+        run.steps().pop().filter(|line| line.generation >= last.generation).map_or(last.step, |line| line.step);
+    let redone = reported.saturating_sub(newest);
     let run = run.again(&manifest, &[]);
     // The metrics log of the killed processes may go beyond that step.
     run.wait_until("a group", || run.history().len() > changes);
@@ -101,7 +102,7 @@ fn workers_killed_while_they_save_leave_whole_checkpoints_and_all_go_on_from_the
 }
 
 #[test]
-fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or_overwritten() {
+fn a_damaged_checkpoint_is_reported_and_without_a_whole_one_nothing_is_trained_or_overwritten() {
     let _alone = alone();
     let manifest = manifest(2000);
     let ended = |run: Run| {
@@ -116,28 +117,31 @@ fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or
     let saved = steps(&checkpoints(&run, "list").0);
     damage(&folder_of(run.folder(), saved[0])).expect("damaged");
     let run = run.again(&manifest, &[]);
-    let told = format!("the checkpoint of step {} in file://", saved[0]);
-    run.wait_until("the warning", || run.said().contains(&told));
+    let warning = format!("the checkpoint of step {} in file://", saved[0]);
+    run.wait_until("the warning", || run.said().contains(&warning));
     let run = ended(run);
     let back = run.history().into_iter().rfind(|change| change.rollback).map(|change| change.step);
     assert_eq!(back, Some(saved[1]), "{:?}", run.history());
 
     let (listed, _) = checkpoints(&run, "list");
-    let (saved, places) = (steps(&listed), places(&listed));
-    let (newest, kept) = (&places[0], run.folder().join("kept"));
+    let (saved, paths) = (steps(&listed), paths(&listed));
+    let (newest, kept) = (&paths[0], run.folder().join("kept"));
     fs::create_dir(&kept).expect("a folder");
     for entry in fs::read_dir(newest).expect("a checkpoint").flatten() {
         fs::copy(entry.path(), kept.join(entry.file_name())).expect("copied");
     }
-    places.iter().for_each(|place| damage(place).expect("damaged"));
-    let journal = fs::read(run.folder().join("metrics.jsonl")).expect("a journal");
+    paths.iter().for_each(|path| damage(path).expect("damaged"));
+    let metrics_log = fs::read(run.folder().join("metrics.jsonl")).expect("a metrics log");
     let run = run.again(&manifest, &[]).finished();
     let said = run.said();
     assert_eq!(run.code, Some(1), "{said}");
     let refused = format!("no checkpoint there is whole; the checkpoint of step {} in file://", saved[0]);
     assert!(said.contains(&refused) && said.contains("Nothing was overwritten"), "{said}");
     assert_eq!(steps(&checkpoints(&run, "list").0), saved);
-    assert!(fs::read(run.folder().join("metrics.jsonl")).expect("a journal") == journal, "steps were taken back");
+    assert!(
+        fs::read(run.folder().join("metrics.jsonl")).expect("a metrics log") == metrics_log,
+        "steps were taken back"
+    );
 
     fs::remove_dir_all(newest).expect("removed");
     fs::rename(&kept, newest).expect("put back");
@@ -148,7 +152,7 @@ fn a_damaged_checkpoint_is_told_of_and_where_none_is_whole_nothing_is_trained_or
 }
 
 #[test]
-fn what_three_workers_saved_two_and_then_one_go_on_with_to_the_same_weights() {
+fn a_checkpoint_of_three_workers_leads_two_and_then_one_to_the_same_weights() {
     let _alone = alone();
     let manifest = manifest(3);
     let undisturbed = Run::of("undisturbed", &manifest, &["--workers", "1"]).finished();
@@ -170,7 +174,7 @@ fn what_three_workers_saved_two_and_then_one_go_on_with_to_the_same_weights() {
 }
 
 #[test]
-fn a_run_goes_on_with_another_link_wire_and_algorithm_than_it_was_saved_with() {
+fn a_run_resumes_with_another_link_wire_and_algorithm_than_it_was_saved_with() {
     let _alone = alone();
     let saved = Manifest::glyphs(10_000, 6).replaced("bucketBytes: 64Ki", "algorithm: ring");
     let mut run = Run::of("rewired", &saved, &[]);
@@ -214,7 +218,7 @@ fn failures(run: &Run) -> u64 {
 }
 
 #[test]
-fn training_goes_on_while_the_storage_is_full_or_read_only_and_saves_when_it_is_not() {
+fn training_goes_on_with_full_or_read_only_storage_and_saves_once_it_can() {
     let _alone = alone();
     let run = Run::of("full", &Manifest::glyphs(10_000, 2000), &["--workers", "2"]);
     run.wait_for_checkpoint();
@@ -240,15 +244,15 @@ fn training_goes_on_while_the_storage_is_full_or_read_only_and_saves_when_it_is_
 
     let ballast = folder.join("ballast");
     let filled = fs::write(&ballast, vec![1; 4 << 20]);
-    assert!(filled.is_err(), "it has no room for that");
+    assert!(filled.is_err(), "the disk is not full");
     fails("full");
     let said = run.said();
     assert!(said.contains("warning: no checkpoint is saved since step ") && said.contains("no space left"), "{said}");
     fs::remove_file(&ballast).expect("removed");
     saves("once there is room");
-    run.wait_until("word of it", || run.said().contains("checkpoints are saved again; the newest holds step "));
+    run.wait_until("the report", || run.said().contains("checkpoints are saved again; the newest holds step "));
 
-    wait_for("a moment in which nobody writes", || mount(&["-o", "remount,ro"], &folder).is_ok());
+    wait_for("a moment without a write", || mount(&["-o", "remount,ro"], &folder).is_ok());
     fails("read-only");
     mount(&["-o", "remount,rw"], &folder).expect("writable again");
     saves("once it is writable");
@@ -263,7 +267,7 @@ fn training_goes_on_while_the_storage_is_full_or_read_only_and_saves_when_it_is_
 }
 
 #[test]
-fn a_run_that_ends_on_a_full_disk_says_what_it_waits_for_and_what_is_lost_if_it_is_given_up() {
+fn a_run_that_ends_on_a_full_disk_reports_its_wait_and_the_loss_if_it_is_stopped() {
     let _alone = alone();
     let run = Run::of("full-end", &Manifest::glyphs(10_000, 6), &["--workers", "2"]);
     run.wait_for_checkpoint();
@@ -273,7 +277,7 @@ fn a_run_that_ends_on_a_full_disk_says_what_it_waits_for_and_what_is_lost_if_it_
         Err(why) => return skip("the end of a run on storage that is full", &why),
     };
     let filled = fs::write(folder.join("ballast"), vec![1; 64 << 20]);
-    assert!(filled.is_err(), "it has no room for that");
+    assert!(filled.is_err(), "the disk is not full");
     run.wait_until("workers that wait", || run.said().contains("warning: the workers wait for the storage"));
     let said = run.said();
     assert!(said.contains("no space left") && said.contains("press Ctrl-C twice"), "{said}");

@@ -12,7 +12,7 @@ const EPOCHS: u32 = 12;
 const STEPS: u64 = 12 * 141;
 
 #[test]
-fn devices_of_a_worker_learn_as_workers_do() {
+fn several_devices_of_a_worker_learn_like_several_workers() {
     let _alone = alone();
     let manifest = Manifest::glyphs(2000, 1);
     let one = Run::of("devices-1", &manifest, &["--workers", "1"]).finished();

@@ -33,9 +33,12 @@ fn manifest(epochs: u32) -> Manifest {
 
 /// Checks the promises that hold for every run of so many epochs.
 fn assert_nothing_was_lost(run: &Run, epochs: u32) {
-    assert_it_learned_the_same(run, epochs);
+    assert_same_model(run, epochs);
     let (steps, history) = (run.steps(), run.history());
-    assert!(steps.windows(2).all(|pair| pair[0].generation <= pair[1].generation), "generations form a chain");
+    assert!(
+        steps.windows(2).all(|pair| pair[0].generation <= pair[1].generation),
+        "the generations of the steps do not increase"
+    );
     assert!(history.windows(2).all(|pair| pair[0].generation < pair[1].generation), "{history:?}");
     assert!(history.iter().all(|change| !change.rollback), "{history:?}");
     for change in &history[1..] {
@@ -45,10 +48,10 @@ fn assert_nothing_was_lost(run: &Run, epochs: u32) {
     }
 }
 
-fn assert_it_learned_the_same(run: &Run, epochs: u32) {
+fn assert_same_model(run: &Run, epochs: u32) {
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(run, u64::from(epochs) * EPOCH_STEPS);
-    assert!(run.model() == undisturbed(epochs), "the weights differ from those of a run to which nothing happened");
+    assert!(run.model() == undisturbed(epochs), "the weights differ from those of an undisturbed run");
 }
 
 /// Returns the model of an undisturbed run. No other run may be active meanwhile.
@@ -60,7 +63,7 @@ fn undisturbed(epochs: u32) -> Vec<u8> {
 }
 
 #[test]
-fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
+fn kills_of_any_process_and_scaling_lose_no_step_and_change_no_bit() {
     let _alone = alone();
     let run = Run::of("churn", &manifest(LONG), &[]);
     run.wait_for_step(50);
@@ -68,7 +71,7 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     kill(run.trainers("worker", "worker-0")[0]);
     run.wait_for_workers_again(3);
     let unseen: Vec<_> = run.steps().into_iter().filter(|line| line.loss.is_none()).collect();
-    assert!(unseen.is_empty(), "the two others know what came of each step: {unseen:?}");
+    assert!(unseen.is_empty(), "the two survivors know each step's loss: {unseen:?}");
     kill(run.trainers("coordinator", "")[0]);
     let step = run.steps().last().map_or(0, |line| line.step);
     run.wait_for_step(step + 100);
@@ -85,17 +88,17 @@ fn kills_of_anybody_and_scaling_lose_no_step_and_change_no_bit() {
     });
     run.wait_until("four workers again", || run.history().last().is_some_and(|change| change.workers == 4));
     run.scale(1);
-    run.wait_until("one worker by intent", || run.steps().last().is_some_and(|line| line.world_size == 1));
+    run.wait_until("one worker", || run.steps().last().is_some_and(|line| line.world_size == 1));
     let run = run.finished();
     assert_nothing_was_lost(&run, LONG);
     let history = run.history();
-    let planned = history.iter().find(|change| !change.left.is_empty()).expect("three left");
+    let planned = history.iter().find(|change| !change.left.is_empty()).expect("a planned change");
     assert!(planned.left.len() == 3 && planned.lost.is_empty(), "{planned:?}");
     println!("{} generations; the slowest change took {:.3} s", history.len(), slowest(&run));
 }
 
 #[test]
-fn chaos_is_told_and_is_no_failure_of_the_job() {
+fn chaos_is_reported_and_is_no_failure_of_the_job() {
     let _alone = alone();
     let manifest = manifest(SHORT).replaced("backoffLimit: 2", "backoffLimit: 0");
     // With this seed, chaos kills a worker after 0.8 s and the coordinator after 1.8 s.
@@ -105,19 +108,19 @@ fn chaos_is_told_and_is_no_failure_of_the_job() {
     for victim in ["the coordinator", "worker 0"] {
         assert!(said.contains(&format!("chaos kills {victim}")), "{said}");
     }
-    assert_it_learned_the_same(&run, SHORT);
+    assert_same_model(&run, SHORT);
 }
 
 #[test]
-fn a_stopped_worker_is_left_behind_and_joins_again_when_it_wakes() {
+fn a_stopped_worker_is_excluded_and_joins_again_when_it_resumes() {
     let _alone = alone();
     let run = Run::of("frozen", &manifest(SHORT), &["--workers", "2"]);
     run.wait_for_step(50);
     let frozen = run.trainers("worker", "worker-1")[0];
     kill_process(frozen, Signal::STOP).expect("it is alive");
-    run.wait_until("the other one alone", || run.steps().last().is_some_and(|line| line.world_size == 1));
+    run.wait_until("one worker", || run.steps().last().is_some_and(|line| line.world_size == 1));
     kill_process(frozen, Signal::CONT).expect("it is alive");
-    run.wait_until("both", || run.steps().last().is_some_and(|line| line.world_size == 2));
+    run.wait_until("both workers", || run.steps().last().is_some_and(|line| line.world_size == 2));
     assert_eq!(run.trainers("worker", "worker-1"), [frozen], "the same process");
     let run = run.finished();
     assert_nothing_was_lost(&run, SHORT);
@@ -126,7 +129,7 @@ fn a_stopped_worker_is_left_behind_and_joins_again_when_it_wakes() {
 }
 
 #[test]
-fn a_worker_that_is_to_leave_and_does_not_move_is_killed_when_its_time_is_over() {
+fn a_frozen_worker_that_has_to_leave_is_killed_after_its_grace_period() {
     let _alone = alone();
     let template = "template: {spec: {terminationGracePeriodSeconds: 1, containers: [{name: trainer}]}}";
     let manifest = manifest(2000).replaced("  failurePolicy", &format!("  {template}\n  failurePolicy"));
@@ -134,15 +137,15 @@ fn a_worker_that_is_to_leave_and_does_not_move_is_killed_when_its_time_is_over()
     run.wait_for_step(50);
     kill_process(run.trainers("worker", "worker-1")[0], Signal::STOP).expect("it is alive");
     run.scale(1);
-    run.wait_until("its end", || run.said().contains("worker 1 left"));
+    run.wait_until("the end of the worker", || run.said().contains("worker 1 left"));
     assert!(run.said().contains("worker 1 has not left within 1 s: killing it"), "{}", run.said());
     run.wait_for_step(run.newest_step() + 20);
 }
 
 #[test]
-fn newcomers_take_the_state_over_while_the_others_train_and_have_nothing_to_copy_when_they_are_let_in() {
+fn newcomers_catch_up_while_the_group_trains_and_have_nothing_to_copy_when_they_join() {
     let _alone = alone();
-    let run = Run::of("followed", &manifest(SHORT), &["--workers", "2"]);
+    let run = Run::of("caught-up", &manifest(SHORT), &["--workers", "2"]);
     run.wait_for_step(50);
     run.scale(4);
     run.wait_until("four workers", || run.steps().last().is_some_and(|line| line.world_size == 4));
@@ -161,16 +164,18 @@ fn a_worker_that_is_asked_to_stop_leaves_after_a_step_and_is_replaced() {
     let run = Run::of("asked", &manifest(SHORT), &["--workers", "2"]);
     run.wait_for_step(50);
     kill_process(run.trainers("worker", "worker-0")[0], Signal::TERM).expect("it is alive");
-    run.wait_until("the other one alone", || run.history().iter().any(|change| !change.left.is_empty()));
-    run.wait_until("both again", || run.steps().last().is_some_and(|line| line.generation > 2 && line.world_size == 2));
+    run.wait_until("one worker", || run.history().iter().any(|change| !change.left.is_empty()));
+    run.wait_until("both workers again", || {
+        run.steps().last().is_some_and(|line| line.generation > 2 && line.world_size == 2)
+    });
     let run = run.finished();
     assert_nothing_was_lost(&run, SHORT);
-    assert!(run.steps().iter().all(|line| line.loss.is_some()), "every step was seen by all");
+    assert!(run.steps().iter().all(|line| line.loss.is_some()), "a step has no loss");
     assert!(run.history().iter().all(|change| change.lost.is_empty()), "{:?}", run.history());
 }
 
 #[test]
-fn who_has_to_go_while_nobody_else_holds_the_state_saves_it_first() {
+fn a_last_worker_that_has_to_leave_saves_the_state_first() {
     let _alone = alone();
     let run = Run::of("deserted", &manifest(SHORT), &["--workers", "1"]);
     run.wait_for_step(50);
@@ -182,38 +187,38 @@ fn who_has_to_go_while_nobody_else_holds_the_state_saves_it_first() {
 }
 
 #[test]
-fn when_all_are_lost_the_newest_checkpoint_is_taken_and_that_is_told() {
+fn a_group_that_loses_all_workers_resumes_from_the_newest_checkpoint_and_reports_that() {
     let _alone = alone();
     let run = Run::of("all", &manifest(SHORT), &["--workers", "2"]);
     run.wait_for_checkpoint();
-    let told = run.newest_step();
+    let reported = run.newest_step();
     // The first step that follows may have been written without a report.
-    run.wait_until("another report", || run.newest_step() > told);
+    run.wait_until("another report", || run.newest_step() > reported);
     let later = run.newest_step();
     run.wait_until("one more", || run.newest_step() > later);
     run.trainers("worker", "").into_iter().for_each(kill);
     run.wait_for_generation(2);
     let run = run.finished();
     let back = &run.history()[1];
-    assert!(back.rollback && back.step > 0 && back.step + back.redone >= told, "{told}: {:?}", run.history());
+    assert!(back.rollback && back.step > 0 && back.step + back.redone >= reported, "{reported}: {:?}", run.history());
     let history = Command::new(lockstep()).arg("history").arg(run.folder()).output().expect("lockstep starts");
     let row = String::from_utf8_lossy(&history.stdout).lines().nth(2).unwrap_or_default().to_owned();
     let columns: Vec<&str> = row.split_whitespace().collect();
     let stalled: f64 = columns[4].parse().expect("seconds");
     assert!(stalled > back.seconds && columns[5..7] == ["s", &back.redone.to_string()], "{row}");
-    assert_it_learned_the_same(&run, SHORT);
+    assert_same_model(&run, SHORT);
 }
 
 #[test]
-fn a_membership_of_which_its_coordinator_told_nobody_is_told_by_the_next() {
+fn a_membership_that_a_coordinator_did_not_report_is_reported_by_the_next_one() {
     let _alone = alone();
-    let run = Run::of("untold", &manifest(SHORT), &["--workers", "2"]);
+    let run = Run::of("unreported", &manifest(SHORT), &["--workers", "2"]);
     run.wait_for_step(20);
     // This resembles a coordinator that is killed after storing a membership and before reporting
     // it.
     fs::write(run.folder().join("history.jsonl"), "").expect("an empty history");
     run.trainers("coordinator", "").into_iter().for_each(kill);
-    run.wait_until("the membership to be told", || !run.history().is_empty());
+    run.wait_until("the membership to be reported", || !run.history().is_empty());
     let run = run.finished();
     assert_nothing_was_lost(&run, SHORT);
     let first = &run.history()[0];
@@ -228,7 +233,7 @@ fn assert_all_was_saved(run: &Run) {
 }
 
 #[test]
-fn whoever_holds_the_state_of_a_job_that_fails_has_its_grace_to_save_it() {
+fn workers_of_a_failed_job_get_their_grace_period_to_save_the_state() {
     let _alone = alone();
     let manifest = manifest(2000).replaced("backoffLimit: 2", "backoffLimit: 0");
     let run = Run::of("held", &manifest, &["--workers", "2"]);
@@ -247,7 +252,7 @@ fn whoever_holds_the_state_of_a_job_that_fails_has_its_grace_to_save_it() {
 }
 
 #[test]
-fn ctrl_c_saves_what_is_held_although_the_coordinator_and_a_worker_are_killed_meanwhile() {
+fn ctrl_c_saves_the_state_although_the_coordinator_and_a_worker_are_killed_meanwhile() {
     let _alone = alone();
     let run = Run::of("alone", &manifest(2000), &["--workers", "2"]);
     run.wait_for_step(50);

@@ -18,19 +18,20 @@ pub(crate) fn kill(pid: Pid) {
 pub(crate) fn assert_each_step_once(run: &Run, last: u64) {
     let steps: Vec<u64> = run.steps().iter().map(|line| line.step).collect();
     assert_eq!(steps, (1..=last).collect::<Vec<_>>());
-    let told = samples::each_was_taken_once(&run.workload(), &run.journal()).expect("each sample of an epoch once");
-    assert!(told > 0, "no step tells which samples it took");
+    let checked =
+        samples::each_was_taken_once(&run.workload(), &run.metrics_log()).expect("each sample of an epoch once");
+    assert!(checked > 0, "no step reports its samples");
 }
 
 #[test]
-fn the_others_wait_for_the_replacement_of_a_killed_worker_and_lose_no_step() {
+fn the_group_waits_for_the_replacement_of_a_killed_worker_and_loses_no_step() {
     let _alone = alone();
     let run = Run::of("kill-worker", &Manifest::glyphs(10_000, 20), &["--workers", "2"]);
     run.wait_for_step(60);
     let survivor = run.trainers("worker", "worker-0");
     kill(run.trainers("worker", "worker-1")[0]);
     run.wait_for_generation(2);
-    assert_eq!(run.trainers("worker", "worker-0"), survivor, "the other process stays");
+    assert_eq!(run.trainers("worker", "worker-0"), survivor, "the other process was replaced");
     let run = run.finished();
     let said = run.said();
     assert_eq!(run.code, Some(0), "{said}");
@@ -42,21 +43,21 @@ fn the_others_wait_for_the_replacement_of_a_killed_worker_and_lose_no_step() {
     assert!(second.step >= 60 && second.lost[0].pod == "lenet-worker-1", "{second:?}");
     // The survivor did every step and knows its loss.
     let unseen: Vec<_> = run.steps().into_iter().filter(|line| line.world_size != 2 || line.loss.is_none()).collect();
-    assert!(unseen.is_empty(), "with fewer, or without a loss: {unseen:?}");
+    assert!(unseen.is_empty(), "steps with fewer workers or without a loss: {unseen:?}");
     assert_replayed(&run);
 }
 
 #[test]
-#[should_panic(expected = "steps were taken back, and nobody told")]
-fn these_tests_see_a_journal_that_takes_steps_back() {
+#[should_panic(expected = "steps were taken back without a rollback")]
+fn these_tests_notice_a_metrics_log_that_takes_steps_back() {
     let _alone = alone();
     let run = Run::of("forgetful", &Manifest::glyphs(10_000, 8), &[]);
     run.wait_for_step(50);
-    let journal = run.journal();
-    let first: Vec<&str> = journal.lines().take(10).collect();
+    let metrics_log = run.metrics_log();
+    let first: Vec<&str> = metrics_log.lines().take(10).collect();
     let shorter = run.folder().join("shorter.jsonl");
-    fs::write(&shorter, first.join("\n")).expect("a shorter one");
-    fs::rename(&shorter, run.folder().join("metrics.jsonl")).expect("in its place");
+    fs::write(&shorter, first.join("\n")).expect("a shorter log");
+    fs::rename(&shorter, run.folder().join("metrics.jsonl")).expect("moved");
     run.finished();
 }
 
@@ -80,13 +81,13 @@ fn workers_that_keep_crashing_fail_the_job_once_the_limit_is_reached() {
 /// The slow worker is stopped for most of each step, but never for long. All steps are alike and
 /// take far longer than one of its runs.
 #[test]
-fn a_worker_that_takes_longer_than_the_other_is_named_for_as_long_as_it_does() {
+fn a_slow_worker_is_named_as_long_as_it_is_slow() {
     let _alone = alone();
     let manifest = Manifest::glyphs(20_000, 1000).replaced("globalBatchSize: 64", "globalBatchSize: 6000");
     let run = Run::of("straggler", &manifest, &["--workers", "2"]);
     run.wait_for_step(1);
     let slow = run.trainers("worker", "worker-1")[0];
-    run.wait_until("the name of the slow one", || {
+    run.wait_until("the name of the slow worker", || {
         for (signal, milliseconds) in [(Signal::STOP, 40), (Signal::CONT, 15)] {
             kill_process(slow, signal).expect("the process is alive");
             thread::sleep(Duration::from_millis(milliseconds));
@@ -94,8 +95,8 @@ fn a_worker_that_takes_longer_than_the_other_is_named_for_as_long_as_it_does() {
         run.said().contains("waits for lenet-worker-1 (")
     });
     let before = run.said().lines().count();
-    let is_told_of_nobody = |line: &str| line.contains("samples/s") && !line.contains("waits for");
-    run.wait_until("nobody to be slow", || run.said().lines().skip(before).any(is_told_of_nobody));
+    let names_no_worker = |line: &str| line.contains("samples/s") && !line.contains("waits for");
+    run.wait_until("a report without a slow worker", || run.said().lines().skip(before).any(names_no_worker));
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn a_killed_coordinator_does_not_lose_the_job() {
 }
 
 #[test]
-fn a_run_whose_messages_nobody_reads_trains_and_replaces_whom_it_loses() {
+fn a_run_with_unread_output_trains_and_replaces_lost_workers() {
     let _alone = alone();
     let (run, mut unread) = Run::unread("unread", &Manifest::glyphs(640, 10_000));
     run.wait_for_step(20);
@@ -125,7 +126,7 @@ fn a_run_whose_messages_nobody_reads_trains_and_replaces_whom_it_loses() {
 }
 
 #[test]
-fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
+fn ctrl_c_keeps_the_checkpoint_and_the_resumed_run_reaches_the_same_weights() {
     let _alone = alone();
     let manifest = Manifest::glyphs(10_000, 10);
     let whole = Run::of("whole", &manifest, &["--workers", "2"]).finished();
@@ -135,7 +136,7 @@ fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
     let run = run.finished();
     let said = run.said();
     assert_eq!(run.code, Some(130), "{said}");
-    assert!(said.contains("--output"), "it says how to continue:\n{said}");
+    assert!(said.contains("--output"), "the output does not say how to continue:\n{said}");
     for worker in ["worker-0", "worker-1"] {
         let log = run.log(worker);
         let drained = "s of the 60 s after which it would have been killed";
@@ -144,7 +145,7 @@ fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
     assert!(run.checkpoints() > 0 && !run.folder().join("model.safetensors").exists());
     let stopped_at = run.steps().last().map_or(0, |line| line.step);
     let last = whole.steps().last().map_or(0, |line| line.step);
-    assert!(stopped_at < last, "it was stopped in mid-run, at step {stopped_at} of {last}");
+    assert!(stopped_at < last, "the run ended by itself, at step {stopped_at} of {last}");
 
     let run = run.again(&manifest, &["--workers", "2"]).finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
@@ -153,7 +154,7 @@ fn ctrl_c_keeps_the_checkpoint_and_the_run_goes_on_to_the_same_weights() {
 }
 
 #[test]
-fn a_time_to_end_in_which_no_drain_fits_is_warned_of_once_by_the_worker_and_where_the_user_looks() {
+fn a_grace_period_too_short_for_a_drain_causes_one_warning_in_the_log_and_on_the_terminal() {
     let _alone = alone();
     let template = "template: {spec: {terminationGracePeriodSeconds: 0, containers: [{name: trainer}]}}";
     let manifest =
@@ -176,7 +177,7 @@ fn a_time_to_end_in_which_no_drain_fits_is_warned_of_once_by_the_worker_and_wher
 }
 
 #[test]
-fn a_run_that_goes_on_sums_by_the_plan_that_was_measured_at_its_beginning() {
+fn a_resumed_run_sums_by_the_plan_that_was_measured_at_its_beginning() {
     let _alone = alone();
     let manifest = Manifest::glyphs(10_000, 20).replaced("bucketBytes: 64Ki", "backend: tcp");
     let run = Run::of("plan", &manifest, &["--workers", "3"]);
@@ -186,7 +187,7 @@ fn a_run_that_goes_on_sums_by_the_plan_that_was_measured_at_its_beginning() {
     assert_eq!(run.code, Some(130), "{}", run.said());
     let measured = run.communication();
     assert_eq!((&measured["world"], &measured["words"][0]), (&3.into(), &0.into()), "{measured}");
-    assert_eq!(measured["settled"], true, "its steps were looked at: {measured}");
+    assert_eq!(measured["settled"], true, "the plan is not settled: {measured}");
 
     let run = run.again(&manifest, &["--workers", "3"]).finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
@@ -203,5 +204,5 @@ fn killing_the_command_line_leaves_no_process_behind() {
     children.extend(run.trainers("coordinator", ""));
     assert_eq!(children.len(), 3);
     run.signal(Signal::KILL);
-    wait_for("the children's end", || children.iter().all(|pid| test_kill_process(*pid).is_err()));
+    wait_for("the children to end", || children.iter().all(|pid| test_kill_process(*pid).is_err()));
 }

@@ -2,11 +2,11 @@
 
 mod bad_input;
 mod benchmark;
+mod bit_flip;
 mod checkpoints;
 mod devices;
 mod elastic;
 mod faults;
-mod memory;
 mod memory_limit;
 mod metrics;
 mod object_store;
@@ -28,7 +28,11 @@ fn two_workers_learn_the_glyphs_and_leave_everything_in_the_folder() {
     }
     let steps = run.steps();
     let expected: Vec<u64> = (1..=4 * 141).collect();
-    assert_eq!(steps.iter().map(|line| line.step).collect::<Vec<_>>(), expected, "each step once, in order");
+    assert_eq!(
+        steps.iter().map(|line| line.step).collect::<Vec<_>>(),
+        expected,
+        "steps are missing, repeated or out of order"
+    );
     assert!(steps.iter().all(|line| line.world_size == 2 && line.generation == 1 && line.step_seconds > 0.0));
     assert_eq!(run.evaluations().len(), 4, "one evaluation per epoch");
     let said = run.said();

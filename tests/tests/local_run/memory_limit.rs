@@ -59,15 +59,15 @@ fn said(test: &str, hidden: &str, workers: &str, bytes: u64) -> Option<String> {
     let manifest = scratch.path().join("job.yaml");
     let model = format!("{{name: mlp, hidden: {hidden}}}");
     fs::write(&manifest, Manifest::glyphs(640, 1).replaced("{name: lenet5}", &model).text()).expect("written");
-    let told = cgroup.run(&manifest, &scratch.path().join("run"), workers);
-    let said = String::from_utf8_lossy(&told.stderr).into_owned();
-    assert_eq!(told.status.code(), Some(1), "{said}");
+    let output = cgroup.run(&manifest, &scratch.path().join("run"), workers);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
     lockstep_tests::say(&said);
     Some(said)
 }
 
 #[test]
-fn a_model_that_cannot_fit_is_refused_with_what_it_needs_and_the_limit() {
+fn a_model_that_cannot_fit_is_refused_with_its_needs_and_the_limit() {
     let _alone = alone();
     let Some(said) = said("a model that cannot fit", "[12000, 6000]", "2", 700 << 20) else { return };
     for word in ["memory", "weights 326 MB", "gradients", "optimiser", "activations", "734 MB (/sys/fs/cgroup"] {
@@ -76,7 +76,7 @@ fn a_model_that_cannot_fit_is_refused_with_what_it_needs_and_the_limit() {
 }
 
 #[test]
-fn workers_that_the_kernel_kills_before_their_first_step_count_and_memory_is_told() {
+fn workers_killed_for_memory_before_their_first_step_count_as_failures_and_memory_is_explained() {
     let _alone = alone();
     // Weights, gradients and optimiser alone would fit.
     let Some(said) = said("workers that are out of memory", "[9000]", "1", 88_000_000) else { return };

@@ -19,7 +19,7 @@ pub(crate) fn metrics(run: &Run, worker: usize) -> String {
 }
 
 #[test]
-fn a_workers_metrics_please_promtool() {
+fn promtool_accepts_a_workers_metrics() {
     let _alone = alone();
     let over_tcp =
         ["--workers", "2", "--set", "spec.communication.backend=tcp", "--set", "spec.communication.wire=bf16"];
@@ -32,13 +32,13 @@ fn a_workers_metrics_please_promtool() {
         assert!(text.contains(metric), "{metric} is missing:\n{text}");
     }
     assert!(text.contains("job_name=\"lenet\"") && text.contains("job_namespace=\"local\""), "{text}");
-    assert!(text.contains("link=\"tcp\",wire=\"bf16\","), "how gradients travel is missing:\n{text}");
+    assert!(text.contains("link=\"tcp\",wire=\"bf16\","), "link and wire are missing:\n{text}");
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
-    assert!(series <= 130, "{series} series of one worker");
+    assert!(series <= 130, "one worker serves {series} series");
     let steps = value(&text, "lockstep_steps_total");
     assert!(steps.is_some_and(|steps| steps >= 100.0), "{steps:?}");
     let waited = value(&text, "lockstep_stable_wait_seconds_total");
-    assert!(waited.is_some_and(|waited| waited > 0.0), "steps wait until all have done the one before: {waited:?}");
+    assert!(waited.is_some_and(|waited| waited > 0.0), "the wait for committed steps is missing: {waited:?}");
 
     match promtool_objections(&text) {
         Ok(objections) => assert_eq!(objections, "", "{text}"),

@@ -23,8 +23,8 @@ fn manifest(epochs: u32) -> Manifest {
 }
 
 /// Returns the only folder in `parent`, once there is one.
-fn only_folder(place: &Path) -> Option<PathBuf> {
-    fs::read_dir(place).ok()?.flatten().map(|entry| entry.path()).find(|path| path.is_dir())
+fn only_folder(parent: &Path) -> Option<PathBuf> {
+    fs::read_dir(parent).ok()?.flatten().map(|entry| entry.path()).find(|path| path.is_dir())
 }
 
 /// Returns the checkpoints that have a manifest.
@@ -34,12 +34,12 @@ fn whole(job: &Path) -> Vec<PathBuf> {
 }
 
 fn checkpoints(words: &[&str], variables: &[(String, String)]) -> Output {
-    let told = Command::new(lockstep()).arg("checkpoints").args(words).envs(variables.iter().cloned()).output();
-    told.expect("lockstep starts")
+    let output = Command::new(lockstep()).arg("checkpoints").args(words).envs(variables.iter().cloned()).output();
+    output.expect("lockstep starts")
 }
 
 #[test]
-fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_model_there() {
+fn a_job_whose_processes_are_all_killed_resumes_from_the_bucket_and_stores_its_model_there() {
     let _alone = alone();
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let store = match ObjectStore::start(scratch.path()) {
@@ -50,18 +50,18 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
     let manifest = manifest(40);
     let run = Run::with_variables("bucket", &manifest, &["--workers", "2"], variables.clone());
     run.wait_until("a checkpoint", || only_folder(&bucket.join("team")).is_some_and(|job| !whole(&job).is_empty()));
-    let job = only_folder(&bucket.join("team")).expect("the job's");
+    let job = only_folder(&bucket.join("team")).expect("the job's folder");
     let uri = format!("s3://models/team/{}", job.file_name().expect("a name").display());
     assert!(run.said().contains(&uri), "{}", run.said());
     let all = [run.trainers("worker", ""), run.trainers("coordinator", "")].concat();
     assert_eq!(all.len(), 3);
     run.signal(Signal::KILL);
-    wait_for("the end of all", || all.iter().all(|pid| rustix::process::test_kill_process(*pid).is_err()));
-    assert!(!run.folder().join("checkpoints").exists(), "none is on this disk");
-    let told = checkpoints(&["list", "--json", &uri], &variables);
-    let listed: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    wait_for("the processes to end", || all.iter().all(|pid| rustix::process::test_kill_process(*pid).is_err()));
+    assert!(!run.folder().join("checkpoints").exists(), "checkpoints are on the local disk");
+    let output = checkpoints(&["list", "--json", &uri], &variables);
+    let listed: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let newest = listed[0]["step"].as_u64().expect("a checkpoint");
-    assert!(newest < 40 * EPOCH_STEPS, "it was killed in mid-run: {listed:#}");
+    assert!(newest < 40 * EPOCH_STEPS, "the run ended before it was killed: {listed:#}");
 
     let run = run.again(&manifest, &["--workers", "2"]);
     run.wait_for_step(newest + 20);
@@ -91,19 +91,22 @@ fn a_job_whose_processes_are_all_killed_goes_on_from_the_bucket_and_leaves_its_m
     }
 
     let exported = scratch.path().join("exported.safetensors");
-    let told = checkpoints(&["verify", &uri], &variables);
-    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stdout));
-    let told = checkpoints(&["prune", &uri, "--keep-last", "1"], &variables);
-    assert!(told.status.success() && whole(&job).len() == 1, "{}", String::from_utf8_lossy(&told.stderr));
-    let told = checkpoints(&["export", &uri, "--output", exported.to_str().expect("UTF-8")], &variables);
-    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let output = checkpoints(&["verify", &uri], &variables);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let output = checkpoints(&["prune", &uri, "--keep-last", "1"], &variables);
+    assert!(output.status.success() && whole(&job).len() == 1, "{}", String::from_utf8_lossy(&output.stderr));
+    let output = checkpoints(&["export", &uri, "--output", exported.to_str().expect("UTF-8")], &variables);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let tensors =
         |file: &[u8]| file[8 + u64::from_le_bytes(file[..8].try_into().expect("eight bytes")) as usize..].to_vec();
-    assert!(tensors(&fs::read(exported).expect("written")) == tensors(&model), "the newest checkpoint is the model's");
+    assert!(
+        tensors(&fs::read(exported).expect("written")) == tensors(&model),
+        "the newest checkpoint differs from the model"
+    );
 }
 
 #[test]
-fn an_endpoint_without_a_scheme_fails_the_job_at_once_by_the_variables_name() {
+fn an_endpoint_without_a_scheme_fails_the_job_at_once_and_names_the_variable() {
     let _alone = alone();
     let variables = [("AWS_ENDPOINT_URL", "minio:9000"), ("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "k")];
     let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
@@ -131,7 +134,7 @@ fn a_bucket_that_does_not_exist_fails_the_job_at_once_with_advice() {
     for word in ["spec.checkpoint.uri", "s3://models/team", "the bucket does not exist", "make it"] {
         assert!(said.contains(word), "{said}");
     }
-    let told = checkpoints(&["list", "s3://models//"], &variables);
-    assert_eq!(told.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&told.stderr).contains("such as s3://models/lenet"));
+    let output = checkpoints(&["list", "s3://models//"], &variables);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("such as s3://models/lenet"));
 }

@@ -56,7 +56,7 @@ fn altered(run: &Run, file: &str, generation: u64, alter: impl Fn(&mut Value), l
 }
 
 #[test]
-fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
+fn only_its_own_history_replays_a_run_to_the_same_bits() {
     let _alone = alone();
     let manifest = Manifest::glyphs(10_000, EPOCHS)
         .replaced("bucketBytes: 64Ki", "backend: tcp")
@@ -107,7 +107,7 @@ fn a_run_is_replayed_to_the_same_bits_by_its_own_history_and_by_no_other() {
 }
 
 #[test]
-fn a_run_that_was_begun_again_with_another_number_of_workers_is_replayed() {
+fn a_run_that_was_resumed_with_another_number_of_workers_is_replayed() {
     let _alone = alone();
     let manifest = Manifest::glyphs(10_000, EPOCHS)
         .replaced("replicas: 2", "replicas: 2\n  elastic: {minReplicas: 1, maxReplicas: 4}");
@@ -117,7 +117,7 @@ fn a_run_that_was_begun_again_with_another_number_of_workers_is_replayed() {
     run.wait_until("one worker", || run.steps().last().is_some_and(|line| line.world_size == 1));
     run.signal(Signal::INT);
     let run = run.finished();
-    assert!(run.said().contains(" --workers 1"), "it says how to go on: {}", run.said());
+    assert!(run.said().contains(" --workers 1"), "the output does not say how to continue: {}", run.said());
     let run = run.again(&manifest, &["--workers", "3"]).finished();
     assert_eq!(run.code, Some(0), "{}", run.said());
     assert_each_step_once(&run, STEPS);

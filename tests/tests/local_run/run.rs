@@ -202,9 +202,9 @@ impl Run {
     /// rollback.
     pub(crate) fn finished(mut self) -> Self {
         let mut status = None;
-        wait_for("the run's end", || {
+        wait_for("the run to end", || {
             self.look();
-            status = self.child.try_wait().expect("the child is ours");
+            status = self.child.try_wait().expect("a child of this process");
             status.is_some()
         });
         self.code = status.and_then(|status| status.code());
@@ -212,7 +212,7 @@ impl Run {
         let may_have = history.iter().any(|change| change.rollback);
         assert!(
             may_have || !self.took_back.get(),
-            "steps were taken back, and nobody told: {history:?}\n{}",
+            "steps were taken back without a rollback: {history:?}\n{}",
             self.said()
         );
         self
@@ -364,7 +364,7 @@ impl Run {
 
     /// Returns the workload of the run.
     pub(crate) fn workload(&self) -> Workload {
-        let manifest = fs::read_to_string(self.folder.join("manifest.yaml")).expect("the manifest as it was run");
+        let manifest = fs::read_to_string(self.folder.join("manifest.yaml")).expect("the manifest of the run");
         match ValidJob::from_manifest(&manifest).expect("a valid manifest").task {
             Task::Train(workload) => workload,
             Task::Benchmark { .. } => panic!("a benchmark trains nothing"),
@@ -372,13 +372,13 @@ impl Run {
     }
 
     /// Returns the text of metrics.jsonl.
-    pub(crate) fn journal(&self) -> String {
+    pub(crate) fn metrics_log(&self) -> String {
         fs::read_to_string(self.folder.join("metrics.jsonl")).unwrap_or_default()
     }
 
     /// Returns the lines of the metrics log. The last line may be incomplete and is then left out.
     fn lines<T: for<'de> Deserialize<'de>>(&self) -> Vec<T> {
-        self.journal().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        self.metrics_log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     fn stop_now(&mut self) {
@@ -405,7 +405,7 @@ pub(crate) fn refused_output(Manifest(yaml): &Manifest, folder: &str) -> String 
         .args(["--output", folder])
         .output()
         .expect("lockstep starts");
-    assert!(!output.status.success(), "a run in {folder} went well");
+    assert!(!output.status.success(), "a run in {folder} succeeded");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 

@@ -90,7 +90,7 @@ fn gradients_in_bf16_learn_nearly_alike() {
 }
 
 #[test]
-fn encrypted_gradients_and_those_on_several_connections_learn_to_the_same_bits() {
+fn encryption_and_several_connections_lead_to_the_same_bits() {
     let _alone = alone();
     let (manifest, _folder) = an_epoch();
     let weights = |communication: &str| {
@@ -153,6 +153,6 @@ fn every_algorithm_and_both_links_learn_alike() {
         // The code of an algorithm; 0 if each bucket's algorithm is chosen by its cost.
         let code = plan["words"][0].as_u64().expect("a plan");
         assert_eq!(code == 0, choice.starts_with("backend"), "{choice}: {plan}");
-        assert!(code == 0 || codes.insert(code), "{choice} is another one: {plan}");
+        assert!(code == 0 || codes.insert(code), "the code of {choice} is not unique: {plan}");
     }
 }

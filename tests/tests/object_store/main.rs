@@ -47,12 +47,12 @@ impl Server {
 }
 
 /// Opens a job's prefix at `address`, which is the server or a proxy.
-fn place(address: SocketAddr, bucket: &str) -> Arc<dyn Objects> {
-    place_with(&ObjectStore::variables(address), bucket, LIMITS)
+fn open_prefix(address: SocketAddr, bucket: &str) -> Arc<dyn Objects> {
+    open_prefix_with(&ObjectStore::variables(address), bucket, LIMITS)
 }
 
-fn place_with(variables: &[(String, String)], bucket: &str, limits: Limits) -> Arc<dyn Objects> {
-    let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a place");
+fn open_prefix_with(variables: &[(String, String)], bucket: &str, limits: Limits) -> Arc<dyn Objects> {
+    let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a URI");
     Arc::new(Bucket::open(&uri, variables, limits).expect("its variables are right"))
 }
 
@@ -113,7 +113,7 @@ impl State {
 
 #[test]
 fn checkpoints_are_saved_loaded_pruned_and_listed_through_503s_slow_and_cut_connections() {
-    let Some(server) = Server::start("checkpoints through a line with faults") else { return };
+    let Some(server) = Server::start("checkpoints through a proxy with faults") else { return };
     let mut number = 0;
     // Two requests pass after each that fails, so a retry can succeed.
     let decide = move |_: &str| {
@@ -121,7 +121,7 @@ fn checkpoints_are_saved_loaded_pruned_and_listed_through_503s_slow_and_cut_conn
         if number % 3 == 0 { Fate::ALL[number / 3 % Fate::ALL.len()] } else { Fate::Passes }
     };
     let proxy = Proxy::start(server.store.address(), decide);
-    let folder = Folder::open_bucket(place(proxy.address, "models")).expect("opens");
+    let folder = Folder::open_bucket(open_prefix(proxy.address, "models")).expect("opens");
     for step in 1..=4 {
         let state = State::at(step);
         state.save(&folder);
@@ -138,12 +138,12 @@ fn checkpoints_are_saved_loaded_pruned_and_listed_through_503s_slow_and_cut_conn
     assert_eq!(model.to_str(), Some("s3://models/team/lenet-0a1b/model.safetensors"));
     let seen = proxy.seen();
     let fates: BTreeSet<Fate> = seen.iter().map(|(_, fate)| *fate).collect();
-    assert_eq!(fates, Fate::ALL.into(), "each fate was met");
+    assert_eq!(fates, Fate::ALL.into(), "a fate never occurred");
     let faults = seen.iter().filter(|(_, fate)| !matches!(fate, Fate::Passes | Fate::Slow)).count();
     println!("{} requests, {faults} of them failed on the way", seen.len());
 
     // Another client, on a connection without faults, sees the same.
-    let direct = Folder::open_existing_bucket(place(server.store.address(), "models")).expect("opens");
+    let direct = Folder::open_existing_bucket(open_prefix(server.store.address(), "models")).expect("opens");
     State::at(4).is_newest(&direct);
     let bucket = server.store.bucket("models").join("team/lenet-0a1b");
     let kept: BTreeSet<_> = std::fs::read_dir(bucket.join("checkpoints"))
@@ -158,7 +158,7 @@ fn checkpoints_are_saved_loaded_pruned_and_listed_through_503s_slow_and_cut_conn
 }
 
 #[test]
-fn of_those_that_create_one_object_at_once_exactly_one_does() {
+fn exactly_one_of_several_simultaneous_creators_of_an_object_succeeds() {
     let Some(server) = Server::start("objects created at once") else { return };
     let address = server.store.address();
     for round in 0..10 {
@@ -169,9 +169,9 @@ fn of_those_that_create_one_object_at_once_exactly_one_does() {
                 scope.spawn(move || {
                     // A slow request must not be repeated: the object would then exist already.
                     let limits = Limits { request: Duration::from_secs(10), ..LIMITS };
-                    let place = place_with(&ObjectStore::variables(address), "models", limits);
+                    let prefix = open_prefix_with(&ObjectStore::variables(address), "models", limits);
                     start.wait();
-                    (member, place.create(key, vec![member; 1000]).expect("answered"))
+                    (member, prefix.create(key, vec![member; 1000]).expect("answered"))
                 })
             };
             let members = [0, 1, 2, 3].map(create);
@@ -179,42 +179,42 @@ fn of_those_that_create_one_object_at_once_exactly_one_does() {
         });
         let winners: Vec<u8> =
             created.iter().filter(|(_, created)| *created == Created::Now).map(|(member, _)| *member).collect();
-        let stored = place(address, "models").get(&key, 1000).expect("answered").expect("there");
+        let stored = open_prefix(address, "models").get(&key, 1000).expect("answered").expect("there");
         assert_eq!(winners, [stored[0]], "round {round}: {created:?}");
     }
 }
 
 #[test]
-fn threads_that_share_one_place_each_get_their_own_answers() {
-    let Some(server) = Server::start("threads that share one place") else { return };
+fn threads_that_share_a_bucket_each_get_their_own_answers() {
+    let Some(server) = Server::start("threads that share one prefix") else { return };
     let mut number = 0;
     let decide = move |_: &str| {
         number += 1;
         if number % 5 == 0 { Fate::Slow } else { Fate::Passes }
     };
     let proxy = Proxy::start(server.store.address(), decide);
-    let place = place(proxy.address, "models");
+    let prefix = open_prefix(proxy.address, "models");
     thread::scope(|scope| {
         for member in 0..4_u8 {
-            let place = &place;
+            let prefix = &prefix;
             scope.spawn(move || {
                 for round in 0..10 {
                     let (key, bytes) = (format!("of-{member}/{round}"), vec![member; 100_000 + round]);
-                    place.put(&key, bytes.clone()).expect("stored");
-                    assert!(place.get(&key, 1 << 20).expect("answered") == Some(bytes), "{key}");
-                    assert_eq!(place.length(&key), Ok(Some(100_000 + round as u64)));
+                    prefix.put(&key, bytes.clone()).expect("stored");
+                    assert!(prefix.get(&key, 1 << 20).expect("answered") == Some(bytes), "{key}");
+                    assert_eq!(prefix.length(&key), Ok(Some(100_000 + round as u64)));
                 }
-                assert_eq!(place.list(&format!("of-{member}/")).expect("answered").len(), 10);
+                assert_eq!(prefix.list(&format!("of-{member}/")).expect("answered").len(), 10);
             });
         }
     });
 }
 
 #[test]
-fn of_two_that_commit_different_states_at_once_one_wins_and_the_other_is_told() {
+fn one_of_two_simultaneous_commits_wins_and_the_other_sees_a_conflict() {
     let Some(server) = Server::start("two that commit at once") else { return };
     let address = server.store.address();
-    let folder = Folder::open_bucket(place(address, "models")).expect("opens");
+    let folder = Folder::open_bucket(open_prefix(address, "models")).expect("opens");
     for step in 1..=10 {
         let state = State::at(step);
         let receipts = [state.write(&folder, 0, 2).expect("written"), state.write(&folder, 1, 2).expect("written")];
@@ -222,7 +222,7 @@ fn of_two_that_commit_different_states_at_once_one_wins_and_the_other_is_told() 
         let ended: Vec<_> = thread::scope(|scope| {
             let commit = |digest: &'static str| {
                 let (state, receipts, start) = (&state, &receipts, &start);
-                let folder = Folder::open_bucket(place(address, "models")).expect("opens");
+                let folder = Folder::open_bucket(open_prefix(address, "models")).expect("opens");
                 scope.spawn(move || {
                     start.wait();
                     (digest, state.commit(&folder, digest, receipts))
@@ -235,14 +235,14 @@ fn of_two_that_commit_different_states_at_once_one_wins_and_the_other_is_told() 
         let newest =
             folder.newest(&State::identity(), &mut Tensors::default()).expect("ours").checkpoint.expect("whole");
         assert_eq!(won, [newest.state_digest.as_str()], "{ended:?}");
-        let told = ended.iter().find_map(|(_, result)| result.as_ref().err()).expect("one was told");
-        assert!(matches!(told, CheckpointError::Conflict { .. }), "{told}");
+        let error = ended.iter().find_map(|(_, result)| result.as_ref().err()).expect("one commit fails");
+        assert!(matches!(error, CheckpointError::Conflict { .. }), "{error}");
         state.is_newest(&folder);
     }
 }
 
 #[test]
-fn a_manifest_of_which_the_answer_is_lost_is_found_to_be_the_own_one() {
+fn a_writer_recognises_its_own_manifest_after_a_lost_answer() {
     let Some(server) = Server::start("a lost answer") else { return };
     let mut lost = false;
     let decide = move |request: &str| {
@@ -252,8 +252,8 @@ fn a_manifest_of_which_the_answer_is_lost_is_found_to_be_the_own_one() {
     let proxy = Proxy::start(server.store.address(), decide);
     // A slow request must not be repeated.
     let limits = Limits { request: Duration::from_secs(10), ..LIMITS };
-    let place = place_with(&ObjectStore::variables(proxy.address), "models", limits);
-    let folder = Folder::open_bucket(place).expect("opens");
+    let prefix = open_prefix_with(&ObjectStore::variables(proxy.address), "models", limits);
+    let folder = Folder::open_bucket(prefix).expect("opens");
     State::at(1).save(&folder);
     State::at(1).is_newest(&folder);
     let tries = proxy
@@ -270,7 +270,7 @@ fn refusal(server: &Server, bucket: &str, name: &str, value: &str) -> (String, b
     let mut variables = ObjectStore::variables(server.store.address());
     variables.iter_mut().filter(|(known, _)| known == name).for_each(|(_, given)| *given = value.to_owned());
     let limits = Limits { tries: Duration::from_secs(1), request: Duration::from_secs(10) };
-    let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a place");
+    let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a URI");
     let opened = Bucket::open(&uri, &variables, limits).map_err(CheckpointError::from);
     let error = match opened.and_then(|opened| Folder::open_bucket(Arc::new(opened))) {
         Err(CheckpointError::Objects { error, .. }) => error,
@@ -307,7 +307,8 @@ fn an_error_names_the_remedy_for_a_wrong_key_a_missing_bucket_and_a_wrong_endpoi
         assert_eq!(may_pass, passing, "{name}: {text}");
     }
     // A reader gets the same error.
-    let text = Folder::open_existing_bucket(place(server.store.address(), "missing")).expect_err("missing").to_string();
+    let text =
+        Folder::open_existing_bucket(open_prefix(server.store.address(), "missing")).expect_err("missing").to_string();
     assert!(text.contains("listing s3://missing") && text.contains("the bucket does not exist"), "{text}");
 }
 
@@ -323,13 +324,13 @@ fn plain_http_is_refused_at_once_unless_a_variable_allows_it() {
 }
 
 #[test]
-fn a_store_that_is_always_busy_is_given_up_within_the_limit() {
+fn requests_to_a_store_that_is_always_busy_end_within_the_limit() {
     let Some(server) = Server::start("a store that is always busy") else { return };
     let proxy = Proxy::start(server.store.address(), |_| Fate::Busy);
     let limits = Limits { tries: Duration::from_secs(1), request: Duration::from_secs(10) };
-    let place = place_with(&ObjectStore::variables(proxy.address), "models", limits);
+    let prefix = open_prefix_with(&ObjectStore::variables(proxy.address), "models", limits);
     let begun = std::time::Instant::now();
-    let error = place.put("key", vec![1]).expect_err("busy");
+    let error = prefix.put("key", vec![1]).expect_err("busy");
     assert!(error.is_passing() && error.to_string().contains("503") && error.to_string().contains("tried"), "{error}");
     assert!((2..=6).contains(&proxy.seen().len()), "with pauses between: {:?}", proxy.seen());
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());

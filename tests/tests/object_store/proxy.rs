@@ -52,13 +52,13 @@ impl Proxy {
         let address = listener.local_addr().expect("an address");
         let seen = Arc::new(Mutex::new(Vec::new()));
         let decide: Arc<Mutex<Decide>> = Arc::new(Mutex::new(Box::new(decide)));
-        let told = Arc::clone(&seen);
+        let log = Arc::clone(&seen);
         thread::spawn(move || {
             // The loop runs until the process ends.
             for client in listener.incoming().flatten() {
-                let (decide, told) = (Arc::clone(&decide), Arc::clone(&told));
+                let (decide, log) = (Arc::clone(&decide), Arc::clone(&log));
                 // A client that has gone away does not matter to the test.
-                thread::spawn(move || drop(pass(client, server, &decide, &told)));
+                thread::spawn(move || drop(pass(client, server, &decide, &log)));
             }
         });
         Self { address, seen }

@@ -57,7 +57,7 @@ impl Drop for Disk {
 
 /// Pads a file with empty lines to the end of a page. The next line then needs another page.
 fn end_with_a_page(path: &Path) {
-    let mut file = OpenOptions::new().append(true).open(path).expect("it was begun");
+    let mut file = OpenOptions::new().append(true).open(path).expect("the file exists");
     let length = file.metadata().expect("its length").len() as usize;
     file.write_all(&vec![b'\n'; length.next_multiple_of(PAGE) - length]).expect("room");
 }
@@ -80,7 +80,7 @@ fn checkpoints(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_full_disk_stops_no_training_and_a_group_that_lost_its_reporter_waits_for_room() {
+fn a_full_disk_stops_no_training_and_a_group_without_its_reporting_worker_waits_for_room() {
     if !may_run("full disk") {
         return;
     }
@@ -92,7 +92,7 @@ fn a_full_disk_stops_no_training_and_a_group_that_lost_its_reporter_waits_for_ro
     });
     assert_eq!(job.changes().len(), 1, "{:?}", job.changes());
     job.signal(Host::Worker(0), Signal::KILL);
-    job.wait_for("a group that waits", |job| {
+    job.wait_for("a waiting group", |job| {
         job.disk().fill();
         job.logs().contains(WAITS)
     });
@@ -111,7 +111,7 @@ fn a_job_that_ends_on_a_full_disk_waits_for_room_and_loses_nothing() {
     }
     let mut job = on_a_small_disk("full-end");
     Host::all().for_each(|host| job.network.shape(host, FAST));
-    job.wait_for("a group that waits", |job| {
+    job.wait_for("a waiting group", |job| {
         job.disk().fill();
         job.logs().contains(WAITS)
     });
@@ -123,7 +123,7 @@ fn a_job_that_ends_on_a_full_disk_waits_for_room_and_loses_nothing() {
 }
 
 #[test]
-fn a_disk_that_becomes_read_only_stops_no_training_and_is_waited_for_in_the_end() {
+fn a_read_only_disk_stops_no_training_and_the_end_of_the_job_waits_for_it() {
     if !may_run("read-only disk") {
         return;
     }
@@ -140,14 +140,14 @@ fn a_disk_that_becomes_read_only_stops_no_training_and_is_waited_for_in_the_end(
     job.wait_for("a newer checkpoint", |job| checkpoints(&job.run_folder()) != before);
     job.wait_for("a read-only disk", |job| job.disk().remount("ro"));
     Host::all().for_each(|host| job.network.shape(host, FAST));
-    job.wait_for("a group that waits", |job| job.logs().contains(WAITS));
+    job.wait_for("a waiting group", |job| job.logs().contains(WAITS));
     assert!(job.disk().remount("rw"), "the disk stays read-only");
     let ended = job.finished();
     assert_eq!(ended.lost(), [""; 0], "{:?}", ended.changes);
 }
 
 #[test]
-fn a_group_that_changes_while_its_record_cannot_be_stored_waits_for_that() {
+fn a_changing_group_waits_until_its_record_can_be_stored() {
     if !may_run("record on a bad disk") {
         return;
     }
@@ -165,8 +165,8 @@ fn a_group_that_changes_while_its_record_cannot_be_stored_waits_for_that() {
         job.signal(Host::Worker(turn), Signal::KILL);
         let said = |job: &Job| job.logs().matches(UNRECORDED).count();
         let before = said(&job);
-        job.wait_for("a coordinator that waits", |job| said(job) > before);
-        assert_eq!(job.changes().len(), known, "nobody trains in a group that is not recorded");
+        job.wait_for("a waiting coordinator", |job| said(job) > before);
+        assert_eq!(job.changes().len(), known, "a group that is not recorded trains");
         match filler {
             Some(filler) => fs::remove_file(filler).expect("room again"),
             None => assert!(job.disk().remount("rw"), "the disk stays read-only"),

@@ -29,7 +29,7 @@ fn the_coordinator_and_the_first_rank_killed_at_once_are_replaced_and_lose_no_st
 }
 
 #[test]
-fn a_frozen_worker_is_left_behind_and_joins_again_when_it_wakes() {
+fn a_frozen_worker_is_excluded_and_joins_again_when_it_resumes() {
     if !may_run("freeze") {
         return;
     }
@@ -52,7 +52,7 @@ fn a_frozen_worker_is_left_behind_and_joins_again_when_it_wakes() {
 }
 
 #[test]
-fn training_goes_on_while_the_coordinator_is_frozen_and_everybody_stays() {
+fn training_goes_on_while_the_coordinator_is_frozen_and_no_worker_is_lost() {
     if !may_run("frozen-coordinator") {
         return;
     }

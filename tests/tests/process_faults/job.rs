@@ -82,7 +82,7 @@ impl Drop for Process {
 pub(crate) struct Ended {
     pub(crate) changes: Vec<GroupChange>,
     pub(crate) logs: String,
-    journal: String,
+    metrics_log: String,
     model: Vec<u8>,
 }
 
@@ -211,7 +211,7 @@ impl Job {
         }
         let newest = self.steps().last().copied().unwrap_or(0);
         let before = self.newest;
-        assert!(newest >= before, "step {before} was told of and taken back, to step {newest}\n{}", self.logs());
+        assert!(newest >= before, "step {before} was reported and taken back, to step {newest}\n{}", self.logs());
         if newest != self.newest {
             (self.newest, self.since) = (newest, Instant::now());
         }
@@ -223,7 +223,7 @@ impl Job {
     pub(crate) fn wait_for(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
-            assert!(!self.tend(), "the job was over before there was {what}:\n{:?}", self.changes());
+            assert!(!self.tend(), "the job ended before {what}:\n{:?}", self.changes());
             assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}\n{}", self.logs());
             thread::park_timeout(LOOK);
         }
@@ -238,7 +238,7 @@ impl Job {
     /// Waits for longer than any worker may be silent.
     pub(crate) fn wait_for_silence(&mut self) {
         let begun = Instant::now();
-        self.wait_for("a silence that nobody is allowed", |_| begun.elapsed() > SILENCE);
+        self.wait_for("a long silence", |_| begun.elapsed() > SILENCE);
     }
 
     /// Waits until so many workers train together, after the first `known` changes.
@@ -259,8 +259,8 @@ impl Job {
     /// that a test takes.
     pub(crate) fn clock_is_off_by(&self, seconds: i64) -> bool {
         let lines = lines::<Value>(&self.run_folder().join(METRICS_FILE));
-        let told = lines.iter().rev().find_map(|line| line["time"].as_str()?.parse::<jiff::Timestamp>().ok());
-        told.is_some_and(|told| (told.as_second() - jiff::Timestamp::now().as_second() - seconds).abs() < 300)
+        let newest = lines.iter().rev().find_map(|line| line["time"].as_str()?.parse::<jiff::Timestamp>().ok());
+        newest.is_some_and(|time| (time.as_second() - jiff::Timestamp::now().as_second() - seconds).abs() < 300)
     }
 
     /// Returns the changes of the membership that coordinators reported.
@@ -290,20 +290,20 @@ impl Job {
             thread::park_timeout(LOOK);
         }
         let changes = self.changes();
-        assert_eq!(self.steps(), (1..=STEPS).collect::<Vec<_>>(), "each step once, in order");
-        let journal = fs::read_to_string(self.run_folder().join(METRICS_FILE)).expect("a journal");
-        let told = samples::each_was_taken_once(&workload(), &journal).expect("each sample of an epoch once");
-        assert!(told > 0, "no step tells which samples it took");
+        assert_eq!(self.steps(), (1..=STEPS).collect::<Vec<_>>(), "steps are missing, repeated or out of order");
+        let metrics_log = fs::read_to_string(self.run_folder().join(METRICS_FILE)).expect("a metrics log");
+        let checked = samples::each_was_taken_once(&workload(), &metrics_log).expect("each sample of an epoch once");
+        assert!(checked > 0, "no step reports its samples");
         for pair in changes.windows(2) {
             let in_order = pair[0].generation < pair[1].generation && pair[0].step <= pair[1].step;
             assert!(in_order && pair[0].history != pair[1].history && !pair[1].rollback, "{pair:?}\n{}", self.logs());
         }
         self.check_chain(&changes);
-        let ended = Ended { changes, logs: self.logs(), journal, model: model(&self.run_folder()) };
+        let ended = Ended { changes, logs: self.logs(), metrics_log, model: model(&self.run_folder()) };
         if self.workers == WORKERS {
             let other = undisturbed();
-            assert!(ended.model == other.model, "the weights differ from those of a job to which nothing happened");
-            let states = StateComparison::between(&ended.journal, &other.journal);
+            assert!(ended.model == other.model, "the weights differ from those of an undisturbed job");
+            let states = StateComparison::between(&ended.metrics_log, &other.metrics_log);
             assert!(states.steps > 0 && states.differ_from.is_none(), "the states of both jobs: {states}");
         }
         ended
@@ -314,10 +314,10 @@ impl Job {
     fn check_chain(&self, changes: &[GroupChange]) {
         let planned: Vec<AgreedPlan> = lines(&self.run_folder().join(PLANS_FILE));
         for AgreedPlan { generation, workers, step, .. } in &planned {
-            let told = changes.iter().find(|change| change.generation == *generation);
-            let told = told.map(|change| (change.workers, change.step));
+            let reported = changes.iter().find(|change| change.generation == *generation);
+            let reported = reported.map(|change| (change.workers, change.step));
             // A coordinator that is killed may not report a change.
-            assert!(told.is_none_or(|told| told == (*workers, *step)), "generation {generation}: {told:?}");
+            assert!(reported.is_none_or(|change| change == (*workers, *step)), "generation {generation}: {reported:?}");
         }
         let record = fs::read_to_string(self.record()).expect("a record");
         let record: Value = serde_json::from_str(&record).expect("JSON");
@@ -325,7 +325,7 @@ impl Job {
         assert_eq!(record["active"]["generation"], last.generation, "{record}");
         let mut history: Digest = last.history.parse().expect("a digest");
         let plans: Vec<_> = planned.iter().filter(|planned| planned.generation == last.generation).collect();
-        assert!(!plans.is_empty(), "generation {} summed by a plan", last.generation);
+        assert!(!plans.is_empty(), "generation {} has no plan", last.generation);
         for AgreedPlan { step, plan, .. } in plans {
             let plan = Digest::of(plan.as_bytes());
             history = Digest::of(&[history.as_bytes().as_slice(), &step.to_le_bytes(), plan.as_bytes()].concat());

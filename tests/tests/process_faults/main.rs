@@ -4,12 +4,12 @@
 //! Gradients are added as a canonical tree, so every run must end, to the last bit, with the
 //! weights of an undisturbed run.
 
+mod catch_up;
 mod clocks;
 mod disks;
 mod hosts;
 mod job;
-mod lines;
+mod links;
 mod network;
 mod proxy;
 mod threads;
-mod transfers;

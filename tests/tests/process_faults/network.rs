@@ -104,7 +104,7 @@ impl Network {
     /// Moves the calling thread to a host. Sockets that it opens from now on are there.
     pub(crate) fn enter(&self, host: Host) {
         let namespace = File::open(path(&self.namespace(host))).expect("a namespace");
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("this thread may");
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("the thread moves");
     }
 
     /// Limits the sending of a host to so many Mb/s.
@@ -150,9 +150,9 @@ impl Network {
     /// Diverts new connections for gradients from one host to another to this port of the bridge.
     pub(crate) fn divert(&self, from: Host, to: Host, port: u16) -> SocketAddr {
         let middle = SocketAddrV4::new(MIDDLE, port);
-        let (to, data, place) = (to.address().to_string(), DATA.to_string(), middle.to_string());
+        let (to, data, destination) = (to.address().to_string(), DATA.to_string(), middle.to_string());
         let rule = ["-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-d", &to, "--dport", &data, "-j", "DNAT"];
-        self.iptables(from, &[&rule[..], &["--to-destination", &place]].concat());
+        self.iptables(from, &[&rule[..], &["--to-destination", &destination]].concat());
         middle.into()
     }
 
@@ -179,6 +179,6 @@ fn middle(network: &str) -> String {
 fn take_down(network: &str) {
     let names = Host::all().map(|host| namespace(network, host)).chain([middle(network)]);
     for name in names.filter(|name| exists(name)) {
-        remove(&name).expect("a namespace less");
+        remove(&name).expect("the namespace is removed");
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Puts a proxy into every new connection that `from` makes to `to`.
     pub(crate) fn start(network: &Network, from: Host, to: Host) -> Self {
-        let place = network.divert(from, to, PORT);
+        let address = network.divert(from, to, PORT);
         let middle = File::open(namespaces::path(&network.middle())).expect("the bridge's namespace");
         let flipped = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&flipped);
@@ -38,7 +38,7 @@ impl Proxy {
         // A thread may be on another host than its process. Its sockets are then on that host too.
         thread::spawn(move || {
             move_into_link_name_space(middle.as_fd(), Some(LinkNameSpaceType::Network)).expect("on the bridge");
-            let listener = TcpListener::bind(place).expect("a port");
+            let listener = TcpListener::bind(address).expect("a port");
             ready.send(()).expect("somebody waits");
             let to = SocketAddr::from((to.address(), DATA));
             // The loop runs until the process ends. The network's end closes the connections.

@@ -82,12 +82,12 @@ fn hold_while_it_computes(job: &mut Job, host: Host) -> Debugger {
         let debugger = Debugger::hold(job.pid(host));
         let begun = Instant::now();
         let left = |job: &Job| job.changes().last().is_some_and(|change| change.workers == 2);
-        job.wait_for("a change, or time", |job| left(job) || begun.elapsed() > LEAVES_WITHIN);
+        job.wait_for("a change, or enough time", |job| left(job) || begun.elapsed() > LEAVES_WITHIN);
         if left(job) {
             return debugger;
         }
     }
-    panic!("{host:?} was held {ATTEMPTS} times and nobody noticed:\n{}", job.logs());
+    panic!("{host:?} was held {ATTEMPTS} times without a change:\n{}", job.logs());
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_process_whose_training_thread_stays_stuck_ends_and_is_replaced() {
     // The others must not finish before.
     job.network.shape(Host::Worker(2), 4.0);
     let known = job.changes().len();
-    job.wait_for("another process in its place", |job| job.pid(Host::Worker(0)) != held);
+    job.wait_for("another process of the worker", |job| job.pid(Host::Worker(0)) != held);
     job.wait_for_workers(3, known);
     job.network.shape(Host::Worker(2), 100.0);
     let ended = job.finished();

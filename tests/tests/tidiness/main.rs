@@ -82,7 +82,7 @@ fn no_product_file_is_longer_than_500_lines() {
         .map(|path| (read(&path).lines().count(), shown(&path)))
         .filter(|(lines, _)| *lines > FILE_LINES)
         .collect();
-    assert!(long.is_empty(), "split these files, each into stories of its own: {long:#?}");
+    assert!(long.is_empty(), "split these files: {long:#?}");
 }
 
 /// Returns the folders of the crates that must be tidy, from the root: `trainer/elastic`, `xtask`,

@@ -20,8 +20,10 @@ use super::{
 };
 
 #[test]
-fn the_api_server_refuses_what_the_schema_does_not_allow() {
-    let Some((cluster, _turn)) = any_cluster("the_api_server_refuses_what_the_schema_does_not_allow") else { return };
+fn the_api_server_refuses_manifests_that_violate_the_schema() {
+    let Some((cluster, _turn)) = any_cluster("the_api_server_refuses_manifests_that_violate_the_schema") else {
+        return;
+    };
     let client = cluster.client();
     let namespace = restricted(client, "refused");
     for (change, value, words) in [
@@ -44,15 +46,16 @@ fn the_api_server_refuses_what_the_schema_does_not_allow() {
 }
 
 #[test]
-fn the_verdicts_by_which_manifests_are_validated_are_the_api_servers() {
-    let test = "the_verdicts_by_which_manifests_are_validated_are_the_api_servers";
+fn local_validation_agrees_with_the_api_server() {
+    let test = "local_validation_agrees_with_the_api_server";
     let Some((cluster, _turn)) = any_cluster(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "verdicts");
     let differ: Vec<String> = cases()
         .filter_map(|(manifest, change, verdict)| {
             let answer = client.would_create_in(namespace.name(), &manifest);
-            (answer.is_ok() != (verdict == Verdict::Taken)).then(|| format!("{change:?}: not {verdict:?}: {answer:?}"))
+            (answer.is_ok() != (verdict == Verdict::Taken))
+                .then(|| format!("{change:?}: expected {verdict:?}: {answer:?}"))
         })
         .collect();
     assert!(differ.is_empty(), "{}", differ.join("\n"));
@@ -68,8 +71,8 @@ struct Bad {
 }
 
 #[test]
-fn bad_jobs_say_what_is_wrong_and_others_go_on() {
-    let Some((cluster, _turn)) = any_cluster("bad_jobs_say_what_is_wrong_and_others_go_on") else { return };
+fn bad_jobs_name_their_fault_while_other_jobs_continue() {
+    let Some((cluster, _turn)) = any_cluster("bad_jobs_name_their_fault_while_other_jobs_continue") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "bad");
     let restarts_before = operator_restarts(client);
@@ -96,7 +99,7 @@ fn bad_jobs_say_what_is_wrong_and_others_go_on() {
             assert!(message.contains(word), "{}: `{word}` is not in: {message}", bad.name);
         }
     }
-    assert_eq!(operator_restarts(client), restarts_before, "the operator ended in between");
+    assert_eq!(operator_restarts(client), restarts_before, "the operator restarted meanwhile");
 }
 
 fn bad_jobs() -> Vec<Bad> {

@@ -11,8 +11,8 @@ use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
     history::{
-        assert_last_step_is_saved, assert_no_step_was_lost, assert_nothing_changed_it,
-        assert_same_weights_as_undisturbed, folder_of_job,
+        assert_last_step_is_saved, assert_no_step_was_lost, assert_same_weights_as_undisturbed, assert_undisturbed,
+        folder_of_job,
     },
     installed::{cluster, cluster_alone},
     job::{Job, exact, glyphs},
@@ -45,14 +45,14 @@ fn scaling_up_and_down_while_training_loses_no_step() {
     manifest["spec"]["communication"] = communication;
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
-    let status = job.wait("how it sums", |status| status["progress"]["communication"].is_object());
+    let status = job.wait("its communication", |status| status["progress"]["communication"].is_object());
     let sums = &status["progress"]["communication"];
     assert_eq!((&sums["link"], &sums["encryption"]), (&json!("tcp"), &json!("tls")), "{sums:#}");
     let scale = |workers: &str| job.kubectl(&["scale", "trainingjob", "lenet", &format!("--replicas={workers}")]);
     scale("4");
-    job.wait("four that train", |status| world(status) == Some(4));
+    job.wait("four workers", |status| world(status) == Some(4));
     scale("1");
-    let status = job.wait("one that trains", |status| world(status) == Some(1) && status["replicas"] == 1);
+    let status = job.wait("one worker", |status| world(status) == Some(1) && status["replicas"] == 1);
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
     let described = job.describe();
     for event in ["from 2 to 4 workers", "from 4 to 1 workers"] {
@@ -63,12 +63,12 @@ fn scaling_up_and_down_while_training_loses_no_step() {
     let refused = format!("{:#}", refused.expect_err("above maxReplicas"));
     assert!(refused.contains("spec.elastic.maxReplicas"), "{refused}");
 
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+    assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
-fn a_newcomer_that_does_not_see_the_storage_of_those_who_train_is_refused_and_they_train_on() {
-    let name = "a_newcomer_that_does_not_see_the_storage_of_those_who_train_is_refused_and_they_train_on";
+fn a_newcomer_that_cannot_see_the_groups_storage_is_refused_while_the_group_trains() {
+    let name = "a_newcomer_that_cannot_see_the_groups_storage_is_refused_while_the_group_trains";
     let Some(cluster) = cluster(name) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "blind");
@@ -91,16 +91,16 @@ fn a_newcomer_that_does_not_see_the_storage_of_those_who_train_is_refused_and_th
         "{status:#}"
     );
     scale("1");
-    job.wait("the other alone", |status| world(status) == Some(1) && status["replicas"] == 1);
+    job.wait("one worker", |status| world(status) == Some(1) && status["replicas"] == 1);
     job.wait_for_step(job.reported_step() + 50);
     let changes = job.group()["status"]["changes"].take();
-    let took_back = |change: &Value| change["rollback"] == true;
-    assert!(!changes.as_array().expect("changes").iter().any(took_back), "{changes:#}");
+    let is_rollback = |change: &Value| change["rollback"] == true;
+    assert!(!changes.as_array().expect("changes").iter().any(is_rollback), "{changes:#}");
 }
 
 #[test]
-fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
-    let Some(cluster) = cluster("an_evicted_worker_leaves_after_a_step_and_another_takes_its_place") else { return };
+fn an_evicted_worker_leaves_after_a_step_and_is_replaced() {
+    let Some(cluster) = cluster("an_evicted_worker_leaves_after_a_step_and_is_replaced") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "evict");
     let job = Job::apply(client, namespace.name(), "lenet", &elastic(exact("lenet", LONG), 1, 2).to_string());
@@ -116,16 +116,16 @@ fn an_evicted_worker_leaves_after_a_step_and_another_takes_its_place() {
         .expect("evicted");
     let status = job.wait("a replacement", |status| status["replacements"] == 1);
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
-    job.wait("both again", |status| status["replacing"].is_null() && status["readyReplicas"] == 2);
+    job.wait("both workers again", |status| status["replacing"].is_null() && status["readyReplicas"] == 2);
     let left = job.group()["status"]["changes"]
         .as_array()
         .expect("changes")
         .iter()
         .any(|change| change["left"][0]["pod"] == "lenet-worker-1" && change["lost"].is_null());
-    assert!(left, "it left as planned: {:#}", job.group()["status"]["changes"]);
+    assert!(left, "it did not leave as planned: {:#}", job.group()["status"]["changes"]);
     job.wait_for_event(&["lenet-worker-1 left (asked to stop within 30 s)", "agreed on in"]);
 
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+    assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 
 fn suspend(job: &Job<'_>, suspend: bool) {
@@ -134,8 +134,8 @@ fn suspend(job: &Job<'_>, suspend: bool) {
 }
 
 #[test]
-fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
-    let Some(cluster) = cluster("a_suspended_job_has_no_pods_and_goes_on_from_its_step") else { return };
+fn a_suspended_job_has_no_pods_and_resumes_from_its_step() {
+    let Some(cluster) = cluster("a_suspended_job_has_no_pods_and_resumes_from_its_step") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "suspend");
     let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
@@ -143,19 +143,19 @@ fn a_suspended_job_has_no_pods_and_goes_on_from_its_step() {
     suspend(&job, true);
     let status = job.wait_for_phase("Suspended");
     assert_eq!(job.kubectl(&["get", "pods", "-o", "name"]), "", "{status:#}");
-    let rested = job.group()["spec"]["record"]["rested"].as_u64().expect("where it rests");
+    let rested = job.group()["spec"]["record"]["rested"].as_u64().expect("the step at which it rests");
     assert_eq!(status["lastCheckpoint"]["step"].as_u64(), Some(rested), "{status:#}");
     suspend(&job, false);
-    let status = job.wait("training again", |status| status["progress"]["step"].as_u64() > Some(rested));
+    let status = job.wait("a later step", |status| status["progress"]["step"].as_u64() > Some(rested));
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
     job.wait_for_event(&[&format!("of step {rested} or later")]);
 
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+    assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_told_of_until_there_is_a_newer_one() {
-    let Some(cluster) = cluster("a_damaged_checkpoint_is_passed_over_and_told_of_until_there_is_a_newer_one") else {
+fn a_damaged_checkpoint_is_skipped_and_reported_until_there_is_a_newer_one() {
+    let Some(cluster) = cluster("a_damaged_checkpoint_is_skipped_and_reported_until_there_is_a_newer_one") else {
         return;
     };
     let client = cluster.client();
@@ -174,22 +174,22 @@ fn a_damaged_checkpoint_is_passed_over_and_told_of_until_there_is_a_newer_one() 
     damage(&folder_of(&folder, damaged)).expect("damaged");
 
     suspend(&job, false);
-    let told = |status: &Value| status["progress"]["damagedCheckpoint"]["step"].as_u64();
-    let status = job.wait("a word about it", |status| told(status) == Some(damaged));
+    let reported = |status: &Value| status["progress"]["damagedCheckpoint"]["step"].as_u64();
+    let status = job.wait("the report", |status| reported(status) == Some(damaged));
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
     let changes = job.group()["status"]["changes"].clone();
     let last = &changes[changes.as_array().map_or(0, |changes| changes.len() - 1)];
     assert_eq!((last["step"].as_u64(), &last["rollback"]), (whole, &json!(true)), "{changes:#}");
     job.wait_for_event(&["CheckpointDamaged"]);
     let newest = |status: &Value| status["lastCheckpoint"]["step"].as_u64();
-    let status = job.wait("a newer one", |status| newest(status) > Some(damaged) && told(status).is_none());
+    let status = job.wait("a newer checkpoint", |status| newest(status) > Some(damaged) && reported(status).is_none());
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
     job.delete();
 }
 
 #[test]
-fn a_deleted_job_saves_its_state_and_is_gone_long_before_it_would_be_killed() {
-    let test = "a_deleted_job_saves_its_state_and_is_gone_long_before_it_would_be_killed";
+fn a_deleted_job_saves_its_state_and_ends_long_before_its_grace_period() {
+    let test = "a_deleted_job_saves_its_state_and_ends_long_before_its_grace_period";
     let Some(cluster) = cluster(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "gone");
@@ -208,8 +208,8 @@ fn a_deleted_job_saves_its_state_and_is_gone_long_before_it_would_be_killed() {
 }
 
 #[test]
-fn a_job_made_again_under_its_name_is_told_nothing_of_the_one_before() {
-    let Some(cluster) = cluster("a_job_made_again_under_its_name_is_told_nothing_of_the_one_before") else { return };
+fn a_job_that_reuses_a_name_learns_nothing_from_the_job_before() {
+    let Some(cluster) = cluster("a_job_that_reuses_a_name_learns_nothing_from_the_job_before") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "again");
     let [mut manifest, mut other] = ["lenet", "other"].map(|name| glyphs(name, LONG));
@@ -239,7 +239,7 @@ fn a_job_made_again_under_its_name_is_told_nothing_of_the_one_before() {
     };
     wait_for("its group", PATIENCE, || group()["metadata"]["ownerReferences"][0]["uid"] == ours.as_str())
         .expect("made");
-    cluster.thaw_container(namespace.name(), "lenet-coordinator").expect("it is still there");
+    cluster.thaw_container(namespace.name(), "lenet-coordinator").expect("the coordinator still runs");
     wait_for("the coordinator of the deleted job to be gone", PATIENCE, || {
         let is_gone = coordinator() != before;
         let status = group()["status"].take();
@@ -268,7 +268,7 @@ fn a_worker_whose_node_lost_power_is_replaced_and_the_job_completes_without_losi
     }]);
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     // The loss of a node shows sooner on a pod that was ready.
-    job.wait("both", |status| status["phase"] == "Running");
+    job.wait("both workers", |status| status["phase"] == "Running");
     let node = job.nodes_of_workers().first().and_then(|node| node.strip_prefix('n')?.parse().ok()).expect("a node");
     cluster.power_off(node).expect("power off");
 

@@ -9,7 +9,7 @@ use lockstep_tests::{
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    history::{assert_no_step_was_lost, assert_nothing_changed_it, steps_between},
+    history::{assert_no_step_was_lost, assert_undisturbed, steps_between},
     installed::{cluster, cluster_alone},
     job::{Job, exact},
 };
@@ -39,9 +39,9 @@ fn training_goes_on_while_the_operator_is_killed_and_the_next_one_takes_over() {
     let progress = job.status()["progress"]["step"].as_u64();
     let status = job.wait("the next operator's status", |status| status["progress"]["step"].as_u64() > progress);
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &0.into()), "{status:#}");
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, after);
+    assert_undisturbed(&cluster, namespace.name(), &job, after);
     let done = steps_between(&cluster, namespace.name(), gone, ready);
-    assert!(done > 0, "training stood still from {gone} to {ready}, while no operator ran");
+    assert!(done > 0, "no step from {gone} to {ready}, while no operator ran");
 }
 
 #[test]
@@ -60,19 +60,20 @@ fn a_killed_worker_is_named_and_replaced_while_the_other_keeps_the_state() {
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &1.into()), "{status:#}");
     let failure = &status["lastFailure"];
     assert_eq!((&failure["pod"], &failure["exitCode"]), (&"lenet-worker-1".into(), &137.into()), "{status:#}");
-    let status = job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
-    assert_eq!(job.uid_of("lenet-worker-0"), survivor, "the other pod stays");
+    let status =
+        job.wait("both workers again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+    assert_eq!(job.uid_of("lenet-worker-0"), survivor, "the other pod was replaced");
     let change = status["membership"]["lastChange"]["text"].as_str().unwrap_or_default();
     assert!(change.contains("lenet-worker-1 was lost") && change.contains("goes on from step"), "{status:#}");
     for event in ["WorkerLost", "WorkerReplaced", "Resized"] {
         job.wait_for_event(&[event]);
     }
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+    assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
-fn a_worker_that_hangs_is_replaced_once_nothing_goes_on() {
-    let Some(cluster) = cluster("a_worker_that_hangs_is_replaced_once_nothing_goes_on") else { return };
+fn a_worker_that_hangs_is_replaced() {
+    let Some(cluster) = cluster("a_worker_that_hangs_is_replaced") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "hung");
     let mut manifest = exact("lenet", LONG);
@@ -80,19 +81,19 @@ fn a_worker_that_hangs_is_replaced_once_nothing_goes_on() {
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
     job.wait_for_step(20);
     // A worker that was never ready counts as lost, not as failed.
-    job.wait("both to be ready", |status| status["phase"] == "Running");
+    job.wait("both workers to be ready", |status| status["phase"] == "Running");
     cluster.freeze_container(namespace.name(), "lenet-worker-1").expect("frozen");
 
     let status = job.wait("a replacement", |status| status["replacements"] == 1);
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &1.into()), "{status:#}");
     assert_eq!(status["lastFailure"]["reason"], "Hung", "{status:#}");
-    job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+    job.wait("both workers again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+    assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
-fn a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was() {
-    let Some(cluster) = cluster("a_killed_worker_beyond_the_limit_ends_the_job_which_says_who_it_was") else { return };
+fn a_killed_worker_beyond_the_limit_ends_the_job_and_is_named() {
+    let Some(cluster) = cluster("a_killed_worker_beyond_the_limit_ends_the_job_and_is_named") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "limit");
     let mut manifest = exact("lenet", LONG);
@@ -123,13 +124,13 @@ fn a_deleted_worker_counts_as_lost_not_as_failed() {
     let status = job.wait("a replacement", |status| status["replacements"] == 1);
     assert_eq!(status["failures"], 0, "{status:#}");
     assert_eq!(status["lastFailure"]["pod"], "lenet-worker-1", "{status:#}");
-    job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+    job.wait("both workers again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+    assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 
 #[test]
-fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
-    let Some(cluster) = cluster("a_killed_coordinator_is_made_anew_while_training_goes_on") else { return };
+fn a_killed_coordinator_is_replaced_while_training_goes_on() {
+    let Some(cluster) = cluster("a_killed_coordinator_is_replaced_while_training_goes_on") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "coordinator");
     let job = Job::apply(client, namespace.name(), "lenet", &exact("lenet", LONG).to_string());
@@ -139,14 +140,14 @@ fn a_killed_coordinator_is_made_anew_while_training_goes_on() {
     wait_for("the event", PATIENCE, || job.describe().contains("lenet-coordinator is made anew"))
         .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
     let last = job.reported_step();
-    let status = job.wait("news of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
+    let status = job.wait("the report of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &0.into()), "{status:#}");
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, last + 1);
+    assert_undisturbed(&cluster, namespace.name(), &job, last + 1);
 }
 
 #[test]
-fn a_coordinator_that_hangs_or_reaches_nobody_is_made_anew_while_training_goes_on() {
-    let test = "a_coordinator_that_hangs_or_reaches_nobody_is_made_anew_while_training_goes_on";
+fn a_coordinator_that_hangs_or_is_disconnected_is_replaced_while_training_goes_on() {
+    let test = "a_coordinator_that_hangs_or_is_disconnected_is_replaced_while_training_goes_on";
     let Some(cluster) = cluster(test) else { return };
     let client = cluster.client();
     let mut manifest = exact("lenet", LONG);
@@ -161,7 +162,7 @@ fn a_coordinator_that_hangs_or_reaches_nobody_is_made_anew_while_training_goes_o
         wait_for("the event", 2 * PATIENCE, || job.describe().contains("lenet-coordinator is made anew"))
             .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
         let last = job.reported_step();
-        let status = job.wait("news of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
+        let status = job.wait("the report of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
         let counts = ["restarts", "replacements", "failures"].map(|count| &status[count]);
         assert_eq!(counts, [&0, &0, &0], "{status:#}");
         assert_no_step_was_lost(&cluster, namespace.name(), job);
@@ -184,8 +185,8 @@ fn a_worker_that_runs_out_of_memory_in_mid_run_is_named_and_replaced() {
     assert_eq!((&status["restarts"], &status["failures"]), (&0.into(), &1.into()), "{status:#}");
     let failure = &status["lastFailure"];
     assert_eq!((&failure["pod"], &failure["reason"]), (&"lenet-worker-1".into(), &"OOMKilled".into()), "{status:#}");
-    job.wait("both again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
-    assert_nothing_changed_it(&cluster, namespace.name(), &job, 0);
+    job.wait("both workers again", |now| now["replacing"].is_null() && generation(now) > generation(&status));
+    assert_undisturbed(&cluster, namespace.name(), &job, 0);
 }
 
 /// Returns the generation that trains.

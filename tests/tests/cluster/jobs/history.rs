@@ -35,7 +35,7 @@ struct Step {
 }
 
 /// Calls [`assert_no_step_was_lost`] for an [`exact`] job, and [`assert_undisturbed_states`].
-pub(super) fn assert_nothing_changed_it(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
+pub(super) fn assert_undisturbed(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
     assert_no_step_was_lost(cluster, namespace, job);
     assert_undisturbed_states(cluster, namespace, job, through);
 }
@@ -50,15 +50,15 @@ pub(super) fn assert_undisturbed_states(cluster: &Cluster, namespace: &str, job:
     let changed = changes.as_array().and_then(|changes| changes.last()?["step"].as_u64()).expect("a change");
     let through = through.max(changed + AFTER_CHANGE);
     let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
-    let journal = || journal(&folder);
-    wait_for("the journal to tell of a step", PATIENCE, || tells_of(&journal(), through))
+    let metrics_log = || metrics_log(&folder);
+    wait_for("the metrics log to hold a step", PATIENCE, || holds_step(&metrics_log(), through))
         .unwrap_or_else(|error| panic!("{error} {through}\n{}", job.describe()));
-    let journal = journal();
+    let metrics_log = metrics_log();
     job.delete();
-    let states = StateComparison::between(&journal, &undisturbed(through));
-    assert!(states.last >= Some(through), "both tell of step {through}: {states:?}");
+    let states = StateComparison::between(&metrics_log, &undisturbed(through));
+    assert!(states.last >= Some(through), "a run does not reach step {through}: {states:?}");
     assert_eq!(states.differ_from, None, "{states:?}");
-    println!("states: after {} steps, past the last change, those of a run to which nothing happened", states.steps);
+    println!("states: those of an undisturbed run after {} steps, past the last change", states.steps);
 }
 
 /// Returns the metrics log of an [`exact`] job that ran undisturbed on this machine, up to step
@@ -66,14 +66,14 @@ pub(super) fn assert_undisturbed_states(cluster: &Cluster, namespace: &str, job:
 fn undisturbed(through: u64) -> String {
     static LONGEST: Mutex<String> = Mutex::new(String::new());
     let mut longest = LONGEST.lock().unwrap_or_else(PoisonError::into_inner);
-    if !tells_of(&longest, through) {
+    if !holds_step(&longest, through) {
         // The next caller may need more steps.
         let epochs = (through + through / 2).div_ceil(EXACT_STEPS_PER_EPOCH);
         let scratch = tempfile::tempdir().expect("a scratch folder");
         let mut manifest = exact("undisturbed", epochs as u32);
         manifest["spec"]["replicas"] = 1.into();
-        *longest = journal_of(&run_here(&manifest, scratch.path()));
-        assert!(tells_of(&longest, through), "a run of {epochs} epochs ended before step {through}");
+        *longest = metrics_log_of(&run_here(&manifest, scratch.path()));
+        assert!(holds_step(&longest, through), "a run of {epochs} epochs ended before step {through}");
     }
     longest.clone()
 }
@@ -82,24 +82,24 @@ fn undisturbed(through: u64) -> String {
 /// The job's checkpoints go to the claim that all jobs of these tests use.
 pub(super) fn assert_no_step_was_lost(cluster: &Cluster, namespace: &str, job: &Job<'_>) -> u64 {
     let folder = cluster.folder_of(namespace, "checkpoints").expect("the volume");
-    let journal = journal(&folder);
-    let group = told_group(job);
-    let total = assert_nothing_was_lost(&journal, &group);
-    assert_eq!(taken_back(&job.told(), &group), None, "{group:#}");
-    let told = samples::each_was_taken_once(&job.workload(), &journal).expect("each sample of an epoch once");
-    assert!(told > 0, "no step tells which samples it took");
-    println!("samples: {told} of {total} steps tell which they took, all of them those that were next in their epoch");
+    let metrics_log = metrics_log(&folder);
+    let group = reported_group(job);
+    let total = assert_nothing_was_lost(&metrics_log, &group);
+    assert_eq!(taken_back(&job.reported_steps(), &group), None, "{group:#}");
+    let checked = samples::each_was_taken_once(&job.workload(), &metrics_log).expect("each sample of an epoch once");
+    assert!(checked > 0, "no step reports its samples");
+    println!("samples: {checked} of {total} steps report theirs, all of them the next ones of their epoch");
     total
 }
 
 /// Waits until the newest membership is among the reported changes, and returns the group. The
 /// coordinator that recorded it may be gone.
-fn told_group(job: &Job<'_>) -> Value {
+fn reported_group(job: &Job<'_>) -> Value {
     let mut group = Value::Null;
-    wait_for("the newest membership to be told", PATIENCE, || {
+    wait_for("the newest membership to be reported", PATIENCE, || {
         group = job.group();
-        let told = group["status"]["changes"].as_array().and_then(|changes| changes.last());
-        told.is_some_and(|told| told["generation"] == group["spec"]["record"]["active"]["generation"])
+        let reported = group["status"]["changes"].as_array().and_then(|changes| changes.last());
+        reported.is_some_and(|last| last["generation"] == group["spec"]["record"]["active"]["generation"])
     })
     .unwrap_or_else(|error| panic!("{error:#}: {group:#}"));
     group
@@ -108,15 +108,18 @@ fn told_group(job: &Job<'_>) -> Value {
 /// Checks that every step was done once and in order, that each generation continues where the one
 /// before stood, and that no reported step was taken back. Prints a summary and returns the last
 /// step.
-fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
-    let steps = steps(journal);
+fn assert_nothing_was_lost(metrics_log: &str, group: &Value) -> u64 {
+    let steps = steps(metrics_log);
     let total = steps.last().expect("steps").step;
     let numbers: Vec<u64> = steps.iter().map(|line| line.step).collect();
-    assert_eq!(numbers, (1..=total).collect::<Vec<_>>(), "each step once, in order");
-    assert!(steps.windows(2).all(|pair| pair[0].generation <= pair[1].generation), "one chain of generations");
+    assert_eq!(numbers, (1..=total).collect::<Vec<_>>(), "steps are missing, repeated or out of order");
+    assert!(
+        steps.windows(2).all(|pair| pair[0].generation <= pair[1].generation),
+        "the generations of the steps do not increase"
+    );
 
     let changes = group["status"]["changes"].as_array().expect("the changes of the group");
-    assert!(changes.iter().all(|change| change["rollback"] != true), "no step was taken back: {changes:#?}");
+    assert!(changes.iter().all(|change| change["rollback"] != true), "a step was taken back: {changes:#?}");
     for pair in changes.windows(2) {
         let [before, after] = [&pair[0], &pair[1]].map(|change| change["generation"].as_u64().expect("a number"));
         assert!(before < after, "{changes:#?}");
@@ -125,7 +128,7 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
         let first = steps.iter().find(|line| line.generation >= after).map_or(base + 1, |line| line.step);
         assert!(
             last <= base && first <= base + 1,
-            "generation {after} goes on from step {base}, after {last}: {first}"
+            "generation {after} continues from step {base}, but {last} came before it and {first} after it"
         );
     }
     println!(
@@ -137,26 +140,26 @@ fn assert_nothing_was_lost(journal: &str, group: &Value) -> u64 {
 
 /// Returns a step that was reported before a membership that continues from an earlier step, and
 /// that membership's generation.
-fn taken_back(told: &[(Timestamp, u64)], group: &Value) -> Option<(u64, Value)> {
+fn taken_back(reported: &[(Timestamp, u64)], group: &Value) -> Option<(u64, Value)> {
     let changes = group["status"]["changes"].as_array().expect("the changes of the group");
     changes.iter().find_map(|change| {
         let time: Timestamp = change["time"].as_str().expect("a time").parse().expect("of RFC 3339");
         let base = change["step"].as_u64().expect("a step");
-        let furthest = told.iter().rev().find(|(seen, _)| *seen < time).map(|(_, step)| *step)?;
+        let furthest = reported.iter().rev().find(|(seen, _)| *seen < time).map(|(_, step)| *step)?;
         (furthest > base).then(|| (furthest, change["generation"].clone()))
     })
 }
 
 #[test]
-fn a_step_that_was_told_of_before_a_membership_that_lacks_it_was_taken_back() {
+fn a_reported_step_that_a_later_membership_lacks_was_taken_back() {
     let group = json!({"status": {"changes": [
         {"generation": 1, "step": 0, "time": "2026-01-01T00:00:00Z"},
         {"generation": 3, "step": 70, "time": "2026-01-01T00:00:10Z"},
     ]}});
-    let told =
+    let reported =
         |second: i64, step| ("2026-01-01T00:00:00Z".parse::<Timestamp>().expect("a time") + second.seconds(), step);
-    assert_eq!(taken_back(&[told(1, 20), told(9, 70), told(11, 90)], &group), None);
-    assert_eq!(taken_back(&[told(1, 20), told(9, 71)], &group), Some((71, 3.into())));
+    assert_eq!(taken_back(&[reported(1, 20), reported(9, 70), reported(11, 90)], &group), None);
+    assert_eq!(taken_back(&[reported(1, 20), reported(9, 71)], &group), Some((71, 3.into())));
 }
 
 /// Checks that the newest checkpoint of an ended job is that of the last step in its metrics log.
@@ -165,24 +168,24 @@ pub(super) fn assert_last_step_is_saved(cluster: &Cluster, namespace: &str) {
     let mut list = Command::new(products().join("lockstep"));
     let listed = list.args(["checkpoints", "list", "--json"]).arg(&folder).output().expect("lockstep runs");
     let listed: Value = serde_json::from_slice(&listed.stdout).expect("a list");
-    let last = steps(&journal_of(&folder)).last().map(|line| line.step);
+    let last = steps(&metrics_log_of(&folder)).last().map(|line| line.step);
     assert!(last.is_some() && listed[0]["step"].as_u64() == last, "after step {last:?}: {listed:#}");
 }
 
 /// Returns the number of steps that the job in a volume did between two moments.
 pub(super) fn steps_between(cluster: &Cluster, namespace: &str, from: Timestamp, to: Timestamp) -> usize {
-    let journal = journal(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
-    steps(&journal).iter().filter(|line| (from..to).contains(&line.time)).count()
+    let metrics_log = metrics_log(&cluster.folder_of(namespace, "checkpoints").expect("the volume"));
+    steps(&metrics_log).iter().filter(|line| (from..to).contains(&line.time)).count()
 }
 
 /// Returns true if a metrics log holds the state after `step`, or after a later one.
-fn tells_of(journal: &str, step: u64) -> bool {
-    steps(journal).iter().rev().any(|line| line.step >= step && line.state_hash.is_some())
+fn holds_step(metrics_log: &str, step: u64) -> bool {
+    steps(metrics_log).iter().rev().any(|line| line.step >= step && line.state_hash.is_some())
 }
 
 /// The log also holds lines of evaluations.
-fn steps(journal: &str) -> Vec<Step> {
-    journal.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+fn steps(metrics_log: &str) -> Vec<Step> {
+    metrics_log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Checks that a complete job had, bit for bit, the states and weights of an undisturbed local run
@@ -193,16 +196,13 @@ pub(super) fn assert_same_weights_as_undisturbed(cluster: &Cluster, namespace: &
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let output = run_here(manifest, scratch.path());
     let volume = cluster.folder_of(namespace, "checkpoints").expect("the volume");
-    let states = StateComparison::between(&journal(&volume), &journal_of(&output));
+    let states = StateComparison::between(&metrics_log(&volume), &metrics_log_of(&output));
     assert!(states.steps > 0 && states.differ_from.is_none(), "the states of both runs: {states}");
     let jobs = fs::read_dir(volume).expect("the volume");
     let models = jobs.map(|entry| entry.expect("an entry").path().join(MODEL)).filter(|path| path.exists());
     let models: Vec<_> = models.map(|path| weights(&path)).collect();
     assert!(models == [weights(&output.join(MODEL))], "{} models, or other weights", models.len());
-    println!(
-        "states and weights: {} steps and the model, bit for bit those of a run to which nothing happened",
-        states.steps
-    );
+    println!("states and weights: {} steps and the model, bit for bit those of an undisturbed run", states.steps);
 }
 
 /// Trains a manifest on this machine and returns the folder of the run, in `scratch`.
@@ -211,8 +211,8 @@ fn run_here(manifest: &Value, scratch: &Path) -> PathBuf {
     fs::write(&file, manifest.to_string()).expect("written");
     let mut run = Command::new(products().join("lockstep"));
     let run = run.arg("run").arg(&file).arg("--output").arg(&output).stdin(Stdio::null());
-    let ran = run.output().expect("lockstep runs");
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let output_of_run = run.output().expect("lockstep runs");
+    assert!(output_of_run.status.success(), "{}", String::from_utf8_lossy(&output_of_run.stderr));
     output
 }
 
@@ -224,16 +224,16 @@ fn weights(path: &Path) -> Vec<u8> {
 }
 
 /// Returns the metrics log of the job that trains in a volume.
-fn journal(volume: &Path) -> String {
-    journal_of(&folder_of_job(volume))
+fn metrics_log(volume: &Path) -> String {
+    metrics_log_of(&folder_of_job(volume))
 }
 
 /// Returns the folder of the only job in a volume.
 pub(super) fn folder_of_job(volume: &Path) -> PathBuf {
     let mut job = fs::read_dir(volume).expect("the volume").map(|entry| entry.expect("an entry").path());
-    job.find(|folder| folder.join(METRICS_FILE).exists()).expect("a journal")
+    job.find(|folder| folder.join(METRICS_FILE).exists()).expect("a metrics log")
 }
 
-fn journal_of(folder: &Path) -> String {
-    fs::read_to_string(folder.join(METRICS_FILE)).expect("a journal")
+fn metrics_log_of(folder: &Path) -> String {
+    fs::read_to_string(folder.join(METRICS_FILE)).expect("a metrics log")
 }

@@ -66,14 +66,19 @@ pub(crate) struct Job<'a> {
     name: &'a str,
     /// Each reported step that was further than all before, and the time at which it was first
     /// seen.
-    told: RefCell<Vec<(Timestamp, u64)>>,
+    reported: RefCell<Vec<(Timestamp, u64)>>,
 }
 
 impl<'a> Job<'a> {
     /// Applies the claim for checkpoints and a manifest whose job is called `name`.
     pub(crate) fn apply(client: &'a Client, namespace: &'a str, name: &'a str, manifest: &str) -> Self {
-        let job =
-            Self { client, reader: Reader::of(client).expect("a cluster"), namespace, name, told: RefCell::default() };
+        let job = Self {
+            client,
+            reader: Reader::of(client).expect("a cluster"),
+            namespace,
+            name,
+            reported: RefCell::default(),
+        };
         for text in [example("checkpoints.yaml").as_str(), manifest] {
             client.apply_to(namespace, text).unwrap_or_else(|error| panic!("{name}: {error:#}"));
         }
@@ -93,7 +98,7 @@ impl<'a> Job<'a> {
     /// Returns the workload of the job.
     pub(crate) fn workload(&self) -> Workload {
         let object = serde_json::from_value(self.object()).expect("a training job");
-        match ValidJob::from_object(&object).expect("a valid one").task {
+        match ValidJob::from_object(&object).expect("a valid job").task {
             Task::Train(workload) => workload,
             Task::Benchmark { .. } => panic!("a benchmark trains nothing"),
         }
@@ -110,7 +115,7 @@ impl<'a> Job<'a> {
 
     /// Returns the job's record.
     pub(crate) fn group(&self) -> Value {
-        self.read::<TrainingGroup>().expect("there is a record")
+        self.read::<TrainingGroup>().expect("a record")
     }
 
     /// Returns the object of a kind that has the job's name.
@@ -127,16 +132,16 @@ impl<'a> Job<'a> {
     /// operator has no part in it.
     pub(crate) fn reported_step(&self) -> u64 {
         let step = self.read::<TrainingGroup>().and_then(|group| group["status"]["progress"]["step"].as_u64());
-        let last = self.told.borrow().last().map(|(_, last)| *last);
+        let last = self.reported.borrow().last().map(|(_, last)| *last);
         if let Some(step) = step.filter(|step| last < Some(*step)) {
-            self.told.borrow_mut().push((Timestamp::now(), step));
+            self.reported.borrow_mut().push((Timestamp::now(), step));
         }
         step.unwrap_or_default()
     }
 
     /// Returns the steps that [`Self::reported_step`] saw, each further than those before.
-    pub(crate) fn told(&self) -> Vec<(Timestamp, u64)> {
-        self.told.borrow().clone()
+    pub(crate) fn reported_steps(&self) -> Vec<(Timestamp, u64)> {
+        self.reported.borrow().clone()
     }
 
     /// Waits until the status satisfies a condition. Panics with the whole job if it ends before.
@@ -150,7 +155,7 @@ impl<'a> Job<'a> {
             holds(&status) || over
         });
         if waited.is_err() || !holds(&status) {
-            panic!("{what}: not of {}: {status:#}\n{}", self.name, self.describe());
+            panic!("no {what} of {}: {status:#}\n{}", self.name, self.describe());
         }
         status
     }

@@ -17,7 +17,7 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     let Some(cluster) = cluster("mnist_trains_on_two_nodes_and_leaves_nothing_behind") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "mnist");
-    let before = whatever_is_in(client, namespace.name());
+    let before = objects_in(client, namespace.name());
     let job = Job::apply(client, namespace.name(), "mnist", &example("mnist.yaml"));
 
     job.wait("figures while it runs", |status| {
@@ -42,19 +42,19 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     assert!(status["modelUri"].as_str().is_some_and(|uri| uri.ends_with("model.safetensors")), "{status:#}");
     assert_eq!(status["restarts"], 0, "{status:#}");
     let communication = &status["progress"]["communication"];
-    let travels = [&communication["link"], &communication["wire"]].map(serde_json::Value::as_str);
-    assert_eq!(travels, [Some("tcp"), Some("f32")], "{status:#}");
+    let transport = [&communication["link"], &communication["wire"]].map(serde_json::Value::as_str);
+    assert_eq!(transport, [Some("tcp"), Some("f32")], "{status:#}");
     for event in ["Created", "Started", "CheckpointSaved", "Complete"] {
         job.wait_for_event(&[&format!("Normal  {event} ")]);
     }
     let workers = job.columns().into_iter().find(|(head, _)| head == "WORKERS").map(|(_, shown)| shown);
-    assert_eq!(workers.as_deref(), Some("2/2"), "of a job that is done");
+    assert_eq!(workers.as_deref(), Some("2/2"), "the workers of a complete job");
 
     job.kubectl(&["delete", "tj", "mnist", "--timeout=60s"]);
-    wait_for("everything of the job to go", PATIENCE, || {
-        whatever_is_in(client, namespace.name()).iter().all(|object| before.contains(object) || is_the_users(object))
+    wait_for("the job's objects to be gone", PATIENCE, || {
+        objects_in(client, namespace.name()).iter().all(|object| before.contains(object) || outlives_the_job(object))
     })
-    .unwrap_or_else(|error| panic!("{error}: {:?}", whatever_is_in(client, namespace.name())));
+    .unwrap_or_else(|error| panic!("{error}: {:?}", objects_in(client, namespace.name())));
 }
 
 /// Installs Lockstep again when this is dropped.
@@ -77,8 +77,8 @@ impl Drop for Uninstalled<'_> {
 }
 
 #[test]
-fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
-    let Some(cluster) = cluster_alone("uninstalling_keeps_definitions_and_jobs_which_go_on") else { return };
+fn uninstalling_keeps_definitions_and_running_jobs() {
+    let Some(cluster) = cluster_alone("uninstalling_keeps_definitions_and_running_jobs") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "uninstall");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 5000).to_string());
@@ -99,7 +99,7 @@ fn uninstalling_keeps_definitions_and_jobs_which_go_on() {
 }
 
 /// Returns every object in a namespace that a job could have made, by kind and name.
-fn whatever_is_in(client: &Client, namespace: &str) -> Vec<String> {
+fn objects_in(client: &Client, namespace: &str) -> Vec<String> {
     let kinds = "all,trainingjobs,traininggroups,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,\
                  persistentvolumeclaims,leases,endpointslices";
     let listed = client.kubectl(&["-n", namespace, "get", kinds, "-o", "name"]).expect("a list");
@@ -107,6 +107,6 @@ fn whatever_is_in(client: &Client, namespace: &str) -> Vec<String> {
 }
 
 /// Returns true for the claim of the checkpoints, which outlives the job.
-fn is_the_users(object: &str) -> bool {
+fn outlives_the_job(object: &str) -> bool {
     object == "persistentvolumeclaim/checkpoints"
 }

@@ -99,8 +99,8 @@ fn targets(cluster: &Cluster, namespace: &str) -> Vec<Value> {
 }
 
 #[test]
-fn prometheus_reads_the_figures_of_operator_and_workers() {
-    let Some(cluster) = cluster("prometheus_reads_the_figures_of_operator_and_workers") else { return };
+fn prometheus_scrapes_the_metrics_of_operator_and_workers() {
+    let Some(cluster) = cluster("prometheus_scrapes_the_metrics_of_operator_and_workers") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "metrics");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 2000).to_string());
@@ -122,8 +122,8 @@ fn prometheus_reads_the_figures_of_operator_and_workers() {
 }
 
 #[test]
-fn the_operators_metrics_please_promtool() {
-    let Some(cluster) = cluster("the_operators_metrics_please_promtool") else { return };
+fn promtool_accepts_the_operators_metrics() {
+    let Some(cluster) = cluster("promtool_accepts_the_operators_metrics") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "promtool");
     Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 1).to_string()).wait_for_phase("Complete");

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    history::{assert_nothing_changed_it, assert_undisturbed_states},
+    history::{assert_undisturbed, assert_undisturbed_states},
     installed::{cluster, cluster_alone},
     job::{Job, exact, glyphs},
 };
@@ -40,7 +40,7 @@ fn world(status: &Value) -> Option<u64> {
 fn assert_unharmed(cluster: &Cluster, namespace: &str, job: &Job<'_>, through: u64) {
     let status = job.status();
     assert_eq!((&status["restarts"], &status["failures"]), (&json!(0), &json!(0)), "{status:#}");
-    assert_nothing_changed_it(cluster, namespace, job, through);
+    assert_undisturbed(cluster, namespace, job, through);
 }
 
 /// Returns the number of the node of a worker.
@@ -55,19 +55,20 @@ fn training_goes_on_while_the_control_plane_is_restarted() {
     let client = cluster.client();
     let namespace = restricted(client, "plane");
     let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
-    job.wait("both", |status| status["phase"] == "Running");
+    job.wait("both workers", |status| status["phase"] == "Running");
     let before = job.reported_step();
     cluster.restart_etcd().expect("etcd is back");
     cluster.restart_api_server().expect("the API server is back");
     job.wait_for_step(before + MORE);
-    let status = job.wait("news of it", |status| status["progress"]["step"].as_u64() >= Some(before + MORE));
-    assert_eq!((&status["replacements"], world(&status)), (&json!(0), Some(2)), "nobody was replaced: {status:#}");
+    let status =
+        job.wait("the report of that step", |status| status["progress"]["step"].as_u64() >= Some(before + MORE));
+    assert_eq!((&status["replacements"], world(&status)), (&json!(0), Some(2)), "a worker was replaced: {status:#}");
     assert_unharmed(&cluster, namespace.name(), &job, before + MORE);
 }
 
 #[test]
-fn a_worker_goes_on_while_its_nodes_kubelet_is_stopped() {
-    let Some(cluster) = cluster_alone("a_worker_goes_on_while_its_nodes_kubelet_is_stopped") else { return };
+fn a_worker_trains_on_while_its_nodes_kubelet_is_stopped() {
+    let Some(cluster) = cluster_alone("a_worker_trains_on_while_its_nodes_kubelet_is_stopped") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "kubelet");
     let mut manifest = apart();
@@ -76,14 +77,14 @@ fn a_worker_goes_on_while_its_nodes_kubelet_is_stopped() {
     let keys = ["node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"];
     manifest["spec"]["template"]["spec"]["tolerations"] = keys.map(stays).into_iter().collect();
     let job = Job::apply(client, namespace.name(), "lenet", &manifest.to_string());
-    job.wait("both", |status| status["phase"] == "Running");
+    job.wait("both workers", |status| status["phase"] == "Running");
     let node = node_of(&job, 1);
     cluster.stop_kubelet(node).expect("stopped");
     wait_for("the node to be lost", PATIENCE, || !cluster.is_ready(node)).expect("lost");
     let before = job.reported_step();
     job.wait_for_step(before + MORE);
     let status = job.status();
-    assert_eq!((&status["replacements"], world(&status)), (&json!(0), Some(2)), "it trains: {status:#}");
+    assert_eq!((&status["replacements"], world(&status)), (&json!(0), Some(2)), "a worker was lost: {status:#}");
     cluster.start_kubelet(node).expect("started");
     cluster.wait_for_node(node).expect("back");
     job.wait_for_step(before + 2 * MORE);
@@ -91,35 +92,35 @@ fn a_worker_goes_on_while_its_nodes_kubelet_is_stopped() {
 }
 
 #[test]
-fn training_goes_on_without_a_node_that_is_cut_off_and_with_it_once_it_is_back() {
-    let test = "training_goes_on_without_a_node_that_is_cut_off_and_with_it_once_it_is_back";
+fn training_goes_on_without_a_disconnected_node_and_uses_it_again_once_it_is_back() {
+    let test = "training_goes_on_without_a_disconnected_node_and_uses_it_again_once_it_is_back";
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "cable");
     let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
-    job.wait("both", |status| status["phase"] == "Running");
+    job.wait("both workers", |status| status["phase"] == "Running");
     let coordinator = job.kubectl(&["get", "pod", "lenet-coordinator", "-o", "jsonpath={.spec.nodeName}"]);
     let worker = job.nodes_of_workers().iter().position(|node| *node != coordinator).expect("another node");
     let node = node_of(&job, worker);
     cluster.isolate(node).expect("unplugged");
-    job.wait("one that trains", |status| world(status) == Some(1));
+    job.wait("one worker", |status| world(status) == Some(1));
     job.wait("a replacement", |status| status["replacements"] == 1);
     cluster.heal(node).expect("plugged");
     cluster.wait_for_node(node).expect("back");
-    job.wait("both again", |status| status["replacing"].is_null() && world(status) == Some(2));
+    job.wait("both workers again", |status| status["replacing"].is_null() && world(status) == Some(2));
     let before = job.reported_step();
     job.wait_for_step(before + MORE);
     assert_unharmed(&cluster, namespace.name(), &job, before + MORE);
 }
 
 #[test]
-fn training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinator_takes_over() {
-    let test = "training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinator_takes_over";
+fn training_goes_on_while_the_coordinators_node_is_disconnected_and_a_new_coordinator_takes_over() {
+    let test = "training_goes_on_while_the_coordinators_node_is_disconnected_and_a_new_coordinator_takes_over";
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "chair");
     let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
-    job.wait("both", |status| status["phase"] == "Running");
+    job.wait("both workers", |status| status["phase"] == "Running");
     let coordinator = || ["{.metadata.uid}", "{.spec.nodeName}"].map(|of| of_coordinator(client, namespace.name(), of));
     let [before, node] = coordinator();
     let number: u32 = node.strip_prefix('n').and_then(|number| number.parse().ok()).expect("a node");
@@ -137,7 +138,7 @@ fn training_goes_on_while_the_coordinators_node_is_cut_off_and_another_coordinat
     cluster.heal(number).expect("plugged");
     cluster.wait_for_node(number).expect("back");
     let whole = |status: &Value| status["replacing"].is_null() && world(status) == Some(2);
-    let status = job.wait("both, still or again", whole);
+    let status = job.wait("both workers", whole);
     assert_eq!(status["replacements"].as_u64(), Some(with_it as u64), "{status:#}");
     let step = job.reported_step();
     job.wait_for_step(step + MORE);
@@ -202,16 +203,16 @@ impl Drop for Closed<'_> {
 
 /// Empties the node of one of two workers. Checks that the worker leaves after a step and is
 /// replaced elsewhere.
-fn assert_it_costs_no_step(test: &str, emptied: Emptied) {
+fn assert_no_step_is_lost(test: &str, emptied: Emptied) {
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "emptied");
     let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
-    job.wait("both", |status| status["phase"] == "Running");
+    job.wait("both workers", |status| status["phase"] == "Running");
     let before = job.reported_step();
     let closed = Closed::emptied(emptied, &cluster, format!("n{}", node_of(&job, 1)));
     job.wait("a replacement", |status| status["replacements"] == 1);
-    job.wait("both again", |status| status["replacing"].is_null() && world(status) == Some(2));
+    job.wait("both workers again", |status| status["replacing"].is_null() && world(status) == Some(2));
     assert!(!job.nodes_of_workers().contains(&closed.node), "{}", job.describe());
     job.wait_for_step(before + MORE);
     let changes = job.group()["status"]["changes"].clone();
@@ -223,12 +224,12 @@ fn assert_it_costs_no_step(test: &str, emptied: Emptied) {
 
 #[test]
 fn a_drained_node_costs_no_step() {
-    assert_it_costs_no_step("a_drained_node_costs_no_step", Emptied::Drained);
+    assert_no_step_is_lost("a_drained_node_costs_no_step", Emptied::Drained);
 }
 
 #[test]
-fn a_node_that_is_about_to_be_taken_away_costs_no_step() {
-    assert_it_costs_no_step("a_node_that_is_about_to_be_taken_away_costs_no_step", Emptied::Tainted);
+fn a_node_with_a_termination_notice_costs_no_step() {
+    assert_no_step_is_lost("a_node_with_a_termination_notice_costs_no_step", Emptied::Tainted);
 }
 
 /// Refuses the records of jobs in a namespace until this is dropped.
@@ -272,8 +273,8 @@ impl Drop for Refused<'_> {
 }
 
 #[test]
-fn a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is_taken() {
-    let test = "a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is_taken";
+fn a_job_whose_record_is_refused_saves_its_state_names_the_reason_and_resumes_later() {
+    let test = "a_job_whose_record_is_refused_saves_its_state_names_the_reason_and_resumes_later";
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
     let namespace = restricted(client, "refused-record");
@@ -295,7 +296,7 @@ fn a_job_whose_record_is_refused_saves_its_state_says_why_and_goes_on_once_it_is
     let changes = job.group()["status"]["changes"].clone();
     let begun = changes.as_array().and_then(|changes| changes.iter().find(|change| change["rollback"] == true));
     assert_eq!(begun.and_then(|change| change["step"].as_u64()), Some(saved), "{changes:#}");
-    assert!(begun.is_some_and(|change| change["redone"].is_null()), "no step is done again: {changes:#}");
+    assert!(begun.is_some_and(|change| change["redone"].is_null()), "steps were done again: {changes:#}");
     assert_undisturbed_states(&cluster, namespace.name(), &job, saved + MORE);
 }
 
@@ -313,30 +314,30 @@ impl Drop for Loaded<'_> {
 }
 
 #[test]
-fn a_new_worker_without_an_image_is_waited_for_while_the_others_train() {
-    let Some(cluster) = cluster_alone("a_new_worker_without_an_image_is_waited_for_while_the_others_train") else {
+fn training_goes_on_while_a_new_worker_waits_for_its_image() {
+    let Some(cluster) = cluster_alone("training_goes_on_while_a_new_worker_waits_for_its_image") else {
         return;
     };
     let client = cluster.client();
     let namespace = restricted(client, "image");
     let job = Job::apply(client, namespace.name(), "lenet", &apart().to_string());
-    job.wait("both", |status| status["phase"] == "Running");
+    job.wait("both workers", |status| status["phase"] == "Running");
     let image = job.kubectl(&["get", "pod", "lenet-worker-0", "-o", "jsonpath={.spec.containers[0].image}"]);
     let loaded = Loaded(&cluster);
     cluster.remove_image(&image).expect("removed");
     job.kubectl(&["scale", "tj", "lenet", "--replicas=3"]);
     let said = |status: &Value| status["conditions"].to_string().contains(&image);
-    job.wait("what is missing", said);
+    job.wait("the missing image", said);
     let before = job.reported_step();
     job.wait_for_step(before + MORE);
     drop(loaded);
-    job.wait("all three", |status| world(status) == Some(3));
+    job.wait("all three workers", |status| world(status) == Some(3));
     assert_unharmed(&cluster, namespace.name(), &job, before + MORE);
 }
 
 #[test]
-fn a_worker_that_needs_more_memory_than_it_may_have_is_said_to() {
-    let Some(cluster) = cluster("a_worker_that_needs_more_memory_than_it_may_have_is_said_to") else { return };
+fn a_worker_that_exceeds_its_memory_limit_fails_the_job_as_oom_killed() {
+    let Some(cluster) = cluster("a_worker_that_exceeds_its_memory_limit_fails_the_job_as_oom_killed") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "memory");
     let mut manifest = glyphs("lenet", 1);

@@ -8,8 +8,8 @@ use super::{
 };
 
 #[test]
-fn a_record_is_written_by_its_own_coordinator_only() {
-    let Some((cluster, _turn)) = any_cluster("a_record_is_written_by_its_own_coordinator_only") else { return };
+fn only_its_own_coordinator_writes_a_record() {
+    let Some((cluster, _turn)) = any_cluster("only_its_own_coordinator_writes_a_record") else { return };
     let client = cluster.client();
     let namespace = restricted(client, "rights");
     let job = Job::apply(client, namespace.name(), "lenet", &glyphs("lenet", 5000).to_string());

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{pods::restricted, shared::PATIENCE};
 
 use super::{
-    history::assert_nothing_changed_it,
+    history::assert_undisturbed,
     installed::{any_cluster, cluster_alone},
     job::{Job, exact, glyphs},
 };
@@ -44,8 +44,8 @@ fn image_of(job: &Job<'_>, pod: &str) -> String {
 }
 
 #[test]
-fn an_upgrade_to_an_absent_image_leaves_a_job_that_trains_as_it_is_and_one_that_waits_gets_the_next_image() {
-    let test = "an_upgrade_to_an_absent_image_leaves_a_job_that_trains_as_it_is_and_one_that_waits_gets_the_next_image";
+fn an_upgrade_to_a_missing_image_spares_running_jobs_and_waiting_jobs_get_the_next_image() {
+    let test = "an_upgrade_to_a_missing_image_spares_running_jobs_and_waiting_jobs_get_the_next_image";
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
     let (trains, waits) = (restricted(client, "upgrade"), restricted(client, "upgraded"));
@@ -58,25 +58,25 @@ fn an_upgrade_to_an_absent_image_leaves_a_job_that_trains_as_it_is_and_one_that_
     let status = job.wait("a replacement", |status| status["replacements"] == 1);
     let both = |now: &Value| now["replacing"].is_null() && now["readyReplicas"] == 2 && now["phase"] == "Running";
     let generation = |status: &Value| status["membership"]["generation"].as_u64();
-    job.wait("both again", |now| both(now) && generation(now) > generation(&status));
+    job.wait("both workers again", |now| both(now) && generation(now) > generation(&status));
     assert_eq!(image_of(&job, "lenet-worker-1"), image);
     let status = job.status();
     assert!(status["trainer"]["image"].as_str().is_some_and(|kept| kept.starts_with(&image)), "{status:#}");
     assert_eq!(status["failures"], 0, "{status:#}");
 
     let late = Job::apply(client, waits.name(), "lenet", &glyphs("lenet", 1).to_string());
-    let told = |status: &Value| status["conditions"].to_string().contains("correct trainer.image of its chart");
-    late.wait("advice", told);
+    let advises = |status: &Value| status["conditions"].to_string().contains("correct trainer.image of its chart");
+    late.wait("advice", advises);
     // Dropping it rolls the upgrade back.
     drop(upgraded);
     late.wait_for_phase("Complete");
     assert_eq!(late.status()["restarts"], 0);
-    assert_nothing_changed_it(&cluster, trains.name(), &job, 0);
+    assert_undisturbed(&cluster, trains.name(), &job, 0);
 }
 
 #[test]
-fn while_a_watched_namespace_is_gone_the_operator_is_ready_and_runs_the_jobs_of_the_others() {
-    let test = "while_a_watched_namespace_is_gone_the_operator_is_ready_and_runs_the_jobs_of_the_others";
+fn the_operator_serves_other_namespaces_while_a_watched_namespace_is_missing() {
+    let test = "the_operator_serves_other_namespaces_while_a_watched_namespace_is_missing";
     let Some(cluster) = cluster_alone(test) else { return };
     let client = cluster.client();
     let (stays, goes) = (restricted(client, "stays"), restricted(client, "goes"));
@@ -92,14 +92,15 @@ fn while_a_watched_namespace_is_gone_the_operator_is_ready_and_runs_the_jobs_of_
     let job = Job::apply(client, stays.name(), "lenet", &glyphs("lenet", 1).to_string());
     job.wait_for_phase("Complete");
     let log = client.kubectl(&["-n", NAMESPACE, "logs", "-l", OPERATOR, "--tail=-1"]).expect("a log");
-    let told: Vec<&str> = log.lines().filter(|line| line.contains(&gone)).collect();
-    assert!((1..=4).contains(&told.len()), "one line for each kind: {told:#?}");
-    assert!(told.iter().all(|line| line.len() < 700), "{told:#?}");
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains(&gone)).collect();
+    assert!((1..=4).contains(&lines.len()), "one line for each kind: {lines:#?}");
+    assert!(lines.iter().all(|line| line.len() < 700), "{lines:#?}");
 }
 
 #[test]
-fn where_a_suspended_jobs_pods_may_run_can_be_set_before_it_begins() {
-    let Some((cluster, _turn)) = any_cluster("where_a_suspended_jobs_pods_may_run_can_be_set_before_it_begins") else {
+fn the_node_selection_of_a_suspended_job_can_change_before_it_begins() {
+    let Some((cluster, _turn)) = any_cluster("the_node_selection_of_a_suspended_job_can_change_before_it_begins")
+    else {
         return;
     };
     let client = cluster.client();
@@ -115,25 +116,27 @@ fn where_a_suspended_jobs_pods_may_run_can_be_set_before_it_begins() {
     let image = json!({"template": {"spec": {"containers": [{"name": "trainer", "image": "other"}]}}});
     let refused = patch(image).expect_err("another image").to_string();
     assert!(refused.contains("spec.template: cannot change"), "{refused}");
-    let place = |node: &str| {
+    let template = |node: &str| {
         json!({
             "metadata": {"labels": {"kueue.x-k8s.io/podset": "worker"}},
             "spec": {"nodeSelector": {"kubernetes.io/os": node}, "tolerations": [{"key": "spot", "operator": "Exists"}]},
         })
     };
-    patch(json!({"suspend": false, "template": place("linux")})).expect("admitted");
+    patch(json!({"suspend": false, "template": template("linux")})).expect("admitted");
     job.wait("the first pods", |status| status["replicas"] == 2);
     let found =
         job.kubectl(&["get", "pod", "lenet-worker-0", "-o", "jsonpath={.spec.nodeSelector} {.metadata.labels}"]);
     assert!(found.contains("linux") && found.contains("kueue.x-k8s.io/podset"), "{found}");
-    let refused = patch(json!({"template": place("plan9")})).expect_err("it has begun").to_string();
+    let refused = patch(json!({"template": template("plan9")})).expect_err("it has begun").to_string();
     assert!(refused.contains("spec.template: cannot change"), "{refused}");
     job.delete();
 }
 
 #[test]
-fn a_release_of_another_name_takes_kept_definitions_over() {
-    let Some((cluster, _turn)) = any_cluster("a_release_of_another_name_takes_kept_definitions_over") else { return };
+fn a_release_of_another_name_takes_over_existing_definitions() {
+    let Some((cluster, _turn)) = any_cluster("a_release_of_another_name_takes_over_existing_definitions") else {
+        return;
+    };
     let chart = root().join("charts/lockstep").display().to_string();
     let words = ["install", "other", chart.as_str(), "--namespace", "default", "--dry-run=server"];
     let refused = cluster.client().helm(&words).expect_err("they belong to a release").to_string();
@@ -146,11 +149,11 @@ fn a_release_of_another_name_takes_kept_definitions_over() {
 }
 
 #[test]
-fn a_sidecar_that_crashes_and_a_coordinator_that_is_not_found_are_named_with_what_to_do() {
-    let test = "a_sidecar_that_crashes_and_a_coordinator_that_is_not_found_are_named_with_what_to_do";
+fn a_crashing_sidecar_and_an_unresolvable_coordinator_are_reported_with_advice() {
+    let test = "a_crashing_sidecar_and_an_unresolvable_coordinator_are_reported_with_advice";
     let Some((cluster, _turn)) = any_cluster(test) else { return };
     let client = cluster.client();
-    let namespace = restricted(client, "told");
+    let namespace = restricted(client, "advice");
     let mut crashing = glyphs("crashing", 1);
     crashing["spec"]["template"]["spec"]["initContainers"] = json!([{
         "name": "proxy", "image": lockstep_tests::cluster::SHELL_IMAGE, "command": ["sh", "-c", "exit 3"], "restartPolicy": "Always",
@@ -167,12 +170,12 @@ fn a_sidecar_that_crashes_and_a_coordinator_that_is_not_found_are_named_with_wha
         words.iter().all(|word| text.contains(word))
     };
     crashing.wait("the sidecar", |status| says(status, &["container proxy", "CrashLoopBackOff", "exit code 3"]));
-    wait_for("a word in the log", PATIENCE, || {
+    wait_for("a line in the log", PATIENCE, || {
         let log = client.kubectl(&["-n", namespace.name(), "logs", "deaf-worker-0"]).unwrap_or_default();
         log.contains("no coordinator answers")
             && log.contains(&format!("deaf-coordinator.{}.svc:7070", namespace.name()))
     })
-    .expect("told");
+    .expect("logged");
     let words = ["deaf-coordinator", "DNS", "dnsPolicy: ClusterFirstWithHostNet"];
     deaf.wait("the coordinator", |status| says(status, &words));
     deaf.wait_for_event(&["WorkerLost", "DNS"]);

@@ -7,12 +7,12 @@ use lockstep_tests::cluster::wait_for;
 use crate::shared::{PATIENCE, cluster_alone};
 
 #[test]
-fn nodes_without_power_cable_or_kubelet_are_lost_and_a_test_that_fails_leaves_them_well() {
-    let test = "nodes_without_power_cable_or_kubelet_are_lost_and_a_test_that_fails_leaves_them_well";
+fn nodes_without_power_cable_or_kubelet_are_lost_and_mended_after_a_failed_test() {
+    let test = "nodes_without_power_cable_or_kubelet_are_lost_and_mended_after_a_failed_test";
     let Some(cluster) = cluster_alone(test) else { return };
     drop(cluster);
     let failed = catch_unwind(AssertUnwindSafe(|| {
-        let cluster = cluster_alone(test).expect("it was there");
+        let cluster = cluster_alone(test).expect("it ran before");
         cluster.power_off(3).expect("power off");
         cluster.isolate(2).expect("unplugged");
         cluster.stop_kubelet(1).expect("stopped");
@@ -21,8 +21,8 @@ fn nodes_without_power_cable_or_kubelet_are_lost_and_a_test_that_fails_leaves_th
         }
         panic!("all are lost");
     }));
-    let why = failed.expect_err("it failed");
+    let why = failed.expect_err("the test failed");
     assert_eq!(why.downcast_ref::<&str>(), Some(&"all are lost"));
-    let cluster = cluster_alone(test).expect("it was there");
+    let cluster = cluster_alone(test).expect("it ran before");
     assert!(cluster.nodes().all(|node| cluster.is_ready(node)), "every node is back");
 }

@@ -32,16 +32,16 @@ fn without_one(name: &'static str) -> Job {
 }
 
 #[test]
-fn a_member_that_is_killed_while_it_hands_the_state_to_a_newcomer_costs_neither_a_step() {
+fn a_member_killed_while_it_sends_its_state_to_a_newcomer_costs_no_step() {
     if !may_run("hand-over") {
         return;
     }
     let mut job = without_one("hand-over");
     Host::all().for_each(|host| job.network.shape(host, SLOW));
     job.network.heal(Host::Worker(2));
-    job.wait_for("both to hand over what they hold", |job| count(job, HANDED_OVER) == 2);
+    job.wait_for("both members to send their state", |job| count(job, HANDED_OVER) == 2);
     job.signal(Host::Worker(0), Signal::KILL);
-    assert_eq!(count(&job, TAKEN_OVER), 0, "the state was on its way");
+    assert_eq!(count(&job, TAKEN_OVER), 0, "the state has arrived already");
     Host::all().for_each(|host| job.network.shape(host, job::SLOW));
     let known = job.changes().len();
     job.wait_for_workers(3, known);
@@ -51,7 +51,7 @@ fn a_member_that_is_killed_while_it_hands_the_state_to_a_newcomer_costs_neither_
 }
 
 #[test]
-fn a_newcomer_that_cannot_keep_up_is_handed_no_more_and_let_in_all_the_same() {
+fn a_newcomer_that_cannot_keep_up_gets_no_more_state_and_joins_nevertheless() {
     if !may_run("keep-up") {
         return;
     }
@@ -61,7 +61,7 @@ fn a_newcomer_that_cannot_keep_up_is_handed_no_more_and_let_in_all_the_same() {
     Host::all().for_each(|host| job.network.shape(host, job::SLOW));
     job.network.shape_towards(Host::Worker(2), SLOW);
     job.network.heal(Host::Worker(2));
-    job.wait_for("it to be given up", |job| count(job, GIVEN_UP) > 0);
+    job.wait_for("the catch-up to be given up", |job| count(job, GIVEN_UP) > 0);
     let known = job.changes().len();
     job.network.shape_towards(Host::Worker(2), FAST);
     job.wait_for_workers(3, known);

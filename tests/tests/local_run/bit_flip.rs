@@ -48,9 +48,9 @@ fn flip_a_bit_of(known: &[u8], pid: Pid) -> usize {
         if memory.read_exact_at(&mut bytes, range.start).is_err() {
             continue;
         }
-        for place in (0..bytes.len().saturating_sub(known.len())).step_by(4) {
-            if bytes[place..].starts_with(known) {
-                memory.write_all_at(&[known[0] ^ 1], range.start + place as u64).expect("writable");
+        for offset in (0..bytes.len().saturating_sub(known.len())).step_by(4) {
+            if bytes[offset..].starts_with(known) {
+                memory.write_all_at(&[known[0] ^ 1], range.start + offset as u64).expect("writable");
                 flipped += 1;
             }
         }
@@ -59,7 +59,7 @@ fn flip_a_bit_of(known: &[u8], pid: Pid) -> usize {
 }
 
 #[test]
-fn a_bit_that_flips_in_the_weights_of_one_worker_costs_the_steps_since_the_newest_checkpoint_and_nothing_else() {
+fn a_flipped_bit_in_one_workers_weights_costs_only_the_steps_since_the_newest_checkpoint() {
     let _alone = alone();
     // The steps are too small to change a large weight, so memory holds the values of the
     // checkpoint.
@@ -71,7 +71,7 @@ fn a_bit_that_flips_in_the_weights_of_one_worker_costs_the_steps_since_the_newes
     run.wait_for_checkpoint();
     let known = some_weights(&run);
     let pid = run.trainers("worker", "worker-1")[0];
-    assert!(flip_a_bit_of(&known, pid) > 0, "the weights of the checkpoint are nowhere in memory");
+    assert!(flip_a_bit_of(&known, pid) > 0, "the weights of the checkpoint are not in memory");
     let run = run.finished();
     let said = run.said();
     assert_eq!(run.code, Some(0), "{said}");

@@ -39,28 +39,28 @@ fn cut_off(name: &'static str, index: u32, ways: &[Way]) {
 }
 
 #[test]
-fn the_first_rank_is_left_behind_while_nobody_reaches_it_and_joins_again() {
+fn an_unreachable_first_rank_is_excluded_and_joins_again() {
     if may_run("partition") {
         cut_off("partition", 0, &[In, Out]);
     }
 }
 
 #[test]
-fn a_worker_that_hears_nobody_is_left_behind_and_joins_again() {
+fn a_worker_that_receives_nothing_is_excluded_and_joins_again() {
     if may_run("deaf") {
         cut_off("deaf", 1, &[In]);
     }
 }
 
 #[test]
-fn a_worker_that_nobody_hears_is_left_behind_and_joins_again() {
+fn a_worker_whose_messages_are_lost_is_excluded_and_joins_again() {
     if may_run("mute") {
         cut_off("mute", 0, &[Out]);
     }
 }
 
 #[test]
-fn training_goes_on_while_the_coordinator_is_cut_off_or_deaf_or_mute_and_nobody_is_replaced() {
+fn training_goes_on_while_the_coordinator_cannot_send_or_receive_and_no_worker_is_replaced() {
     if !may_run("cut-chair") {
         return;
     }
@@ -80,7 +80,7 @@ fn training_goes_on_while_the_coordinator_is_cut_off_or_deaf_or_mute_and_nobody_
 }
 
 #[test]
-fn a_worker_that_is_lost_while_the_coordinator_is_cut_off_is_replaced_once_it_is_back() {
+fn a_worker_lost_while_the_coordinator_is_disconnected_is_replaced_afterwards() {
     if !may_run("cut-chair-kill") {
         return;
     }
@@ -99,7 +99,7 @@ fn a_worker_that_is_lost_while_the_coordinator_is_cut_off_is_replaced_once_it_is
 }
 
 #[test]
-fn of_two_workers_whose_line_carries_greetings_only_one_stands_aside_until_it_carries_more() {
+fn a_link_that_carries_only_greetings_excludes_one_of_two_workers_until_it_is_mended() {
     if !may_run("swallow") {
         return;
     }
@@ -120,7 +120,7 @@ fn of_two_workers_whose_line_carries_greetings_only_one_stands_aside_until_it_ca
 }
 
 #[test]
-fn a_slow_line_slows_the_group_and_loses_nobody() {
+fn a_slow_link_slows_the_group_and_loses_no_worker() {
     if !may_run("slow") {
         return;
     }
@@ -134,7 +134,7 @@ fn a_slow_line_slows_the_group_and_loses_nobody() {
 }
 
 #[test]
-fn a_bit_that_flips_on_the_way_is_refused_and_never_summed() {
+fn a_bit_that_flips_on_the_way_is_detected_and_never_summed() {
     if !may_run("flip") {
         return;
     }
@@ -150,7 +150,7 @@ fn a_bit_that_flips_on_the_way_is_refused_and_never_summed() {
 }
 
 #[test]
-fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_again() {
+fn one_of_two_workers_that_cannot_reach_each_other_is_excluded_and_joins_again() {
     if !may_run("pair") {
         return;
     }
@@ -177,7 +177,7 @@ fn of_two_workers_that_do_not_reach_each_other_one_is_left_behind_and_joins_agai
 /// Evaluations and saves take an unknown time, and heartbeats go to the coordinator only. A waiting
 /// member must notice a cut link nevertheless.
 #[test]
-fn who_waits_for_a_peer_that_may_take_any_time_finds_out_that_its_line_is_cut() {
+fn a_wait_without_a_limit_for_a_peer_still_notices_a_cut_link() {
     const ANY_TIME: Duration = Duration::from_secs(600);
     const UNACKNOWLEDGED: Duration = Duration::from_secs(12);
     const SOON: Duration = Duration::from_secs(60);
@@ -218,7 +218,7 @@ fn who_waits_for_a_peer_that_may_take_any_time_finds_out_that_its_line_is_cut() 
                 (group.receive(1, Tag { step: 1, bucket: 0 }, &mut [0.0_f32]), begun.elapsed())
             });
             let (ended, took) = waiting.join().expect("no panic");
-            let error = ended.expect_err("nobody sent anything").to_string();
+            let error = ended.expect_err("nothing was sent").to_string();
             assert!(error.contains("rank 1") && took < SOON, "after {took:?}: {error}");
         });
     }

@@ -14,8 +14,8 @@ use crate::{
 };
 
 #[test]
-fn a_pod_runs_on_every_node_and_says_so() {
-    let Some(cluster) = cluster("a_pod_runs_on_every_node_and_says_so") else { return };
+fn a_pod_runs_on_every_node_and_prints_its_name() {
+    let Some(cluster) = cluster("a_pod_runs_on_every_node_and_prints_its_name") else { return };
     let client = cluster.client();
     let namespace = client.namespace("everywhere").expect("a namespace");
     for node in cluster.nodes() {
@@ -112,7 +112,7 @@ fn a_data_image_fills_an_empty_volume_of_a_restricted_pod() {
     let file = folder.path().join("labels");
     fs::write(&file, "0123").expect("a file");
     let image = image::data("digits", &[file], &folder.path().join("data-digits.tar")).expect("an image");
-    cluster.load_image(&image.path).expect("the nodes take it");
+    cluster.load_image(&image.path).expect("the nodes import it");
     let namespace = restricted(client, "data");
     let mut reader = pod(namespace.name(), "reader", 3, "cat /data/digits/labels");
     let mount = json!([{"name": "data", "mountPath": "/data/digits"}]);
