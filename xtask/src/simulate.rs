@@ -42,7 +42,7 @@ impl Simulated {
         match self {
             Self::Membership => [&["--test", "simulation"], &["whatever_happens_no_step_is_lost_and_every_run_ends"]],
             Self::Checkpoints => {
-                [&["--lib"], &["tests::simulation::whatever_the_disk_does_no_promised_checkpoint_is_lost_or_mixed"]]
+                [&["--lib"], &["tests::simulation::no_fault_of_the_disk_loses_or_mixes_a_promised_checkpoint"]]
             }
         }
     }

@@ -15,7 +15,7 @@ use lockstep_checkpoint::{
     CheckpointError, CheckpointPart, Created, Facts, Folder, Layout, Objects, PartReceipt, Position, Saved, Tensor,
     Tensors, TrainingIdentity,
 };
-use lockstep_objects::{Bucket, Limits};
+use lockstep_objects::{JobObjects, Limits};
 use lockstep_tests::{object_store::ObjectStore, skip};
 use proxy::{Fate, Proxy};
 
@@ -53,7 +53,7 @@ fn open_prefix(address: SocketAddr, bucket: &str) -> Arc<dyn Objects> {
 
 fn open_prefix_with(variables: &[(String, String)], bucket: &str, limits: Limits) -> Arc<dyn Objects> {
     let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a URI");
-    Arc::new(Bucket::open(&uri, variables, limits).expect("its variables are right"))
+    Arc::new(JobObjects::open(&uri, variables, limits).expect("its variables are right"))
 }
 
 /// A state in which every value follows from the step.
@@ -271,7 +271,7 @@ fn refusal(server: &Server, bucket: &str, name: &str, value: &str) -> (String, b
     variables.iter_mut().filter(|(known, _)| known == name).for_each(|(_, given)| *given = value.to_owned());
     let limits = Limits { tries: Duration::from_secs(1), request: Duration::from_secs(10) };
     let uri = format!("s3://{bucket}/team/lenet-0a1b").parse().expect("a URI");
-    let opened = Bucket::open(&uri, &variables, limits).map_err(CheckpointError::from);
+    let opened = JobObjects::open(&uri, &variables, limits).map_err(CheckpointError::from);
     let error = match opened.and_then(|opened| Folder::open_bucket(Arc::new(opened))) {
         Err(CheckpointError::Objects { error, .. }) => error,
         other => panic!("{other:?}"),

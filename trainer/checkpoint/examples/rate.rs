@@ -1,6 +1,7 @@
-//! How long training stands still for a checkpoint, and how fast one is saved and loaded, beside a plain file with fsync:
-//! `rate FOLDER [MEGABYTES] [REPETITIONS]` prints one line of JSON. The folder gets checkpoints and should be empty. What is read is not in
-//! memory: whoever takes a lost worker's place has not written it.
+//! Measures how long a checkpoint stops the training, and how fast one is saved and loaded, beside
+//! a plain file with fsync. `rate FOLDER [MEGABYTES] [REPETITIONS]` prints one line of JSON. The
+//! folder receives checkpoints and should be empty. Files are read from storage, not from memory: a
+//! worker that replaces a lost one has not written them.
 
 use std::{
     env,
@@ -21,7 +22,7 @@ use lockstep_checkpoint::{
 use rustix::fs::{Advice, fadvise};
 
 const BLOCK_BYTES: usize = 1 << 20;
-/// Values of a tensor, so that a state has many.
+/// The number of values of a tensor. The state then has many tensors.
 const TENSOR: usize = 1 << 20;
 
 fn main() {
@@ -43,7 +44,7 @@ fn main() {
     let mut snapshotter = Snapshotter::start(opened.clone(), NonZeroU32::MIN, values).expect("starts");
     let [mut stalls, mut saves, mut loads, mut writes, mut reads] = [(); 5].map(|()| Vec::new());
     for step in 1..=repetitions as u64 {
-        // Each value of it is another than in the checkpoint before.
+        // Each value differs from the checkpoint before.
         state.iter_mut().flatten().enumerate().for_each(|(at, value)| *value = (at as u64 * step) as f32);
         let position = Position { step, generation: 1, ..Position::default() };
         let facts = Facts {
@@ -55,7 +56,7 @@ fn main() {
         };
         let part = CheckpointPart { position, layout: Arc::clone(&layout), writer: 0, writers: NonZeroU32::MIN };
         let begun = Instant::now();
-        // So training does with a state that is saved: all ranks' have to be alike.
+        // Training computes this checksum too, because all ranks must hold the same state.
         let mut checksum = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
         state.iter().for_each(|tensor| checksum.update(bytemuck::cast_slice(tensor)));
         black_box(checksum.finalize());
@@ -132,7 +133,7 @@ fn main() {
     );
 }
 
-/// Memory that is there before anything is loaded, as a model's is.
+/// Memory that exists before anything is loaded, as a model's does.
 struct Model<'a>(&'a mut [Vec<f32>]);
 
 impl Destination for Model<'_> {
@@ -141,7 +142,7 @@ impl Destination for Model<'_> {
     }
 }
 
-/// Has the system read a file, or those of a folder, from the storage when they are next read.
+/// Drops a file, or the files of a folder, from the system's cache.
 fn forget(path: &Path) {
     if path.is_dir() {
         fs::read_dir(path).expect("listed").for_each(|entry| forget(&entry.expect("listed").path()));

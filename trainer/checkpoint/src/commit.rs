@@ -8,8 +8,8 @@ use crate::{
     backend::{Published, Replacing},
     chunk::Chunk,
     format::FORMAT_VERSION,
-    manifest::{Manifest, files, tile},
-    read::name_of,
+    manifest::{Manifest, check_cover, files},
+    read::file_name,
 };
 
 /// The content of a manifest besides the tensors.
@@ -77,9 +77,9 @@ impl Folder {
         let chunks = gather(facts.position, layout, receipts).map_err(refused)?;
         let files = files(&chunks);
         for (file, bytes) in &files {
-            self.see(&staging.join(file), *bytes)?.map_err(refused)?;
+            self.check_length(&staging.join(file), *bytes)?.map_err(refused)?;
         }
-        self.clear_strangers(&staging, &files)?;
+        self.delete_leftovers(&staging, &files)?;
 
         let manifest = manifest(facts, layout, chunks);
         let bytes = manifest.stored_bytes();
@@ -146,8 +146,8 @@ impl Folder {
     }
 
     /// Checks that a file of a part has the length that its writer wrote.
-    fn see(&self, path: &Path, bytes: u64) -> Result<Result<(), String>, CheckpointError> {
-        let file = name_of(path);
+    fn check_length(&self, path: &Path, bytes: u64) -> Result<Result<(), String>, CheckpointError> {
+        let file = file_name(path);
         match self.backend.length(path).map_err(|unusable| unusable.at(path.to_owned()))? {
             Some(found) if found == bytes => Ok(Ok(())),
             Some(found) => Ok(Err(format!("{file} has {found} bytes, its writer wrote {bytes}"))),
@@ -157,10 +157,10 @@ impl Folder {
 
     /// Deletes files that an interrupted save of the same step and generation left. The manifest
     /// will not name them.
-    fn clear_strangers(&self, staging: &Path, files: &BTreeMap<String, u64>) -> Result<(), CheckpointError> {
+    fn delete_leftovers(&self, staging: &Path, files: &BTreeMap<String, u64>) -> Result<(), CheckpointError> {
         let names = self.backend.file_names(staging)?;
-        let mut strangers = names.iter().filter(|name| !files.contains_key(*name) && self.backend.is_left_over(name));
-        strangers.try_for_each(|name| self.backend.remove(&staging.join(name)))
+        let mut leftovers = names.iter().filter(|name| !files.contains_key(*name) && self.backend.is_left_over(name));
+        leftovers.try_for_each(|name| self.backend.remove(&staging.join(name)))
     }
 }
 
@@ -209,7 +209,7 @@ fn gather(position: Position, layout: &Layout, receipts: &[PartReceipt]) -> Resu
         return Err(format!("the part of bytes {end} to {} is missing", layout.bytes()));
     }
     let chunks: Vec<_> = receipts.iter().flat_map(|receipt| receipt.chunks.iter().copied()).collect();
-    tile(&chunks, layout.bytes()).map(|()| chunks)
+    check_cover(&chunks, layout.bytes()).map(|()| chunks)
 }
 
 fn manifest(facts: &Facts, layout: &Layout, chunks: Vec<Chunk>) -> Manifest {

@@ -17,7 +17,7 @@ use crate::{
     chunk::Chunk,
     file_operation::{Contents, FileOperation, FileSystem, PathKind, Perform, sync},
     format::MANIFEST,
-    read::{name_of, read_chunk},
+    read::{file_name, read_chunk},
     read_error::ReadError,
 };
 
@@ -72,7 +72,7 @@ impl FileBackend {
     }
 
     /// Checks that there is a folder of checkpoints.
-    pub(crate) fn find(&self) -> Result<(), CheckpointError> {
+    pub(crate) fn check_exists(&self) -> Result<(), CheckpointError> {
         match self.checkpoints().metadata() {
             Ok(found) if found.is_dir() => Ok(()),
             Err(source) if !matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -101,7 +101,7 @@ impl FileBackend {
 
     /// Returns a unique path in `folder`.
     fn temporary_in(&self, folder: &Path, purpose: &str) -> PathBuf {
-        folder.join(format!("{TEMPORARY}{purpose}-{}", self.performer.draw()))
+        folder.join(format!("{TEMPORARY}{purpose}-{}", self.performer.unique_word()))
     }
 
     /// Moves what is at `path` aside in one instant and returns its new path, or `None` if it is
@@ -218,7 +218,7 @@ impl Backend for FileBackend {
             None => Ok(None),
             Some(PathKind::File { bytes }) => Ok(Some(bytes)),
             Some(PathKind::Folder | PathKind::Other) => {
-                Err(ReadError::Damaged(format!("{} is no regular file", name_of(path))))
+                Err(ReadError::Damaged(format!("{} is no regular file", file_name(path))))
             }
         }
     }
@@ -227,7 +227,7 @@ impl Backend for FileBackend {
         match self.performer.read(path, length, act) {
             Ok(()) => Ok(()),
             Err(error) if is_absence(&error) => {
-                Err(ReadError::Damaged(format!("{} cannot be read: {error}", name_of(path))))
+                Err(ReadError::Damaged(format!("{} cannot be read: {error}", file_name(path))))
             }
             Err(error) => Err(unread(path, error)),
         }

@@ -121,8 +121,8 @@ pub(crate) trait Perform: fmt::Debug + Send + Sync {
     }
 
     /// Draws a unique word.
-    fn draw(&self) -> String {
-        drawn()
+    fn unique_word(&self) -> String {
+        unique_word()
     }
 }
 
@@ -138,7 +138,7 @@ pub(crate) enum PathKind {
 }
 
 /// Draws a unique word. It is random because members in containers share process ids.
-pub(crate) fn drawn() -> String {
+pub(crate) fn unique_word() -> String {
     format!("{:016x}", RandomState::new().build_hasher().finish())
 }
 

@@ -43,7 +43,7 @@ impl Folder {
     /// [`CheckpointError::NoCheckpoints`] if it holds no checkpoints.
     pub fn open_existing(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let files = FileBackend::at(path.into());
-        files.find()?;
+        files.check_exists()?;
         Ok(Self::on(Arc::new(files)))
     }
 
@@ -54,7 +54,7 @@ impl Folder {
     /// same object.
     pub fn open_bucket(objects: Arc<dyn Objects>) -> Result<Self, CheckpointError> {
         let bucket = ObjectBackend::of(objects);
-        bucket.try_out()?;
+        bucket.check_creation()?;
         Ok(Self::on(Arc::new(bucket)))
     }
 
@@ -65,7 +65,7 @@ impl Folder {
     /// [`CheckpointError::Objects`].
     pub fn open_existing_bucket(objects: Arc<dyn Objects>) -> Result<Self, CheckpointError> {
         let bucket = ObjectBackend::of(objects);
-        bucket.find()?;
+        bucket.check_not_empty()?;
         Ok(Self::on(Arc::new(bucket)))
     }
 

@@ -72,7 +72,7 @@ impl Layout {
         }
         for entry in &entries {
             if !names.insert((entry.name.as_str(), entry.role)) {
-                return Err(format!("two are named {}", entry.name));
+                return Err(format!("two tensors are named {}", entry.name));
             }
             if entry.role == TensorRole::Slot && names.contains(&(entry.name.as_str(), TensorRole::Weight)) {
                 return Err(format!("a weight and a slot are named {}", entry.name));

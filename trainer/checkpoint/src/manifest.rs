@@ -84,7 +84,7 @@ impl Manifest {
             }
         }
         let layout = Layout::of(self.tensors.clone())?;
-        tile(&self.chunks, layout.bytes())
+        check_cover(&self.chunks, layout.bytes())
     }
 
     /// Returns the total length of the files that the manifest names. Each file counts once.
@@ -99,7 +99,7 @@ pub(crate) fn files(chunks: &[Chunk]) -> BTreeMap<String, u64> {
 }
 
 /// Checks that the chunks cover an arena of `bytes` without gap or overlap.
-pub(crate) fn tile(chunks: &[Chunk], bytes: u64) -> Result<(), String> {
+pub(crate) fn check_cover(chunks: &[Chunk], bytes: u64) -> Result<(), String> {
     let mut end = 0;
     for chunk in chunks {
         let Chunk { start, bytes: length, .. } = *chunk;

@@ -21,9 +21,9 @@ use crate::{
     backend::{Backend, Published, Replacing, Written},
     checkpoint_id::{CheckpointId, Leftover, Staged},
     chunk::Chunk,
-    file_operation::{BLOCK_BYTES, Contents, drawn},
+    file_operation::{BLOCK_BYTES, Contents, unique_word},
     format::MANIFEST,
-    read::name_of,
+    read::file_name,
     read_error::ReadError,
 };
 
@@ -83,15 +83,15 @@ impl ObjectBackend {
     }
 
     /// Checks that objects can be written, and that the store refuses to create one twice.
-    pub(crate) fn try_out(&self) -> Result<(), CheckpointError> {
-        let key = format!("probes/trial-{}", drawn());
+    pub(crate) fn check_creation(&self) -> Result<(), CheckpointError> {
+        let key = format!("probes/trial-{}", unique_word());
         let create = || self.create(&key, b"trial".to_vec());
         let created = [create()?, create()?];
         self.delete_object(&key)?;
         match created {
             [_, Created::Before] => Ok(()),
             [_, Created::Now] => Err(CheckpointError::from(ObjectsError::lasting(format!(
-                "{}: the object store creates an object that is there already: it does not know `If-None-Match: *`, without which two \
+                "{}: the object store creates an object that already exists: it does not know `If-None-Match: *`, without which two \
                  workers could overwrite each other's checkpoints; set spec.checkpoint.uri to another store",
                 self.root.display()
             )))),
@@ -99,7 +99,7 @@ impl ObjectBackend {
     }
 
     /// Checks that there is a checkpoint or an unfinished save.
-    pub(crate) fn find(&self) -> Result<(), CheckpointError> {
+    pub(crate) fn check_not_empty(&self) -> Result<(), CheckpointError> {
         match self.list(CHECKPOINTS)?.is_empty() {
             true => Err(CheckpointError::NoCheckpoints { path: self.root.clone() }),
             false => Ok(()),
@@ -224,7 +224,7 @@ impl Backend for ObjectBackend {
 
     fn read(&self, path: &Path, length: u64, act: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
         let read = self.answer(self.objects.get(self.key(path), length))?;
-        let deleted = || ReadError::Damaged(format!("{} was deleted while it was read", name_of(path)));
+        let deleted = || ReadError::Damaged(format!("{} was deleted while it was read", file_name(path)));
         read.ok_or_else(deleted)?.chunks(BLOCK_BYTES).for_each(act);
         Ok(())
     }

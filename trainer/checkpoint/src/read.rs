@@ -208,7 +208,7 @@ fn read_blocks(backend: &dyn Backend, path: &Path, length: u64, act: &mut dyn Fn
         act(block);
     })?;
     if read != length {
-        return Err(ReadError::Damaged(format!("{} shrank while it was read", name_of(path))));
+        return Err(ReadError::Damaged(format!("{} shrank while it was read", file_name(path))));
     }
     Ok(())
 }
@@ -232,12 +232,12 @@ fn look_at(
     path: &Path,
     accept: impl FnOnce(u64) -> Result<(), String>,
 ) -> Result<u64, ReadError> {
-    let missing = || ReadError::Damaged(format!("{} cannot be read: it is missing", name_of(path)));
+    let missing = || ReadError::Damaged(format!("{} cannot be read: it is missing", file_name(path)));
     let length = backend.length(path)?.ok_or_else(missing)?;
     accept(length).map_err(ReadError::Damaged)?;
     Ok(length)
 }
 
-pub(crate) fn name_of(path: &Path) -> String {
+pub(crate) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().display().to_string()
 }

@@ -37,7 +37,7 @@ pub(crate) fn to_bytes(tensors: &[Tensor<'_>], metadata: &BTreeMap<String, Strin
             return Err(format!("the name {METADATA} is reserved"));
         }
         if header.insert(name, entry).is_some() {
-            return Err(format!("two are named {name}"));
+            return Err(format!("two tensors are named {name}"));
         }
     }
     let mut header = serde_json::to_vec(&header).map_err(|error| error.to_string())?;

@@ -39,7 +39,7 @@ pub struct Snapshotter {
 
 /// The outcome of [`Snapshotter::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "nothing is saved where both buffers are in use"]
+#[must_use = "nothing is saved while both buffers are in use"]
 pub enum Taken {
     /// The part is copied and is being written.
     Begun,
@@ -128,7 +128,7 @@ impl Snapshotter {
         let thread = thread::Builder::new().name("checkpoint".to_owned());
         let thread = thread.spawn(move || writer.work(&orders, &answer));
         let thread = Some(thread.map_err(|source| CheckpointError::Thread { source })?);
-        let free = (0..BUFFERS).map(|_| touched(values)).collect();
+        let free = (0..BUFFERS).map(|_| with_all_pages(values)).collect();
         let (ended, cancelled) = Default::default();
         Ok(Self { free, work: Some(work), answers, under_way: 0, ended, cancelled, thread })
     }
@@ -177,7 +177,7 @@ impl Snapshotter {
     /// Cancels all parts that are not written yet, each before its next chunk, and a commit that
     /// still looks for its parts. Written chunks stay until the checkpoint is
     /// [abandoned](Self::abandon) or a later one prunes.
-    pub fn give_up(&mut self) {
+    pub fn cancel(&mut self) {
         mem::take(&mut self.cancelled).store(true, Ordering::Relaxed);
     }
 
@@ -226,14 +226,14 @@ impl Snapshotter {
     fn pass_panic_on(&mut self) {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(cause)) => panic::resume_unwind(cause),
-            ended => panic!("the thread that saves has ended while it was needed: {ended:?}"),
+            ended => panic!("the saving thread ended too early: {ended:?}"),
         }
     }
 }
 
 impl Drop for Snapshotter {
     fn drop(&mut self) {
-        self.give_up();
+        self.cancel();
         self.work = None;
         // The panic was already printed. A second panic would hide the cause of this drop.
         let _ = self.thread.take().map(JoinHandle::join);
@@ -314,7 +314,7 @@ impl BackgroundWriter {
 }
 
 /// Allocates memory with every page present.
-fn touched(values: usize) -> Vec<f32> {
+fn with_all_pages(values: usize) -> Vec<f32> {
     // The system makes a page of zeros only at its first use.
     vec![1.0; values]
 }

@@ -30,7 +30,7 @@ use crate::{
     file_operation::{BLOCK_BYTES, FileOperation, FileSystem, Perform},
 };
 
-/// Bytes of a chunk in most of these tests, so that a small state has many.
+/// The length of a chunk in most of these tests. A small state then has many chunks.
 const CHUNK_BYTES: u64 = 16;
 
 fn open(path: &Path) -> Folder {
@@ -44,17 +44,17 @@ fn open_performed_by(performer: Arc<dyn Perform>, path: &Path) -> Folder {
     folder
 }
 
-/// The folder of a step's checkpoint.
+/// Returns the path of a step's checkpoint.
 fn checkpoint_path(folder: &Folder, step: u64) -> PathBuf {
     folder.path_of(CheckpointId { step, generation: None })
 }
 
-/// Where the parts of a checkpoint lie until it is whole.
+/// Returns the path of an unfinished save.
 fn staging(folder: &Folder, step: u64, generation: u64) -> PathBuf {
     folder.backend.staging(Position { step, generation, ..Position::default() })
 }
 
-/// The steps that have a checkpoint, whole or not.
+/// Returns the steps that have a checkpoint, whole or damaged.
 fn steps(folder: &Folder) -> Vec<u64> {
     folder.backend.ids().expect("listed").into_iter().map(|slot| slot.step).collect()
 }
@@ -71,7 +71,7 @@ fn save(folder: &Folder, step: u64) {
     SampleState::at(step).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
 }
 
-/// Saves in `writers` parts, whose receipts travel as JSON.
+/// Saves in `writers` parts. Their receipts travel as JSON.
 fn save_in_parts(folder: &Folder, step: u64, writers: u32) -> Result<Saved, CheckpointError> {
     let state = SampleState::at(step);
     let receipts = (0..writers).map(|writer| {
@@ -83,7 +83,8 @@ fn save_in_parts(folder: &Folder, step: u64, writers: u32) -> Result<Saved, Chec
     folder.commit(&state.facts(), &state.layout(), &receipts)
 }
 
-/// The step of the newest checkpoint, which must hold the state of that step, and the steps that were skipped.
+/// Returns the step of the newest checkpoint and the skipped steps. Checks that the checkpoint
+/// holds the state of its step.
 fn newest(folder: &Folder) -> (Option<u64>, Vec<u64>) {
     let newest = load(folder, &SampleState::at(0).identity).expect("not foreign");
     let step = newest.checkpoint.map(|checkpoint| {
@@ -95,7 +96,7 @@ fn newest(folder: &Folder) -> (Option<u64>, Vec<u64>) {
 }
 
 #[test]
-fn what_is_saved_is_loaded_bit_for_bit() {
+fn a_saved_state_loads_bit_for_bit() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     assert_eq!(newest(&folder), (None, vec![]));
@@ -110,7 +111,7 @@ fn what_is_saved_is_loaded_bit_for_bit() {
 }
 
 #[test]
-fn tensors_that_begin_and_end_anywhere_within_what_is_read_at_a_time_are_loaded_bit_for_bit() {
+fn tensors_load_bit_for_bit_wherever_they_lie_in_a_block() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = Folder::open(root.path()).expect("opens");
     let state = SampleState::at(1);
@@ -140,7 +141,7 @@ fn the_newest_is_the_greatest_step_even_past_eight_digits() {
 }
 
 #[test]
-fn a_step_that_is_saved_twice_is_kept() {
+fn a_step_saved_twice_keeps_its_first_checkpoint() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     let state = SampleState::at(3);
@@ -150,15 +151,15 @@ fn a_step_that_is_saved_twice_is_kept() {
 }
 
 #[test]
-fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
+fn pruning_keeps_the_newest_and_deletes_unfinished_saves() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=5).for_each(|step| save(&folder, step));
     let unknown = root.path().join("checkpoints/.tmp-step-6-0123456789abcdef");
     for torn in [unknown, staging(&folder, 4, 1), staging(&folder, 6, 0)] {
-        fs::create_dir_all(torn.join("inner")).expect("a torn save");
+        fs::create_dir_all(torn.join("inner")).expect("an unfinished save");
     }
-    fs::write(root.path().join(".tmp-file-0123456789abcdef"), "half a model").expect("a torn export");
+    fs::write(root.path().join(".tmp-file-0123456789abcdef"), "half a model").expect("an unfinished export");
     let under_way = staging(&folder, 6, 1);
     fs::create_dir(&under_way).expect("a save under way");
     let pruned = folder.prune(number(2), &SampleState::at(0).identity).expect("pruned");
@@ -168,7 +169,7 @@ fn pruning_keeps_the_newest_and_clears_what_torn_saves_left() {
     assert_eq!(left, [under_way]);
 }
 
-/// A disk that is full after so many files were written whole.
+/// A disk that is full after so many files.
 #[derive(Debug)]
 struct Small(AtomicUsize);
 
@@ -179,13 +180,13 @@ impl Perform for Small {
         if room.is_ok() {
             return FileSystem.perform(operation);
         }
-        fs::write(path, [0; 4]).expect("some of it");
+        fs::write(path, [0; 4]).expect("half written");
         Err(CheckpointError::of("writing", path.clone(), io::ErrorKind::StorageFull.into()))
     }
 }
 
 #[test]
-fn a_part_for_which_there_is_no_room_keeps_only_what_the_next_attempt_need_not_write() {
+fn a_part_that_fills_the_disk_keeps_only_its_whole_chunks() {
     let root = tempfile::tempdir().expect("a folder");
     let state = SampleState::at(1);
     let small = Arc::new(Small(AtomicUsize::new(2)));
@@ -196,22 +197,22 @@ fn a_part_for_which_there_is_no_room_keeps_only_what_the_next_attempt_need_not_w
     let chunks = state.layout().bytes().div_ceil(CHUNK_BYTES) as usize;
     assert!(chunks > 3 && kept().len() == 2, "{chunks} chunks, {:?}", kept());
     small.0.store(chunks - 2, Ordering::Relaxed);
-    state.write(&folder, 0, number(1)).expect("room for the others");
+    state.write(&folder, 0, number(1)).expect("enough space for the other chunks");
 }
 
 #[test]
-fn the_first_writer_clears_what_earlier_generations_have_left() {
+fn the_first_writer_deletes_unfinished_saves_of_earlier_generations() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     for torn in [staging(&folder, 4, 0), staging(&folder, 9, 0)] {
-        fs::create_dir_all(torn.join("inner")).expect("a torn save");
+        fs::create_dir_all(torn.join("inner")).expect("an unfinished save");
     }
     save(&folder, 5);
     assert_eq!(leftovers(&folder).len(), 0);
 }
 
 #[test]
-fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
+fn a_whole_checkpoint_is_not_pruned_while_all_newer_ones_are_damaged() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=3).for_each(|step| save(&folder, step));
@@ -224,7 +225,7 @@ fn nothing_is_pruned_while_no_newer_checkpoint_is_whole() {
 }
 
 #[test]
-fn a_checkpoint_whose_manifest_is_damaged_takes_no_place_of_a_whole_one() {
+fn a_checkpoint_with_a_damaged_manifest_does_not_count_as_kept() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=4).for_each(|step| save(&folder, step));
@@ -233,7 +234,7 @@ fn a_checkpoint_whose_manifest_is_damaged_takes_no_place_of_a_whole_one() {
     assert_eq!(steps(&folder), [4, 2]);
 }
 
-/// A disk on which these stay where they are.
+/// A disk that refuses to move these paths.
 #[derive(Debug)]
 struct Stuck(Vec<PathBuf>);
 
@@ -249,12 +250,12 @@ impl Perform for Stuck {
 }
 
 #[test]
-fn what_cannot_be_deleted_keeps_nothing_else_from_being() {
+fn a_failed_deletion_does_not_keep_other_checkpoints() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=4).for_each(|step| save(&folder, step));
     let torn = [1, 2].map(|step| staging(&folder, step, 0));
-    torn.iter().for_each(|torn| fs::create_dir(torn).expect("a torn save"));
+    torn.iter().for_each(|torn| fs::create_dir(torn).expect("an unfinished save"));
     let [first, last] = torn;
     let stuck = Stuck(vec![first.clone(), checkpoint_path(&folder, 3)]);
     let folder = open_performed_by(Arc::new(stuck), root.path());
@@ -264,7 +265,7 @@ fn what_cannot_be_deleted_keeps_nothing_else_from_being() {
 }
 
 #[test]
-fn two_checkpoints_of_a_step_are_kept_as_one() {
+fn two_checkpoints_of_a_step_count_as_one() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=3).for_each(|step| save(&folder, step));
@@ -275,7 +276,7 @@ fn two_checkpoints_of_a_step_are_kept_as_one() {
     assert_eq!(folder.prune(number(1), &SampleState::at(0).identity).expect("pruned").steps, [2, 2]);
 }
 
-/// Somebody else saves step 2 and deletes what is older before the first file is read.
+/// Another process saves step 2 and prunes before the first file is read.
 #[derive(Debug)]
 struct Overtaken {
     root: PathBuf,
@@ -297,7 +298,7 @@ impl Perform for Overtaken {
 }
 
 #[test]
-fn a_load_during_which_its_checkpoint_gives_way_to_a_newer_one_finds_that() {
+fn a_load_whose_checkpoint_is_pruned_meanwhile_finds_the_newer_one() {
     let root = tempfile::tempdir().expect("a folder");
     save(&open(root.path()), 1);
     let overtaken = Overtaken { root: root.path().to_owned(), begun: AtomicBool::new(false) };
@@ -305,7 +306,7 @@ fn a_load_during_which_its_checkpoint_gives_way_to_a_newer_one_finds_that() {
 }
 
 #[test]
-fn a_model_file_is_the_same_bytes_each_time_and_replaced_at_once() {
+fn equal_weights_export_equal_bytes_and_replace_the_file_at_once() {
     let root = tempfile::tempdir().expect("a folder");
     let path = root.path().join("new/model.safetensors");
     let metadata = BTreeMap::from(["epoch", "accuracy", "job", "model"].map(|key| (key.to_owned(), "1".to_owned())));
@@ -324,7 +325,7 @@ fn a_model_file_is_the_same_bytes_each_time_and_replaced_at_once() {
 }
 
 #[test]
-fn a_probe_is_seen_in_the_same_folder_only() {
+fn a_probe_is_seen_only_in_the_same_folder() {
     let roots = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
     let shared = Folder::open(roots[0].path()).expect("opens");
     let same = Folder::open(roots[0].path()).expect("opens");

@@ -1,11 +1,13 @@
-//! Objects in Amazon S3 and whatever speaks as it does, Google Cloud Storage and Azure Blob Storage, for `lockstep-checkpoint`.
+//! Objects in Amazon S3 and compatible stores, Google Cloud Storage and Azure Blob Storage, for
+//! `lockstep-checkpoint`.
 //!
-//! Callers wait: each call runs on a small runtime of its own, tries again what failed on the way, within [`Limits`], and says in the end
-//! what was tried, on which object, why it failed and what to do. Endpoint and credentials come from variables that the stores' own tools
-//! read too; they appear in no error.
+//! Callers block: each call runs on a small runtime of its own. A call repeats a failed request
+//! within [`Limits`]. Its error names the request, the object, the cause and the remedy. Endpoint
+//! and credentials come from variables that the stores' own tools read too. No error shows a
+//! credential.
 
-mod problem;
-mod service;
+mod connect;
+mod failure;
 mod variables;
 
 use std::{
@@ -31,16 +33,17 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    problem::{Attempt, CREATING, Cause},
-    service::Unusable,
+    connect::ConnectError,
+    failure::{CREATING, FailedRequest, FailureCause},
 };
 
-/// How long is waited, and how long tried again.
+/// How long a call waits and how long it repeats requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// One request without its bytes.
+    /// The limit for one request, without the time for its bytes.
     pub request: Duration,
-    /// From the first request until no more is begun. Once at least is tried again.
+    /// The time from the first request until no new one begins. A failed request is repeated at
+    /// least once.
     pub tries: Duration,
 }
 
@@ -50,73 +53,74 @@ impl Default for Limits {
     }
 }
 
-/// Whoever has no credentials hears of it in so much shorter a time.
+/// A call without credentials fails after this fraction of the time.
 const CREDENTIALS_SOONER: u32 = 3;
-/// A line that is slower than this counts as cut.
+/// A connection slower than this counts as broken.
 const LEAST_BYTES_PER_SECOND: u64 = 256 << 10;
-/// Between the first two tries; twice as long between the next two, each time a random part of it more.
+/// The pause before the first repetition. Each pause doubles and gets a random part added.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// A job's place in a bucket.
-pub struct Bucket {
+/// A job's prefix in a bucket.
+pub struct JobObjects {
     uri: ObjectUri,
     home: Home,
-    /// As the trait gives it.
+    /// The URI as text, for the trait.
     shown: String,
     store: Arc<dyn ObjectStore>,
     runtime: Runtime,
     limits: Limits,
-    /// Whether any request went well.
+    /// True once a request succeeded.
     worked: AtomicBool,
 }
 
-/// Whose environment the variables come from: that decides how new ones get there.
+/// The origin of the environment. It decides how new credentials reach the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Home {
-    /// A pod's, from its job's template.
+    /// A pod has it from its job's template.
     Pod,
-    /// That of `lockstep run`, which its processes inherit.
+    /// The processes of `lockstep run` inherit it.
     Run,
-    /// A command's, which ends soon.
+    /// A command has it from its shell and ends soon.
     Command,
 }
 
-/// Opens a place with endpoint and credentials from this process's environment. Nothing is sent yet.
+/// Opens a prefix with endpoint and credentials from this process's environment. Sends nothing yet.
 ///
 /// # Errors
-/// A variable that is missing or wrong.
+/// A variable is missing or wrong.
 pub fn open(uri: &ObjectUri, home: Home) -> Result<Arc<dyn Objects>, ObjectsError> {
-    let bucket = Bucket::open(uri, &environment(), Limits::default())?;
-    Ok(Arc::new(Bucket { home, ..bucket }))
+    let bucket = JobObjects::open(uri, &environment(), Limits::default())?;
+    Ok(Arc::new(JobObjects { home, ..bucket }))
 }
 
-/// Reads endpoint and credentials from this process's environment, and drops them.
+/// Checks endpoint and credentials in this process's environment. Sends nothing.
 ///
 /// # Errors
-/// A variable that is missing or wrong.
+/// A variable is missing or wrong.
 pub fn check(uri: &ObjectUri) -> Result<(), ObjectsError> {
-    Bucket::open(uri, &environment(), Limits::default()).map(drop)
+    JobObjects::open(uri, &environment(), Limits::default()).map(drop)
 }
 
-/// What is no text keeps a mark where it is none, and is refused by name if it is needed.
+/// Returns the environment as text. Bytes that are not UTF-8 become a mark, so that a needed
+/// variable is refused by name.
 fn environment() -> Vec<(String, String)> {
     env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
         .collect()
 }
 
-impl Bucket {
-    /// Opens a place with endpoint and credentials from these variables, as in a pod. Nothing is
-    /// sent yet.
+impl JobObjects {
+    /// Opens a prefix with endpoint and credentials from these variables, as in a pod. Sends
+    /// nothing yet.
     ///
     /// # Errors
-    /// A variable that is missing or wrong.
+    /// A variable is missing or wrong.
     pub fn open(uri: &ObjectUri, variables: &[(String, String)], limits: Limits) -> Result<Self, ObjectsError> {
-        let store = service::connect(uri, variables).map_err(|unusable| {
+        let store = connect::connect(uri, variables).map_err(|unusable| {
             ObjectsError::lasting(match unusable {
-                Unusable::Variable(wrong) => wrong.to_string(),
-                Unusable::Settings(error) => problem::of_setting(uri, &error),
+                ConnectError::Variable(wrong) => wrong.to_string(),
+                ConnectError::Settings(error) => failure::of_setting(uri, &error),
             })
         })?;
         let runtime = Builder::new_current_thread().enable_all().build();
@@ -133,7 +137,8 @@ impl Bucket {
         }
     }
 
-    /// Does something, as often as it may help. `bytes` are those that travel.
+    /// Calls `act` until it succeeds or another try is no use. `bytes` is the length of the
+    /// content.
     fn attempt<T>(
         &self,
         verb: &'static str,
@@ -144,7 +149,7 @@ impl Bucket {
         let patience = self.limits.request + Duration::from_secs(bytes / LEAST_BYTES_PER_SECOND);
         let attempt = |tries, begun: Instant| {
             let worked = self.worked.load(Ordering::Relaxed);
-            Attempt { uri: &self.uri, home: self.home, verb, key, tries, lasted: begun.elapsed(), worked }
+            FailedRequest { uri: &self.uri, home: self.home, verb, key, tries, lasted: begun.elapsed(), worked }
         };
         self.runtime.block_on(async {
             let begun = Instant::now();
@@ -155,14 +160,14 @@ impl Bucket {
                         self.worked.store(true, Ordering::Relaxed);
                         return Ok(done);
                     }
-                    Ok(Err(error)) => Cause::of(error),
-                    Err(_) => Cause::Slow(patience),
+                    Ok(Err(error)) => FailureCause::of(error),
+                    Err(_) => FailureCause::Slow(patience),
                 };
                 let limit = self.limits.tries / if cause.is_passing() { 1 } else { CREDENTIALS_SOONER };
                 if !cause.may_pass_soon() || tries > 1 && begun.elapsed() > limit {
                     return Err(attempt(tries, begun).ended(&cause));
                 }
-                info!(verb, key, tries, %cause, "the object store is asked again");
+                info!(verb, key, tries, %cause, "repeating a request to the object store");
                 sleep(pause.mul_f64(1.0 + random_part())).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -179,7 +184,7 @@ impl Bucket {
     }
 }
 
-impl Objects for Bucket {
+impl Objects for JobObjects {
     fn uri(&self) -> &str {
         &self.shown
     }
@@ -195,7 +200,8 @@ impl Objects for Bucket {
             let options = PutOptions::from(PutMode::Create);
             match self.store.put_opts(&path, payload.clone(), options).await {
                 Ok(_) => Ok(Created::Now),
-                // S3 answers so too where the object that another one was creating came to nothing: then there is none.
+                // S3 also answers so if another creation of the object failed. There is no object
+                // then.
                 Err(error @ Error::AlreadyExists { .. }) => match self.head(&path).await? {
                     Some(_) => Ok(Created::Before),
                     None => Err(Error::Generic { store: "conflict", source: Box::new(error) }),
@@ -210,7 +216,7 @@ impl Objects for Bucket {
         self.attempt("reading", key, most, async || {
             let found = match self.store.get(&path).await {
                 Ok(found) => found,
-                Err(error @ Error::NotFound { .. }) => return problem::absence(error).map(|()| None),
+                Err(error @ Error::NotFound { .. }) => return failure::absence(error).map(|()| None),
                 Err(error) => return Err(error),
             };
             let length = found.meta.size;
@@ -248,19 +254,19 @@ impl Objects for Bucket {
     fn delete(&self, key: &str) -> Result<(), ObjectsError> {
         let path = self.path(key);
         self.attempt("deleting", key, 0, async || match self.store.delete(&path).await {
-            Err(error @ Error::NotFound { .. }) => problem::absence(error),
+            Err(error @ Error::NotFound { .. }) => failure::absence(error),
             other => other,
         })
     }
 }
 
-impl fmt::Debug for Bucket {
+impl fmt::Debug for JobObjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bucket").field("uri", &self.shown).finish_non_exhaustive()
+        f.debug_struct("JobObjects").field("uri", &self.shown).finish_non_exhaustive()
     }
 }
 
-/// 0 to 1: those that failed together do not try again together.
+/// Returns a number from 0 to 1, so that requests that failed together are not repeated together.
 fn random_part() -> f64 {
     RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64
 }

@@ -1,8 +1,8 @@
-//! The variables that name endpoint and credentials: each is read and checked once, before the
+//! The variables that name endpoint and credentials. Each is read and checked once, before the
 //! first request.
 //!
-//! The client library takes some of them on trust, and panics or sends nonsense later. An error
-//! here names the variable.
+//! The client library trusts some of them, and panics or sends nonsense later. An error here names
+//! the variable.
 
 use std::{fs::File, str::FromStr};
 
@@ -19,22 +19,22 @@ pub(crate) struct WrongVariable {
     problem: String,
 }
 
-/// What a variable holds.
+/// The kind of value that a variable holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ValueKind {
     Address,
     Switch,
-    /// Part of a host's name.
+    /// A part of a host's name.
     Word,
     Base64,
-    /// Path of a file that is read later.
+    /// The path of a file that is read later.
     Path,
     Json,
-    /// Goes into a header as it is.
+    /// A text that goes into a header unchanged.
     Text,
 }
 
-/// The settings of one service that these variables name, without the white space around them.
+/// Returns the settings of one service from these variables, without white space around them.
 ///
 /// # Errors
 /// The first variable that cannot be used.
@@ -52,7 +52,7 @@ pub(crate) fn settings<K: FromStr>(
             continue;
         }
         if trimmed.len() != value.len() {
-            warn!(variable = name, "the white space around the value is left out; was it made by `echo` without `-n`?");
+            warn!(variable = name, "removing the white space around the value; was it made by `echo` without `-n`?");
         }
         check(name, trimmed).map_err(|problem| WrongVariable { name: name.clone(), problem })?;
         names.push((name.as_str(), trimmed));
@@ -70,18 +70,18 @@ const fn prefix(service: ObjectService) -> &'static str {
     }
 }
 
-fn kind(name: &str) -> Kind {
+fn kind(name: &str) -> ValueKind {
     let lower = name.to_ascii_lowercase();
     let word = lower.split_once('_').map_or("", |(_, word)| word);
     if matches!(lower.parse(), Ok(AmazonS3ConfigKey::Endpoint | AmazonS3ConfigKey::S3Endpoint))
         || matches!(lower.parse(), Ok(AzureConfigKey::Endpoint | AzureConfigKey::AuthorityHost))
         || matches!(lower.parse(), Ok(GoogleConfigKey::BaseUrl))
     {
-        return Kind::Address;
+        return ValueKind::Address;
     }
     match word {
-        "endpoint_url_sts" | "metadata_endpoint" | "container_credentials_full_uri" | "proxy_url" => Kind::Address,
-        "msi_endpoint" | "identity_endpoint" | "fabric_token_service_url" => Kind::Address,
+        "endpoint_url_sts" | "metadata_endpoint" | "container_credentials_full_uri" | "proxy_url" => ValueKind::Address,
+        "msi_endpoint" | "identity_endpoint" | "fabric_token_service_url" => ValueKind::Address,
         "allow_http"
         | "allow_invalid_certificates"
         | "bucket_key_enabled"
@@ -98,29 +98,29 @@ fn kind(name: &str) -> Kind {
         | "unsigned_payload"
         | "use_azure_cli"
         | "use_fabric_endpoint"
-        | "virtual_hosted_style_request" => Kind::Switch,
-        "region" | "default_region" | "storage_account_name" => Kind::Word,
-        "storage_account_key" | "storage_access_key" | "storage_master_key" => Kind::Base64,
-        "service_account" | "service_account_path" | "application_credentials" => Kind::Path,
-        "web_identity_token_file" | "container_authorization_token_file" | "federated_token_file" => Kind::Path,
-        "service_account_key" => Kind::Json,
-        _ => Kind::Text,
+        | "virtual_hosted_style_request" => ValueKind::Switch,
+        "region" | "default_region" | "storage_account_name" => ValueKind::Word,
+        "storage_account_key" | "storage_access_key" | "storage_master_key" => ValueKind::Base64,
+        "service_account" | "service_account_path" | "application_credentials" => ValueKind::Path,
+        "web_identity_token_file" | "container_authorization_token_file" | "federated_token_file" => ValueKind::Path,
+        "service_account_key" => ValueKind::Json,
+        _ => ValueKind::Text,
     }
 }
 
-/// What is wrong with a value, if anything.
+/// Checks one value. Returns the problem.
 fn check(name: &str, value: &str) -> Result<(), String> {
     match kind(name) {
-        Kind::Address => check_address(value),
-        Kind::Switch => match value.to_ascii_lowercase().as_str() {
+        ValueKind::Address => check_address(value),
+        ValueKind::Switch => match value.to_ascii_lowercase().as_str() {
             "1" | "true" | "on" | "yes" | "y" | "0" | "false" | "off" | "no" | "n" => Ok(()),
             _ => Err(format!("`{value}` is neither `true` nor `false`")),
         },
-        Kind::Word => match value.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.".contains(*c)) {
+        ValueKind::Word => match value.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.".contains(*c)) {
             None => Ok(()),
             Some(other) => Err(format!("`{}` has {other:?}; it takes letters, digits and `-`", value.escape_debug())),
         },
-        Kind::Base64 => {
+        ValueKind::Base64 => {
             let body = value.trim_end_matches('=');
             let plain = |c: char| c.is_ascii_alphanumeric() || c == '+' || c == '/';
             match value.len().is_multiple_of(4) && value.len() - body.len() <= 2 && body.chars().all(plain) {
@@ -128,14 +128,16 @@ fn check(name: &str, value: &str) -> Result<(), String> {
                 false => Err("the key is not base64, as the store's portal shows it".to_owned()),
             }
         }
-        Kind::Path => File::open(value).map(drop).map_err(|error| format!("the file {value} cannot be read: {error}")),
-        Kind::Json if value.starts_with('{') && value.ends_with('}') => Ok(()),
-        Kind::Json => Err("it is to be the JSON text of a service account's key, not a path".to_owned()),
-        // Where the value may be a secret, only the kind of character is told.
-        Kind::Text => match value.chars().position(|c| !(' '..='~').contains(&c)) {
+        ValueKind::Path => {
+            File::open(value).map(drop).map_err(|error| format!("the file {value} cannot be read: {error}"))
+        }
+        ValueKind::Json if value.starts_with('{') && value.ends_with('}') => Ok(()),
+        ValueKind::Json => Err("it must be the JSON text of a service account's key, not a path".to_owned()),
+        // The value may be a secret, so the error tells only the position.
+        ValueKind::Text => match value.chars().position(|c| !(' '..='~').contains(&c)) {
             None => Ok(()),
             Some(at) => Err(format!(
-                "character {} of the value is a line break, a control character or no ASCII; make the Secret anew, \
+                "character {} of the value is a line break, a control character or not ASCII; make the Secret again, \
                  with `kubectl create secret generic` or `echo -n`",
                 at + 1
             )),
@@ -159,7 +161,7 @@ fn check_address(value: &str) -> Result<(), String> {
     }
 }
 
-/// What is wrong between variables that only work together.
+/// Checks variables that only work together.
 fn check_together(service: ObjectService, set: &[(&str, &str)]) -> Result<(), WrongVariable> {
     let value = |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, value)| *value);
     let wrong = |name: &str, problem: String| Err(WrongVariable { name: name.to_owned(), problem });
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newline_at_the_end_of_a_value_is_left_out() {
+    fn white_space_around_a_value_is_removed() {
         let keys = [
             ("AWS_ACCESS_KEY_ID", "key\n"),
             ("AWS_SECRET_ACCESS_KEY", "hidden\r\n"),
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_cannot_be_used_is_named_with_what_to_write() {
+    fn an_unusable_variable_is_named_with_its_remedy() {
         use ObjectService::{Azure, GoogleCloud, S3};
         for (service, name, value, words) in [
             (S3, "AWS_ENDPOINT_URL", "minio:9000", ["`minio:9000` has no scheme", "`https://minio:9000`"]),
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_stores_own_tools_take_is_taken() {
+    fn values_that_the_stores_own_tools_take_are_accepted() {
         use ObjectService::{Azure, GoogleCloud, S3};
         for (service, variables) in [
             (S3, &[("AWS_ENDPOINT_URL", "http://minio:9000"), ("AWS_ALLOW_HTTP", "TRUE")][..]),

@@ -1,5 +1,5 @@
-//! Checkpoints of steps that were given up: no member that was left held them and they could not be read, so that a new generation began
-//! with an older one.
+//! Checkpoints of abandoned steps. No remaining member held such a step, and its checkpoint could
+//! not be read, so that a new generation began with an older one.
 
 use std::{fs, path::Path};
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Ended, Folder, Position, Pruned, Snapshotter, Taken};
 
-/// The state of a step as a generation has it.
+/// Returns the state of a step in a generation.
 fn state(step: u64, generation: u64) -> SampleState {
     let state = SampleState::at(step);
     SampleState {
@@ -20,7 +20,7 @@ fn state(step: u64, generation: u64) -> SampleState {
     }
 }
 
-/// Saves as a group does, which keeps the newest only.
+/// Saves as a group does. Only the newest checkpoint is kept.
 fn save(folder: &Folder, step: u64, generation: u64) -> Pruned {
     let state = state(step, generation);
     let mut snapshotter = Snapshotter::start(folder.clone(), number(1), state.values().len()).expect("started");
@@ -32,13 +32,14 @@ fn save(folder: &Folder, step: u64, generation: u64) -> Pruned {
     }
 }
 
-/// Step and generation of what a restart begins with.
+/// Returns the step and the generation that a restart begins with.
 fn newest(folder: &Folder) -> (u64, u64) {
     let newest = load(folder, &SampleState::at(0).identity).expect("ours").checkpoint.expect("whole").position;
     (newest.step, newest.generation)
 }
 
-/// Generation 5 begins with step 10, as 20, which generation 4 has saved, is not there for it, and comes back.
+/// Generation 4 saved step 20. That checkpoint is out of reach while generation 5 begins with step
+/// 10, and then comes back.
 fn gone_back(root: &Path) -> Folder {
     let folder = open(root);
     for (step, generation) in [(10, 3), (20, 4)] {
@@ -52,7 +53,7 @@ fn gone_back(root: &Path) -> Folder {
 }
 
 #[test]
-fn what_a_group_saves_that_went_back_is_kept_and_loaded_rather_than_what_it_gave_up() {
+fn a_new_checkpoint_replaces_the_later_step_that_its_group_abandoned() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
     assert_eq!(save(&folder, 15, 5).steps, [20, 10]);
@@ -62,7 +63,7 @@ fn what_a_group_saves_that_went_back_is_kept_and_loaded_rather_than_what_it_gave
 }
 
 #[test]
-fn who_prunes_by_hand_leaves_what_a_group_has_saved_that_is_about_to_delete_the_newest() {
+fn pruning_by_hand_keeps_the_new_checkpoint_beside_the_abandoned_step() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
     state(15, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
@@ -71,11 +72,11 @@ fn who_prunes_by_hand_leaves_what_a_group_has_saved_that_is_about_to_delete_the_
 }
 
 #[test]
-fn who_reaches_what_was_given_up_saves_it_anew_and_it_stays_when_that_is_deleted_late() {
+fn an_abandoned_step_saved_again_survives_a_late_deletion_of_the_old_one() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
     let behind = state(15, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
-    // Bit for bit what generation 4 had there.
+    // Generation 4 had the same bits there.
     let given_up = state(20, 4);
     let again = SampleState { position: Position { generation: 6, ..given_up.position }, ..given_up };
     again.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
@@ -84,21 +85,21 @@ fn who_reaches_what_was_given_up_saves_it_anew_and_it_stays_when_that_is_deleted
 }
 
 #[test]
-fn who_saves_what_was_given_up_deletes_nothing_that_the_later_group_has_saved() {
+fn a_late_save_of_an_abandoned_step_deletes_no_checkpoint_of_the_later_group() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
     assert_eq!(save(&folder, 15, 5).steps, [20, 10]);
     let next = state(18, 5);
     let receipt = next.write(&folder, 0, number(1)).expect("written");
     let late = save(&folder, 25, 4);
-    assert_eq!((late.steps, late.leftovers), (vec![], 0), "by a worker that has yet to hear of generation 5");
+    assert_eq!((late.steps, late.leftovers), (vec![], 0), "by a worker that has not heard of generation 5");
     assert_eq!(steps(&folder), [25, 15]);
-    folder.commit(&next.facts(), &next.layout(), &[receipt]).expect("nobody cleared it away");
-    assert_eq!(save(&folder, 19, 5).steps, [25, 18, 15], "and that one goes on");
+    folder.commit(&next.facts(), &next.layout(), &[receipt]).expect("nobody cleared it");
+    assert_eq!(save(&folder, 19, 5).steps, [25, 18, 15], "the later save goes on");
 }
 
 #[test]
-fn the_step_that_was_given_up_is_saved_anew() {
+fn an_abandoned_step_is_saved_again() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
     assert_eq!(save(&folder, 20, 5).steps, [20, 10]);
@@ -106,7 +107,7 @@ fn the_step_that_was_given_up_is_saved_anew() {
 }
 
 #[test]
-fn what_was_given_up_is_deleted_for_none_but_a_whole_one_of_this_job_and_a_later_group() {
+fn only_a_whole_checkpoint_of_a_later_group_of_the_job_deletes_abandoned_steps() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = gone_back(root.path());
     let mut foreign = state(30, 1);
@@ -125,7 +126,7 @@ fn what_was_given_up_is_deleted_for_none_but_a_whole_one_of_this_job_and_a_later
 }
 
 #[test]
-fn a_committer_whose_checkpoint_a_later_group_has_deleted_deletes_nothing() {
+fn a_committer_whose_checkpoint_was_deleted_by_a_later_group_deletes_nothing() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     let late = state(20, 4);

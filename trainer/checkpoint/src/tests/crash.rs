@@ -17,8 +17,8 @@ use crate::{
     file_operation::{FileOperation, FileSystem, Perform},
 };
 
-/// Performs so many operations, half of the next one where that is a deletion, and then nothing: the machine has lost its power. Of a
-/// file that was written and not synced half is left.
+/// Performs so many operations, then half of the next one if that is a deletion, and then nothing:
+/// the machine loses power. Half of a written file without a sync is left.
 #[derive(Debug)]
 struct Crashing {
     after: usize,
@@ -27,7 +27,7 @@ struct Crashing {
 }
 
 impl Crashing {
-    /// Takes down what an operation does to the files that are not synced.
+    /// Records how an operation changes the set of files without a sync.
     fn note(&self, operation: &FileOperation<'_>) {
         let mut unsynced = self.unsynced.lock().expect("not poisoned");
         match operation {
@@ -71,14 +71,16 @@ impl Perform for Crashing {
     }
 }
 
-/// What `act` does with a process that ends after so many operations; how many it would perform.
+/// Runs `act` in a process that ends after so many operations. Returns the number of operations
+/// that it tried.
 fn crash_after(after: usize, root: &Path, act: impl FnOnce(&Folder)) -> usize {
     let crashing = Arc::new(Crashing { after, begun: AtomicUsize::new(0), unsynced: Mutex::default() });
     act(&open_performed_by(crashing.clone(), root));
     crashing.begun.load(Ordering::Relaxed)
 }
 
-/// The newest checkpoint after a crash at each operation of `act`, which follows `before`. Then the step is saved after all.
+/// Crashes at each operation of `act`, which follows `before`. Returns the newest checkpoint after
+/// each crash. Then saves the step after all.
 fn reached(before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u64> {
     let mut reached = Vec::new();
     for after in 0.. {
@@ -91,7 +93,7 @@ fn reached(before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u64> {
         assert_eq!(newest(&folder), (Some(2), vec![]), "saved again after a crash at operation {after}");
         folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
         let left: Vec<_> = fs::read_dir(folder.path().join("checkpoints")).expect("a folder").collect();
-        assert_eq!(left.len(), 1, "after a crash at operation {after} something is left: {left:?}");
+        assert_eq!(left.len(), 1, "after a crash at operation {after} leftovers: {left:?}");
         if begun <= after {
             break;
         }
@@ -102,7 +104,7 @@ fn reached(before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u64> {
 
 #[test]
 fn a_crash_at_any_operation_leaves_the_previous_checkpoint_or_the_new_one() {
-    // As if it had chunks that the next one will have.
+    // The older checkpoint also holds chunks of the next one.
     let with_shared_chunks = |folder: &Folder| {
         save(folder, 1);
         let elsewhere = tempfile::tempdir().expect("a folder");
@@ -123,7 +125,7 @@ fn a_crash_at_any_operation_leaves_the_previous_checkpoint_or_the_new_one() {
         reached(with_shared_chunks, |folder| drop(save_in_parts(folder, 2, 3))),
     ];
     for found in cases {
-        // The rename is the one moment of change; only the last sync comes after it.
+        // The rename is the one moment of change. Only the last sync comes after it.
         let operations = found.len() - 1;
         assert_eq!(found, [vec![1; operations - 1], vec![2; 2]].concat());
     }
@@ -144,14 +146,14 @@ fn a_crash_while_a_damaged_checkpoint_is_replaced_leaves_the_one_before() {
 fn a_crash_while_old_checkpoints_are_deleted_leaves_the_newest() {
     let before = |folder: &Folder| {
         (0..=2).for_each(|step| save(folder, step));
-        fs::create_dir_all(staging(folder, 1, 1).join("inner")).expect("a torn save");
+        fs::create_dir_all(staging(folder, 1, 1).join("inner")).expect("an unfinished save");
     };
     let found = reached(before, |folder| drop(folder.prune(number(1), &SampleState::at(0).identity)));
     assert_eq!(found, vec![2; found.len()]);
 }
 
 #[test]
-fn a_crash_while_a_state_is_saved_beside_that_of_an_older_group_leaves_one_of_the_two() {
+fn a_crash_while_saving_beside_an_older_groups_state_leaves_one_of_the_two() {
     let mut newer = SampleState::at(2);
     (newer.position.generation, newer.digest) = (2, "another".into());
     newer.tensors[3].values = vec![0.25];
@@ -177,7 +179,7 @@ fn a_crash_while_a_state_is_saved_beside_that_of_an_older_group_leaves_one_of_th
     assert_eq!(found, [vec![1; found.len() - 2], vec![2; 2]].concat());
 }
 
-/// What is synced, and what is deleted, in order.
+/// Records each sync and each deletion, in order.
 #[derive(Debug, Default)]
 struct Noting(Mutex<Vec<String>>);
 
@@ -196,7 +198,7 @@ impl Perform for Noting {
 }
 
 #[test]
-fn a_checkpoint_that_somebody_else_has_named_is_synced_before_it_is_promised_or_others_are_deleted() {
+fn a_checkpoint_named_by_another_process_is_synced_before_anything_relies_on_it() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=2).for_each(|step| save(&folder, step));

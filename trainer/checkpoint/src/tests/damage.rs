@@ -15,7 +15,7 @@ use crate::{
     CheckpointPart, Destination, Folder, Layout, LoadRefusal, Tensors, format::MANIFEST, manifest::Manifest, note::Note,
 };
 
-/// Bits flipped, one after another.
+/// The number of bits that are flipped, one after another.
 const FLIPS: usize = 10_000;
 
 struct Pair {
@@ -24,7 +24,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Two checkpoints, of steps 1 and 2.
+    /// Saves two checkpoints, of steps 1 and 2.
     fn saved() -> Self {
         Self::with_chunks_of(CHUNK_BYTES)
     }
@@ -46,7 +46,7 @@ impl Pair {
         Manifest::from_bytes(&fs::read(self.file(MANIFEST)).expect("there")).expect("whole")
     }
 
-    /// The files of step 2.
+    /// Returns the names of the files of step 2.
     fn files(&self) -> Vec<String> {
         let listed = fs::read_dir(checkpoint_path(&self.folder, 2)).expect("a folder");
         let mut files: Vec<_> =
@@ -62,8 +62,8 @@ fn a_flip_of_any_bit_of_any_file_is_detected() {
     let files = stored.files();
     let whole: Vec<_> = files.iter().map(|name| fs::read(stored.file(name)).expect("readable")).collect();
     let bits = whole.iter().map(Vec::len).sum::<usize>() * 8;
-    // A step that shares no factor with the number of bits meets each of them before any a second time.
-    let stride = (bits / 2 + 1..).find(|stride| gcd(*stride, bits) == 1).expect("a prime is next");
+    // The step shares no factor with the number of bits. It visits every bit before it repeats one.
+    let stride = (bits / 2 + 1..).find(|stride| gcd(*stride, bits) == 1).expect("a greater prime exists");
     let mut detected = 0;
     for flip in 0..FLIPS {
         let mut at = flip * stride % bits;
@@ -89,12 +89,12 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 #[test]
-fn a_file_that_the_storage_does_not_give_is_no_damage_and_no_older_checkpoint_takes_its_place() {
+fn an_unreadable_file_is_an_error_and_no_older_checkpoint_is_loaded() {
     let stored = Pair::saved();
     for name in stored.files() {
         let aside = stored.file("aside");
         fs::rename(stored.file(&name), &aside).expect("moved");
-        // A link to itself: reading fails, whoever reads.
+        // A link to itself fails for every reader, whatever its rights.
         std::os::unix::fs::symlink(stored.file(&name), stored.file(&name)).expect("linked");
         let error = load(&stored.folder, &SampleState::at(0).identity).expect_err("not given").to_string();
         assert!(error.contains("reading") && error.contains("check the storage"), "{error}");
@@ -104,7 +104,7 @@ fn a_file_that_the_storage_does_not_give_is_no_damage_and_no_older_checkpoint_ta
 }
 
 #[test]
-fn a_file_that_is_cut_or_goes_on_is_detected() {
+fn a_file_that_is_cut_or_too_long_is_detected() {
     let stored = Pair::saved();
     for name in stored.files() {
         let whole = fs::read(stored.file(&name)).expect("readable");
@@ -119,7 +119,7 @@ fn a_file_that_is_cut_or_goes_on_is_detected() {
 }
 
 #[test]
-fn of_several_damaged_chunks_the_first_is_reported_whichever_is_read_first() {
+fn the_first_damaged_chunk_is_reported_in_any_order_of_reading() {
     let stored = Pair::saved();
     let chunks = stored.manifest().chunks;
     for chunk in &chunks[1..] {
@@ -131,7 +131,7 @@ fn of_several_damaged_chunks_the_first_is_reported_whichever_is_read_first() {
     }
 }
 
-/// Whoever finds another state in its memory than this one's digest was made of.
+/// A destination that finds another state in its memory than the digest says.
 struct Suspicious {
     memory: Tensors,
     digest: String,
@@ -143,21 +143,21 @@ impl Destination for Suspicious {
     }
 
     fn accept(&mut self, state_digest: &str) -> Result<(), String> {
-        if state_digest == self.digest { Err("it is of another state".to_owned()) } else { Ok(()) }
+        if state_digest == self.digest { Err("the state is another one".to_owned()) } else { Ok(()) }
     }
 }
 
 #[test]
-fn a_state_that_is_not_the_one_that_was_saved_is_passed_over_as_damage_is() {
+fn a_state_that_the_destination_rejects_counts_as_damaged() {
     let stored = Pair::saved();
     let mut suspicious = Suspicious { memory: Tensors::default(), digest: SampleState::at(2).digest };
     let newest = stored.folder.newest(&SampleState::at(0).identity, &mut suspicious).expect("ours");
     assert_eq!(newest.checkpoint.map(|found| found.position.step), Some(1));
-    assert_eq!(newest.skipped.iter().map(|skipped| &*skipped.reason).collect::<Vec<_>>(), ["it is of another state"]);
+    assert_eq!(newest.skipped.iter().map(|skipped| &*skipped.reason).collect::<Vec<_>>(), ["the state is another one"]);
     assert_eq!(suspicious.memory.weights[0].values, SampleState::at(1).tensors[0].values);
 }
 
-/// Memory that is the same for each checkpoint that is tried.
+/// One memory for all checkpoints that are tried.
 struct Model(Vec<Vec<f32>>);
 
 impl Destination for Model {
@@ -169,10 +169,10 @@ impl Destination for Model {
 }
 
 #[test]
-fn nothing_stays_in_a_models_memory_of_a_checkpoint_that_was_found_damaged_while_it_was_read() {
+fn a_damaged_checkpoint_leaves_no_value_in_the_models_memory() {
     let stored = Pair::with_chunks_of(8);
     let chunks = stored.manifest().chunks;
-    let last = chunks.last().expect("there are some");
+    let last = chunks.last().expect("at least one chunk");
     fs::write(stored.file(&last.file()), vec![0; last.bytes as usize]).expect("damaged");
     let lengths = SampleState::at(1).tensors.each_ref().map(|tensor| tensor.values.len());
     let mut model = Model(lengths.map(|length| vec![f32::NAN; length]).into());
@@ -184,7 +184,7 @@ fn nothing_stays_in_a_models_memory_of_a_checkpoint_that_was_found_damaged_while
 }
 
 #[test]
-fn a_missing_file_is_reported_by_name() {
+fn a_missing_file_is_named() {
     for name in Pair::saved().files() {
         let stored = Pair::saved();
         fs::remove_file(stored.file(&name)).expect("removed");
@@ -193,7 +193,8 @@ fn a_missing_file_is_reported_by_name() {
     }
 }
 
-/// Replaces the manifest of step 2 by a changed one with a digest that fits.
+/// Changes the manifest of step 2 and gives it a matching digest. Returns the reason why it is
+/// skipped.
 fn forge(stored: &Pair, change: impl FnOnce(&mut Manifest)) -> String {
     let mut manifest = stored.manifest();
     change(&mut manifest);
@@ -203,7 +204,7 @@ fn forge(stored: &Pair, change: impl FnOnce(&mut Manifest)) -> String {
 }
 
 #[test]
-fn a_forged_manifest_reaches_no_file_outside_and_no_absurd_size() {
+fn a_forged_manifest_is_refused_for_absurd_sizes_and_other_files() {
     type Change = fn(&mut Manifest);
     let cases: [(&str, Change); 10] = [
         ("a weight follows a slot", |manifest| manifest.tensors.reverse()),
@@ -226,7 +227,7 @@ fn a_forged_manifest_reaches_no_file_outside_and_no_absurd_size() {
 }
 
 #[test]
-fn a_field_of_a_later_minor_version_is_passed_over() {
+fn an_unknown_field_is_ignored() {
     let stored = Pair::saved();
     let manifest = stored.manifest();
     let text = String::from_utf8(manifest.to_bytes().expect("serialises")).expect("JSON");
@@ -238,13 +239,13 @@ fn a_field_of_a_later_minor_version_is_passed_over() {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_are_no_manifest(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_are_refused_as_a_manifest(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         prop_assert!(Manifest::from_bytes(&bytes).is_err());
     }
 }
 
 #[test]
-fn a_flip_of_any_bit_of_what_a_writer_notes_is_detected() {
+fn a_flip_of_any_bit_of_a_note_is_detected() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     let state = SampleState::at(1);

@@ -15,10 +15,10 @@ const FOLDER: &str = "LOCKSTEP_TEST_CHECKPOINTS";
 const WAY: &str = "LOCKSTEP_TEST_WAY";
 const WAYS: [&str; 3] = ["one writer", "three writers", "in the background"];
 const KILLS: usize = 1_000;
-/// A child saves in about a millisecond, so this spreads the kills over several saves.
+/// A child saves in about a millisecond. This spreads the kills over several saves.
 const MOST_MICROSECONDS: u64 = 4_000;
 
-/// The child of the test below: saves and prunes, step after step, until it is killed.
+/// The child of the test below. It saves and prunes step after step until it is killed.
 #[test]
 #[ignore = "runs as the child of another test"]
 fn saving_child() {
@@ -37,7 +37,7 @@ fn saving_child() {
     }
 }
 
-/// Three at once, each its part.
+/// Saves three parts at once.
 fn save_by_three(folder: &Folder, step: u64) {
     let state = SampleState::at(step);
     let receipts: Vec<_> = thread::scope(|scope| {
@@ -51,7 +51,7 @@ fn save_by_three(folder: &Folder, step: u64) {
     folder.commit(&state.facts(), &state.layout(), &receipts).expect("saved");
 }
 
-/// As two ranks do: `step` is saved when this returns.
+/// Saves as two ranks do behind the training. On return `step` is saved.
 fn save_behind(snapshotters: &mut [Snapshotter], step: u64) {
     let state = SampleState::at(step);
     let writers = number(snapshotters.len() as u32);
@@ -67,7 +67,7 @@ fn save_behind(snapshotters: &mut [Snapshotter], step: u64) {
 }
 
 #[test]
-fn a_process_killed_at_any_moment_loses_no_saved_checkpoint() {
+fn a_kill_at_any_moment_loses_no_saved_checkpoint() {
     let mut seed = 1_u64;
     for way in WAYS {
         let root = tempfile::tempdir().expect("a folder");
@@ -92,7 +92,8 @@ fn a_process_killed_at_any_moment_loses_no_saved_checkpoint() {
     }
 }
 
-/// Starts a child on the folder, kills it some time after its first save, and returns the last step that it saw saved.
+/// Starts a child on the folder and kills it some time after its first save. Returns the last step
+/// that the child saved.
 fn run_and_kill(folder: &Folder, way: &str, moment: Duration) -> u64 {
     let mut child = Command::new(env::current_exe().expect("this test"))
         .args(["--exact", "tests::kill::saving_child", "--ignored", "--nocapture", "--test-threads=1"])

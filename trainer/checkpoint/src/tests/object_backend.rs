@@ -1,4 +1,5 @@
-//! Checkpoints in an object store of which any operation may be the last, or its answer be lost.
+//! Checkpoints in an object store. Any operation may be the last of its process, and any answer may
+//! be lost.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +18,7 @@ use crate::{CheckpointError, Created, Folder, Objects, ObjectsError, Snapshotter
 
 const URI: &str = "s3://bucket/job";
 
-/// The objects, which all members share.
+/// The objects, shared by all members.
 #[derive(Debug, Default)]
 struct Store {
     objects: Mutex<BTreeMap<String, Vec<u8>>>,
@@ -41,32 +42,32 @@ impl Store {
     }
 }
 
-/// What becomes of operations from one of them on.
+/// What happens from one operation on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Fate {
-    /// They are done and answered.
+    /// Operations are done and answered.
     #[default]
     Well,
-    /// The process has ended: none is done.
+    /// The process has ended. No operation is done.
     Ended,
-    /// This one is done and its answer is lost; the next are well.
+    /// This operation is done and its answer is lost. Later ones go well.
     AnswerLost,
 }
 
-/// One member's way to the store.
+/// The connection of one member to the store.
 #[derive(Debug, Default)]
-struct Way {
-    /// Somebody else puts these objects at the next listing.
+struct Connection {
+    /// Another process stores these objects at the next listing.
     overtaken_by: Mutex<BTreeMap<String, Vec<u8>>>,
     store: Arc<Store>,
     fate: Fate,
-    /// How many operations come before.
+    /// The number of operations before the fault.
     after: usize,
     begun: AtomicUsize,
 }
 
-impl Way {
-    /// Changes something, or nothing.
+impl Connection {
+    /// Performs a change unless the fault prevents it.
     fn change<T>(&self, act: impl FnOnce(&mut BTreeMap<String, Vec<u8>>) -> T) -> Result<T, ObjectsError> {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         let mut objects = self.store.objects.lock().expect("not poisoned");
@@ -85,7 +86,7 @@ impl Way {
     }
 }
 
-impl Objects for Way {
+impl Objects for Connection {
     fn uri(&self) -> &str {
         URI
     }
@@ -135,45 +136,45 @@ fn open(store: &Arc<Store>) -> Folder {
     open_with(store, Fate::Well, 0).0
 }
 
-fn open_with(store: &Arc<Store>, fate: Fate, after: usize) -> (Folder, Arc<Way>) {
-    Folder::open_bucket(Arc::new(Way { store: Arc::clone(store), ..Way::default() })).expect("opens");
-    let way = Arc::new(Way { store: Arc::clone(store), fate, after, ..Way::default() });
-    let objects: Arc<dyn Objects> = way.clone();
+fn open_with(store: &Arc<Store>, fate: Fate, after: usize) -> (Folder, Arc<Connection>) {
+    Folder::open_bucket(Arc::new(Connection { store: Arc::clone(store), ..Connection::default() })).expect("opens");
+    let connection = Arc::new(Connection { store: Arc::clone(store), fate, after, ..Connection::default() });
+    let objects: Arc<dyn Objects> = connection.clone();
     let mut folder = Folder::open_existing_bucket(objects.clone()).unwrap_or_else(|_| {
-        // Nothing is there yet.
+        // Opens without the trial, so that the store is still empty.
         Folder::on(Arc::new(crate::object_backend::ObjectBackend::of(objects)))
     });
     folder.chunk_bytes = CHUNK_BYTES;
-    (folder, way)
+    (folder, connection)
 }
 
 fn manifest_of(step: u64, generation: u64) -> String {
     format!("checkpoints/step-{step:08}.g{generation}/manifest.json")
 }
 
-/// The newest checkpoint after a process was met by `fate` at each operation of `act`, which follows `before`. Then the step is saved
-/// after all.
+/// Meets a process with `fate` at each operation of `act`, which follows `before`. Returns the
+/// newest checkpoint after each. Then saves the step after all.
 fn reached(fate: Fate, before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u64> {
     let mut reached = Vec::new();
     for after in 0.. {
         let store = Arc::new(Store::default());
         before(&open(&store));
-        let (folder, way) = open_with(&store, fate, after);
+        let (folder, connection) = open_with(&store, fate, after);
         act(&folder);
         let folder = open(&store);
         let (found, skipped) = newest(&folder);
-        assert_eq!(skipped, Vec::<u64>::new(), "half a checkpoint shows after {fate:?} at operation {after}");
+        assert_eq!(skipped, Vec::<u64>::new(), "half a checkpoint is visible after {fate:?} at operation {after}");
         reached.push(found.expect("one is whole"));
         save_in_parts(&folder, 2, 3).expect("saved again");
         assert_eq!(newest(&folder), (Some(2), vec![]), "saved again after {fate:?} at operation {after}");
-        // Twice: whoever clears a save away keeps its place until nobody can commit it.
+        // The first clearing leaves an empty manifest, and the second deletes it.
         for _ in 0..2 {
             folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
         }
         let left = store.keys();
         let of_step_2 = |key: &String| key.starts_with("checkpoints/step-00000002.g1/");
-        assert!(left.iter().all(of_step_2), "after {fate:?} at operation {after} something is left: {left:?}");
-        if way.begun.load(Ordering::Relaxed) <= after {
+        assert!(left.iter().all(of_step_2), "leftovers after {fate:?} at operation {after}: {left:?}");
+        if connection.begun.load(Ordering::Relaxed) <= after {
             break;
         }
     }
@@ -182,7 +183,7 @@ fn reached(fate: Fate, before: impl Fn(&Folder), act: impl Fn(&Folder)) -> Vec<u
 }
 
 #[test]
-fn what_is_saved_in_a_bucket_is_loaded_bit_for_bit() {
+fn a_state_saved_in_a_bucket_loads_bit_for_bit() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     assert_eq!((newest(&folder), store.keys()), ((None, vec![]), vec![]));
@@ -197,7 +198,7 @@ fn what_is_saved_in_a_bucket_is_loaded_bit_for_bit() {
 }
 
 #[test]
-fn a_process_that_ends_at_any_operation_leaves_the_checkpoint_before_or_the_new_one() {
+fn a_process_that_ends_at_any_operation_leaves_the_previous_checkpoint_or_the_new_one() {
     for writers in [1, 3] {
         let found = reached(Fate::Ended, |folder| save(folder, 1), |folder| drop(save_in_parts(folder, 2, writers)));
         // The manifest is the last object.
@@ -206,32 +207,32 @@ fn a_process_that_ends_at_any_operation_leaves_the_checkpoint_before_or_the_new_
 }
 
 #[test]
-fn a_process_that_ends_while_old_checkpoints_are_deleted_leaves_the_newest_and_no_half_one() {
+fn a_process_that_ends_while_pruning_leaves_the_newest_checkpoint_whole() {
     let before = |folder: &Folder| (0..=2).for_each(|step| save(folder, step));
     let found = reached(Fate::Ended, before, |folder| drop(folder.prune(number(1), &SampleState::at(0).identity)));
     assert_eq!(found, vec![2; found.len()]);
 }
 
 #[test]
-fn an_answer_that_is_lost_shows_no_half_checkpoint() {
+fn a_lost_answer_leaves_no_half_checkpoint() {
     let found = reached(Fate::AnswerLost, |folder| save(folder, 1), |folder| drop(save_in_parts(folder, 2, 3)));
-    // Not even where that of the manifest is: it is found to be the own one.
+    // The committer recognises its own manifest, even if that answer is lost.
     assert_eq!(found[found.len() - 2..], [2, 2]);
 }
 
 #[test]
-fn a_commit_of_which_the_answer_is_lost_has_gone_well() {
+fn a_commit_succeeds_although_its_answer_is_lost() {
     let store = Arc::new(Store::default());
     let state = SampleState::at(1);
     let receipt = state.write(&open(&store), 0, number(1)).expect("written");
-    // Creating the manifest is all that a commit changes.
-    let (folder, way) = open_with(&store, Fate::AnswerLost, 0);
-    let saved = folder.commit(&state.facts(), &state.layout(), &[receipt]).expect("it was found");
-    assert_eq!((saved.step, way.begun.load(Ordering::Relaxed), newest(&folder).0), (1, 1, Some(1)));
+    // Creating the manifest is the only change of a commit.
+    let (folder, connection) = open_with(&store, Fate::AnswerLost, 0);
+    let saved = folder.commit(&state.facts(), &state.layout(), &[receipt]).expect("found");
+    assert_eq!((saved.step, connection.begun.load(Ordering::Relaxed), newest(&folder).0), (1, 1, Some(1)));
 }
 
 #[test]
-fn of_two_that_commit_the_same_state_both_are_told_that_it_is_saved() {
+fn two_commits_of_the_same_state_both_succeed() {
     let store = Arc::new(Store::default());
     let state = SampleState::at(1);
     let receipt = state.write(&open(&store), 0, number(1)).expect("written");
@@ -244,7 +245,7 @@ fn of_two_that_commit_the_same_state_both_are_told_that_it_is_saved() {
 }
 
 #[test]
-fn another_state_of_the_same_step_and_generation_is_a_conflict_and_stays() {
+fn a_different_state_of_the_same_generation_is_a_conflict() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     save(&folder, 1);
@@ -260,23 +261,23 @@ fn another_state_of_the_same_step_and_generation_is_a_conflict_and_stays() {
 }
 
 #[test]
-fn a_committer_that_is_overtaken_between_its_looks_and_its_manifest_deletes_nothing() {
+fn a_committer_overtaken_before_its_manifest_deletes_nothing() {
     let (store, elsewhere) = (Arc::new(Store::default()), Arc::new(Store::default()));
     save(&open(&elsewhere), 1);
     let theirs = elsewhere.objects.lock().expect("not poisoned").clone();
     let mut other = SampleState::at(1);
     other.digest = "another".into();
     other.tensors[0].values.fill(0.5);
-    let (folder, way) = open_with(&store, Fate::Well, 0);
+    let (folder, connection) = open_with(&store, Fate::Well, 0);
     let receipt = other.write(&folder, 0, number(1)).expect("written");
-    *way.overtaken_by.lock().expect("not poisoned") = theirs;
+    *connection.overtaken_by.lock().expect("not poisoned") = theirs;
     let error = folder.commit(&other.facts(), &other.layout(), &[receipt]).expect_err("refused");
     assert!(matches!(error, CheckpointError::Conflict { .. }), "{error:?}");
     assert_eq!(newest(&folder), (Some(1), vec![]), "theirs is whole");
 }
 
 #[test]
-fn the_later_generation_of_a_step_is_the_newer_one_and_the_older_takes_its_place_where_it_is_damaged() {
+fn the_later_generation_of_a_step_is_newer_and_the_older_one_replaces_it_if_damaged() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     let mut state = SampleState::at(2);
@@ -292,11 +293,11 @@ fn the_later_generation_of_a_step_is_the_newer_one_and_the_older_takes_its_place
     store.change(&manifest_of(2, 3), |bytes| bytes[40] ^= 1);
     assert_eq!(found(&folder), ("between".to_owned(), 1));
     assert_eq!(folder.prune(number(1), &state.identity).expect("pruned").steps, [2]);
-    assert_eq!(steps(&folder), [2, 2], "a damaged one that is newer stays");
+    assert_eq!(steps(&folder), [2, 2], "a newer damaged checkpoint stays");
 }
 
 #[test]
-fn a_committer_that_is_late_cannot_commit_what_a_later_generation_has_cleared_away() {
+fn a_late_committer_cannot_commit_parts_that_a_later_generation_cleared() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     save(&folder, 1);
@@ -305,7 +306,7 @@ fn a_committer_that_is_late_cannot_commit_what_a_later_generation_has_cleared_aw
     let parts: Vec<_> = store.keys().into_iter().filter(|key| key.contains("step-00000002.g1")).collect();
     let parts: Vec<_> = parts.into_iter().map(|key| (store.objects.lock().expect("here")[&key].clone(), key)).collect();
     folder.clear_generations_before(2).expect("cleared");
-    // As if it had looked for its parts before they were deleted.
+    // The committer looked for its parts before they were deleted.
     parts.into_iter().for_each(|(bytes, key)| store.insert(&key, bytes));
     let error = folder.commit(&late.facts(), &late.layout(), &receipts).expect_err("refused");
     assert!(matches!(error, CheckpointError::Conflict { .. }), "{error:?}");
@@ -317,7 +318,7 @@ fn a_committer_that_is_late_cannot_commit_what_a_later_generation_has_cleared_aw
 }
 
 #[test]
-fn a_flip_of_any_byte_of_any_object_and_the_loss_of_any_is_detected() {
+fn a_flip_of_any_byte_and_the_loss_of_any_object_is_detected() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     save(&folder, 1);
@@ -334,7 +335,7 @@ fn a_flip_of_any_byte_of_any_object_and_the_loss_of_any_is_detected() {
         let expected = if key.ends_with("manifest.json") { vec![] } else { vec![2] };
         assert_eq!(newest(&folder), (Some(1), expected), "{key} is missing");
         store.insert(&key, [&bytes[..], b"\n"].concat());
-        assert_eq!(newest(&folder), (Some(1), vec![2]), "{key} goes on");
+        assert_eq!(newest(&folder), (Some(1), vec![2]), "{key} is too long");
         store.insert(&key, bytes);
     }
     assert_eq!(newest(&folder), (Some(2), vec![]));
@@ -353,7 +354,7 @@ fn a_damaged_checkpoint_is_replaced_by_the_same_step_saved_again() {
 }
 
 #[test]
-fn foreign_checkpoints_and_newer_formats_in_a_bucket_are_refused_and_left_alone() {
+fn foreign_checkpoints_and_newer_formats_in_a_bucket_are_refused_and_untouched() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     save(&folder, 4);
@@ -382,7 +383,7 @@ fn foreign_checkpoints_and_newer_formats_in_a_bucket_are_refused_and_left_alone(
 }
 
 #[test]
-fn what_any_number_of_writers_put_any_number_goes_on_with() {
+fn any_number_of_writers_resumes_a_bucket_checkpoint_of_any_number() {
     for (before, after) in [(1, 3), (3, 1), (4, 2), (2, 5)] {
         let folder = open(&Arc::new(Store::default()));
         save_in_parts(&folder, 1, before).expect("saved");
@@ -401,7 +402,7 @@ fn what_any_number_of_writers_put_any_number_goes_on_with() {
 }
 
 #[test]
-fn ranks_save_in_a_bucket_behind_the_training_and_the_oldest_are_deleted() {
+fn ranks_save_in_a_bucket_behind_the_training_and_prune_the_oldest() {
     let store = Arc::new(Store::default());
     let folder = open(&store);
     let mut ranks: Vec<_> =
@@ -418,8 +419,12 @@ fn ranks_save_in_a_bucket_behind_the_training_and_the_oldest_are_deleted() {
     }
     assert_eq!(steps(&folder), [4, 3]);
     let strangers = |key: &String| !key.ends_with(".chunk") && !key.ends_with("manifest.json");
-    assert_eq!(store.keys().into_iter().filter(strangers).collect::<Vec<_>>(), Vec::<String>::new(), "notes are gone");
-    // One that is given up leaves nothing.
+    assert_eq!(
+        store.keys().into_iter().filter(strangers).collect::<Vec<_>>(),
+        Vec::<String>::new(),
+        "the commit deletes notes"
+    );
+    // An abandoned checkpoint leaves nothing.
     let state = SampleState::at(5);
     assert_eq!(state.take(&mut ranks[0], 0, number(2)), Taken::Begun);
     drop(ranks[0].finish());
@@ -429,7 +434,7 @@ fn ranks_save_in_a_bucket_behind_the_training_and_the_oldest_are_deleted() {
 }
 
 #[test]
-fn a_model_and_the_tokens_of_members_are_objects_too() {
+fn models_and_probe_tokens_are_objects() {
     let store = Arc::new(Store::default());
     let (folder, other) = (open(&store), open(&store));
     folder.probe_write("job.1-rank_0").expect("written");
@@ -444,10 +449,10 @@ fn a_model_and_the_tokens_of_members_are_objects_too() {
 }
 
 #[test]
-fn a_store_that_creates_what_is_there_already_is_refused() {
-    /// Overwrites.
+fn a_store_that_creates_an_existing_object_is_refused() {
+    /// A store that overwrites on creation.
     #[derive(Debug)]
-    struct Careless(Way);
+    struct Careless(Connection);
     impl Objects for Careless {
         fn uri(&self) -> &str {
             self.0.uri()
@@ -471,14 +476,26 @@ fn a_store_that_creates_what_is_there_already_is_refused() {
             self.0.delete(key)
         }
     }
-    let way = Way::default();
-    let error = Folder::open_bucket(Arc::new(Careless(way))).expect_err("refused").to_string();
+    let connection = Connection::default();
+    let error = Folder::open_bucket(Arc::new(Careless(connection))).expect_err("refused").to_string();
     assert!(error.contains("If-None-Match") && error.contains(URI) && error.contains("spec.checkpoint.uri"), "{error}");
 }
 
 #[test]
-fn a_bucket_without_checkpoints_is_told_as_such() {
-    let way = Way::default();
-    let error = Folder::open_existing_bucket(Arc::new(way)).expect_err("nothing there");
+fn an_error_speaks_of_untouched_checkpoints_only_after_one_was_seen() {
+    let store = Arc::new(Store::default());
+    let error = |step| {
+        let (folder, _) = open_with(&store, Fate::Ended, 0);
+        SampleState::at(step).with_snapshot(|snapshot| folder.save(snapshot)).expect_err("ended").to_string()
+    };
+    assert_eq!(error(1), "the process has ended");
+    save(&open(&store), 1);
+    assert_eq!(error(2), "the process has ended; the checkpoints before are untouched");
+}
+
+#[test]
+fn a_bucket_without_checkpoints_is_refused_for_that() {
+    let connection = Connection::default();
+    let error = Folder::open_existing_bucket(Arc::new(connection)).expect_err("nothing there");
     assert!(matches!(error, CheckpointError::NoCheckpoints { .. }), "{error:?}");
 }

@@ -21,7 +21,7 @@ fn error_of<T>(result: Result<T, CheckpointError>) -> String {
 }
 
 #[test]
-fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
+fn a_foreign_checkpoint_is_refused_with_both_values_and_untouched() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 4);
@@ -51,7 +51,7 @@ fn a_foreign_checkpoint_is_refused_with_both_values_and_left_alone() {
     assert_eq!(newest(&folder), (Some(4), vec![]));
 }
 
-/// A model that has other tensors than the checkpoint, or no memory for them.
+/// A model with other tensors than the checkpoint, or without memory for them.
 struct Refusing(LoadRefusal);
 
 impl Destination for Refusing {
@@ -61,7 +61,7 @@ impl Destination for Refusing {
 }
 
 #[test]
-fn a_whole_checkpoint_that_the_model_cannot_take_is_named_and_no_older_one_is_taken() {
+fn a_whole_checkpoint_that_does_not_fit_is_named_and_no_older_one_is_loaded() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 4);
@@ -88,7 +88,7 @@ fn another_jobs_older_checkpoint_survives_pruning() {
     assert_eq!((pruned.steps, steps(&folder)), (vec![2], vec![3, 1]));
 }
 
-/// A file system that says nothing of this path and what is below it.
+/// A file system that refuses to look at this path and below it.
 #[derive(Debug)]
 struct Blind(PathBuf);
 
@@ -113,7 +113,7 @@ impl Perform for Blind {
 }
 
 #[test]
-fn a_checkpoint_that_the_storage_does_not_show_passes_neither_for_absent_nor_for_damaged() {
+fn an_unreadable_checkpoint_counts_neither_as_absent_nor_as_damaged() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
@@ -139,7 +139,7 @@ fn a_checkpoint_that_the_storage_does_not_show_passes_neither_for_absent_nor_for
 }
 
 #[test]
-fn an_old_checkpoint_that_the_storage_does_not_show_stops_nobody() {
+fn an_unreadable_old_checkpoint_stops_neither_load_nor_save() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=2).for_each(|step| save(&folder, step));
@@ -185,7 +185,7 @@ fn a_checkpoint_of_format_1_is_refused_by_its_version() {
 }
 
 #[test]
-fn a_newer_format_that_says_so_is_read() {
+fn a_newer_format_readable_from_this_version_is_read() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
@@ -211,13 +211,13 @@ fn a_path_below_a_file_is_no_folder() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_place_that_takes_no_folder_is_unwritable() {
+fn a_path_where_no_folder_can_be_made_is_unwritable() {
     let text = error_of(Folder::open("/proc/lockstep"));
     assert!(text.contains("/proc/lockstep cannot be written") && text.contains("spec.checkpoint.uri"), "{text}");
 }
 
 #[test]
-fn a_folder_that_takes_nothing_any_more_is_read_all_the_same() {
+fn a_folder_that_became_unwritable_is_still_read() {
     let root = tempfile::tempdir().expect("a folder");
     save(&open(root.path()), 1);
     let probes = root.path().join("probes");
@@ -232,7 +232,7 @@ fn a_folder_that_takes_nothing_any_more_is_read_all_the_same() {
 }
 
 #[test]
-fn each_way_that_storage_refuses_has_its_own_advice() {
+fn each_refusal_of_the_storage_names_its_remedy() {
     use std::io::{Error, ErrorKind};
     let cases = [
         (ErrorKind::ReadOnlyFilesystem, "read-only file system; mount it writable"),
@@ -248,12 +248,12 @@ fn each_way_that_storage_refuses_has_its_own_advice() {
 }
 
 #[test]
-fn tensors_of_one_name_are_refused() {
+fn tensors_with_the_same_name_are_refused() {
     let root = tempfile::tempdir().expect("a folder");
     let path = root.path().join("model.safetensors");
     let tensor = Tensor { name: "a", shape: &[1], values: &[1.0] };
     let text = error_of(export_model(&path, &[tensor, tensor], &Default::default()));
-    assert!(text.contains("two are named a"), "{text}");
+    assert!(text.contains("two tensors are named a"), "{text}");
     let reserved = Tensor { name: "__metadata__", ..tensor };
     let text = error_of(export_model(&path, &[reserved], &Default::default()));
     assert!(text.contains("reserved"), "{text}");
@@ -268,7 +268,7 @@ fn tensors_of_one_name_are_refused() {
 }
 
 #[test]
-fn a_token_that_leads_elsewhere_is_refused() {
+fn a_token_that_is_no_plain_name_is_refused() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     for token in ["", ".", "..", "../x", "a/b", ".hidden", "a b", &"x".repeat(129)] {
@@ -278,7 +278,7 @@ fn a_token_that_leads_elsewhere_is_refused() {
 }
 
 #[test]
-fn parts_that_are_no_whole_state_are_named_and_refused() {
+fn a_missing_or_wrong_part_is_named_and_refused() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 1);
@@ -292,7 +292,7 @@ fn parts_that_are_no_whole_state_are_named_and_refused() {
     };
     for which in 0..4 {
         let (text, expected) = missing(which);
-        assert!(text.contains(&expected) && text.contains("step-00000002.g1"), "{text} has not {expected}");
+        assert!(text.contains(&expected) && text.contains("step-00000002.g1"), "{text} lacks {expected}");
     }
     type Change = fn(&mut PartReceipt);
     let changed = |change: Change| {
@@ -312,7 +312,7 @@ fn parts_that_are_no_whole_state_are_named_and_refused() {
     ];
     for (expected, change) in cases {
         let text = changed(change);
-        assert!(text.contains(expected), "{text} has not {expected}");
+        assert!(text.contains(expected), "{text} lacks {expected}");
     }
     let file = staging(&folder, 2, 1).join(receipts[3].chunks[0].file());
     fs::write(&file, "short").expect("written");
@@ -321,17 +321,17 @@ fn parts_that_are_no_whole_state_are_named_and_refused() {
     fs::remove_file(&file).expect("removed");
     let text = commit(&receipts);
     assert!(text.contains("is not here"), "{text}");
-    assert_eq!(newest(&folder), (Some(1), vec![]), "nothing of it is taken for a checkpoint");
+    assert_eq!(newest(&folder), (Some(1), vec![]), "the parts are not taken for a checkpoint");
 
     let receipt = state.write(&folder, 3, number(4)).expect("written again");
     assert_eq!(receipt.chunks, receipts[3].chunks);
     let twice = [&receipts[..], &[receipt]].concat();
-    folder.commit(&state.facts(), &state.layout(), &twice).expect("whole now, and one receipt came twice");
+    folder.commit(&state.facts(), &state.layout(), &twice).expect("whole, although one receipt came twice");
     assert_eq!(newest(&folder), (Some(2), vec![]));
 }
 
 #[test]
-fn an_older_generations_other_state_gives_way_and_a_newer_ones_stays() {
+fn a_state_of_an_older_generation_is_replaced_and_a_newer_one_stays() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     save(&folder, 2);
@@ -347,7 +347,7 @@ fn an_older_generations_other_state_gives_way_and_a_newer_ones_stays() {
 }
 
 #[test]
-fn a_folder_without_checkpoints_is_not_made_by_looking() {
+fn looking_makes_no_folder_of_checkpoints() {
     let root = tempfile::tempdir().expect("a folder");
     let text = error_of(Folder::open_existing(root.path()));
     assert!(text.contains("is no folder of checkpoints"), "{text}");

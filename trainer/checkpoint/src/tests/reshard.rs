@@ -3,11 +3,11 @@ use proptest::prelude::*;
 use super::{newest, number, open, save_in_parts, state::SampleState};
 use crate::{Layout, Piece};
 
-/// Worlds of 1 to so many members.
+/// The greatest world size.
 const MOST: u32 = 8;
 
 #[test]
-fn what_any_number_of_writers_saved_any_number_goes_on_with_bit_for_bit() {
+fn any_number_of_writers_resumes_a_checkpoint_of_any_number_bit_for_bit() {
     let mut pairs = 0;
     for before in 1..=MOST {
         for after in 1..=MOST {
@@ -15,7 +15,7 @@ fn what_any_number_of_writers_saved_any_number_goes_on_with_bit_for_bit() {
             let folder = open(root.path());
             save_in_parts(&folder, 1, before).expect("saved");
             assert_eq!(newest(&folder), (Some(1), vec![]), "of {before} writers");
-            // Each member of the next group reads its own part, and writes it again.
+            // Each member of the next group reads its own part and writes it again.
             let state = SampleState::at(1);
             let layout = state.layout();
             let values: Vec<u32> = (0..after)
@@ -31,7 +31,7 @@ fn what_any_number_of_writers_saved_any_number_goes_on_with_bit_for_bit() {
             pairs += 1;
         }
     }
-    println!("{pairs} pairs of worlds");
+    println!("{pairs} pairs of world sizes");
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -40,7 +40,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 proptest! {
     #[test]
-    fn shards_are_the_whole_arena_in_blocks_and_differ_by_one_block_at_most(
+    fn parts_cover_the_arena_in_blocks_and_differ_by_at_most_one_block(
         values in 0_usize..1000,
         writers in 1_u32..40,
         block_values in 1_usize..9,
@@ -57,7 +57,7 @@ proptest! {
     }
 
     #[test]
-    fn pieces_are_the_values_of_their_range_in_order(
+    fn pieces_list_the_values_of_a_range_in_order(
         lengths in prop::collection::vec(0_usize..20, 0..12),
         cut in any::<(prop::sample::Index, prop::sample::Index)>(),
     ) {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{Folder, Saved, file_operation::FileOperation};
 
-/// Saves the weights of step 1 as those of `step`, with `slot` as one of the slots' values: all else is as it was.
+/// Saves the state of step 1 as that of `step`, with one slot's value replaced by `slot`.
 fn save_with_slot(folder: &Folder, step: u64, slot: f32) -> (Saved, u64) {
     let mut state = SampleState::at(1);
     state.position.step = step;
@@ -19,7 +19,7 @@ fn save_with_slot(folder: &Folder, step: u64, slot: f32) -> (Saved, u64) {
     (saved, receipts.iter().map(|receipt| receipt.unchanged_bytes).sum())
 }
 
-/// How many names each chunk of `step` has.
+/// Returns the number of names of each chunk of `step`.
 fn names(folder: &Folder, step: u64) -> Vec<u64> {
     let files = fs::read_dir(checkpoint_path(folder, step)).expect("a folder").map(|file| file.expect("readable"));
     let chunks = files.filter(|file| file.file_name().to_string_lossy().ends_with(".chunk"));
@@ -29,7 +29,7 @@ fn names(folder: &Folder, step: u64) -> Vec<u64> {
 }
 
 #[test]
-fn a_chunk_that_has_not_changed_is_not_written_again() {
+fn an_unchanged_chunk_is_not_written_again() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     let bytes = SampleState::at(1).layout().bytes();
@@ -43,7 +43,7 @@ fn a_chunk_that_has_not_changed_is_not_written_again() {
 }
 
 #[test]
-fn what_is_shared_outlives_the_checkpoint_that_wrote_it() {
+fn a_shared_chunk_outlives_the_checkpoint_that_wrote_it() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     for step in 1..=4 {
@@ -73,7 +73,7 @@ fn a_damaged_chunk_is_written_again_and_not_referred_to() {
 }
 
 #[test]
-fn damage_to_what_two_checkpoints_share_is_found_in_both() {
+fn damage_to_a_shared_chunk_is_found_in_both_checkpoints() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     super::save(&folder, 0);
@@ -89,7 +89,7 @@ fn damage_to_what_two_checkpoints_share_is_found_in_both() {
 }
 
 #[test]
-fn where_files_have_one_name_only_an_unchanged_chunk_is_written() {
+fn an_unchanged_chunk_is_written_again_if_files_cannot_have_two_names() {
     #[derive(Debug)]
     struct WithoutLinks;
     impl crate::file_operation::Perform for WithoutLinks {

@@ -1,6 +1,7 @@
-//! The checkpointer's own code on a simulated disk that loses what is not synced, tears, fills up, fails, lies and flips bits, under members
-//! that are killed, held up and outlived by a newer generation. After every restart the newest checkpoint is one that was committed, bit
-//! for bit, and at least as new as any that was promised to survive.
+//! Runs the real checkpoint code on a simulated disk. The disk loses data that was not synced,
+//! tears files, fills up, fails, lies and flips bits. Members are killed, held up and replaced by a
+//! newer generation. After every restart the newest checkpoint must be one that was committed, bit
+//! for bit, and at least as new as every checkpoint that was promised to survive.
 
 mod coverage;
 mod dice;
@@ -23,20 +24,20 @@ use std::{
 use job::{Job, Run};
 use planted_bug::Bug;
 
-/// Bytes of a chunk.
+/// The length of a chunk.
 const CHUNK_BYTES: u64 = 128;
 
-/// Set it to a seed, as `cargo xtask simulate checkpoints --seed` does, to see that run alone.
+/// Set it to a seed to see that run alone. `cargo xtask simulate checkpoints --seed` does so.
 const SEED: &str = "LOCKSTEP_SIMULATION_SEED";
-/// For any other range: the first seed, and how many.
+/// The first seed and the number of seeds, for any other range.
 const FIRST: &str = "LOCKSTEP_SIMULATION_FIRST_SEED";
 const COUNT: &str = "LOCKSTEP_SIMULATION_SEEDS";
 const SEEDS: u64 = 10_000;
-/// A planted bug has to be found within so many seeds.
+/// A planted bug must be found within so many seeds.
 const HUNT: u64 = 1000;
-/// Seeds after which a long run says how far it has come.
+/// A long run reports its progress after so many seeds.
 const TELL: u64 = 10_000;
-/// Seeds that fail, of which each thread tells.
+/// Each thread reports so many failing seeds.
 const MOST_FAILURES: usize = 20;
 
 fn variable(name: &str) -> Option<u64> {
@@ -105,7 +106,7 @@ impl Run {
 }
 
 #[test]
-fn whatever_the_disk_does_no_promised_checkpoint_is_lost_or_mixed() {
+fn no_fault_of_the_disk_loses_or_mixes_a_promised_checkpoint() {
     if let Some(seed) = variable(SEED) {
         match Job::new(seed, None).traced().run() {
             Ok(run) => println!("seed {seed}: {run:?}"),
@@ -142,21 +143,21 @@ fn whatever_the_disk_does_no_promised_checkpoint_is_lost_or_mixed() {
     let Run { steps, work, generations, restarts, .. } = sum;
     let Run { saved, refused, late, pruned, fallen_back, reset, ref coverage, .. } = sum;
     let faults = coverage.faults();
-    println!("{runs} runs, {steps} steps to be saved by {work} processes, {faults} faults");
+    println!("{runs} runs saved {steps} steps in {work} processes and met {faults} faults");
     println!("{generations} generations, {restarts} restarts");
-    println!("{saved} saved, {late} of them by a generation that was over, {refused} parts or commitments failed");
-    println!("{pruned} deleted, {fallen_back} loads passed a damaged one over, {reset} found none");
+    println!("{saved} commits succeeded, {late} of them by an old generation; {refused} parts or commits failed");
+    println!("{pruned} checkpoints pruned, {fallen_back} loads skipped a damaged one, {reset} found none");
     coverage.print();
     for (seed, violation) in &failures {
         println!("seed {seed} fails: {violation}\n  replay it with `cargo xtask simulate checkpoints --seed {seed}`");
     }
     assert!(failures.is_empty(), "{} seeds fail, the first is {}", failures.len(), failures[0].0);
     let unmet = coverage.empty();
-    assert!(runs < SEEDS || unmet.is_empty(), "no run met this: {unmet:?}");
+    assert!(runs < SEEDS || unmet.is_empty(), "no run met these cells: {unmet:?}");
 }
 
 #[test]
-fn planted_bugs_of_the_checkpointer_are_found() {
+fn the_simulation_finds_every_planted_bug() {
     for bug in Bug::ALL {
         let found = (0..HUNT).find_map(|seed| Some((seed, run(seed, Some(bug)).err()?)));
         let (seed, violation) = found.unwrap_or_else(|| panic!("{bug:?} is not found by {HUNT} seeds"));

@@ -11,7 +11,7 @@ use crate::{
     file_operation::{FileOperation, FileSystem, Perform},
 };
 
-/// A folder whose writes wait while the gate is shut.
+/// A file system whose writes wait while the gate is shut.
 #[derive(Debug, Default)]
 struct Gate {
     shut: Mutex<bool>,
@@ -44,7 +44,7 @@ fn start(folder: &Folder) -> Snapshotter {
     Snapshotter::start(folder.clone(), number(2), SampleState::at(0).values().len()).expect("started")
 }
 
-/// Takes and commits the whole state; the values are gone from where they were copied when this returns.
+/// Takes and commits the whole state. The state is dropped on return.
 fn save(snapshotter: &mut Snapshotter, step: u64) -> Taken {
     let state = SampleState::at(step);
     let taken = state.take(snapshotter, 0, number(1));
@@ -54,7 +54,7 @@ fn save(snapshotter: &mut Snapshotter, step: u64) -> Taken {
     taken
 }
 
-/// The steps that were committed, all of them well.
+/// Returns the committed steps. Fails if anything failed.
 fn saved_steps(ended: Vec<Ended>) -> Vec<u64> {
     let step = |ended| match ended {
         Ended::Commit { position, took: _, result } => {
@@ -72,7 +72,7 @@ fn saved_steps(ended: Vec<Ended>) -> Vec<u64> {
 }
 
 #[test]
-fn what_was_copied_is_saved_and_the_oldest_are_deleted() {
+fn a_copied_state_is_saved_and_the_oldest_checkpoints_are_deleted() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     let mut snapshotter = start(&folder);
@@ -103,14 +103,14 @@ fn several_ranks_write_their_parts_and_one_commits() {
         assert_eq!(
             std::fs::read_dir(checkpoint_path(&folder, step)).expect("a folder").count(),
             files + 1,
-            "notes are gone"
+            "the commit deletes notes"
         );
     }
     assert_eq!(steps(&folder), [4, 3]);
 }
 
 #[test]
-fn a_checkpoint_of_which_a_part_is_missing_is_not_committed_and_its_parts_are_removed() {
+fn an_abandoned_checkpoint_is_not_committed_and_its_parts_are_deleted() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     super::save(&folder, 1);
@@ -124,7 +124,7 @@ fn a_checkpoint_of_which_a_part_is_missing_is_not_committed_and_its_parts_are_re
 }
 
 #[test]
-fn facts_that_cannot_be_had_make_no_checkpoint() {
+fn a_commit_without_its_facts_makes_no_checkpoint() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     let mut rank = start(&folder);
@@ -171,7 +171,7 @@ impl Perform for Failing {
 }
 
 #[test]
-fn each_failure_says_which_part_and_what_follows_is_saved() {
+fn a_failure_names_its_part_and_the_next_checkpoint_is_saved() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open_performed_by(Arc::new(Failing([1, 2, 4].into())), root.path());
     let mut snapshotter = start(&folder);
@@ -195,7 +195,7 @@ fn each_failure_says_which_part_and_what_follows_is_saved() {
 }
 
 #[test]
-fn what_is_given_up_is_not_stored_and_what_follows_is() {
+fn a_cancelled_part_is_not_stored_and_the_next_one_is() {
     let root = tempfile::tempdir().expect("a folder");
     let (folder, gate) = gated(root.path());
     let mut snapshotter = start(&folder);
@@ -203,7 +203,7 @@ fn what_is_given_up_is_not_stored_and_what_follows_is() {
     for step in [1, 2] {
         assert_eq!(SampleState::at(step).take(&mut snapshotter, 0, number(1)), Taken::Begun);
     }
-    snapshotter.give_up();
+    snapshotter.cancel();
     gate.set(false);
     let ended = snapshotter.finish();
     let given_up = |ended: &Ended| matches!(ended, Ended::Part { result: Err(CheckpointError::Cancelled { .. }), .. });
@@ -213,7 +213,7 @@ fn what_is_given_up_is_not_stored_and_what_follows_is() {
 }
 
 #[test]
-fn dropping_gives_up_what_is_not_written_and_leaves_nothing_that_is_taken_for_a_checkpoint() {
+fn dropping_cancels_unwritten_parts_and_leaves_no_half_checkpoint() {
     let root = tempfile::tempdir().expect("a folder");
     let (folder, gate) = gated(root.path());
     super::save(&folder, 1);
@@ -234,7 +234,7 @@ fn dropping_gives_up_what_is_not_written_and_leaves_nothing_that_is_taken_for_a_
 }
 
 #[test]
-fn a_panic_in_the_background_is_passed_on() {
+fn a_panic_in_the_background_reaches_the_caller() {
     let root = tempfile::tempdir().expect("a folder");
     let mut snapshotter = start(&open(root.path()));
     let state = SampleState::at(1);

@@ -5,10 +5,10 @@ use crate::{
     Skipped, Snapshot, Snapshotter, Taken, Tensor, Tensors, TrainingIdentity,
 };
 
-/// Values of a block, so that a small state has many.
+/// The number of values in a block. A small state then has many blocks.
 pub(super) const BLOCK_VALUES: usize = 2;
 
-/// SampleState whose every value follows from the step, so that a reader can tell whether it has the right one.
+/// A state whose every value follows from the step, so that a reader can recognise it.
 pub(super) struct SampleState {
     pub(super) identity: TrainingIdentity,
     pub(super) position: Position,
@@ -62,7 +62,7 @@ impl SampleState {
         layout
     }
 
-    /// All values, as the arena has them.
+    /// Returns all values in the order of the arena.
     pub(super) fn values(&self) -> Vec<f32> {
         self.tensors.iter().flat_map(|tensor| tensor.values.iter().copied()).collect()
     }
@@ -77,7 +77,7 @@ impl SampleState {
         })
     }
 
-    /// Takes one writer's part, of which the digest tells the first value and how many there are.
+    /// Takes one writer's part. Its digest names the first value and the number of values.
     pub(super) fn take(&self, snapshotter: &mut Snapshotter, writer: u32, writers: NonZeroU32) -> Taken {
         let part = CheckpointPart { position: self.position, layout: Arc::new(self.layout()), writer, writers };
         snapshotter.take(
@@ -87,7 +87,7 @@ impl SampleState {
         )
     }
 
-    /// Commits what so many writers have taken and written.
+    /// Commits the parts of so many writers.
     pub(super) fn commit(&self, snapshotter: &mut Snapshotter, writers: NonZeroU32) {
         let (facts, layout, values) = (self.facts(), Arc::new(self.layout()), self.values());
         let part = |writer| layout.values_of(&layout.part(writer, writers));
@@ -112,7 +112,7 @@ impl SampleState {
         folder.write_part(&part, &[&self.values()[part.values()]])
     }
 
-    /// Whether `checkpoint` holds this state, bit for bit.
+    /// True if `checkpoint` holds this state, bit for bit.
     pub(super) fn is(&self, loaded: &Whole) -> bool {
         let Checkpoint { position, state_digest, communication, .. } = &loaded.checkpoint;
         let Tensors { weights, slots } = &loaded.tensors;
@@ -142,7 +142,7 @@ impl Deref for Whole {
     }
 }
 
-/// The newest checkpoint that is whole, and what was passed over.
+/// The newest whole checkpoint, and those that were skipped.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) checkpoint: Option<Whole>,

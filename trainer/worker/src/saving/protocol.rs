@@ -147,7 +147,7 @@ impl<'a> Saver<'a> {
     /// Gives up what the group before this one has not stored. Where another one reports, this rank's checkpoints are not the newest
     /// for long.
     pub(crate) fn enter(&mut self, group: &Assignment) {
-        self.snapshotter.give_up();
+        self.snapshotter.cancel();
         self.rank = group.rank;
         self.world = NonZeroU32::new(group.world).unwrap_or(NonZeroU32::MIN);
         self.generation = group.generation;
@@ -273,7 +273,7 @@ impl<'a> Saver<'a> {
     /// whole.
     pub(crate) fn save(&mut self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
         let begun = Instant::now();
-        self.snapshotter.give_up();
+        self.snapshotter.cancel();
         let mut given_up = self.copied.take().map(|copied| copied.position);
         for ended in self.finish() {
             if let Err(error) = self.note(ended) {

@@ -1,6 +1,6 @@
-//! Which fault was met at which moment by whom.
+//! Counts the faults by kind, moment and victim.
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     Kill,
@@ -15,7 +15,7 @@ pub(super) enum Fault {
     Flip,
 }
 
-/// What the process that it hits is about to do.
+/// The next action of the process that the fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Moment {
     Copying,
@@ -30,12 +30,12 @@ pub(super) enum Moment {
     Loading,
 }
 
-/// Whom it hits.
+/// The process that the fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Victim {
     Writer,
     Committer,
-    /// Was held up, and goes on beside a newer generation.
+    /// It was held up and goes on beside a newer generation.
     LateWriter,
     LateCommitter,
     Pruner,
@@ -112,12 +112,12 @@ impl Victim {
             Self::Committer => "committer",
             Self::LateWriter => "late writer",
             Self::LateCommitter => "late committer",
-            Self::Pruner => "who prunes",
-            Self::Loader => "who loads",
+            Self::Pruner => "pruner",
+            Self::Loader => "loader",
         }
     }
 
-    /// Whether it is ever about to do that.
+    /// True if this victim ever reaches the moment.
     const fn does(self, moment: Moment) -> bool {
         match moment {
             Moment::Copying | Moment::Syncing | Moment::Naming | Moment::Noting => {
@@ -134,21 +134,21 @@ impl Victim {
     }
 }
 
-/// Why a fault cannot be met then, by anybody.
+/// Returns the reason why no process can meet the fault at this moment.
 pub(super) const fn impossible(fault: Fault, moment: Moment) -> Option<&'static str> {
     match (fault, moment) {
-        (Fault::LostAnswer | Fault::Full, Moment::Loading) => Some("it only reads"),
-        (Fault::Full, Moment::Syncing) => Some("that is a failed sync"),
-        (Fault::Full, Moment::Gathering | Moment::Verifying | Moment::Deleting) => Some("it needs no space"),
+        (Fault::LostAnswer | Fault::Full, Moment::Loading) => Some("a load only reads"),
+        (Fault::Full, Moment::Syncing) => Some("it is a failed sync"),
+        (Fault::Full, Moment::Gathering | Moment::Verifying | Moment::Deleting) => Some("the action needs no space"),
         (Fault::SyncFails | Fault::SyncLies, Moment::Copying | Moment::Gathering | Moment::Loading) => {
             Some("nothing is synced then")
         }
-        (Fault::Freeze, Moment::Loading) => Some("nobody waits for a reader"),
+        (Fault::Freeze, Moment::Loading) => Some("no process waits for a reader"),
         _ => None,
     }
 }
 
-/// How often each cell was hit.
+/// The number of hits of each cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Coverage([[[u64; Victim::ALL.len()]; Moment::ALL.len()]; Fault::ALL.len()]);
 
@@ -175,13 +175,13 @@ impl Coverage {
         self.0.iter().flatten().flatten().sum()
     }
 
-    /// How often a cell was hit; none where it cannot exist.
+    /// Returns the number of hits of a cell, or `None` if it cannot exist.
     fn hits(&self, fault: Fault, moment: Moment, victim: Victim) -> Option<u64> {
         let exists = impossible(fault, moment).is_none() && victim.does(moment);
         exists.then(|| self.0[fault as usize][moment as usize][victim as usize])
     }
 
-    /// Cells that can be hit and were not.
+    /// Returns the possible cells without a hit.
     pub(super) fn empty(&self) -> Vec<String> {
         let mut empty = Vec::new();
         for fault in Fault::ALL {
@@ -194,7 +194,7 @@ impl Coverage {
         empty
     }
 
-    /// One line for each fault and moment; `-` where a cell cannot exist.
+    /// Prints one line for each fault and moment, with `-` for a cell that cannot exist.
     pub(super) fn print(&self) {
         let columns: Vec<_> = Victim::ALL.iter().map(|victim| format!("{:>14}", victim.name())).collect();
         println!("{:<18} {:<10} {}", "fault", "moment", columns.join(" "));

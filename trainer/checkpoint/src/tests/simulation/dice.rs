@@ -1,4 +1,4 @@
-//! Chance that a seed repeats.
+//! Random numbers that a seed repeats.
 
 /// SplitMix64 (Steele et al., 2014).
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Dice {
     }
 }
 
-/// A number that tells nothing of the one it was made of.
+/// Mixes a number so that the result does not reveal it.
 pub(super) fn mixed(number: u64) -> u64 {
     let mut mixed = number;
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

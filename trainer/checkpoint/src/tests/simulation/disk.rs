@@ -1,9 +1,10 @@
-//! A disk that keeps what is stored apart from what the system only remembers, as POSIX allows and the literature on crash consistency
-//! describes (Pillai et al., OSDI 2014; Rebello et al., ATC 2020).
+//! A disk that keeps stored data apart from cached data, as POSIX allows and the literature on
+//! crash consistency describes (Pillai et al., OSDI 2014; Rebello et al., ATC 2020).
 //!
-//! A file's bytes are stored once it is synced, a name once its folder is. When the power fails, of bytes that are not synced any part may
-//! be there, and of names that are not synced any that do not build on one that is lost: a rename happens or it does not. When a sync
-//! fails, the bytes may be gone, and the next sync says nothing of them.
+//! A sync of a file stores its bytes. A sync of a folder stores its names. At a power failure, any
+//! part of the bytes without a sync may survive. Names without a sync survive unless they build on
+//! a lost one: a rename happens or it does not. A failed sync may lose the bytes, and the next sync
+//! reports nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +20,7 @@ use crate::{
 
 pub(super) const ROOT: &str = "/disk";
 
-/// Bytes that are stored or lost together.
+/// A sector is stored or lost as a whole.
 const SECTOR_BYTES: usize = 16;
 
 pub(super) type Inode = u64;
@@ -28,7 +29,7 @@ pub(super) type Inode = u64;
 pub(super) struct Disk {
     nodes: BTreeMap<Inode, Node>,
     next: Inode,
-    /// Operations that were performed.
+    /// The number of performed operations.
     pub(super) clock: u64,
 }
 
@@ -40,14 +41,14 @@ enum Node {
 
 #[derive(Debug, Default)]
 struct File {
-    /// What a reader gets.
+    /// The content that a reader gets.
     cached: Vec<u8>,
-    /// What is there after a power failure, once it is `clean`.
+    /// The content after a power failure, once the file is `clean`.
     stored: Vec<u8>,
     clean: bool,
-    /// When a bit of it was flipped, or a sync of it lied.
+    /// The time when one of its bits was flipped, or when a sync lied.
     hit: Option<u64>,
-    /// Digest of what was written.
+    /// The digest of the written content.
     written: u64,
 }
 
@@ -55,11 +56,11 @@ struct File {
 struct Folder {
     cached: BTreeMap<String, Inode>,
     stored: BTreeMap<String, Inode>,
-    /// What is yet to be stored, in order.
+    /// The changes that are not stored yet, in order.
     changes: Vec<Change>,
-    /// A sync of it lied, and none has told the truth since.
+    /// A sync of it lied, and no later sync was honest.
     betrayed: bool,
-    /// Names of it were lost that a sync had called stored.
+    /// It lost names that a sync had called stored.
     hit: bool,
 }
 
@@ -70,7 +71,7 @@ enum Change {
     Move(String, String, Inode),
 }
 
-/// How much of an operation is done.
+/// The share of an operation that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     None,
@@ -79,7 +80,7 @@ pub(super) enum Extent {
 }
 
 impl Disk {
-    /// With a folder of checkpoints.
+    /// Makes a disk with an empty folder of checkpoints.
     pub(super) fn new() -> Self {
         let checkpoints = BTreeMap::from([("checkpoints".to_owned(), 1)]);
         let root = Folder { cached: checkpoints.clone(), stored: checkpoints, ..Folder::default() };
@@ -99,7 +100,7 @@ impl Disk {
         }
     }
 
-    /// As much of an operation as is done where its process ends or the space does.
+    /// Performs the share of an operation that is done when its process ends or the space runs out.
     pub(super) fn perform_partly(&mut self, operation: &FileOperation<'_>, extent: Extent) -> io::Result<()> {
         match (extent, operation) {
             (Extent::None, _) => Ok(()),
@@ -112,7 +113,7 @@ impl Disk {
                 let files = self.folder_at(path).map_or(0, |folder| folder.cached.len());
                 self.remove(path, files / 2)
             }
-            // These are done or not.
+            // These operations cannot be done by half.
             (
                 Extent::Half,
                 FileOperation::Create(_) | FileOperation::Link(..) | FileOperation::Sync(_) | FileOperation::Rename(..),
@@ -138,9 +139,9 @@ impl Disk {
         Ok(self.folder_at(path)?.cached.keys().cloned().collect())
     }
 
-    /// The power fails and comes back: what is not stored is lost, wholly or in part.
+    /// The power fails and comes back. Data that is not stored is lost, in whole or in part.
     pub(super) fn lose_power(&mut self, dice: &mut Dice) {
-        // One failure in four is the worst, one the mildest there is; the others lose this and keep that.
+        // Some failures lose everything and some nothing. The others lose a random part.
         let (bytes_kept, names_kept) = dice.one_of(&[(0, 0), (100, 100), (0, 100), (100, 0), (50, 50), (80, 80)]);
         for node in self.nodes.values_mut() {
             match node {
@@ -161,13 +162,13 @@ impl Disk {
         self.forget_unreachable();
     }
 
-    /// The system needs its memory for something else: the next reader gets what is stored.
+    /// The system frees its cache. The next reader gets the stored content.
     pub(super) fn drop_caches(&mut self) {
         for node in self.nodes.values_mut() {
             match node {
                 Node::File(file) if file.clean && file.cached != file.stored => {
                     file.cached.clone_from(&file.stored);
-                    // What was read before was another thing.
+                    // An earlier reader saw another content.
                     file.hit = file.hit.map(|_| self.clock);
                 }
                 Node::File(_) | Node::Folder(_) => {}
@@ -175,7 +176,7 @@ impl Disk {
         }
     }
 
-    /// Flips a bit of a stored file, wherever it is; none where there is no file.
+    /// Flips a bit of a random stored file. Returns `None` if there is no file.
     pub(super) fn flip(&mut self, dice: &mut Dice) -> Option<Inode> {
         let stored = |(inode, node): (&Inode, &Node)| match node {
             Node::File(file) => (file.clean && !file.stored.is_empty()).then_some(*inode),
@@ -187,14 +188,14 @@ impl Disk {
         let at = dice.below(file.stored.len());
         file.stored[at] ^= 1 << dice.below(8);
         file.hit = Some(self.clock);
-        // Who reads meets it now, or once the cache is gone.
+        // A reader meets the flip now, or once the cache is gone.
         if dice.percent(70) {
             file.cached.clone_from(&file.stored);
         }
         Some(inode)
     }
 
-    /// A sync fails: bytes that were not stored are lost.
+    /// A sync fails. Bytes that were not stored are lost.
     pub(super) fn fail_to_sync(&mut self, path: &Path, dice: &mut Dice) -> io::Result<()> {
         let inode = self.find(path)?;
         match self.nodes.get_mut(&inode) {
@@ -207,7 +208,7 @@ impl Disk {
         }
     }
 
-    /// A sync does nothing and says that all went well.
+    /// A sync does nothing and reports success.
     pub(super) fn lie_about_sync(&mut self, path: &Path) -> io::Result<()> {
         let inode = self.find(path)?;
         match self.nodes.get_mut(&inode) {
@@ -218,19 +219,19 @@ impl Disk {
         Ok(())
     }
 
-    /// Whether a sync of a folder lied, and none has told the truth since.
+    /// True if a sync of the folder lied, and no later sync was honest.
     pub(super) fn is_betrayed(&self, path: &Path) -> bool {
         self.folder_at(path).is_ok_and(|folder| folder.betrayed)
     }
 
-    /// Whether a bit of what is in a folder was flipped, or a sync of it lied.
+    /// True if a bit of the folder's content was flipped, or if a sync of it lied.
     pub(super) fn is_hit(&self, path: &Path) -> bool {
         let Ok(folder) = self.folder_at(path) else { return false };
         let is_hit = |inode: &Inode| matches!(self.node(*inode), Node::File(File { hit: Some(_), .. }));
         folder.betrayed || folder.hit || folder.cached.values().any(is_hit)
     }
 
-    /// Whether all that is in a checkpoint's folder is as it was written, or was until then.
+    /// True if all content of a checkpoint's folder was as written until `then` or still is.
     pub(super) fn is_intact_until(&self, path: &Path, then: u64) -> bool {
         let Ok(folder) = self.folder_at(path) else { return false };
         let is_intact = |inode: &Inode| match self.node(*inode) {
@@ -281,7 +282,7 @@ impl Disk {
     fn sync(&mut self, path: &Path) -> io::Result<()> {
         let inode = self.find(path)?;
         match self.nodes.get_mut(&inode) {
-            // Once the bytes are lost, a sync finds nothing to do.
+            // After the bytes are lost, a sync finds nothing to do.
             Some(Node::File(file)) if !file.clean => {
                 file.stored.clone_from(&file.cached);
                 (file.clean, file.hit) = (true, None);
@@ -295,7 +296,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Within one folder, which is all that is ever asked of it.
+    /// Renames within one folder. Nothing else is needed.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         assert_eq!(from.parent(), to.parent(), "moved from one folder to another");
         let moved = self.find(from)?;
@@ -314,7 +315,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Deletes a file, or of a folder so many files and then, if there were no more, itself.
+    /// Deletes a file, or so many files of a folder and then the folder if it is empty.
     fn remove(&mut self, path: &Path, most: usize) -> io::Result<()> {
         let Ok(inode) = self.find(path) else { return Ok(()) };
         if let Some(Node::Folder(folder)) = self.nodes.get_mut(&inode) {
@@ -377,7 +378,7 @@ impl Folder {
         self.changes.push(change);
     }
 
-    /// Stores the changes that are `kept`, unless they build on one that is lost; none is left.
+    /// Stores the changes that are `kept`, unless they build on a lost one. Forgets all changes.
     fn store(&mut self, mut kept: impl FnMut() -> bool) {
         let mut lost = BTreeSet::new();
         for change in std::mem::take(&mut self.changes) {
@@ -411,7 +412,8 @@ impl Change {
     }
 }
 
-/// What is stored of bytes that were not synced: nothing, all, or of each sector its bytes or zeros, up to some length.
+/// Returns the surviving content of bytes without a sync: none, all, or for each sector its bytes
+/// or zeros, up to some length.
 fn torn(bytes: &[u8], percent_kept: usize, dice: &mut Dice) -> Vec<u8> {
     match percent_kept {
         0 => return Vec::new(),

@@ -1,4 +1,4 @@
-//! What was asked of the checkpointer and what it promised, against which every restart is checked.
+//! Records the saves and promises of the checkpoint code. Every restart is checked against them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,13 +20,14 @@ use crate::{
 
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// What was to be committed: of which step and digest, which state, and by which generations.
+    /// The tried commits by step and digest: the state's number, and the generations that tried.
     tried: BTreeMap<(u64, String), (u64, BTreeSet<u64>)>,
-    /// What was promised to survive, or took the place of such, and which generation's state it was at least.
+    /// Checkpoints that were promised to survive, or that replaced one of those, with the least
+    /// generation of their state.
     promised: BTreeMap<CheckpointId, u64>,
-    /// What was deleted since it was there last.
+    /// Checkpoints that were deleted and have not come back.
     deleted: BTreeSet<CheckpointId>,
-    /// Which generation's the folders of checkpoints are.
+    /// The generation of each checkpoint's folder.
     generations: BTreeMap<Inode, u64>,
     /// Folders of checkpoints that were being deleted.
     condemned: BTreeSet<Inode>,
@@ -39,7 +40,7 @@ impl History {
         tried.or_insert((number, BTreeSet::new())).1.insert(state.position.generation);
     }
 
-    /// A commitment returned; by then a newer one may have had this one deleted.
+    /// A commit returned. A newer one may already have deleted its checkpoint.
     pub(super) fn is_promised(&mut self, disk: &Disk, saved: &Saved, generation: u64) {
         let id = id_of(&saved.path);
         if disk.inode(&saved.path).is_some() || !self.deleted.contains(&id) {
@@ -48,7 +49,7 @@ impl History {
         }
     }
 
-    /// A checkpoint gets its name, or loses it.
+    /// A checkpoint gets its name or loses it.
     pub(super) fn is_moved(&mut self, disk: &Disk, from: &Path, to: &Path, since: u64) -> Result<(), String> {
         let is_to_go = to.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEMPORARY));
         self.condemned.extend(disk.inode(from).filter(|_| is_to_go));
@@ -57,8 +58,9 @@ impl History {
         self.is_deleted(disk, from, since)
     }
 
-    /// What a checkpoint promised the newest one promises now, or that of a group which has gone back behind it. That one was whole when
-    /// whoever deletes this one began to verify.
+    /// Moves the promise of a deleted checkpoint to the newest one, or to that of a group that
+    /// returned to an earlier step. That checkpoint must have been whole when the deleting process
+    /// began to verify.
     pub(super) fn is_deleted(&mut self, disk: &Disk, path: &Path, since: u64) -> Result<(), String> {
         let id = path.file_name().and_then(|name| CheckpointId::of_name(name.to_str()?));
         let Some(id) = id.filter(|_| disk.inode(path).is_some()) else { return Ok(()) };
@@ -67,7 +69,7 @@ impl History {
         let newer = ids(disk)
             .into_iter()
             .rfind(|other| replaces(other) && disk.is_intact_until(&checkpoint_path(*other), since));
-        let newer = newer.ok_or_else(|| format!("{id} is deleted while no newer checkpoint is whole"))?;
+        let newer = newer.ok_or_else(|| format!("{id} was deleted while no newer checkpoint was whole"))?;
         self.deleted.insert(id);
         if self.promised.remove(&id).is_some() {
             self.promised.entry(newer).or_default();
@@ -75,35 +77,37 @@ impl History {
         Ok(())
     }
 
-    /// No disk keeps what it never stored although it said so.
+    /// No disk keeps data that it never stored, even if its sync lied.
     pub(super) fn lose_power(&mut self, disk: &Disk) {
         let lied = disk.is_betrayed(&checkpoints());
         self.promised.retain(|id, _| !lied && !disk.is_hit(&checkpoint_path(*id)));
     }
 
-    /// No older one than this may be the newest.
+    /// Returns the oldest checkpoint that may be the newest one now.
     pub(super) fn floor(&self, disk: &Disk) -> Option<CheckpointId> {
         self.promised.keys().rfind(|id| !disk.is_hit(&checkpoint_path(**id))).copied()
     }
 
-    /// Which state a checkpoint holds; every bit of it is of that one.
+    /// Returns the number of the state that a checkpoint holds. Every bit must belong to that
+    /// state.
     pub(super) fn identify(&self, checkpoint: &Whole) -> Result<u64, String> {
         let Checkpoint { position, state_digest, .. } = &checkpoint.checkpoint;
         let tried = self.tried.get(&(position.step, state_digest.clone()));
         let tried = tried.filter(|(_, generations)| generations.contains(&position.generation));
-        let (number, _) = tried.ok_or_else(|| format!("nobody committed {position:?} {state_digest}"))?;
+        let (number, _) = tried.ok_or_else(|| format!("no process committed {position:?} {state_digest}"))?;
         if !state(*position, *number).is(checkpoint) {
-            return Err(format!("{position:?} {state_digest} has other values than were saved"));
+            return Err(format!("{position:?} {state_digest} has other values than the saved ones"));
         }
         Ok(*number)
     }
 
-    /// Whether a checkpoint that is not whole may be there: a fault has hit it, or it was being deleted when the power failed.
+    /// True if a damaged checkpoint may exist there: a fault hit it, or it was being deleted at a
+    /// power failure.
     fn is_excused(&self, disk: &Disk, path: &Path) -> bool {
         disk.is_hit(path) || disk.inode(path).is_some_and(|inode| self.condemned.contains(&inode))
     }
 
-    /// Whether what was found fits with what happened, at a moment at which nobody is at work.
+    /// Checks a load against the recorded events while no process works.
     fn check(&self, disk: &Disk, newest: &Loaded) -> Result<(), String> {
         let (found, floor) = (newest.checkpoint.as_ref(), self.floor(disk));
         let id = found.map(|found| id_of(&found.path));
@@ -114,17 +118,18 @@ impl History {
         self.identify(found)?;
         let promised = self.promised.get(&id_of(&found.path)).filter(|_| !disk.is_hit(&found.path));
         if promised.is_some_and(|generation| found.position.generation < *generation) {
-            return Err(format!("{:?} is there, generation {promised:?} was promised", found.position));
+            return Err(format!("{:?} is loaded, generation {promised:?} was promised", found.position));
         }
         Ok(())
     }
 }
 
-/// Looks at the folder while nobody is at work: loading, listing and reading in part have to agree with each other and with the history.
+/// Looks at the folder while no process works. Loading, listing and partial reading must agree with
+/// each other and with the history.
 pub(super) fn look(machine: &Arc<Machine>) -> Result<Option<Whole>, String> {
     let folder = machine.folder();
     let identity = state(Default::default(), 0).identity;
-    let newest = load(&folder, &identity).map_err(|error| format!("nothing is loaded: {error}"))?;
+    let newest = load(&folder, &identity).map_err(|error| format!("the load failed: {error}"))?;
     {
         let world = machine.world();
         world.history.check(&world.disk, &newest)?;
@@ -143,13 +148,14 @@ pub(super) fn look(machine: &Arc<Machine>) -> Result<Option<Whole>, String> {
         let all = found.tensors.weights.iter().chain(&found.tensors.slots).flat_map(|tensor| &tensor.values);
         let expected = all.skip(start as usize / 4).take((end - start) as usize / 4);
         if !values.iter().map(|value| value.to_bits()).eq(expected.map(|value| value.to_bits())) {
-            return Err(format!("a part of step {} is not what the whole has there", found.position.step));
+            return Err(format!("a range of step {} differs from the whole checkpoint", found.position.step));
         }
     }
     Ok(newest.checkpoint)
 }
 
-/// Whether the list has what loading met, in the same order, and calls whole and damaged the same. No checkpoint is torn.
+/// Checks that the list has the same checkpoints as loading met, in the same order and with the
+/// same damage. No checkpoint may be torn.
 fn agree(machine: &Machine, folder: &Folder, newest: &Loaded) -> Result<(), String> {
     let listed = folder.list().map_err(|error| error.to_string())?;
     let met: Vec<PathBuf> = newest.skipped.iter().map(|skipped| skipped.path.clone()).collect();
@@ -168,7 +174,10 @@ fn agree(machine: &Machine, folder: &Folder, newest: &Loaded) -> Result<(), Stri
         if let Some(Skipped { reason, .. }) = skipped.next()
             && verified.as_ref().err() != Some(reason)
         {
-            return Err(format!("{} was passed over, {reason}, yet it is {verified:?}", listed.path.display()));
+            return Err(format!(
+                "{} was skipped because {reason}, but verifying says {verified:?}",
+                listed.path.display()
+            ));
         }
         let world = machine.world();
         if verified.is_err() && !world.history.is_excused(&world.disk, &listed.path) {
@@ -184,7 +193,7 @@ fn agree(machine: &Machine, folder: &Folder, newest: &Loaded) -> Result<(), Stri
     }
 }
 
-/// Checkpoints, whole or not, oldest first.
+/// Returns the checkpoints, whole or damaged, oldest first.
 pub(super) fn ids(disk: &Disk) -> Vec<CheckpointId> {
     let names = disk.names(&checkpoints()).unwrap_or_default();
     let mut ids: Vec<_> = names.iter().filter_map(|name| CheckpointId::of_name(name)).collect();
@@ -192,7 +201,7 @@ pub(super) fn ids(disk: &Disk) -> Vec<CheckpointId> {
     ids
 }
 
-/// Which checkpoint lies there.
+/// Returns the checkpoint at a path.
 pub(super) fn id_of(path: &Path) -> CheckpointId {
     let name = path.file_name().and_then(|name| name.to_str());
     name.and_then(CheckpointId::of_name).unwrap_or_else(|| panic!("{} is no checkpoint", path.display()))

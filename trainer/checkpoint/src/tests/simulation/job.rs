@@ -1,4 +1,5 @@
-//! A job of several members that saves step after step, loses members and comes back, until enough has happened.
+//! A job of several members. It saves step after step, loses members and restarts until enough has
+//! happened.
 
 use std::{
     num::NonZeroU32,
@@ -26,39 +27,39 @@ use crate::{
     },
 };
 
-/// Steps of a run that are saved, at least, and generations.
+/// A run has at least so many saved steps and generations.
 const STEPS: u64 = 50;
 const GENERATIONS: u64 = 3;
-/// Steps to a fault, at most.
+/// A run has at least one fault for so many steps.
 const STEPS_PER_FAULT: u64 = 3;
 const MOST_MEMBERS: usize = 4;
 const MOST_KEPT: usize = 3;
-/// Pieces of work in which a fault that was planned may find its moment.
+/// A planned fault may wait for its moment during so many processes.
 const PATIENCE: u64 = 8;
-/// Faults that are to come at a time.
+/// The number of faults that are planned at a time.
 const FAULTS_PLANNED: usize = 2;
-/// Loads that fail, one after another; more are no accident.
+/// The most failed loads in a row. More would be no accident.
 const MOST_LOADS: usize = 50;
 
-/// What happened in a run.
+/// The events of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Steps that were to be saved.
+    /// Steps that the job tried to save.
     pub(super) steps: u64,
     pub(super) work: u64,
     pub(super) generations: u64,
     pub(super) restarts: u64,
     pub(super) saved: u64,
-    /// Parts and commitments that failed.
+    /// Parts and commits that failed.
     pub(super) refused: u64,
-    /// Commitments of a generation that was over.
+    /// Commits of an old generation.
     pub(super) late: u64,
     pub(super) pruned: u64,
-    /// Loads that passed a damaged one over, and such that found none.
+    /// Loads that skipped a damaged checkpoint, and loads that found none.
     pub(super) fallen_back: u64,
     pub(super) reset: u64,
     pub(super) coverage: Coverage,
-    /// Of every operation and what came of it.
+    /// A digest of every operation and its result.
     pub(super) digest: u64,
 }
 
@@ -68,13 +69,13 @@ pub(super) struct Job {
     generation: u64,
     members: u32,
     step: u64,
-    /// Which state the members have.
+    /// The number of the state that the members hold.
     number: u64,
     at_work: Vec<AtWork>,
     run: Run,
-    /// When the fault that is to come was planned.
+    /// The time when the next fault was planned.
     planned: u64,
-    /// There are no faults any more.
+    /// True once no more faults are planned.
     closing: bool,
 }
 
@@ -111,13 +112,13 @@ impl Job {
         }
     }
 
-    /// Prints what happens.
+    /// Prints every event.
     pub(super) fn traced(self) -> Self {
         self.machine.world().traced = true;
         self
     }
 
-    /// Ends with the first thing that must not be.
+    /// Runs to the end, or to the first violation.
     pub(super) fn run(mut self) -> Result<Run, String> {
         self.form();
         while !self.has_seen_enough() {
@@ -139,7 +140,7 @@ impl Job {
             if down || !lives && self.dice(|dice| dice.percent(50)) {
                 self.restart()?;
             } else if !lives {
-                // Those that are left have the state in their memory.
+                // The remaining members hold the state in memory.
                 self.form();
             }
         }
@@ -159,18 +160,19 @@ impl Job {
         throw(&mut self.machine.world().dice)
     }
 
-    /// Plans faults, unless those that are to come may still find their moment.
+    /// Plans faults. Keeps earlier ones that may still find their moment.
     fn plan(&mut self) {
         let mut world = self.machine.world();
         let World { dice, planned, .. } = &mut *world;
         if self.run.work > self.planned + PATIENCE {
-            // The moment that is rare is waited for.
+            // This moment is rare, so its fault waits.
             planned.retain(|planned| planned.moment == Moment::Replacing);
         }
         while planned.len() < FAULTS_PLANNED {
             self.planned = self.run.work;
             let (fault, moment) = match dice.below(100) {
-                // A committer that is held up comes back to a step that a newer generation has reached as well.
+                // A held-up committer returns to a step that a newer generation has reached as
+                // well.
                 0..12 => (Fault::Freeze, dice.one_of(&[Moment::Gathering, Moment::Publishing])),
                 12..24 => (Fault::Freeze, Moment::Copying),
                 _ => (dice.one_of(&Fault::ALL), dice.one_of(&Moment::ALL)),
@@ -183,7 +185,7 @@ impl Job {
         }
     }
 
-    /// Plans a fault for a load that is about to begin.
+    /// Plans a fault for the next load.
     fn plan_for_loading(&self) {
         let mut world = self.machine.world();
         let World { dice, planned, .. } = &mut *world;
@@ -193,14 +195,14 @@ impl Job {
         }
     }
 
-    /// Some of those that are held up go on.
+    /// Lets some held-up processes go on.
     fn thaw(&self) {
         let mut world = self.machine.world();
         let World { dice, tasks, .. } = &mut *world;
         tasks.iter_mut().for_each(|task| task.frozen &= !dice.percent(30));
     }
 
-    /// A new generation of the members that are left, and perhaps others.
+    /// Forms a new generation of the remaining members and perhaps others.
     fn form(&mut self) {
         self.generation += 1;
         self.run.generations += 1;
@@ -216,10 +218,11 @@ impl Job {
         }
     }
 
-    /// Has the members write their parts and one of them commit. Whether the group lives on.
+    /// Lets the members write their parts and one of them commit. Returns true if the group lives
+    /// on.
     fn save(&mut self) -> Result<bool, String> {
         self.run.steps += 1;
-        // Sometimes what was saved is saved again, as the state after the last step is.
+        // A state is sometimes saved again, as the last one of a job is.
         if self.step == 0 || self.closing || self.dice(|dice| dice.percent(85)) {
             self.step += 1 + self.dice(|dice| dice.below(5)) as u64 / 4;
             self.number = mixed(self.number ^ mixed(self.step << 8 | u64::from(self.members)));
@@ -231,7 +234,7 @@ impl Job {
         while written < self.members {
             let Some(parts) = self.write(&state, &layout)? else { return Ok(false) };
             written = parts;
-            // The last parts of all are written until they are stored.
+            // At the end of the job, parts are written until all are stored.
             if self.dice(|dice| dice.percent(50)) {
                 break;
             }
@@ -246,7 +249,7 @@ impl Job {
         self.machine.world().history.is_tried(&state, self.number);
         let facts = state.facts();
         self.begin(name, ProcessRole::Committer, move |worker| {
-            // All have said that they left their notes: it looks once.
+            // All notes were reported as stored, so the committer looks once.
             let cancelled = Arc::new(AtomicBool::new(true));
             let facts = Box::new(|_: &[String]| Ok(facts));
             Done::Ended(worker.perform(SaveCommand::Commit { position, layout, writers, facts, cancelled }).ended)
@@ -254,7 +257,8 @@ impl Job {
         self.play(|_| {})
     }
 
-    /// Has the members write their parts; how many did, where all live on.
+    /// Lets the members write their parts. Returns the number of written parts if all members live
+    /// on.
     fn write(&mut self, state: &SampleState, layout: &Arc<Layout>) -> Result<Option<u32>, String> {
         let (position, writers) = (state.position, number(self.members));
         for writer in 0..self.members {
@@ -273,7 +277,7 @@ impl Job {
         Ok(lives.then_some(written))
     }
 
-    /// Somebody prunes by hand.
+    /// A user prunes by hand.
     fn prune(&mut self) -> Result<bool, String> {
         let bug = self.machine.world().bug;
         let fewer = number(1 + self.dice(|dice| dice.below(self.keep_last.get() as usize)) as u32);
@@ -313,20 +317,20 @@ impl Job {
             }
             let Some(Loaded { checkpoint, skipped }) = loaded else { continue };
             self.run.fallen_back += u64::from(!skipped.is_empty());
-            // What was hit while it was read may have been hit before or after that.
+            // A flip during the load may have come before or after the read of that file.
             if flips == self.flips() {
                 let id = |of: &Option<Whole>| of.as_ref().map(|checkpoint| id_of(&checkpoint.path));
                 if alone && id(&checkpoint) != id(&found) {
-                    return Err(format!("{:?} is loaded, then {:?}", id(&checkpoint), id(&found)));
+                    return Err(format!("{:?} was loaded, then {:?}", id(&checkpoint), id(&found)));
                 }
                 if id(&checkpoint) < before.min(after) {
                     let loaded = id(&checkpoint);
-                    return Err(format!("{before:?} was promised, {loaded:?} is loaded; {skipped:?}"));
+                    return Err(format!("{before:?} was promised, {loaded:?} was loaded; {skipped:?}"));
                 }
             }
             self.go_on(checkpoint.as_ref())?;
             if self.dice(|dice| dice.percent(60)) {
-                // Who was held up finishes what the newest generation knows nothing of.
+                // A held-up process finishes work that the newest generation knows nothing of.
                 self.machine.world().tasks.iter_mut().for_each(|task| task.frozen = false);
                 self.play(|_| {})?;
             }
@@ -339,7 +343,7 @@ impl Job {
         self.machine.world().coverage.of(Fault::Flip)
     }
 
-    /// No older one than this may be the newest.
+    /// Returns the oldest checkpoint that may be the newest one now.
     fn promised(&self) -> Option<CheckpointId> {
         let world = self.machine.world();
         world.history.floor(&world.disk)
@@ -369,7 +373,8 @@ impl Job {
         self.at_work.push(AtWork { task, generation: self.generation, given });
     }
 
-    /// Lets all go on until each has ended or is held up, and takes down what came of it. Whether all members of this generation are left.
+    /// Lets all processes go on until each has ended or is held up, and records the results.
+    /// Returns true if all members of this generation are left.
     fn play(&mut self, mut see: impl FnMut(Done)) -> Result<bool, String> {
         self.machine.play();
         let mut lives = true;
@@ -402,7 +407,7 @@ impl Job {
                 self.run.saved += 1;
                 self.run.late += u64::from(!own);
                 self.run.pruned += pruned.as_ref().map_or(0, |pruned| pruned.steps.len() as u64);
-                // It may be deleted again, or hit by a fault.
+                // The checkpoint may be deleted again or hit by a fault.
                 let generation = self
                     .machine
                     .folder()
@@ -425,7 +430,7 @@ impl Job {
         Ok(())
     }
 
-    /// Nothing goes wrong any more: a step is saved, and by then nothing else need be left.
+    /// Saves one more step without faults. Nothing else may be left then.
     fn close(&mut self) -> Result<(), String> {
         self.closing = true;
         {
@@ -441,18 +446,18 @@ impl Job {
         self.save()?;
         let saved = look(&self.machine)?.map(|checkpoint| checkpoint.position.step);
         if saved != Some(self.step) {
-            return Err(format!("step {} is not saved at last: {saved:?}", self.step));
+            return Err(format!("step {} is not saved at the end: {saved:?}", self.step));
         }
         let left = self.machine.world().disk.names(&checkpoints());
         match left.map_err(|error| error.to_string())? {
             left if left.len() == 1 => Ok(()),
-            left => Err(format!("something is left: {left:?}")),
+            left => Err(format!("leftovers: {left:?}")),
         }
     }
 }
 
 impl Drop for Job {
-    /// After a violation somebody may still be held up.
+    /// After a violation some processes may still be held up.
     fn drop(&mut self) {
         if self.machine.end_all() {
             self.machine.play();
@@ -460,7 +465,7 @@ impl Drop for Job {
     }
 }
 
-/// As a careless hand would.
+/// Prunes without reading anything first.
 fn prune_unread(folder: &Folder, keep_last: NonZeroU32) -> Result<Pruned, CheckpointError> {
     let old = folder.backend.ids()?.into_iter().skip(keep_last.get() as usize);
     old.for_each(|id| drop(folder.backend.delete(id)));

@@ -1,4 +1,5 @@
-//! Processes on one disk, of which one is at work at a time: at any operation the seed may have another one go on, or something go wrong.
+//! Processes on one disk. One process works at a time. At any operation the seed may switch to
+//! another process or inject a fault.
 
 use std::{
     io,
@@ -16,15 +17,15 @@ use super::{
 };
 use crate::{checkpoint_id::CheckpointId, file_backend::TEMPORARY, file_operation::FileOperation};
 
-/// Operations that one process performs before another one may go on.
+/// The most operations that one process performs before another one may go on.
 const MOST_AT_A_TIME: usize = 80;
-/// Some of the time.
+/// The same for short turns.
 const FEW_AT_A_TIME: usize = 6;
 
 #[derive(Debug)]
 pub(super) struct Machine {
     world: Mutex<World>,
-    /// No process can go on by itself.
+    /// Signals that no process can go on by itself.
     idle: Condvar,
 }
 
@@ -38,18 +39,18 @@ pub(super) struct World {
     pub(super) tasks: Vec<Task>,
     pub(super) bug: Option<Bug>,
     pub(super) traced: bool,
-    /// All processes were killed, or the power failed, and nobody has looked yet.
+    /// All processes were killed or the power failed, and the job has not noticed yet.
     pub(super) down: bool,
-    /// Of all that was done, to tell whether a seed repeats it.
+    /// A digest of all operations, which shows if a seed replays.
     pub(super) digest: u64,
-    /// Whose turn it is; nobody's but the job's if none.
+    /// The process whose turn it is. It is the job's turn if there is none.
     pub(super) running: Option<usize>,
     pub(super) burst: usize,
     pub(super) without_space: usize,
     pub(super) drawn: u64,
 }
 
-/// A fault that is to come, after so many operations that it could have hit.
+/// A fault that strikes after so many operations that it could have hit.
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) fault: Fault,
@@ -57,7 +58,7 @@ pub(super) struct Planned {
     pub(super) after: usize,
 }
 
-/// What a process is there for.
+/// The purpose of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProcessRole {
     Writer,
@@ -73,7 +74,7 @@ pub(super) struct Task {
     pub(super) moment: Moment,
     /// Its generation is over.
     pub(super) is_late: bool,
-    /// When it began to verify, by the disk's clock.
+    /// The time when it began to verify, by the disk's clock.
     pub(super) verifies_since: u64,
     pub(super) alive: bool,
     pub(super) frozen: bool,
@@ -106,7 +107,7 @@ impl Machine {
         self.world.lock().expect("not poisoned")
     }
 
-    /// Ends all processes, if that can still be done.
+    /// Ends all processes, unless a panic has poisoned the lock.
     pub(super) fn end_all(&self) -> bool {
         let world = self.world.lock();
         world.is_ok_and(|mut world| {
@@ -115,7 +116,7 @@ impl Machine {
         })
     }
 
-    /// A process that waits for its turn.
+    /// Adds a process that waits for its turn.
     pub(super) fn process(self: &Arc<Self>, name: String, role: ProcessRole) -> Process {
         let (turn, mut world) = (Arc::new(Condvar::new()), self.world());
         let moment = match role {
@@ -148,7 +149,7 @@ impl Machine {
 }
 
 impl World {
-    /// Gives the turn to any process that can go on.
+    /// Gives the turn to a random process that can go on.
     pub(super) fn pass(&mut self, machine: &Machine) {
         let able = |task: &Task| !task.finished && (!task.frozen || !task.alive);
         let able: Vec<usize> = (0..self.tasks.len()).filter(|task| able(&self.tasks[*task])).collect();
@@ -161,7 +162,7 @@ impl World {
         }
     }
 
-    /// All processes end, but perhaps those that are held up: their node does not answer.
+    /// Ends all processes. Some that are held up stay: their node does not answer.
     pub(super) fn kill_all(&mut self) {
         for task in &mut self.tasks {
             task.alive &= task.frozen && self.dice.percent(60);
@@ -179,7 +180,7 @@ impl World {
         self.down = true;
     }
 
-    /// What goes wrong with what a process is about to do, if anything does.
+    /// Returns the fault that hits the next operation of a process, if any.
     pub(super) fn strike(
         &mut self,
         task: usize,
@@ -198,7 +199,7 @@ impl World {
         Some(fault)
     }
 
-    /// Performs an operation, or half of it, and takes down what comes of it.
+    /// Performs an operation or half of it, and records the result.
     pub(super) fn perform(&mut self, operation: &FileOperation<'_>, extent: Extent, since: u64) -> io::Result<()> {
         let newer = match operation {
             FileOperation::Rename(from, to) if extent == Extent::All => {
@@ -286,7 +287,7 @@ pub(super) fn is_checkpoints(path: &Path) -> bool {
     path == Path::new(ROOT).join("checkpoints")
 }
 
-/// Whether a fault can happen to an operation; `None` reads.
+/// True if a fault can hit an operation. `None` is a read.
 pub(super) fn is_met_by(fault: Fault, operation: Option<&FileOperation<'_>>) -> bool {
     match fault {
         Fault::Kill | Fault::KillAll | Fault::PowerOff | Fault::Freeze | Fault::Error | Fault::Flip => true,

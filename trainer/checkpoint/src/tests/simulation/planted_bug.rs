@@ -1,4 +1,4 @@
-//! Bugs that the simulation has to find: each is an omission that the checkpointer could have.
+//! Bugs that the simulation must find. Each one is a plausible omission of the checkpoint code.
 
 use std::{io, path::Path};
 
@@ -10,19 +10,19 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bug {
-    /// The names of parts are not stored before the checkpoint is.
+    /// The names of parts are not stored before the checkpoint.
     NamesAreNotSynced,
     /// The manifest is published before the chunks are stored.
     ChunksAreNotSynced,
     /// The checkpoint's own name is not stored.
     PublishedIsNotSynced,
-    /// A sync that failed passes for one that went well.
+    /// A failed sync counts as a success.
     FailedSyncPasses,
-    /// A checkpoint is deleted where it lies.
+    /// A checkpoint is deleted without moving it aside.
     DeletedInPlace,
-    /// Old ones are deleted before the newest was read again.
+    /// Old checkpoints are deleted before the newest one was read again.
     PrunedUnread,
-    /// What cannot be looked at passes for absent.
+    /// An unreadable path counts as absent.
     ErrorsPassForAbsence,
 }
 
@@ -37,7 +37,7 @@ impl Bug {
         Self::ErrorsPassForAbsence,
     ];
 
-    /// Performs an operation as a checkpointer with this bug would.
+    /// Performs an operation with this bug.
     pub(super) fn perform(
         self,
         operation: &FileOperation<'_>,
@@ -55,7 +55,7 @@ impl Bug {
         }
     }
 
-    /// Looks at a path as a checkpointer with this bug would.
+    /// Looks at a path with this bug.
     pub(super) fn look(self, look: impl Fn() -> io::Result<PathKind>) -> io::Result<PathKind> {
         match self {
             Self::ErrorsPassForAbsence => look().map_err(|_| io::ErrorKind::NotFound.into()),

@@ -1,4 +1,5 @@
-//! What the simulated disk has after a power failure: all that it may have, and nothing else.
+//! Tests the content of the simulated disk after a power failure: all outcomes that are possible,
+//! and no others.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +14,7 @@ use crate::file_operation::{Contents, FileOperation};
 
 const POWER_FAILURES: u64 = 300;
 
-/// A name that is left, and whether its bytes are whole.
+/// A surviving name, and true if its bytes are whole.
 type Name<'a> = (&'a str, bool);
 
 fn path(name: &str) -> PathBuf {
@@ -32,7 +33,7 @@ fn rename(from: &str, to: &str) -> FileOperation<'static> {
     FileOperation::Rename(path(from), path(to))
 }
 
-/// The names that are left and whether the bytes of each are whole, after each of many power failures.
+/// Returns the surviving names after many power failures, each with true if its bytes are whole.
 fn left(operations: &[FileOperation<'_>]) -> BTreeSet<Vec<(String, bool)>> {
     let after = |seed| {
         let mut disk = Disk::new();
@@ -51,7 +52,7 @@ fn sets(expected: &[&[Name<'_>]]) -> BTreeSet<Vec<(String, bool)>> {
 }
 
 #[test]
-fn bytes_survive_once_the_file_is_synced_and_a_name_once_its_folder_is() {
+fn bytes_survive_after_a_sync_of_the_file_and_names_after_one_of_the_folder() {
     let cases: [(&[FileOperation<'_>], &[&[Name<'_>]]); 4] = [
         (&[write("a")], &[&[], &[("a", false)], &[("a", true)]]),
         (&[write("a"), sync("a")], &[&[], &[("a", true)]]),
@@ -64,18 +65,18 @@ fn bytes_survive_once_the_file_is_synced_and_a_name_once_its_folder_is() {
 }
 
 #[test]
-fn a_rename_happens_or_does_not_and_what_builds_on_a_lost_one_is_lost() {
+fn a_rename_is_atomic_and_a_lost_one_takes_later_ones_with_it() {
     let stored = [write("a"), sync("a"), write("b"), sync("b"), sync("")];
     let renamed = [&stored[..], &[rename("a", "c"), rename("b", "a")]].concat();
     let expected: [&[Name<'_>]; 3] =
         [&[("a", true), ("b", true)], &[("b", true), ("c", true)], &[("a", true), ("c", true)]];
     assert_eq!(left(&renamed), sets(&expected));
     let apart = [&stored[..], &[rename("a", "c"), rename("b", "d")]].concat();
-    assert_eq!(left(&apart).len(), 4, "each of two renames that share no name happens by itself");
+    assert_eq!(left(&apart).len(), 4, "two renames without a common name are independent");
 }
 
 #[test]
-fn after_a_sync_that_failed_another_one_stores_nothing() {
+fn a_sync_after_a_failed_one_stores_nothing() {
     let mut disk = Disk::new();
     let mut dice = Dice(1);
     for operation in [write("a"), sync("")] {

@@ -1,4 +1,5 @@
-//! The file system as one process has it: it waits for its turn, and then performs an operation or meets a fault.
+//! The file system of one process. It waits for its turn, and then performs an operation or meets a
+//! fault.
 
 use std::{
     fmt,
@@ -18,10 +19,10 @@ use crate::{
     file_operation::{FileOperation, PathKind, Perform},
 };
 
-/// Operations that fail once the space is used up.
+/// The most operations that fail after the space is used up.
 const MOST_WITHOUT_SPACE: usize = 8;
 
-/// A process of the job, as the checkpointer sees the disk from there.
+/// A process of the job and its view of the disk.
 #[derive(Debug)]
 pub(super) struct Process {
     machine: Arc<Machine>,
@@ -38,20 +39,20 @@ impl Process {
         folder(Arc::clone(self) as Arc<dyn Perform>)
     }
 
-    /// To be called before anything else.
+    /// The process calls this before anything else.
     pub(super) fn begin(&self) {
         let waits = |world: &mut World| world.running != Some(self.task);
         drop(self.turn.wait_while(self.machine.world(), waits).expect("not poisoned"));
     }
 
-    /// To be called after everything else.
+    /// The process calls this after everything else.
     pub(super) fn end(&self) {
         let mut world = self.machine.world();
         world.tasks[self.task].finished = true;
         world.pass(&self.machine);
     }
 
-    /// Waits until it may perform its next operation; an error once it is dead.
+    /// Waits until the process may perform its next operation. Returns an error once it is dead.
     fn wait(&self) -> io::Result<MutexGuard<'_, World>> {
         let mut world = self.machine.world();
         if world.tasks[self.task].alive && world.burst == 0 {
@@ -108,7 +109,7 @@ impl Process {
         match fault {
             Some(Fault::Kill | Fault::KillAll | Fault::PowerOff) => {
                 let extent = world.dice.one_of(&[Extent::None, Extent::Half, Extent::All]);
-                // Whether it fails is nobody's to know any more.
+                // The process is dead, so nobody learns the result.
                 let _ = world.perform(operation, extent, since);
                 self.end_by(world, fault);
                 Err(dead())
@@ -140,7 +141,7 @@ impl Process {
         }
     }
 
-    /// There is space for half of it.
+    /// Performs half of the operation, because the space ends there.
     fn fill(&self, world: &mut World, operation: &FileOperation<'_>, since: u64) -> io::Result<()> {
         world.perform(operation, Extent::Half, since).and(Err(ErrorKind::StorageFull.into()))
     }
@@ -205,19 +206,19 @@ impl Perform for Process {
         self.observe(folder, |disk| disk.names(folder))
     }
 
-    fn draw(&self) -> String {
-        self.machine.draw()
+    fn unique_word(&self) -> String {
+        self.machine.unique_word()
     }
 }
 
 impl Machine {
-    fn draw(&self) -> String {
+    fn unique_word(&self) -> String {
         let mut world = self.world();
         world.drawn += 1;
         format!("{:016x}", world.drawn)
     }
 
-    /// The folder as somebody sees it to whom nothing happens, while nobody else is at work.
+    /// Returns the folder as an onlooker without faults sees it. No process may be at work.
     pub(super) fn folder(self: &Arc<Self>) -> Folder {
         folder(Arc::new(Onlooker(Arc::clone(self))))
     }
@@ -244,8 +245,8 @@ impl Perform for Onlooker {
         self.0.world().disk.names(folder)
     }
 
-    fn draw(&self) -> String {
-        self.0.draw()
+    fn unique_word(&self) -> String {
+        self.0.unique_word()
     }
 }
 
@@ -265,7 +266,7 @@ fn path_of<'a>(operation: &'a FileOperation<'_>) -> &'a Path {
     }
 }
 
-/// An operation without what it writes.
+/// Shows an operation without the content that it writes.
 struct Brief<'a>(&'a FileOperation<'a>);
 
 impl fmt::Display for Brief<'_> {

@@ -1,9 +1,10 @@
-//! States that tell which they are: equal numbers and steps are equal bits.
+//! States that reveal their number. Equal numbers and steps give equal bits.
 
 use super::dice::mixed;
 use crate::{OwnedTensor, Position, tests::state::SampleState};
 
-/// The state of a number. Some of it changes with each step, some every few steps and some never.
+/// Returns the state of a number. One tensor changes with each step, one every few steps, one
+/// never.
 pub(super) fn state(position: Position, number: u64) -> SampleState {
     let bits = |seed: u64, i: usize| f32::from_bits(mixed(seed.wrapping_mul(31).wrapping_add(i as u64)) as u32);
     let tensor = |name: &str, shape: &[usize], seed: u64| {

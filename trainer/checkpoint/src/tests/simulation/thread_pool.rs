@@ -1,4 +1,4 @@
-//! Threads that are kept, because a run needs many for a moment each.
+//! Reuses threads, because a run needs many for a moment each.
 
 use std::{
     cell::RefCell,
@@ -12,13 +12,13 @@ thread_local! {
     static IDLE: RefCell<Vec<Sender<Errand>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Errand that a thread was given.
+/// An errand that a thread works on.
 pub(super) struct Given<R> {
     thread: Sender<Errand>,
     result: Receiver<R>,
 }
 
-/// Has an idle thread work, or a new one. The work must not panic.
+/// Gives work to an idle thread or a new one. The work must not panic.
 pub(super) fn give<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Given<R> {
     let thread = IDLE.with_borrow_mut(Vec::pop).unwrap_or_else(|| {
         let (thread, orders) = channel::<Errand>();
@@ -32,7 +32,7 @@ pub(super) fn give<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static)
 }
 
 impl<R> Given<R> {
-    /// Waits for the end of it.
+    /// Waits for the result.
     pub(super) fn result(self) -> R {
         let result = self.result.recv().expect("it does not panic");
         IDLE.with_borrow_mut(|idle| idle.push(self.thread));

@@ -1,4 +1,4 @@
-//! The store that a URI and the environment name.
+//! Connects to the store that a URI and the environment name.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,25 +11,25 @@ use object_store::{
 use crate::variables::{WrongVariable, settings};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Nothing looks after a connection while nobody waits for an answer, so that it may have been closed on the way.
+/// An idle connection is not watched and may already be closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no store to ask.
+/// Why there is no store to connect to.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unusable {
+pub(crate) enum ConnectError {
     #[error(transparent)]
     Variable(#[from] WrongVariable),
-    /// By the client library, which names no variable.
+    /// The client library refuses the settings and names no variable.
     #[error(transparent)]
     Settings(#[from] object_store::Error),
 }
 
-/// The store, with what these variables say of it.
+/// Makes the client of a store from these variables.
 ///
 /// # Errors
-/// A variable, or several together, that cannot be used.
-pub(crate) fn connect(uri: &ObjectUri, variables: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, Unusable> {
-    // Another library may have been faster, with the same one.
+/// A variable, or several together, cannot be used.
+pub(crate) fn connect(uri: &ObjectUri, variables: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, ConnectError> {
+    // It fails if another library has installed the same provider first.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Ok(match uri.service() {
         ObjectService::S3 => {
@@ -54,14 +54,14 @@ pub(crate) fn connect(uri: &ObjectUri, variables: &[(String, String)]) -> Result
 }
 
 fn client() -> ClientOptions {
-    // How long a request may take depends on its bytes: whoever sends it watches the clock.
+    // The time of a request depends on its bytes, so the sender limits it.
     ClientOptions::new()
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_timeout_disabled()
         .with_pool_idle_timeout(IDLE_TIMEOUT)
 }
 
-/// What is tried again, and how often, is decided in one place for all requests.
+/// The library must not repeat requests. One place decides that for all requests.
 fn once() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
@@ -70,14 +70,14 @@ fn once() -> RetryConfig {
 mod tests {
     use super::*;
 
-    fn connected(uri: &str, variables: &[(&str, &str)]) -> Result<Arc<dyn ObjectStore>, Unusable> {
+    fn connected(uri: &str, variables: &[(&str, &str)]) -> Result<Arc<dyn ObjectStore>, ConnectError> {
         let variables: Vec<_> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         connect(&uri.parse().expect("a place"), &variables)
     }
 
     #[test]
-    fn each_service_is_found_with_what_its_own_variables_say() {
+    fn each_service_connects_with_its_own_variables() {
         let keys = [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "hidden"), ("AWS_REGION", "eu-central-1")];
         let shown = connected("s3://models/team", &keys).expect("connected").to_string();
         assert!(shown.contains("models"), "{shown}");
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_missing_or_wrong_is_told() {
+    fn a_missing_or_wrong_variable_is_refused() {
         assert!(connected("az://models", &[]).is_err(), "an account is needed");
         assert!(connected("s3://models", &[("AWS_ALLOW_HTTP", "perhaps")]).is_err());
     }

@@ -1,4 +1,4 @@
-//! What a failed request means: whether another may go well, and what a person can do.
+//! Decides what a failed request means: if it may succeed later, and what a person can do.
 
 use std::{error::Error as _, fmt, time::Duration};
 
@@ -8,51 +8,51 @@ use object_store::Error;
 
 use crate::Home;
 
-/// Where a machine of a cloud asks for credentials when the environment has none.
+/// A cloud's machine asks for credentials at this address if the environment has none.
 const METADATA_SERVICE: &str = "169.254.169.254";
-/// Characters of an answer that are passed on.
+/// The most characters of an answer that an error repeats.
 const MOST_SAID: usize = 300;
 
-/// The verb of what makes an object only if there is none.
+/// The verb of a request that makes an object only if there is none.
 pub(crate) const CREATING: &str = "creating";
 
-/// What was tried.
-pub(crate) struct Attempt<'a> {
+/// A request that has failed.
+pub(crate) struct FailedRequest<'a> {
     pub(crate) uri: &'a ObjectUri,
     pub(crate) home: Home,
     pub(crate) verb: &'static str,
     pub(crate) key: &'a str,
     pub(crate) tries: u32,
     pub(crate) lasted: Duration,
-    /// Whether any request to this place went well.
+    /// True if any request to this prefix succeeded before.
     pub(crate) worked: bool,
 }
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum FailureCause {
     NoBucket(String),
     NoCredentials(String),
     Denied(String),
     /// The clocks of this host and of the store differ by more than signatures allow.
     Clock(String),
-    /// The quota, or the store's disks, are used up.
+    /// The quota or the store's disks are used up.
     Full(String),
-    /// The store has no such request.
+    /// The store does not know the request.
     Unsupported(String),
-    /// Nobody whom this host trusts vouches for the store's certificate.
+    /// This host does not trust the store's certificate.
     Untrusted(String),
-    /// The store understands the request, and will not do it however often it is asked.
+    /// The store understands the request and refuses it.
     Refused(String),
-    /// Nobody was reached.
+    /// No connection was made.
     Unreachable(String),
-    /// No answer within this time.
+    /// There was no answer within this time.
     Slow(Duration),
-    /// The store, or the way to it, failed.
+    /// The store or the network failed.
     Failed(String),
 }
 
-impl Cause {
+impl FailureCause {
     pub(crate) fn of(error: Error) -> Self {
         let text = chain(&error);
         let said = said(&text);
@@ -68,13 +68,13 @@ impl Cause {
         }
         match code(&text) {
             Some(code) if is_of_room(code) => return Self::Full(said),
-            // S3 says so with 400.
+            // S3 uses status 400 for these.
             Some("RequestTimeout" | "IncompleteBody" | "Throttling" | "SlowDown") => return Self::Failed(said),
             Some("ExpiredToken" | "InvalidToken") => return Self::Denied(said),
             _ => {}
         }
         match (&error, status(&text)) {
-            // Of an object that is missing the callers know what to do; some stores say it of an unknown user.
+            // Callers handle a missing object. Some stores answer so to an unknown user.
             (Error::NotFound { .. }, _) | (_, Some(404)) if code(&text).is_none_or(is_of_bucket) => {
                 Self::NoBucket(said)
             }
@@ -95,7 +95,7 @@ impl Cause {
         }
     }
 
-    /// Whether the same may go well later.
+    /// True if the same request may succeed later.
     pub(crate) fn is_passing(&self) -> bool {
         match self {
             Self::NoBucket(_) | Self::NoCredentials(_) | Self::Denied(_) | Self::Refused(_) => false,
@@ -104,8 +104,8 @@ impl Cause {
         }
     }
 
-    /// Whether it is worth trying the same again at once. A machine that has just started may know
-    /// its credentials a little later; a clock or a quota takes a person.
+    /// True if the same request may succeed soon. A new machine may learn its credentials a little
+    /// later. A wrong clock or a full quota needs a person.
     pub(crate) fn may_pass_soon(&self) -> bool {
         match self {
             Self::NoCredentials(_) => true,
@@ -115,7 +115,7 @@ impl Cause {
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for FailureCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoBucket(said) => write!(f, "the bucket does not exist ({said})"),
@@ -133,57 +133,67 @@ impl fmt::Display for Cause {
     }
 }
 
-impl Attempt<'_> {
-    /// What to say in the end.
-    pub(crate) fn ended(&self, cause: &Cause) -> ObjectsError {
+impl FailedRequest<'_> {
+    /// Makes the final error.
+    pub(crate) fn ended(&self, cause: &FailureCause) -> ObjectsError {
         let Self { uri, home, verb, key, tries, lasted, worked } = self;
         let variables = variables(uri.service());
         let advice = match cause {
-            Cause::NoBucket(_) => "make it, or set spec.checkpoint.uri to one that exists".to_owned(),
-            Cause::NoCredentials(_) => {
+            FailureCause::NoBucket(_) => "make it, or set spec.checkpoint.uri to one that exists".to_owned(),
+            FailureCause::NoCredentials(_) => {
                 format!("set {}, in a cluster by envFrom from a Secret", variables.credentials)
             }
-            Cause::Denied(_) => format!(
-                "see that {} are right and may read, write, list and delete objects there{}",
+            FailureCause::Denied(_) => format!(
+                "check that {} are right and may read, write, list and delete objects there{}",
                 variables.credentials,
                 if *worked { how_to_renew(*home) } else { "" }
             ),
-            Cause::Clock(_) => "set the clock of this host, for example by NTP".to_owned(),
-            Cause::Full(_) => {
+            FailureCause::Clock(_) => "set the clock of this host, for example by NTP".to_owned(),
+            FailureCause::Full(_) => {
                 "raise the quota, or make room: `lockstep checkpoints prune`, a lower spec.checkpoint.keepLast"
                     .to_owned()
             }
-            Cause::Unsupported(_) if *verb == CREATING => {
+            FailureCause::Unsupported(_) if *verb == CREATING => {
                 "checkpoints need a store that knows `If-None-Match: *`, as S3, R2, MinIO and versitygw do".to_owned()
             }
-            Cause::Unsupported(_) => "checkpoints need a store that does this: update it, or choose another".to_owned(),
-            Cause::Untrusted(_) => {
-                format!("let SSL_CERT_FILE name the authorities of the store, or check {}", variables.endpoint)
+            FailureCause::Unsupported(_) => {
+                "checkpoints need a store that can: update it, or choose another".to_owned()
             }
-            Cause::Refused(_) => format!("check spec.checkpoint.uri and {}", variables.endpoint),
-            Cause::Unreachable(_) => format!("check {} and the network", variables.endpoint),
-            Cause::Slow(_) | Cause::Failed(_) => "check the object store and the network".to_owned(),
+            FailureCause::Untrusted(_) => {
+                format!(
+                    "let SSL_CERT_FILE name the certificate authority of the store, or check {}",
+                    variables.endpoint
+                )
+            }
+            FailureCause::Refused(_) => format!("check spec.checkpoint.uri and {}", variables.endpoint),
+            FailureCause::Unreachable(_) => format!("check {} and the network", variables.endpoint),
+            FailureCause::Slow(_) | FailureCause::Failed(_) => "check the object store and the network".to_owned(),
         };
         let tried = match tries {
             1 => String::new(),
             tries => format!(", tried {tries} times in {:.0} s", lasted.as_secs_f64()),
         };
         let problem = format!("{verb} {uri}/{key}: {cause}{tried}; {advice}");
-        // What worked before was changed meanwhile, as credentials are: another process finds out.
+        // A request succeeded before, so the credentials have changed since. A restarted process
+        // may have the new ones.
         if *worked || cause.is_passing() { ObjectsError::passing(problem) } else { ObjectsError::lasting(problem) }
     }
 }
 
-/// How a process gets the credentials that are right now.
+/// Says how a process gets the current credentials.
 const fn how_to_renew(home: Home) -> &'static str {
     match home {
-        Home::Pod => "; a worker keeps those that it began with: delete the pods one by one once they are right",
-        Home::Run => "; a run keeps those that it began with: stop it with Ctrl-C, and continue it with the right ones",
+        Home::Pod => {
+            "; a worker keeps the credentials that it began with: delete the pods one by one once they are right"
+        }
+        Home::Run => {
+            "; a run keeps the credentials that it began with: stop it with Ctrl-C and continue it with the right ones"
+        }
         Home::Command => "",
     }
 }
 
-/// Whether an answer blames the time that a request was signed with, or a certificate's.
+/// True if an answer blames the time of the signature or of a certificate.
 fn is_of_clock(text: &str) -> bool {
     let codes = ["RequestTimeTooSkewed", "RequestInTheFuture", "RequestExpired"];
     let words = ["Request date header too old", "Check your iat and exp values", "certificate not valid yet"];
@@ -194,7 +204,7 @@ fn is_of_room(code: &str) -> bool {
     matches!(code, "QuotaExceeded" | "XMinioAdminBucketQuotaExceeded" | "XMinioStorageFull" | "InsufficientCapacity")
 }
 
-/// The absence of an object, unless something else is missing.
+/// Succeeds if only the object is missing. Fails if the bucket is missing.
 pub(crate) fn absence(error: Error) -> Result<(), Error> {
     match code(&chain(&error)) {
         None | Some("NoSuchKey" | "BlobNotFound") => Ok(()),
@@ -206,7 +216,7 @@ fn is_of_bucket(code: &str) -> bool {
     matches!(code, "NoSuchBucket" | "ContainerNotFound")
 }
 
-/// The word by which a store names what is wrong.
+/// Returns the store's code for the error.
 fn code(text: &str) -> Option<&str> {
     between(text, "Code")
 }
@@ -216,13 +226,13 @@ fn between<'a>(text: &'a str, tag: &str) -> Option<&'a str> {
     after.split_once("</").map(|(inner, _)| inner)
 }
 
-/// What to say of variables from which no store can be made.
+/// Returns the error of variables that do not make a store.
 pub(crate) fn of_setting(uri: &ObjectUri, error: &Error) -> String {
     let Variables { credentials, endpoint } = variables(uri.service());
     format!("{uri}: {}; check {credentials} and {endpoint}", said(&chain(error)))
 }
 
-/// The variables that people set.
+/// The variables that a user sets.
 struct Variables {
     credentials: &'static str,
     endpoint: &'static str,
@@ -242,7 +252,7 @@ fn variables(service: ObjectService) -> Variables {
     }
 }
 
-/// An error with all that caused it, each said once.
+/// Returns an error with all its causes, each once.
 fn chain(error: &Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -256,13 +266,14 @@ fn chain(error: &Error) -> String {
     text
 }
 
-/// The status of the answer that an error tells of.
+/// Returns the status of the answer in the text of an error.
 fn status(text: &str) -> Option<u16> {
     let (_, after) = text.split_once("status code: ")?;
     after.get(..3)?.parse().ok()
 }
 
-/// What the store said, without what it repeats of the request: its code and message, or else the last cause.
+/// Returns what the store answered: its code and message, or else the last cause. Leaves out what
+/// it repeats of the request.
 fn said(text: &str) -> String {
     let told = match (code(text), between(text, "Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
@@ -285,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_told_from_what_lasts() {
+    fn passing_and_lasting_failures_are_told_apart() {
         let answer = |code: u16| {
             failed(&format!(
                 "Error performing PUT http://h/b/k in 1ms - Server returned non-2xx status code: {code} X: "
@@ -294,33 +305,36 @@ mod tests {
         for (code, passing) in
             [(503, true), (500, true), (429, true), (408, true), (412, true), (400, false), (405, false), (501, false)]
         {
-            assert_eq!(Cause::of(answer(code)).is_passing(), passing, "{code}");
+            assert_eq!(FailureCause::of(answer(code)).is_passing(), passing, "{code}");
         }
         let coded = |code: &str| {
             let body = format!("<Error><Code>{code}</Code><Message>m</Message></Error>");
-            Cause::of(failed(&format!("Server returned non-2xx status code: 400 Bad Request: {body}")))
+            FailureCause::of(failed(&format!("Server returned non-2xx status code: 400 Bad Request: {body}")))
         };
         assert!(coded("RequestTimeout").is_passing() && coded("IncompleteBody").is_passing());
-        assert!(matches!(coded("ExpiredToken"), Cause::Denied(_)) && matches!(coded("X"), Cause::Refused(_)));
-        assert!(Cause::of(failed("connection closed before message completed")).is_passing());
-        let bare = "Received redirect without LOCATION, this normally indicates an incorrectly configured region";
-        assert!(!Cause::of(failed(bare)).is_passing());
         assert!(
-            matches!(Cause::of(answer(404)), Cause::NoBucket(_)) && matches!(Cause::of(answer(403)), Cause::Denied(_))
+            matches!(coded("ExpiredToken"), FailureCause::Denied(_)) && matches!(coded("X"), FailureCause::Refused(_))
+        );
+        assert!(FailureCause::of(failed("connection closed before message completed")).is_passing());
+        let bare = "Received redirect without LOCATION, this normally indicates an incorrectly configured region";
+        assert!(!FailureCause::of(failed(bare)).is_passing());
+        assert!(
+            matches!(FailureCause::of(answer(404)), FailureCause::NoBucket(_))
+                && matches!(FailureCause::of(answer(403)), FailureCause::Denied(_))
         );
         let longer = Error::NotSupported { source: "it has 9 bytes, at most 8 are read".into() };
-        assert!(!Cause::of(longer).is_passing(), "it will not be shorter the next time");
+        assert!(!FailureCause::of(longer).is_passing(), "it will not be shorter the next time");
     }
 
-    fn told(home: Home, verb: &'static str, worked: bool, cause: &Cause) -> String {
+    fn told(home: Home, verb: &'static str, worked: bool, cause: &FailureCause) -> String {
         let uri: ObjectUri = "s3://bucket/job".parse().expect("a URI");
-        let attempt = Attempt { uri: &uri, home, verb, key: "k", tries: 1, lasted: Duration::ZERO, worked };
+        let attempt = FailedRequest { uri: &uri, home, verb, key: "k", tries: 1, lasted: Duration::ZERO, worked };
         attempt.ended(cause).to_string()
     }
 
     #[test]
-    fn who_is_denied_what_worked_before_is_told_how_this_process_gets_new_credentials() {
-        let told = |home, worked| told(home, "writing", worked, &Cause::Denied("ExpiredToken".to_owned()));
+    fn a_denial_after_success_names_the_way_to_new_credentials() {
+        let told = |home, worked| told(home, "writing", worked, &FailureCause::Denied("ExpiredToken".to_owned()));
         assert!(told(Home::Pod, true).contains("delete the pods"), "{}", told(Home::Pod, true));
         assert!(told(Home::Run, true).contains("stop it with Ctrl-C"), "{}", told(Home::Run, true));
         for (home, worked) in [(Home::Run, true), (Home::Command, true), (Home::Pod, false), (Home::Run, false)] {
@@ -344,13 +358,13 @@ mod tests {
             (failed("(Connect): invalid peer certificate: UnknownIssuer"), "reading", "SSL_CERT_FILE", "the network"),
             (answer("403 Forbidden", "InvalidAccessKeyId"), "reading", "AWS_ACCESS_KEY_ID", "clock"),
         ] {
-            let said = told(Home::Run, verb, false, &Cause::of(error));
+            let said = told(Home::Run, verb, false, &FailureCause::of(error));
             assert!(said.contains(wanted) && !said.contains(unwanted), "{said}");
         }
     }
 
     #[test]
-    fn of_an_answer_only_code_and_message_are_passed_on() {
+    fn an_error_repeats_only_code_and_message_of_an_answer() {
         let body = "Server returned non-2xx status code: 403 Forbidden: <?xml?><Error><Code>SignatureDoesNotMatch</Code>\
                     <Message>The signature does not match.</Message><StringToSign>AWS4 secret</StringToSign></Error>";
         assert_eq!(said(body), "SignatureDoesNotMatch: The signature does not match");
