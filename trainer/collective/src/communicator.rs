@@ -313,7 +313,7 @@ impl<M: AsMut<[f32]>> GroupThread<M> {
     fn pass_on(&mut self, Panicked: Panicked) -> ! {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => resume_unwind(panic),
-            _ => panic!("a communicator is of no use after a panic in it"),
+            _ => panic!("a communicator does not work after a panic in it"),
         }
     }
 }

@@ -13,10 +13,10 @@ use crate::error_site::ErrorSite;
 use crate::failure_notice::{self, NOTICE_BYTES};
 use crate::frame::{FrameKind, HEADER_BYTES, Header};
 use crate::idle::Idle;
-use crate::mesh::{Mesh, Wanted};
+use crate::mesh::{Mesh, Needs};
 use crate::outcome::Transferred;
 use crate::rank_id::RankId;
-use crate::waiting::{Next, Wait, Waiter};
+use crate::waiting::{Wait, WaitAction, Waiter};
 use crate::wire::Coding;
 use crate::{Abort, CollectiveError, Hosts};
 
@@ -117,8 +117,8 @@ struct Incoming {
     bytes: [u8; HEADER_BYTES],
     /// Bytes of the frame that have arrived.
     filled: usize,
-    /// True if they go to the scratch space first.
-    aside: bool,
+    /// True if the payload goes to the scratch space first.
+    in_scratch: bool,
     /// Set once the whole frame has arrived and matches the expected one.
     header: Option<Header>,
 }
@@ -130,7 +130,7 @@ impl Execution<'_> {
     /// Runs the whole operation over `data`.
     pub(crate) fn run(&mut self, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let mut progress = Progress::default();
-        self.go_on(&mut progress, data).map_err(|error| match self.abort.check() {
+        self.transfer_all(&mut progress, data).map_err(|error| match self.abort.check() {
             // Sockets that an abort shut down look as if the peer had closed them.
             Err(aborted) => self.aborted(aborted, &progress),
             Ok(()) => self.give_up(error, &progress, data),
@@ -168,13 +168,13 @@ impl Execution<'_> {
         let receive = self.schedule.receives.get(progress.received).filter(|receive| Some(receive.from) == peer);
         let (Some(receive), Some(incoming)) = (receive, &progress.incoming) else { return Vec::new() };
         let (place, length) = (self.place(&receive.elements), self.length(receive.from, &receive.elements));
-        let payload = if incoming.aside { self.scratch.arriving.first(length) } else { &data[place] };
+        let payload = if incoming.in_scratch { self.scratch.arriving.first(length) } else { &data[place] };
         let filled = incoming.filled.min(NOTICE_BYTES);
         let in_payload = filled.saturating_sub(HEADER_BYTES).min(payload.len());
         [&incoming.bytes[..filled.min(HEADER_BYTES)], &payload[..in_payload]].concat()
     }
 
-    fn go_on(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
+    fn transfer_all(&mut self, progress: &mut Progress, data: &mut [u8]) -> Result<Transferred, CollectiveError> {
         let started = Instant::now();
         // Times since the last byte and since the last whole frame.
         let (mut idle, mut stalled): (Option<(Idle, Wait)>, Option<Idle>) = (None, None);
@@ -202,17 +202,17 @@ impl Execution<'_> {
             let (since, wait) = idle.get_or_insert_with(|| (Idle::since(now), Wait::default()));
             let found_nothing = since.look(now);
             match self.waiter.next(wait, found_nothing) {
-                Next::Look if !is_over => {
+                WaitAction::Look if !is_over => {
                     std::hint::spin_loop();
                     continue;
                 }
-                Next::Yield if !is_over => {
+                WaitAction::Yield if !is_over => {
                     self.waiter.give_way(wait);
                     continue;
                 }
-                Next::Look | Next::Yield | Next::Sleep => {}
+                WaitAction::Look | WaitAction::Yield | WaitAction::Sleep => {}
             }
-            self.mesh.wait(self.wanted(progress), found_nothing, without_frame)?;
+            self.mesh.wait(self.needs(progress), found_nothing, without_frame)?;
         }
     }
 
@@ -222,11 +222,11 @@ impl Execution<'_> {
     }
 
     /// Returns the transfers that are still lacking.
-    fn wanted(&self, progress: &Progress) -> Wanted {
+    fn needs(&self, progress: &Progress) -> Needs {
         let to = progress.outgoing.as_ref().map(|_| self.schedule.sends[progress.sent].to);
         let from = self.missing(progress).map(|receive| receive.from);
         let first = self.transfers(progress).into_iter().flatten().min().map(|transfer| self.other(transfer));
-        Wanted { to, from, first }
+        Needs { to, from, first }
     }
 
     /// Returns the first transfer that is lacking; transfers with `peer` come first.
@@ -320,11 +320,12 @@ impl Execution<'_> {
         let incoming = progress.incoming.get_or_insert_with(|| Incoming {
             bytes: [0; HEADER_BYTES],
             filled: 0,
-            aside: receive.arrival == Arrival::Reduce || !is_due || coding.write.is_some(),
+            in_scratch: receive.arrival == Arrival::Reduce || !is_due || coding.write.is_some(),
             header: None,
         });
         if incoming.header.is_none() {
-            let payload = if incoming.aside { self.scratch.arriving.first(length) } else { &mut data[place.clone()] };
+            let payload =
+                if incoming.in_scratch { self.scratch.arriving.first(length) } else { &mut data[place.clone()] };
             let (to_header, to_payload) =
                 (incoming.filled.min(HEADER_BYTES), incoming.filled.saturating_sub(HEADER_BYTES));
             let came = self.mesh.receive(receive.from, &mut incoming.bytes[to_header..], &mut payload[to_payload..])?;
@@ -345,7 +346,7 @@ impl Execution<'_> {
         if !is_due {
             return Ok(false);
         }
-        if incoming.aside {
+        if incoming.in_scratch {
             let take_in = match receive.arrival {
                 Arrival::Reduce => coding.reduce,
                 Arrival::Copy => coding.copy,

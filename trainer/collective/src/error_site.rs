@@ -88,7 +88,7 @@ impl fmt::Display for ErrorSite {
         let Self { hop, hops, bucket, step, .. } = self;
         write!(f, "hop {hop} of {hops} of ")?;
         match *step {
-            NO_STEP => f.write_str("an operation of no step"),
+            NO_STEP => f.write_str("an operation outside the steps"),
             step => match *bucket {
                 BESIDE.. => write!(f, "step {step}"),
                 bucket => write!(f, "bucket {bucket} of step {step}"),
@@ -102,7 +102,7 @@ impl fmt::Display for Origin {
         let Self { site, rank, fault } = self;
         let fault = match fault {
             PeerFault::Closed => "closed its connection",
-            PeerFault::Refused => "sent what does not belong there",
+            PeerFault::Refused => "sent data that does not belong there",
             PeerFault::Silent => "was silent",
         };
         write!(f, "rank {rank} {fault} in {site}")

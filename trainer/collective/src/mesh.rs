@@ -39,7 +39,7 @@ pub(crate) struct Mesh {
 
 /// The needs of a waiting rank: at least one of the first two, unless accepted bytes are unsent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct Needs {
     /// Room for bytes to this rank.
     pub(crate) to: Option<usize>,
     /// Bytes from this rank.
@@ -127,21 +127,21 @@ impl Mesh {
 
     /// Sleeps until a need is met. Nothing was found for `idle`, and no frame was completed for
     /// `stalled`.
-    pub(crate) fn wait(&self, wanted: Wanted, idle: Duration, stalled: Duration) -> Result<(), CollectiveError> {
-        let (to, from) = (self.unsent.or(wanted.to), wanted.from);
+    pub(crate) fn wait(&self, needs: Needs, idle: Duration, stalled: Duration) -> Result<(), CollectiveError> {
+        let (to, from) = (self.unsent.or(needs.to), needs.from);
         let closed_for = from.and_then(|rank| self.stripes(rank).closed_for());
         let left =
-            time_left(self.silence, idle, stalled, closed_for).map_err(|spent| match (spent, wanted.first, from) {
+            time_left(self.silence, idle, stalled, closed_for).map_err(|spent| match (spent, needs.first, from) {
                 (Spent::Silence, Some(rank), _) => CollectiveError::PeerSilent { rank, waited: stalled, at: None },
                 (Spent::Closing, _, Some(rank)) => CollectiveError::PeerClosed { rank, at: None },
                 (Spent::Silence, None, _) | (Spent::Closing, _, None) => {
-                    unreachable!("a rank that wants nothing does not wait")
+                    unreachable!("a rank that needs nothing does not wait")
                 }
             })?;
         let mut watched = PollSet::default();
         let (room, bytes) = watched.slots.split_at_mut(MAX_SOCKETS);
         if let Some(rank) = to {
-            room.iter_mut().zip(self.stripes(rank).room(wanted.to == to)).for_each(|(slot, socket)| *slot = socket);
+            room.iter_mut().zip(self.stripes(rank).room(needs.to == to)).for_each(|(slot, socket)| *slot = socket);
         }
         if let Some(rank) = from {
             bytes.iter_mut().zip(self.stripes(rank).bytes()).for_each(|(slot, socket)| *slot = socket);

@@ -284,7 +284,7 @@ fn carry_on<Data>(
         ConnectionState::BlockedHandshake => Ok(Step::NeedsBytes { is_established: false }),
         ConnectionState::WriteTraffic(_) => Ok(Step::NeedsBytes { is_established: true }),
         ConnectionState::PeerClosed | ConnectionState::Closed => Ok(Step::Closed),
-        _ => Err(LinkError::Tls(InvalidMessage::UnexpectedMessage("nothing that was agreed on").into())),
+        _ => Err(LinkError::Tls(InvalidMessage::UnexpectedMessage("a state that this rank does not expect").into())),
     });
     (done, step)
 }

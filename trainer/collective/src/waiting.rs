@@ -57,7 +57,7 @@ const STAYS: u32 = 32;
 
 /// The next thing that a rank does if it has found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum WaitAction {
     Look,
     /// Yield the core to other threads.
     Yield,
@@ -119,16 +119,16 @@ impl Waiter {
     }
 
     /// Returns what to do after `waited` without a find.
-    pub(crate) fn next(&self, wait: &mut Wait, waited: Duration) -> Next {
+    pub(crate) fn next(&self, wait: &mut Wait, waited: Duration) -> WaitAction {
         let Learnt { spin, stay, keeps, .. } = self.learnt.get();
         match self.waiting {
             Waiting::SpinThenBlock if waited >= stay => {}
-            Waiting::SpinThenBlock if waited < spin || keeps > 0 => return Next::Look,
-            Waiting::SpinThenBlock => return Next::Yield,
+            Waiting::SpinThenBlock if waited < spin || keeps > 0 => return WaitAction::Look,
+            Waiting::SpinThenBlock => return WaitAction::Yield,
             Waiting::Block | Waiting::Adaptive => {}
         }
         wait.slept = true;
-        Next::Sleep
+        WaitAction::Sleep
     }
 
     /// Notes that the core was yielded for `away`. Returns true if the rank moves to its own core.
@@ -192,12 +192,12 @@ mod tests {
             let next = waiter.next(&mut wait, waited);
             counts[next as usize] += 1;
             waited += match next {
-                Next::Look => micros(1),
-                Next::Yield => {
+                WaitAction::Look => micros(1),
+                WaitAction::Yield => {
                     waiter.yielded(&mut wait, away, CurrentCore::Any);
                     away
                 }
-                Next::Sleep => lasts,
+                WaitAction::Sleep => lasts,
             };
         }
         waiter.found(wait);
@@ -268,9 +268,11 @@ mod tests {
 
     #[test]
     fn a_rank_keeps_its_own_core_from_a_thread_that_computes_and_no_other_core() {
-        for (place, next) in
-            [(CurrentCore::Own, Next::Look), (CurrentCore::Other, Next::Yield), (CurrentCore::Any, Next::Yield)]
-        {
+        for (place, next) in [
+            (CurrentCore::Own, WaitAction::Look),
+            (CurrentCore::Other, WaitAction::Yield),
+            (CurrentCore::Any, WaitAction::Yield),
+        ] {
             let waiter = Waiter::new(Waiting::SpinThenBlock, None);
             waiter.yielded(&mut Wait::default(), micros(4000), place);
             assert_eq!(waiter.next(&mut Wait::default(), micros(50)), next, "{place:?}");

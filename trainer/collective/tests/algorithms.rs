@@ -1,4 +1,5 @@
-//! Every schedule against a sequential reference, for 1 to 33 ranks, whatever the order in which ranks and lines happen to work.
+//! Compares every schedule with a sequential reference, for 1 to 33 ranks, in random orders of
+//! ranks and links.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -10,12 +11,14 @@ use lockstep_collective::algorithm::{
 };
 
 const MOST_RANKS: usize = 33;
-/// Elements of a frame: so few that each rank sends many, more than are under way at once.
+/// Elements of a frame. They are so few that each rank sends more frames than are under way at
+/// once.
 const FRAME: usize = 5;
-/// Nothing, less than a rank each, more than a frame for each, and no multiple of anything.
+/// No elements, fewer than ranks, more than a frame for each rank, and a multiple of nothing.
 const LENGTHS: [usize; 4] = [0, 1, 20, 1009];
 
-/// The ranks' memories after all schedules were carried out over lines that hold `room` frames each, ranks taking turns at random.
+/// Returns the ranks' memories after all schedules were carried out over links that hold `room`
+/// frames each. Ranks take turns at random.
 fn carried_out(schedules: &[Schedule], mut memories: Vec<Vec<f64>>, room: usize, seed: u64) -> Vec<Vec<f64>> {
     let mut lines: BTreeMap<(usize, usize), VecDeque<Vec<f64>>> = BTreeMap::new();
     let mut done = vec![(0, 0); schedules.len()];
@@ -25,7 +28,7 @@ fn carried_out(schedules: &[Schedule], mut memories: Vec<Vec<f64>>, room: usize,
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // At random at first; in turn once little is left, so that a deadlock shows.
+        // Random at first, then in turn once little is left, so that a deadlock shows.
         let turn = if idle < 1000 { random as usize >> 8 } else { idle };
         let (rank, sending) = (turn / 2 % schedules.len(), turn.is_multiple_of(2));
         idle += 1;
@@ -46,7 +49,7 @@ fn carried_out(schedules: &[Schedule], mut memories: Vec<Vec<f64>>, room: usize,
             }
             let Some(frame) = lines.entry((receive.from, rank)).or_default().pop_front() else { continue };
             let place = &mut memories[rank][receive.elements.clone()];
-            assert_eq!(frame.len(), place.len(), "rank {rank} takes another frame than the one that comes");
+            assert_eq!(frame.len(), place.len(), "rank {rank} expects a frame of another length");
             for (mine, theirs) in place.iter_mut().zip(frame) {
                 *mine = if receive.arrival == Arrival::Reduce { *mine + theirs } else { theirs };
             }
@@ -54,11 +57,11 @@ fn carried_out(schedules: &[Schedule], mut memories: Vec<Vec<f64>>, room: usize,
             idle = 0;
         }
     }
-    assert!(lines.values().all(VecDeque::is_empty), "frames were sent that nobody takes");
+    assert!(lines.values().all(VecDeque::is_empty), "some frames were never received");
     memories
 }
 
-/// What rank r holds at first: numbers whose sum is exact.
+/// Returns rank r's first numbers, whose sum is exact.
 fn given(rank: usize, length: usize) -> Vec<f64> {
     (0..length).map(|index| ((rank + 1) * (index % 97 + 1)) as f64).collect()
 }
@@ -71,7 +74,8 @@ fn summed(world: usize, length: usize) -> Vec<f64> {
     sum
 }
 
-/// Carries an operation out for every group and length, and compares each rank's memory, or the part of it that counts.
+/// Runs an operation for every group and length. Compares each rank's memory, or the part of it
+/// that counts.
 fn check(
     schedule: impl Fn(usize, usize, usize) -> Schedule,
     memory: impl Fn(usize, usize, usize) -> Vec<f64>,
@@ -143,7 +147,7 @@ fn hierarchies_of_hosts_sum() {
     }
 }
 
-/// All ranks on one host, each on its own, in turns on two, and anyhow.
+/// Returns all ranks on one host, each on its own, in turns on two, and unordered.
 fn hosts(world: usize, seed: usize) -> Hosts {
     let mut next = 0;
     let numbers = (0..world).map(|rank| {
@@ -154,14 +158,14 @@ fn hosts(world: usize, seed: usize) -> Hosts {
     Hosts::counted(numbers.collect()).expect("counted in the order of first ranks")
 }
 
-/// The divisor that comes `nth` from the middle.
+/// Returns the divisor that is `nth` from the middle.
 fn divisor(world: usize, nth: usize) -> usize {
     let divisors: Vec<usize> = (1..=world).filter(|columns| world.is_multiple_of(*columns)).collect();
     divisors[(divisors.len() / 2 + nth) % divisors.len()]
 }
 
 #[test]
-fn the_other_operations_put_everything_in_its_place() {
+fn the_other_operations_put_every_element_in_its_place() {
     let own = |rank: usize, world: usize, length: usize| part(&(0..length), world, rank);
     check(
         |rank, world, length| reduce_scatter(rank, world, length, FRAME),
@@ -207,7 +211,8 @@ fn the_other_operations_put_everything_in_its_place() {
     );
 }
 
-/// What `from` gives `to`, found by counting: its blocks lie one behind another, each as long as a part.
+/// Returns the elements that `from` gives `to`, found by counting: its blocks lie one behind
+/// another, each as long as a part.
 fn given_to(to: usize, from: usize, world: usize, length: usize) -> Vec<f64> {
     let sizes: Vec<usize> = (0..world).map(|peer| part(&(0..length), world, (from + peer) % world).len()).collect();
     let start: usize = sizes[..to].iter().sum();
@@ -217,7 +222,7 @@ fn given_to(to: usize, from: usize, world: usize, length: usize) -> Vec<f64> {
 #[test]
 fn all_to_all_transposes_any_length() {
     for beyond in 0..4 {
-        // A multiple of the number of ranks, and what is a little longer.
+        // A multiple of the number of ranks, and lengths slightly above it.
         let length = move |world: usize, length: usize| length / world * world + beyond;
         check(
             |rank, world, given| all_to_all(rank, world, length(world, given), FRAME),
@@ -232,7 +237,7 @@ fn all_to_all_transposes_any_length() {
             |rank, world, given| {
                 let length = length(world, given);
                 let taken: Vec<f64> = (0..world).flat_map(|from| given_to(rank, from, world, length)).collect();
-                assert_eq!(taken.len(), length, "what a rank takes fills its second half");
+                assert_eq!(taken.len(), length, "the taken blocks fill the second half");
                 (length..2 * length, taken)
             },
         );
@@ -248,7 +253,7 @@ fn blocks_of_one_length_are_parts() {
     }
 }
 
-/// Whatever the frames: a replay with a later version may cut others.
+/// The frames must not matter, because a replay with a later version may cut others.
 #[test]
 fn all_ranks_end_with_the_same_bits_however_the_elements_are_cut() {
     for world in [2, 3, 6, 7, 8, 13] {
@@ -271,7 +276,7 @@ fn all_ranks_end_with_the_same_bits_however_the_elements_are_cut() {
     }
 }
 
-/// A binary tree over uneven numbers: each level adds neighbours.
+/// Adds neighbours on each level, as a binary tree over uneven numbers.
 fn canonical(mut terms: Vec<Vec<f64>>) -> Vec<f64> {
     while terms.len() > 1 {
         let pairs = terms.chunks(2);
@@ -280,7 +285,8 @@ fn canonical(mut terms: Vec<Vec<f64>>) -> Vec<f64> {
     terms.remove(0)
 }
 
-/// What rank r of n holds of 64 parts of a tree: as many for each, or the halves of such a part for two ranks.
+/// Returns rank r's share of 64 parts of a tree: the same number for each rank, or half a part for
+/// each of two ranks.
 fn held_parts(rank: usize, world: usize) -> Range<usize> {
     let core = 1 << world.ilog2();
     let (halved, size) = (world - core, 64 / core);
@@ -305,7 +311,7 @@ fn doubling_and_halving_add_as_one_binary_tree_over_the_ranks() {
 }
 
 #[test]
-fn no_rank_sends_more_than_its_algorithm_says() {
+fn no_rank_sends_more_than_its_algorithm_promises() {
     let length = 1 << 20;
     for world in 2..=MOST_RANKS {
         let share = 2.0 * (world - 1) as f64 / world as f64;
@@ -315,7 +321,8 @@ fn no_rank_sends_more_than_its_algorithm_says() {
             (Algorithm::Ring, share),
             (Algorithm::RecursiveDoubling, hops + folded),
             (Algorithm::HalvingDoubling, 2.0 * (core - 1.0) / core + folded),
-            // In the tree in which it has children, a rank sends one half up and two halves down; in the other one half up.
+            // In the tree in which a rank has children, it sends one half up and two halves down.
+            // In the other tree it sends one half up.
             (Algorithm::DoubleTree, 2.0),
             (Algorithm::Direct, share),
             (Algorithm::Torus { columns: divisor(world, 0) }, share),
@@ -335,7 +342,7 @@ fn no_rank_sends_more_than_its_algorithm_says() {
     }
 }
 
-/// Elements that some have and others lack travel once to each that lacks them, and terms once from each that has one.
+/// Each element travels once to each rank that lacks it, and each term once from its rank.
 #[test]
 fn the_other_operations_send_nothing_twice() {
     const LENGTH: usize = 1 << 20;
@@ -360,9 +367,10 @@ fn the_other_operations_send_nothing_twice() {
     }
 }
 
-/// Whatever ranks a host has, each part of the elements crosses its line as often as in a ring of the hosts.
+/// However many ranks a host has, each part of the elements crosses its line as often as in a ring
+/// of the hosts.
 #[test]
-fn a_hierarchy_sends_between_hosts_what_a_ring_of_them_would() {
+fn a_hierarchy_sends_as_much_between_hosts_as_a_ring_of_them() {
     let length = 1 << 20;
     for world in 2..=MOST_RANKS {
         for (seed, algorithm) in (1..4).flat_map(|seed| [(seed, Algorithm::Hierarchical), (seed, Algorithm::Direct)]) {

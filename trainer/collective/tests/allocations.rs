@@ -1,5 +1,5 @@
-//! An operation that has been done before allocates nothing and meets no page fault, on its caller's thread or a communicator's; inside TLS
-//! two allocations a record, which are rustls's own.
+//! A repeated operation allocates nothing and meets no page fault, on its caller's thread or a
+//! communicator's. Inside TLS there are two allocations for each record, which rustls makes.
 
 #![allow(unsafe_code, reason = "an allocator that counts")]
 #![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]
@@ -26,12 +26,12 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise is passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller's promise is passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -39,18 +39,19 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Elements of an operation: several frames for each rank, and no multiple of anything.
+/// Elements of an operation: several frames for each rank, and a multiple of nothing.
 const LENGTH: usize = 4 * MAX_FRAME + 1;
 const WARM_UP: u64 = 20;
 const ROUNDS: u64 = 6;
-/// The cheapest of so many groups of rounds counts: what an operation costs comes in each, a thread's first sleep in one.
+/// The number of groups of rounds, of which the cheapest counts. The cost of an operation shows in
+/// each group, a thread's first sleep in only one.
 const GROUPS: usize = 5;
 
-/// Allocations and page faults of the whole process so far.
+/// Returns the allocations and page faults of the whole process so far.
 fn costs() -> [u64; 2] {
     let mut text = [0; 1024];
     let length = File::open("/proc/self/stat").unwrap().read(&mut text).unwrap();
-    // After the name in brackets; the tenth field of all.
+    // The fields follow the name in brackets, and this is the tenth of all.
     let (_, fields) = str::from_utf8(&text[..length]).unwrap().rsplit_once(')').unwrap();
     let faults = fields.split_whitespace().nth(7).unwrap().parse().unwrap();
     [ALLOCATIONS.load(Ordering::Relaxed), faults]
@@ -60,7 +61,8 @@ fn counted<T>(form: impl Fn(Group) -> T + Sync, operation: impl Fn(&mut T, u64) 
     counted_within(Limits::default(), form, operation)
 }
 
-/// Does `operation` on two ranks, to warm up and then in [`GROUPS`] of [`ROUNDS`], and says what those cost.
+/// Runs `operation` on two ranks, first to warm up, then in [`GROUPS`] of [`ROUNDS`]. Returns the
+/// cost of the latter.
 fn counted_within<T>(
     limits: Limits,
     form: impl Fn(Group) -> T + Sync,
@@ -73,7 +75,7 @@ fn listener() -> Listener {
     Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap()
 }
 
-/// As [`counted_within`], between these ports.
+/// Counts as [`counted_within`] does, between these ports.
 fn counted_between<T>(
     listeners: [Listener; 2],
     limits: Limits,
@@ -109,7 +111,7 @@ fn counted_between<T>(
     })
 }
 
-/// Of ranks that hold the authority's own certificate.
+/// Returns an identity whose certificate is the authority's own.
 fn identity() -> Identity {
     let rcgen::CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(["rank".to_owned()]).unwrap();
     let (certificate, key) = (cert.pem(), signing_key.serialize_pem());
@@ -117,9 +119,10 @@ fn identity() -> Identity {
     Identity::new(Credentials { name: "rank", certificates, key, authority: certificates }).unwrap()
 }
 
-/// Those of a sum on two ranks: rustls encrypts each record into memory of its own, from which it copies it to where it was told to, and
-/// hands what it has decrypted in place out in memory of its own. Neither can be lent to it. A frame, with its header, has no more records
-/// than it needs.
+/// Returns the allocations of a sum on two ranks inside TLS.
+///
+/// Rustls encrypts each record into memory of its own, and hands decrypted bytes out in memory of
+/// its own. Neither can be lent to it. A frame with its header has no more records than it needs.
 fn allocations_inside_tls(algorithm: Algorithm) -> u64 {
     let hosts = Hosts::apart(2);
     let schedules = [0, 1].map(|rank| all_reduce(algorithm, rank, &hosts, LENGTH, MAX_FRAME));
@@ -129,7 +132,7 @@ fn allocations_inside_tls(algorithm: Algorithm) -> u64 {
 }
 
 #[test]
-fn operations_that_come_again_allocate_nothing_and_meet_no_page_fault() {
+fn repeated_operations_allocate_nothing_and_meet_no_page_fault() {
     let tag = |step| Tag { step, bucket: 0 };
     for algorithm in Algorithm::PLAIN {
         for wire in [Wire::F32, Wire::Bf16] {
@@ -176,7 +179,8 @@ fn operations_that_come_again_allocate_nothing_and_meet_no_page_fault() {
     let submitted = |(communicator, arena): &mut (Communicator<_>, Option<_>), step| {
         communicator.submit(step, 0, arena.take().unwrap());
         if step % 2 == 0 {
-            // Time for the communication thread, which does nothing where the caller waits at once.
+            // Leaves time to the communication thread, which does nothing if the caller waits at
+            // once.
             std::thread::sleep(Duration::from_millis(2));
         }
         *arena = Some(communicator.wait().unwrap().memory);

@@ -1,4 +1,5 @@
-//! Alone in its process, so that nothing else opens files or starts threads while it counts.
+//! Counts files, threads and memory over many groups. The test is alone in its process, so that
+//! nothing else opens or starts any.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]
 
@@ -12,28 +13,30 @@ use lockstep_collective::{
     Reduction, SharedArena, Sockets,
 };
 
-/// Of ranks that share memory: each maps a fresh one.
+/// Groups that map fresh shared memory.
 const CYCLES_IN_MEMORY: u64 = 1_500;
-/// Of ranks that are both at it, each writing to what the other has mapped.
+/// Groups in which both ranks write to each other's mapping.
 const CYCLES_IN_MID_SUM: u64 = 500;
 const CYCLES_OVER_TCP: u64 = 2_000;
-/// Each cycle does another collective than a sum.
+/// Groups that run another collective than a sum, in turn.
 const CYCLES_OF_OTHERS: u64 = 2_000;
-/// Each pair has several connections.
+/// Groups with several connections for each pair.
 const STRIPED_CYCLES: u64 = 1_000;
-/// Of ranks that are both at it, while their bytes are on the way.
+/// Groups whose bytes are on the way when the abort comes.
 const CYCLES_IN_MID_TRANSFER: u64 = 1_000;
-/// Inside TLS both ends prove who they are each time, which takes a millisecond.
+/// Groups inside TLS, in which both ends prove their identity in about a millisecond.
 const ENCRYPTED_CYCLES: u64 = 2_000;
-/// Within which an aborted operation fails: nine of ten, as a single one may take longer where the machine has other work.
+/// The longest time from an abort to the error, in nine of ten operations. A single one may take
+/// longer if the machine has other work.
 const ABORTED_WITHIN: Duration = Duration::from_millis(10);
-/// What leaks grows in each part of the cycles; the allocator takes more for itself now and then, where threads come together.
+/// Leaks grow in each of these parts of the cycles. The allocator itself takes more memory only now
+/// and then.
 const PARTS: u64 = 4;
-/// Pages that each part may grow by all the same.
+/// Pages by which each part may grow.
 const SLACK_PAGES: usize = 32;
 
 #[test]
-fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_memory_behind() {
+fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_socket_or_memory() {
     let over_tcp = Limits { shares_memory: false, ..Limits::default() };
     let striped = Limits { sockets: Sockets::new(4).unwrap(), ..over_tcp };
     let identity = identity();
@@ -55,23 +58,23 @@ fn ten_thousand_aborted_groups_end_in_time_and_leave_no_thread_no_socket_and_no_
     }
 }
 
-/// What is being summed when the abort comes.
+/// The sum that is under way when the abort comes.
 #[derive(Clone, Copy)]
 struct Sum {
     elements: usize,
-    /// Whether rank 1 sums too, so that bytes are on the way.
+    /// True if rank 1 sums too, so that bytes are on the way.
     both: bool,
 }
 
 const LACKING: Sum = Sum { elements: 10_000, both: false };
-/// Of ranks that are both at it the machine may let four of five sums end before the abort comes.
+/// Both ranks sum, so up to four of five sums may end before the abort comes.
 const MOVING: Sum = Sum { elements: 4 << 20, both: true };
 
 fn listener() -> Listener {
     Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap()
 }
 
-/// Of ranks that hold the authority's own certificate.
+/// Returns an identity whose certificate is the authority's own.
 fn identity() -> Identity {
     let rcgen::CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(["rank".to_owned()]).unwrap();
     let (certificate, key) = (cert.pem(), signing_key.serialize_pem());
@@ -79,7 +82,7 @@ fn identity() -> Identity {
     Identity::new(Credentials { name: "rank", certificates, key, authority: certificates }).unwrap()
 }
 
-/// The longest time from an abort to the error, but for a tenth of them.
+/// Returns the longest time from an abort to the error, without the longest tenth.
 fn count_cycles(
     kind: &str,
     listeners: &[Listener; 2],
@@ -91,7 +94,7 @@ fn count_cycles(
     let began = Instant::now();
     let peers = listeners.each_ref().map(Listener::address);
     let mut delays = Vec::new();
-    // The first ones warm the process up.
+    // The first cycles warm the process up.
     for generation in 0..100 {
         abort_once(listeners, &peers, sum, limits, start, generation);
     }
@@ -116,7 +119,7 @@ fn count_cycles(
         "abort to error {kind}: median {median:?}, nine of ten {most:?}, longest {longest:?}; {done} done before; {:?} in all; pages {pages:?}",
         began.elapsed()
     );
-    // A joined thread may stay listed for a moment: now, and when they were counted before.
+    // A joined thread may stay listed for a moment, now and in the count before.
     let deadline = Instant::now() + Duration::from_secs(10);
     while count("fd") > before[0] || count("task") > before[1] {
         assert!(
@@ -129,7 +132,7 @@ fn count_cycles(
     most
 }
 
-/// Shared where the ranks share memory.
+/// Shared memory if the ranks share any, or else a vector.
 #[derive(Debug)]
 struct Arena(Option<SharedArena>, Vec<f32>);
 
@@ -163,7 +166,8 @@ fn start_another(communicator: &mut Communicator<Arena>, arena: Arena, cycle: u6
     communicator.start(collective, 1, 0, arena);
 }
 
-/// Forms a group, has rank 0 aborted in mid-operation, and says how long it then took to fail; `None` where it was done before.
+/// Forms a group and aborts rank 0 in the middle of an operation. Returns the time until it failed,
+/// or `None` if the operation was done before.
 fn abort_once(
     listeners: &[Listener; 2],
     peers: &[std::net::SocketAddr; 2],
@@ -209,7 +213,7 @@ fn abort_once(
     })
 }
 
-/// The entries of a folder of this process in /proc.
+/// Returns the number of entries of a folder of this process in /proc.
 fn count(folder: &str) -> usize {
     std::fs::read_dir(format!("/proc/self/{folder}")).unwrap().count()
 }

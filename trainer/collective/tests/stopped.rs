@@ -1,4 +1,5 @@
-//! Ranks that are processes of their own, one of which is stopped, and wakes up when the others have gone on without it.
+//! Ranks as separate processes. One of them is stopped and wakes up after the others have gone on
+//! without it.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of the test ends it")]
 
@@ -17,9 +18,9 @@ use lockstep_collective::{
 use rustix::process::{Pid, Signal, kill_process};
 
 const NAME: &str = "a_stopped_process_that_wakes_up_changes_nothing_where_others_have_gone_on";
-/// Tells a child its rank.
+/// The variable with the rank of a child.
 const RANK: &str = "STOPPED_RANK";
-/// Before what a child says to its parent; the harness says other things.
+/// The prefix of a child's lines to its parent. The test harness prints other lines.
 const SAYS: &str = "says ";
 const ROUNDS: u64 = 12;
 const ELEMENTS: usize = 300_000;
@@ -35,7 +36,7 @@ const IMPATIENT: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_stopped_process_that_wakes_up_changes_nothing_where_others_have_gone_on() {
+fn a_stopped_process_that_wakes_up_changes_nothing_in_the_next_generation() {
     if let Ok(rank) = std::env::var(RANK) {
         return take_part(rank.parse().unwrap());
     }
@@ -44,7 +45,7 @@ fn a_stopped_process_that_wakes_up_changes_nothing_where_others_have_gone_on() {
         let addresses: Vec<String> = ranks.iter().map(Process::hears).collect();
         ranks.iter_mut().for_each(|rank| rank.tell(&addresses.join(" ")));
         ranks.iter().for_each(|rank| assert_eq!(rank.hears(), "sums"));
-        // In another moment of an operation each time.
+        // Each round stops the rank at another moment of an operation.
         thread::sleep(Duration::from_micros(1000 + round * 1370));
         ranks[2].signal(Signal::STOP);
         let lost = [ranks[0].hears(), ranks[1].hears()];
@@ -62,12 +63,12 @@ fn a_stopped_process_that_wakes_up_changes_nothing_where_others_have_gone_on() {
     }
 }
 
-/// Those in a line.
+/// Returns the words in a line.
 fn numbers(line: &str) -> Vec<u64> {
     line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
-/// A rank, as its parent sees it; killed when dropped.
+/// A rank as its parent sees it. It is killed when dropped.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -111,7 +112,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It has ended by itself unless the test has failed.
+        // The child has already ended unless the test has failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -121,7 +122,8 @@ fn say(line: &str) {
     println!("{SAYS}{line}");
 }
 
-/// The life of a rank: sums until a peer is lost, then again in a generation without the last rank, until told to end.
+/// The life of a rank. It sums until a peer is lost, then again in a generation without the last
+/// rank, until it is told to end.
 fn take_part(rank: usize) {
     let listener = Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap();
     say(&listener.address().to_string());
@@ -148,7 +150,8 @@ fn take_part(rank: usize) {
     say("sums again");
     let mut left = 300;
     for step in 0.. {
-        // So many more after the word to end, which comes when the other has woken up.
+        // This many more sums follow the word to end, which comes once the stopped rank has woken
+        // up.
         left -= u32::from(left < 300 || rank == 0 && end.try_recv().is_ok());
         if sum(&mut group, &mut arena, step, rank == 0 && left == 0).unwrap() {
             break;
@@ -170,7 +173,7 @@ fn form(
     (group, arena)
 }
 
-/// Sums numbers that tell the step, and checks every one; whether any rank `ends`.
+/// Sums numbers that depend on the step, and checks every sum. Returns true if any rank `ends`.
 fn sum(group: &mut Group, arena: &mut SharedArena, step: u64, ends: bool) -> Result<bool, CollectiveError> {
     let (rank, world) = (group.id().rank, group.world());
     let value = |rank: usize| (rank + 1) as f32 + (step % 1000) as f32;

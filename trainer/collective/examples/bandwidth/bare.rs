@@ -1,4 +1,4 @@
-//! The bytes of an all-reduce and nothing else: no sums, no checksums, no frames, no order among them.
+//! Moves the bytes of an all-reduce and nothing else: no sums, no checksums, no frames, no order.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,18 +7,18 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, poll};
 use socket2::SockRef;
 
-/// As the library sets them.
+/// As in the library.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// Bytes of one operation, and of the place where those go that a sum would be made of.
+/// Bytes of one operation, and of the buffer that would hold the terms of a sum.
 const FRAME_BYTES: usize = 256 << 10;
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// One rank's place in the ring.
+/// One rank of the ring.
 pub(super) struct Ring {
     next: TcpStream,
     previous: TcpStream,
     aside: Vec<u8>,
-    /// Whether there is a core for each rank.
+    /// True if each rank has a core to itself.
     spins: bool,
 }
 
@@ -27,12 +27,12 @@ impl Ring {
         let listener = TcpListener::bind(peers[rank])?;
         let call = || loop {
             match TcpStream::connect(peers[(rank + 1) % peers.len()]) {
-                // Not there yet.
+                // The peer does not listen yet.
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => std::thread::yield_now(),
                 connected => return connected,
             }
         };
-        // Of two, both ways go over one connection.
+        // Two ranks use one connection for both directions.
         let (next, previous) = match (peers.len(), rank) {
             (2, 0) => both_ways(call()?)?,
             (2, _) => both_ways(listener.accept()?.0)?,
@@ -48,7 +48,8 @@ impl Ring {
         Ok(Self { next, previous, aside: vec![0; FRAME_BYTES + PAGE_BYTES], spins })
     }
 
-    /// Sends as many bytes, and receives as many, as each of `world` ranks has to in an all-reduce of `data`; the seconds that it takes.
+    /// Sends and receives as many bytes as each of `world` ranks does in an all-reduce of `data`.
+    /// Returns the seconds that it takes.
     pub(super) fn go_round(&mut self, data: &mut [u8], world: usize) -> io::Result<f64> {
         let (length, summed) = (data.len(), data.len() - data.len() / world);
         let (mut sent, mut received) = (0, 0);
@@ -73,7 +74,8 @@ impl Ring {
     }
 }
 
-/// Where the system's copies are not slowed down by addresses that are a few bytes apart modulo a page, as behind an allocation's header.
+/// Returns an address that does not slow the system's copies down. Addresses a few bytes apart
+/// modulo a page do, as behind an allocation's header.
 pub(super) fn page_aligned(memory: &mut [u8]) -> &mut [u8] {
     let offset = memory.as_ptr().align_offset(PAGE_BYTES);
     &mut memory[offset..]
@@ -83,7 +85,7 @@ fn both_ways(stream: TcpStream) -> io::Result<(TcpStream, TcpStream)> {
     Ok((stream.try_clone()?, stream))
 }
 
-/// How many bytes were moved by a call that does not block.
+/// Returns the bytes that a call moved which never blocks.
 fn moved(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Ok(0) => Err(ErrorKind::UnexpectedEof.into()),

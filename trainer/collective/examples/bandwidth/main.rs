@@ -1,12 +1,19 @@
 //! Times all-reduces between processes over loopback TCP, by algorithm and size.
 //!
-//! `cargo run --release -p lockstep-collective --example bandwidth -- RANKS [auto|all|ring|…|memory|send|bare] [BYTES,BYTES…] [MEBIBYTES A SIZE]`
+//! ```text
+//! cargo run --release -p lockstep-collective --example bandwidth -- RANKS
+//! [auto|all|ring|…|memory|send|bare] [BYTES,BYTES…] [MEBIBYTES FOR EACH SIZE]
+//! ```
 //!
-//! Prints a line of JSON with the fitted costs, which auto chooses by: `{"alpha", "beta", "gamma"}` in seconds a message, a byte and a
-//! reduced byte; then one for each algorithm and size: `{"bytes", "algorithm", "chosen", "seconds", "busbw"}`; seconds are the median over the
-//! repetitions of rank 0, busbw = bytes / seconds · 2(n−1)/n in bytes a second, as nccl-tests define it: comparable with the line's own
-//! bandwidth for any n. With `send` rank 0 sends the bytes to rank 1, which says that it has them; busbw = bytes / seconds. With `bare` as
-//! many bytes as each rank has to send go round through plain sockets, without sums or checksums.
+//! The first line of JSON holds the fitted costs by which `auto` chooses: `{"alpha", "beta",
+//! "gamma"}` in seconds for a message, a byte and a reduced byte. Then follows a line for each
+//! algorithm and size: `{"bytes", "algorithm", "chosen", "seconds", "busbw"}`. The seconds are the
+//! median over the repetitions of rank 0. As in nccl-tests, busbw = bytes / seconds · 2(n−1)/n in
+//! bytes a second, which is comparable with the line's bandwidth for any n.
+//!
+//! With `send`, rank 0 sends the bytes to rank 1, which acknowledges them; then busbw = bytes /
+//! seconds. With `bare`, the same bytes as in an all-reduce go through plain sockets, without sums
+//! or checksums.
 
 mod bare;
 
@@ -37,13 +44,14 @@ const NAMES: [&str; 10] = [
 ];
 /// Repetitions that do not count.
 const WARM_UP: usize = 3;
-/// Tells a child its rank, and the addresses of all.
+/// The variable with the rank of a child and the addresses of all.
 const RANK: &str = "BANDWIDTH_RANK";
-/// A number for the host that a child says it is on.
+/// The variable with the number of the host on which a child claims to be.
 const HOST: &str = "BANDWIDTH_HOST";
-/// Names a folder with ca.crt, tls.crt and tls.key, as the launcher of a job makes them; then all goes inside TLS.
+/// The variable with a folder of ca.crt, tls.crt and tls.key, as a job's launcher makes them. With
+/// it everything goes inside TLS.
 const CREDENTIALS: &str = "BANDWIDTH_CREDENTIALS";
-/// How many connections each pair of ranks has; one without it.
+/// The variable with the number of connections of each pair. Without it a pair has one.
 const SOCKETS: &str = "BANDWIDTH_SOCKETS";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -167,7 +175,7 @@ fn repetitions(budget: usize, bytes: usize) -> u64 {
     WARM_UP as u64 + (budget / bytes).clamp(5, 500) as u64
 }
 
-/// Prints what the repetitions after the first few took.
+/// Prints the times of all repetitions after the first few.
 fn tell(algorithm: &str, chosen: &str, world: usize, bytes: usize, seconds: &[f64]) {
     let mut seconds = seconds[WARM_UP..].to_vec();
     seconds.sort_by(f64::total_cmp);

@@ -59,7 +59,7 @@ impl Handshake {
             match peer.receive_header() {
                 Ok(None) => self.pending.push(peer),
                 Ok(Some(header)) => self.answer(peer.connection, header)?,
-                Err(met) => self.last_refused = Some(met),
+                Err(reason) => self.last_refused = Some(reason),
             }
         }
         Ok(())
@@ -76,19 +76,19 @@ impl Handshake {
         let index =
             SocketIndex { rank: sender, stripe: (header.chunk as usize).min(self.sockets.get() - 1), of: self.sockets };
         let hello = greeting(id, FrameKind::Hello, sender, index);
-        let but_for_sockets = Header { bucket: header.bucket, chunk: header.chunk, ..hello };
-        let is_right = if header.bucket != hello.bucket && header.require(&but_for_sockets, sender).is_ok() {
+        let ignoring_sockets = Header { bucket: header.bucket, chunk: header.chunk, ..hello };
+        let is_right = if header.bucket != hello.bucket && header.require(&ignoring_sockets, sender).is_ok() {
             Err(socket_mismatch(&header, self.sockets))
         } else {
             header.require(&hello, sender).map_err(|error| error.to_string())
         };
         let accepted = self.accepted.get_mut(sender * self.sockets.get() + index.stripe);
-        match accepted.ok_or_else(|| format!("rank {sender} is to be called, not to call")) {
+        match accepted.ok_or_else(|| format!("rank {sender} must be dialled by this rank")) {
             // A second greeting means that the rank has given its first connection up.
             Ok(accepted) if is_right.is_ok() => {
                 match send_greeting(&mut connection, greeting(id, FrameKind::Welcome, id.rank, index)) {
                     Ok(()) => *accepted = Some(connection),
-                    Err(met) => self.last_refused = Some(met),
+                    Err(reason) => self.last_refused = Some(reason),
                 }
             }
             accepted => {

@@ -41,7 +41,7 @@ impl Dial {
         Self { index, address, state, pause: MIN_PAUSE, last_attempt: "not yet connected".to_owned() }
     }
 
-    pub(super) fn go_on(
+    pub(super) fn advance(
         &mut self,
         id: RankId,
         silence: Duration,
@@ -67,8 +67,8 @@ impl Dial {
             DialState::Greeting(peer) => self.read_answer(peer, id)?,
             DialState::Joined(connection) => Ok(DialState::Joined(connection)),
         };
-        self.state = attempt.unwrap_or_else(|met| {
-            self.last_attempt = met;
+        self.state = attempt.unwrap_or_else(|reason| {
+            self.last_attempt = reason;
             let until = Instant::now() + self.pause;
             self.pause = (self.pause * 2).min(MAX_PAUSE);
             DialState::Resting { until }
@@ -82,7 +82,7 @@ impl Dial {
         let header = match peer.receive_header() {
             Ok(None) => return Ok(Ok(DialState::Greeting(peer))),
             Ok(Some(header)) => header,
-            Err(met) => return Ok(Err(met)),
+            Err(reason) => return Ok(Err(reason)),
         };
         let SocketIndex { rank, of, .. } = self.index;
         if header.kind == FrameKind::Refusal && header.job == id.job {

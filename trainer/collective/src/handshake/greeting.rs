@@ -62,7 +62,7 @@ impl PendingPeer {
                 Err(broken) => return Err(describe(broken)),
             }
             if TLS.iter().any(|begin| self.header[..self.filled].starts_with(begin)) {
-                return Err("it encrypts, and this rank does not; all ranks of a job do, or none".to_owned());
+                return Err("it encrypts, and this rank does not; all ranks of a job encrypt, or none".to_owned());
             }
         }
         Header::decode(&self.header).map(Some).map_err(|error| format!("it sent bytes that are no frame: {error}"))
@@ -94,7 +94,7 @@ pub(super) fn extra_sockets(sockets: Sockets) -> u32 {
 pub(super) fn socket_mismatch(header: &Header, own: Sockets) -> String {
     let found = u64::from(header.bucket) + 1;
     format!(
-        "rank {} has {found} sockets for each peer, expected {}; all ranks of a job have as many",
+        "rank {} has {found} sockets for each peer, expected {}; all ranks of a job need the same number",
         header.sender,
         own.get()
     )
@@ -109,7 +109,7 @@ pub(super) fn send_greeting(connection: &mut Connection, header: Header) -> Resu
     // The first bytes on a fresh connection always fit its buffer.
     match connection.send(&bytes, &[]) {
         Ok(HEADER_BYTES) => Ok(()),
-        Ok(_) => Err("it takes no bytes".to_owned()),
+        Ok(_) => Err("it accepts no bytes".to_owned()),
         Err(error) => Err(describe(error)),
     }
 }
@@ -121,7 +121,7 @@ pub(super) fn describe(broken: LinkError) -> String {
         LinkError::Tls(error) => refusal(&error),
         LinkError::Segment(wrong) => format!("it sent {wrong:?}"),
         LinkError::Unproved => {
-            "it closed the connection instead of proving who it is; all ranks encrypt, or none".to_owned()
+            "it closed the connection instead of proving its identity; all ranks encrypt, or none".to_owned()
         }
     }
 }

@@ -110,7 +110,7 @@ struct Handshake {
 impl Handshake {
     fn dial(&mut self, identity: Option<&Identity>) -> Result<(), CollectiveError> {
         let Self { id, silence, .. } = *self;
-        self.dials.iter_mut().try_for_each(|dial| dial.go_on(id, silence, identity))
+        self.dials.iter_mut().try_for_each(|dial| dial.advance(id, silence, identity))
     }
 
     fn is_joined(&self) -> bool {

@@ -40,7 +40,7 @@ use crate::idle::Idle;
 use crate::mesh::Mesh;
 use crate::operation::OperationCode;
 use crate::reducer::{MutualReducer, Reducer};
-use crate::waiting::{Next, Wait, Waiter};
+use crate::waiting::{Wait, WaitAction, Waiter};
 use crate::{Abort, CollectiveError, Tag};
 pub use arena::SharedArena;
 pub(crate) use arena::{Arenas, size as arenas_size};
@@ -194,35 +194,35 @@ impl SharedMemory {
     fn reduce_in_place(
         &mut self,
         request: ReduceRequest<'_>,
-        place: ArenaSpan<'_>,
+        span: ArenaSpan<'_>,
         descriptor: [u64; 5],
         context: WaitContext<'_>,
     ) -> Result<(), CollectiveError> {
-        let ArenaSpan { offset, ref pages, .. } = place;
+        let ArenaSpan { offset, ref pages, .. } = span;
         let (head, rest) = request.data.split_at_mut(pages.start - offset);
         let (whole, tail) = rest.split_at_mut(pages.len());
         let mut room = std::mem::take(&mut self.edges);
-        let beside = &mut bytemuck::cast_slice_mut(&mut room)[..head.len() + tail.len()];
-        beside[..head.len()].copy_from_slice(head);
-        beside[head.len()..].copy_from_slice(tail);
+        let edge_bytes = &mut bytemuck::cast_slice_mut(&mut room)[..head.len() + tail.len()];
+        edge_bytes[..head.len()].copy_from_slice(head);
+        edge_bytes[head.len()..].copy_from_slice(tail);
         let ReduceRequest { element_bytes, reduce, reduce_both, .. } = request;
         let edges = Staged {
             rank: self.rank,
             world: self.world,
-            data: &mut *beside,
+            data: &mut *edge_bytes,
             element_bytes,
             reduce,
             chunks: self.chunks,
         };
-        let pages = WholePages { arenas: place.arenas, pages: place.pages.clone(), rank: self.rank, own: whole };
+        let pages = WholePages { arenas: span.arenas, pages: span.pages.clone(), rank: self.rank, own: whole };
         let check = || context.abort.check();
         let ended = InPlace { pages, reduce_both, edges }.through(
             &self.staging,
             check,
             self.descriptor_barrier(descriptor, context),
         );
-        head.copy_from_slice(&beside[..head.len()]);
-        tail.copy_from_slice(&beside[head.len()..]);
+        head.copy_from_slice(&edge_bytes[..head.len()]);
+        tail.copy_from_slice(&edge_bytes[head.len()..]);
         self.edges = room;
         // SAFETY: they are whole pages of the arenas' segment.
         self.chunks = ended.inspect_err(|_| unsafe { make_private(whole) })?;
@@ -268,26 +268,26 @@ impl SharedMemory {
         if self.lacks(rank).is_none() {
             return Ok(());
         }
-        let go_on = || context.abort.check().map_err(|aborted| aborted.awaiting(rank));
-        go_on()?;
+        let check_abort = || context.abort.check().map_err(|aborted| aborted.awaiting(rank));
+        check_abort()?;
         let started = Instant::now();
         let (mut idle, mut looked, mut wait) = (Idle::since(started), started, Wait::default());
         while let Some(arrivals) = self.lacks(rank) {
             let now = Instant::now();
             let waited = idle.look(now);
             match context.waiter.next(&mut wait, waited) {
-                Next::Look => {
+                WaitAction::Look => {
                     std::hint::spin_loop();
                     continue;
                 }
-                Next::Yield => {
+                WaitAction::Yield => {
                     context.waiter.give_way(&mut wait);
                     continue;
                 }
-                Next::Sleep => {}
+                WaitAction::Sleep => {}
             }
             if now.duration_since(looked) >= TICK {
-                go_on()?;
+                check_abort()?;
                 self.check_missing(rank, waited, context.mesh)?;
                 looked = now;
             }

@@ -12,7 +12,7 @@ fn an_abort_fails_the_pending_operations_with_its_reason_and_closes_towards_the_
         group(2, PATIENT, |mut communicator| {
             if communicator.rank() == 1 {
                 submitted.wait();
-                // It joins the operation only after the other rank has left it.
+                // Rank 1 joins the operation only after the other rank has left it.
                 communicator.submit(1, 0, vec![1.0; 1 << 20]);
                 return vec![communicator.wait().unwrap_err().error];
             }
@@ -21,7 +21,7 @@ fn an_abort_fails_the_pending_operations_with_its_reason_and_closes_towards_the_
             let abort = communicator.abort_handle();
             let errors = std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    // By then the first operation is under way, and lacks what rank 1 has to send.
+                    // By then the first operation is under way and lacks rank 1's elements.
                     std::thread::sleep(Duration::from_millis(500));
                     abort.abort("rank 1 is leaving");
                 });
@@ -36,7 +36,7 @@ fn an_abort_fails_the_pending_operations_with_its_reason_and_closes_towards_the_
         assert_eq!((error.waited_for(), error.peer()), (Some(1), None), "{error}");
         let words = error.to_string();
         let ends = "of bucket 0 of step 1: aborted while it waited for rank 1: rank 1 is leaving";
-        assert!(words.starts_with("in hop ") && words.ends_with(ends), "what stopped the first: {words}");
+        assert!(words.starts_with("in hop ") && words.ends_with(ends), "the first error: {words}");
     }
     assert!(matches!(outcomes[1][0], CollectiveError::PeerClosed { rank: 0, .. }), "{outcomes:?}");
 }
@@ -64,7 +64,7 @@ fn a_group_of_one_is_aborted_too() {
 }
 
 #[test]
-fn a_communicator_dropped_in_mid_operation_ends_its_thread() {
+fn a_communicator_dropped_during_an_operation_ends_its_thread() {
     ends(|| {
         group(2, PATIENT, |mut communicator| {
             if communicator.rank() == 0 {

@@ -32,7 +32,7 @@ fn a_peer_that_closes_within_a_header_is_named() {
 }
 
 #[test]
-fn garbage_is_refused_and_its_sender_named() {
+fn garbage_is_refused_and_its_sender_is_named() {
     let error = met(PATIENT, LENGTH, |impostor| {
         impostor.stream.write_all(&[0xa5; 4096]).unwrap();
         until_closed(&mut impostor.stream);
@@ -42,7 +42,7 @@ fn garbage_is_refused_and_its_sender_named() {
 }
 
 #[test]
-fn a_frame_that_belongs_elsewhere_is_refused_with_what_was_expected() {
+fn a_frame_that_belongs_elsewhere_is_refused_with_the_expected_value() {
     let (right, _) = expected_frame();
     let cases = [
         ("generation", "7", "6", Header { generation: 6, ..right }),
@@ -113,7 +113,7 @@ fn a_peer_that_stalls_within_a_frame_is_named_after_the_silence_limit() {
     assert!(waited >= IMPATIENT.silence);
 }
 
-/// Sends the frame that is expected, with a pause after each byte, as long as anybody takes it.
+/// Sends the expected frame, with a pause after each byte, as long as the peer takes it.
 fn sends_byte_by_byte(impostor: &mut Impostor, pause: Duration) {
     let (header, payload) = expected_frame();
     for byte in [&header.encode()[..], &payload].concat().chunks(1) {
@@ -126,7 +126,7 @@ fn sends_byte_by_byte(impostor: &mut Impostor, pause: Duration) {
 
 #[test]
 fn a_peer_that_sends_a_byte_now_and_then_is_named_after_the_silence_limit() {
-    // A thousand times the limit for all of them.
+    // All bytes together would take a thousand times the limit.
     let error = met(IMPATIENT, LENGTH, |impostor| sends_byte_by_byte(impostor, IMPATIENT.silence / 4));
     let CollectiveError::PeerSilent { rank: 0, waited, .. } = error else { panic!("{error}") };
     assert!(waited >= IMPATIENT.silence);
@@ -135,7 +135,7 @@ fn a_peer_that_sends_a_byte_now_and_then_is_named_after_the_silence_limit() {
 #[test]
 fn a_peer_that_sends_a_byte_before_the_others_block_is_named_after_the_silence_limit() {
     let limits = Limits { silence: Duration::from_millis(200), waiting: Waiting::SpinThenBlock, ..PATIENT };
-    // More than four times the limit for all of them.
+    // All bytes together would take more than four times the limit.
     let error = met(limits, LENGTH, move |impostor| sends_byte_by_byte(impostor, limits.silence / 1000));
     assert!(matches!(error, CollectiveError::PeerSilent { rank: 0, .. }), "{error}");
 }
@@ -147,7 +147,7 @@ fn a_peer_that_neither_sends_nor_reads_is_named_after_the_silence_limit() {
 }
 
 #[test]
-fn ranks_that_submit_in_different_orders_are_told_so() {
+fn ranks_that_submit_in_different_orders_get_an_error() {
     let errors = ends(|| {
         group(2, PATIENT, |mut communicator| {
             let first = communicator.rank() as u32;
@@ -162,7 +162,7 @@ fn ranks_that_submit_in_different_orders_are_told_so() {
 }
 
 #[test]
-fn ranks_with_slices_of_different_lengths_are_told_so() {
+fn ranks_with_slices_of_different_lengths_get_an_error() {
     let errors = ends(|| {
         group(2, PATIENT, |mut communicator| {
             communicator.submit(1, 0, vec![1.0; 100 + communicator.rank()]);
@@ -192,7 +192,7 @@ fn after_a_failure_every_operation_fails_for_its_cause() {
 }
 
 #[test]
-fn ranks_with_different_roots_are_told_so_in_the_next_operation() {
+fn ranks_with_different_roots_get_an_error_in_the_next_operation() {
     let errors = ends(|| {
         bare_group(2, PATIENT, |mut group| {
             let (own, mut data) = (group.id().rank, [1.0_f32; 4]);

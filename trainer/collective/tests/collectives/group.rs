@@ -7,7 +7,7 @@ use lockstep_collective::{Abort, Communicator, Group, JobId, Limits, Listener, R
 
 pub(crate) const JOB: JobId = JobId([0x42; 16]);
 pub(crate) const GENERATION: u64 = 7;
-/// Longer than any stall of a busy machine that is not meant.
+/// Longer than any accidental stall of a busy machine.
 pub(crate) const PATIENT: Limits = Limits {
     forming: Duration::from_secs(30),
     silence: Duration::from_secs(30),
@@ -16,10 +16,10 @@ pub(crate) const PATIENT: Limits = Limits {
     shares_memory: false,
     sockets: Sockets::ONE,
 };
-/// For tests that wait for it to pass.
+/// For tests that wait until the limit is over.
 pub(crate) const IMPATIENT: Limits = Limits { silence: Duration::from_secs(1), ..PATIENT };
 
-/// As [`PATIENT`], with so many connections for each pair.
+/// Returns [`PATIENT`] with this many connections for each pair.
 pub(crate) fn with_sockets(sockets: usize) -> Limits {
     Limits { sockets: Sockets::new(sockets).unwrap(), ..PATIENT }
 }
@@ -32,7 +32,8 @@ pub(crate) fn listener() -> Listener {
     Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).unwrap()
 }
 
-/// Runs `work` of each rank of a fresh group on a thread of its own; what each returned, in rank order.
+/// Runs `work` of each rank of a fresh group on a thread of its own. Returns the results in rank
+/// order.
 pub(crate) fn group<T: Send>(
     world: usize,
     limits: Limits,
@@ -43,12 +44,12 @@ pub(crate) fn group<T: Send>(
     })
 }
 
-/// As [`group`], with the operations themselves.
+/// Runs `work` as [`group`] does, on the group itself.
 pub(crate) fn bare_group<T: Send>(world: usize, limits: Limits, work: impl Fn(Group) -> T + Send + Sync) -> Vec<T> {
     ranks(world, |listener, rank, peers| work(Group::form(listener, id(rank), peers, limits, &Abort::new()).unwrap()))
 }
 
-/// As [`group`], with what a rank forms its group from.
+/// Runs `work` as [`group`] does, with the means to form a group.
 pub(crate) fn ranks<T: Send>(
     world: usize,
     work: impl Fn(&Listener, usize, &[SocketAddr]) -> T + Send + Sync,
@@ -56,7 +57,7 @@ pub(crate) fn ranks<T: Send>(
     ranks_at((0..world).map(|_| listener()).collect(), work)
 }
 
-/// As [`ranks`], at these ports.
+/// Runs `work` as [`ranks`] does, at these ports.
 pub(crate) fn ranks_at<T: Send>(
     listeners: Vec<Listener>,
     work: impl Fn(&Listener, usize, &[SocketAddr]) -> T + Send + Sync,
@@ -73,7 +74,7 @@ pub(crate) fn ranks_at<T: Send>(
     })
 }
 
-/// What `work` returns, which must not take forever.
+/// Returns the result of `work`, which must not take forever.
 pub(crate) fn ends<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, outcome) = channel();
     let worker = std::thread::spawn(move || done.send(work()));

@@ -9,10 +9,10 @@ use lockstep_collective::{
 
 use crate::group::{GENERATION, JOB, ends, id, listener};
 
-/// Elements that the honest rank wants summed, in one frame.
+/// Elements that the honest rank sums, in one frame.
 pub(crate) const LENGTH: usize = 1000;
 
-/// Rank 0 of a group of two: it greets properly, and then does what it likes.
+/// Rank 0 of a group of two. It greets properly and then misbehaves.
 pub(crate) struct Impostor {
     /// The connection with rank 1.
     pub(crate) stream: TcpStream,
@@ -32,7 +32,8 @@ impl Impostor {
     }
 }
 
-/// What rank 1 meets when it sums `length` elements with rank 0, who does `deed` and then closes.
+/// Returns the error of rank 1, which sums `length` elements with rank 0. Rank 0 does `deed` and
+/// then closes.
 pub(crate) fn met(limits: Limits, length: usize, deed: impl FnOnce(&mut Impostor) + Send + 'static) -> CollectiveError {
     ends(move || {
         let honest = listener();
@@ -59,7 +60,7 @@ pub(crate) fn until_closed(stream: &mut TcpStream) {
     while stream.read(&mut bytes).is_ok_and(|count| count > 0) {}
 }
 
-/// The frame that rank 1 expects first, with its payload of zeros.
+/// Returns the frame that rank 1 expects first, with its payload of zeros.
 pub(crate) fn expected_frame() -> (Header, Vec<u8>) {
     let payload = vec![0; LENGTH * 4];
     let algorithm = Costs::default().cheapest(&Hosts::apart(2), payload.len());

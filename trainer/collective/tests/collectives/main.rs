@@ -4,13 +4,13 @@
 
 mod abort;
 mod faults;
-mod forming;
 mod group;
+mod handshake;
 mod impostor;
-mod memory;
 mod one_core;
 mod operations;
 mod origin;
+mod shared_memory;
 mod split;
 mod stripes;
 mod sums;

@@ -1,4 +1,4 @@
-//! Two ranks that are on one core, as the scheduler of a busy machine puts them.
+//! Two ranks on one core, where the scheduler of a busy machine may put them.
 
 use lockstep_collective::algorithm::Algorithm;
 use lockstep_collective::{Group, Limits, Reduction, Tag, Waiting};
@@ -9,7 +9,7 @@ use crate::group::{PATIENT, bare_group, ends};
 const SUMS: u64 = 2000;
 
 #[test]
-fn two_ranks_on_one_core_hand_it_over_instead_of_looking_until_they_sleep() {
+fn two_ranks_on_one_core_yield_it_instead_of_looking_until_they_sleep() {
     for (link, shares_memory) in [("memory", true), ("tcp", false)] {
         let limits = Limits { waiting: Waiting::SpinThenBlock, shares_memory, ..PATIENT };
         let slept: u64 = ends(move || bare_group(2, limits, sleeps_of_sums_on_one_core)).iter().sum();
@@ -18,7 +18,8 @@ fn two_ranks_on_one_core_hand_it_over_instead_of_looking_until_they_sleep() {
     }
 }
 
-/// How often this rank sleeps in sums that all ranks do on the first core that they may use.
+/// Returns how often this rank sleeps in sums that all ranks do on the first core that they may
+/// use.
 fn sleeps_of_sums_on_one_core(mut group: Group) -> u64 {
     let allowed = sched_getaffinity(None).unwrap();
     let first = (0..CpuSet::MAX_CPU).find(|core| allowed.is_set(*core)).unwrap();
@@ -39,7 +40,7 @@ fn sleeps_of_sums_on_one_core(mut group: Group) -> u64 {
     sleeps() - before
 }
 
-/// How often this thread has given its core away because it had to wait.
+/// Returns how often this thread has given its core up because it had to wait.
 fn sleeps() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();

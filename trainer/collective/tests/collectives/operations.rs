@@ -16,7 +16,7 @@ fn algorithms(world: usize) -> Vec<Algorithm> {
     Algorithm::PLAIN.into_iter().chain(rows.map(|columns| Algorithm::Torus { columns })).collect()
 }
 
-/// Small whole numbers that differ by rank and place.
+/// Returns small integers that differ by rank and place.
 fn given(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|index| ((rank * 31 + index * 7) % 101) as f32).collect()
 }
@@ -49,7 +49,7 @@ fn every_algorithm_sums_over_sockets() {
 }
 
 #[test]
-fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
+fn ranks_of_mixed_hosts_know_the_hosts_and_sum_over_them() {
     for names in [&[1, 2, 1][..], &[5, 5, 9, 9], &[1, 2, 2, 0, 0, 2]] {
         let listeners = names.iter().map(|name| listener().on_host(*name)).collect();
         let sums = ranks_at(listeners, |listener, rank, peers| {
@@ -62,7 +62,7 @@ fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
                 group.all_reduce(Algorithm::Hierarchical, TAG, &mut data, Reduction::Sum).unwrap();
                 assert_eq!(data, sum(names.len(), length));
             }
-            // As a replay has it, wherever it runs.
+            // The hosts of a replay hold wherever it runs.
             let hosts = Hosts::apart(names.len());
             let plan = || BucketPlan {
                 buckets: vec![0..7, 7..9],
@@ -83,7 +83,7 @@ fn ranks_of_mixed_hosts_know_them_and_sum_over_them() {
 
 /// Both partners send far more than the sockets hold before either has taken anything in.
 #[test]
-fn partners_that_exchange_all_they_have_do_not_wait_for_each_other() {
+fn partners_that_exchange_all_their_elements_do_not_wait_for_each_other() {
     for waiting in [Waiting::Block, Waiting::SpinThenBlock] {
         ends(move || {
             bare_group(4, Limits { waiting, ..PATIENT }, |mut group| {
@@ -123,7 +123,7 @@ fn reduced<T: Element>(reduction: Reduction, values: fn(usize) -> T) -> Vec<T> {
 #[test]
 fn every_type_is_reduced_in_every_way() {
     use Reduction::{Max, Mean, Min, Product, Sum};
-    // Of 2, 3 and 7.
+    // Reductions of 2, 3 and 7.
     let ways = [(Sum, 12.0), (Mean, 4.0), (Min, 2.0), (Max, 7.0), (Product, 42.0)];
     for (way, result) in ways {
         assert_eq!(reduced(way, |rank| [2.0_f32, 3.0, 7.0][rank]), [result as f32; 3], "{way:?}");
@@ -138,7 +138,7 @@ fn every_type_is_reduced_in_every_way() {
     }
 }
 
-/// Does `operation` in a group of three; what each rank then holds.
+/// Runs `operation` in a group of three. Returns the data of each rank.
 fn held(
     given: fn(usize) -> Vec<f32>,
     operation: fn(&mut Group, &mut [f32]) -> Result<Transferred, CollectiveError>,
@@ -153,7 +153,7 @@ fn held(
 }
 
 #[test]
-fn the_other_operations_put_everything_in_its_place() {
+fn the_other_operations_put_every_element_in_its_place() {
     let own = |rank: usize| part(&(0..10), 3, rank);
     let given = |rank: usize| given(rank, 10);
     let only_own = |rank: usize| {
@@ -233,7 +233,7 @@ fn one_rank_sends_to_another() {
 }
 
 #[test]
-fn nobody_passes_a_barrier_before_all_have_come() {
+fn no_rank_passes_a_barrier_before_all_have_arrived() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     ends(|| {
         let come = AtomicUsize::new(0);
@@ -251,7 +251,7 @@ fn nobody_passes_a_barrier_before_all_have_come() {
 fn all_ranks_find_the_same_costs() {
     let costs = ends(|| bare_group(3, PATIENT, |mut group| group.measure_costs().unwrap()));
     assert_eq!((costs[0], costs[0]), (costs[1], costs[2]));
-    // A busy machine may have times that fit none.
+    // On a busy machine the times may fit no costs.
     for costs in costs.into_iter().flatten() {
         assert!(costs.message > 0.0 && costs.wire_byte > 0.0 && costs.reduced_byte > 0.0, "{costs:?}");
     }
@@ -274,7 +274,7 @@ fn a_communicator_finds_the_same_costs_on_all_ranks_beside_its_sums() {
 }
 
 #[test]
-fn a_measurement_that_fails_is_told_of_by_what_follows() {
+fn the_next_operation_reports_a_failed_measurement() {
     ends(|| {
         group(2, PATIENT, |mut communicator| {
             if communicator.rank() == 1 {
@@ -289,7 +289,7 @@ fn a_measurement_that_fails_is_told_of_by_what_follows() {
 }
 
 #[test]
-fn all_ranks_have_the_plan_that_rank_0_proposes() {
+fn all_ranks_get_the_plan_of_rank_0() {
     let choice = Choice::Always(Algorithm::Torus { columns: 3 });
     let plans = ends(move || {
         bare_group(3, PATIENT, |mut group| {

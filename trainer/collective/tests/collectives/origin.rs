@@ -1,5 +1,5 @@
-//! Whom ranks name that all wait in the end, for one that is silent or has gone: what they know together is right, whoever waits
-//! for whom.
+//! The origin of a failure. All ranks wait in the end when one is silent or gone. Together they
+//! know the right rank, whichever rank each of them waits for.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use lockstep_collective::{CollectiveError, Group, Limits, Origin, PeerFault, Red
 
 use crate::group::{PATIENT, bare_group, ends, with_sockets};
 
-/// Elements of more than a frame for each of up to four ranks.
+/// Elements that fill more than a frame for each of up to four ranks.
 const LENGTH: usize = 4 * MAX_FRAME + 1;
 const SILENCE: Duration = Duration::from_secs(2);
 const ALGORITHMS: [Algorithm; 5] = [
@@ -20,12 +20,12 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::Direct,
 ];
 const SHARING: Limits = Limits { shares_memory: true, ..PATIENT };
-/// The step of the first sum, in which all take part.
+/// The step of the first sum, in which all ranks take part.
 const GOOD: u64 = 40;
-/// That of the next.
+/// The step of the next sum.
 const BAD: u64 = 41;
 
-/// Of what a rank waits for that gives up.
+/// The operations in which a rank waits for another that leaves the group.
 const CHAIN: Tag = Tag { step: GOOD, bucket: 2 };
 
 type Sum = fn(&mut Group, Algorithm, Tag, &mut [f32]) -> Result<(), CollectiveError>;
@@ -38,7 +38,8 @@ fn in_memory(group: &mut Group, _: Algorithm, tag: Tag, data: &mut [f32]) -> Res
     group.all_reduce_in_memory(tag, data, Reduction::Sum).map(drop)
 }
 
-/// What the other ranks meet when rank `lost` takes no part in the second sum: it leaves, or is silent until they have met it.
+/// Returns the errors of the other ranks if rank `lost` takes no part in the second sum. It leaves,
+/// or it is silent until they have failed.
 fn met(
     limits: Limits,
     sum: Sum,
@@ -64,7 +65,7 @@ fn met(
     errors.into_iter().flatten().collect()
 }
 
-/// Of every rank of three and four, lost in turn, what the others know must name it.
+/// Loses every rank of three and four in turn. The errors of the others together must name it.
 fn assert_named(limits: Limits, sum: Sum, algorithm: Algorithm, leaves: bool, fault: PeerFault) {
     for (world, lost) in [3, 4].into_iter().flat_map(|world| (0..world).map(move |lost| (world, lost))) {
         let errors = ends(move || met(limits, sum, algorithm, [world, lost], leaves));
@@ -72,7 +73,8 @@ fn assert_named(limits: Limits, sum: Sum, algorithm: Algorithm, leaves: bool, fa
         let said: Vec<String> = errors.iter().map(|(_, error)| error.to_string()).collect();
         let first = Origin::first(&known).unwrap();
         if fault == PeerFault::Silent {
-            // All have waited until nothing moved, so that the first site is right by itself, whoever does not tell what he knows.
+            // All ranks have waited until nothing moved. So the first site is right by itself, even
+            // without the reports of some ranks.
             let origins = known.iter().map(|(_, origin)| *origin);
             assert_eq!(origins.min(), Some(first), "{algorithm:?}, rank {lost} of {world}: {said:#?}");
         }
@@ -113,7 +115,8 @@ fn a_rank_that_has_gone_is_named_in_memory() {
     assert_named(SHARING, in_memory, Algorithm::Ring, true, PeerFault::Closed);
 }
 
-/// What rank 2 meets, which has all the time, while it waits for rank 1 in `operation`: that starves for rank 0, which is lost.
+/// Returns the error of the patient rank 2. It waits in `operation` for rank 1, which times out on
+/// the lost rank 0.
 fn met_behind(
     limits: Limits,
     leaves: bool,
@@ -157,26 +160,26 @@ fn assert_told(limits: Limits, operation: fn(&mut Group) -> Result<(), Collectiv
 }
 
 #[test]
-fn whoever_receives_from_a_rank_that_gives_up_is_told_why() {
+fn a_receiver_learns_why_its_sender_leaves() {
     assert_told(PATIENT, |group| group.receive(1, CHAIN, &mut [0.0_f32; 10]).map(drop));
-    // Less than the farewell's payload, and more than a frame.
+    // Less than a notice's payload, and more than a frame.
     assert_told(PATIENT, |group| group.receive(1, CHAIN, &mut [0_u8; 3]).map(drop));
     assert_told(PATIENT, |group| group.receive(1, CHAIN, &mut vec![0.0_f64; LENGTH]).map(drop));
 }
 
 #[test]
-fn so_is_he_over_several_connections() {
+fn a_receiver_over_several_connections_learns_why_its_sender_leaves() {
     assert_told(with_sockets(3), |group| group.receive(1, CHAIN, &mut [0.0_f32; 10]).map(drop));
 }
 
 #[test]
-fn whoever_sends_to_a_rank_that_gives_up_is_told_why() {
+fn a_sender_learns_why_its_receiver_leaves() {
     // More than all sockets hold.
     assert_told(PATIENT, |group| group.send(1, CHAIN, &mut vec![0.0_f32; 16 << 20]).map(drop));
 }
 
 #[test]
-fn whoever_meets_a_rank_in_memory_that_gives_up_is_told_why() {
+fn a_rank_in_shared_memory_learns_why_its_peer_leaves() {
     let error = met_behind(SHARING, false, |group| {
         group.all_reduce_in_memory(CHAIN, &mut [0.0_f32; 10], Reduction::Sum).map(drop)
     });
@@ -184,7 +187,7 @@ fn whoever_meets_a_rank_in_memory_that_gives_up_is_told_why() {
 }
 
 #[test]
-fn whoever_is_told_tells_the_next_one() {
+fn a_rank_passes_the_reason_on_to_the_next_one() {
     let errors = ends(|| {
         bare_group(4, PATIENT, |mut group| match group.id().rank {
             0 => None,

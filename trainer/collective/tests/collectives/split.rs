@@ -12,7 +12,8 @@ fn ranks_of_a_colour_make_a_group_in_the_order_of_their_keys() {
     let found = ends(|| {
         ranks(7, |listener, rank, peers| {
             let mut whole = Group::form(listener, id(rank), peers, PATIENT, &Abort::new()).unwrap();
-            // Ranks 0, 2 and 4 backwards; 1 and 3 as they are; 5 by itself; 6 in none.
+            // Ranks 0, 2 and 4 form a group in reverse, and 1 and 3 in order. Rank 5 is alone, and
+            // 6 is in none.
             let (colour, key) = match rank {
                 0 | 2 | 4 => (Some(3), 10 - rank as u32),
                 1 | 3 => (Some(9), 7),
@@ -25,7 +26,7 @@ fn ranks_of_a_colour_make_a_group_in_the_order_of_their_keys() {
                 part.all_reduce(Algorithm::Ring, TAG, &mut sum, Reduction::Sum).unwrap();
                 (part.id().rank, part.world(), sum[0])
             });
-            // The whole goes on.
+            // The whole group goes on.
             let mut sum = [1_i64];
             whole.all_reduce(Algorithm::Ring, TAG, &mut sum, Reduction::Sum).unwrap();
             assert_eq!(sum, [7]);
@@ -64,7 +65,7 @@ fn parts_split_again_and_work_beside_the_whole() {
     });
 }
 
-/// What rank r of three holds after an operation of a communicator on `[r, 10 + r, 20 + r]`.
+/// Returns the data of rank r of three after a communicator's operation on `[r, 10 + r, 20 + r]`.
 fn held(collective: Collective, rank: usize) -> Vec<f32> {
     let given = |rank: usize| [rank as f32, (10 + rank) as f32, (20 + rank) as f32];
     let own = part(&(0..3), 3, rank);
@@ -109,7 +110,7 @@ fn a_communicator_does_every_operation_in_the_order_of_submission() {
             let all: Vec<Vec<f32>> = communicator.wait_all().map(|ended| ended.unwrap().memory).collect();
             for (held, collective) in all.iter().zip(OPERATIONS) {
                 let expected = self::held(collective, rank);
-                // What a reduction leaves where its result is not has no meaning.
+                // Outside its result, a reduction leaves undefined elements.
                 let counts = |index: usize| match collective {
                     Collective::Reduce { root, .. } => root == rank,
                     Collective::ReduceScatter(_) => index == rank,

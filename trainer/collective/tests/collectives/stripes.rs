@@ -1,4 +1,4 @@
-//! Groups of which each pair has several connections.
+//! Groups in which each pair has several connections.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,12 +15,12 @@ use crate::impostor::{LENGTH, expected_frame, greeting, read_header, until_close
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
 
-/// Numbers whose sum depends on the order of addition.
+/// Returns numbers whose sum depends on the order of addition.
 fn fractions(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|i| ((rank * 7919 + i * 104_729) % 99_991) as f32 / 997.0 + 1e-7).collect()
 }
 
-/// What a rank holds after every operation over so many elements.
+/// Returns a rank's elements after every operation.
 fn results(group: &mut Group, length: usize) -> Vec<Vec<f32>> {
     let (world, rank) = (group.world(), group.id().rank);
     let mut results = Vec::new();
@@ -97,7 +97,7 @@ fn partners_that_exchange_far_more_than_their_sockets_hold_do_not_wait_for_each_
 }
 
 #[test]
-fn a_rank_that_leaves_after_its_last_sum_disturbs_nobody() {
+fn a_rank_that_leaves_after_its_last_sum_disturbs_no_other() {
     for round in 0..30 {
         ends(move || {
             group(3, with_sockets(2 + round % 3), |mut communicator| {
@@ -108,21 +108,22 @@ fn a_rank_that_leaves_after_its_last_sum_disturbs_nobody() {
     }
 }
 
-/// What is wrong with the first connection through [`line`].
+/// A fault of the first connection through [`line`].
 #[derive(Clone, Copy)]
 enum First {
-    /// It passes a byte on when the others have passed [`SLOWER`] on, or nothing any more.
+    /// It passes a byte on once the others have passed [`SLOWER`] on, or pass nothing any more.
     IsSlow,
-    /// Both ends are closed after so many bytes.
+    /// Both ends are closed after this many bytes.
     IsCut(usize),
 }
 
 const SLOWER: usize = 40;
-/// Turns without a byte after which a slow connection passes some on all the same: the others may wait for it.
+/// Turns without a byte after which a slow connection passes some on anyway, because the others may
+/// wait for it.
 const IDLE_TURNS: usize = 100;
 const PIECE: usize = 16 << 10;
 
-/// One way of a connection through [`line`].
+/// One direction of a connection through [`line`].
 struct Flow {
     from: TcpStream,
     to: TcpStream,
@@ -131,7 +132,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// Passes a piece on if there is one; whether more may come.
+    /// Passes a piece on if there is one. Returns true if more may come.
     fn pass(&mut self) -> bool {
         if self.held.is_empty() {
             self.held.resize(PIECE, 0);
@@ -162,8 +163,8 @@ impl Flow {
     }
 }
 
-/// Passes `sockets` connections on to `behind`, each in its turn, so that one is slow in comparison whatever the machine does; the bytes
-/// that each has carried there.
+/// Passes `sockets` connections on to `behind`, each in its turn, so that one is relatively slow on
+/// any machine. Returns the bytes that each has carried there.
 fn line(between: &TcpListener, behind: SocketAddr, sockets: usize, first: First) -> Vec<usize> {
     let mut flows = Vec::new();
     for _ in 0..sockets {
@@ -197,7 +198,8 @@ fn line(between: &TcpListener, behind: SocketAddr, sockets: usize, first: First)
     flows.iter().step_by(2).map(|flow| flow.passed).collect()
 }
 
-/// What two ranks hold, or meet, after an `operation` through [`line`], and what each connection has carried of it to rank 1.
+/// Returns the results of two ranks after an `operation` through [`line`], and the bytes of it that
+/// each connection has carried to rank 1.
 fn over_a_line(
     first: First,
     operation: impl Fn(&mut Group, &mut [f32]) -> Result<Transferred, CollectiveError> + Send + Sync + 'static,
@@ -206,9 +208,9 @@ fn over_a_line(
     ends(move || {
         let listeners = [listener(), listener()];
         let between = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        // A line that holds little.
+        // This line holds little.
         socket2::SockRef::from(&between).set_recv_buffer_size(32 << 10).unwrap();
-        // Rank 0 calls rank 1 by way of it.
+        // Rank 0 dials rank 1 through it.
         let peers = [listeners[0].address(), between.local_addr().unwrap()];
         let behind = listeners[1].address();
         std::thread::scope(|scope| {
@@ -237,11 +239,11 @@ fn a_slow_stripe_leaves_the_bytes_to_the_others() {
 }
 
 #[test]
-fn all_that_was_sent_is_on_its_way_when_the_sender_goes_on_to_something_else() {
+fn sent_bytes_keep_moving_while_the_sender_does_something_else() {
     let received = Barrier::new(2);
     let (outcomes, _) = over_a_line(First::IsSlow, move |group, data| {
         let outcome = if group.id().rank == 0 { group.send(1, TAG, data) } else { group.receive(0, TAG, data) };
-        // The sender does nothing in this group until the other rank has it all.
+        // The sender does nothing in this group until the other rank has everything.
         received.wait();
         outcome
     });
@@ -249,7 +251,7 @@ fn all_that_was_sent_is_on_its_way_when_the_sender_goes_on_to_something_else() {
 }
 
 #[test]
-fn ranks_that_sum_over_a_slow_stripe_have_the_sum() {
+fn ranks_that_sum_over_a_slow_stripe_get_the_sum() {
     let (outcomes, _) =
         over_a_line(First::IsSlow, |group, data| group.all_reduce(Algorithm::Ring, TAG, data, Reduction::Sum));
     assert!(outcomes.into_iter().all(|data| data.unwrap().iter().all(|value| *value == 3.0)));
@@ -261,7 +263,7 @@ fn a_stripe_that_is_cut_is_an_error_that_names_the_peer_on_both_ends() {
         over_a_line(First::IsCut(100_000), |group, data| group.all_reduce(Algorithm::Ring, TAG, data, Reduction::Sum));
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         let error = outcome.unwrap_err();
-        // The second to notice may be told that the first has.
+        // The second rank to notice may learn that the first has noticed.
         let (CollectiveError::PeerClosed { rank: peer, .. } | CollectiveError::PeerGaveUp { rank: peer, .. }) = error
         else {
             panic!("{error}")
@@ -271,7 +273,7 @@ fn a_stripe_that_is_cut_is_an_error_that_names_the_peer_on_both_ends() {
 }
 
 #[test]
-fn ranks_with_different_numbers_of_sockets_are_told_so() {
+fn ranks_with_different_numbers_of_sockets_get_an_error() {
     for sockets in [[1, 2], [4, 3]] {
         let errors = ends(move || {
             ranks(2, |listener, rank, peers| {
@@ -296,7 +298,8 @@ fn call(honest: SocketAddr, stripe: u32) -> TcpStream {
     stream
 }
 
-/// What rank 1 meets when it sums with an impostor over two sockets, who does `deed` with his ends of them.
+/// Returns the error of rank 1, which sums with an impostor over two sockets. The impostor does
+/// `deed` with its ends of them.
 fn met(deed: impl FnOnce([TcpStream; 2]) + Send + 'static) -> Result<Vec<f32>, CollectiveError> {
     ends(move || {
         let honest = listener();
@@ -327,12 +330,12 @@ fn frame() -> Vec<u8> {
 }
 
 #[test]
-fn segments_are_read_in_sequence_on_whichever_stripe_they_come_and_however_they_are_cut() {
+fn segments_are_read_in_sequence_from_any_stripe_and_in_any_pieces() {
     let sum = met(|mut stripes| {
         let frame = frame();
         let cuts = [0, 1, 70, 71, 1000, frame.len()];
         let part = |sequence: usize| segment(sequence as u64, &frame[cuts[sequence]..cuts[sequence + 1]]);
-        // The later ones are there first.
+        // The later segments are there first.
         stripes[1].write_all(&[part(1), part(2), part(4)].concat()).unwrap();
         stripes[0].write_all(&[part(0), part(3)].concat()).unwrap();
         stripes.iter_mut().for_each(until_closed);
@@ -341,7 +344,7 @@ fn segments_are_read_in_sequence_on_whichever_stripe_they_come_and_however_they_
 }
 
 #[test]
-fn segments_that_cannot_be_are_refused_and_their_sender_named() {
+fn wrong_segments_are_refused_and_their_sender_is_named() {
     let first = || segment(0, &frame()[..100]);
     let cases: [(&str, [Vec<u8>; 2]); 7] = [
         ("segment checksum", [vec![0xa5; 4096], Vec::new()]),
@@ -365,7 +368,7 @@ fn segments_that_cannot_be_are_refused_and_their_sender_named() {
 }
 
 #[test]
-fn the_last_bytes_are_read_where_another_stripe_is_closed_already() {
+fn the_last_bytes_are_read_although_another_stripe_is_closed() {
     let sum = met(|[mut first, mut second]| {
         second.shutdown(Shutdown::Write).unwrap();
         first.write_all(&segment(0, &frame())).unwrap();
@@ -405,7 +408,7 @@ fn a_second_greeting_replaces_the_stripe_and_no_other() {
 }
 
 #[test]
-fn a_star_has_one_socket_for_each_rank_whatever_the_limits_say() {
+fn a_star_has_one_socket_for_each_rank_despite_the_limits() {
     ends(|| {
         ranks(2, |listener, rank, peers| {
             let limits = if rank == 0 { with_sockets(4) } else { PATIENT };

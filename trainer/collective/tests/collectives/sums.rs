@@ -3,7 +3,7 @@ use lockstep_collective::{Communicator, Limits, Waiting};
 
 use crate::group::{PATIENT, ends, group};
 
-/// Small whole numbers: their sums are exact in any order.
+/// Returns small integers, whose sums are exact in any order.
 fn whole(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|i| ((rank * 31 + i * 7) % 101) as f32).collect()
 }
@@ -12,7 +12,7 @@ fn sum_of_whole(world: usize, length: usize) -> Vec<f32> {
     (0..length).map(|i| (0..world).map(|rank| ((rank * 31 + i * 7) % 101) as f32).sum()).collect()
 }
 
-/// Numbers whose sum depends on the order of addition.
+/// Returns numbers whose sum depends on the order of addition.
 fn fractions(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|i| ((rank * 7919 + i * 104_729) % 99_991) as f32 / 997.0 + 1e-7).collect()
 }
@@ -111,7 +111,7 @@ fn a_group_of_one_has_every_sum_at_once() {
 }
 
 #[test]
-fn a_rank_that_leaves_after_its_last_sum_disturbs_nobody() {
+fn a_rank_that_leaves_after_its_last_sum_disturbs_no_other() {
     for _ in 0..30 {
         ends(|| group(3, PATIENT, |mut communicator| drop(sum_once(&mut communicator, whole, 20_000))));
     }

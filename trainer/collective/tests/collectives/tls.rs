@@ -1,4 +1,4 @@
-//! Groups whose connections go inside TLS, and those that do not form because somebody is not who he should be.
+//! Groups inside TLS, and groups that do not form because a rank has the wrong identity.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -18,7 +18,7 @@ const NAME: &str = "worker";
 /// For tests in which no group forms.
 const SHORT: Limits = Limits { forming: Duration::from_secs(2), ..PATIENT };
 
-/// Signs what it is asked to.
+/// An authority that signs every request.
 struct Authority {
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
@@ -32,7 +32,7 @@ impl Authority {
         Self { certificate, issuer: Issuer::new(params, key) }
     }
 
-    /// Of a rank whose certificate is good until the first day of a year.
+    /// Returns the identity of a rank whose certificate is valid until the first day of a year.
     fn identity(&self, until: i32) -> Identity {
         self.identity_that_trusts(until, self)
     }
@@ -51,7 +51,7 @@ impl Authority {
     }
 }
 
-/// As `bare_group`, with an authority that all trust.
+/// Runs a `bare_group` with an authority that all ranks trust.
 fn encrypted<T: Send>(world: usize, limits: Limits, work: impl Fn(Group, &Listener) -> T + Send + Sync) -> Vec<T> {
     let authority = Authority::new();
     let listeners = (0..world).map(|_| listener().with_identity(authority.identity(2100))).collect();
@@ -60,7 +60,7 @@ fn encrypted<T: Send>(world: usize, limits: Limits, work: impl Fn(Group, &Listen
     })
 }
 
-/// What the two ranks meet that form no group.
+/// Returns the errors of two ranks that form no group.
 fn unformed(identities: [Option<Identity>; 2]) -> Vec<CollectiveError> {
     ends(move || {
         let listeners = identities.into_iter().map(|identity| match identity {
@@ -73,7 +73,7 @@ fn unformed(identities: [Option<Identity>; 2]) -> Vec<CollectiveError> {
     })
 }
 
-/// Each error names the other rank and says what was expected.
+/// Each error must name the other rank and the expected identity.
 fn assert_said(errors: &[CollectiveError], expected: [&str; 2]) {
     for (rank, (error, expected)) in errors.iter().zip(expected).enumerate() {
         assert_eq!(error.peer(), Some(1 - rank), "{error}");
@@ -140,15 +140,15 @@ fn parts_of_an_encrypted_group_are_encrypted_groups() {
 }
 
 #[test]
-fn nobody_between_two_ranks_reads_what_they_send_and_what_he_changes_is_noticed() {
+fn a_relay_between_two_ranks_reads_nothing_and_its_changes_are_noticed() {
     const SECRET: f32 = 123.456;
-    /// Past the greeting, within the sums.
+    /// After the greeting, within the sums.
     const CHANGED: usize = 100_000;
     let (errors, seen) = ends(|| {
         let authority = Authority::new();
         let listeners = [(); 2].map(|()| listener().with_identity(authority.identity(2100)));
         let between = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        // Rank 0 calls rank 1 by way of this one.
+        // Rank 0 dials rank 1 through this relay.
         let peers = [listeners[0].address(), between.local_addr().unwrap()];
         let (seen, behind) = (Mutex::new(Vec::new()), listeners[1].address());
         let errors: Vec<CollectiveError> = std::thread::scope(|scope| {
@@ -169,7 +169,7 @@ fn nobody_between_two_ranks_reads_what_they_send_and_what_he_changes_is_noticed(
         (errors, seen.into_inner().unwrap())
     });
     assert!(matches!(errors[1], CollectiveError::BadRecord { rank: 0, .. }), "{errors:?}");
-    // Whatever of rank 1's alert, its farewell and its end comes first.
+    // The first of rank 1's alert, its notice and its end may win.
     assert!(
         errors[0].peer() == Some(1) || matches!(errors[0], CollectiveError::PeerGaveUp { rank: 1, .. }),
         "{errors:?}"
@@ -178,7 +178,8 @@ fn nobody_between_two_ranks_reads_what_they_send_and_what_he_changes_is_noticed(
     assert!(!seen.windows(8).any(|bytes| bytes == [SECRET.to_le_bytes(); 2].concat()), "it can be read");
 }
 
-/// Passes bytes on both ways, those towards `behind` by way of `seen` and with the one at `changed` changed.
+/// Passes bytes on in both directions. Bytes towards `behind` go through `seen`, and the one at
+/// `changed` is changed.
 fn overhear(between: &TcpListener, behind: SocketAddr, changed: usize, seen: &Mutex<Vec<u8>>) {
     let (mut called, mut calling) = (between.accept().unwrap().0, TcpStream::connect(behind).unwrap());
     let (mut back, mut answers) = (called.try_clone().unwrap(), calling.try_clone().unwrap());
@@ -206,7 +207,8 @@ fn overhear(between: &TcpListener, behind: SocketAddr, changed: usize, seen: &Mu
 #[test]
 fn a_rank_of_a_foreign_authority_is_refused_and_named() {
     let (ours, theirs) = (Authority::new(), Authority::new());
-    // It has come by the authority's certificate, which is no secret, so that only the others can refuse it.
+    // The rank trusts the job's authority, whose certificate is no secret. So only the others can
+    // refuse it.
     let caller = unformed([Some(theirs.identity_that_trusts(2100, &ours)), Some(ours.identity(2100))]);
     assert_said(&caller, ["does not accept this rank's certificate", "not signed by this job's authority"]);
     let called = unformed([Some(ours.identity(2100)), Some(theirs.identity_that_trusts(2100, &ours))]);
@@ -214,7 +216,7 @@ fn a_rank_of_a_foreign_authority_is_refused_and_named() {
 }
 
 #[test]
-fn an_expired_certificate_is_refused_and_its_rank_named() {
+fn an_expired_certificate_is_refused_and_its_rank_is_named() {
     let authority = Authority::new();
     let caller = unformed([Some(authority.identity(2021)), Some(authority.identity(2100))]);
     assert_said(&caller, ["does not accept this rank's certificate: CertificateExpired", "has expired"]);
@@ -232,7 +234,7 @@ fn a_rank_that_does_not_encrypt_and_one_that_does_tell_each_other_apart() {
 }
 
 #[test]
-fn a_peer_that_is_silent_instead_of_proving_who_it_is_is_named_at_the_deadline() {
+fn a_peer_that_proves_no_identity_is_named_at_the_deadline() {
     let error = ends(|| {
         let (first, silent) = (listener(), listener());
         let peers = [first.address(), silent.address()];
@@ -256,7 +258,7 @@ fn an_abort_ends_a_sum_inside_tls_and_closes_towards_the_peer() {
                 abort.abort("enough");
                 return communicator.wait().unwrap_err().error;
             }
-            // It waits for what the other does not send any more.
+            // It waits for bytes that the other no longer sends.
             communicator.submit(2, 0, vec![1.0; 1 << 20]);
             communicator.wait().unwrap_err().error
         })
@@ -267,7 +269,7 @@ fn an_abort_ends_a_sum_inside_tls_and_closes_towards_the_peer() {
 }
 
 #[test]
-fn credentials_that_make_no_identity_are_told_which_is_wrong() {
+fn wrong_credentials_are_an_error_that_names_the_wrong_part() {
     let authority = Authority::new();
     let (key, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
     let params = CertificateParams::new(vec![NAME.to_owned()]).unwrap();

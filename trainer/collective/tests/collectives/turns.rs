@@ -1,4 +1,4 @@
-//! Who forms a sum: the communication thread, or the caller who waits for it.
+//! The thread that forms a sum: the communication thread, or the thread of a waiting caller.
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,7 +27,7 @@ fn a_submitted_sum_is_formed_while_the_caller_computes() {
 }
 
 #[test]
-fn a_deferred_sum_goes_with_the_next_submission_in_its_order() {
+fn a_deferred_sum_runs_with_the_next_submission_in_order() {
     ends(|| {
         let formed = Barrier::new(2);
         group(2, PATIENT, |mut communicator| {
@@ -59,7 +59,7 @@ impl AsMut<[f32]> for Noted {
 }
 
 #[test]
-fn a_deferred_sum_is_formed_by_the_caller_who_waits_for_it() {
+fn a_deferred_sum_is_formed_by_the_caller_that_waits_for_it() {
     ends(|| {
         both(|listener, rank, peers| {
             let mut communicator = Communicator::form(listener, id(rank), peers, PATIENT, &Abort::new()).unwrap();
@@ -72,7 +72,7 @@ fn a_deferred_sum_is_formed_by_the_caller_who_waits_for_it() {
     });
 }
 
-/// Memory that panics when it is summed; told to whoever waits for it just before.
+/// Memory that panics when it is summed. It signals that just before.
 struct Cursed(Option<Arc<Barrier>>);
 
 impl AsMut<[f32]> for Cursed {
@@ -85,7 +85,7 @@ impl AsMut<[f32]> for Cursed {
 }
 
 #[test]
-fn a_panic_of_the_callers_memory_reaches_the_caller_whichever_thread_it_was_in_and_ends_the_group() {
+fn a_panic_of_the_callers_memory_reaches_the_caller_from_either_thread_and_ends_the_group() {
     for on_the_thread in [true, false] {
         ends(move || {
             both(move |listener, rank, peers| {
@@ -125,7 +125,7 @@ fn both(work: impl Fn(&Listener, usize, &[SocketAddr]) + Send + Sync) {
 }
 
 #[test]
-fn a_sum_is_given_back_before_what_was_submitted_after_it_is_formed() {
+fn a_sum_is_given_back_before_a_later_one_is_formed() {
     ends(|| {
         let first_is_back = Barrier::new(2);
         group(2, PATIENT, |mut communicator| {
@@ -135,7 +135,7 @@ fn a_sum_is_given_back_before_what_was_submitted_after_it_is_formed() {
                 assert_eq!(communicator.wait().unwrap().bucket, 0);
                 first_is_back.wait();
             } else {
-                // It takes part in the second only once the other has the first.
+                // It takes part in the second sum only once the other has the first.
                 assert_eq!(communicator.wait().unwrap().bucket, 0);
                 first_is_back.wait();
                 communicator.defer(1, 1, vec![1.0; 10]);

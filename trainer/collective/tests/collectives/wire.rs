@@ -7,18 +7,19 @@ use lockstep_collective::{Abort, BucketPlan, Choice, Communicator, Group, HEADER
 use crate::group::{PATIENT, bare_group, ends, id, listener, ranks_at};
 
 const TAG: Tag = Tag { step: 2, bucket: 1 };
-/// A format, and what it makes of a number.
+/// A format, and its rounding of a number.
 type Narrow = (Wire, fn(f32) -> f32);
 
 const NARROW: [Narrow; 2] =
     [(Wire::Bf16, |value| bf16::from_f32(value).to_f32()), (Wire::F16, |value| f16::from_f32(value).to_f32())];
 
-/// Numbers that no narrow format holds.
+/// Returns numbers that no narrow format can hold.
 fn uneven(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|index| 1.0 + 1.0 / (rank * 1000 + index % 977 + 3) as f32).collect()
 }
 
-/// The owner of a part adds the others' rounded terms to its own in f32, that of the rank before first; the sum is rounded once.
+/// Returns the sum of a part. Its owner adds the others' rounded terms to its own in `f32`, the
+/// previous rank's first. The sum is rounded once.
 fn rounded_twice(world: usize, length: usize, round: fn(f32) -> f32) -> Vec<f32> {
     let terms: Vec<Vec<f32>> = (0..world).map(|rank| uneven(rank, length)).collect();
     let mut sum = vec![0.0; length];
@@ -49,7 +50,8 @@ fn a_direct_sum_is_added_in_f32_and_rounded_once_as_term_and_once_as_sum() {
     }
 }
 
-/// Hosts sum within themselves in f32; then owners do with those sums what ranks of their own hosts do with terms.
+/// Returns the sum over mixed hosts. Hosts sum within themselves in `f32`. Then owners treat those
+/// sums as ranks of separate hosts treat terms.
 fn rounded_between(hosts: &Hosts, length: usize, round: fn(f32) -> f32) -> Vec<f32> {
     let terms: Vec<Vec<f32>> = (0..hosts.world()).map(|rank| uneven(rank, length)).collect();
     let (rows, count, owners) = (hosts.ranks(), hosts.count(), hosts.emptiest());
@@ -69,7 +71,7 @@ fn rounded_between(hosts: &Hosts, length: usize, round: fn(f32) -> f32) -> Vec<f
 }
 
 #[test]
-fn where_ranks_share_hosts_a_direct_sum_is_rounded_between_these_only() {
+fn on_mixed_hosts_a_direct_sum_is_rounded_between_hosts_only() {
     const LONG: usize = 6 * MAX_FRAME + 1;
     for names in [&[1, 2, 1][..], &[5, 5, 9, 9], &[1, 2, 2, 0, 0, 2], &[1, 1, 2, 2, 3, 3]] {
         for (wire, round) in NARROW {
@@ -88,8 +90,8 @@ fn where_ranks_share_hosts_a_direct_sum_is_rounded_between_these_only() {
                 sum(LONG)
             });
             if names == [5, 5, 9, 9] {
-                // Within its host a rank sends one half as terms and the other as sums, in f32; of its own half it sends as much as that to the
-                // other host, rounded.
+                // Within its host a rank sends one half as terms and the other half as sums, both
+                // in `f32`. It sends as much as its own half to the other host, rounded.
                 let most = ((4 + 1) * LONG + 64 * HEADER_BYTES) as u64;
                 assert!(sent.iter().all(|sent| *sent <= most), "{sent:?}, {most} at most");
             }
@@ -98,9 +100,9 @@ fn where_ranks_share_hosts_a_direct_sum_is_rounded_between_these_only() {
 }
 
 #[test]
-fn whatever_the_algorithm_all_ranks_hold_the_same_bits_near_the_sum() {
+fn all_ranks_hold_the_same_bits_near_the_sum_by_any_algorithm() {
     let alike = [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::DoubleTree];
-    // Of two ranks several frames.
+    // Two ranks send several frames.
     for (world, length) in [(2, 2 * MAX_FRAME + 1), (3, 10_007), (5, 10_007), (6, 10_007)] {
         for (algorithm, (wire, _)) in alike
             .into_iter()
@@ -117,7 +119,7 @@ fn whatever_the_algorithm_all_ranks_hold_the_same_bits_near_the_sum() {
             let terms: Vec<Vec<f32>> = (0..world).map(|rank| uneven(rank, length)).collect();
             let exact: Vec<f32> = (0..length).map(|index| terms.iter().map(|terms| terms[index]).sum()).collect();
             assert!(sums.iter().all(|sum| *sum == sums[0]), "{world} ranks, {wire:?}, {algorithm:?}");
-            // Some terms near 1, each hop rounded to 8 bits or 11.
+            // Some terms are near 1, and each hop is rounded to 8 or 11 bits.
             let near = |(sum, exact): (&f32, &f32)| (sum - exact).abs() <= exact / 64.0;
             assert!(sums[0].iter().zip(&exact).all(near), "{wire:?}, {algorithm:?}");
         }
@@ -125,7 +127,7 @@ fn whatever_the_algorithm_all_ranks_hold_the_same_bits_near_the_sum() {
 }
 
 #[test]
-fn half_the_bytes_travel() {
+fn a_narrow_format_sends_half_the_bytes() {
     let length = 1 << 20;
     let sent = |wire| {
         ends(move || {
@@ -141,7 +143,7 @@ fn half_the_bytes_travel() {
 }
 
 #[test]
-fn ranks_that_disagree_on_the_format_are_told_so() {
+fn ranks_that_disagree_on_the_format_get_an_error() {
     let failures = ends(|| {
         bare_group(2, PATIENT, |mut group| {
             let wire = if group.id().rank == 0 { Wire::Bf16 } else { Wire::F16 };
@@ -153,7 +155,7 @@ fn ranks_that_disagree_on_the_format_are_told_so() {
 }
 
 #[test]
-fn the_buckets_of_the_newest_plan_travel_in_its_format_and_other_numbers_as_they_are() {
+fn the_newest_plans_buckets_travel_in_its_format_and_other_numbers_unchanged() {
     let third = 1.0_f32 / 3.0;
     ends(move || {
         bare_group(2, PATIENT, |mut group| {
@@ -176,7 +178,7 @@ fn the_buckets_of_the_newest_plan_travel_in_its_format_and_other_numbers_as_they
             assert_eq!(*anew.proposed(), proposed);
             communicator.submit(2, 0, vec![third; 20]);
             let sums: Vec<Vec<f32>> = communicator.wait_all().map(|sum| sum.unwrap().memory).collect();
-            assert_eq!(sums, [vec![rounded; 20], vec![2.0 * third; 20]], "what was pending was summed before");
+            assert_eq!(sums, [vec![rounded; 20], vec![2.0 * third; 20]], "pending operations follow the earlier plan");
         })
     });
 }

@@ -1,4 +1,4 @@
-//! Ranks that share memory; here they share a process too, which makes no difference to them.
+//! Ranks that share memory. Here they share a process too, which makes no difference to them.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use lockstep_collective::{CollectiveError, Group, Limits, Reduction, Tag, Waitin
 use crate::group::{IMPATIENT, PATIENT, bare_group, ends, group};
 
 const SHARING: Limits = Limits { shares_memory: true, ..PATIENT };
-/// Longer than a few chunks, and no multiple of anything.
+/// Longer than a few chunks, and a multiple of nothing.
 const LENGTHS: [usize; 7] = [0, 1, 7, 256, 1000, 32 * 1024, 200_003];
 
 fn uneven(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|index| 1.0 / (rank * 1000 + index % 977 + 3) as f32).collect()
 }
 
-/// In rank order, as each part is reduced.
+/// Sums in rank order, as each part is reduced.
 fn summed(world: usize, length: usize) -> Vec<f32> {
     let mut sum = uneven(0, length);
     for rank in 1..world {
@@ -44,7 +44,7 @@ fn every_rank_holds_the_sum_in_rank_order() {
 }
 
 #[test]
-fn what_lies_in_the_arenas_is_summed_where_it_is_and_nothing_else_is_touched() {
+fn slices_of_the_arenas_are_summed_in_place_and_nothing_else_is_touched() {
     for waiting in [Waiting::Block, Waiting::SpinThenBlock] {
         for world in 2..=5 {
             ends(move || {
@@ -60,7 +60,7 @@ fn what_lies_in_the_arenas_is_summed_where_it_is_and_nothing_else_is_touched() {
                         data.copy_from_slice(&uneven(rank, length));
                         group.all_reduce_in_memory(Tag { step, bucket: 0 }, data, Reduction::Sum).unwrap();
                         assert!(data == summed(world, length), "{world} ranks, length {length}");
-                        // The others write into this arena no more, once the operation is over.
+                        // The others no longer write into this arena once the operation is over.
                         assert!(arena[..start].iter().chain(&arena[start + length..]).all(|value| *value == -1.0));
                     }
                 })
@@ -91,7 +91,7 @@ fn two_arenas_the_staging_areas_and_connections_take_turns() {
 }
 
 #[test]
-fn ranks_whose_data_lies_elsewhere_are_told_so() {
+fn ranks_with_data_in_different_places_get_an_error() {
     for elsewhere in ["another place of the arena", "no arena"] {
         let errors = ends(move || {
             bare_group(2, SHARING, move |mut group| {
@@ -105,7 +105,8 @@ fn ranks_whose_data_lies_elsewhere_are_told_so() {
                 group.all_reduce_in_memory(Tag::default(), data, Reduction::Sum).unwrap_err()
             })
         });
-        // The first to see it closes its connections, and says why, which the other may see first.
+        // The first rank to see the difference closes its connections and says why. The other may
+        // see that first.
         let told = |error: &CollectiveError| matches!(error, CollectiveError::WrongFrame { field: "place", .. });
         let closed = |error: &CollectiveError| matches!(error, CollectiveError::PeerGaveUp { .. });
         assert!(errors.iter().any(told) && errors.iter().all(|error| told(error) || closed(error)), "{errors:?}");
@@ -137,7 +138,7 @@ fn a_communicator_takes_the_memory_by_itself() {
 }
 
 #[test]
-fn a_rank_that_leaves_is_named_by_those_that_wait_for_it() {
+fn a_rank_that_leaves_is_named_by_the_ranks_that_wait_for_it() {
     let errors = ends(|| {
         bare_group(3, SHARING, |mut group| {
             if group.id().rank == 1 {
@@ -146,7 +147,7 @@ fn a_rank_that_leaves_is_named_by_those_that_wait_for_it() {
             group.all_reduce_in_memory(Tag::default(), &mut [1.0_f32; 10], Reduction::Sum).err()
         })
     });
-    // One of the two may see the other go first, which has seen rank 1 go.
+    // One of the two ranks may see the other go first, which has seen rank 1 go.
     let named: Vec<_> = errors.iter().flatten().map(CollectiveError::peer).collect();
     assert_eq!(named, [Some(1); 2], "{errors:?}");
 }
@@ -173,7 +174,7 @@ fn an_abort_ends_the_wait_long_before_the_silence_limit() {
     let waits = ends(|| {
         bare_group(2, SHARING, |mut group: Group| {
             if group.id().rank == 1 {
-                // Its end comes with the other's.
+                // The other rank's end ends it.
                 group.barrier(Tag::default()).unwrap_err();
                 return Duration::ZERO;
             }
@@ -196,12 +197,12 @@ fn an_abort_ends_the_wait_long_before_the_silence_limit() {
             })
         })
     });
-    // Generous: what is asserted is that it does not wait for the silence limit.
+    // The bound is generous: it only shows that the rank does not wait for the silence limit.
     assert!(waits[0] < SHARING.silence / 10, "{:?}", waits[0]);
 }
 
 #[test]
-fn ranks_that_reduce_different_things_are_told_so() {
+fn ranks_that_reduce_different_data_get_an_error() {
     for (field, step, length) in [("step", 1, 10), ("length", 0, 11)] {
         let errors = ends(move || {
             bare_group(2, SHARING, move |mut group| {
@@ -222,7 +223,8 @@ fn after_a_failure_nothing_is_reduced_any_more() {
         let (limits, failed) = (Limits { shares_memory: true, ..IMPATIENT }, Barrier::new(2));
         bare_group(2, limits, |mut group| {
             let rank = group.id().rank;
-            // So many that a rank waits for what another reduces: of fewer, the late one finds all that it needs.
+            // The data is long enough that a rank waits for another's part. With less data the late
+            // rank finds all that it needs.
             let mut data = vec![1.0_f32; 1000];
             let mut fails = || group.all_reduce_in_memory(Tag::default(), &mut data, Reduction::Sum).is_err();
             if rank == 1 {
@@ -239,7 +241,7 @@ fn after_a_failure_nothing_is_reduced_any_more() {
 }
 
 #[test]
-fn nobody_else_writes_to_what_a_failed_operation_was_on() {
+fn no_other_rank_writes_to_the_data_of_a_failed_operation() {
     ends(|| {
         let (limits, failed, written) = (Limits { shares_memory: true, ..IMPATIENT }, Barrier::new(2), Barrier::new(2));
         bare_group(2, limits, |mut group| {
@@ -250,7 +252,8 @@ fn nobody_else_writes_to_what_a_failed_operation_was_on() {
             if is_late {
                 failed.wait();
             }
-            // The late one finds that the other has come, and reduces its part of both arenas before it misses it.
+            // The late rank finds that the other has arrived. It reduces its part of both arenas
+            // before it misses the other.
             group.all_reduce_in_memory(Tag::default(), data, Reduction::Sum).unwrap_err();
             if is_late {
                 assert!(data.contains(&2.0), "it has reduced");
@@ -261,17 +264,18 @@ fn nobody_else_writes_to_what_a_failed_operation_was_on() {
             failed.wait();
             written.wait();
             assert!(data.iter().all(|value| *value == 7.0), "another rank wrote to it");
-            assert!(before.iter().chain(&*after).all(|value| *value == 0.0), "the operation was not on this");
+            assert!(before.iter().chain(&*after).all(|value| *value == 0.0), "bytes outside the operation changed");
         })
     });
 }
 
 #[test]
-fn whoever_waits_for_one_rank_notices_that_another_has_gone() {
+fn a_rank_that_waits_for_one_peer_notices_that_another_has_gone() {
     let outcomes = ends(|| {
         let noticed = Barrier::new(2);
         bare_group(3, SHARING, |mut group| match group.id().rank {
-            // Alive, but not before rank 2, which waits for it first, has noticed rank 1.
+            // Rank 0 is alive, but acts only after rank 2, which waits for it first, has noticed
+            // that rank 1 has gone.
             0 => {
                 noticed.wait();
                 None

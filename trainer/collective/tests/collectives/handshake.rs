@@ -21,12 +21,13 @@ fn sum(group: &mut Group, values: &mut [f32]) -> Result<(), CollectiveError> {
     group.all_reduce(Algorithm::Ring, Tag::default(), values, Reduction::Sum).map(drop)
 }
 
-/// A port where nobody listens. On its own loopback address no other test's listener can come to it.
+/// Returns a port without a listener. It has a loopback address of its own, so that no other test's
+/// listener takes it.
 fn deserted(host: u8) -> SocketAddr {
     Listener::bind(Ipv4Addr::new(127, 0, 0, host).into(), 0).unwrap().address()
 }
 
-/// Connects to `address` and says `bytes`.
+/// Connects to `address` and sends `bytes`.
 fn call(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(bytes).unwrap();
@@ -63,7 +64,7 @@ fn strangers_do_not_disturb_the_forming() {
         });
         assert_eq!(other.join().unwrap(), [3.0]);
         for stream in &mut refused {
-            // Closed, some after a refusal.
+            // The connection closes, in some cases after a refusal.
             let mut said = Vec::new();
             let _ = stream.read_to_end(&mut said);
             assert!(
@@ -74,7 +75,7 @@ fn strangers_do_not_disturb_the_forming() {
 }
 
 #[test]
-fn an_older_generation_is_told_which_one_is_forming() {
+fn an_older_generation_learns_which_one_is_forming() {
     ends(|| {
         let second = listener();
         let peers = [deserted(4), second.address()];
@@ -94,7 +95,7 @@ fn an_older_generation_is_told_which_one_is_forming() {
 
 #[test]
 fn a_rank_left_in_an_older_generation_learns_of_the_newer() {
-    // Whether it is the one that calls or the one that is called.
+    // The rank in the older generation dials in one case, and is dialled in the other.
     for left in [0, 1] {
         ends(move || {
             let listeners = [listener(), listener()];
@@ -119,7 +120,7 @@ fn a_rank_left_in_an_older_generation_learns_of_the_newer() {
 }
 
 #[test]
-fn a_rank_that_connects_and_is_silent_is_named_as_one_that_never_comes() {
+fn a_rank_that_connects_and_stays_silent_is_named_as_missing() {
     let error = ends(|| {
         let second = listener();
         let peers = [deserted(5), second.address()];
@@ -133,7 +134,7 @@ fn a_rank_that_connects_and_is_silent_is_named_as_one_that_never_comes() {
     assert!(last_attempt.contains("connected, and silent"), "{last_attempt}");
 }
 
-/// Where a rank can be called at `address` that hears nothing after the greeting.
+/// Returns a port that stands in for `address` and passes nothing on after the greeting.
 fn muted(address: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let muted = listener.local_addr().unwrap();
@@ -147,7 +148,7 @@ fn muted(address: SocketAddr) -> SocketAddr {
 }
 
 #[test]
-fn of_ranks_that_are_connected_only_one_that_does_not_hear_another_says_that_it_is_silent() {
+fn only_the_rank_that_does_not_hear_a_connected_peer_calls_it_silent() {
     let errors = ends(|| {
         ranks(4, |listener, rank, peers| {
             let mut peers = peers.to_vec();
