@@ -36,50 +36,59 @@
 //! # }
 //! ```
 
-mod abort;
-mod agree;
+// Numbers, and the schedules of their exchange.
 pub mod algorithm;
-mod buckets;
 mod choice;
-mod collective;
-mod communicator;
-mod connection;
 mod costs;
-mod crc32c;
 mod element;
-mod engine;
+mod hosts;
+mod operation;
+mod reducer;
+mod wire;
+
+// Names of ranks and operations, limits and errors.
+mod abort;
 mod error;
 mod error_site;
-mod failure_notice;
+mod limits;
+mod outcome;
+mod rank_id;
+mod sockets;
+mod tag;
+
+// Frames and links, from the socket up.
+mod connection;
+mod crc32c;
 mod frame;
 mod frame_check;
-mod group;
 mod handshake;
-mod hosts;
 mod identity;
-mod idle;
-mod limits;
 mod link_error;
 mod listener;
+mod mesh;
+mod poll_set;
+mod socket;
+mod stripes;
+mod tls;
+
+// Operations: over links, or in shared memory.
+mod engine;
+mod failure_notice;
+mod group;
+mod idle;
+mod own_core;
+mod shared_memory;
+mod waiting;
+
+// Plans, and sums beside the caller's computation.
+mod agree;
+mod buckets;
+mod collective;
+mod communicator;
 mod measure_costs;
 mod merge;
-mod mesh;
-mod operation;
-mod outcome;
-mod own_core;
 mod plan;
-mod poll_set;
 mod queue;
-mod rank_id;
-mod reducer;
-mod shared_memory;
-mod socket;
-mod sockets;
-mod stripes;
-mod tag;
-mod tls;
-mod waiting;
-mod wire;
 
 pub use abort::Abort;
 pub use buckets::{FIRST_BUCKET_BYTES, plan as plan_buckets};

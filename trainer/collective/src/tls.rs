@@ -16,16 +16,16 @@ use crate::identity::Identity;
 use crate::link_error::LinkError;
 
 /// The most bytes of a record.
-const MAX_PLAINTEXT: usize = 16 << 10;
+const RECORD_PLAINTEXT_BYTES: usize = 16 << 10;
 /// Bytes that are encrypted at once: 8 records, which stay in the cache until the system has taken
 /// them.
-const MOST_PLAINTEXT: usize = 8 * MAX_PLAINTEXT;
+const BATCH_PLAINTEXT_BYTES: usize = 8 * RECORD_PLAINTEXT_BYTES;
 /// Room for the overhead of records, and for messages of TLS itself.
-const OVERHEAD: usize = 8 << 10;
+const OVERHEAD_BYTES: usize = 8 << 10;
 /// Bytes that are read from the socket at once. No record is longer than a seventh of it.
-const MOST_CIPHERTEXT: usize = 128 << 10;
+const READ_BYTES: usize = 128 << 10;
 /// The longest record with its header.
-const MAX_RECORD: usize = 5 + MAX_PLAINTEXT + 256;
+const MAX_RECORD_BYTES: usize = 5 + RECORD_PLAINTEXT_BYTES + 256;
 
 /// One end of a connection inside TLS.
 pub(crate) struct TlsSession {
@@ -33,12 +33,12 @@ pub(crate) struct TlsSession {
     /// Encrypted bytes, from the first unread record on.
     incoming: Buffer,
     /// Decrypted bytes for which the reader had no room.
-    left: Vec<u8>,
+    unread: Vec<u8>,
     outgoing: Buffer,
     /// A record of two parts.
-    together: Vec<u8>,
+    joined: Vec<u8>,
     /// The caller's bytes that are encrypted and not yet sent.
-    entrusted: usize,
+    accepted: usize,
     /// True once the other end has proved its identity.
     is_established: bool,
 }
@@ -80,11 +80,11 @@ impl TlsSession {
     fn new(end: End) -> Self {
         Self {
             end,
-            incoming: Buffer::of(MOST_CIPHERTEXT),
-            left: Vec::new(),
-            outgoing: Buffer::of(MOST_PLAINTEXT + OVERHEAD),
-            together: Vec::with_capacity(MAX_PLAINTEXT),
-            entrusted: 0,
+            incoming: Buffer::of(READ_BYTES),
+            unread: Vec::new(),
+            outgoing: Buffer::of(BATCH_PLAINTEXT_BYTES + OVERHEAD_BYTES),
+            joined: Vec::with_capacity(RECORD_PLAINTEXT_BYTES),
+            accepted: 0,
             is_established: false,
         }
     }
@@ -92,7 +92,7 @@ impl TlsSession {
     /// Continues the mutual proof of identity. Returns true once it is done.
     pub(crate) fn establish(&mut self, socket: &TcpStream) -> Result<bool, LinkError> {
         while !self.is_established {
-            match self.step(&mut [], &mut [], &mut 0).inspect_err(|_| self.say_why(socket))? {
+            match self.step(&mut [], &mut [], &mut 0).inspect_err(|_| self.send_alert(socket))? {
                 Step::Done => {}
                 Step::NeedsBytes { is_established: true } => self.is_established = true,
                 Step::NeedsBytes { is_established: false } => {
@@ -117,21 +117,22 @@ impl TlsSession {
         if !self.is_established {
             return Err(LinkError::System(Errno::AGAIN));
         }
-        if self.entrusted == 0 {
-            let payload = &payload[..payload.len().min(MOST_PLAINTEXT - header.len())];
-            let with_header = if header.is_empty() { 0 } else { payload.len().min(MAX_PLAINTEXT - header.len()) };
+        if self.accepted == 0 {
+            let payload = &payload[..payload.len().min(BATCH_PLAINTEXT_BYTES - header.len())];
+            let with_header =
+                if header.is_empty() { 0 } else { payload.len().min(RECORD_PLAINTEXT_BYTES - header.len()) };
             let (first, rest) = payload.split_at(with_header);
-            self.encrypt_together(header, first)?;
+            self.encrypt_joined(header, first)?;
             self.encrypt(rest)?;
-            self.entrusted = header.len() + payload.len();
+            self.accepted = header.len() + payload.len();
         }
         self.flush(socket)?;
-        Ok(std::mem::take(&mut self.entrusted))
+        Ok(std::mem::take(&mut self.accepted))
     }
 
     /// Returns true while the system has not taken all encrypted bytes.
     pub(crate) fn holds_bytes(&self) -> bool {
-        self.entrusted > 0
+        self.accepted > 0
     }
 
     /// Receives available bytes into two parts. Returns 0 once the other end has closed.
@@ -142,13 +143,13 @@ impl TlsSession {
         payload: &mut [u8],
     ) -> Result<usize, LinkError> {
         let wanted = header.len() + payload.len();
-        let mut taken = self.take_left(header, payload);
+        let mut taken = self.take_unread(header, payload);
         while taken < wanted {
-            match self.step(header, payload, &mut taken).inspect_err(|_| self.say_why(socket))? {
+            match self.step(header, payload, &mut taken).inspect_err(|_| self.send_alert(socket))? {
                 Step::Done => {}
                 Step::NeedsBytes { is_established } => {
                     self.is_established = is_established;
-                    if self.entrusted == 0 {
+                    if self.accepted == 0 {
                         self.flush(socket)?;
                     }
                     match self.fill(socket) {
@@ -166,15 +167,15 @@ impl TlsSession {
 
     /// Reads the next record into the two parts, after their first `taken` bytes.
     fn step(&mut self, header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> Result<Step, LinkError> {
-        let Self { end, incoming, left, outgoing, .. } = self;
+        let Self { end, incoming, unread, outgoing, .. } = self;
         let mut take = |plaintext: &[u8]| {
-            let moved = put(plaintext, header, payload, taken);
-            left.extend_from_slice(&plaintext[moved..]);
+            let moved = copy_into(plaintext, header, payload, taken);
+            unread.extend_from_slice(&plaintext[moved..]);
         };
         let bytes = &mut incoming.bytes[incoming.filled.clone()];
         let (done, step) = match end {
-            End::Client(end) => carry_on(end.process_tls_records(bytes), outgoing, &mut take),
-            End::Server(end) => carry_on(end.process_tls_records(bytes), outgoing, &mut take),
+            End::Client(end) => process(end.process_tls_records(bytes), outgoing, &mut take),
+            End::Server(end) => process(end.process_tls_records(bytes), outgoing, &mut take),
         };
         incoming.advance(done);
         let step = step?;
@@ -185,21 +186,21 @@ impl TlsSession {
         Ok(step)
     }
 
-    fn take_left(&mut self, header: &mut [u8], payload: &mut [u8]) -> usize {
+    fn take_unread(&mut self, header: &mut [u8], payload: &mut [u8]) -> usize {
         let mut taken = 0;
-        let moved = put(&self.left, header, payload, &mut taken);
-        self.left.drain(..moved);
+        let moved = copy_into(&self.unread, header, payload, &mut taken);
+        self.unread.drain(..moved);
         taken
     }
 
     /// Encrypts two parts into one record: every record costs an allocation at both ends.
-    fn encrypt_together(&mut self, header: &[u8], payload: &[u8]) -> Result<(), LinkError> {
-        let mut together = std::mem::take(&mut self.together);
-        together.clear();
-        together.extend_from_slice(header);
-        together.extend_from_slice(payload);
-        let encrypted = self.encrypt(&together);
-        self.together = together;
+    fn encrypt_joined(&mut self, header: &[u8], payload: &[u8]) -> Result<(), LinkError> {
+        let mut joined = std::mem::take(&mut self.joined);
+        joined.clear();
+        joined.extend_from_slice(header);
+        joined.extend_from_slice(payload);
+        let encrypted = self.encrypt(&joined);
+        self.joined = joined;
         encrypted
     }
 
@@ -232,7 +233,7 @@ impl TlsSession {
     }
 
     /// Tells the other end the reason of a failure, if it still listens.
-    fn say_why(&mut self, socket: &TcpStream) {
+    fn send_alert(&mut self, socket: &TcpStream) {
         // The other end may have gone, and this rank knows the failure anyway.
         if let Ok(Step::Done) = self.step(&mut [], &mut [], &mut 0) {
             let _ = self.flush(socket);
@@ -241,7 +242,7 @@ impl TlsSession {
 }
 
 /// Copies bytes into the room of two parts after `taken`. Returns the number that fitted.
-fn put(bytes: &[u8], header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> usize {
+fn copy_into(bytes: &[u8], header: &mut [u8], payload: &mut [u8], taken: &mut usize) -> usize {
     let mut moved = 0;
     let skipped = [*taken, taken.saturating_sub(header.len())];
     for (part, skipped) in [header, payload].into_iter().zip(skipped) {
@@ -255,7 +256,7 @@ fn put(bytes: &[u8], header: &mut [u8], payload: &mut [u8], taken: &mut usize) -
 }
 
 /// Does what the next record asks for. Returns the bytes that can be discarded.
-fn carry_on<Data>(
+fn process<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Buffer,
     take: &mut impl FnMut(&[u8]),
@@ -314,7 +315,7 @@ impl Buffer {
     /// Returns the room for further bytes: at least one record, if the buffer holds several and no
     /// whole one is in it.
     fn room(&mut self) -> &mut [u8] {
-        if self.filled.start > 0 && self.bytes.len() - self.filled.end < MAX_RECORD {
+        if self.filled.start > 0 && self.bytes.len() - self.filled.end < MAX_RECORD_BYTES {
             self.bytes.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();
         }
