@@ -328,7 +328,7 @@ mod tests {
         let saved = Progress { last_checkpoint: Some(mark), ..at(8) };
         let mut pace = Pace::default();
         let reports = [at(4), fails(5, "full", false), fails(6, "still full", false), fails(7, "full", true), saved];
-        let told = reports.map(|progress| pace.lines(&progress, Instant::now()).warnings.concat());
+        let warnings = reports.map(|progress| pace.lines(&progress, Instant::now()).warnings.concat());
         let expected = [
             "",
             "warning: no checkpoint is saved since step 3: full; training goes on",
@@ -336,16 +336,17 @@ mod tests {
             "warning: the workers wait for the storage, nothing is saved since step 3: full",
             "checkpoints are saved again; the newest holds step 8",
         ];
-        assert_eq!(told, expected);
+        assert_eq!(warnings, expected);
         assert_eq!(state(&fails(5, "full", false)), "step 5/940  loss 2.2500  saved: step 3");
     }
 
     #[test]
     fn a_damaged_checkpoint_is_shown_once() {
         let damaged = DamagedCheckpoint { step: 300, uri: "file:///c".into(), reason: "torn".into() };
-        let told = Progress { damaged_checkpoint: Some(damaged), ..at(7) };
+        let warned_report = Progress { damaged_checkpoint: Some(damaged), ..at(7) };
         let mut pace = Pace::default();
-        let warned = [&told, &at(8), &told].map(|progress| pace.lines(progress, Instant::now()).warnings);
+        let warned =
+            [&warned_report, &at(8), &warned_report].map(|progress| pace.lines(progress, Instant::now()).warnings);
         let line = "the checkpoint of step 300 in file:///c is damaged and was passed over: torn";
         assert_eq!(warned, [vec![line.to_owned()], vec![], vec![]]);
     }

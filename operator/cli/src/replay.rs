@@ -174,10 +174,10 @@ mod tests {
 
     #[test]
     fn weights_are_compared_by_names_shapes_and_bits_alone() {
-        let told = weights(r#"{"__metadata__":{"job":"a"},"w":{"shape":[2]}}"#, &[1, 2]);
-        assert_eq!(told, weights(r#"{"w":{"shape":[2]},"__metadata__":{"job":"b"}}"#, &[1, 2]));
-        assert_ne!(told, weights(r#"{"w":{"shape":[2]}}"#, &[1, 3]));
-        assert_ne!(told, weights(r#"{"v":{"shape":[2]}}"#, &[1, 2]));
+        let original = weights(r#"{"__metadata__":{"job":"a"},"w":{"shape":[2]}}"#, &[1, 2]);
+        assert_eq!(original, weights(r#"{"w":{"shape":[2]},"__metadata__":{"job":"b"}}"#, &[1, 2]));
+        assert_ne!(original, weights(r#"{"w":{"shape":[2]}}"#, &[1, 3]));
+        assert_ne!(original, weights(r#"{"v":{"shape":[2]}}"#, &[1, 2]));
     }
 
     #[test]

@@ -65,7 +65,7 @@ async fn follow(
     name: &str,
 ) -> anyhow::Result<Outcome> {
     let display = Display::on_stderr();
-    let mut told = Announced::default();
+    let mut announced = Announced::default();
     let mut failures = 0;
     let mut versions = pin!(watcher::watch_object(jobs, name).default_backoff());
     loop {
@@ -84,12 +84,12 @@ async fn follow(
         failures = 0;
         let job = job.ok_or_else(|| anyhow!("the training job {namespace}/{name} was deleted"))?;
         let Some(status) = job.status else { continue };
-        let before = match told.has_missed(&status) {
+        let before = match announced.has_missed(&status) {
             // A user who may not read the group learns that there may have been more changes.
             true => groups.get_opt(name).await.ok().flatten().and_then(|group| group.status),
             false => None,
         };
-        for line in told.news(&status, before.as_ref().map(|before| &before.changes[..])) {
+        for line in announced.news(&status, before.as_ref().map(|before| &before.changes[..])) {
             display.note(&line);
         }
         if let Some(phase) = status.phase {
@@ -252,39 +252,39 @@ mod tests {
 
     #[test]
     fn a_phase_is_shown_once_with_its_reason() {
-        let mut told = Announced::default();
+        let mut announced = Announced::default();
         let pending = status(serde_json::json!({
             "phase": "Pending", "reason": "Unschedulable",
             "conditions": [condition("Running", "Unschedulable", "0/3 nodes are available")],
         }));
-        assert_eq!(told.news(&pending, None), ["Pending (Unschedulable): 0/3 nodes are available"]);
-        assert_eq!(told.news(&pending, None), Vec::<String>::new());
-        assert_eq!(told.news(&status(serde_json::json!({"phase": "Running"})), None), ["Running"]);
+        assert_eq!(announced.news(&pending, None), ["Pending (Unschedulable): 0/3 nodes are available"]);
+        assert_eq!(announced.news(&pending, None), Vec::<String>::new());
+        assert_eq!(announced.news(&status(serde_json::json!({"phase": "Running"})), None), ["Running"]);
     }
 
     #[test]
     fn a_restart_is_shown_with_its_cause() {
-        let mut told = Announced::default();
+        let mut announced = Announced::default();
         let restarting = status(serde_json::json!({
             "phase": "Restarting", "restarts": 1, "lastFailure": {"pod": "lenet-worker-1", "reason": "OOMKilled"},
         }));
-        assert_eq!(told.news(&restarting, None), ["restart 1 after lenet-worker-1: OOMKilled", "Restarting"]);
-        assert_eq!(told.news(&restarting, None), Vec::<String>::new());
+        assert_eq!(announced.news(&restarting, None), ["restart 1 after lenet-worker-1: OOMKilled", "Restarting"]);
+        assert_eq!(announced.news(&restarting, None), Vec::<String>::new());
     }
 
     #[test]
     fn a_change_of_the_group_is_shown_once_with_its_cost() {
-        let mut told = Announced::default();
+        let mut announced = Announced::default();
         let change =
             serde_json::json!({"generation": 2, "text": "w-1 was lost (closed its connection)", "seconds": 0.061});
         let running = status(serde_json::json!({
             "phase": "Running", "membership": {"generation": 2, "worldSize": 1, "lastChange": change},
         }));
         assert_eq!(
-            told.news(&running, None),
+            announced.news(&running, None),
             ["w-1 was lost (closed its connection) (agreed on in 0.06 s)", "Running"]
         );
-        assert_eq!(told.news(&running, None), Vec::<String>::new());
+        assert_eq!(announced.news(&running, None), Vec::<String>::new());
     }
 
     #[test]
@@ -296,19 +296,19 @@ mod tests {
         };
         let changes: Vec<GroupChange> =
             (1..=5).map(|generation| GroupChange { generation, seconds: 0.25, ..GroupChange::default() }).collect();
-        let mut told = Announced::default();
-        assert!(!told.has_missed(&seen(2)), "changes before the watch are not shown");
-        assert_eq!(told.news(&seen(2), None), ["change 2 (agreed on in 0.50 s)"]);
-        assert!(!told.has_missed(&seen(3)) && told.has_missed(&seen(5)));
+        let mut announced = Announced::default();
+        assert!(!announced.has_missed(&seen(2)), "changes before the watch are not shown");
+        assert_eq!(announced.news(&seen(2), None), ["change 2 (agreed on in 0.50 s)"]);
+        assert!(!announced.has_missed(&seen(3)) && announced.has_missed(&seen(5)));
         let between = [&changes[2], &changes[3]].map(|change| format!("{change} (agreed on in 0.25 s)"));
         assert_eq!(
-            told.news(&seen(5), Some(&changes)),
+            announced.news(&seen(5), Some(&changes)),
             [&between[..], &["change 5 (agreed on in 0.50 s)".to_owned()]].concat()
         );
-        assert_eq!(told.news(&seen(7), Some(&changes)), ["change 7 (agreed on in 0.50 s)"], "there was no sixth");
+        assert_eq!(announced.news(&seen(7), Some(&changes)), ["change 7 (agreed on in 0.50 s)"], "there was no sixth");
         for changes in [None, Some(&[GroupChange { generation: 8, ..GroupChange::default() }][..])] {
-            let mut told = Announced { generation: Some(7), ..Announced::default() };
-            assert!(told.news(&seen(9), changes)[0].contains("kubectl get events"), "{changes:?}");
+            let mut announced = Announced { generation: Some(7), ..Announced::default() };
+            assert!(announced.news(&seen(9), changes)[0].contains("kubectl get events"), "{changes:?}");
         }
     }
 

@@ -27,25 +27,25 @@ fn left_behind(place: &TempDir) -> Vec<PathBuf> {
     place.path().read_dir().expect("a list").flatten().map(|entry| entry.path()).collect()
 }
 
-fn told(output: &Output) -> String {
+fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]
 fn a_successful_benchmark_leaves_nothing_behind() {
     let (place, output) = bench("", &[]);
-    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(left_behind(&place), Vec::<PathBuf>::new());
 }
 
 #[test]
 fn a_failed_benchmark_keeps_its_logs_and_names_them() {
     let (place, output) = bench("worker-1@0=fatal", &[]);
-    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let left = left_behind(&place);
     assert_eq!(left.len(), 1, "{left:?}");
     let log = fs::canonicalize(&left[0]).expect("a folder").join("logs/worker-1.log");
-    assert!(log.is_file() && told(&output).contains(&log.display().to_string()), "{}", told(&output));
+    assert!(log.is_file() && stderr(&output).contains(&log.display().to_string()), "{}", stderr(&output));
 }
 
 #[test]
@@ -59,8 +59,8 @@ fn an_unusable_option_is_named_and_leaves_nothing_behind() {
         ("--backend", "udp", "--backend udp: spec.communication.backend: \"udp\": one of auto, tcp"),
     ] {
         let (place, output) = bench("", &[option, value]);
-        assert_eq!(output.status.code(), Some(2), "{option}: {}", told(&output));
-        assert!(told(&output).contains(message), "{option}: {}", told(&output));
+        assert_eq!(output.status.code(), Some(2), "{option}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{option}: {}", stderr(&output));
         assert_eq!(left_behind(&place), Vec::<PathBuf>::new(), "{option}");
     }
 }

@@ -192,8 +192,8 @@ fn a_job_of_a_fixed_size_is_not_scaled() {
 #[test]
 fn the_history_of_a_folder_that_is_no_run_is_refused() {
     let place = tempfile::tempdir().expect("a temporary folder");
-    let told = Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("history").arg(place.path()).output();
-    let refusal = text(&told.expect("lockstep starts").stderr);
+    let output = Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("history").arg(place.path()).output();
+    let refusal = text(&output.expect("lockstep starts").stderr);
     assert!(refusal.contains("not the folder of a run"), "{refusal}");
 }
 
@@ -278,8 +278,8 @@ fn another_object_store_is_refused_once_the_run_has_trained() {
     run.command.args(["--set", "spec.checkpoint.uri=s3://bucket/others"]);
     let output = run.output();
     assert_eq!(output.status.code(), Some(2));
-    let told = text(&output.stderr);
-    assert!(told.contains("spec.checkpoint.uri: s3://bucket/others: s3://bucket/jobs"), "{told}");
+    let refusal = text(&output.stderr);
+    assert!(refusal.contains("spec.checkpoint.uri: s3://bucket/others: s3://bucket/jobs"), "{refusal}");
 }
 
 #[test]

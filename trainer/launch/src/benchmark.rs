@@ -94,8 +94,8 @@ mod tests {
             (1024, (1 << 30) + 1, "spec.benchmark.collectives.maxBytes: 1073741825: 4 to 1Gi"),
             (4096, 1024, "spec.benchmark.collectives.minBytes: 4Ki: no more than maxBytes, 1Ki"),
         ];
-        for (least, most, told) in cases {
-            assert_eq!(between(least, most).check().expect_err(told).to_string(), told);
+        for (least, most, message) in cases {
+            assert_eq!(between(least, most).check().expect_err(message).to_string(), message);
         }
     }
 }

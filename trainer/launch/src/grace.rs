@@ -23,9 +23,8 @@ pub struct ShortGrace {
 
 impl ShortGrace {
     /// Returns the seconds that would be enough.
-    #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
-    pub fn advised_seconds(&self) -> u32 {
+    fn advised_seconds(&self) -> u32 {
         (self.drain_seconds * MARGIN).ceil() as u32
     }
 }

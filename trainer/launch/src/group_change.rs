@@ -34,7 +34,7 @@ pub struct GroupChange {
     /// True if the group goes back to `step`, because nobody was left that held the steps after it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rollback: bool,
-    /// Number of those steps that a report or a change had announced before.
+    /// Number of the repeated steps that a report or a change had announced before.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub redone: u64,
     /// Seconds from the first sign of the need to change until the new membership was recorded.

@@ -195,16 +195,16 @@ mod tests {
     fn a_report_takes_over_the_facts_that_its_worker_lacks() {
         let mark = |step| CheckpointMark { step, ..CheckpointMark::default() };
         let fails = |since| Some(Unsaved::new(since, "disk full", false));
-        let told = |last_checkpoint: Option<CheckpointMark>, unsaved, before: Option<&Unsaved>| {
+        let completed = |last_checkpoint: Option<CheckpointMark>, unsaved, before: Option<&Unsaved>| {
             let report = Progress { step: 100, last_checkpoint, unsaved, ..Progress::default() };
-            let told = report.after(Some(&mark(70)), before);
-            (told.last_checkpoint.map(|mark| mark.step), told.unsaved.map(|unsaved| unsaved.since_step))
+            let report = report.after(Some(&mark(70)), before);
+            (report.last_checkpoint.map(|mark| mark.step), report.unsaved.map(|unsaved| unsaved.since_step))
         };
-        assert_eq!(told(None, None, None), (Some(70), None));
-        assert_eq!(told(None, None, fails(70).as_ref()), (Some(70), Some(70)), "it has not tried to save yet");
-        assert_eq!(told(None, fails(0), None), (Some(70), Some(70)), "another worker saved before it");
-        assert_eq!(told(Some(mark(90)), None, fails(70).as_ref()), (Some(90), None), "it saved");
-        assert_eq!(told(Some(mark(90)), fails(90), None), (Some(90), Some(90)));
+        assert_eq!(completed(None, None, None), (Some(70), None));
+        assert_eq!(completed(None, None, fails(70).as_ref()), (Some(70), Some(70)), "it has not tried to save yet");
+        assert_eq!(completed(None, fails(0), None), (Some(70), Some(70)), "another worker saved before it");
+        assert_eq!(completed(Some(mark(90)), None, fails(70).as_ref()), (Some(90), None), "it saved");
+        assert_eq!(completed(Some(mark(90)), fails(90), None), (Some(90), Some(90)));
     }
 
     #[test]

@@ -46,12 +46,12 @@ pub(crate) fn segments(mut planned: Vec<AgreedPlan>, history: &[GroupChange]) ->
         .collect()
 }
 
-/// Checks the plans against the history. A killed coordinator may leave a change out of it, but
-/// every change in it also shows in the plans.
+/// Checks the plans against the history. A killed coordinator may leave a change out of the history,
+/// but the changes in it must fit the plans.
 fn compare(planned: &[AgreedPlan], history: &[GroupChange]) -> anyhow::Result<()> {
     for (index, GroupChange { generation, workers, step, .. }) in history.iter().enumerate() {
-        let mut of_it = planned.iter().filter(|planned| planned.generation == *generation);
-        match of_it.next() {
+        let mut later = planned.iter().filter(|planned| planned.generation == *generation);
+        match later.next() {
             Some(planned) => ensure!(
                 (planned.workers, planned.step) == (*workers, *step),
                 "generation {generation} had {} workers after step {} by its plan, {workers} after step {step} by \
@@ -64,10 +64,10 @@ fn compare(planned: &[AgreedPlan], history: &[GroupChange]) -> anyhow::Result<()
                 "the plan of generation {generation} is not known, although it did steps"
             ),
         }
-        for AgreedPlan { workers: told, step, .. } in of_it {
+        for AgreedPlan { workers: planned, step, .. } in later {
             ensure!(
-                told == workers,
-                "generation {generation} had {told} workers after step {step} by its plan, {workers} by its history"
+                planned == workers,
+                "generation {generation} had {planned} workers after step {step} by its plan, {workers} by its history"
             );
         }
     }
@@ -102,7 +102,7 @@ mod tests {
             .collect()
     }
 
-    fn told(lines: &[(u64, u32, u64, bool)]) -> Vec<GroupChange> {
+    fn changes(lines: &[(u64, u32, u64, bool)]) -> Vec<GroupChange> {
         lines
             .iter()
             .map(|(generation, workers, step, rollback)| GroupChange {
@@ -171,7 +171,7 @@ mod tests {
             (&[(1, 3, 0), (1, 3, 12)], &[(1, 2, 0, false)], "generation 1 had 3 workers after step 0"),
             (&[(1, 0, 0)], &[], "no workers"),
         ] {
-            let error = format!("{:#}", segments(planned(lines), &told(history)).expect_err(expected));
+            let error = format!("{:#}", segments(planned(lines), &changes(history)).expect_err(expected));
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_lost_change_and_a_generation_before_a_rollback_are_tolerated() {
         let run = [(1, 3, 0), (2, 2, 50), (4, 1, 20)];
-        let history = told(&[(1, 3, 0, false), (3, 2, 60, false), (4, 1, 20, true)]);
+        let history = changes(&[(1, 3, 0, false), (3, 2, 60, false), (4, 1, 20, true)]);
         assert_eq!(segments(planned(&run), &history).expect("segments").len(), 2);
     }
 }

@@ -152,7 +152,7 @@ impl Children {
             tokio::select! {
                 biased;
                 line = next_line(&mut self.lines), if self.lines.is_some() => match line {
-                    Some(line) => self.pending.extend(understand(&line)),
+                    Some(line) => self.pending.extend(parse(&line)),
                     None => self.lines = None,
                 },
                 (status, index) = first_end => {
@@ -219,7 +219,7 @@ impl Children {
         let Self { lines, pending, .. } = self;
         let reading = async {
             while let Some(line) = next_line(lines).await {
-                pending.extend(understand(&line));
+                pending.extend(parse(&line));
             }
         };
         let _too_slow = timeout_at(deadline, reading).await;
@@ -266,9 +266,9 @@ async fn next_line(lines: &mut Option<Lines<BufReader<ChildStdout>>>) -> Option<
     }
 }
 
-fn understand(line: &str) -> Option<ProcessEvent> {
+fn parse(line: &str) -> Option<ProcessEvent> {
     match serde_json::from_str(line) {
-        Ok(said) => Some(ProcessEvent::Line(said)),
+        Ok(line) => Some(ProcessEvent::Line(line)),
         Err(error) => {
             tracing::debug!(line, %error, "the coordinator wrote an unknown line");
             None
@@ -289,19 +289,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_coordinators_lines_are_understood() {
-        let said = |line| match understand(line) {
-            Some(ProcessEvent::Line(said)) => format!("{said:?}"),
+    fn the_coordinators_lines_are_parsed() {
+        let parsed = |line| match parse(line) {
+            Some(ProcessEvent::Line(line)) => format!("{line:?}"),
             other => format!("{other:?}"),
         };
-        assert_eq!(said(r#"{"listening":"127.0.0.1:7070"}"#), r#"Listening("127.0.0.1:7070")"#);
-        assert_eq!(said(r#"{"joined":"lenet-worker-1"}"#), r#"Joined("lenet-worker-1")"#);
-        assert_eq!(said(r#"{"members":["lenet-worker-1"]}"#), r#"Members(["lenet-worker-1"])"#);
-        let progress = said(r#"{"progress":{"step":3,"totalSteps":9,"epoch":0,"generation":1,"worldSize":2}}"#);
+        assert_eq!(parsed(r#"{"listening":"127.0.0.1:7070"}"#), r#"Listening("127.0.0.1:7070")"#);
+        assert_eq!(parsed(r#"{"joined":"lenet-worker-1"}"#), r#"Joined("lenet-worker-1")"#);
+        assert_eq!(parsed(r#"{"members":["lenet-worker-1"]}"#), r#"Members(["lenet-worker-1"])"#);
+        let progress = parsed(r#"{"progress":{"step":3,"totalSteps":9,"epoch":0,"generation":1,"worldSize":2}}"#);
         assert!(progress.contains("step: 3, total_steps: 9"), "{progress}");
-        assert!(said(r#"{"ending":{"message":"out of disk"}}"#).contains("out of disk"));
+        assert!(parsed(r#"{"ending":{"message":"out of disk"}}"#).contains("out of disk"));
         for line in ["", "warning: x", r#"{"later":1}"#] {
-            assert_eq!(said(line), "None", "{line}");
+            assert_eq!(parsed(line), "None", "{line}");
         }
     }
 

@@ -310,8 +310,8 @@ fn next_attempt(path: &Path) -> anyhow::Result<u32> {
 /// # Errors
 /// The uid is lost. Another one would not lead to the checkpoints in an object store.
 fn uid(path: &Path) -> anyhow::Result<String> {
-    let advice = "the run's UUID: write one there; if its checkpoints are in an object store, one that begins with the 8 characters at \
-                  the end of their folder's name";
+    let advice = "write the run's UUID there; if its checkpoints are in an object store, write one that begins with \
+                  the 8 characters at the end of their folder's name";
     if let Some(uid) = kept::<uuid::Uuid>(path, UID, advice)? {
         return Ok(uid.to_string());
     }

@@ -246,9 +246,9 @@ impl LocalRun {
     /// Describes what is left of the state, if a checkpoint was reported or saves failed.
     fn kept(&self, reports: &CoordinatorReports) -> Option<String> {
         let ended = self.roles().filter_map(|role| self.ending(role)?.progress);
-        let told: Vec<Progress> = ended.chain(reports.progress.clone()).collect();
-        let newest = told.iter().filter_map(|progress| progress.last_checkpoint.clone()).max_by_key(|mark| mark.step);
-        let step = told.iter().map(|progress| progress.step).max().unwrap_or_default();
+        let known: Vec<Progress> = ended.chain(reports.progress.clone()).collect();
+        let newest = known.iter().filter_map(|progress| progress.last_checkpoint.clone()).max_by_key(|mark| mark.step);
+        let step = known.iter().map(|progress| progress.step).max().unwrap_or_default();
         let unsaved = reports.progress.as_ref().and_then(|progress| progress.unsaved.as_ref());
         kept(newest.as_ref(), step, unsaved, is_there)
     }
@@ -256,14 +256,16 @@ impl LocalRun {
     fn failure_message(&self, reports: &CoordinatorReports, failed: &FailedProcess) -> String {
         let FailedProcess { role, end, why, message } = failed;
         // The coordinator's last report explains only its own end.
-        let of_coordinator = reports.ending.as_ref().filter(|_| *role == ProcessRole::Coordinator);
-        let said = of_coordinator.map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
-        let told = message.clone().or(said);
-        let what = told.map_or_else(|| format!("{role} {end}"), |message| format!("{role} {end}: {message}"));
+        let ending = reports.ending.as_ref().filter(|_| *role == ProcessRole::Coordinator);
+        let reported = ending.map(|ending| ending.message.clone()).filter(|message| !message.is_empty());
+        let cause = match message.clone().or(reported) {
+            Some(message) => format!("{role} {end}: {message}"),
+            None => format!("{role} {end}"),
+        };
         let log = self.folder.log(*role);
         let kept = self.kept(reports).filter(|_| *why != GiveUp::Fatal);
         let kept = kept.map(|kept| format!("\n  {kept}")).unwrap_or_default();
-        format!("{what}{why}\n  log: {}{kept}", log.display())
+        format!("{cause}{why}\n  log: {}{kept}", log.display())
     }
 
     fn absence_message(&self, absent: &[ProcessRole]) -> String {

@@ -39,14 +39,14 @@ pub(crate) enum ProcessEnd {
 /// process that cannot go on for now may have lost one that crashed, and may still be seen to end
 /// before it.
 pub(crate) fn first_cause<T>(ends: Vec<T>, end: impl Fn(&T) -> ProcessEnd) -> Option<T> {
-    let follows = |end: ProcessEnd| match end {
+    let depth = |end: ProcessEnd| match end {
         ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory | ProcessEnd::Exit(Exit::Fatal) => 0,
         ProcessEnd::Signal(_) => 1,
         ProcessEnd::Exit(Exit::Retry) => 2,
         ProcessEnd::Exit(Exit::Drained | Exit::Done) => 3,
     };
     // The first of equal ends is taken.
-    ends.into_iter().min_by_key(|ended| follows(end(ended)))
+    ends.into_iter().min_by_key(|ended| depth(end(ended)))
 }
 
 /// The decision after an end.
@@ -101,7 +101,7 @@ pub(crate) enum Holders {
     /// Other workers, which train on.
     Others,
     /// Other workers, which this one had not joined yet.
-    OthersBefore,
+    OthersNotJoined,
     /// No running process.
     Nobody,
 }
@@ -115,9 +115,9 @@ pub(crate) struct Restarts {
     /// Incidents since the last step that began with an end from outside.
     fruitless: u32,
     /// Failures in a row of workers to join, while others held the state.
-    awaited: u32,
+    failed_joins: u32,
     /// Such failures since the last step.
-    stood: u32,
+    failed_joins_since_step: u32,
     /// True if a step was done since the last incident began.
     stepped: bool,
     /// Processes that have ended in the newest incident.
@@ -127,13 +127,13 @@ pub(crate) struct Restarts {
 impl Restarts {
     /// Records a step: ends from outside before it no longer count.
     pub(crate) fn progressed(&mut self) {
-        (self.fruitless, self.stood, self.stepped) = (0, 0, true);
+        (self.fruitless, self.failed_joins_since_step, self.stepped) = (0, 0, true);
         self.incident.clear();
     }
 
     /// Records that the workers have joined.
     pub(crate) fn joined(&mut self) {
-        self.awaited = 0;
+        self.failed_joins = 0;
     }
 
     /// Decides after the end of a process, with `limit` restarts allowed. A worker's fatal end
@@ -146,13 +146,13 @@ impl Restarts {
         holders: Holders,
         limit: u32,
     ) -> Decision {
-        let has_yet_to_come = matches!(role, ProcessRole::Worker(_)) && holders == Holders::OthersBefore;
-        if has_yet_to_come && wanted == Wanted::Yes && end == ProcessEnd::Exit(Exit::Retry) {
-            self.awaited += 1;
-            self.stood += 1;
-            return match self.stood > FRUITLESS_LIMIT {
+        let has_yet_to_join = matches!(role, ProcessRole::Worker(_)) && holders == Holders::OthersNotJoined;
+        if has_yet_to_join && wanted == Wanted::Yes && end == ProcessEnd::Exit(Exit::Retry) {
+            self.failed_joins += 1;
+            self.failed_joins_since_step += 1;
+            return match self.failed_joins_since_step > FRUITLESS_LIMIT {
                 true => Decision::Fail(GiveUp::Fruitless),
-                false => Decision::Restart { delay: delay(self.awaited + 1) },
+                false => Decision::Restart { delay: delay(self.failed_joins + 1) },
             };
         }
         let from_outside = match end {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn workers_that_cannot_join_are_tried_again_while_the_others_do_steps() {
-        let next = |restarts: &mut Restarts, role| restarts.next(role, RETRY, Wanted::Yes, Holders::OthersBefore, 0);
+        let next = |restarts: &mut Restarts, role| restarts.next(role, RETRY, Wanted::Yes, Holders::OthersNotJoined, 0);
         let mut restarts = Restarts::default();
         for (role, seconds) in [W0, W1].into_iter().cycle().zip([0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]) {
             assert_eq!(next(&mut restarts, role), Decision::Restart { delay: Duration::from_secs_f64(seconds) });
@@ -278,7 +278,7 @@ mod tests {
             assert!(matches!(next(&mut restarts, W1), Decision::Restart { .. }));
         }
         assert_eq!(next(&mut restarts, W1), Decision::Fail(GiveUp::Fruitless), "no step since");
-        for (role, holders) in [(W1, Holders::Others), (W1, Holders::Nobody), (C, Holders::OthersBefore)] {
+        for (role, holders) in [(W1, Holders::Others), (W1, Holders::Nobody), (C, Holders::OthersNotJoined)] {
             let next = Restarts::default().next(role, RETRY, Wanted::Yes, holders, 0);
             assert_eq!(next, Decision::Fail(GiveUp::Limit(0)), "{role}, {holders:?}");
         }

@@ -63,7 +63,8 @@ struct Supervised<'a> {
     /// Number of workers that the job shall have. They are the ones with the lowest numbers.
     workers: u32,
     restarts: Restarts,
-    /// Number of out-of-memory kills by the kernel that ends have explained.
+    /// Number of out-of-memory kills by the kernel before the run, and of those that explain an end
+    /// since; `None` if the kernel does not count them.
     memory_kills: Option<u64>,
     /// Processes that chaos killed and that have not ended yet.
     chaos_victims: Vec<ProcessRole>,
@@ -78,7 +79,7 @@ struct Supervised<'a> {
     gone: BTreeSet<String>,
     /// The furthest reported step.
     step: Option<u64>,
-    /// The furthest announced step of each generation.
+    /// The furthest announced step of the newest generation.
     reached: Reached,
     /// True once the processes were asked to stop.
     drains: bool,
@@ -125,29 +126,15 @@ impl LocalRun {
         let mut kills = self.chaos.clone().into_iter().flatten().peekable();
         loop {
             let kill = kills.peek().copied();
+            let kills_go_on = kill.is_some() && job.finish.is_none();
             let start = job.pending.iter().map(|(time, _)| *time).min();
             let overdue = job.leaving.iter().map(|(time, _)| *time).min();
             tokio::select! {
                 event = job.children.next(), if !job.children.is_empty() => match event? {
                     ProcessEvent::Line(line) => job.take_line(line, reports, display),
                     ProcessEvent::Ended(role, end) => {
-                        if let Some(finish) = job.ended(role, end, display) {
-                            if !matches!(finish, Finish::Failed(FailedProcess { why: GiveUp::Fatal, .. })) && job.is_worth_saving() {
-                                let seconds = self.grace_seconds();
-                                display.note(&format!(
-                                    "{role} {end} too often: the others have {seconds} s to save their state"
-                                ));
-                                // The coordinator's ending from now on does not explain the
-                                // failure.
-                                let before = reports.ending.take();
-                                job.drain(false, signals, reports, display).await?;
-                                if job.finish.is_some() {
-                                    return Ok(Finish::Complete);
-                                }
-                                reports.ending = before;
-                                return Ok(finish);
-                            }
-                            return job.settled(finish, reports, display).await;
+                        if let Some(failed) = job.ended(role, end, display) {
+                            return job.fail(failed, signals, reports, display).await;
                         }
                         if role == ProcessRole::Coordinator && end != ProcessEnd::Exit(Exit::Done) {
                             // This ending would not explain a later failure of the job.
@@ -170,7 +157,7 @@ impl LocalRun {
                     job.end_all(Duration::ZERO, reports, display).await?;
                     return Ok(Finish::Complete);
                 }
-                () = sleep_until(kill.map_or(look, |kill| begun + kill.at)), if kill.is_some() && job.finish.is_none() => {
+                () = sleep_until(kill.map_or(look, |kill| begun + kill.at)), if kills_go_on => {
                     job.kill_victim(kill, display);
                     kills.next();
                 }
@@ -185,7 +172,7 @@ impl LocalRun {
         }
     }
 
-    /// Describes the effect of a signal, and of another one.
+    /// Tells the user the effect of this signal and of the next one.
     fn stopping(&self) -> &'static str {
         match self.job.task {
             Task::Train(_) => "stopping: a checkpoint is being saved; press Ctrl-C again to stop at once without it",
@@ -304,8 +291,8 @@ impl Supervised<'_> {
         }
     }
 
-    /// Has a lost process replaced. Returns the end of the job if that is one.
-    fn ended(&mut self, role: ProcessRole, end: ProcessEnd, display: &Display) -> Option<Finish> {
+    /// Has a lost process replaced, or returns it if the job has failed with it.
+    fn ended(&mut self, role: ProcessRole, end: ProcessEnd, display: &Display) -> Option<FailedProcess> {
         if end == ProcessEnd::Exit(Exit::Done) {
             self.finish.get_or_insert(Instant::now() + FINISH);
             self.pending.clear();
@@ -329,7 +316,7 @@ impl Supervised<'_> {
         let limit = self.run.job.failure_policy.backoff_limit;
         let holders = match (self.is_held(), &belonged) {
             (true, Some(_)) => Holders::Others,
-            (true, None) => Holders::OthersBefore,
+            (true, None) => Holders::OthersNotJoined,
             (false, _) => Holders::Nobody,
         };
         self.gone.extend(belonged);
@@ -360,7 +347,7 @@ impl Supervised<'_> {
                 self.pending.push((Instant::now() + delay, role));
                 None
             }
-            Decision::Fail(why) => Some(Finish::Failed(self.failed(role, end, why))),
+            Decision::Fail(why) => Some(self.failed(role, end, why)),
         }
     }
 

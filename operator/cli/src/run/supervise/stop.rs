@@ -12,20 +12,45 @@ use crate::{
     run::{
         CoordinatorReports,
         children::ProcessEvent,
-        restart::{ProcessEnd, ProcessRole, first_cause},
+        restart::{GiveUp, ProcessEnd, ProcessRole, first_cause},
         signals::Signals,
     },
 };
 
 impl Supervised<'_> {
-    /// Ends the other processes of a failed job. A process that ends by itself within moments may
-    /// be the cause.
-    pub(super) async fn settled(
+    /// Ends a job that has failed with this process. If other workers hold a state that is of use
+    /// later, they save it first.
+    pub(super) async fn fail(
         &mut self,
-        finish: Finish,
+        failed: FailedProcess,
+        signals: &mut Signals,
         reports: &mut CoordinatorReports,
         display: &Display,
     ) -> anyhow::Result<Finish> {
+        if failed.why == GiveUp::Fatal || !self.is_worth_saving() {
+            return Ok(Finish::Failed(self.settle(failed, reports, display).await?));
+        }
+        let FailedProcess { role, end, .. } = &failed;
+        let seconds = self.run.grace_seconds();
+        display.note(&format!("{role} {end} too often: the others have {seconds} s to save their state"));
+        // The coordinator's ending from now on does not explain the failure.
+        let before = reports.ending.take();
+        self.drain(false, signals, reports, display).await?;
+        if self.finish.is_some() {
+            return Ok(Finish::Complete);
+        }
+        reports.ending = before;
+        Ok(Finish::Failed(failed))
+    }
+
+    /// Ends the other processes of a failed job, and returns the process that explains the failure.
+    /// One that ends by itself within moments may be the cause.
+    async fn settle(
+        &mut self,
+        failed: FailedProcess,
+        reports: &mut CoordinatorReports,
+        display: &Display,
+    ) -> anyhow::Result<FailedProcess> {
         let events = self.children.end_all(SETTLE).await?;
         let mut ends = Vec::new();
         for event in events {
@@ -34,22 +59,18 @@ impl Supervised<'_> {
                 ProcessEvent::Ended(role, end) => ends.push((role, self.explained(end))),
             }
         }
-        Ok(match finish {
-            Finish::Failed(FailedProcess { role, end, why, message }) => {
-                // A process that was asked to stop later is no cause: it drains, or is killed.
-                let crashed = |end: &ProcessEnd| matches!(end, ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory);
-                let later =
-                    ends.into_iter().filter(|(_, end)| crashed(end)).map(|(role, end)| self.failed(role, end, why));
-                let all = std::iter::once(FailedProcess { role, end, why, message }).chain(later).collect();
-                match first_cause(all, |failed| failed.end) {
-                    Some(failed) => Finish::Failed(failed),
-                    None => unreachable!("at least one has failed"),
-                }
-            }
-            other => other,
-        })
+        // A process that was asked to stop later is no cause: it drains, or is killed.
+        let crashed = |end: &ProcessEnd| matches!(end, ProcessEnd::Crash(_) | ProcessEnd::OutOfMemory);
+        let why = failed.why;
+        let later = ends.into_iter().filter(|(_, end)| crashed(end)).map(|(role, end)| self.failed(role, end, why));
+        let all = std::iter::once(failed).chain(later).collect();
+        match first_cause(all, |failed| failed.end) {
+            Some(failed) => Ok(failed),
+            None => unreachable!("at least one has failed"),
+        }
     }
 
+    /// Ends all processes after `settle`.
     pub(super) async fn end_all(
         &mut self,
         settle: Duration,
@@ -65,7 +86,7 @@ impl Supervised<'_> {
     }
 
     /// Stops the job cleanly. The workers stop first, because they end with the coordinator's help.
-    /// A signal kills the processes if the user was told so before.
+    /// Once the user `was_told` of its effect, a signal kills the processes.
     pub(super) async fn drain(
         &mut self,
         mut was_told: bool,
@@ -92,11 +113,10 @@ impl Supervised<'_> {
                 event = self.children.next() => {
                     match event? {
                         ProcessEvent::Line(line) => self.take_line(line, reports, display),
-                        ProcessEvent::Ended(_, ProcessEnd::Exit(Exit::Done)) => drop(self.finish.get_or_insert(deadline)),
-                        ProcessEvent::Ended(
-                            ProcessRole::Coordinator,
-                            ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory | ProcessEnd::Crash(_) | ProcessEnd::Exit(Exit::Retry),
-                        ) => {
+                        ProcessEvent::Ended(_, ProcessEnd::Exit(Exit::Done)) => {
+                            self.finish.get_or_insert(deadline);
+                        }
+                        ProcessEvent::Ended(ProcessRole::Coordinator, end) if is_lost(end) => {
                             reports.ending = None;
                             self.replace_coordinator(Instant::now() + LOOK);
                         }
@@ -129,5 +149,13 @@ impl Supervised<'_> {
         if self.children.has_workers() && !self.children.has(ProcessRole::Coordinator) {
             self.pending = vec![(time, ProcessRole::Coordinator)];
         }
+    }
+}
+
+/// Returns true if a coordinator with this end may do better when it is started again.
+fn is_lost(end: ProcessEnd) -> bool {
+    match end {
+        ProcessEnd::Signal(_) | ProcessEnd::OutOfMemory | ProcessEnd::Crash(_) | ProcessEnd::Exit(Exit::Retry) => true,
+        ProcessEnd::Exit(Exit::Done | Exit::Drained | Exit::Fatal) => false,
     }
 }
