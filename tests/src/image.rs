@@ -21,7 +21,7 @@ use archive::Content;
 /// The version in the images' tags.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The registry in the images' names.
-pub const REGISTRY: &str = "lockstep.dev";
+const REGISTRY: &str = "lockstep.dev";
 
 /// The user inside the containers: neither root nor a user of the host.
 const USER: &str = "65532:65532";
@@ -111,7 +111,7 @@ pub fn data(name: &str, files: &[PathBuf], archive: &Path) -> anyhow::Result<Ima
 ///
 /// # Errors
 /// busybox is missing, or the archive cannot be written.
-pub fn shell(name: &str, archive: &Path) -> anyhow::Result<Image> {
+pub(crate) fn shell(name: &str, archive: &Path) -> anyhow::Result<Image> {
     let mut recipe = Recipe::new(name.to_owned(), &[]);
     recipe.accounts();
     let listed = Command::new(BUSYBOX).arg("--list").output().with_context(|| format!("starting {BUSYBOX}"))?;
@@ -126,7 +126,7 @@ pub fn shell(name: &str, archive: &Path) -> anyhow::Result<Image> {
 ///
 /// # Errors
 /// busybox is missing, or the archive cannot be written.
-pub fn pause(archive: &Path) -> anyhow::Result<Image> {
+pub(crate) fn pause(archive: &Path) -> anyhow::Result<Image> {
     let wait = "trap 'exit 0' TERM INT; while :; do sleep 86400 & wait $!; done";
     let mut recipe = Recipe::new(format!("{REGISTRY}/pause:1"), &["/bin/busybox", "sh", "-c", wait]);
     recipe.busybox(&[])?;

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use crate::folders::{root, target};
 
 /// The target of static binaries.
-pub const MUSL: &str = "x86_64-unknown-linux-musl";
+const MUSL: &str = "x86_64-unknown-linux-musl";
 
 /// `cargo WORDS…` in the repository.
 #[must_use]

@@ -29,7 +29,7 @@ use record::Book;
 pub(crate) enum Effort {
     /// All cases with few repetitions: every benchmark takes minutes.
     Quick,
-    /// As many repetitions as a figure worth quoting needs.
+    /// Enough repetitions for a figure that is worth quoting.
     Full,
 }
 

@@ -38,7 +38,7 @@ impl Cluster {
     }
 
     /// Ends the API server at once. Nothing else ends with it.
-    pub fn stop_api_server(&self) {
+    fn stop_api_server(&self) {
         self.process(API_SERVER).kill();
     }
 
@@ -46,7 +46,7 @@ impl Cluster {
     ///
     /// # Errors
     /// The program cannot be started.
-    pub fn start_api_server(&self) -> anyhow::Result<()> {
+    pub(super) fn start_api_server(&self) -> anyhow::Result<()> {
         let address = network::CONTROL_PLANE;
         let tolerated = self.settings.evicted_after.as_secs();
         let mut server = self.program("kube-apiserver");
@@ -89,7 +89,7 @@ impl Cluster {
     ///
     /// # Errors
     /// It has ended, or is not ready in time.
-    pub fn wait_for_api_server(&self) -> anyhow::Result<()> {
+    pub(super) fn wait_for_api_server(&self) -> anyhow::Result<()> {
         let process = self.process(API_SERVER);
         let mut ready = false;
         wait_for("the API server", READY_WITHIN, || {

@@ -28,12 +28,13 @@ pub use client::{Client, Namespace};
 pub use fake_nodes::FAKE_NODE_LABEL;
 pub use for_tests::{AnyCluster, KEPT_CLUSTER, TEST_KUBECONFIG};
 pub use images::SHELL_IMAGE;
-pub use requirements::{available, ensure_packages};
+pub use requirements::ensure_packages;
 pub use wait::wait_for;
 
 use guard::Guard;
 use process::Process;
 use programs::Programs;
+use requirements::available;
 use state::State;
 
 /// The name and size of a cluster, and how soon it gives a node up.

@@ -27,7 +27,7 @@ const PACKAGES: [(&str, &str); 12] = [
 ///
 /// # Errors
 /// The reason why it cannot, for people.
-pub fn available() -> Result<(), String> {
+pub(crate) fn available() -> Result<(), String> {
     if !cfg!(target_os = "linux") {
         return Err("the local cluster needs Linux".to_owned());
     }

@@ -1,4 +1,6 @@
-"""Times all-reduces of PyTorch's gloo: argv = sizes in bytes, mebibytes to move a size. One process a rank, as torchrun starts them."""
+"""Times all-reduces of PyTorch's gloo. argv = sizes in bytes, mebibytes to move for each size.
+
+torchrun starts one process for each rank."""
 import json
 import os
 import statistics

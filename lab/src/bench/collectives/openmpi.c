@@ -1,4 +1,4 @@
-/* Times all-reduces of an MPI: argv = mebibytes to move a size, then sizes in bytes. */
+/* Times all-reduces of an MPI. argv = mebibytes to move for each size, then the sizes in bytes. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

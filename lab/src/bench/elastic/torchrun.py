@@ -1,6 +1,7 @@
-"""Trains LeNet-5 under torchrun, elastic as its documentation shows: argv = folder, seconds between two checkpoints.
+"""Trains LeNet-5 elastically under torchrun, as its documentation shows.
 
-Each rank leaves its process id in FOLDER/pids-RESTART-RANK; rank 0 adds a line for each step to FOLDER/steps.jsonl.
+argv = folder, seconds between two checkpoints. Each rank writes its process id to
+FOLDER/pids-RESTART-RANK. Rank 0 adds a line for each step to FOLDER/steps.jsonl.
 """
 import ctypes
 import json
@@ -45,8 +46,8 @@ while True:
     optimiser.step()
     step += 1
     if rank == 0:
-        told = {"step": step, "time": time.time(), "seconds": time.monotonic() - start, "restart": restart}
-        lines.write(json.dumps(told) + "\n")
+        line = {"step": step, "time": time.time(), "seconds": time.monotonic() - start, "restart": restart}
+        lines.write(json.dumps(line) + "\n")
         if time.monotonic() - saved >= interval:
             held = {"step": step, "model": model.state_dict(), "optimiser": optimiser.state_dict()}
             torch.save(held, checkpoint + ".tmp")

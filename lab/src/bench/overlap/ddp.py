@@ -1,6 +1,7 @@
-"""Times training steps of PyTorch: argv = samples a rank, steps. RANK, WORLD_SIZE and MASTER_ADDR are set.
+"""Times training steps of PyTorch. argv = samples for each rank, steps.
 
-Of several ranks they are DDP's over gloo; one by itself has nothing to communicate.
+RANK, WORLD_SIZE and MASTER_ADDR are set. Several ranks train with DDP over gloo; a single rank does
+not communicate.
 """
 import json
 import os
