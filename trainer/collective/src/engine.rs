@@ -210,7 +210,11 @@ impl Execution<'_> {
                     self.waiter.give_way(wait);
                     continue;
                 }
-                WaitAction::Look | WaitAction::Yield | WaitAction::Sleep => {}
+                WaitAction::Move if !is_over => {
+                    self.waiter.move_to_own();
+                    continue;
+                }
+                WaitAction::Look | WaitAction::Yield | WaitAction::Move | WaitAction::Sleep => {}
             }
             self.mesh.wait(self.needs(progress), found_nothing, without_frame)?;
         }

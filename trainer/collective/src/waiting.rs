@@ -62,6 +62,8 @@ pub(crate) enum WaitAction {
     /// Yield the core to other threads.
     Yield,
     Sleep,
+    /// Move to the rank's own core.
+    Move,
 }
 
 /// The core on which a rank is after it yielded.
@@ -101,6 +103,8 @@ pub(crate) struct Wait {
     /// True if another thread has used the core meanwhile.
     shared: bool,
     slept: bool,
+    /// The time waited before the rank moved to its own core.
+    moved: Option<Duration>,
 }
 
 impl Waiter {
@@ -122,7 +126,12 @@ impl Waiter {
     pub(crate) fn next(&self, wait: &mut Wait, waited: Duration) -> WaitAction {
         let Learnt { spin, stay, keeps, .. } = self.learnt.get();
         match self.waiting {
-            Waiting::SpinThenBlock if waited >= stay => {}
+            // The rank it waits for may want this very core.
+            Waiting::SpinThenBlock if waited >= stay && wait.moved.is_none() && self.is_elsewhere() => {
+                wait.moved = Some(waited);
+                return WaitAction::Move;
+            }
+            Waiting::SpinThenBlock if waited >= stay.max(wait.moved.map_or(stay, |moved| moved + SHORTEST_STAY)) => {}
             Waiting::SpinThenBlock if waited < spin || keeps > 0 => return WaitAction::Look,
             Waiting::SpinThenBlock => return WaitAction::Yield,
             Waiting::Block | Waiting::Adaptive => {}
@@ -148,7 +157,7 @@ impl Waiter {
     }
 
     /// Notes that the wait found something.
-    pub(crate) fn found(&self, Wait { shared, slept }: Wait) {
+    pub(crate) fn found(&self, Wait { shared, slept, .. }: Wait) {
         let Learnt { spin, stay, keeps, stays } = self.learnt.get();
         let spin = match shared {
             true if spin <= SHORTEST_SPIN => Duration::ZERO,
@@ -157,6 +166,15 @@ impl Waiter {
         };
         let stay = if slept { stay / 2 } else { stay * 2 }.clamp(SHORTEST_STAY, LONGEST_STAY);
         self.learnt.set(Learnt { spin, stay, keeps: keeps.saturating_sub(1), stays: stays.saturating_sub(1) });
+    }
+
+    /// Moves the rank to its own core, if it has one.
+    pub(crate) fn move_to_own(&self) {
+        self.own.into_iter().for_each(OwnCore::move_there);
+    }
+
+    fn is_elsewhere(&self) -> bool {
+        self.own.is_some_and(|own| !own.is_here())
     }
 
     /// Yields the core to other threads. If another thread used it, the rank may move to its own
@@ -198,6 +216,7 @@ mod tests {
                     away
                 }
                 WaitAction::Sleep => lasts,
+                WaitAction::Move => panic!("the rank has no core of its own"),
             };
         }
         waiter.found(wait);
@@ -277,6 +296,17 @@ mod tests {
             waiter.yielded(&mut Wait::default(), micros(4000), place);
             assert_eq!(waiter.next(&mut Wait::default(), micros(50)), next, "{place:?}");
         }
+    }
+
+    #[test]
+    fn a_rank_moves_to_its_own_core_once_before_it_sleeps() {
+        let Some(own) = (0..64).filter_map(|index| OwnCore::of(index, 1)).find(|own| !own.is_here()) else {
+            return eprintln!("SKIPPED: a_rank_moves_to_its_own_core_once_before_it_sleeps: needs two cores");
+        };
+        let waiter = Waiter::new(Waiting::SpinThenBlock, Some(own));
+        let (mut wait, late) = (Wait::default(), LONGEST_STAY);
+        let then = [late, late + micros(1), late + SHORTEST_STAY].map(|waited| waiter.next(&mut wait, waited));
+        assert_eq!(then, [WaitAction::Move, WaitAction::Yield, WaitAction::Sleep]);
     }
 
     #[test]

@@ -284,6 +284,10 @@ impl SharedMemory {
                     context.waiter.give_way(&mut wait);
                     continue;
                 }
+                WaitAction::Move => {
+                    context.waiter.move_to_own();
+                    continue;
+                }
                 WaitAction::Sleep => {}
             }
             if now.duration_since(looked) >= TICK {
