@@ -99,8 +99,8 @@ impl Painter {
 
     fn note(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| tell(line)),
-            None => tell(line),
+            Some(bar) => bar.suspend(|| eprint_line(line)),
+            None => eprint_line(line),
         }
     }
 
@@ -113,13 +113,13 @@ impl Painter {
                 bar.set_message(state(progress));
                 lines.epoch.iter().chain(&lines.warnings).for_each(|line| self.note(line));
             }
-            None => lines.state.iter().chain(&lines.epoch).chain(&lines.warnings).for_each(|line| tell(line)),
+            None => lines.state.iter().chain(&lines.epoch).chain(&lines.warnings).for_each(|line| eprint_line(line)),
         }
     }
 }
 
 /// Writes a line to stderr. If nobody reads it any more, as after `| head`, the job goes on.
-pub(crate) fn tell(line: &str) {
+pub(crate) fn eprint_line(line: &str) {
     let _nobody_reads = writeln!(std::io::stderr(), "{line}");
 }
 

@@ -1,4 +1,4 @@
-//! `lockstep history`: how the group of a run changed, and what that cost.
+//! `lockstep history`: shows how the group of a run changed, and the cost.
 
 use std::path::PathBuf;
 
@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Outcome,
-    display::{print, tell},
+    display::{eprint_line, print},
     run::folder::{ReadOnlyFolder, metrics_log_of},
 };
 
 /// Arguments of `lockstep history`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Folder of the run, as `lockstep run` tells it.
+    /// Folder of the run, as `lockstep run` prints it.
     run: PathBuf,
-    /// One line of JSON for each change.
+    /// Print one line of JSON for each change.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints a line for each membership.
+/// Prints a line for each generation.
 pub(crate) fn history(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let changes = ReadOnlyFolder::open(&arguments.run)?.history()?;
-    let journal = metrics_log_of(&arguments.run).unwrap_or_else(|error| {
-        tell(&format!("{error:#}: no stall is told"));
+    let metrics_log = metrics_log_of(&arguments.run).unwrap_or_else(|error| {
+        eprint_line(&format!("{error:#}: no stall can be shown"));
         String::new()
     });
-    let steps = steps(&journal);
+    let steps = steps(&metrics_log);
     let rows = changes.into_iter().map(|change| Row { stalled: stalled(&change, &steps), change });
     let lines: Vec<String> = match arguments.json {
         true => rows.map(|row| serde_json::to_string(&row)).collect::<Result<_, _>>()?,
@@ -39,7 +39,7 @@ pub(crate) fn history(arguments: &Arguments) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A membership, and what it cost to come to it.
+/// A change of the group, with its cost.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -71,30 +71,31 @@ fn cause(change: &GroupChange) -> String {
     }
     causes.extend(broken.clone());
     if *rollback {
-        causes.push("begun from a checkpoint: nobody holds the steps after it".to_owned());
+        causes.push("started from a checkpoint: no worker was left with the steps after it".to_owned());
     }
     causes.join("; ")
 }
 
-/// A step that somebody has seen, as the journal tells of it.
+/// A step whose loss is known, from the metrics log.
 #[derive(Deserialize)]
 struct Step {
     step: u64,
     generation: u64,
     step_seconds: f64,
     time: Timestamp,
-    /// Missing where nobody is left who has seen the step: its time is then of no use.
+    /// Missing if no worker was left that had computed the step. Its time is then of no use.
     #[serde(rename = "loss")]
     _seen: f64,
 }
 
-fn steps(journal: &str) -> Vec<Step> {
-    journal.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+fn steps(metrics_log: &str) -> Vec<Step> {
+    metrics_log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// Seconds from the last step that counts of the groups before to the first of this one, beyond what the steps themselves take there:
-/// until the loss was noticed, until there was a group, until its members had the state, and for steps that were done and lost.
-/// `None` for the first group, and for one that did no step or of whose steps none is left.
+/// Returns the seconds from the last step that counts of the groups before to the first step of
+/// this one, less the time of the steps themselves. They cover the detection of the loss, the
+/// rendezvous, the catch-up, and steps that were done and lost. Returns `None` for the first group,
+/// and for a group of which no step is left.
 fn stalled(change: &GroupChange, steps: &[Step]) -> Option<f64> {
     let (before, after) = steps.split_at(steps.partition_point(|step| step.step <= change.step));
     let before = before.iter().rfind(|step| step.generation < change.generation)?;
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_tells_when_why_and_at_what_cost() {
+    fn a_row_shows_the_time_the_cause_and_the_cost() {
         let change = GroupChange {
             time: "2026-11-22T05:12:00.123456Z".into(),
             generation: 3,
@@ -138,18 +139,18 @@ mod tests {
                  \"time\":\"2026-11-22T05:12:{second:06.3}Z\"}}\n"
             )
         };
-        let journal = [
+        let metrics_log = [
             line(9, 1, "0.5", 10.0),
             "{\"step\":9,\"evaluation\":{\"loss\":0.5}}\n".to_owned(),
-            // Nobody was left who had seen it.
+            // No worker was left that had computed this step.
             line(10, 2, "null", 12.0),
             line(11, 2, "0.5", 13.0),
             line(12, 4, "0.5", 13.75),
         ];
-        let steps = steps(&journal.concat());
+        let steps = steps(&metrics_log.concat());
         let stalled = |generation, step| stalled(&GroupChange { generation, step, ..GroupChange::default() }, &steps);
         assert_eq!(stalled(1, 0), None, "there was no step before");
-        assert_eq!(stalled(2, 10), Some(2.5), "two steps of a quarter of a second, and what came between");
+        assert_eq!(stalled(2, 10), Some(2.5), "2.5 s beyond the two steps of a quarter of a second");
         assert_eq!(stalled(3, 11), None, "it did no step");
         assert_eq!(stalled(4, 11), Some(0.5));
     }

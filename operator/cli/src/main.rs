@@ -130,6 +130,6 @@ fn finish(result: anyhow::Result<Outcome>) -> ExitCode {
 }
 
 fn report(error: &anyhow::Error, outcome: Outcome) -> ExitCode {
-    display::tell(&format!("error: {error:#}"));
+    display::eprint_line(&format!("error: {error:#}"));
     outcome.into()
 }

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use self::segments::{Segment, segments};
 use crate::{
     Outcome,
-    display::{print, tell},
+    display::{eprint_line, print},
     run::{
         LocalRun,
         folder::{ReadOnlyFolder, metrics_log_of},
@@ -104,7 +104,7 @@ impl PreparedReplay {
     pub(crate) async fn run(self) -> anyhow::Result<Outcome> {
         let Self { job, manifest, metrics_log, segments, original, trainer, folder } = self;
         for segment in segments {
-            tell(&segment.to_string());
+            eprint_line(&segment.to_string());
             let Segment { generation: _, workers, from: _, to, plan } = segment;
             let mut job = job.clone();
             job.replicas = workers;
@@ -112,7 +112,7 @@ impl PreparedReplay {
             let repetition = LocalRun::open(job, &manifest, trainer.as_deref(), None, Some(folder.path()))?;
             let outcome = repetition.repeat(Replay { plan, last_step: to }).await;
             if !matches!(outcome, Ok(Outcome::Done)) {
-                tell(&format!("the replay is kept in {}", folder.keep().display()));
+                eprint_line(&format!("the replay is kept in {}", folder.keep().display()));
                 return outcome;
             }
         }
@@ -127,7 +127,7 @@ impl PreparedReplay {
             folder.close().context("remove the replay")?;
             return Ok(Outcome::Done);
         }
-        tell(&format!("the replay is kept in {}", folder.keep().display()));
+        eprint_line(&format!("the replay is kept in {}", folder.keep().display()));
         Ok(Outcome::Failed)
     }
 }

@@ -15,7 +15,7 @@ use lockstep_launch::{GroupChange, Progress};
 
 use crate::{
     Outcome,
-    display::{Display, print, summary, tell},
+    display::{Display, eprint_line, print, summary},
 };
 
 /// Most failures of the watch in a row. The pauses between them grow to half a minute.
@@ -106,7 +106,7 @@ async fn follow(
             }
             Some(Phase::Failed) => {
                 drop(display);
-                tell(&format!("error: {}", failure(&status)));
+                eprint_line(&format!("error: {}", failure(&status)));
                 return Ok(Outcome::Failed);
             }
             Some(Phase::Pending | Phase::Starting | Phase::Running | Phase::Restarting | Phase::Suspended) | None => {}

@@ -1,5 +1,5 @@
-//! Files of JSON lines to which processes that may be killed at any moment add: a torn line spoils no other, and a line that was added
-//! stays.
+//! Files of JSON lines, to which processes add that may be killed at any moment. A torn line spoils
+//! no other, and an added line stays.
 
 use std::{
     fs::{File, OpenOptions},
@@ -9,13 +9,14 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Some hundred lines.
+/// The length of some hundred lines.
 const LAST_BYTES: u64 = 64 << 10;
 
-/// Adds a line; returns once the storage has it for good. Makes the file where there is none; its folder must be there.
+/// Adds a line, and returns once the storage has it for good. Makes the file if it is missing; its
+/// folder must exist.
 ///
 /// # Errors
-/// What the storage says; part of the line may be there then.
+/// The storage fails. Part of the line may be there then.
 pub fn append(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
     let is_new = file.seek(SeekFrom::End(0))? == 0;
@@ -24,7 +25,7 @@ pub fn append(path: &Path, value: &impl Serialize) -> io::Result<()> {
         file.seek(SeekFrom::End(-1))?;
         let mut last = [0];
         file.read_exact(&mut last)?;
-        // Whoever wrote before was killed in the middle of its line.
+        // The last writer was killed in the middle of its line.
         if last != *b"\n" {
             line.push(b'\n');
         }
@@ -39,23 +40,24 @@ pub fn append(path: &Path, value: &impl Serialize) -> io::Result<()> {
     }
 }
 
-/// The values of all lines, torn ones left out; none where there is no file.
+/// Reads the values of all lines but torn ones. A missing file has none.
 ///
 /// # Errors
-/// What the storage says.
+/// The storage fails.
 pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Vec<T>> {
     values_behind(path, |_| 0)
 }
 
-/// As [`read`], of the whole lines in the last 64 KiB of a file that may be long.
+/// Reads the values of the whole lines in the last 64 KiB of a file that may be long.
 ///
 /// # Errors
-/// What the storage says.
+/// The storage fails.
 pub fn read_last<T: DeserializeOwned>(path: &Path) -> io::Result<Vec<T>> {
     values_behind(path, |length| length.saturating_sub(LAST_BYTES))
 }
 
-/// The values of the lines behind the place that `begins` says for a file of so many bytes.
+/// Reads the values of the lines from an offset on; `begins` returns it for a file of so many
+/// bytes.
 fn values_behind<T: DeserializeOwned>(path: &Path, begins: impl Fn(u64) -> u64) -> io::Result<Vec<T>> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -65,7 +67,7 @@ fn values_behind<T: DeserializeOwned>(path: &Path, begins: impl Fn(u64) -> u64) 
     file.seek(SeekFrom::Start(begin))?;
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
-    // The first one may have begun before.
+    // The first line may have begun before the offset.
     let lines = text.split(|byte| *byte == b'\n').skip(usize::from(begin > 0));
     Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
@@ -77,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_is_torn_anywhere_spoils_no_other() {
+    fn a_torn_line_spoils_no_other() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (path, torn) = (folder.path().join("lines.jsonl"), "\"zweite Zeile, mit ü\"\n".as_bytes());
         assert_eq!(read::<String>(&path).expect("readable"), [""; 0]);
@@ -92,17 +94,17 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_file_only_the_end_is_read_and_no_half_line() {
+    fn only_whole_lines_at_the_end_of_a_long_file_are_read() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("lines.jsonl");
         assert_eq!(read_last::<u32>(&path).expect("readable"), [0; 0]);
-        // Parts of such lines are numbers too.
+        // A piece of such a line is a number too.
         let lines: Vec<String> = (100_000..120_000).map(|number| format!("{number}\n")).collect();
         fs::write(&path, lines.concat()).expect("written");
         let whole = LAST_BYTES / lines[0].len() as u64;
         let expected: Vec<u64> = (120_000 - whole..120_000).collect();
         assert_eq!(read_last::<u64>(&path).expect("readable"), expected);
         fs::write(&path, lines[..5].concat()).expect("written");
-        assert_eq!(read_last::<u64>(&path).expect("readable").len(), 5, "all of it is the end");
+        assert_eq!(read_last::<u64>(&path).expect("readable").len(), 5, "the whole file is its end");
     }
 }

@@ -46,8 +46,8 @@ pub(crate) fn segments(mut planned: Vec<AgreedPlan>, history: &[GroupChange]) ->
         .collect()
 }
 
-/// Checks the plans against the history. A killed coordinator may leave a change out of the history,
-/// but the changes in it must fit the plans.
+/// Checks the plans against the history. A killed coordinator may leave a change out of the
+/// history, but the changes in it must fit the plans.
 fn compare(planned: &[AgreedPlan], history: &[GroupChange]) -> anyhow::Result<()> {
     for (index, GroupChange { generation, workers, step, .. }) in history.iter().enumerate() {
         let mut later = planned.iter().filter(|planned| planned.generation == *generation);

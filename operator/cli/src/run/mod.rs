@@ -31,7 +31,7 @@ use self::{
 };
 use crate::{
     Outcome,
-    display::{Display, print, summary, tell},
+    display::{Display, eprint_line, print, summary},
     manifest,
 };
 
@@ -177,7 +177,7 @@ impl LocalRun {
         self.chaos.iter().for_each(|chaos| display.note(&chaos.announcement()));
         let finish = self.supervise(&display, &mut signals, &mut reports).await?;
         drop(display);
-        let outcome = self.tell_end(&finish, &reports);
+        let outcome = self.print_failure(&finish, &reports);
         if outcome == Outcome::Done {
             print(&self.results(&reports, started));
         }
@@ -191,23 +191,23 @@ impl LocalRun {
         let (display, mut reports) = (Display::on_stderr(), CoordinatorReports::default());
         let finish = self.supervise(&display, &mut signals, &mut reports).await?;
         drop(display);
-        Ok(self.tell_end(&finish, &reports))
+        Ok(self.print_failure(&finish, &reports))
     }
 
     /// Prints the reason if the job is not done.
-    fn tell_end(&self, finish: &Finish, reports: &CoordinatorReports) -> Outcome {
+    fn print_failure(&self, finish: &Finish, reports: &CoordinatorReports) -> Outcome {
         match finish {
             Finish::Complete => Outcome::Done,
             Finish::Interrupted(signal) => {
-                tell(&self.stop_message(reports));
+                eprint_line(&self.stop_message(reports));
                 Outcome::Interrupted(*signal)
             }
             Finish::NotUp(absent) => {
-                tell(&format!("error: {}", self.absence_message(absent)));
+                eprint_line(&format!("error: {}", self.absence_message(absent)));
                 Outcome::Failed
             }
             Finish::Failed(failed) => {
-                tell(&format!("error: {}", self.failure_message(reports, failed)));
+                eprint_line(&format!("error: {}", self.failure_message(reports, failed)));
                 Outcome::Failed
             }
         }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::display::tell;
+use crate::display::eprint_line;
 
 /// File that the process at work locks.
 pub(super) const LOCK: &str = "lock";
@@ -43,7 +43,7 @@ impl Lock {
             Err(TryLockError::WouldBlock) => bail!("another `lockstep run` is at work in it"),
             Err(TryLockError::Error(error)) if is_unsupported(&error) => {
                 let owner = own(folder)?;
-                tell(&format!(
+                eprint_line(&format!(
                     "{}: its file system has no file locks ({error}): {OWNER} there keeps other runs out instead. \
                      For locks, mount Lustre with -o flock, NFS with a lock daemon or -o local_lock=flock",
                     folder.display()
