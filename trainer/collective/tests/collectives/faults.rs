@@ -57,7 +57,7 @@ fn a_frame_that_belongs_elsewhere_is_refused_with_the_expected_value() {
             "broadcast (3) of f64 by none",
             Header { operation: OperationCode([3, 2, 3]), ..right },
         ),
-        ("kind", "Segment", "Hello", Header { kind: FrameKind::Hello, ..right }),
+        ("kind", "Data", "Hello", Header { kind: FrameKind::Hello, ..right }),
         ("job", &"42".repeat(16), &"00".repeat(16), Header { job: JobId([0; 16]), ..right }),
     ];
     for (field, expected, found, header) in cases {
@@ -65,10 +65,10 @@ fn a_frame_that_belongs_elsewhere_is_refused_with_the_expected_value() {
             impostor.send(header, &[]);
             until_closed(&mut impostor.stream);
         });
-        let position = "in hop 2 of 2 of bucket 5 of step 3";
+        let site = "in hop 2 of 2 of bucket 5 of step 3";
         assert_eq!(
             error.to_string(),
-            format!("{position}: rank 0 sent a frame with {field} {found}, expected {expected}")
+            format!("{site}: rank 0 sent a frame with {field} {found}, expected {expected}")
         );
     }
 }
