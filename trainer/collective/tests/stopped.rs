@@ -17,7 +17,7 @@ use lockstep_collective::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-const NAME: &str = "a_stopped_process_that_wakes_up_changes_nothing_where_others_have_gone_on";
+const NAME: &str = "a_stopped_process_that_wakes_up_changes_nothing_in_the_next_generation";
 /// The variable with the rank of a child.
 const RANK: &str = "STOPPED_RANK";
 /// The prefix of a child's lines to its parent. The test harness prints other lines.

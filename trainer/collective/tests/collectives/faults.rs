@@ -66,10 +66,7 @@ fn a_frame_that_belongs_elsewhere_is_refused_with_the_expected_value() {
             until_closed(&mut impostor.stream);
         });
         let site = "in hop 2 of 2 of bucket 5 of step 3";
-        assert_eq!(
-            error.to_string(),
-            format!("{site}: rank 0 sent a frame with {field} {found}, expected {expected}")
-        );
+        assert_eq!(error.to_string(), format!("{site}: rank 0 sent a frame with {field} {found}, expected {expected}"));
     }
 }
 
