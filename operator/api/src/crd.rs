@@ -1,16 +1,18 @@
-//! The CRDs: the schema that the Rust types derive, made fit for Kubernetes.
+//! The CRDs: the schemas that the Rust types derive, adapted to Kubernetes.
 
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
 
 use crate::{TrainingGroup, TrainingJob, rules, rules::Rule};
 
-/// Greatest number of containers in a template; lets the API server bound the cost of the rules over them.
+/// Greatest number of containers in a template. It lets the API server bound the cost of rules over
+/// them.
 const MAX_CONTAINERS: u64 = 32;
 /// Longest spelling of a size in bytes.
 const MAX_SIZE_LENGTH: u64 = 20;
 
-/// What `kubectl get` prints of a job: name, type and field; those in [`WIDE`] with `-o wide` only.
+/// The columns of `kubectl get` for a job: name, type and field. It prints the columns in [`WIDE`]
+/// only with `-o wide`.
 const JOB_COLUMNS: [(&str, &str, &str); 13] = [
     ("Phase", "string", ".status.phase"),
     ("Workers", "string", ".status.display.workers"),
@@ -26,14 +28,14 @@ const JOB_COLUMNS: [(&str, &str, &str); 13] = [
     ("Generation", "integer", ".status.membership.generation"),
     ("Reason", "string", ".status.reason"),
 ];
-/// The same of a record.
+/// The same for a record.
 const GROUP_COLUMNS: [(&str, &str, &str); 4] = [
     ("Generation", "integer", ".status.progress.generation"),
     ("World", "integer", ".status.progress.worldSize"),
     ("Step", "integer", ".status.progress.step"),
     ("Age", "date", ".metadata.creationTimestamp"),
 ];
-/// Columns that are too many for a narrow terminal; those of a record fit.
+/// Columns for which a narrow terminal has no room. A record's columns all fit.
 const WIDE: [&str; 6] = ["Step", "Loss", "ETA", "Replaced", "Generation", "Reason"];
 
 /// The CRDs as files: name and YAML text.
@@ -56,7 +58,7 @@ pub(crate) fn training_job() -> Value {
     crd["spec"]["versions"][0]["additionalPrinterColumns"] = columns(&JOB_COLUMNS, &WIDE);
     let schema = &mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let spec = &mut schema["properties"]["spec"];
-    spec["x-kubernetes-validations"] = validations(&rules::of_the_spec());
+    spec["x-kubernetes-validations"] = validations(&rules::spec_rules());
     for size in [
         "/communication/properties/bucketBytes",
         "/benchmark/properties/collectives/properties/minBytes",
@@ -64,7 +66,7 @@ pub(crate) fn training_job() -> Value {
     ] {
         let size = spec["properties"].pointer_mut(size).and_then(Value::as_object_mut).expect("a field of the spec");
         size.insert("maxLength".to_owned(), MAX_SIZE_LENGTH.into());
-        // A null that may stay is given no default.
+        // The API server gives no default to a null that may stay.
         if size.contains_key("default") {
             size.remove("nullable");
         }
@@ -75,7 +77,8 @@ pub(crate) fn training_job() -> Value {
     template["description"] = description;
     template["properties"]["spec"]["properties"]["containers"]["maxItems"] = MAX_CONTAINERS.into();
     template["properties"]["spec"]["properties"]["containers"]["items"]["properties"]["name"]["maxLength"] = 63.into();
-    // The schema of metadata says nothing about its labels and annotations, and an empty object would drop them.
+    // The derived schema of metadata has no fields, so the API server would drop labels and
+    // annotations.
     template["properties"]["metadata"] = json!({
         "type": "object",
         "nullable": true,
@@ -84,9 +87,9 @@ pub(crate) fn training_job() -> Value {
             "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
         },
     });
-    let of_a_pod = object(&template["properties"]["spec"], "properties").into_iter().flat_map(Map::keys);
-    let mut rules = rules::of_the_object();
-    rules.push(rules::of_the_template(of_a_pod.map(String::as_str)));
+    let pod_fields = object(&template["properties"]["spec"], "properties").into_iter().flat_map(Map::keys);
+    let mut rules = rules::object_rules();
+    rules.push(rules::template_rule(pod_fields.map(String::as_str)));
     schema["x-kubernetes-validations"] = validations(&rules);
     crd
 }
@@ -110,7 +113,7 @@ fn columns(columns: &[(&str, &str, &str)], wide: &[&str]) -> Value {
 
 fn value_of<K: CustomResourceExt>() -> Value {
     let mut crd = serde_json::to_value(K::crd()).expect("a CRD is JSON");
-    make_fit(&mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
+    adapt(&mut crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
     crd
 }
 
@@ -125,9 +128,9 @@ fn validations(rules: &[Rule]) -> Value {
     rules.iter().map(one).collect()
 }
 
-/// Drops number formats that Kubernetes does not know, writes single-precision defaults as they were meant and joins the
-/// lines of descriptions.
-fn make_fit(schema: &mut Value) {
+/// Drops number formats that Kubernetes does not know, shortens single-precision defaults to their
+/// shortest decimal form, and joins the lines of descriptions.
+fn adapt(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
             if fields.get("format").and_then(Value::as_str).is_some_and(|format| format.starts_with("uint")) {
@@ -139,9 +142,9 @@ fn make_fit(schema: &mut Value) {
             if let Some(Value::String(text)) = fields.get_mut("description") {
                 *text = text.split('\n').collect::<Vec<_>>().join(" ");
             }
-            fields.values_mut().for_each(make_fit);
+            fields.values_mut().for_each(adapt);
         }
-        Value::Array(items) => items.iter_mut().for_each(make_fit),
+        Value::Array(items) => items.iter_mut().for_each(adapt),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
@@ -162,7 +165,8 @@ fn shorten_numbers(value: &mut Value) {
     }
 }
 
-/// Kubernetes documents its own types; with their descriptions the CRD would be too large for `kubectl apply`.
+/// Drops the descriptions of Kubernetes' own types. With them the CRD would be too large for
+/// `kubectl apply`.
 fn strip_descriptions(schema: &mut Value) {
     let Value::Object(fields) = schema else { return };
     fields.remove("description");
@@ -176,7 +180,7 @@ fn strip_descriptions(schema: &mut Value) {
     }
 }
 
-/// The schema's object with the given keyword, or none.
+/// Returns the schema's object with the given keyword, if there is one.
 pub(crate) fn object<'a>(schema: &'a Value, keyword: &str) -> Option<&'a Map<String, Value>> {
     schema.get(keyword)?.as_object()
 }

@@ -1,10 +1,12 @@
+//! The custom resource `TrainingGroup`: the durable record of a job's membership.
+
 use kube::CustomResource;
 use lockstep_launch::{Ending, GroupChange, Progress};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What the group is.
+/// The group as the coordinator recorded it.
 #[derive(CustomResource, JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "lockstep.dev",
@@ -14,30 +16,30 @@ use serde_json::Value;
     namespaced,
     status = "TrainingGroupStatus",
     shortname = "tg",
-    doc = "The durable record of a TrainingJob's membership. The operator makes it with the job's name; the job's coordinator alone writes it.",
+    doc = "The durable record of a TrainingJob's membership. The operator makes it with the job's name. Only the job's coordinator writes it.",
     derive = "PartialEq",
     derive = "Default"
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingGroupSpec {
-    /// Who is in the group, as the coordinator last agreed it with the workers; opaque to Kubernetes. Default: none, before
-    /// the first agreement.
+    /// The membership that the coordinator last agreed on with the workers. It is opaque to
+    /// Kubernetes. Default: none, before the first agreement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "opaque")]
     pub record: Option<Value>,
 }
 
-/// What the coordinator reports.
+/// The coordinator's reports.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingGroupStatus {
-    /// What the job is doing.
+    /// The newest report of progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// How the newest memberships followed one another, oldest first; those before are left out.
+    /// The newest changes of the membership, oldest first. Older changes are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<GroupChange>,
-    /// What the job left behind, once it is over.
+    /// The result of the job, once it is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
 }

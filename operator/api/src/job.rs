@@ -1,3 +1,5 @@
+//! The custom resource `TrainingJob`: its spec.
+
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use kube::CustomResource;
 use lockstep_launch::{Benchmark, CheckpointSpec, Communication, DatasetSpec, Elastic, ModelSpec, Training};
@@ -11,9 +13,10 @@ pub const MANAGED_BY: &str = "lockstep.dev/operator";
 /// Name of the container of `spec.template` that becomes the trainer.
 pub const TRAINER_CONTAINER: &str = "trainer";
 
-/// What to train or to measure, on how many workers, and what to do when something fails. Once the
-/// job exists only `suspend` can change, where it is elastic `replicas`, and while it is suspended
-/// and has no pods where the template's pods may run.
+/// The job: what it trains or measures, with how many workers, and what happens after a failure.
+/// Once the job exists, `suspend` can change, and `replicas` if the job is elastic. While it is
+/// suspended and has no pods, the fields of the template that say where pods may run can change
+/// too.
 #[derive(CustomResource, JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
     group = "lockstep.dev",
@@ -34,30 +37,34 @@ pub const TRAINER_CONTAINER: &str = "trainer";
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrainingJobSpec {
-    /// Number of workers, 1 to 1000; each is a pod. Can change where the job is elastic: workers join and leave while it trains.
-    /// Default: 1.
+    /// Number of workers, 1 to 1000. Each worker is a pod. If the job is elastic, the number can
+    /// change: workers join and leave while it trains. Default: 1.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 1000))]
     pub replicas: u32,
-    /// Devices that one worker drives, 1 to 64, each a core for which the template's requests should have room: every one takes a part of
-    /// the worker's samples, and the worker sums their gradients before it sums with others. Default: 1.
+    /// Devices that one worker drives, 1 to 64. A device is a core, and the template's requests
+    /// should have room for it. Each device takes a part of the worker's samples. The worker sums
+    /// their gradients before it sums with other workers. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub devices_per_worker: Option<u32>,
-    /// How many workers the group may have while it trains. Default: always replicas; when one is lost the others wait for another.
+    /// The smallest and greatest number of workers with which the group trains. Default: replicas
+    /// for both; if a worker is lost, the others wait for its replacement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<Elastic>,
-    /// Whether the job rests: its workers finish a step, save the state and go; with false they go on from there. `lockstep run` does
-    /// not heed it. While saves fail the pods stay, unless the job has the annotation
-    /// lockstep.dev/suspend-unsaved: "true"; then the steps since the newest checkpoint are lost.
-    /// Default: false.
+    /// With true the job rests: its workers finish a step, save the state and go. With false they
+    /// go on from there. While saves fail the pods stay, unless the job has the annotation
+    /// lockstep.dev/suspend-unsaved: "true". Then the steps since the newest checkpoint are lost.
+    /// `lockstep run` ignores this field. Default: false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
-    /// Who acts on the job; with any other value this operator leaves it alone. Default: lockstep.dev/operator.
+    /// The controller that acts on the job. With any other value this operator leaves the job
+    /// alone. Default: lockstep.dev/operator.
     #[serde(default = "this_operator")]
     #[schemars(length(min = 1, max = 253))]
     pub managed_by: String,
-    /// What to measure in place of training; a benchmark has no model, dataset, training and checkpoint. Default: none.
+    /// The benchmark that the job measures instead of training. A benchmark has no model, dataset,
+    /// training and checkpoint. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub benchmark: Option<Benchmark>,
     /// The network. Required, except for a benchmark. Default: none.
@@ -66,50 +73,55 @@ pub struct TrainingJobSpec {
     /// The samples. Required, except for a benchmark. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dataset: Option<DatasetSpec>,
-    /// The optimisation. Default: 5 epochs of sgd with global batches of 64 samples; none for a benchmark.
+    /// The optimisation. Default: 5 epochs of sgd with global batches of 64 samples; none for a
+    /// benchmark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
-    /// How gradients travel. Default: by what workers share and what was measured.
+    /// The way in which gradients travel. Default: the fastest way that the workers have, by
+    /// measurement.
     #[serde(default)]
     pub communication: Communication,
-    /// How state is kept. Required, except for a benchmark. Default: none.
+    /// The checkpoints. Required, except for a benchmark. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointSpec>,
-    /// When to give up. Default: with the fourth failure.
+    /// The limits at which the job fails. Default: it fails with the fourth failure.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
-    /// Seconds from the start of the job, or its newest resumption, after which it fails, restarts included. Default: no limit.
+    /// Seconds from the start of the job, or from its newest resumption, after which it fails.
+    /// Restarts are included. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub active_deadline_seconds: Option<u32>,
-    /// Which pods are deleted when the job is over: Running (those that still run; logs of the others stay readable), All or
-    /// None. Default: Running.
+    /// The pods that are deleted when the job is over: Running (pods that still run; logs of the
+    /// others stay readable), All or None. Default: Running.
     #[serde(default)]
     pub clean_pod_policy: CleanPodPolicy,
-    /// Seconds after its end at which the job is deleted with everything it owns; checkpoints and model stay. Default: never.
+    /// Seconds after its end at which the job is deleted with everything that it owns. Checkpoints
+    /// and model stay. Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub ttl_seconds_after_finished: Option<u32>,
     /// The pods, as in every other Kubernetes workload. The container named `trainer` gives
-    /// resources, volume mounts, environment and, if it names one, the image of the trainer; the
+    /// resources, volume mounts, environment and, if it names one, the image of the trainer. The
     /// coordinator's pod is made from the same template without accelerators. Default: one
-    /// container without volumes, with the operator's trainer image, which the job keeps from its
-    /// beginning on. While the job is suspended and has no pods the template's metadata,
-    /// nodeSelector, tolerations, affinity and schedulingGates can change, and nothing else of it
-    /// ever.
+    /// container without volumes, with the operator's trainer image. The job keeps that image from
+    /// its beginning on. While the job is suspended and has no pods, the template's metadata,
+    /// nodeSelector, tolerations, affinity and schedulingGates can change. The rest of the template
+    /// never changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<PodTemplateSpec>,
 }
 
-/// When to give up.
+/// The limits at which a job fails.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FailurePolicy {
-    /// Failures of workers before the job fails; several within ten seconds count as one, evictions and lost nodes as none. Default: 3.
+    /// Failures of workers before the job fails. Several within ten seconds count as one. Evictions
+    /// and lost nodes do not count. Default: 3.
     #[schemars(range(min = 0, max = 1000))]
     pub backoff_limit: u32,
-    /// Seconds that training may wait for workers, from the creation of their pods or the loss of one; lockstep run counts
-    /// them to the first step only. Default: 600.
+    /// Seconds that training may wait for workers, from the creation of their pods or from the loss
+    /// of a worker. `lockstep run` counts them to the first step only. Default: 600.
     #[schemars(range(min = 1, max = 86_400))]
     pub startup_timeout_seconds: u32,
 }
@@ -120,7 +132,7 @@ impl Default for FailurePolicy {
     }
 }
 
-/// Which pods are deleted when a job is over.
+/// The pods that are deleted when a job is over.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CleanPodPolicy {
     #[default]

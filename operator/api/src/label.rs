@@ -2,16 +2,16 @@
 
 /// Name of the `TrainingJob`.
 pub const JOB_NAME: &str = "lockstep.dev/job-name";
-/// Its uid: another job of the same name has another one.
+/// Uid of the `TrainingJob`. Another job of the same name has another uid.
 pub const JOB_UID: &str = "lockstep.dev/job-uid";
-/// What the pod does: [`COORDINATOR`] or [`WORKER`].
+/// Role of the pod: [`COORDINATOR`] or [`WORKER`].
 pub const ROLE: &str = "lockstep.dev/role";
-/// Which of the workers the pod is, from 0.
+/// Number of the worker, from 0.
 pub const INDEX: &str = "lockstep.dev/index";
-/// How often all pods of the job were started anew before this pod was made, from 0.
+/// Number of the attempt for which the pod was made, from 0.
 pub const ATTEMPT: &str = "lockstep.dev/attempt";
 
-/// Annotation of a `TrainingJob`: `true` lets a suspension take the pods away although their state
+/// Annotation of a `TrainingJob`. With `true` a suspension deletes the pods although their state
 /// cannot be saved.
 pub const SUSPEND_UNSAVED: &str = "lockstep.dev/suspend-unsaved";
 

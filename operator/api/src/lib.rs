@@ -1,5 +1,6 @@
-//! The Kubernetes API of Lockstep: [`TrainingJob`], its durable record [`TrainingGroup`], their CRDs, and the parsing of a
-//! manifest into a [`ValidJob`], after which nobody checks again. No client, no runtime.
+//! The Kubernetes API of Lockstep: [`TrainingJob`], its durable record [`TrainingGroup`] and their
+//! CRDs. A manifest is parsed into a [`ValidJob`], after which nothing is checked again. There is
+//! no client and no runtime here.
 
 mod crd;
 mod group;
@@ -16,7 +17,7 @@ pub use crd::crds;
 pub use group::{TrainingGroup, TrainingGroupSpec, TrainingGroupStatus};
 pub use job::{CleanPodPolicy, FailurePolicy, MANAGED_BY, TRAINER_CONTAINER, TrainingJob, TrainingJobSpec};
 pub use status::{
-    ConditionType, Display, JobProgress, LastChange, LastFailure, Membership, Phase, Reason, Replacing, TrainerImage,
-    TrainingJobStatus,
+    ConditionType, JobColumns, JobMembership, JobProgress, LastChange, LastFailure, LostWorker, Phase, Reason,
+    TrainerImage, TrainingJobStatus,
 };
 pub use valid::ValidJob;

@@ -1,4 +1,4 @@
-//! A manifest as text and as a value, before it is a [`crate::ValidJob`].
+//! A manifest as text and as a value, before it becomes a [`crate::ValidJob`].
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use serde_saphyr::{Options, UserMessageFormatter};
 
 use crate::{crd, schema};
 
-/// What a manifest may say: the CRD's schema with that of Kubernetes for the metadata.
+/// The schema of a manifest: the CRD's, with Kubernetes' own for the metadata.
 static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     let mut schema = crd::job_schema();
     schema["properties"]["metadata"] = metadata();
@@ -22,11 +22,11 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     schema
 });
 
-/// Sets one field, as in `spec.training.epochs=3`. The schema decides whether the text is a number, a text, true or false;
-/// lists and objects are written as YAML, an item of a list is named by its number.
+/// Sets one field, as in `spec.training.epochs=3`. The schema decides whether the text is a number,
+/// a text, true or false. Lists and objects are written as YAML. A number names an item of a list.
 ///
 /// # Errors
-/// The field is unknown, or the text is nothing that it takes; the manifest is left as it was.
+/// The field is unknown, or it does not take the text. Then the manifest stays as it was.
 pub fn set(manifest: &mut Value, assignment: &str) -> Result<(), InvalidField> {
     let example = "FIELD=VALUE, such as spec.training.epochs=3";
     let (path, text) = assignment.split_once('=').ok_or_else(|| InvalidField::new(assignment, "no value", example))?;
@@ -37,22 +37,22 @@ pub fn set(manifest: &mut Value, assignment: &str) -> Result<(), InvalidField> {
         return Err(problem);
     }
     let mut changed = manifest.clone();
-    let mut place = &mut changed;
+    let mut target = &mut changed;
     for (depth, part) in parts.iter().enumerate() {
         let is_list = schema::at(&SCHEMA, &parts[..depth])?["type"] == "array";
-        place = enter(place, part, is_list)
+        target = enter(target, part, is_list)
             .map_err(|accepted| InvalidField::new(&parts[..depth].join("."), part, accepted))?;
     }
-    *place = value;
+    *target = value;
     *manifest = changed;
     Ok(())
 }
 
-/// Reads YAML (or JSON, which is YAML) as kubectl reads it: documents without content do not count,
+/// Reads YAML as kubectl reads it. JSON is YAML too. Documents without content do not count, and
 /// scalars are those of YAML 1.1.
 ///
 /// # Errors
-/// It is neither, or of several documents with content, or of none.
+/// The text is no YAML, or it does not have exactly one document with content.
 pub fn parse(yaml: &str) -> Result<Value, InvalidField> {
     let text = yaml.trim_start_matches('\u{feff}');
     let documents = read(text).map_err(|problem| InvalidField::new("manifest", problem, "YAML or JSON"))?;
@@ -67,9 +67,10 @@ pub fn parse(yaml: &str) -> Result<Value, InvalidField> {
     }
 }
 
-/// Every document that is not null.
+/// Reads every document that is not null.
 fn read(yaml: &str) -> Result<Vec<Value>, String> {
-    let documents = serde_saphyr::from_multiple_with_options::<Value>(yaml, options()).map_err(|error| told(&error))?;
+    let documents =
+        serde_saphyr::from_multiple_with_options::<Value>(yaml, options()).map_err(|error| one_line(&error))?;
     Ok(documents.into_iter().map(with_whole_numbers).collect())
 }
 
@@ -77,13 +78,13 @@ fn options() -> Options {
     serde_saphyr::options! { legacy_octal_numbers: true }
 }
 
-/// The problem and its place on one line.
-fn told(error: &serde_saphyr::Error) -> String {
+/// Writes the problem and its position on one line.
+fn one_line(error: &serde_saphyr::Error) -> String {
     let text = error.without_snippet().render_with_formatter(&UserMessageFormatter);
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// As JSON travels to the API server: `1.0` and `7e2` arrive there as 1 and 700.
+/// Converts numbers as JSON does on its way to the API server: `1.0` and `7e2` arrive as 1 and 700.
 fn with_whole_numbers(value: Value) -> Value {
     match value {
         Value::Number(number) => Value::Number(whole(&number).map_or(number, Number::from)),
@@ -93,7 +94,7 @@ fn with_whole_numbers(value: Value) -> Value {
     }
 }
 
-/// The same number without a fraction, where it has none and 64 bits hold it.
+/// Returns the number as an integer if it has no fraction and 64 bits hold it.
 #[allow(clippy::cast_possible_truncation, reason = "the bounds are those of the type")]
 fn whole(number: &Number) -> Option<i64> {
     let float = number.as_f64().filter(|_| number.is_f64())?;
@@ -101,7 +102,7 @@ fn whole(number: &Number) -> Option<i64> {
     (float.fract() == 0.0 && (-bound..bound).contains(&float)).then_some(float as i64)
 }
 
-/// Everything in the manifest that the schema does not accept.
+/// Lists everything in the manifest that the schema does not accept.
 pub(crate) fn problems(manifest: &Value) -> Vec<InvalidField> {
     let mut found = schema::problems(manifest, &SCHEMA, "");
     let gives = |name: &str| manifest["metadata"][name].as_str().is_some_and(|text| !text.is_empty());
@@ -119,15 +120,15 @@ fn typed(path: &str, text: &str, schema: &Value) -> Result<Value, InvalidField> 
         return Ok(text.parse::<u64>().map_or_else(|_| text.into(), Value::from));
     }
     let value = serde_saphyr::from_str_with_options(text, options());
-    value.map(with_whole_numbers).map_err(|error| InvalidField::new(path, text, told(&error)))
+    value.map(with_whole_numbers).map_err(|error| InvalidField::new(path, text, one_line(&error)))
 }
 
-/// The place of one part of a path, made where it is missing.
-fn enter<'a>(place: &'a mut Value, part: &str, is_list: bool) -> Result<&'a mut Value, String> {
-    if place.is_null() {
-        *place = if is_list { Vec::<Value>::new().into() } else { Map::new().into() };
+/// Returns the value at one part of a path. A missing value is made.
+fn enter<'a>(value: &'a mut Value, part: &str, is_list: bool) -> Result<&'a mut Value, String> {
+    if value.is_null() {
+        *value = if is_list { Vec::<Value>::new().into() } else { Map::new().into() };
     }
-    match place {
+    match value {
         Value::Object(fields) => Ok(fields.entry(part).or_insert(Value::Null)),
         Value::Array(items) => {
             let length = items.len();

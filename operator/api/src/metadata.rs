@@ -1,4 +1,4 @@
-//! What the API server asks of an object's metadata, for manifests that never see one.
+//! The API server's rules for metadata, for manifests that never reach an API server.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use lockstep_launch::InvalidField;
 
 use crate::rules::{MAX_NAME_LENGTH, NAME_ACCEPTED};
 
-/// As many characters as the API server adds to `metadata.generateName`.
+/// The API server adds this many characters to `metadata.generateName`.
 const ADDED: &str = "xxxxx";
 const BEGINNING_ACCEPTED: &str = "a lower-case letter, then lower-case letters, digits and `-`, at most 45 characters";
-/// Longest value of a label, and longest part of a key behind its `/`.
+/// Longest value of a label, and longest part of a key after its `/`.
 const MAX_LABEL_LENGTH: usize = 63;
 /// Longest part of a key before its `/`.
 const MAX_PREFIX_LENGTH: usize = 253;
 /// Most bytes that the keys and values of all annotations have together.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
-const KEY_ACCEPTED: &str = "a key of at most 63 letters, digits, `-`, `_` and `.`, where wanted behind a domain and `/`, such as example.com/team";
+const KEY_ACCEPTED: &str = "a key of at most 63 letters, digits, `-`, `_` and `.`, with or without a domain and `/` before it, such as example.com/team";
 const VALUE_ACCEPTED: &str =
     "at most 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit";
 
-/// The job's name. A manifest may leave its end to the API server: then it is what the manifest
-/// begins it with.
+/// Returns the job's name. A manifest may leave the end of the name to the API server. Then this is
+/// the beginning.
 pub(crate) fn name(metadata: &ObjectMeta) -> Result<String, InvalidField> {
     let given = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
     match (given(&metadata.name), given(&metadata.generate_name)) {
@@ -36,7 +36,7 @@ pub(crate) fn name(metadata: &ObjectMeta) -> Result<String, InvalidField> {
     }
 }
 
-/// Labels and annotations that the API server refuses.
+/// Lists labels and annotations that the API server refuses.
 pub(crate) fn wrong_labels(metadata: &ObjectMeta) -> Vec<InvalidField> {
     let none = BTreeMap::new();
     let labels = metadata.labels.as_ref().unwrap_or(&none);

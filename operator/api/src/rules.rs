@@ -1,41 +1,45 @@
-//! The rules of a job that a schema cannot state, as CEL: the API server refuses what breaks one. `Task::check` and
-//! `ValidJob` state those that do not compare with an older object again, for manifests that never see an API server.
+//! The rules of a job that a schema cannot state, in CEL. The API server refuses an object that
+//! breaks one. For manifests that never reach an API server, `Task::check` and `ValidJob` repeat
+//! the rules that do not compare with an older object.
 
 use lockstep_launch::{MIN_SHARDS, NO_TREE_OF_DEVICES, OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN};
 
 /// A CEL rule over `spec`.
 pub(crate) struct Rule {
-    /// Holds for a valid object.
+    /// The expression that holds for a valid object.
     pub(crate) rule: String,
-    /// What is accepted.
+    /// The accepted values, for people.
     pub(crate) message: String,
-    /// The field to blame, below where the rule stands; none where the schema does not know it, as in the metadata.
+    /// The field to blame, relative to the rule's position. None if the schema does not know the
+    /// field, as in the metadata.
     pub(crate) field: Option<&'static str>,
 }
 
-/// Longest name of a job: `<name>-worker-999` and `<name>-coordinator` must be DNS labels of at most 63 characters.
+/// Longest name of a job. `<name>-worker-999` and `<name>-coordinator` must be DNS labels of at
+/// most 63 characters.
 pub(crate) const MAX_NAME_LENGTH: usize = 50;
-/// The fields of `spec` that say what to train: none for a benchmark.
-pub(crate) const OF_TRAINING: [&str; 5] = [".devicesPerWorker", ".model", ".dataset", ".training", ".checkpoint"];
-/// Those of them that have no default.
+/// The fields of `spec` that describe the training. A benchmark has none of them.
+pub(crate) const TRAINING_FIELDS: [&str; 5] = [".devicesPerWorker", ".model", ".dataset", ".training", ".checkpoint"];
+/// The training fields without a default.
 pub(crate) const REQUIRED_TO_TRAIN: [&str; 3] = [".model", ".dataset", ".checkpoint"];
 pub(crate) const NO_BENCHMARK: &str = "a benchmark trains nothing: leave it out, or spec.benchmark";
 pub(crate) const MISSING_TO_TRAIN: &str = "required to train; to measure instead, give spec.benchmark";
 /// Fewest workers of a benchmark.
 pub(crate) const MIN_MEASURED: u32 = 2;
-pub(crate) const ALONE: &str = "2 or more for a benchmark: one worker has nobody to sum with";
+pub(crate) const ALONE: &str = "2 or more for a benchmark: one worker alone has nothing to sum";
 pub(crate) const AT_LEAST_MIN: &str = "1 to spec.replicas";
 pub(crate) const AT_MOST_MAX: &str = "spec.replicas to 1000";
 pub(crate) const NAME_ACCEPTED: &str =
     "a lower-case letter, then lower-case letters, digits and `-`, ending in a letter or digit, at most 50 characters";
 
-/// Where gradients may be added as a tree of shards: every worker has one at least, however many there are.
+/// The accepted values if gradients are added as a tree of shards. Every worker has at least one
+/// shard.
 pub(crate) fn canonical_accepted() -> String {
     format!("canonicalTree takes up to {MIN_SHARDS} replicas; take fewer, or leave it out")
 }
 
 /// Rules over the whole object.
-pub(crate) fn of_the_object() -> Vec<Rule> {
+pub(crate) fn object_rules() -> Vec<Rule> {
     vec![Rule {
         rule: format!(
             "self.metadata.name.size() <= {MAX_NAME_LENGTH} && \
@@ -47,7 +51,7 @@ pub(crate) fn of_the_object() -> Vec<Rule> {
 }
 
 /// Rules over `spec`, between its fields or inside a string.
-pub(crate) fn of_the_spec() -> Vec<Rule> {
+pub(crate) fn spec_rules() -> Vec<Rule> {
     let mut rules = vec![
         Rule {
             rule: "!has(self.model) || self.model.name == 'mlp' || !has(self.model.hidden) || \
@@ -152,7 +156,7 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
             field: Some(".benchmark.collectives.minBytes"),
         },
     ];
-    rules.extend(OF_TRAINING.iter().map(|field| Rule {
+    rules.extend(TRAINING_FIELDS.iter().map(|field| Rule {
         rule: format!("!has(self.benchmark) || !has(self{field})"),
         message: format!("spec{field}: {NO_BENCHMARK}"),
         field: Some(field),
@@ -164,7 +168,7 @@ pub(crate) fn of_the_spec() -> Vec<Rule> {
     }));
     rules.push(Rule {
         rule: "has(self.elastic) || self.replicas == oldSelf.replicas".to_owned(),
-        message: "spec.replicas: can change only where spec.elastic says how far; delete the job and create it anew with that".to_owned(),
+        message: "spec.replicas: can change only if spec.elastic gives the bounds; delete the job and create it again with that".to_owned(),
         field: Some(".replicas"),
     });
     rules.extend(IMMUTABLE.iter().map(|field| immutable(field)));
@@ -189,14 +193,14 @@ pub(crate) const IMMUTABLE: [&str; 13] = [
 ];
 
 /// Fields of a pod that say where it may run. Queue systems set them before they let a job begin.
-const OF_PLACES: [&str; 4] = ["affinity", "nodeSelector", "schedulingGates", "tolerations"];
+const SCHEDULING_FIELDS: [&str; 4] = ["affinity", "nodeSelector", "schedulingGates", "tolerations"];
 
-/// A rule over the whole object: the template keeps what it had, but for what queue systems set
-/// while the job rests. As with batch Jobs that is whenever it is suspended and has no start time.
-/// `fields` are those of a pod.
-pub(crate) fn of_the_template<'a>(fields: impl Iterator<Item = &'a str>) -> Rule {
+/// A rule over the whole object: the template does not change, except the fields that queue systems
+/// set while the job rests. As with batch Jobs, a job rests while it is suspended and has no start
+/// time. `fields` are a pod's fields.
+pub(crate) fn template_rule<'a>(fields: impl Iterator<Item = &'a str>) -> Rule {
     let kept: Vec<String> = fields
-        .filter(|field| !OF_PLACES.contains(field))
+        .filter(|field| !SCHEDULING_FIELDS.contains(field))
         .map(|field| keeps("self.spec.template.spec", "oldSelf.spec.template.spec", &format!(".{field}")))
         .collect();
     Rule {
@@ -210,9 +214,9 @@ pub(crate) fn of_the_template<'a>(fields: impl Iterator<Item = &'a str>) -> Rule
             kept.join(" && ")
         ),
         message: format!(
-            "spec.template: cannot change once the job exists; delete the job and create it anew. While it is suspended and has no pods, \
+            "spec.template: cannot change once the job exists; delete the job and create it again. While it is suspended and has no pods, \
              its metadata and {} can",
-            OF_PLACES.join(", ")
+            SCHEDULING_FIELDS.join(", ")
         ),
         field: Some(".spec.template"),
     }
@@ -221,7 +225,7 @@ pub(crate) fn of_the_template<'a>(fields: impl Iterator<Item = &'a str>) -> Rule
 fn immutable(field: &'static str) -> Rule {
     Rule {
         rule: keeps("self", "oldSelf", field),
-        message: format!("spec{field}: cannot change once the job exists; delete the job and create it anew"),
+        message: format!("spec{field}: cannot change once the job exists; delete the job and create it again"),
         field: Some(field),
     }
 }

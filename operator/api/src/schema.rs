@@ -1,23 +1,25 @@
-//! Compares a value with a structural schema as strictly as the API server does, and tells a person what is wrong.
+//! Compares a value with a structural schema as strictly as the API server does. The result tells a
+//! person what is wrong.
 
 use lockstep_launch::{ByteSize, InvalidField};
 use serde_json::{Map, Value};
 
 use crate::crd::object;
 
-/// Deepest nesting that is followed; the schema of a pod is not half as deep.
+/// Deepest nesting that is followed. The schema of a pod is not half as deep.
 const MAX_DEPTH: usize = 64;
 /// Longest value that an error quotes, in characters.
 const MAX_QUOTED: usize = 60;
 
-/// Everything in `value` that `schema` does not accept; `path` names the value.
+/// Lists everything in `value` that `schema` does not accept. `path` names the value.
 pub(crate) fn problems(value: &Value, schema: &Value, path: &str) -> Vec<InvalidField> {
     let mut found = Vec::new();
     walk(value, schema, path, MAX_DEPTH, &mut found);
     found
 }
 
-/// The schema of the value at `path` (`spec.training.epochs`) in a value with the given schema.
+/// Returns the schema of the value at `path` (`spec.training.epochs`) in a value with the given
+/// schema.
 ///
 /// # Errors
 /// The first part of the path that names no field.
@@ -45,7 +47,8 @@ fn walk(value: &Value, schema: &Value, path: &str, depth: usize, found: &mut Vec
         return refuse("less deeply nested".to_owned());
     }
     if value.is_null() {
-        // The API server drops a null where the field may be absent; whether it may, its parent has checked.
+        // The API server drops a null of a field that may be absent. The check of the parent object
+        // has found out whether it may.
         return;
     }
     if schema["x-kubernetes-int-or-string"] == true {
@@ -82,7 +85,7 @@ fn walk(value: &Value, schema: &Value, path: &str, depth: usize, found: &mut Vec
                 refuse(range(schema, "minLength", "maxLength", " characters"));
             }
         }
-        // The API server has no greater integers than these of 64 bits with a sign.
+        // The API server's greatest integers have 64 bits with a sign.
         (Some("integer"), Value::Number(number)) if number.is_i64() => {
             if !within(number.as_f64().unwrap_or(f64::INFINITY), schema, "minimum", "maximum") {
                 refuse(format!("a whole number, {}", range(schema, "minimum", "maximum", "")));
@@ -119,7 +122,7 @@ fn walk_object(fields: &Map<String, Value>, schema: &Value, path: &str, depth: u
     let given = |name: &str| fields.get(name).is_some_and(|value| !value.is_null());
     for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         if !given(name) {
-            found.push(InvalidField::new(&join(path, name), "missing", what(&properties[name])));
+            found.push(InvalidField::new(&join(path, name), "missing", accepted_by(&properties[name])));
         }
     }
     if let Some(choices) = schema["oneOf"].as_array() {
@@ -139,7 +142,7 @@ fn unknown(path: &str, name: &str, known: &Map<String, Value>) -> InvalidField {
     InvalidField::new(path, "unknown", accepted)
 }
 
-/// The name that `typed` most likely was meant to be.
+/// Returns the known name that `typed` most likely means.
 fn nearest<'a>(typed: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let limit = typed.chars().count() / 3 + 1;
     known
@@ -149,7 +152,8 @@ fn nearest<'a>(typed: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a 
         .map(|(_, name)| name)
 }
 
-/// Single-character insertions, deletions and substitutions that turn `a` into `b` (Levenshtein, 1966).
+/// Counts the single-character insertions, deletions and substitutions that turn `a` into `b`
+/// (Levenshtein, 1966).
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -185,13 +189,13 @@ fn range(schema: &Value, least: &str, most: &str, unit: &str) -> String {
     }
 }
 
-/// A bound as a person writes it: 1 rather than 1.0.
+/// Writes a bound as a person does: 1 rather than 1.0.
 fn plain(bound: &Value) -> String {
     bound.as_f64().map_or_else(|| bound.to_string(), |number| number.to_string())
 }
 
-/// What a missing field takes.
-fn what(schema: &Value) -> String {
+/// Describes the values that a missing field accepts.
+fn accepted_by(schema: &Value) -> String {
     match (schema["enum"].as_array(), schema["type"].as_str()) {
         (Some(accepted), _) => format!("required: one of {}", listed(accepted)),
         (None, Some("integer")) => format!("required: a whole number{}", bounds(schema)),

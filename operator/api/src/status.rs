@@ -1,3 +1,5 @@
+//! The status of a `TrainingJob`.
+
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -7,24 +9,25 @@ use lockstep_launch::{
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-/// What the operator has seen and done.
+/// The state of the job as the operator sees it.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingJobStatus {
-    /// The job in one word: Pending (pods are not running yet), Starting (workers join), Running, Restarting (training waits for
-    /// pods that are replaced), Suspended (no pods are left), Complete or Failed.
+    /// The job in one word: Pending (pods are not running yet), Starting (workers join), Running,
+    /// Restarting (training waits for pods that are replaced), Suspended (no pods are left),
+    /// Complete or Failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// Why it is in this phase, in one word; the conditions say more.
+    /// The reason for this phase in one word. The conditions say more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The metadata.generation that this status answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When the operator first acted on the job, or resumed it.
+    /// The time when the operator first acted on the job, or last resumed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When the job ended, either way.
+    /// The time when the job completed or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
     /// Workers that exist as pods.
@@ -36,58 +39,60 @@ pub struct TrainingJobStatus {
     /// Label selector of the workers' pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// How often all workers were lost and started anew, from a checkpoint.
+    /// The number of times that all workers were lost and started again from a checkpoint.
     #[serde(default)]
     pub restarts: u32,
-    /// How often a worker was replaced while others kept the state.
+    /// The number of times that a worker was replaced while others kept the state.
     #[serde(default)]
     pub replacements: u32,
-    /// How many failures count against failurePolicy.backoffLimit.
+    /// The number of failures that count against failurePolicy.backoffLimit.
     #[serde(default)]
     pub failures: u32,
-    /// The present set of pods: another one begins when all start anew.
+    /// The number of the present attempt. Another attempt begins when all pods start again.
     #[serde(default)]
     pub attempt: u32,
-    /// The number of workers that last existed all together, or fewer that are wanted now: one of them that is missing was taken away.
+    /// The number of workers that last existed at the same time, or the number wanted now if that
+    /// is less. A worker below this number that is missing was taken away.
     #[serde(default)]
     pub target_replicas: u32,
     /// Workers that were lost and have not joined again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1000))]
-    pub replacing: Vec<Replacing>,
-    /// When the pods of the present attempt were first asked for; startupTimeoutSeconds counts from here, or from when training stopped.
+    pub replacing: Vec<LostWorker>,
+    /// The time when the pods of the present attempt were first asked for. startupTimeoutSeconds
+    /// counts from here, or from the time when training stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt_time: Option<Time>,
-    /// Who trains together.
+    /// The members that train together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub membership: Option<Membership>,
-    /// How far the work is, as one worker last reported it.
+    pub membership: Option<JobMembership>,
+    /// The progress of the work, as the reporting worker last told it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<JobProgress>,
-    /// What a benchmark has found so far.
+    /// The results of a benchmark so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub benchmark: Option<Box<BenchmarkReport>>,
-    /// The newest checkpoint that can be resumed from.
+    /// The newest checkpoint from which the job can resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointMark>,
-    /// What the trainer's containers run where spec.template names no image: the image of the
-    /// operator with which the job began. The job keeps it, whatever the operator's image is by
-    /// then.
+    /// The image of the trainer if spec.template names none: the operator's image when the job
+    /// began. The job keeps it even if the operator's image changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trainer: Option<TrainerImage>,
-    /// Where the trained model lies, once the job is complete.
+    /// The URI of the trained model, once the job is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_uri: Option<String>,
-    /// The newest failure, also of a job that recovered from it.
+    /// The newest failure. It stays after the job has recovered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<LastFailure>,
-    /// What is true of the job: Running, Degraded (workers are missing), CheckpointsFailing, Suspended, Complete, Failed, and Finished for either end.
+    /// The conditions of the job: Running, Degraded (workers are missing), CheckpointsFailing,
+    /// Suspended, Complete, Failed, and Finished for either end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
-    /// Texts for the columns of kubectl get; read the other fields instead.
+    /// Texts for the columns of kubectl get. Programs read the other fields instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub display: Option<Display>,
+    pub display: Option<JobColumns>,
 }
 
 /// A job in one word.
@@ -108,7 +113,7 @@ impl Phase {
     pub const ALL: [Self; 7] =
         [Self::Pending, Self::Starting, Self::Running, Self::Restarting, Self::Suspended, Self::Complete, Self::Failed];
 
-    /// Whether nothing more will happen.
+    /// True if nothing more will happen.
     #[must_use]
     pub const fn is_finished(self) -> bool {
         matches!(self, Self::Complete | Self::Failed)
@@ -124,19 +129,19 @@ impl fmt::Display for Phase {
 /// Types of the conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionType {
-    /// As many workers as train have joined and are at work.
+    /// Enough workers have joined, and they are at work.
     Running,
-    /// Workers are missing, whether the others go on or wait for them.
+    /// Workers are missing. The others go on or wait for them.
     Degraded,
-    /// The storage does not take checkpoints: the steps since the newest one are in memory only.
+    /// The storage takes no checkpoints. The steps since the newest one are in memory only.
     CheckpointsFailing,
-    /// The job rests and has no pods: what queue systems wait for before they give its room away.
+    /// The job rests and has no pods. Queue systems wait for this before they give its room away.
     Suspended,
     /// The training reached its last step, or the benchmark its last row.
     Complete,
     /// The job was given up.
     Failed,
-    /// Complete or Failed: what queue systems wait for.
+    /// Complete or Failed. Queue systems wait for this.
     Finished,
 }
 
@@ -146,10 +151,10 @@ impl fmt::Display for ConditionType {
     }
 }
 
-/// Why a condition is as it is, in one word.
+/// The reason for a condition, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Pods exist or are being made; nodes are being chosen, images pulled.
+    /// Pods exist or are being made. Nodes are chosen and images are pulled.
     PodsPending,
     /// The scheduler finds no node for a pod.
     Unschedulable,
@@ -159,7 +164,7 @@ pub enum Reason {
     ContainerConfigError,
     /// A container ends again and again.
     ContainerCrashes,
-    /// Containers run; workers load data and join the group.
+    /// Containers run. Workers load data and join the group.
     WorkersJoining,
     /// The workers train.
     Training,
@@ -183,7 +188,7 @@ pub enum Reason {
     Resumed,
     /// The training reached its last step.
     TrainingComplete,
-    /// Everything that a benchmark is to measure was measured.
+    /// The benchmark has measured its last row.
     BenchmarkComplete,
     /// The object is not a valid job.
     InvalidSpec,
@@ -207,44 +212,45 @@ impl fmt::Display for Reason {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TrainerImage {
-    /// Its name, with the digest once Kubernetes has told it.
+    /// Its name, with the digest once Kubernetes has reported it.
     pub image: String,
     /// When it is pulled: Always, IfNotPresent or Never.
     pub image_pull_policy: String,
 }
 
-/// Who trains together.
+/// The members that train together.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct Membership {
-    /// Agreed memberships so far; 1 is the first.
+pub struct JobMembership {
+    /// The number of the membership. The first is 1.
     pub generation: u64,
-    /// Ranks that train together.
+    /// The number of members.
     pub world_size: u32,
-    /// How the newest one came about: who joined, left and was lost, and from which step it goes on.
+    /// The newest change: the workers that joined, left and were lost, and the step from which the
+    /// group goes on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_change: Option<LastChange>,
 }
 
-/// How a membership came about.
+/// The change that made a membership.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct LastChange {
-    /// The membership that it made.
+    /// The membership that the change made.
     pub generation: u64,
-    /// In one sentence.
+    /// The change in one sentence.
     pub text: String,
-    /// Seconds from the moment when the need for it was seen until it was agreed.
+    /// Seconds from the moment when the need for the change was seen until it was agreed on.
     pub seconds: f64,
 }
 
-/// How far the work is.
+/// The progress of the work.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct JobProgress {
-    /// Optimiser steps that are done; of a benchmark, rows of its table.
+    /// Optimiser steps that are done; rows of the table for a benchmark.
     pub step: u64,
-    /// Optimiser steps of the whole job; of a benchmark, rows of its table.
+    /// Optimiser steps of the whole job; rows of the table for a benchmark.
     pub total_steps: u64,
     /// Passes over the data set that are done.
     pub epoch: u64,
@@ -262,26 +268,28 @@ pub struct JobProgress {
     /// Samples per second of the whole group, averaged over the newest steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_per_second: Option<f64>,
-    /// Throughput divided by world size times one worker's throughput without communication, 0 to 1.
+    /// Throughput divided by world size times one worker's throughput without communication, 0 to
+    /// 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling_efficiency: Option<f64>,
-    /// Pods that the others wait for: in each of the newest 20 steps their useful time was over 1.3 times the median.
+    /// Pods that the others wait for. In each of the newest 20 steps their useful time was over 1.3
+    /// times the median.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stragglers: Vec<Straggler>,
-    /// How the workers sum gradients.
+    /// The way in which the workers sum gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication: Option<CommunicationReport>,
-    /// The newest checkpoint, where the group began with an older one because it is damaged; until the group changes, or there is a
-    /// newer one that is whole.
+    /// The newest checkpoint, if it is damaged and the group began with an older one. It stands
+    /// here until the group changes or a newer checkpoint is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damaged_checkpoint: Option<DamagedCheckpoint>,
-    /// Steps that no checkpoint holds, while saves fail.
+    /// The steps that no checkpoint holds, while saves fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsaved: Option<Unsaved>,
-    /// The time that a pod has to end, where a drain does not fit into it.
+    /// The time that a pod has to end, if a drain takes longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub short_grace: Option<ShortGrace>,
-    /// When this was measured.
+    /// The time when this was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
 }
@@ -293,22 +301,23 @@ pub struct LastFailure {
     /// The pod that failed first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// The node that it ran on.
+    /// The node of that pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// The trainer's exit code: 75 asks for a restart, 76 was drained, 78 is refused input; any other is a crash.
+    /// The trainer's exit code: 75 asks for a restart, 76 is a drain, 78 is refused input. Any
+    /// other code is a crash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// Why, in one word, such as OOMKilled or NodeLost.
+    /// The reason in one word, such as OOMKilled or NodeLost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Why, for people, in the trainer's own words where it left any.
+    /// The reason for people, in the trainer's own words if it left any.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// The last lines of its log, where it left no word of its own: the pod may be gone.
+    /// The last lines of its log, if it left no words of its own. The pod itself may be gone.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub log: String,
-    /// When the operator saw it.
+    /// The time when the operator saw the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
 }
@@ -316,30 +325,30 @@ pub struct LastFailure {
 /// A worker that was lost and has not joined again.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Replacing {
+pub struct LostWorker {
     /// The worker's number.
     pub worker: u32,
-    /// The uid of the pod that was lost; none where it was gone before anybody looked.
+    /// The uid of the lost pod; none if it was gone before the operator looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// When the operator saw it.
+    /// The time when the operator saw the loss.
     pub since: Time,
-    /// When the next pod is made, once the lost one is gone.
+    /// The earliest time for the next pod. The lost pod must be gone too.
     pub not_before: Time,
-    /// Whether it failed by itself.
+    /// True if the worker failed by itself.
     pub failed: bool,
-    /// Whether it was counted as a failure: of several at a time one is.
+    /// True if the loss was counted as a failure. Several losses at a time count as one.
     pub counted: bool,
 }
 
 /// Texts for the columns of kubectl get.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct Display {
-    /// Workers that have joined of those wanted, as 2/2; of a complete job those that saw its end,
-    /// of a failed one a dash.
+pub struct JobColumns {
+    /// Workers that have joined, and workers wanted, as 2/2. For a complete job: the workers that
+    /// saw its end. For a failed job: a dash.
     pub workers: String,
-    /// Share of the steps that is done, as 43%.
+    /// The share of the steps that is done, as 43%.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
     /// Samples per second of the whole group.

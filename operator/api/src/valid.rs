@@ -1,3 +1,5 @@
+//! A job that can be run.
+
 use std::{collections::BTreeMap, num::NonZeroU32, path::PathBuf};
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
@@ -12,48 +14,48 @@ use crate::{
 /// Greatest number of workers, as in the schema.
 const MAX_REPLICAS: u32 = 1000;
 
-/// A job that can be run: every rule of the API holds.
+/// A job that can be run, because every rule of the API holds.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ValidJob {
-    /// Its namespace; empty in a manifest that names none.
+    /// Its namespace; empty if the manifest names none.
     pub namespace: String,
-    /// Its name: at most 50 characters, a DNS label also with `-worker-999` behind it. Where a
-    /// manifest has a `generateName` alone, that without the dashes at its end.
+    /// Its name. It has at most 50 characters and stays a DNS label with `-worker-999` after it. If
+    /// a manifest has only a `generateName`, this is that name without dashes at its end.
     pub name: String,
-    /// Its uid; a manifest has none.
+    /// Its uid. A manifest has none.
     pub uid: Option<String>,
     /// Number of workers.
     pub replicas: NonZeroU32,
-    /// How many it may have while it trains.
+    /// Smallest and greatest number of workers while it trains.
     pub elastic: Elastic,
-    /// Whether it is to rest.
+    /// True if it is to rest.
     pub suspend: bool,
-    /// Whether it is to rest although its state cannot be saved.
+    /// True if it is to rest although its state cannot be saved.
     pub suspend_unsaved: bool,
-    /// Who acts on it.
+    /// The controller that acts on it.
     pub managed_by: String,
-    /// What is trained or measured.
+    /// The work: training or a benchmark.
     pub task: Task,
-    /// When to give up.
+    /// The limits at which it fails.
     pub failure_policy: FailurePolicy,
     /// Seconds from the start after which it fails.
     pub active_deadline_seconds: Option<u32>,
-    /// Which pods are deleted at the end.
+    /// The pods that are deleted at the end.
     pub clean_pod_policy: CleanPodPolicy,
     /// Seconds from the end after which it is deleted.
     pub ttl_seconds_after_finished: Option<u32>,
-    /// What its pods are made from; empty where the manifest has none.
+    /// The template of its pods; empty if the manifest has none.
     pub template: PodTemplateSpec,
 }
 
-/// Whether an annotation says `true`.
+/// True if the annotation has the value `true`.
 fn is_annotated(annotations: Option<&BTreeMap<String, String>>, key: &str) -> bool {
     annotations.and_then(|annotations| annotations.get(key)).is_some_and(|value| value == "true")
 }
 
 impl ValidJob {
-    /// The job that an object of the cluster describes.
+    /// Checks an object of the cluster.
     ///
     /// # Errors
     /// Every field that breaks a rule.
@@ -119,7 +121,7 @@ impl ValidJob {
         }
     }
 
-    /// The job that a manifest describes, YAML or JSON, read as strictly as the API server reads it.
+    /// Reads a manifest, YAML or JSON, as strictly as the API server reads it.
     ///
     /// # Errors
     /// Every field that is unknown, missing, of the wrong type, out of range or breaks a rule.
@@ -127,10 +129,10 @@ impl ValidJob {
         Self::from_value(manifest::parse(yaml).map_err(|error| vec![error])?)
     }
 
-    /// The same for a manifest that is parsed already.
+    /// Checks a manifest that is parsed already.
     ///
     /// # Errors
-    /// As [`Self::from_manifest`].
+    /// The same as for [`Self::from_manifest`].
     pub fn from_value(manifest: Value) -> Result<Self, Vec<InvalidField>> {
         let wrong = manifest::problems(&manifest);
         if !wrong.is_empty() {
@@ -141,15 +143,15 @@ impl ValidJob {
         Self::from_object(&object)
     }
 
-    /// Seconds after which a process that was asked to end is killed, where the template says.
+    /// The seconds that a process has to end before it is killed, if the template gives them.
     #[must_use]
     pub fn grace_seconds(&self) -> Option<u32> {
         let seconds = self.template.spec.as_ref()?.termination_grace_period_seconds?;
-        // Kubernetes takes what is below 0 for 1.
+        // Kubernetes takes a number below 0 for 1.
         Some(if seconds < 0 { 1 } else { u32::try_from(seconds).unwrap_or(u32::MAX) })
     }
 
-    /// Paths inside the trainer's container at which the template mounts volumes.
+    /// The paths inside the trainer's container at which the template mounts volumes.
     #[must_use]
     pub fn volume_mounts(&self) -> Vec<PathBuf> {
         let containers = self.template.spec.iter().flat_map(|spec| &spec.containers);
@@ -161,7 +163,7 @@ impl ValidJob {
     }
 }
 
-/// As the API server does it: a field that is null is a field that is not there.
+/// Removes fields that are null, as the API server does.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => fields
@@ -174,7 +176,7 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// What the job does: a benchmark is measured, anything else is trained.
+/// Returns the job's work: the benchmark if there is one, else the training.
 fn task(spec: &TrainingJobSpec) -> Result<Task, Vec<InvalidField>> {
     let TrainingJobSpec { devices_per_worker, benchmark, model, dataset, training, communication, checkpoint, .. } =
         spec.clone();
@@ -211,7 +213,7 @@ fn task(spec: &TrainingJobSpec) -> Result<Task, Vec<InvalidField>> {
     }
 }
 
-/// Of quantities, beside none.
+/// Suffixes of quantities.
 const SUFFIXES: [&str; 16] = ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 const QUANTITY_ACCEPTED: &str = "a quantity, such as 500m, 2, 128Mi or 4Gi";
 
@@ -228,11 +230,11 @@ fn check_elastic(elastic: Elastic, replicas: u32) -> Vec<InvalidField> {
         let accepted = format!("{AT_MOST_MAX}; spec.replicas is {replicas}");
         InvalidField::new("spec.elastic.maxReplicas", max_replicas, accepted)
     });
-    // What is wrong with replicas itself is said there.
+    // A wrong number of replicas is reported for its own field.
     min.into_iter().chain(max).filter(|_| (1..=MAX_REPLICAS).contains(&replicas)).collect()
 }
 
-/// What the API server would refuse once the job's pods are made.
+/// Lists quantities that the API server would refuse once the job's pods are made.
 fn check_quantities(template: &PodTemplateSpec) -> Vec<InvalidField> {
     let Some(spec) = &template.spec else { return Vec::new() };
     let mut wrong = Vec::new();
@@ -253,7 +255,7 @@ fn check_quantities(template: &PodTemplateSpec) -> Vec<InvalidField> {
     wrong
 }
 
-/// As Kubernetes spells numbers of bytes, cores and the like: digits, a decimal point, and a suffix or an exponent.
+/// True if the text is a quantity: digits, a decimal point, and a suffix or an exponent.
 fn is_quantity(text: &str) -> bool {
     let number = text.strip_prefix(['+', '-']).unwrap_or(text);
     let end = number.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(number.len());

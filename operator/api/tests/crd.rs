@@ -1,4 +1,5 @@
-//! The generated CRDs: current on disk, small, documented, bounded, and with rules that hold.
+//! The generated CRDs: they are current on disk, small, documented and bounded, and their rules
+//! hold.
 
 use std::{fs, path::Path};
 
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 /// `kubectl apply` keeps a copy of the object in an annotation of at most 256 KiB.
 const MAX_CRD_BYTES: usize = 200 << 10;
-/// Where the files lie, from the root of the repository.
+/// The folders of the files, from the root of the repository.
 const FOLDERS: [&str; 2] = ["crds", "charts/lockstep/files/crds"];
 
 fn schema(file: &str) -> Value {
@@ -51,7 +52,7 @@ fn set(mut job: Value, pointer: &str, value: Value) -> Value {
     job
 }
 
-/// The messages of the rules that the object breaks.
+/// Returns the messages of the rules that the object breaks.
 fn broken(job: &Value, old: Option<&Value>) -> Vec<String> {
     match Validator::new().validate(&schema("trainingjobs.yaml"), job, old) {
         Ok(()) => Vec::new(),
@@ -82,7 +83,8 @@ fn plain_kubectl_apply_can_carry_the_crds() {
     }
 }
 
-/// Visits the fields of a schema; not those inside the pod template and the conditions, which Kubernetes documents.
+/// Visits the fields of a schema, except those inside the pod template and the conditions, which
+/// Kubernetes documents.
 fn visit(schema: &Value, path: &str, see: &mut impl FnMut(&str, &Value, bool)) {
     if path.ends_with(".template") || path.ends_with(".conditions") || path.ends_with(".metadata") {
         return;
@@ -100,7 +102,7 @@ fn visit(schema: &Value, path: &str, see: &mut impl FnMut(&str, &Value, bool)) {
 }
 
 #[test]
-fn every_field_tells_what_it_is_and_its_default() {
+fn every_field_has_a_description_and_states_its_default() {
     for file in ["trainingjobs.yaml", "traininggroups.yaml"] {
         let mut silent = Vec::new();
         visit(&schema(file), "", &mut |path, field, required| {
@@ -142,7 +144,7 @@ fn a_good_job_breaks_no_rule() {
 }
 
 #[test]
-fn each_rule_refuses_what_it_is_for_and_nothing_else() {
+fn each_rule_refuses_its_own_mistake_and_nothing_else() {
     let long = "a".repeat(51);
     let cases = [
         ("/metadata/name", json!(long), json!("a".repeat(50)), "metadata.name"),
@@ -181,8 +183,8 @@ fn each_rule_refuses_what_it_is_for_and_nothing_else() {
         ),
     ];
     for (pointer, bad, good, message) in cases {
-        let told = broken(&set(job(), pointer, bad.clone()), None);
-        assert!(told.len() == 1 && told[0].contains(message), "{pointer} = {bad}: {told:?}");
+        let messages = broken(&set(job(), pointer, bad.clone()), None);
+        assert!(messages.len() == 1 && messages[0].contains(message), "{pointer} = {bad}: {messages:?}");
         assert_eq!(broken(&set(job(), pointer, good.clone()), None), Vec::<String>::new(), "{pointer} = {good}");
     }
 }
@@ -191,8 +193,8 @@ fn each_rule_refuses_what_it_is_for_and_nothing_else() {
 fn a_canonical_tree_takes_as_many_replicas_as_it_has_shards() {
     let canonical = set(job(), "/spec/communication", json!({"algorithm": "canonicalTree", "wire": "f32"}));
     assert_eq!(broken(&set(canonical.clone(), "/spec/replicas", json!(64)), None), Vec::<String>::new());
-    let told = broken(&set(canonical, "/spec/replicas", json!(65)), None);
-    assert!(told.len() == 1 && told[0].contains("canonicalTree takes up to 64 replicas"), "{told:?}");
+    let messages = broken(&set(canonical, "/spec/replicas", json!(65)), None);
+    assert!(messages.len() == 1 && messages[0].contains("canonicalTree takes up to 64 replicas"), "{messages:?}");
 }
 
 #[test]
@@ -200,12 +202,12 @@ fn a_canonical_tree_takes_one_device_of_each_worker() {
     let canonical = set(job(), "/spec/communication", json!({"algorithm": "canonicalTree", "wire": "f32"}));
     assert_eq!(broken(&set(job(), "/spec/devicesPerWorker", json!(2)), None), Vec::<String>::new());
     assert_eq!(broken(&set(canonical.clone(), "/spec/devicesPerWorker", json!(1)), None), Vec::<String>::new());
-    let told = broken(&set(canonical, "/spec/devicesPerWorker", json!(2)), None);
-    assert!(told.len() == 1 && told[0].contains("spec.devicesPerWorker: 1 with"), "{told:?}");
+    let messages = broken(&set(canonical, "/spec/devicesPerWorker", json!(2)), None);
+    assert!(messages.len() == 1 && messages[0].contains("spec.devicesPerWorker: 1 with"), "{messages:?}");
 }
 
 #[test]
-fn each_rule_of_a_benchmark_refuses_what_it_is_for_and_nothing_else() {
+fn each_rule_of_a_benchmark_refuses_its_own_mistake_and_nothing_else() {
     let cases = [
         ("/spec/replicas", json!(1), json!(2), "spec.replicas: 2 or more"),
         ("/spec/benchmark/collectives/minBytes", json!("3"), json!(4), "collectives.minBytes: 4 to 1Gi"),
@@ -213,8 +215,8 @@ fn each_rule_of_a_benchmark_refuses_what_it_is_for_and_nothing_else() {
         ("/spec/benchmark/collectives/minBytes", json!("65Mi"), json!("64Mi"), "minBytes: no more than maxBytes"),
     ];
     for (pointer, bad, good, message) in cases {
-        let told = broken(&set(benchmark(), pointer, bad.clone()), None);
-        assert!(told.len() == 1 && told[0].contains(message), "{pointer} = {bad}: {told:?}");
+        let messages = broken(&set(benchmark(), pointer, bad.clone()), None);
+        assert!(messages.len() == 1 && messages[0].contains(message), "{pointer} = {bad}: {messages:?}");
         assert_eq!(broken(&set(benchmark(), pointer, good.clone()), None), Vec::<String>::new(), "{pointer} = {good}");
     }
 }
@@ -234,14 +236,20 @@ fn a_field_with_a_default_may_not_stay_null() {
 fn a_job_trains_or_measures_but_not_both() {
     for field in ["model", "dataset", "training", "checkpoint"] {
         let both = set(benchmark(), &format!("/spec/{field}"), job()["spec"][field].clone());
-        let told = broken(&both, None);
-        assert!(told.len() == 1 && told[0].contains(&format!("spec.{field}: a benchmark trains nothing")), "{told:?}");
+        let messages = broken(&both, None);
+        assert!(
+            messages.len() == 1 && messages[0].contains(&format!("spec.{field}: a benchmark trains nothing")),
+            "{messages:?}"
+        );
     }
     for field in ["model", "dataset", "checkpoint"] {
         let mut neither = job();
         neither["spec"].as_object_mut().expect("fields").remove(field);
-        let told = broken(&neither, None);
-        assert!(told.len() == 1 && told[0].contains(&format!("spec.{field}: required to train")), "{told:?}");
+        let messages = broken(&neither, None);
+        assert!(
+            messages.len() == 1 && messages[0].contains(&format!("spec.{field}: required to train")),
+            "{messages:?}"
+        );
     }
     let mut without_training = job();
     without_training["spec"].as_object_mut().expect("fields").remove("training");
@@ -268,8 +276,11 @@ fn replicas_can_change_only_within_the_elastic_bounds() {
     };
     assert_eq!(broken(&of(4, true), Some(&of(2, true))), Vec::<String>::new());
     assert!(broken(&of(5, true), Some(&of(2, true)))[0].contains("spec.elastic.maxReplicas: spec.replicas to 1000"));
-    let told = broken(&of(3, false), Some(&of(2, false)));
-    assert!(told.len() == 1 && told[0].contains("spec.replicas: can change only where spec.elastic says"), "{told:?}");
+    let messages = broken(&of(3, false), Some(&of(2, false)));
+    assert!(
+        messages.len() == 1 && messages[0].contains("spec.replicas: can change only if spec.elastic gives"),
+        "{messages:?}"
+    );
 }
 
 #[test]
@@ -280,14 +291,14 @@ fn a_job_can_be_suspended_and_resumed() {
     }
 }
 
-/// A suspended job with this status.
+/// Returns a suspended job with this status.
 fn resting(status: Value) -> Value {
     let job = set(job(), "/spec/template", json!({"spec": {"containers": [{"name": "trainer", "image": "a"}]}}));
     set(set(job, "/spec/suspend", json!(true)), "/status", status)
 }
 
 #[test]
-fn where_a_job_may_run_can_change_while_it_is_suspended_and_has_not_started() {
+fn scheduling_fields_can_change_while_a_job_is_suspended_and_has_not_started() {
     let changes = [
         ("/spec/template/spec/nodeSelector", json!({"pool": "spot"})),
         ("/spec/template/spec/tolerations", json!([{"key": "spot", "operator": "Exists"}])),
@@ -300,29 +311,35 @@ fn where_a_job_may_run_can_change_while_it_is_suspended_and_has_not_started() {
             let before = resting(status);
             let after = set(before.clone(), pointer, value.clone());
             assert_eq!(broken(&after, Some(&before)), Vec::<String>::new(), "{pointer}");
-            // A queue system sets it together with the admission.
+            // A queue system sets the field together with the admission.
             let admitted = set(after, "/spec/suspend", json!(false));
             assert_eq!(broken(&admitted, Some(&before)), Vec::<String>::new(), "{pointer} with suspend: false");
         }
         let started = resting(json!({"startTime": "2026-11-28T06:00:00Z"}));
         let running = set(resting(json!({})), "/spec/suspend", json!(false));
         for before in [started, running] {
-            let told = broken(&set(before.clone(), pointer, value.clone()), Some(&before));
-            assert!(told.len() == 1 && told[0].contains("spec.template: cannot change"), "{pointer}: {told:?}");
+            let messages = broken(&set(before.clone(), pointer, value.clone()), Some(&before));
+            assert!(
+                messages.len() == 1 && messages[0].contains("spec.template: cannot change"),
+                "{pointer}: {messages:?}"
+            );
         }
     }
 }
 
 #[test]
-fn what_a_suspended_jobs_pods_are_made_of_cannot_change() {
+fn the_content_of_a_suspended_jobs_pods_cannot_change() {
     let before = resting(json!({}));
     for (pointer, value) in [
         ("/spec/template/spec/containers", json!([{"name": "trainer", "image": "b"}])),
         ("/spec/template/spec/hostNetwork", json!(true)),
         ("/spec/template/spec/volumes", json!([{"name": "v", "emptyDir": {}}])),
     ] {
-        let told = broken(&set(before.clone(), pointer, value), Some(&before));
-        assert!(told.len() == 1 && told[0].contains("metadata and affinity, nodeSelector"), "{pointer}: {told:?}");
+        let messages = broken(&set(before.clone(), pointer, value), Some(&before));
+        assert!(
+            messages.len() == 1 && messages[0].contains("metadata and affinity, nodeSelector"),
+            "{pointer}: {messages:?}"
+        );
     }
 }
 
@@ -349,8 +366,11 @@ fn no_other_field_of_the_spec_can_change_be_added_or_be_taken_away() {
     assert_eq!(fields.as_object().expect("fields").len(), changes.len() + 2, "a field of the spec without a case here");
     for (field, value) in changes {
         let changed = set(job(), &format!("/spec/{field}"), value);
-        let told = broken(&changed, Some(&job()));
-        assert!(told.len() == 1 && told[0].contains(&format!("spec.{field}: cannot change")), "{field}: {told:?}");
+        let messages = broken(&changed, Some(&job()));
+        assert!(
+            messages.len() == 1 && messages[0].contains(&format!("spec.{field}: cannot change")),
+            "{field}: {messages:?}"
+        );
     }
     let mut without = job();
     without["spec"].as_object_mut().expect("fields").remove("template");

@@ -1,4 +1,4 @@
-//! Manifests: what is refused, in which words, and what a valid one becomes.
+//! Manifests: refusals with their words, and the jobs that valid manifests become.
 
 mod verdicts;
 
@@ -48,12 +48,12 @@ fn workload(job: &ValidJob) -> &Workload {
     }
 }
 
-fn told(manifest: &str) -> Vec<String> {
+fn problems(manifest: &str) -> Vec<String> {
     ValidJob::from_manifest(manifest).expect_err("refused").iter().map(ToString::to_string).collect()
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn a_field_that_is_left_out_has_its_default() {
     let job = ValidJob::from_manifest(GOOD).expect("valid");
     assert_eq!((job.name.as_str(), job.namespace.as_str(), job.uid.as_deref()), ("lenet", "team", None));
     assert_eq!(job.replicas.get(), 2);
@@ -77,7 +77,7 @@ fn a_benchmark_needs_no_model_data_set_and_checkpoint() {
 }
 
 #[test]
-fn each_mistake_in_a_benchmark_is_told_with_field_value_and_what_is_accepted() {
+fn each_mistake_in_a_benchmark_is_reported_with_field_value_and_accepted_values() {
     let of_training = "  model: {name: mlp}\n  dataset: {format: glyphs}\n  training: {epochs: 1}\n  \
                        checkpoint: {uri: 'file:///c'}\n  communication:";
     let cases = [
@@ -98,13 +98,13 @@ fn each_mistake_in_a_benchmark_is_told_with_field_value_and_what_is_accepted() {
     ];
     for (from, to, message) in cases {
         assert!(BENCHMARK.contains(from), "{from}");
-        let told = told(&BENCHMARK.replacen(from, to, 1));
-        assert!(told.iter().any(|line| line.contains(message)), "{message}: {told:?}");
+        let found = problems(&BENCHMARK.replacen(from, to, 1));
+        assert!(found.iter().any(|line| line.contains(message)), "{message}: {found:?}");
     }
 }
 
 #[test]
-fn only_the_trainers_mounts_count() {
+fn only_mounts_of_the_trainer_count() {
     let mounts = ValidJob::from_manifest(GOOD).expect("valid").volume_mounts();
     assert_eq!(mounts, ["/data", "/checkpoints"].map(std::path::PathBuf::from));
 }
@@ -117,7 +117,7 @@ fn a_manifest_without_template_is_valid() {
 }
 
 #[test]
-fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
+fn each_mistake_is_reported_with_field_value_and_accepted_values() {
     let cases = [
         ("epochs: 3", "epoch: 3", "spec.training.epoch: unknown: no such field; did you mean `epochs`?"),
         ("epochs: 3", "epochs: three", "spec.training.epochs: \"three\": a whole number, 1 to 1000000"),
@@ -165,8 +165,8 @@ fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
     ];
     for (from, to, message) in cases {
         assert!(GOOD.contains(from), "{from}");
-        let told = told(&GOOD.replacen(from, to, 1));
-        assert!(told.iter().any(|line| line.contains(message)), "{to}: {told:?}");
+        let found = problems(&GOOD.replacen(from, to, 1));
+        assert!(found.iter().any(|line| line.contains(message)), "{to}: {found:?}");
     }
 }
 
@@ -174,13 +174,13 @@ fn each_mistake_is_told_with_field_value_and_what_is_accepted() {
 fn a_canonical_tree_of_more_replicas_than_shards_is_refused() {
     let canonical = |replicas: &str| {
         let tree = GOOD.replacen("  checkpoint: {", "  communication: {algorithm: canonicalTree}\n  checkpoint: {", 1);
-        told(&tree.replacen("replicas: 2", replicas, 1))
+        problems(&tree.replacen("replicas: 2", replicas, 1))
     };
-    let told = canonical("replicas: 65");
-    assert_eq!(told.len(), 1, "{told:?}");
+    let found = canonical("replicas: 65");
+    assert_eq!(found.len(), 1, "{found:?}");
     assert!(
-        told[0].starts_with("spec.communication.algorithm: canonicalTree: canonicalTree takes up to 64"),
-        "{told:?}"
+        found[0].starts_with("spec.communication.algorithm: canonicalTree: canonicalTree takes up to 64"),
+        "{found:?}"
     );
 }
 
@@ -188,7 +188,7 @@ fn a_canonical_tree_of_more_replicas_than_shards_is_refused() {
 fn a_canonical_tree_over_devices_is_refused() {
     let tree = GOOD.replacen("  checkpoint: {", "  communication: {algorithm: canonicalTree}\n  checkpoint: {", 1);
     let devices =
-        |number| told(&tree.replacen("replicas: 2", &format!("replicas: 2\n  devicesPerWorker: {number}"), 1));
+        |number| problems(&tree.replacen("replicas: 2", &format!("replicas: 2\n  devicesPerWorker: {number}"), 1));
     assert_eq!(
         devices(2),
         ["spec.devicesPerWorker: 2: 1 with spec.communication.algorithm canonicalTree; leave one of them out"]
@@ -197,15 +197,15 @@ fn a_canonical_tree_over_devices_is_refused() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once() {
+fn all_mistakes_are_reported_at_once() {
     let manifest = GOOD.replace("epochs: 3", "epochs: 0, sed: 1").replace("replicas: 2", "replica: 2");
-    assert_eq!(told(&manifest).len(), 3);
+    assert_eq!(problems(&manifest).len(), 3);
 }
 
 #[test]
-fn what_is_no_yaml_is_told_as_such() {
+fn a_text_that_is_no_manifest_is_refused() {
     for text in ["", "a: [", "- 1", "a: 1\na: 2", "\u{0}", "--- 1\n--- 2"] {
-        assert!(!told(text).is_empty(), "{text:?}");
+        assert!(!problems(text).is_empty(), "{text:?}");
     }
 }
 
@@ -222,8 +222,8 @@ fn a_bucket_is_a_number_or_a_text() {
     for value in [json!("4KB"), json!(1.5), json!(true), json!("2Gi")] {
         let mut manifest = good();
         manifest["spec"]["communication"] = json!({"bucketBytes": value});
-        let told = ValidJob::from_value(manifest).expect_err("refused");
-        assert_eq!(told[0].field, "spec.communication.bucketBytes", "{value}");
+        let found = ValidJob::from_value(manifest).expect_err("refused");
+        assert_eq!(found[0].field, "spec.communication.bucketBytes", "{value}");
     }
 }
 
@@ -249,7 +249,7 @@ fn set_takes_the_type_from_the_schema() {
 }
 
 #[test]
-fn set_refuses_what_the_field_does_not_take_and_changes_nothing() {
+fn set_refuses_a_value_that_the_field_does_not_take_and_changes_nothing() {
     let cases = [
         ("spec.training.epoch=7", "did you mean `epochs`?"),
         ("spec.training.epochs", "FIELD=VALUE"),
@@ -283,13 +283,13 @@ fn quantities_are_spelled_as_kubernetes_reads_them() {
 }
 
 #[test]
-fn a_file_of_several_objects_is_refused_with_what_to_do() {
+fn a_file_of_several_objects_is_refused_with_advice() {
     let two = format!("apiVersion: v1\nkind: Secret\n---\n{GOOD}");
-    assert_eq!(told(&two), ["manifest: several YAML documents: one: put the TrainingJob into a file of its own"]);
+    assert_eq!(problems(&two), ["manifest: several YAML documents: one: put the TrainingJob into a file of its own"]);
 }
 
 #[test]
-fn the_verdict_on_a_manifest_is_the_api_servers() {
+fn a_manifest_gets_the_same_verdict_as_from_the_api_server() {
     let differ: Vec<_> = cases()
         .filter_map(|(manifest, change, verdict)| {
             let found = ValidJob::from_manifest(&manifest);
@@ -301,7 +301,7 @@ fn the_verdict_on_a_manifest_is_the_api_servers() {
 }
 
 #[test]
-fn a_problem_of_the_yaml_is_one_line_with_its_place() {
+fn a_problem_of_the_yaml_is_one_line_with_its_position() {
     let cases = [
         ("a: [", "line 1"),
         ("a: 1\na: 2", "line 2"),
@@ -311,8 +311,8 @@ fn a_problem_of_the_yaml_is_one_line_with_its_place() {
         ("a: .inf", "line 1"),
     ];
     for (text, place) in cases {
-        let told = told(text);
-        let [line] = &told[..] else { panic!("{text:?}: {told:?}") };
+        let found = problems(text);
+        let [line] = &found[..] else { panic!("{text:?}: {found:?}") };
         assert!(line.starts_with("manifest: ") && line.contains(place), "{text:?}: {line}");
         for of_the_library in ["Option", "Policy", "policy", "\n"] {
             assert!(!line.contains(of_the_library), "{text:?}: {line}");
@@ -321,7 +321,7 @@ fn a_problem_of_the_yaml_is_one_line_with_its_place() {
 }
 
 #[test]
-fn a_name_that_the_api_server_completes_is_its_beginning() {
+fn a_generated_name_is_known_by_its_beginning() {
     let name = |name: &str| ValidJob::from_manifest(&GOOD.replacen("name: lenet,", name, 1)).expect("valid").name;
     assert_eq!(name("generateName: lenet-,"), "lenet");
     assert_eq!(name("generateName: lenet-, name: mnist,"), "mnist");

@@ -1,5 +1,6 @@
-//! Leadership by a Lease. A follower takes it only after it has itself watched an unchanged record for the lease's duration,
-//! by its own monotonic clock: nobody's wall clock is trusted. Every write is guarded by the record's version.
+//! Leadership by a Lease. A standby takes the lease only after it has watched an unchanged record
+//! for the lease's duration, by its own monotonic clock. No wall clock is trusted. Every write is
+//! guarded by the record's version.
 
 use std::time::Duration;
 
@@ -12,9 +13,9 @@ use kube::{Api, api::PostParams};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-/// A record unchanged for so long is abandoned.
+/// A record that did not change for this time is abandoned.
 pub(crate) const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// A leader that could not renew for so long has lost.
+/// A leader that could not renew for this time has lost the lease.
 pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Pause between two attempts.
 pub(crate) const RETRY_PERIOD: Duration = Duration::from_secs(2);
@@ -24,12 +25,12 @@ pub(crate) struct Candidate {
     api: Api<Lease>,
     name: String,
     me: String,
-    /// The record as last seen, and since when it has been so.
+    /// The record as last seen, and the time since when it has not changed.
     seen: Option<(String, Instant)>,
 }
 
 impl Candidate {
-    /// The process `me` wants the Lease `name`.
+    /// Makes the process `me` a candidate for the Lease `name`.
     pub(crate) fn new(api: Api<Lease>, name: String, me: String) -> Self {
         Self { api, name, me, seen: None }
     }
@@ -63,7 +64,7 @@ impl Candidate {
         warn!(lease = self.name, "lease not renewed in time");
     }
 
-    /// Gives the Lease back, so that the next process need not wait it out.
+    /// Gives the Lease back, so that the next process need not wait until it is abandoned.
     pub(crate) async fn release(&self) {
         let Ok(Some(mut lease)) = self.api.get_opt(&self.name).await else { return };
         let Some(spec) = lease.spec.as_mut().filter(|spec| spec.holder_identity.as_deref() == Some(&self.me)) else {
@@ -100,7 +101,7 @@ impl Candidate {
         }
     }
 
-    /// Whether the record is this process's, free, or has stood still for the lease's duration.
+    /// True if the record is this process's, is free, or has not changed for the lease's duration.
     fn may_write(&mut self, spec: &LeaseSpec) -> bool {
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
         let record = format!("{holder} {:?}", spec.renew_time);

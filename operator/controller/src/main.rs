@@ -1,10 +1,10 @@
-//! The operator: turns every `TrainingJob` into pods that train it.
+//! The operator: it turns every `TrainingJob` into pods that train it.
 
 mod apply;
 mod lease;
 mod metrics;
 mod observe;
-mod patience;
+mod patient_watch;
 mod reconcile;
 mod serve;
 
@@ -15,7 +15,7 @@ use clap::{Parser, ValueEnum};
 use futures::FutureExt;
 use kube::{Api, Client};
 use lockstep_launch::StandardError;
-use lockstep_plan::Settings;
+use lockstep_plan::DefaultImage;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -27,13 +27,13 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     lease::Candidate,
     metrics::Metrics,
-    patience::{Seen, is_ready},
+    patient_watch::{WatchStates, is_ready},
     reconcile::Operator,
 };
 
-/// Threads of the runtime: the work is waiting.
+/// Threads of the runtime. Nearly all its work is waiting.
 const THREADS: usize = 2;
-/// Time for the looks at jobs that are under way when the process is asked to stop.
+/// Time to finish the reconciliations under way after the process is asked to stop.
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// Runs TrainingJobs of lockstep.dev.
@@ -50,13 +50,14 @@ struct Flags {
     #[arg(long, env = "LOCKSTEP_TRAINER_IMAGE_PULL_POLICY", default_value = "IfNotPresent",
           value_parser = ["Always", "IfNotPresent", "Never"])]
     trainer_image_pull_policy: String,
-    /// Namespace of the Lease that makes one of several operators the leader. Default: that of the pod or the kubeconfig.
+    /// Namespace of the Lease that makes one of several operators the leader. Default: the
+    /// namespace of the pod or the kubeconfig.
     #[arg(long, env = "LOCKSTEP_LEASE_NAMESPACE")]
     lease_namespace: Option<String>,
     /// Name of that Lease.
     #[arg(long, env = "LOCKSTEP_LEASE_NAME", default_value = "lockstep-operator")]
     lease_name: String,
-    /// Lead without a Lease; nobody else may run then.
+    /// Lead without a Lease. Then no other operator may run.
     #[arg(long)]
     no_leader_election: bool,
     /// Name of this process in the Lease.
@@ -65,13 +66,13 @@ struct Flags {
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "LOCKSTEP_LISTEN", default_value = "0.0.0.0:8080")]
     listen: SocketAddr,
-    /// Form of the log; RUST_LOG filters it.
-    #[arg(long, env = "LOCKSTEP_LOG", value_enum, default_value_t = Log::Text)]
-    log: Log,
+    /// Format of the log. RUST_LOG filters it.
+    #[arg(long, env = "LOCKSTEP_LOG", value_enum, default_value_t = LogFormat::Text)]
+    log: LogFormat,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Log {
+enum LogFormat {
     Json,
     Text,
 }
@@ -79,17 +80,17 @@ enum Log {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let filter = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
-    let filter = EnvFilter::new(without_echo(filter.as_deref().unwrap_or("info,kube=warn")));
+    let filter = EnvFilter::new(without_repetition(filter.as_deref().unwrap_or("info,kube=warn")));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError);
     let log = log.with_ansi(std::io::stderr().is_terminal());
     match flags.log {
-        Log::Json => log.json().init(),
-        Log::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+        LogFormat::Text => log.init(),
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
     let result = runtime.context("start the runtime").and_then(|runtime| {
         let result = runtime.block_on(run(flags));
-        // What still waits for an answer has nothing to say any more.
+        // Tasks that still wait for an answer are not needed any more.
         runtime.shutdown_background();
         result
     });
@@ -102,8 +103,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// The client library tells of each attempt of a watch, which `patience` tells of once.
-fn without_echo(filter: &str) -> String {
+/// Silences the client library's own messages about watches. It reports each attempt; this program
+/// reports a problem once.
+fn without_repetition(filter: &str) -> String {
     if filter.contains("kube_runtime") { filter.to_owned() } else { format!("{filter},kube_runtime::watcher=error") }
 }
 
@@ -143,12 +145,12 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         }
     }
     metrics.leads(true);
-    let settings = Settings { trainer_image, trainer_image_pull_policy };
-    let operator = Arc::new(Operator::new(client, settings, metrics));
+    let default_image = DefaultImage { name: trainer_image, pull_policy: trainer_image_pull_policy };
+    let operator = Arc::new(Operator::new(client, default_image, metrics));
     let mut work = tokio::spawn(drive_all(operator, namespaces, ready, stopped.clone()));
     let keep = async { if no_leader_election { futures::future::pending().await } else { candidate.keep().await } };
     tokio::select! {
-        // Another process may lead already: nothing more may be written, so nothing is finished either.
+        // Another process may lead already. Nothing more may be written, so nothing is finished.
         () = keep => bail!("the lease is lost; ending so that one operator at a time decides"),
         ended = &mut work => {
             ended.context("work on jobs")?;
@@ -156,9 +158,9 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         ended = &mut server => return ended.context("serve HTTP")?,
         () = until(stopped) => {
             if timeout(DRAIN, &mut work).await.is_err() {
-                // Whoever leads next must be the only one that writes.
+                // The next leader must be the only writer.
                 work.abort();
-                info!("some jobs were still being looked at");
+                info!("some jobs were still being reconciled");
             }
         }
     }
@@ -168,7 +170,8 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Works on every scope until the process is asked to stop; `ready` follows their first lists.
+/// Works on every scope until the process is asked to stop. `ready` turns true with their first
+/// lists.
 async fn drive_all(
     operator: Arc<Operator>,
     namespaces: Vec<String>,
@@ -178,20 +181,20 @@ async fn drive_all(
     ready.send_replace(false);
     let given: Vec<_> = namespaces.into_iter().filter(|namespace| !namespace.is_empty()).map(Some).collect();
     let scopes = if given.is_empty() { vec![None] } else { given };
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel::<Vec<Seen>>();
+    let (announce, mut announced) = tokio::sync::mpsc::unbounded_channel::<Vec<WatchStates>>();
     tokio::spawn(async move {
-        let mut scopes: Vec<Vec<Seen>> = Vec::new();
-        while let Some(watches) = told.recv().await {
+        let mut scopes: Vec<Vec<WatchStates>> = Vec::new();
+        while let Some(watches) = announced.recv().await {
             scopes.push(watches);
         }
         loop {
-            let sight = |seen: &mut Seen| *seen.borrow_and_update();
-            let sights: Vec<Vec<_>> = scopes.iter_mut().map(|scope| scope.iter_mut().map(sight).collect()).collect();
-            if is_ready(&sights) {
+            let read = |seen: &mut WatchStates| *seen.borrow_and_update();
+            let states: Vec<Vec<_>> = scopes.iter_mut().map(|scope| scope.iter_mut().map(read).collect()).collect();
+            if is_ready(&states) {
                 break;
             }
             let news = scopes.iter().flatten().cloned().map(|mut seen| Box::pin(async move { seen.changed().await }));
-            // A watch that ended leaves the process not ready, which is what it is.
+            // If a watch ended, the process stays not ready.
             if futures::future::select_all(news).await.0.is_err() {
                 return;
             }
@@ -201,17 +204,17 @@ async fn drive_all(
     let drives: Vec<_> = scopes
         .into_iter()
         .map(|namespace| {
-            let tell = tell.clone();
-            let synced = move |watches| drop(tell.send(watches));
+            let announce = announce.clone();
+            let synced = move |watches| drop(announce.send(watches));
             reconcile::drive(Arc::clone(&operator), namespace, synced, until(stopped.clone()).boxed())
         })
         .collect();
-    drop(tell);
+    drop(announce);
     futures::future::join_all(drives).await;
 }
 
 async fn until(mut stopped: watch::Receiver<bool>) {
-    // A sender that is gone can no longer ask: only the select beside this decides then.
+    // A sender that is gone can no longer ask. Then only the select around this decides.
     if stopped.wait_for(|stopped| *stopped).await.is_err() {
         futures::future::pending::<()>().await;
     }

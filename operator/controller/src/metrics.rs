@@ -1,4 +1,5 @@
-//! Figures for Prometheus. Those of a job are made from what was last seen of it at each scrape, so that they end with it.
+//! Metrics for Prometheus. At each scrape the metrics of a job are made from its last known status,
+//! so that they end with the job.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,25 +14,25 @@ use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
 
-/// Buckets of the time that one look at a job takes, in seconds.
+/// Buckets of the duration of one reconciliation, in seconds.
 const RECONCILE_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0];
-/// Labels of everything about one job.
+/// Labels of every metric of a job.
 const JOB: [&str; 2] = ["job_namespace", "job_name"];
-/// The same, once for training and once for evaluation.
+/// Labels of a metric that exists for training and for evaluation.
 const SPLIT: [&str; 3] = ["job_namespace", "job_name", "split"];
 
-/// How a look at a job ended.
+/// How a reconciliation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Everything that was to be done is done.
+pub(crate) enum ReconcileResult {
+    /// Everything is done.
     Success,
-    /// The job changed meanwhile; it is looked at again.
+    /// The job changed meanwhile, so it is reconciled again.
     Outdated,
-    /// Something failed; it is tried again.
+    /// Something failed, so it is tried again.
     Error,
 }
 
-impl Outcome {
+impl ReconcileResult {
     const ALL: [Self; 3] = [Self::Success, Self::Outdated, Self::Error];
 
     fn label(self) -> &'static str {
@@ -43,7 +44,7 @@ impl Outcome {
     }
 }
 
-/// All figures of the operator.
+/// All metrics of the operator.
 pub(crate) struct Metrics {
     registry: Registry,
     reconciles: IntCounterVec,
@@ -54,23 +55,23 @@ pub(crate) struct Metrics {
     dropped_lines: IntCounter,
     finished: IntCounterVec,
     restarts: IntCounterVec,
-    jobs: Mutex<BTreeMap<(String, String), Seen>>,
-    of_jobs: OfJobs,
+    jobs: Mutex<BTreeMap<(String, String), LastSeen>>,
+    job_metrics: JobMetrics,
 }
 
-/// What was last seen of a job.
+/// The last known state of a job.
 #[derive(Clone)]
-struct Seen {
+struct LastSeen {
     uid: String,
     desired: u32,
     status: TrainingJobStatus,
 }
 
-/// One number of a job, once it is known.
+/// Reads one number of a job, once it is known.
 type Figure = fn(&TrainingJobStatus) -> Option<f64>;
 
-/// One series for each job.
-struct OfJobs {
+/// Metrics with one series for each job.
+struct JobMetrics {
     count: GaugeVec,
     phase: GaugeVec,
     workers: GaugeVec,
@@ -80,17 +81,22 @@ struct OfJobs {
 }
 
 impl Metrics {
-    /// All figures, counters at 0.
+    /// Registers all metrics, with counters at 0.
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let reconciles = counters(&registry, "lockstep_reconciles_total", "Looks at a job, by result.", &["result"])?;
-        for outcome in Outcome::ALL {
-            reconciles.with_label_values(&[outcome.label()]).reset();
+        let reconciles =
+            counters(&registry, "lockstep_reconciles_total", "Reconciliations of a job, by result.", &["result"])?;
+        for result in ReconcileResult::ALL {
+            reconciles.with_label_values(&[result.label()]).reset();
         }
-        let errors =
-            counters(&registry, "lockstep_reconcile_errors_total", "Failed looks at a job, by reason.", &["reason"])?;
+        let errors = counters(
+            &registry,
+            "lockstep_reconcile_errors_total",
+            "Failed reconciliations of a job, by reason.",
+            &["reason"],
+        )?;
         let duration = Histogram::with_opts(
-            HistogramOpts::new("lockstep_reconcile_duration_seconds", "Time that one look at a job takes.")
+            HistogramOpts::new("lockstep_reconcile_duration_seconds", "Time that one reconciliation of a job takes.")
                 .buckets(RECONCILE_SECONDS.to_vec()),
         )?;
         registry.register(Box::new(duration.clone()))?;
@@ -124,7 +130,7 @@ impl Metrics {
         registry.register(Box::new(build))?;
         #[cfg(target_os = "linux")]
         registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
-        let of_jobs = OfJobs::new(&registry)?;
+        let job_metrics = JobMetrics::new(&registry)?;
         let jobs = Mutex::new(BTreeMap::new());
         Ok(Self {
             registry,
@@ -137,35 +143,35 @@ impl Metrics {
             finished,
             restarts,
             jobs,
-            of_jobs,
+            job_metrics,
         })
     }
 
-    /// A look at a job ended.
-    pub(crate) fn reconciled(&self, outcome: Outcome, took: Duration) {
-        self.reconciles.with_label_values(&[outcome.label()]).inc();
+    /// Counts a reconciliation that ended.
+    pub(crate) fn reconciled(&self, result: ReconcileResult, took: Duration) {
+        self.reconciles.with_label_values(&[result.label()]).inc();
         self.duration.observe(took.as_secs_f64());
     }
 
-    /// It failed.
+    /// Counts a reconciliation that failed.
     pub(crate) fn failed(&self, reason: &str) {
         self.errors.with_label_values(&[reason]).inc();
     }
 
-    /// A watch was interrupted.
+    /// Counts an interrupted watch.
     pub(crate) fn watch_restarted(&self) {
         self.watch_restarts.inc();
     }
 
-    /// This process leads, or stands by.
+    /// Notes whether this process leads.
     pub(crate) fn leads(&self, leads: bool) {
         self.leader.set(leads.into());
     }
 
-    /// A job has this status.
+    /// Notes the status of a job, and counts its end and its restarts.
     pub(crate) fn saw(&self, job: &TrainingJob, status: &TrainingJobStatus) {
         let key = (job.namespace().unwrap_or_default(), job.name_any());
-        let seen = Seen { uid: job.uid().unwrap_or_default(), desired: job.spec.replicas, status: status.clone() };
+        let seen = LastSeen { uid: job.uid().unwrap_or_default(), desired: job.spec.replicas, status: status.clone() };
         let earlier = self.jobs().insert(key.clone(), seen);
         let Some(earlier) = earlier.filter(|earlier| job.uid().as_ref() == Some(&earlier.uid)) else { return };
         let reason = status.reason.as_deref().unwrap_or_default();
@@ -180,23 +186,23 @@ impl Metrics {
         }
     }
 
-    /// A job is gone.
+    /// Forgets a job that is gone.
     pub(crate) fn forget(&self, namespace: &str, name: &str) {
         self.jobs().remove(&(namespace.to_owned(), name.to_owned()));
         for reason in LOSSES.map(|(kind, _)| kind).iter().chain(&[CRASH]) {
-            // Absent where the job never restarted for this reason.
+            // The series is absent if the job never restarted for this reason.
             let _ = self.restarts.remove_label_values(&[namespace, name, reason]);
         }
     }
 
-    /// Everything, in Prometheus' text format.
+    /// Writes all metrics in Prometheus' text format.
     pub(crate) fn text(&self) -> Result<String, prometheus::Error> {
         let jobs = self.jobs().clone();
         self.dropped_lines.inc_by(StandardError::dropped_lines().saturating_sub(self.dropped_lines.get()));
-        // Held until the text is made: a second scrape would reset the series in between.
+        // The lock is held until the text is made, because a second scrape resets the series.
         let exposed = {
             let guard = self.jobs();
-            self.of_jobs.write(&jobs);
+            self.job_metrics.write(&jobs);
             let families = self.registry.gather();
             drop(guard);
             families
@@ -206,13 +212,13 @@ impl Metrics {
         Ok(text)
     }
 
-    fn jobs(&self) -> MutexGuard<'_, BTreeMap<(String, String), Seen>> {
+    fn jobs(&self) -> MutexGuard<'_, BTreeMap<(String, String), LastSeen>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 const CRASH: &str = "crash";
-/// Why workers were restarted, and the words of Kubernetes for it.
+/// Reasons of restarts, and the words of Kubernetes for them.
 const LOSSES: [(&str, &[&str]); 4] = [
     ("oom", &["OOMKilled"]),
     ("preempted", &["PreemptionByScheduler", "Preempting"]),
@@ -227,7 +233,7 @@ fn kind_of_loss(reason: &str) -> &'static str {
     LOSSES.iter().find(|(_, words)| words.contains(&reason)).map_or(CRASH, |(kind, _)| kind)
 }
 
-impl OfJobs {
+impl JobMetrics {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let plain: [(&str, &str, Figure); 11] = [
             ("lockstep_global_step", "Optimiser steps that are done.", |status| {
@@ -246,7 +252,7 @@ impl OfJobs {
             ("lockstep_world_size", "Ranks that train together.", |status| {
                 Some(status.membership.as_ref()?.world_size.into())
             }),
-            ("lockstep_generation", "Agreed memberships so far.", |status| {
+            ("lockstep_generation", "Number of the newest membership.", |status| {
                 Some(status.membership.as_ref()?.generation as f64)
             }),
             ("lockstep_throughput_samples_per_second", "Samples per second of the whole group.", |status| {
@@ -269,7 +275,7 @@ impl OfJobs {
                     Some(unsaved.map_or(0, |unsaved| progress.step.saturating_sub(unsaved.since_step)) as f64)
                 },
             ),
-            ("lockstep_last_checkpoint_timestamp_seconds", "When the newest checkpoint became whole.", |status| {
+            ("lockstep_last_checkpoint_timestamp_seconds", "Time when the newest checkpoint became whole.", |status| {
                 let time: jiff::Timestamp = status.last_checkpoint.as_ref()?.time.parse().ok()?;
                 Some(time.as_second() as f64)
             }),
@@ -303,7 +309,7 @@ impl OfJobs {
         })
     }
 
-    fn write(&self, jobs: &BTreeMap<(String, String), Seen>) {
+    fn write(&self, jobs: &BTreeMap<(String, String), LastSeen>) {
         let Self { count, phase, workers, loss, accuracy, figures } = self;
         count.reset();
         phase.reset();
@@ -312,7 +318,7 @@ impl OfJobs {
         accuracy.reset();
         figures.iter().for_each(|(gauge, _)| gauge.reset());
         let mut counts: HashMap<(&str, Phase), f64> = HashMap::new();
-        for ((namespace, name), Seen { uid: _, desired, status }) in jobs {
+        for ((namespace, name), LastSeen { uid: _, desired, status }) in jobs {
             let now = status.phase.unwrap_or(Phase::Pending);
             *counts.entry((namespace, now)).or_default() += 1.0;
             for each in Phase::ALL {

@@ -1,5 +1,5 @@
-//! Reads the cluster, and is the only place that does: four watches, kept as what decisions need of
-//! them.
+//! Reads the cluster. Nothing else does. Four watches run, and only the facts that decisions need
+//! are kept.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,18 +24,18 @@ use tokio::sync::watch;
 
 use crate::{
     metrics::Metrics,
-    patience::{Patience, Seen, Sight, patient},
+    patient_watch::{WatchHistory, WatchState, WatchStates, patient},
 };
 
-/// A job as it came; one that cannot be read must not hide the others.
-pub(crate) type Job = DeserializeGuard<TrainingJob>;
+/// A job as the API server stores it. A job that cannot be parsed must not hide the others.
+pub(crate) type StoredJob = DeserializeGuard<TrainingJob>;
 
-/// Requests that wait for the reconciler; a full queue holds the watches back.
+/// Requests that wait for the reconciler. A full queue holds the watches back.
 const QUEUE: usize = 1024;
-/// Objects that one page of a list holds: bounds the memory that a list takes.
+/// Objects in one page of a list. This bounds the memory that a list takes.
 const PAGE: u32 = 200;
 
-/// What is known of everything that belongs to the jobs of one scope: a namespace, or all.
+/// Everything that is known of the objects of the jobs in one scope: a namespace, or all.
 pub(crate) struct Surroundings {
     pods: Mutex<Pods>,
     groups: Mutex<Groups>,
@@ -44,13 +44,13 @@ pub(crate) struct Surroundings {
 
 /// Pods by the namespace and uid of their job, then by name.
 type Pods = HashMap<(String, String), BTreeMap<String, PodSeen>>;
-/// Records by namespace and name: the uid of the owning job, and what the coordinator reported.
+/// Records by namespace and name: the uid of the owning job, and the coordinator's reports.
 type Groups = HashMap<(String, String), (String, GroupSeen)>;
 
 /// Policies that deny egress, by namespace and name.
 type Policies = HashMap<(String, String), EgressDenied>;
 
-/// Objects of a kind in one namespace, or in all.
+/// Returns the API of a kind in one namespace, or in all.
 pub(crate) fn scoped<K>(client: Client, namespace: Option<&str>) -> Api<K>
 where
     K: Resource<Scope = kube::core::NamespaceResourceScope>,
@@ -63,51 +63,57 @@ where
 }
 
 impl Surroundings {
-    /// Begins to watch pods and records; yields the jobs to look at whenever one of theirs changes.
+    /// Begins to watch pods, records and policies. The stream yields a job when one of its objects
+    /// changes.
     pub(crate) fn watch(
         client: &Client,
         namespace: Option<&str>,
         metrics: &Arc<Metrics>,
-    ) -> (Arc<Self>, [Seen; 2], impl Stream<Item = ObjectRef<Job>> + use<>) {
+    ) -> (Arc<Self>, [WatchStates; 2], impl Stream<Item = ObjectRef<StoredJob>> + use<>) {
         let surroundings =
             Arc::new(Self { pods: Mutex::default(), groups: Mutex::default(), policies: Mutex::default() });
-        let (tell, told) = mpsc::channel(QUEUE);
-        let (pods_done, pods_seen) = watch::channel(Sight::None);
-        let (groups_done, groups_seen) = watch::channel(Sight::None);
+        let (announce, announced) = mpsc::channel(QUEUE);
+        let (pods_done, pods_seen) = watch::channel(WatchState::Nothing);
+        let (groups_done, groups_seen) = watch::channel(WatchState::Nothing);
         let ours = watcher::Config::default().labels(label::JOB_UID).page_size(PAGE);
         let pods = follow(
             scoped::<Pod>(client.clone(), namespace),
             ours,
             Arc::clone(&surroundings),
-            (tell.clone(), pods_done.clone(), Patience::new("Pod", namespace, Some(pods_done)), Arc::clone(metrics)),
+            (
+                announce.clone(),
+                pods_done.clone(),
+                WatchHistory::new("Pod", namespace, Some(pods_done)),
+                Arc::clone(metrics),
+            ),
         );
         let groups = follow(
             scoped::<DeserializeGuard<TrainingGroup>>(client.clone(), namespace),
             watcher::Config::default().page_size(PAGE),
             Arc::clone(&surroundings),
             (
-                tell.clone(),
+                announce.clone(),
                 groups_done.clone(),
-                Patience::new("TrainingGroup", namespace, Some(groups_done)),
+                WatchHistory::new("TrainingGroup", namespace, Some(groups_done)),
                 Arc::clone(metrics),
             ),
         );
-        // Jobs do not wait for it: where it is refused they are as they are in most clusters, where
-        // nothing denies egress.
-        let policies_done = watch::Sender::new(Sight::None);
+        // Jobs do not wait for policies. If the watch is refused, jobs run as in most clusters,
+        // where nothing denies egress.
+        let policies_done = watch::Sender::new(WatchState::Nothing);
         let policies = follow(
             scoped::<NetworkPolicy>(client.clone(), namespace),
             watcher::Config::default().page_size(PAGE),
             Arc::clone(&surroundings),
-            (tell, policies_done, Patience::new("NetworkPolicy", namespace, None), Arc::clone(metrics)),
+            (announce, policies_done, WatchHistory::new("NetworkPolicy", namespace, None), Arc::clone(metrics)),
         );
         tokio::spawn(policies);
         tokio::spawn(pods);
         tokio::spawn(groups);
-        (surroundings, [pods_seen, groups_seen], told)
+        (surroundings, [pods_seen, groups_seen], announced)
     }
 
-    /// What was seen of a job.
+    /// Returns the facts about a job.
     pub(crate) fn of(&self, job: &TrainingJob, valid: Option<&ValidJob>, refused: Option<String>) -> Observed {
         let uid = job.uid().unwrap_or_default();
         let key = (job.namespace().unwrap_or_default(), job.name_any());
@@ -124,8 +130,8 @@ impl Surroundings {
     }
 }
 
-/// Whether a job that this version cannot read is for this operator and was never begun. One that has a phase was readable once: a
-/// newer operator, whose CRD is here before it, will read it again.
+/// True if a job that this version cannot parse is for this operator and never began. A job with a
+/// phase could be parsed once. A newer operator, whose CRD came before it, will parse it again.
 pub(crate) async fn is_unbegun(client: &Client, metadata: &ObjectMeta) -> Result<bool, kube::Error> {
     let kind = ApiResource::erase::<TrainingJob>(&());
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
@@ -137,13 +143,13 @@ pub(crate) async fn is_unbegun(client: &Client, metadata: &ObjectMeta) -> Result
     }))
 }
 
-/// What is watched beside the jobs.
+/// A kind of object that is watched beside the jobs.
 trait Watched: Resource<DynamicType = ()> {
-    /// All that is known of the kind.
+    /// Everything that is known of the kind.
     type Known: Default;
-    /// Where that is kept.
+    /// Returns the place of that knowledge.
     fn known(surroundings: &Surroundings) -> &Mutex<Self::Known>;
-    /// Takes over an object, or that it is gone.
+    /// Takes an object over, or forgets it if it does not exist any more.
     fn see(&self, known: &mut Self::Known, exists: bool);
 }
 
@@ -184,7 +190,7 @@ impl Watched for NetworkPolicy {
     }
 }
 
-/// A coordinator runs the user's image: whatever it writes, it must not hide the records of others.
+/// A coordinator runs the user's image. A record that it broke must not hide the records of others.
 impl Watched for DeserializeGuard<TrainingGroup> {
     type Known = Groups;
 
@@ -206,21 +212,26 @@ impl Watched for DeserializeGuard<TrainingGroup> {
     }
 }
 
-/// Follows one watch for the life of the process. A list that starts anew is collected first and replaces what was known
-/// in one piece, so that nobody sees half of it.
+/// Follows one watch for the life of the process. A new list is collected first. Then it replaces
+/// the old one at once, so that no reader sees half of it.
 async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
     surroundings: Arc<Surroundings>,
-    (mut tell, sight, patience, metrics): (mpsc::Sender<ObjectRef<Job>>, watch::Sender<Sight>, Patience, Arc<Metrics>),
+    (mut announce, state, history, metrics): (
+        mpsc::Sender<ObjectRef<StoredJob>>,
+        watch::Sender<WatchState>,
+        WatchHistory,
+        Arc<Metrics>,
+    ),
 ) where
     K: Watched + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let mut listed: Vec<K> = Vec::new();
-    let events = patient(watcher(api, config), patience, move || metrics.watch_restarted());
+    let events = patient(watcher(api, config), history, move || metrics.watch_restarted());
     let mut events = std::pin::pin!(events);
     while let Some(event) = events.next().await {
-        let changed: Vec<ObjectRef<Job>> = match event {
+        let changed: Vec<ObjectRef<StoredJob>> = match event {
             Event::Init => {
                 listed.clear();
                 continue;
@@ -233,7 +244,7 @@ async fn follow<K>(
                 let mut fresh = K::Known::default();
                 listed.iter().for_each(|object| object.see(&mut fresh, true));
                 *locked(K::known(&surroundings)) = fresh;
-                sight.send_replace(Sight::Listed);
+                state.send_replace(WatchState::Listed);
                 let touched: HashSet<_> = mem::take(&mut listed).iter().filter_map(job_of).collect();
                 touched.into_iter().collect()
             }
@@ -247,21 +258,22 @@ async fn follow<K>(
             }
         };
         for job in changed {
-            if futures::SinkExt::send(&mut tell, job).await.is_err() {
+            if futures::SinkExt::send(&mut announce, job).await.is_err() {
                 return;
             }
         }
     }
 }
 
-/// The job that an object belongs to.
-fn job_of<K: Resource<DynamicType = ()>>(object: &K) -> Option<ObjectRef<Job>> {
+/// Returns the job that owns an object.
+fn job_of<K: Resource<DynamicType = ()>>(object: &K) -> Option<ObjectRef<StoredJob>> {
     let owners = object.meta().owner_references.as_deref().unwrap_or_default();
     let owner = owners.iter().find(|owner| owner.controller == Some(true) && owner.kind == TrainingJob::kind(&()))?;
     Some(ObjectRef::new(&owner.name).within(object.meta().namespace.as_deref()?))
 }
 
-/// Each change under these locks is one insertion, removal or replacement: what a panicking thread left behind is whole.
+/// Locks a mutex, also after a panic. Each change under these locks is one insertion, removal or
+/// replacement, so the data is always whole.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

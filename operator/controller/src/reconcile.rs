@@ -1,4 +1,5 @@
-//! Drives: whenever a job or something of it changes, or its time has come, observe, plan and apply.
+//! The loop: observe, plan and apply, whenever a job or one of its objects changes, or its time has
+//! come.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,88 +22,92 @@ use kube::{
 };
 use lockstep_api::{MANAGED_BY, Phase, TrainingJob, ValidJob};
 use lockstep_launch::InvalidField;
-use lockstep_plan::{Observed, Plan, Settings, plan, refuse};
+use lockstep_plan::{DefaultImage, JobPlan, Observed, plan, refuse};
 use tokio::sync::Semaphore;
 use tracing::{error, warn};
 
 use crate::{
     apply::{ApplyError, apply, write_status},
-    metrics::{Metrics, Outcome},
-    observe::{Job, Surroundings, is_unbegun, scoped},
-    patience::{Patience, Seen, Sight, patient},
+    metrics::{Metrics, ReconcileResult},
+    observe::{StoredJob, Surroundings, is_unbegun, scoped},
+    patient_watch::{WatchHistory, WatchState, WatchStates, patient},
 };
 
-/// Jobs that are worked on at once, over all namespaces: one large job never delays a small one.
+/// Jobs that are reconciled at once, over all namespaces. So a large job does not delay a small
+/// one.
 const CONCURRENCY: u16 = 16;
-/// First and longest pause after an error, doubled in between.
+/// First and longest pause after an error. Each pause is twice the one before.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
-/// Pause until a decision that was made on an old version is made again; the new version usually comes first.
+/// Pause before a decision about an old version is made again. The new version usually comes first.
 const OUTDATED: Duration = Duration::from_millis(500);
 
-/// Longest time between two looks at a job that goes on: what vanished while a watch was interrupted tells nobody. A look
-/// at what is cached asks nothing of the API server.
-const UNASKED: Duration = Duration::from_secs(60);
+/// Longest time between two reconciliations of a job that goes on. No event tells of an object that
+/// vanished while a watch was interrupted. A reconciliation from the cache costs the API server
+/// nothing.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// What all scopes share.
+/// The parts that all scopes share.
 pub(crate) struct Operator {
     pub(crate) client: Client,
-    pub(crate) settings: Settings,
+    pub(crate) default_image: DefaultImage,
     pub(crate) metrics: Arc<Metrics>,
     slots: Semaphore,
 }
 
 impl Operator {
-    pub(crate) fn new(client: Client, settings: Settings, metrics: Arc<Metrics>) -> Self {
-        Self { client, settings, metrics, slots: Semaphore::new(CONCURRENCY.into()) }
+    pub(crate) fn new(client: Client, default_image: DefaultImage, metrics: Arc<Metrics>) -> Self {
+        Self { client, default_image, metrics, slots: Semaphore::new(CONCURRENCY.into()) }
     }
 }
 
-/// One namespace, or all, as the reconciler sees it.
+/// One namespace, or all namespaces, as the reconciler sees it.
 struct Scope {
     operator: Arc<Operator>,
     surroundings: Arc<Surroundings>,
-    memory: Mutex<HashMap<String, Memory>>,
+    memory: Mutex<HashMap<String, JobMemory>>,
 }
 
-/// What is kept of a job between two looks, by its uid. None of it decides what is done, only whether a cached job is
-/// current and when to try again.
+/// Notes about a job between two reconciliations. They decide only whether a cached job is current
+/// and when to try again, never what is done.
 #[derive(Default)]
-struct Memory {
+struct JobMemory {
     /// Namespace and name.
-    of: (String, String),
-    /// Version of the job after its status was last written here.
+    key: (String, String),
+    /// Version of the job after this process last wrote its status.
     written: Option<u64>,
     /// Errors in a row.
     errors: u32,
-    /// The API server's words when it last refused an object of the job.
+    /// The API server's answer when it last refused an object of the job.
     refused: Option<String>,
-    /// An unreadable job was told so.
-    told: bool,
+    /// True if the status of an unreadable job says so.
+    refused_as_unreadable: bool,
 }
 
-/// Works on the jobs of one scope until `stop`. Tells `synced` what must be true before anything is decided.
+/// Works on the jobs of one scope until `stop`. `synced` gets the watches that must have listed
+/// everything before the first decision.
 pub(crate) async fn drive(
     operator: Arc<Operator>,
     namespace: Option<String>,
-    synced: impl FnOnce(Vec<Seen>),
+    synced: impl FnOnce(Vec<WatchStates>),
     stop: BoxFuture<'static, ()>,
 ) {
     let namespace = namespace.as_deref();
     let Operator { client, metrics, .. } = &*operator;
     let (surroundings, watches, touched) = Surroundings::watch(client, namespace, metrics);
     let scope = Arc::new(Scope { operator: Arc::clone(&operator), surroundings, memory: Mutex::new(HashMap::new()) });
-    let (store, writer) = reflector::store::<Job>();
-    let jobs: Api<Job> = scoped(client.clone(), namespace);
+    let (store, writer) = reflector::store::<StoredJob>();
+    let jobs: Api<StoredJob> = scoped(client.clone(), namespace);
     let events = watcher(jobs, watcher::Config::default()).modify(trim).reflect(writer);
     let interrupted = {
         let metrics = Arc::clone(metrics);
         move || metrics.watch_restarted()
     };
-    let patience = Patience::new(&TrainingJob::kind(&()), namespace, None);
-    let changed = job_changes(patient(events, patience, interrupted), Arc::clone(&scope));
+    let history = WatchHistory::new(&TrainingJob::kind(&()), namespace, None);
+    let changed = job_changes(patient(events, history, interrupted), Arc::clone(&scope));
     synced(watches.to_vec());
-    // Nothing is decided before everything was listed once: a pod that is not seen yet would look lost.
-    let ready = stream::once(all_listed(watches)).filter_map(|()| async { None::<ObjectRef<Job>> });
+    // Nothing is decided before everything was listed once. A pod that is not seen yet would look
+    // lost.
+    let ready = stream::once(all_listed(watches)).filter_map(|()| async { None::<ObjectRef<StoredJob>> });
     let queue = ready.chain(stream::select(Box::pin(changed), touched)).map(Ok::<_, watcher::Error>).take_until(stop);
     applier(
         |job, scope: Arc<Scope>| Box::pin(reconcile(job, scope)),
@@ -114,7 +119,7 @@ pub(crate) async fn drive(
     )
     .for_each(|result| async {
         match result {
-            // Told where it happened, or about a job that is gone.
+            // Either logged where it happened, or about a job that is gone.
             Ok(_) | Err(ControllerError::ReconcilerFailed(..) | ControllerError::ObjectNotFound(_)) => {}
             Err(error) => error!(%error, "queue"),
         }
@@ -122,8 +127,11 @@ pub(crate) async fn drive(
     .await;
 }
 
-/// Jobs that came or changed; those that went are forgotten.
-fn job_changes(events: impl Stream<Item = Event<Job>>, scope: Arc<Scope>) -> impl Stream<Item = ObjectRef<Job>> {
+/// Yields jobs that are new or changed. Jobs that are gone are forgotten.
+fn job_changes(
+    events: impl Stream<Item = Event<StoredJob>>,
+    scope: Arc<Scope>,
+) -> impl Stream<Item = ObjectRef<StoredJob>> {
     let mut listed = HashSet::new();
     events.filter_map(move |event| {
         let next = match event {
@@ -149,39 +157,39 @@ fn job_changes(events: impl Stream<Item = Event<Job>>, scope: Arc<Scope>) -> imp
     })
 }
 
-async fn all_listed(watches: impl IntoIterator<Item = Seen>) {
+async fn all_listed(watches: impl IntoIterator<Item = WatchStates>) {
     for mut watch in watches {
-        // A watch that ended will never list; its task has panicked and the process is about to end.
-        let _ = watch.wait_for(|sight| *sight == Sight::Listed).await;
+        // A watch that ended never lists. Its task has panicked and the process is about to end.
+        let _ = watch.wait_for(|state| *state == WatchState::Listed).await;
     }
 }
 
-/// What nobody reads of a job takes the most memory.
-fn trim(job: &mut Job) {
+/// Drops the parts of a job that nothing reads. They take the most memory.
+fn trim(job: &mut StoredJob) {
     job.meta_mut().managed_fields = None;
     job.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
 }
 
-async fn reconcile(job: Arc<Job>, scope: Arc<Scope>) -> Result<Action, ApplyError> {
+async fn reconcile(job: Arc<StoredJob>, scope: Arc<Scope>) -> Result<Action, ApplyError> {
     let Ok(_slot) = scope.operator.slots.acquire().await else { return Ok(Action::await_change()) };
     let started = Instant::now();
-    let result = look_at(&job, &scope).await;
+    let result = observe_plan_apply(&job, &scope).await;
     let outcome = match &result {
-        Ok(_) => Outcome::Success,
-        Err(ApplyError::Outdated { .. }) => Outcome::Outdated,
-        Err(_) => Outcome::Error,
+        Ok(_) => ReconcileResult::Success,
+        Err(ApplyError::Outdated { .. }) => ReconcileResult::Outdated,
+        Err(_) => ReconcileResult::Error,
     };
     scope.operator.metrics.reconciled(outcome, started.elapsed());
     if let Err(error) = &result {
         scope.operator.metrics.failed(reason(error));
-        if outcome == Outcome::Error {
+        if outcome == ReconcileResult::Error {
             warn!(namespace = job.namespace(), job = job.name_any(), %error, "not reconciled");
         }
     }
     result
 }
 
-async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
+async fn observe_plan_apply(job: &StoredJob, scope: &Scope) -> Result<Action, ApplyError> {
     let uid = job.uid().unwrap_or_default();
     if job.meta().deletion_timestamp.is_some() {
         return Ok(Action::await_change());
@@ -189,8 +197,8 @@ async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
     let version = job.resource_version().and_then(|version| version.parse::<u64>().ok());
     let refused = {
         let mut memory = scope.memory();
-        let of = (job.namespace().unwrap_or_default(), job.name_any());
-        let memory = memory.entry(uid.clone()).or_insert_with(|| Memory { of, ..Memory::default() });
+        let key = (job.namespace().unwrap_or_default(), job.name_any());
+        let memory = memory.entry(uid.clone()).or_insert_with(|| JobMemory { key, ..JobMemory::default() });
         if version.zip(memory.written).is_some_and(|(cached, written)| cached < written) {
             return Ok(Action::requeue(OUTDATED));
         }
@@ -198,7 +206,7 @@ async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
     };
     let job = match &job.0 {
         Ok(job) => job,
-        Err(invalid) => return tell_unreadable(invalid, &uid, scope).await,
+        Err(invalid) => return refuse_unreadable(invalid, &uid, scope).await,
     };
     if job.spec.managed_by != MANAGED_BY {
         return Ok(Action::await_change());
@@ -207,7 +215,7 @@ async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
     let valid = ValidJob::from_object(job);
     let seen = scope.surroundings.of(job, valid.as_ref().ok(), refused);
     let next = match valid {
-        Ok(valid) => plan(&valid, &seen, &scope.operator.settings, now),
+        Ok(valid) => plan(&valid, &seen, &scope.operator.default_image, now),
         Err(wrong) => refuse(&wrong, &seen, now),
     };
     scope.operator.metrics.saw(job, next.status.as_ref().unwrap_or(&seen.status));
@@ -218,13 +226,13 @@ async fn look_at(job: &Job, scope: &Scope) -> Result<Action, ApplyError> {
     Ok(match wait {
         Some(wait) if finished => Action::requeue(wait),
         None if finished => Action::await_change(),
-        wait => Action::requeue(wait.map_or(UNASKED, |wait| wait.min(UNASKED))),
+        wait => Action::requeue(wait.map_or(LONGEST_WAIT, |wait| wait.min(LONGEST_WAIT))),
     })
 }
 
-async fn carry_out(job: &TrainingJob, uid: &str, scope: &Scope, next: Plan) -> Result<(), ApplyError> {
+async fn carry_out(job: &TrainingJob, uid: &str, scope: &Scope, next: JobPlan) -> Result<(), ApplyError> {
     let result = apply(&scope.operator.client, job, next).await;
-    // Nothing is remembered of a job that is gone by now.
+    // A job that is gone by now has no notes any more.
     if let Some(memory) = scope.memory().get_mut(uid) {
         match &result {
             Ok(version) => {
@@ -242,15 +250,15 @@ async fn carry_out(job: &TrainingJob, uid: &str, scope: &Scope, next: Plan) -> R
     result.map(drop)
 }
 
-/// An object that is no `TrainingJob` at all, stored before the CRD refused it. It is told so once.
-async fn tell_unreadable(invalid: &InvalidObject, uid: &str, scope: &Scope) -> Result<Action, ApplyError> {
-    let told = scope.memory().get(uid).is_some_and(|memory| memory.told);
-    if !told {
+/// Fails an object that is no `TrainingJob` at all, stored before the CRD refused it, once.
+async fn refuse_unreadable(invalid: &InvalidObject, uid: &str, scope: &Scope) -> Result<Action, ApplyError> {
+    let is_known = scope.memory().get(uid).is_some_and(|memory| memory.refused_as_unreadable);
+    if !is_known {
         let wrong = InvalidField::new("spec", "not readable", &invalid.error);
         let unbegun = is_unbegun(&scope.operator.client, &invalid.metadata).await;
         let name = invalid.metadata.name.clone().unwrap_or_default();
         if !unbegun.map_err(|source| ApplyError::Request { attempt: format!("read {name}"), source })? {
-            warn!(job = name, error = invalid.error, "not readable by this version; left alone");
+            warn!(job = name, error = invalid.error, "this version cannot read the job; it is left alone");
             return Ok(Action::await_change());
         }
         let seen = Observed { generation: invalid.metadata.generation, ..Observed::default() };
@@ -258,13 +266,13 @@ async fn tell_unreadable(invalid: &InvalidObject, uid: &str, scope: &Scope) -> R
             write_status(&scope.operator.client, &invalid.metadata, status).await?;
         }
         if let Some(memory) = scope.memory().get_mut(uid) {
-            memory.told = true;
+            memory.refused_as_unreadable = true;
         }
     }
     Ok(Action::await_change())
 }
 
-fn after_error(job: Arc<Job>, error: &ApplyError, scope: Arc<Scope>) -> Action {
+fn after_error(job: Arc<StoredJob>, error: &ApplyError, scope: Arc<Scope>) -> Action {
     if let ApplyError::Outdated { .. } = error {
         return Action::requeue(OUTDATED);
     }
@@ -288,18 +296,18 @@ fn reason(error: &ApplyError) -> &'static str {
 }
 
 impl Scope {
-    fn memory(&self) -> MutexGuard<'_, HashMap<String, Memory>> {
+    fn memory(&self) -> MutexGuard<'_, HashMap<String, JobMemory>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn forget(&self, job: &Job) {
+    fn forget(&self, job: &StoredJob) {
         self.memory().remove(&job.uid().unwrap_or_default());
         self.operator.metrics.forget(&job.namespace().unwrap_or_default(), &job.name_any());
     }
 
-    /// Nobody says which jobs were deleted while the watch was interrupted: those that the new list lacks.
+    /// Forgets the jobs that a new list lacks. They were deleted while the watch was interrupted.
     fn forget_all_but(&self, listed: &HashSet<String>) {
-        self.memory().retain(|uid, Memory { of: (namespace, name), .. }| {
+        self.memory().retain(|uid, JobMemory { key: (namespace, name), .. }| {
             let exists = listed.contains(uid);
             if !exists {
                 self.operator.metrics.forget(namespace, name);

@@ -1,4 +1,4 @@
-//! /metrics, /healthz and /readyz.
+//! The HTTP endpoints /metrics, /healthz and /readyz.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,7 +13,8 @@ use tokio::{net::TcpListener, sync::watch};
 
 use crate::metrics::Metrics;
 
-/// Serves until the process ends. `ready` is true while this process stands by, or leads and has listed everything.
+/// Serves until the process ends. `ready` is true while this process stands by, or leads and has
+/// listed everything.
 pub(crate) async fn serve(
     listen: SocketAddr,
     metrics: Arc<Metrics>,

@@ -1,47 +1,41 @@
-//! What to do next for a job: from what it is ([`ValidJob`]) and what was seen ([`Observed`]) to a [`Plan`]. No clock, no
-//! client, nothing asynchronous; the time is an argument.
+//! Decides the next actions for a job. The input is the job ([`ValidJob`]) and the facts about it
+//! ([`Observed`]); the output is a [`JobPlan`]. There is no clock, no client and nothing
+//! asynchronous here; the time is an argument.
+//!
+//! The modules build on each other in this order: [`facts`] are read from Kubernetes objects,
+//! [`judgement`] says what the facts mean, [`objects`] describes what the cluster gets, and
+//! [`changes`] decides what happens next.
 
-mod carry_on;
-mod children;
-mod egress;
-mod failure;
-mod hindrance;
-mod image;
-mod last_words;
-mod observed;
-mod phase;
-mod pods;
-mod replace;
-mod status;
-mod suspend;
-mod unsaved;
-mod waiting;
+mod changes;
+mod facts;
+mod judgement;
+mod objects;
 
-use jiff::{SignedDuration, Timestamp};
-use lockstep_api::{TrainingJobStatus, ValidJob};
+use jiff::SignedDuration;
+use lockstep_api::TrainingJobStatus;
 
-pub use children::Child;
-pub use egress::EgressDenied;
-pub use image::ImageSeen;
-pub use observed::{Ended, GroupSeen, Observed, PodSeen, PodState, Role, Waiting};
-pub use phase::{plan, refuse};
-pub use pods::{Settings, labels_of_pods};
-pub use status::Note;
+pub use changes::{JobEvent, plan, refuse};
+pub use facts::{
+    DefaultImage, EgressDenied, GroupSeen, Observed, PodImage, PodRole, PodSeen, PodState, PodWait, Termination,
+    pod_name,
+};
+pub use objects::{Child, labels_of_pods};
 
-/// What to do now. The status is written first: it counts the restart that the deletions carry out.
+/// The next actions for a job. The status is written first, because it counts the restart that the
+/// deletions carry out.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    /// The status to write; none when it is as it should be.
+pub struct JobPlan {
+    /// The status to write; none if the present one is right.
     pub status: Option<TrainingJobStatus>,
     /// Pods to delete.
     pub delete: Vec<Deletion>,
-    /// Objects to make, in this order; workers come last and may be made in parallel.
+    /// Objects to make, in this order. Workers come last and may be made in parallel.
     pub create: Vec<Child>,
-    /// Events to tell, once the status is written.
-    pub events: Vec<Note>,
-    /// When to look again though nothing was seen to change.
+    /// Events to publish after the status is written.
+    pub events: Vec<JobEvent>,
+    /// The time until the next look at the job, if nothing changes before.
     pub check_again: Option<SignedDuration>,
-    /// Whether the job itself has outlived its time and is to be deleted.
+    /// True if the job has outlived its time to live and is to be deleted.
     pub delete_job: bool,
 }
 
@@ -50,25 +44,8 @@ pub struct Plan {
 pub struct Deletion {
     /// Its name.
     pub pod: String,
-    /// Its uid: another pod of the same name stays.
+    /// Its uid, so that another pod of the same name stays.
     pub uid: String,
-    /// Whether to delete it without waiting for its node, which is lost.
+    /// True if the deletion does not wait for the pod's node, because that node is lost.
     pub by_force: bool,
-}
-
-impl Plan {
-    /// Sees to it that the job is looked at again at `time`.
-    fn look_again_at(&mut self, time: Timestamp, now: Timestamp) {
-        let wait = time.duration_since(now).max(SignedDuration::from_millis(100));
-        self.check_again = Some(self.check_again.map_or(wait, |earlier| earlier.min(wait)));
-    }
-}
-
-/// The name of a member's pod.
-#[must_use]
-pub fn pod_name(job: &ValidJob, role: Role) -> String {
-    match role {
-        Role::Coordinator => format!("{}-coordinator", job.name),
-        Role::Worker(index) => format!("{}-worker-{index}", job.name),
-    }
 }

@@ -1,9 +1,9 @@
-//! What is seen of a pod, by what Kubernetes says of it.
+//! The facts that are read from a pod.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use lockstep_api::{Reason, TRAINER_CONTAINER};
-use lockstep_plan::{ImageSeen, PodSeen, PodState};
+use lockstep_plan::{PodImage, PodSeen, PodState};
 use serde_json::{Value, json};
 
 fn time(second: u32) -> Value {
@@ -14,7 +14,7 @@ fn at(second: u32) -> Timestamp {
     time(second).as_str().and_then(|text| text.parse().ok()).expect("a time")
 }
 
-/// A worker whose trainer runs since second 10, unready since `unready`.
+/// A worker whose trainer runs since second 10 and is not ready since second `unready`.
 fn running(unready: u32, containers_ready: bool) -> Value {
     json!({
         "metadata": {"name": "lenet-worker-0", "uid": "u", "labels": {
@@ -41,7 +41,7 @@ fn seen(pod: Value) -> PodSeen {
 }
 
 #[test]
-fn a_pod_was_ready_where_it_ceased_to_be_after_its_trainer_began() {
+fn a_pod_was_ready_if_it_ceased_to_be_after_its_trainer_began() {
     for (unready, was_ready) in [(9, false), (10, false), (11, true)] {
         let pod = seen(running(unready, false));
         assert_eq!((pod.state, pod.ready, pod.unready_since), (PodState::Running, false, Some(at(unready))));
@@ -55,15 +55,15 @@ fn a_pod_was_ready_where_it_ceased_to_be_after_its_trainer_began() {
 }
 
 #[test]
-fn a_pod_says_what_its_trainer_runs() {
+fn the_image_of_a_trainer_is_read_from_its_pod() {
     let mut pod = running(10, false);
     pod["status"]["containerStatuses"][0]["imageID"] = "docker.io/library/trainer@sha256:ab".into();
-    let ImageSeen { name, pull_policy, id } = seen(pod).image.expect("an image");
+    let PodImage { name, pull_policy, id } = seen(pod).image.expect("an image");
     assert_eq!((name.as_str(), pull_policy), ("trainer:1", None));
     assert_eq!(id.as_deref(), Some("docker.io/library/trainer@sha256:ab"));
 }
 
-/// A native sidecar that ended with code 3 and was started `restarts` times more.
+/// A native sidecar that ended with code 3 and was restarted `restarts` times.
 fn sidecar(restarts: u32, state: &Value, started: bool) -> Value {
     json!([{
         "name": "proxy", "image": "proxy:2", "imageID": "", "ready": false, "started": started, "restartCount": restarts,
@@ -77,7 +77,7 @@ fn a_sidecar_that_ends_again_and_again_is_named_with_its_exit_code() {
     let backs_off = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}});
     let runs = json!({"running": {"startedAt": time(20)}});
     let words = "container proxy: image proxy:2: CrashLoopBackOff: it was started 4 times and ended with exit code 3 (Error): no certificate";
-    // Between two pauses it runs for a moment.
+    // Between two pauses the sidecar runs for a moment.
     for state in [&backs_off, &runs] {
         let mut pod = running(10, false);
         pod["status"]["phase"] = "Pending".into();
@@ -97,8 +97,8 @@ fn a_sidecar_that_ends_again_and_again_is_named_with_its_exit_code() {
 }
 
 #[test]
-fn a_node_that_reports_has_all_of_the_grace_period_and_another_one_no_more_than_a_minute() {
-    // Asked for in second 100.
+fn a_reporting_node_has_the_whole_grace_period_and_another_one_at_most_a_minute() {
+    // The deletion was asked for in second 100.
     for (grace, unreachable, stuck) in [(30, false, 160), (30, true, 140), (300, false, 410), (300, true, 160)] {
         let mut pod = running(50, unreachable);
         pod["metadata"]["deletionTimestamp"] = time(100 + grace);

@@ -1,4 +1,4 @@
-//! The pods themselves: the contract written into the user's template.
+//! The pods: the launch contract written into the user's template.
 
 mod situations;
 
@@ -7,10 +7,10 @@ use lockstep_api::ValidJob;
 use lockstep_launch::{Encryption, Launch, Task, readiness::MAX_AWAITED_SECONDS};
 use lockstep_plan::{Child, Observed, plan};
 use serde_json::{Value, json};
-use situations::{UID, benchmark, job, now, settings};
+use situations::{UID, benchmark, default_image, job, now};
 
 fn pods(job: &ValidJob) -> Vec<Pod> {
-    let next = plan(job, &Observed::default(), &settings(), now());
+    let next = plan(job, &Observed::default(), &default_image(), now());
     next.create.into_iter().filter_map(|child| if let Child::Pod(pod) = child { Some(*pod) } else { None }).collect()
 }
 
@@ -25,7 +25,7 @@ fn value(pod: &Pod) -> Value {
 }
 
 #[test]
-fn a_pod_is_told_everything_that_the_trainer_reads() {
+fn a_pod_gets_everything_that_the_trainer_reads() {
     for (pod, job, output) in [
         pods(&job()).into_iter().map(|pod| (pod, job(), "/checkpoints/lenet-0a1b2c3d")).collect::<Vec<_>>(),
         pods(&benchmark()).into_iter().map(|pod| (pod, benchmark(), "")).collect(),
@@ -36,7 +36,7 @@ fn a_pod_is_told_everything_that_the_trainer_reads() {
         let env = pod["spec"]["containers"][0]["env"].as_array().expect("variables").clone();
         let launch = Launch::read(|name| {
             let variable = env.iter().find(|variable| variable["name"] == name)?;
-            // What the kubelet puts in place of the references.
+            // The kubelet replaces the references like this.
             Some(match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
                 Some("metadata.name") => pod["metadata"]["name"].as_str()?.to_owned(),
                 Some("status.podIP") => "10.0.0.7".to_owned(),
@@ -54,7 +54,7 @@ fn a_pod_is_told_everything_that_the_trainer_reads() {
 }
 
 #[test]
-fn a_pod_is_asked_for_readiness_once_it_can_answer_and_is_never_ended_for_waiting() {
+fn a_pod_is_probed_once_it_can_answer_and_is_never_ended_for_waiting() {
     for pod in pods(&job()) {
         let pod = value(&pod);
         let trainer = &pod["spec"]["containers"][0];
@@ -68,7 +68,7 @@ fn a_pod_is_asked_for_readiness_once_it_can_answer_and_is_never_ended_for_waitin
 }
 
 #[test]
-fn a_process_is_told_how_long_its_pod_has_to_end() {
+fn a_process_knows_how_long_its_pod_has_to_end() {
     let grace = |spec: Value| {
         let pod = value(&pods(&with_template(json!({ "spec": spec })))[1]);
         let env = pod["spec"]["containers"][0]["env"].as_array().expect("variables").clone();
@@ -85,7 +85,7 @@ fn a_process_is_told_how_long_its_pod_has_to_end() {
 }
 
 #[test]
-fn a_job_whose_checkpoints_go_to_an_object_store_needs_no_volume_and_keeps_its_secrets_where_they_are() {
+fn a_job_with_an_object_store_needs_no_volume_and_keeps_its_own_secrets() {
     let mut job = with_template(json!({"spec": {"containers": [
         {"name": "trainer", "envFrom": [{"secretRef": {"name": "object-store"}}]}
     ]}}));
@@ -108,12 +108,12 @@ fn a_job_whose_checkpoints_go_to_an_object_store_needs_no_volume_and_keeps_its_s
 }
 
 #[test]
-fn workers_of_a_job_that_encrypts_find_credentials_that_only_they_may_read() {
+fn workers_of_an_encrypting_job_find_credentials_that_only_they_may_read() {
     let mut job = job();
     if let Task::Train(workload) = &mut job.task {
         workload.communication.encryption = Encryption::Tls;
     }
-    let next = plan(&job, &Observed::default(), &settings(), now());
+    let next = plan(&job, &Observed::default(), &default_image(), now());
     let secret = next.create.iter().find_map(|child| match child {
         Child::Credentials(metadata) => Some((**metadata).clone()),
         _ => None,
@@ -138,7 +138,7 @@ fn workers_of_a_job_that_encrypts_find_credentials_that_only_they_may_read() {
 }
 
 #[test]
-fn each_pod_runs_its_own_part_of_the_trainer() {
+fn each_pod_runs_the_command_of_its_role() {
     let words: Vec<Value> =
         pods(&job()).iter().map(|pod| value(pod)["spec"]["containers"][0]["args"].clone()).collect();
     assert_eq!(words, [json!(["coordinator"]), json!(["worker"]), json!(["worker"])]);
@@ -172,7 +172,7 @@ fn pods_satisfy_the_restricted_pod_security_standard() {
 }
 
 #[test]
-fn the_template_decides_what_the_contract_does_not() {
+fn the_template_decides_everything_that_the_contract_leaves_open() {
     let job = with_template(json!({
         "metadata": {"labels": {"team": "a", "lockstep.dev/role": "other"}, "annotations": {"b": "c"}},
         "spec": {
@@ -200,9 +200,9 @@ fn the_template_decides_what_the_contract_does_not() {
 }
 
 #[test]
-fn the_policy_of_a_job_has_the_egress_that_it_needs_where_another_one_denies_the_rest() {
+fn the_policy_of_a_job_opens_egress_if_another_one_denies_it() {
     let policies = |egress_denied| {
-        let next = plan(&job(), &Observed { egress_denied, ..Observed::default() }, &settings(), now());
+        let next = plan(&job(), &Observed { egress_denied, ..Observed::default() }, &default_image(), now());
         let policies = next.create.into_iter().filter_map(|child| match child {
             Child::NetworkPolicy(policy) => Some(serde_json::to_value(policy).expect("JSON")["spec"].clone()),
             _ => None,
@@ -222,7 +222,7 @@ fn the_policy_of_a_job_has_the_egress_that_it_needs_where_another_one_denies_the
 }
 
 #[test]
-fn pods_on_the_hosts_network_find_names_of_the_cluster_unless_the_template_says_otherwise() {
+fn pods_on_the_hosts_network_resolve_names_of_the_cluster_unless_the_template_says_otherwise() {
     let policy = |spec: Value| value(&pods(&with_template(json!({ "spec": spec })))[1])["spec"]["dnsPolicy"].clone();
     let containers = json!([{"name": "trainer"}]);
     assert_eq!(policy(json!({"containers": containers})), json!(null));

@@ -1,4 +1,5 @@
-//! What is planned in which situation: tables in testdata/, and properties that no sequence of situations may break.
+//! Plans by situation: tables in testdata/, and properties that no sequence of situations may
+//! break.
 
 mod situations;
 
@@ -10,13 +11,14 @@ use lockstep_launch::{
     BenchmarkReport, CheckpointMark, CollectivesReport, DamagedCheckpoint, Ending, GroupChange, Progress, ShortGrace,
     Straggler, Unsaved,
 };
-use lockstep_plan::{Child, GroupSeen, Observed, PodState, Role, Settings, plan};
+use lockstep_plan::{Child, DefaultImage, GroupSeen, Observed, PodRole, PodState, plan};
 use proptest::prelude::*;
-use situations::{benchmark, job, now, outcome, pod, settings};
+use situations::{benchmark, default_image, job, now, outcome, pod};
 
 const ARROW: &str = " ⇒ ";
 
-/// Compares a table with what is planned; `UPDATE=1` rewrites its right-hand sides, for a person to read.
+/// Compares a table with the plans. `UPDATE=1` rewrites its right-hand sides, and a person reviews
+/// them.
 fn check(file: &str, situations: Option<Vec<String>>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(file);
     let found = fs::read_to_string(&path).unwrap_or_default();
@@ -46,22 +48,22 @@ fn check(file: &str, situations: Option<Vec<String>>) {
 }
 
 #[test]
-fn pods_are_made_and_awaited_as_the_table_says() {
+fn the_start_follows_the_table() {
     check("phases.txt", None);
 }
 
 #[test]
-fn failures_are_answered_as_the_table_says() {
+fn the_answer_to_failures_follows_the_table() {
     check("failures.txt", None);
 }
 
 #[test]
-fn rest_and_resumption_are_as_the_table_says() {
+fn suspension_and_resumption_follow_the_table() {
     check("suspended.txt", None);
 }
 
 #[test]
-fn a_finished_job_is_cleaned_up_as_the_table_says() {
+fn the_cleanup_of_a_finished_job_follows_the_table() {
     check("finished.txt", None);
 }
 
@@ -108,57 +110,64 @@ fn every_event_has_an_answer_in_every_phase() {
     }
 }
 
-/// The status after a failure, and the message of its condition Failed.
+/// Returns the status after a failure, and the message of its condition Failed.
 fn failed(situation: &str) -> (TrainingJobStatus, String) {
     let (job, seen) = situations::read(situation);
-    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
     let failed = status.conditions.iter().find(|condition| condition.type_ == "Failed").expect("a condition");
-    let told = failed.message.clone();
-    (status, told)
+    let message = failed.message.clone();
+    (status, message)
 }
 
 #[test]
-fn a_condition_tells_the_cause_in_one_sentence_and_the_status_keeps_the_log() {
+fn a_condition_gives_the_cause_in_one_sentence_and_the_status_keeps_the_log() {
     let situation = "Running; failures 1; attempt 1; all ready; worker 1 panicked before it could say why";
-    let (status, told) = failed(situation);
-    assert!(told.contains("(exit code 101): panicked: relative URL without a base"), "{told}");
-    assert!(!told.contains('\n') && !told.contains("registry"), "{told}");
+    let (status, message) = failed(situation);
+    assert!(message.contains("(exit code 101): panicked: relative URL without a base"), "{message}");
+    assert!(!message.contains('\n') && !message.contains("registry"), "{message}");
     let log = status.last_failure.expect("a failure").log;
     assert!(log.contains("serving metrics") && log.contains("panicked at"), "{log}");
 }
 
 #[test]
-fn a_container_that_was_out_of_memory_is_told_which_limit_to_raise() {
-    let (_, told) = failed("Running; failures 1; attempt 1; all ready; worker 1 out of memory");
-    assert!(told.contains("OOMKilled (exit code 137)") && told.contains("resources.limits.memory"), "{told}");
+fn the_message_about_a_container_out_of_memory_names_the_limit_to_raise() {
+    let (_, message) = failed("Running; failures 1; attempt 1; all ready; worker 1 out of memory");
+    assert!(message.contains("OOMKilled (exit code 137)") && message.contains("resources.limits.memory"), "{message}");
 }
 
 #[test]
-fn of_a_worker_and_a_coordinator_that_refuse_in_the_same_second_the_worker_is_the_cause() {
+fn a_signal_is_not_blamed_on_memory() {
+    let (_, message) = failed("Running; failures 1; attempt 1; all ready; worker 1 killed before its first step");
+    let cause = "lenet-worker-1 on node-a: Crashed (exit code 137): signal 9 ended it before it could say why";
+    assert!(message.ends_with(cause), "{message}");
+}
+
+#[test]
+fn if_a_worker_and_the_coordinator_refuse_in_the_same_second_the_worker_is_the_cause() {
     let situation = "Starting; all running; coordinator refused its input; worker 1 refused its input";
-    let (status, told) = failed(situation);
-    assert_eq!(status.last_failure.and_then(|failure| failure.pod).as_deref(), Some("lenet-worker-1"), "{told}");
+    let (status, message) = failed(situation);
+    assert_eq!(status.last_failure.and_then(|failure| failure.pod).as_deref(), Some("lenet-worker-1"), "{message}");
 }
 
 #[test]
-fn a_pod_that_cannot_be_pulled_is_named_with_the_words_of_the_registry_and_what_to_do() {
+fn an_image_that_cannot_be_pulled_is_reported_with_the_registrys_words_and_advice() {
     let (job, seen) = situations::read("Pending; all pending; worker 1 cannot be pulled");
-    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
     let running = status.conditions.iter().find(|condition| condition.type_ == "Running").expect("a condition");
     assert_eq!(running.status, "False");
     assert_eq!(running.reason, "ImageNotPulled");
     assert_eq!(
         running.message,
         "pod lenet-worker-1: cannot pull image x:1: not found; spec.template names no image, so this is the operator's: correct \
-         trainer.image of its chart (--trainer-image), and these pods are made anew"
+         trainer.image of its chart (--trainer-image), and these pods are replaced"
     );
 }
 
-/// What the condition Running says in a situation.
-fn told(situation: &str, change: impl FnOnce(&mut ValidJob)) -> String {
+/// Returns the message of the condition Running in a situation.
+fn running_message(situation: &str, change: impl FnOnce(&mut ValidJob)) -> String {
     let (mut job, seen) = situations::read(situation);
     change(&mut job);
-    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
     let running = status.conditions.iter().find(|condition| condition.type_ == "Running").expect("a condition");
     running.message.clone()
 }
@@ -171,28 +180,30 @@ fn with_template(spec: serde_json::Value) -> impl FnOnce(&mut ValidJob) {
 #[test]
 fn the_advice_about_an_image_fits_where_the_image_came_from() {
     let pending = "Pending; all pending; worker 1 cannot be pulled";
-    let by_template =
-        told(pending, with_template(serde_json::json!({"containers": [{"name": "trainer", "image": "x:1"}]})));
+    let by_template = running_message(
+        pending,
+        with_template(serde_json::json!({"containers": [{"name": "trainer", "image": "x:1"}]})),
+    );
     assert!(by_template.contains("spec.template cannot change: for another image delete the job"), "{by_template}");
-    let kept = told("Restarting; began with trainer:0; all ready; worker 1 cannot be pulled", |_| ());
+    let kept = running_message("Restarting; began with trainer:0; all ready; worker 1 cannot be pulled", |_| ());
     assert!(kept.contains("keeps the one with which it began, status.trainer: make that available"), "{kept}");
 }
 
 #[test]
-fn a_sidecar_that_crashes_is_told_of_before_the_trainer_runs_and_beside_it() {
+fn a_crashing_sidecar_is_reported_before_the_trainer_runs_and_beside_it() {
     let why = "container proxy: it ended with exit code 3; `kubectl logs lenet-worker-1 -c proxy --previous` shows why";
     for situation in [
         "Pending; all running; worker 1 without a sidecar that runs",
         "Starting; all running; worker 1 beside a sidecar that crashes",
         "elastic 1 to 3; Running; all ready; worker 1 beside a sidecar that crashes",
     ] {
-        let told = told(situation, |_| ());
-        assert!(told.contains(why), "{situation}: {told}");
+        let message = running_message(situation, |_| ());
+        assert!(message.contains(why), "{situation}: {message}");
     }
 }
 
 #[test]
-fn pods_on_the_hosts_network_that_find_no_node_are_told_how_many_nodes_they_need() {
+fn pods_on_the_hosts_network_without_a_node_are_reported_with_the_number_of_nodes_needed() {
     let ports = "0/3 nodes are available: 3 node(s) didn't have free ports for the requested pod ports";
     let (mut job, mut seen) = situations::read("Pending; all running; worker 1 unschedulable");
     with_template(serde_json::json!({"hostNetwork": true, "containers": [{"name": "trainer"}]}))(&mut job);
@@ -201,33 +212,33 @@ fn pods_on_the_hosts_network_that_find_no_node_are_told_how_many_nodes_they_need
             waiting.message = ports.to_owned();
         }
     }
-    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
     let running = status.conditions.iter().find(|condition| condition.type_ == "Running").expect("a condition");
     let advice = "with hostNetwork a node takes one pod of a job, and the coordinator is one: 3 nodes are needed";
     assert_eq!(running.message, format!("pod lenet-worker-1: {ports}; {advice}"));
 }
 
 #[test]
-fn a_job_of_which_fewer_fit_than_it_needs_says_how_many_those_are_and_by_which_field() {
+fn a_job_without_room_for_its_least_workers_names_that_number_and_its_field() {
     let short = "elastic 2 to 3; wants 3; Pending; coordinator ready; worker 0 ready; worker 1 unschedulable; worker 2 unschedulable";
-    let why = "pod lenet-worker-1: 0/3 nodes are available; free or add nodes, or delete the job and create it anew with a spec.template \
+    let why = "pod lenet-worker-1: 0/3 nodes are available; free or add nodes, or delete the job and create it again with a spec.template \
                that asks for less";
     let attendance = "1 of at least 2 workers, spec.elastic.minReplicas, have joined";
-    for (asked, condition, told) in [
+    for (asked, condition, message) in [
         (100, "Running", format!("{attendance}; {why}")),
         (600, "Failed", format!("{attendance} within 600 s, failurePolicy.startupTimeoutSeconds: {why}")),
     ] {
         let (job, seen) = situations::read(&format!("{short}; asked {asked} s ago"));
-        let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+        let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
         let found = status.conditions.iter().find(|found| found.type_ == condition).expect("a condition");
-        assert_eq!(found.message, told);
+        assert_eq!(found.message, message);
     }
 }
 
 #[test]
 fn the_trainers_own_words_reach_the_status() {
     let (job, seen) = situations::read("Starting; all running; worker 1 refused its input");
-    let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
     let failure = status.last_failure.expect("a failure");
     assert_eq!(failure.message, "read /data: no such folder");
     assert_eq!(failure.exit_code, Some(78));
@@ -236,7 +247,7 @@ fn the_trainers_own_words_reach_the_status() {
     assert!(failed.message.contains("read /data: no such folder"), "{}", failed.message);
 }
 
-/// A benchmark whose pods are done and whose record holds a table with an algorithm of this name.
+/// Returns a finished benchmark whose record holds a table with this algorithm.
 fn measured_by(algorithm: &str) -> Observed {
     let mut report = CollectivesReport { workers: 2, ..CollectivesReport::default() };
     report.add(1 << 20, algorithm, 1e-3, true);
@@ -249,7 +260,7 @@ fn measured_by(algorithm: &str) -> Observed {
 
 #[test]
 fn the_table_of_a_benchmark_is_taken_from_its_record() {
-    let status = plan(&benchmark(), &measured_by("ring"), &settings(), now()).status.expect("a status");
+    let status = plan(&benchmark(), &measured_by("ring"), &default_image(), now()).status.expect("a status");
     assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Complete), Some("BenchmarkComplete")));
     let complete = status.conditions.iter().find(|condition| condition.type_ == "Complete").expect("a condition");
     assert_eq!(complete.message, "best bus bandwidth 1.049 GB/s: ring, 1Mi over 2 workers");
@@ -258,27 +269,27 @@ fn the_table_of_a_benchmark_is_taken_from_its_record() {
 }
 
 #[test]
-fn the_table_is_kept_where_the_coordinator_was_lost_before_its_last_word() {
+fn the_table_is_kept_if_the_coordinator_was_lost_before_its_last_word() {
     let mut seen = measured_by("ring");
     let ending = seen.group.take().and_then(|group| group.ending).expect("an ending");
     seen.group = Some(GroupSeen { progress: ending.progress, ..GroupSeen::default() });
-    let status = plan(&benchmark(), &seen, &settings(), now()).status.expect("a status");
+    let status = plan(&benchmark(), &seen, &default_image(), now()).status.expect("a status");
     assert_eq!(status.phase, Some(Phase::Complete));
     assert!(status.benchmark.is_some() && status.progress.is_some_and(|progress| progress.percent == 100));
 }
 
 #[test]
 fn a_table_that_the_schema_would_refuse_is_not_taken_over() {
-    let status = plan(&benchmark(), &measured_by(&"x".repeat(33)), &settings(), now()).status.expect("a status");
+    let status = plan(&benchmark(), &measured_by(&"x".repeat(33)), &default_image(), now()).status.expect("a status");
     assert_eq!((status.phase, status.benchmark), (Some(Phase::Complete), None));
 }
 
 #[test]
-fn of_workers_that_drained_together_the_one_that_was_taken_away_is_named() {
+fn if_workers_drain_together_the_one_that_was_taken_away_is_named() {
     let all = "Running; all ready; worker 0 exited 76; ";
     for taken in ["no worker 1", "worker 1 terminating", "worker 1 drained while terminating", "worker 1 disrupted"] {
         let (job, seen) = situations::read(&format!("{all}{taken}"));
-        let status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+        let status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
         let named = status.last_failure.and_then(|failure| failure.pod);
         assert_eq!(named.as_deref(), Some("lenet-worker-1"), "{taken}");
         assert_eq!((status.restarts, status.failures), (1, 0), "{taken}");
@@ -286,24 +297,24 @@ fn of_workers_that_drained_together_the_one_that_was_taken_away_is_named() {
 }
 
 #[test]
-fn who_drained_with_one_that_was_told_of_before_is_not_named() {
+fn a_worker_that_drained_with_a_known_loss_is_not_named() {
     let (job, seen) = situations::read("Running; all ready; worker 1 terminating");
-    let known = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let known = plan(&job, &seen, &default_image(), now()).status.expect("a status");
     let (_, seen) = situations::read("Running; all ready; worker 0 exited 76; no worker 1");
-    let next = plan(&job, &Observed { status: known, ..seen }, &settings(), now());
+    let next = plan(&job, &Observed { status: known, ..seen }, &default_image(), now());
     let status = next.status.expect("a status");
     assert_eq!(status.last_failure.and_then(|failure| failure.pod).as_deref(), Some("lenet-worker-1"));
     assert_eq!((status.restarts, status.failures, status.replacements), (1, 0, 1));
-    assert!(next.events.iter().all(|note| note.reason != "WorkerLost"), "it was told: {:?}", next.events);
+    assert!(next.events.iter().all(|note| note.reason != "WorkerLost"), "the loss is known: {:?}", next.events);
 }
 
 #[test]
-fn who_drained_long_after_another_was_lost_is_named() {
+fn a_worker_that_drained_long_after_another_loss_is_named() {
     let (job, seen) = situations::read("Running; all ready; worker 1 terminating");
-    let mut known = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    let mut known = plan(&job, &seen, &default_image(), now()).status.expect("a status");
     known.replacing.iter_mut().for_each(|entry| entry.since.0 -= SignedDuration::from_hours(1));
     let (_, seen) = situations::read("Running; all ready; worker 0 exited 76; no worker 1");
-    let status = plan(&job, &Observed { status: known, ..seen }, &settings(), now()).status.expect("a status");
+    let status = plan(&job, &Observed { status: known, ..seen }, &default_image(), now()).status.expect("a status");
     assert_eq!(status.last_failure.and_then(|failure| failure.pod).as_deref(), Some("lenet-worker-0"));
     assert_eq!(status.restarts, 1);
 }
@@ -311,18 +322,18 @@ fn who_drained_long_after_another_was_lost_is_named() {
 #[test]
 fn a_suspended_job_is_left_alone() {
     let (job, mut seen) = situations::read("Running; to be suspended");
-    seen.status = plan(&job, &seen, &settings(), now()).status.expect("a status");
+    seen.status = plan(&job, &seen, &default_image(), now()).status.expect("a status");
     assert_eq!(seen.status.phase, Some(Phase::Suspended));
     let of_type = |wanted: &str| {
         let found = seen.status.conditions.iter().find(|condition| condition.type_ == wanted);
         found.map(|condition| condition.status.clone())
     };
     assert_eq!((of_type("Suspended").as_deref(), of_type("Running").as_deref()), (Some("True"), Some("False")));
-    assert_eq!(plan(&job, &seen, &settings(), now()), lockstep_plan::Plan::default());
+    assert_eq!(plan(&job, &seen, &default_image(), now()), lockstep_plan::JobPlan::default());
 }
 
 #[test]
-fn workers_of_a_finished_job_are_those_that_saw_its_end() {
+fn a_finished_job_shows_the_workers_that_saw_its_end() {
     for (situation, workers) in [
         ("Running; all running; worker 0 ready", "1/2"),
         ("Running; all done", "2/2"),
@@ -331,15 +342,15 @@ fn workers_of_a_finished_job_are_those_that_saw_its_end() {
         ("Running; to be suspended", "0/2"),
     ] {
         let (job, seen) = situations::read(situation);
-        let display = plan(&job, &seen, &settings(), now()).status.and_then(|status| status.display);
+        let display = plan(&job, &seen, &default_image(), now()).status.and_then(|status| status.display);
         assert_eq!(display.map(|display| display.workers).as_deref(), Some(workers), "{situation}");
     }
 }
 
 #[test]
-fn a_restart_claims_no_step_that_workers_may_have_left_behind_when_they_went() {
+fn a_restart_claims_no_step_that_leaving_workers_may_have_passed() {
     let mark = |step| CheckpointMark { step, uri: "file:///c".into(), time: "2026-01-02T03:04:05Z".into() };
-    for (situation, known, told) in [
+    for (situation, known, message) in [
         ("Running; all exited 76", None, "restart 1 from the newest checkpoint, if there is one; 0 of 1 failures used"),
         (
             "Running; all exited 76",
@@ -351,32 +362,32 @@ fn a_restart_claims_no_step_that_workers_may_have_left_behind_when_they_went() {
     ] {
         let (job, mut seen) = situations::read(situation);
         seen.status.last_checkpoint = known;
-        let events = plan(&job, &seen, &settings(), now()).events;
-        assert!(events.iter().any(|note| note.text == told), "{told}: {events:?}");
+        let events = plan(&job, &seen, &default_image(), now()).events;
+        assert!(events.iter().any(|note| note.text == message), "{message}: {events:?}");
     }
 }
 
 #[test]
-fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
+fn a_change_of_the_group_is_one_event_and_a_rollback_is_a_warning() {
     let (job, mut seen) = situations::read("Running; all ready");
-    let told = |seen: &mut Observed, changes: &[GroupChange]| {
+    let report = |seen: &mut Observed, changes: &[GroupChange]| {
         seen.group = Some(GroupSeen { changes: changes.to_vec(), ..GroupSeen::default() });
-        let next = plan(&job, seen, &settings(), now());
+        let next = plan(&job, seen, &default_image(), now());
         seen.status = next.status.unwrap_or_else(|| seen.status.clone());
         next.events.iter().map(|note| (note.reason, note.warning, note.text.clone())).collect::<Vec<_>>()
     };
     let first =
         GroupChange { generation: 1, workers: 2, joined: vec!["w-0".into(), "w-1".into()], ..GroupChange::default() };
-    assert_eq!(told(&mut seen, &[first]), [], "the first group is no change");
+    assert_eq!(report(&mut seen, &[first]), [], "the first group is no change");
     let second = GroupChange { generation: 2, workers: 1, step: 70, seconds: 0.061, ..GroupChange::default() };
-    let found = told(&mut seen, std::slice::from_ref(&second));
+    let found = report(&mut seen, std::slice::from_ref(&second));
     let text = ": 1 worker, goes on from step 70; agreed on in 0.06 s".to_owned();
     assert_eq!(found, [("Resized", false, text)]);
-    assert_eq!(told(&mut seen, std::slice::from_ref(&second)), [], "once");
-    // The operator may look only after several.
+    assert_eq!(report(&mut seen, std::slice::from_ref(&second)), [], "once");
+    // The operator may see several changes at once.
     let back = GroupChange { generation: 3, workers: 1, rollback: true, ..GroupChange::default() };
     let more = GroupChange { generation: 4, workers: 2, ..GroupChange::default() };
-    let found = told(&mut seen, &[more, second, back]);
+    let found = report(&mut seen, &[more, second, back]);
     let kinds: Vec<_> = found.iter().map(|(reason, warning, _)| (*reason, *warning)).collect();
     assert_eq!(kinds, [("RolledBack", true), ("Resized", false)], "each, in their order");
     let last = seen.status.membership.expect("a membership").last_change.expect("a change");
@@ -385,7 +396,7 @@ fn a_change_of_the_group_is_told_once_and_a_rollback_as_a_warning() {
 
 #[test]
 fn an_updated_operator_gives_its_image_only_to_jobs_that_have_not_begun() {
-    let updated = Settings { trainer_image: "trainer:2".into(), trainer_image_pull_policy: "Never".into() };
+    let updated = DefaultImage { name: "trainer:2".into(), pull_policy: "Never".into() };
     for (situation, image) in [
         ("new", "trainer:2"),
         ("Pending; all pending; no worker 1", "trainer:1"),
@@ -402,12 +413,12 @@ fn an_updated_operator_gives_its_image_only_to_jobs_that_have_not_begun() {
 }
 
 #[test]
-fn a_job_keeps_the_image_that_its_workers_run_by_digest_where_the_node_tells_it() {
+fn a_job_keeps_the_image_of_its_workers_by_digest_if_the_node_reports_it() {
     let (job, mut seen) = situations::read("Running; all ready; worker 1 pending");
-    let kept = |seen: &Observed| plan(&job, seen, &settings(), now()).status.and_then(|status| status.trainer);
+    let kept = |seen: &Observed| plan(&job, seen, &default_image(), now()).status.and_then(|status| status.trainer);
     let first = kept(&seen).expect("kept");
     assert_eq!((first.image.as_str(), first.image_pull_policy.as_str()), ("trainer:1", "IfNotPresent"));
-    let worker = seen.pods.iter_mut().find(|pod| pod.role == Role::Worker(0)).and_then(|pod| pod.image.as_mut());
+    let worker = seen.pods.iter_mut().find(|pod| pod.role == PodRole::Worker(0)).and_then(|pod| pod.image.as_mut());
     worker.expect("an image").id = Some("docker.io/library/trainer@sha256:ab".to_owned());
     assert_eq!(kept(&seen).expect("kept").image, "trainer:1@sha256:ab");
     let (_, pending) = situations::read("Pending; all pending; coordinator running");
@@ -415,8 +426,8 @@ fn a_job_keeps_the_image_that_its_workers_run_by_digest_where_the_node_tells_it(
 }
 
 #[test]
-fn pods_that_cannot_start_are_made_anew_once_the_operators_image_is_another_one() {
-    let updated = Settings { trainer_image: "trainer:2".into(), ..settings() };
+fn pods_that_cannot_start_are_replaced_once_the_operators_image_changes() {
+    let updated = DefaultImage { name: "trainer:2".into(), ..default_image() };
     let (job, seen) = situations::read("Pending; all running; worker 0 pending; worker 1 cannot be pulled");
     let next = plan(&job, &seen, &updated, now());
     assert_eq!(next.delete.len(), 3, "{next:?}");
@@ -426,26 +437,26 @@ fn pods_that_cannot_start_are_made_anew_once_the_operators_image_is_another_one(
     let gone = Observed { status, pods: Vec::new(), ..seen.clone() };
     let next = plan(&job, &gone, &updated, now());
     assert_eq!(next.create.iter().filter(|child| matches!(child, Child::Pod(_))).count(), 3);
-    let same = plan(&job, &seen, &settings(), now());
+    let same = plan(&job, &seen, &default_image(), now());
     assert_eq!((same.delete.len(), same.create.len()), (0, 0), "nothing changed: {same:?}");
 }
 
 #[test]
-fn a_pod_that_cannot_start_with_an_image_that_is_not_the_jobs_is_made_anew() {
+fn a_pod_that_cannot_start_with_another_image_than_the_jobs_is_replaced() {
     let (job, seen) = situations::read("Restarting; began with trainer:0; all ready; worker 1 cannot be pulled");
-    let next = plan(&job, &seen, &settings(), now());
+    let next = plan(&job, &seen, &default_image(), now());
     assert_eq!(next.delete.iter().map(|gone| gone.pod.as_str()).collect::<Vec<_>>(), ["lenet-worker-1"]);
 }
 
 #[test]
-fn what_an_invalid_job_lacks_is_said_once_and_nothing_is_made() {
+fn an_invalid_job_is_refused_once_and_gets_no_pods() {
     let wrong = [lockstep_launch::InvalidField::new("spec.dataset.uri", "missing", "required for format idx")];
     let next = lockstep_plan::refuse(&wrong, &Observed::default(), now());
     assert!(next.create.is_empty() && next.delete.is_empty());
     let status = next.status.expect("a status");
     assert_eq!((status.phase, status.reason.as_deref()), (Some(Phase::Failed), Some("InvalidSpec")));
     let again = lockstep_plan::refuse(&wrong, &Observed { status, ..Observed::default() }, now());
-    assert_eq!(again, lockstep_plan::Plan::default());
+    assert_eq!(again, lockstep_plan::JobPlan::default());
 }
 
 const STATES: [&str; 14] = [
@@ -465,7 +476,7 @@ const STATES: [&str; 14] = [
     "exited 137",
 ];
 
-/// What the world makes of the pods of one role: nothing, or a state.
+/// Generates a state for each pod, or none.
 fn world() -> impl Strategy<Value = Vec<Option<&'static str>>> {
     proptest::collection::vec(proptest::option::weighted(0.8, proptest::sample::select(&STATES[..])), 3)
 }
@@ -473,7 +484,7 @@ fn world() -> impl Strategy<Value = Vec<Option<&'static str>>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// The plan is carried out faithfully while pods do what they like; after each step the cluster is checked.
+    /// Carries each plan out while pods change at random, and checks the cluster after each step.
     #[test]
     fn no_sequence_makes_too_many_pods_or_any_for_a_finished_job(worlds in proptest::collection::vec(world(), 1..24)) {
         let job = job();
@@ -482,7 +493,7 @@ proptest! {
         for world in worlds {
             time += jiff::SignedDuration::from_secs(20);
             let finished = seen.status.phase.is_some_and(Phase::is_finished);
-            let next = plan(&job, &seen, &settings(), time);
+            let next = plan(&job, &seen, &default_image(), time);
             prop_assert!(!finished || (next.create.is_empty() && next.status.is_none()), "{next:?}");
             if let Some(status) = next.status {
                 prop_assert!(status.restarts >= seen.status.restarts, "restarts never go back");
@@ -496,7 +507,7 @@ proptest! {
                 let Child::Pod(made) = child else { continue };
                 let name = made.metadata.name.clone().unwrap_or_default();
                 prop_assert!(seen.pods.iter().all(|pod| pod.name != name), "{name} is there already");
-                let role = [Role::Coordinator, Role::Worker(0), Role::Worker(1)]
+                let role = [PodRole::Coordinator, PodRole::Worker(0), PodRole::Worker(1)]
                     .into_iter()
                     .find(|role| lockstep_plan::pod_name(&job, *role) == name);
                 prop_assert!(role.is_some(), "{name} is no member");
@@ -504,8 +515,8 @@ proptest! {
             }
             prop_assert!(seen.pods.len() <= 3);
             seen.pods = seen.pods.iter().filter_map(|there| {
-                let chosen = match there.role { Role::Coordinator => 0, Role::Worker(index) => index as usize + 1 };
-                // What ended stays ended.
+                let chosen = match there.role { PodRole::Coordinator => 0, PodRole::Worker(index) => index as usize + 1 };
+                // An ended pod stays ended.
                 if matches!(there.state, PodState::Ended(_)) { return Some(there.clone()); }
                 world[chosen].and_then(|state| pod(there.role, there.attempt, state))
             }).collect();
@@ -514,64 +525,64 @@ proptest! {
 }
 
 #[test]
-fn a_checkpoint_that_was_passed_over_is_told_of_once_and_in_the_status_for_as_long_as_it_is_reported() {
+fn a_damaged_checkpoint_is_one_event_and_stays_in_the_status_while_it_is_reported() {
     let (job, mut seen) = situations::read("Running; all ready");
-    let mut told = |step: Option<u64>| {
+    let mut report = |step: Option<u64>| {
         let damaged = |step| DamagedCheckpoint { step, uri: "file:///c".into(), reason: "torn".into() };
         let damaged_checkpoint = step.map(damaged);
         let progress = Some(Progress { step: 100, total_steps: 200, damaged_checkpoint, ..Progress::default() });
         seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
-        let next = plan(&job, &seen, &settings(), now());
+        let next = plan(&job, &seen, &default_image(), now());
         seen.status = next.status.unwrap_or_else(|| seen.status.clone());
-        // Otherwise the next report would be too soon.
+        // Otherwise the next report would come too soon.
         let progress = seen.status.progress.as_mut().expect("progress");
         progress.last_update_time = None;
         let events = next.events.iter().filter(|note| note.reason == "CheckpointDamaged" && note.warning).count();
         (events, progress.damaged_checkpoint.as_ref().map(|damaged| damaged.step))
     };
-    let found = [None, Some(90), Some(90), Some(80), None].map(&mut told);
+    let found = [None, Some(90), Some(90), Some(80), None].map(&mut report);
     assert_eq!(found, [(0, None), (1, Some(90)), (0, Some(90)), (1, Some(80)), (0, None)]);
 }
 
 #[test]
-fn a_time_to_end_that_is_too_short_is_told_of_when_it_becomes_so() {
+fn a_grace_period_that_becomes_too_short_is_an_event() {
     let (job, mut seen) = situations::read("Running; all ready");
     let mark = CheckpointMark { step: 90, uri: "file:///c".into(), time: now().to_string() };
-    let mut told = |drain_seconds: Option<f64>, last_checkpoint: Option<&CheckpointMark>| {
+    let mut report = |drain_seconds: Option<f64>, last_checkpoint: Option<&CheckpointMark>| {
         let short_grace = drain_seconds.map(|drain_seconds| ShortGrace { drain_seconds, grace_seconds: 30 });
         let last_checkpoint = last_checkpoint.cloned();
         let progress =
             Some(Progress { step: 100, total_steps: 200, short_grace, last_checkpoint, ..Progress::default() });
         seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
-        let next = plan(&job, &seen, &settings(), now());
+        let next = plan(&job, &seen, &default_image(), now());
         seen.status = next.status.unwrap_or_else(|| seen.status.clone());
-        // Otherwise the next report would be too soon.
+        // Otherwise the next report would come too soon.
         let progress = seen.status.progress.as_mut().expect("progress");
         progress.last_update_time = None;
         let events = next.events.into_iter().filter(|note| note.reason == "ShortGrace" && note.warning);
         (events.map(|note| note.text).collect::<Vec<_>>(), progress.short_grace.map(|short| short.drain_seconds))
     };
-    let (events, status) = told(Some(45.0), Some(&mark));
+    let (events, status) = report(Some(45.0), Some(&mark));
     let [text] = &events[..] else { panic!("{events:?}") };
     assert!(text.contains("takes 45.0 s") && text.ends_with("terminationGracePeriodSeconds to 90"), "{text}");
     assert_eq!(status, Some(45.0));
-    assert_eq!(told(Some(46.0), Some(&mark)), (vec![], Some(46.0)), "once");
-    assert_eq!(told(None, None), (vec![], Some(46.0)), "whoever reports now has saved nothing yet");
-    assert_eq!(told(None, Some(&mark)), (vec![], None), "it fits again");
-    assert_eq!(told(Some(45.0), Some(&mark)), (events, Some(45.0)), "again");
+    assert_eq!(report(Some(46.0), Some(&mark)), (vec![], Some(46.0)), "once");
+    assert_eq!(report(None, None), (vec![], Some(46.0)), "the reporting worker has saved nothing yet");
+    assert_eq!(report(None, Some(&mark)), (vec![], None), "it fits again");
+    assert_eq!(report(Some(45.0), Some(&mark)), (events, Some(45.0)), "again");
 }
 
 #[test]
-fn saves_that_fail_are_an_event_a_condition_and_in_the_column_of_progress_until_one_succeeds() {
+fn failing_saves_are_an_event_a_condition_and_shown_in_the_column_until_one_succeeds() {
     let (job, mut seen) = situations::read("Running; all ready");
-    let mut told = |step, saved: Option<u64>, fails: Option<(&str, bool)>| {
+    let mut report = |step, saved: Option<u64>, fails: Option<(&str, bool)>| {
         let last_checkpoint = saved.map(|step| CheckpointMark { step, ..CheckpointMark::default() });
         let unsaved = fails.map(|(reason, waits)| Unsaved::new(0, reason, waits));
         let progress = Some(Progress { step, total_steps: 200, last_checkpoint, unsaved, ..Progress::default() });
         seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
-        let next = plan(&job, &seen, &settings(), now());
+        let next = plan(&job, &seen, &default_image(), now());
         seen.status = next.status.unwrap_or_else(|| seen.status.clone());
-        // Otherwise the next report would be too soon.
+        // Otherwise the next report would come too soon.
         seen.status.progress.as_mut().expect("progress").last_update_time = None;
         let events = next.events.into_iter().filter(|note| note.reason == "CheckpointFailed" && note.warning);
         let condition = seen.status.conditions.iter().find(|known| known.type_ == "CheckpointsFailing");
@@ -584,29 +595,29 @@ fn saves_that_fail_are_an_event_a_condition_and_in_the_column_of_progress_until_
     };
     let condition = |status: &str, message: &str| Some((status.to_owned(), message.to_owned()));
     let way_out = "to suspend without these steps: kubectl annotate tj lenet lockstep.dev/suspend-unsaved=true";
-    assert_eq!(told(30, Some(20), None), (vec![], None, "15%".to_owned()));
+    assert_eq!(report(30, Some(20), None), (vec![], None, "15%".to_owned()));
     let full = "no checkpoint is saved since step 20: full; training goes on";
     let fails = condition("True", &format!("{full}; {way_out}"));
     assert_eq!(
-        told(50, Some(20), Some(("full", false))),
+        report(50, Some(20), Some(("full", false))),
         (vec![full.to_owned()], fails.clone(), "25%, 10% saved".to_owned())
     );
-    assert_eq!(told(50, None, None), (vec![], fails, "25%, 10% saved".to_owned()), "another worker reports");
+    assert_eq!(report(50, None, None), (vec![], fails, "25%, 10% saved".to_owned()), "another worker reports");
     let again = "no checkpoint is saved since step 20: read-only; training goes on";
     let fails = condition("True", &format!("{again}; {way_out}"));
-    assert_eq!(told(60, None, Some(("read-only", false))), (vec![], fails, "30%, 10% saved".to_owned()), "once");
+    assert_eq!(report(60, None, Some(("read-only", false))), (vec![], fails, "30%, 10% saved".to_owned()), "once");
     let waits = "the workers wait for the storage, nothing is saved since step 20: full";
     let fails = condition("True", &format!("{waits}; they go on once the storage takes it; {way_out}"));
-    let found = told(200, Some(20), Some(("full", true)));
+    let found = report(200, Some(20), Some(("full", true)));
     assert_eq!(found, (vec![waits.to_owned()], fails, "100%, 10% saved".to_owned()));
     let saved = condition("False", "the newest checkpoint holds step 200");
-    assert_eq!(told(200, Some(200), None), (vec![], saved, "100%".to_owned()));
+    assert_eq!(report(200, Some(200), None), (vec![], saved, "100%".to_owned()));
 }
 
 #[test]
-fn a_suspension_that_saves_nothing_says_what_waits_and_one_that_is_forced_what_is_lost() {
+fn a_waiting_suspension_names_what_it_waits_for_and_a_forced_one_names_its_losses() {
     let (job, mut seen) = situations::read("Running; to be suspended; all ready; saves fail");
-    let next = plan(&job, &seen, &settings(), now());
+    let next = plan(&job, &seen, &default_image(), now());
     let [note] = &next.events[..] else { panic!("{:?}", next.events) };
     let text = "spec.suspend: the pods stay until their state is saved. no checkpoint is saved since step 30: /c: no \
                 space left; free some; training goes on; to suspend without these steps: kubectl annotate tj lenet \
@@ -615,10 +626,10 @@ fn a_suspension_that_saves_nothing_says_what_waits_and_one_that_is_forced_what_i
     seen.status = next.status.expect("a status");
     let suspended = seen.status.conditions.iter().find(|known| known.type_ == "Suspended").expect("a condition");
     assert_eq!((suspended.status.as_str(), suspended.reason.as_str()), ("False", "SaveFailed"));
-    assert_eq!(plan(&job, &seen, &settings(), now()).events, [], "once");
+    assert_eq!(plan(&job, &seen, &default_image(), now()).events, [], "once");
 
     let (job, gone) = situations::read("Running; to be suspended; whatever is unsaved; saves fail");
-    let next = plan(&job, &gone, &settings(), now());
+    let next = plan(&job, &gone, &default_image(), now());
     let [note] = &next.events[..] else { panic!("{:?}", next.events) };
     let text = "no pods are left; the state of step 30 is kept; the 70 steps after it were not saved: /c: no space \
                 left; free some";
@@ -628,24 +639,24 @@ fn a_suspension_that_saves_nothing_says_what_waits_and_one_that_is_forced_what_i
 }
 
 #[test]
-fn a_straggler_is_told_of_when_it_becomes_one() {
+fn a_worker_that_becomes_a_straggler_is_an_event() {
     let (job, mut seen) = situations::read("Running; all ready");
-    let mut told = |stragglers: &[&str]| {
+    let mut report = |stragglers: &[&str]| {
         let straggler = |pod: &&str| Straggler { pod: (*pod).to_owned(), times: 2.4 };
         let stragglers = stragglers.iter().map(straggler).collect();
         let progress = Some(Progress { step: 100, total_steps: 200, stragglers, ..Progress::default() });
         seen.group = Some(GroupSeen { progress, ..GroupSeen::default() });
-        let next = plan(&job, &seen, &settings(), now());
+        let next = plan(&job, &seen, &default_image(), now());
         seen.status = next.status.unwrap_or_else(|| seen.status.clone());
-        // Otherwise the next report would be too soon.
+        // Otherwise the next report would come too soon.
         seen.status.progress.as_mut().expect("progress").last_update_time = None;
         let slow = next.events.into_iter().filter(|note| note.reason == "Straggler");
         let named = seen.status.progress.clone().expect("progress").stragglers.into_iter().map(|slow| slow.pod);
         (slow.map(|note| note.text).collect::<Vec<_>>(), named.collect::<Vec<_>>())
     };
     let text = "w-1 takes 2.4 times as long for a step as most, 20 times in a row".to_owned();
-    assert_eq!(told(&["w-1"]), (vec![text.clone()], vec!["w-1".to_owned()]));
-    assert_eq!(told(&["w-1"]), (vec![], vec!["w-1".to_owned()]), "once");
-    assert_eq!(told(&[]), (vec![], vec![]), "it is none any more");
-    assert_eq!(told(&["w-1"]).0, [text], "again");
+    assert_eq!(report(&["w-1"]), (vec![text.clone()], vec!["w-1".to_owned()]));
+    assert_eq!(report(&["w-1"]), (vec![], vec!["w-1".to_owned()]), "once");
+    assert_eq!(report(&[]), (vec![], vec![]), "it is none any more");
+    assert_eq!(report(&["w-1"]).0, [text], "again");
 }

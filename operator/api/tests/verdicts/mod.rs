@@ -1,7 +1,7 @@
-//! Manifests, and whether the API server takes them. A test of this crate holds its own reader to
-//! the table, one on a cluster the API server itself.
+//! A table of manifests with the API server's verdict. One test compares this crate's reader with
+//! the table, another one the API server of a cluster.
 
-/// What the changes are made to.
+/// The manifest that each row changes.
 const MANIFEST: &str = "
 apiVersion: lockstep.dev/v1alpha1
 kind: TrainingJob
@@ -19,7 +19,7 @@ spec:
       containers: [{name: trainer, resources: {limits: {cpu: 1}}}]
 ";
 
-/// Whether the API server creates the object.
+/// The API server's answer: it creates the object or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Taken,
@@ -28,7 +28,8 @@ pub(crate) enum Verdict {
 
 use Verdict::{Refused, Taken};
 
-/// What is replaced by what, and the verdict. What is to be at the end replaces nothing.
+/// The text that is replaced, its replacement and the verdict. An empty text appends to the
+/// manifest.
 const CASES: &[(&str, &str, Verdict)] = &[
     ("", "", Taken),
     // Documents.
@@ -103,8 +104,8 @@ const CASES: &[(&str, &str, Verdict)] = &[
     ("team: vision", "team: null", Taken),
     ("team: vision", "team: 2021-01-01", Taken),
     ("team: vision", "1: vision", Taken),
-    // Structure. A key that is given twice stands in no row: `validate` refuses it, as the API
-    // server refuses such YAML, while kubectl sends the last value alone.
+    // Structure. No row has a key twice. `validate` and the API server refuse such YAML, but
+    // kubectl sends only the last value.
     ("epochs: 1,", "epoch: 1,", Refused),
     ("training: {epochs: 1, seed: 1}", "training:", Taken),
     ("training: {epochs: 1, seed: 1}", "training: {}", Taken),
@@ -118,7 +119,7 @@ const CASES: &[(&str, &str, Verdict)] = &[
     ("spec:\n", "state: {phase: Running}\nspec:\n", Refused),
 ];
 
-/// Each manifest with what is changed in it and the verdict.
+/// Returns each manifest with its change and the verdict.
 pub(crate) fn cases() -> impl Iterator<Item = (String, &'static str, Verdict)> {
     CASES.iter().map(|(from, to, verdict)| {
         assert!(MANIFEST.contains(from), "{from}");

@@ -1,5 +1,5 @@
-//! Writes to the cluster, and is the only place that does. The status goes first, guarded by the version of the job that
-//! the decision was made on: whoever decided on an old one writes nothing at all.
+//! Writes to the cluster. Nothing else does. The status goes first, guarded by the version of the
+//! job that the decision was about. A decision about an old version writes nothing at all.
 
 mod objects;
 
@@ -9,49 +9,51 @@ use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt};
 use lockstep_api::{TrainingGroup, TrainingJob, label};
-use lockstep_plan::{Child, Deletion, Plan};
+use lockstep_plan::{Child, Deletion, JobPlan};
 
 pub(crate) use objects::write_status;
 
-use objects::{delete_pod, make_credentials, make_new, put_own, put_shared, remove_job, tell};
+use objects::{delete_pod, make_credentials, make_new, publish, put_own, put_shared, remove_job};
 
-/// Most requests of one job that are under way at once. Each waits for the API server's disk.
+/// Greatest number of requests of one job at once. Each waits for the API server's disk.
 const MAX_PARALLEL: usize = 32;
 
 /// Why a plan was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
-    /// The decision was made on an old version of the job.
+    /// The decision was about an old version of the job.
     #[error("write the status of {job}: the job has changed meanwhile")]
     Outdated { job: String },
-    /// The API server refuses an object for what it is: no retry helps before something else changes.
+    /// The API server refuses an object for its content. No retry helps before something else
+    /// changes.
     #[error("make {kind} {name}: the API server refuses it: {message}")]
     Refused { kind: String, name: String, message: String },
-    /// An object of the same name belongs to something else, most likely to an earlier job that is still being removed.
+    /// An object of the same name belongs to something else, most likely to an earlier job that is
+    /// still being removed.
     #[error("make {kind} {name}: one that belongs to something else exists; it may still be in deletion")]
     Taken { kind: String, name: String },
     /// The system grants no randomness.
     #[error("make the credentials of Secret {name}: {message}")]
     Credentials { name: String, message: String },
-    /// Anything else; trying again may help.
+    /// Anything else. Another try may help.
     #[error("{attempt}: {source}")]
     Request { attempt: String, source: kube::Error },
 }
 
-/// Carries out a plan; the version of the job after its status was written, if it was.
-pub(crate) async fn apply(client: &Client, job: &TrainingJob, plan: Plan) -> Result<Option<String>, ApplyError> {
-    let Plan { status, delete, create, events, check_again: _, delete_job } = plan;
+/// Carries out a plan. Returns the version of the job after its status was written, if it was.
+pub(crate) async fn apply(client: &Client, job: &TrainingJob, plan: JobPlan) -> Result<Option<String>, ApplyError> {
+    let JobPlan { status, delete, create, events, check_again: _, delete_job } = plan;
     let namespace = job.namespace().unwrap_or_default();
     let version = match status {
         Some(status) => write_status(client, &job.metadata, status).await?,
         None => None,
     };
-    let told = async {
-        for note in &events {
-            tell(client, job, note).await;
+    let published = async {
+        for event in &events {
+            publish(client, job, event).await;
         }
     };
-    let ((), done) = futures::future::join(told, delete_then_make(client, &namespace, job, delete, create)).await;
+    let ((), done) = futures::future::join(published, delete_then_make(client, &namespace, job, delete, create)).await;
     done?;
     if delete_job {
         remove_job(client, job).await?;
@@ -71,7 +73,8 @@ async fn delete_then_make(
     make(client, namespace, job, create).await
 }
 
-/// All at once, but for what has to be there before another: pods come last, and the coordinator before the workers.
+/// Makes objects in parallel, except for those that need another one first. Pods come last, and the
+/// coordinator before the workers.
 async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec<Child>) -> Result<(), ApplyError> {
     type Requests<'a> = Vec<BoxFuture<'a, Result<(), ApplyError>>>;
     let (mut accounts, mut roles, mut bindings, mut others) =
@@ -103,15 +106,15 @@ async fn make(client: &Client, namespace: &str, job: &TrainingJob, children: Vec
             }
         }
     }
-    // Nobody may bind a role that is not there.
+    // A role must exist before it can be bound.
     let rights = async {
         together(roles).await?;
         together(bindings).await
     };
     let (accounts, rights, others) = futures::join!(together(accounts), rights, together(others));
     accounts.and(rights).and(others)?;
-    // No pod runs as an account that is not there or with a volume of nothing; and as long as there is no coordinator, what it needs is
-    // asked for again. No worker can begin without it: it must not wait behind them.
+    // A pod needs its account and its volumes first. While there is no coordinator, the objects
+    // that it needs are made again. No worker begins without it, so it must not wait behind them.
     let new_pod = |pod: Box<Pod>| async move { make_new::<Pod>(client, namespace, job, &pod).await };
     together(coordinators.into_iter().map(new_pod)).await?;
     in_growing_batches(workers, new_pod).await
@@ -121,7 +124,8 @@ fn is_coordinator(pod: &Pod) -> bool {
     pod.labels().get(label::ROLE).is_some_and(|role| role == label::COORDINATOR)
 }
 
-/// 1, 10, 100 …, each batch after the one before: the first refusal stops a job that no pod of which would be accepted.
+/// Makes 1, 10, 100 … pods, each batch after the one before. If no pod of a job would be accepted,
+/// the first refusal stops it.
 async fn in_growing_batches<T, F>(items: Vec<T>, make: impl Fn(T) -> F) -> Result<(), ApplyError>
 where
     F: Future<Output = Result<(), ApplyError>>,
@@ -135,7 +139,8 @@ where
     Ok(())
 }
 
-/// Waits for all of them, since a request that is dropped may be carried out or not; the first error.
+/// Waits for all requests, because a dropped request may still be carried out. Returns the first
+/// error.
 async fn together<F>(requests: impl IntoIterator<Item = F>) -> Result<(), ApplyError>
 where
     F: Future<Output = Result<(), ApplyError>>,
@@ -166,15 +171,15 @@ mod tests {
         .expect("a job")
     }
 
-    fn plan() -> Plan {
-        Plan {
+    fn plan() -> JobPlan {
+        JobPlan {
             status: Some(TrainingJobStatus { phase: Some(Phase::Running), ..TrainingJobStatus::default() }),
             delete: vec![Deletion { pod: "lenet-worker-0".into(), uid: "p".into(), by_force: true }],
-            ..Plan::default()
+            ..JobPlan::default()
         }
     }
 
-    /// Answers one request; its method, path and body.
+    /// Answers one request. Returns its method, path and body.
     async fn answer(server: &mut Server, code: u16, reply: Value) -> (String, String, Value) {
         let (request, send) = server.next_request().await.expect("a request");
         let (head, body) = request.into_parts();
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_status_goes_first_and_is_guarded_by_the_version_decided_on() {
+    async fn the_status_goes_first_and_is_guarded_by_the_version_of_the_decision() {
         let (service, mut server) = pair();
         let client = Client::new(service, "team");
         let applied = tokio::spawn(async move { apply(&client, &job(), plan()).await });
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_decision_on_an_old_version_deletes_nothing() {
+    async fn a_decision_about_an_old_version_deletes_nothing() {
         let (service, mut server) = pair();
         let client = Client::new(service, "team");
         let applied = tokio::spawn(async move { apply(&client, &job(), plan()).await });
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_quota_is_told_in_the_servers_words_and_stops_the_batch() {
+    async fn an_exceeded_quota_is_reported_in_the_servers_words_and_stops_the_batch() {
         let (service, mut server) = pair();
         let client = Client::new(service, "team");
         let pod = |name: &str| {
@@ -230,7 +235,7 @@ mod tests {
             Child::Pod(Box::new(Pod { metadata, ..Pod::default() }))
         };
         let create = vec![pod("a"), pod("b"), pod("c")];
-        let plan = Plan { create, ..Plan::default() };
+        let plan = JobPlan { create, ..JobPlan::default() };
         let applied = tokio::spawn(async move { apply(&client, &job(), plan).await });
         answer(&mut server, 403, refusal(403, "exceeded quota: pods")).await;
         let error = applied.await.expect("no panic").expect_err("refused").to_string();
@@ -246,7 +251,7 @@ mod tests {
             let named = |name: &str| ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
             let pod = Child::Pod(Box::new(Pod { metadata: named("a"), ..Pod::default() }));
             let create = vec![Child::Credentials(Box::new(named("lenet-tls"))), pod];
-            let plan = Plan { create, ..Plan::default() };
+            let plan = JobPlan { create, ..JobPlan::default() };
             let applied = tokio::spawn(async move { apply(&client, &job(), plan).await });
             let there = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {}});
             let reply = if code == 201 { there.clone() } else { refusal(409, "exists") };
@@ -264,13 +269,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_of_an_earlier_job_is_not_taken_for_this_ones() {
+    async fn a_pod_of_an_earlier_job_is_not_taken_for_one_of_this_job() {
         for (owner, ours) in [("u", true), ("other", false)] {
             let (service, mut server) = pair();
             let client = Client::new(service, "team");
             let metadata = ObjectMeta { name: Some("a".into()), ..ObjectMeta::default() };
             let create = vec![Child::Pod(Box::new(Pod { metadata, ..Pod::default() }))];
-            let plan = Plan { create, ..Plan::default() };
+            let plan = JobPlan { create, ..JobPlan::default() };
             let applied = tokio::spawn(async move { apply(&client, &job(), plan).await });
             answer(&mut server, 409, refusal(409, "exists")).await;
             let owners =

@@ -1,4 +1,4 @@
-//! One object at a time: made, corrected, deleted, told of.
+//! Requests about one object: to make, correct, delete or publish it.
 
 use std::{fmt::Debug, time::SystemTime};
 
@@ -16,7 +16,7 @@ use kube::{
     core::{NamespaceResourceScope, PartialObjectMeta, Request},
 };
 use lockstep_api::{TrainingJob, TrainingJobStatus};
-use lockstep_plan::{Deletion, Note};
+use lockstep_plan::{Deletion, JobEvent};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 use tracing::{info, warn};
@@ -30,7 +30,7 @@ const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8
 /// Longest text that an event takes, in bytes.
 const MAX_NOTE_BYTES: usize = 1000;
 
-/// What the operator makes: an object of a kind that lies in namespaces.
+/// An object that the operator makes. Its kind lies in namespaces.
 pub(super) trait Object:
     Resource<DynamicType = (), Scope = NamespaceResourceScope> + Serialize + DeserializeOwned + Clone + Debug
 {
@@ -41,7 +41,7 @@ impl<K> Object for K where
 {
 }
 
-/// Writes the status of an object of which perhaps only the metadata could be read.
+/// Writes the status of an object. Its metadata may be the only part that could be parsed.
 pub(crate) async fn write_status(
     client: &Client,
     metadata: &ObjectMeta,
@@ -58,14 +58,15 @@ pub(crate) async fn write_status(
     });
     match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(body)).await {
         Ok(written) => Ok(written.metadata.resource_version),
-        // Deleted meanwhile: nothing is left to tell.
+        // The job was deleted meanwhile.
         Err(kube::Error::Api(refusal)) if refusal.code == 404 => Ok(None),
         Err(kube::Error::Api(refusal)) if refusal.code == 409 => Err(ApplyError::Outdated { job: name }),
         Err(source) => Err(ApplyError::Request { attempt: format!("write the status of {name}"), source }),
     }
 }
 
-/// Makes an object that must not be there yet. One of this job is: an earlier attempt was carried out but not seen yet.
+/// Makes an object that should not exist yet. If this job owns one, an earlier request was carried
+/// out but not seen yet.
 pub(super) async fn make_new<K: Object>(
     client: &Client,
     namespace: &str,
@@ -84,7 +85,8 @@ pub(super) async fn make_new<K: Object>(
     }
 }
 
-/// Makes a Secret of fresh credentials, unless it is there. It is never read: neither here nor by whoever takes the operator's place.
+/// Makes a Secret of fresh credentials, unless it exists. The operator never reads it and has no
+/// right to.
 pub(super) async fn make_credentials(client: &Client, namespace: &str, metadata: ObjectMeta) -> Result<(), ApplyError> {
     let name = metadata.name.clone().unwrap_or_default();
     let files = lockstep_launch::make_credentials(SystemTime::now())
@@ -103,7 +105,8 @@ pub(super) async fn make_credentials(client: &Client, namespace: &str, metadata:
     }
 }
 
-/// Creates an object at the least cost to the API server: it need not look for unknown fields, nor write out what is known here.
+/// Creates an object at the least cost to the API server. It need not look for unknown fields, and
+/// it answers with metadata only.
 async fn create<K: Object>(client: &Client, namespace: &str, object: &K) -> Result<PartialObjectMeta<K>, kube::Error> {
     let how = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
@@ -130,8 +133,9 @@ pub(super) async fn put_own<K: Object>(
     }
 }
 
-/// Makes an object that several jobs share, or corrects it. What it says has one manager, so that the object does not grow with the
-/// jobs; that a job owns it too has a manager of that job's own, so that it keeps all its owners.
+/// Makes an object that several jobs share, or corrects it. One manager owns its content, so that
+/// it does not grow with the jobs. Each job is a manager of its own entry among the owners, so that
+/// all owners stay.
 pub(super) async fn put_shared<K: Object>(
     client: &Client,
     namespace: &str,
@@ -164,7 +168,7 @@ async fn apply_as<K: Object>(
     }
 }
 
-/// Whether an object is the job's; `None` when there is none.
+/// Returns whether the job owns the object; `None` if there is no object.
 async fn owned<K: Object>(api: &Api<K>, job: &TrainingJob, name: &str) -> Result<Option<bool>, ApplyError> {
     let there = api.get_metadata_opt(name).await;
     let there = there.map_err(|source| ApplyError::Request { attempt: format!("read {name}"), source })?;
@@ -192,7 +196,7 @@ pub(super) async fn delete_pod(pods: Api<Pod>, deletion: Deletion) -> Result<(),
     }
     match pods.delete(&pod, &how).await {
         Ok(_) => Ok(()),
-        // Gone, or another pod by now.
+        // The pod is gone, or another one has its name.
         Err(kube::Error::Api(refusal)) if matches!(refusal.code, 404 | 409) => Ok(()),
         Err(source) => Err(ApplyError::Request { attempt: format!("delete pod {pod}"), source }),
     }
@@ -210,9 +214,9 @@ pub(super) async fn remove_job(client: &Client, job: &TrainingJob) -> Result<(),
     }
 }
 
-/// Tells an event. One that cannot be told is no reason to stop.
-pub(super) async fn tell(client: &Client, job: &TrainingJob, note: &Note) {
-    let Note { warning, reason, text } = note;
+/// Publishes an event. A failure to do so stops nothing.
+pub(super) async fn publish(client: &Client, job: &TrainingJob, event: &JobEvent) {
+    let JobEvent { warning, reason, text } = event;
     let now = Timestamp::now();
     let api: Api<Event> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     let event = Event {
@@ -233,7 +237,7 @@ pub(super) async fn tell(client: &Client, job: &TrainingJob, note: &Note) {
     };
     info!(namespace = job.namespace(), job = job.name_any(), reason, "{text}");
     if let Err(error) = api.create(&PostParams::default(), &event).await {
-        warn!(job = job.name_any(), reason, %error, "event not told");
+        warn!(job = job.name_any(), reason, %error, "event not published");
     }
 }
 

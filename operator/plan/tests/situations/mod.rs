@@ -1,26 +1,29 @@
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test takes what it needs of it")]
-//! Situations in words: `Running; all ready; worker 1 exited 137` ⇒ what is observed, and a plan in words.
+//! Situations and plans in words. `Running; all ready; worker 1 exited 137` becomes the facts about
+//! a job, and a plan becomes words.
 
 use std::num::NonZeroU32;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use lockstep_api::{CleanPodPolicy, LastFailure, Phase, Reason, Replacing, TrainerImage, ValidJob};
+use lockstep_api::{CleanPodPolicy, LastFailure, LostWorker, Phase, Reason, TrainerImage, ValidJob};
 use lockstep_launch::{CheckpointMark, Unsaved};
-use lockstep_plan::{Child, Ended, ImageSeen, Observed, Plan, PodSeen, PodState, Role, Settings, Waiting, plan};
+use lockstep_plan::{
+    Child, DefaultImage, JobPlan, Observed, PodImage, PodRole, PodSeen, PodState, PodWait, Termination, plan,
+};
 
 pub const UID: &str = "0a1b2c3d-0000-4000-8000-000000000000";
 
-/// The moment at which every situation is looked at.
+/// The time of every plan.
 pub fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).expect("a time")
 }
 
-pub fn settings() -> Settings {
-    Settings { trainer_image: "trainer:1".into(), trainer_image_pull_policy: "IfNotPresent".into() }
+pub fn default_image() -> DefaultImage {
+    DefaultImage { name: "trainer:1".into(), pull_policy: "IfNotPresent".into() }
 }
 
-/// Two workers, backoffLimit 1.
+/// A job with two workers and backoffLimit 1.
 pub fn job() -> ValidJob {
     let mut job = ValidJob::from_manifest(
         "{apiVersion: lockstep.dev/v1alpha1, kind: TrainingJob, metadata: {name: lenet, namespace: team}, spec: {
@@ -32,7 +35,7 @@ pub fn job() -> ValidJob {
     job
 }
 
-/// Two workers that measure.
+/// A benchmark with two workers.
 pub fn benchmark() -> ValidJob {
     let mut job = ValidJob::from_manifest(
         "{apiVersion: lockstep.dev/v1alpha1, kind: TrainingJob, metadata: {name: lenet, namespace: team}, spec: {
@@ -133,7 +136,7 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
     } else if let Some(lost) = item.strip_prefix("lost ").or(item.strip_prefix("crashed ")) {
         let (role, words) = role_of(lost)?;
         let (state, since) = words.strip_suffix(" s ago")?.rsplit_once(' ')?;
-        let Role::Worker(worker) = role else { return None };
+        let PodRole::Worker(worker) = role else { return None };
         let uid = match state {
             "gone" => None,
             "there" => Some(pod(role, attempt, "ready")?.uid),
@@ -141,7 +144,7 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
         };
         let (since, failed) = (Time(seconds_ago(since.parse().ok()?)), item.starts_with("crashed"));
         let not_before = since.clone();
-        seen.status.replacing.push(Replacing { worker, uid, since, not_before, failed, counted: failed });
+        seen.status.replacing.push(LostWorker { worker, uid, since, not_before, failed, counted: failed });
     } else if let Some(time) = item.strip_prefix("reported ") {
         seen.status.progress.get_or_insert_default().last_update_time = Some(ago(time)?);
         seen.status.membership.get_or_insert_default().world_size = job.replicas.get();
@@ -150,7 +153,7 @@ fn understand(item: &str, job: &mut ValidJob, seen: &mut Observed) -> Option<()>
         let next = pod(role, attempt, state)?;
         put(seen, PodSeen { uid: format!("next {}", next.uid), ..next });
     } else if let Some(state) = item.strip_prefix("all ") {
-        for role in [Role::Coordinator, Role::Worker(0), Role::Worker(1)] {
+        for role in [PodRole::Coordinator, PodRole::Worker(0), PodRole::Worker(1)] {
             put(seen, pod(role, attempt, state)?);
         }
     } else if let Some(role) = item.strip_prefix("no ") {
@@ -171,17 +174,17 @@ fn put(seen: &mut Observed, pod: PodSeen) {
     seen.pods.push(pod);
 }
 
-fn role_of(text: &str) -> Option<(Role, &str)> {
+fn role_of(text: &str) -> Option<(PodRole, &str)> {
     if let Some(rest) = text.strip_prefix("coordinator") {
-        return Some((Role::Coordinator, rest.trim()));
+        return Some((PodRole::Coordinator, rest.trim()));
     }
     let rest = text.strip_prefix("worker ")?;
     let (index, state) = rest.split_once(' ').unwrap_or((rest, ""));
-    Some((Role::Worker(index.parse().ok()?), state))
+    Some((PodRole::Worker(index.parse().ok()?), state))
 }
 
-/// A pod in words.
-pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
+/// Makes a pod from words.
+pub fn pod(role: PodRole, attempt: u32, state: &str) -> Option<PodSeen> {
     let name = lockstep_plan::pod_name(&job(), role);
     let mut pod = PodSeen {
         uid: format!("uid of {name} {attempt}"),
@@ -189,7 +192,7 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         role,
         attempt,
         node: Some("node-a".into()),
-        image: Some(ImageSeen { name: "trainer:1".into(), pull_policy: Some("IfNotPresent".into()), id: None }),
+        image: Some(PodImage { name: "trainer:1".into(), pull_policy: Some("IfNotPresent".into()), id: None }),
         beside: None,
         started: None,
         state: PodState::Running,
@@ -202,14 +205,14 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         unreachable: false,
         created: Some(seconds_ago(100)),
     };
-    let waits = |reason, container: Option<&str>, message: &str| Waiting {
+    let waits = |reason, container: Option<&str>, message: &str| PodWait {
         reason,
         container: container.map(Into::into),
         message: message.into(),
     };
     let waiting = |reason, container, message: &str| PodState::Pending(Some(waits(reason, container, message)));
     let ended = |code: Option<i32>, reason: Option<&str>, message: &str, at| {
-        PodState::Ended(Ended {
+        PodState::Ended(Termination {
             code,
             reason: reason.map(Into::into),
             message: message.into(),
@@ -254,6 +257,10 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         "joining for 60 s" => pod.unready_since = Some(seconds_ago(60)),
         "evicted" => pod.state = ended(None, Some("Evicted"), "The node was low on resource: memory", seconds_ago(1)),
         "out of memory" => pod.state = ended(Some(137), Some("OOMKilled"), "", seconds_ago(1)),
+        "killed before its first step" => {
+            let in_advance = r#"{"message":"this worker needs about 2.0 GB"}"#;
+            pod.state = ended(Some(137), Some("Error"), in_advance, seconds_ago(1));
+        }
         "panicked before it could say why" => {
             let log = "{\"level\":\"INFO\",\"fields\":{\"message\":\"serving metrics\"}}\n\
                        thread 'main' panicked at /home/x/.cargo/registry/src/i/client-1.0/src/lib.rs:9:5:\n\
@@ -274,7 +281,8 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
         "forbidden by its node" => pod.state = ended(None, Some("SysctlForbidden"), "forbidden sysctl", seconds_ago(1)),
         "exited at once" => {
             let ran = Some(SignedDuration::from_secs(1));
-            pod.state = PodState::Ended(Ended { code: Some(1), at: Some(seconds_ago(4)), ran, ..Ended::default() });
+            pod.state =
+                PodState::Ended(Termination { code: Some(1), at: Some(seconds_ago(4)), ran, ..Termination::default() });
         }
         other => {
             let words = other.strip_prefix("exited ")?;
@@ -293,15 +301,15 @@ pub fn pod(role: Role, attempt: u32, state: &str) -> Option<PodSeen> {
     Some(pod)
 }
 
-/// The plan for a situation, in words.
+/// Plans for a situation, in words.
 pub fn outcome(situation: &str) -> String {
     let (job, seen) = read(situation);
-    let next = plan(&job, &seen, &settings(), now());
+    let next = plan(&job, &seen, &default_image(), now());
     words(&job, &seen, &next)
 }
 
-fn words(job: &ValidJob, seen: &Observed, next: &Plan) -> String {
-    let Plan { status, delete, create, events, check_again, delete_job } = next;
+fn words(job: &ValidJob, seen: &Observed, next: &JobPlan) -> String {
+    let JobPlan { status, delete, create, events, check_again, delete_job } = next;
     let mut said = Vec::new();
     let named = |pod: &str| pod.trim_start_matches(&format!("{}-", job.name)).replace("worker-", "worker ");
     if let Some(status) = status {

@@ -137,7 +137,7 @@ fn a_killed_coordinator_is_replaced_while_training_goes_on() {
     job.wait_for_step(20);
     cluster.kill_container(namespace.name(), "lenet-coordinator").expect("killed");
 
-    wait_for("the event", PATIENCE, || job.describe().contains("lenet-coordinator is made anew"))
+    wait_for("the event", PATIENCE, || job.describe().contains("lenet-coordinator is replaced"))
         .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
     let last = job.reported_step();
     let status = job.wait("the report of a later step", |status| status["progress"]["step"].as_u64() > Some(last));
@@ -159,7 +159,7 @@ fn a_coordinator_that_hangs_or_is_disconnected_is_replaced_while_training_goes_o
     cluster.cut_off(lonely.name(), "lenet-coordinator").expect("cut off");
 
     for (job, namespace) in jobs.iter().zip([&hung, &lonely]) {
-        wait_for("the event", 2 * PATIENCE, || job.describe().contains("lenet-coordinator is made anew"))
+        wait_for("the event", 2 * PATIENCE, || job.describe().contains("lenet-coordinator is replaced"))
             .unwrap_or_else(|error| panic!("{error}\n{}", job.describe()));
         let last = job.reported_step();
         let status = job.wait("the report of a later step", |status| status["progress"]["step"].as_u64() > Some(last));

@@ -1,4 +1,4 @@
-//! The pods of a job: the template of the job with the launch contract written into its trainer.
+//! The pods of a job: the job's template with the launch contract written into its trainer.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, path::PathBuf};
 
@@ -21,49 +21,40 @@ use lockstep_launch::{
     readiness,
 };
 
-use crate::{Role, pod_name};
+use crate::{DefaultImage, PodRole, pod_name};
 
-/// Service account, Role and RoleBinding of all coordinators of a namespace. They belong to every job there and go with the
-/// last one.
-pub(crate) const COORDINATOR_ACCOUNT: &str = "lockstep-coordinator";
+/// Service account, Role and RoleBinding of all coordinators of a namespace. They belong to every
+/// job there and go with the last one.
+pub(super) const COORDINATOR_ACCOUNT: &str = "lockstep-coordinator";
 
-/// User and group of the trainer's image; also the group that owns the volumes.
+/// User and group of the trainer's image. The group also owns the volumes.
 const NON_ROOT: i64 = 65532;
-/// Where a container leaves its ending.
+/// File for a container's ending.
 const TERMINATION_LOG: &str = "/dev/termination-log";
-/// Where workers find their credentials.
+/// Folder of the workers' credentials.
 const CREDENTIALS: &str = "/run/lockstep/credentials";
 /// The volume there.
 const CREDENTIALS_VOLUME: &str = "lockstep-credentials";
-/// Where workers keep their metrics when checkpoints go to an object store.
+/// Folder of a worker's metrics if checkpoints go to an object store.
 const RUN: &str = "/run/lockstep/run";
 /// The volume there.
 const RUN_VOLUME: &str = "lockstep-run";
-/// Owner and group may read it, nobody else; the group is the pod's.
+/// Only owner and group may read the credentials. The group is the pod's.
 const CREDENTIALS_MODE: i32 = 0o440;
-/// Seconds between two questions whether a worker has joined.
+/// Seconds between two readiness probes.
 const READINESS_SECONDS: i32 = 2;
-/// Failed questions until a worker counts as not joined.
+/// Failed readiness probes until a worker counts as not joined.
 const READINESS_FAILURES: i32 = 3;
-/// Seconds in which a process is not asked yet: Kubernetes warns of each question that finds no
+/// Seconds before the first probe of a new process. Kubernetes warns of each probe that finds no
 /// open port.
 const START_SECONDS: i32 = 2;
-/// Seconds between two questions that await a worker.
+/// Seconds between two startup probes.
 const AWAITING_SECONDS: i32 = 1;
-/// Seconds for which such a question waits: longer than the answer may take.
+/// Seconds that a startup probe waits, which is longer than the answer may take.
 const AWAITED_SECONDS: i32 = 600;
 
-/// What the operator's own flags say about pods.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Image of the trainer where the template names none.
-    pub trainer_image: String,
-    /// When that image is pulled: Always, IfNotPresent or Never.
-    pub trainer_image_pull_policy: String,
-}
-
-/// One pod of the given attempt.
-pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32) -> Pod {
+/// Describes one pod of the given attempt. The trainer runs `image` if the template names none.
+pub(crate) fn pod(job: &ValidJob, image: &DefaultImage, role: PodRole, attempt: u32) -> Pod {
     let template = job.template.clone();
     let given = template.metadata.unwrap_or_default();
     let mut labels = labels_of_pods(job);
@@ -73,32 +64,33 @@ pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32)
     let mut trainer = take_trainer(&mut spec);
     write_launch(&mut trainer, job, role, attempt);
     if trainer.image.is_none() {
-        trainer.image = Some(settings.trainer_image.clone());
-        trainer.image_pull_policy.get_or_insert_with(|| settings.trainer_image_pull_policy.clone());
+        trainer.image = Some(image.name.clone());
+        trainer.image_pull_policy.get_or_insert_with(|| image.pull_policy.clone());
     }
-    if role == Role::Coordinator {
-        // It reads no data and computes nothing: neither what prepares the data nor accelerators are for it.
+    if role == PodRole::Coordinator {
+        // It reads no data and computes nothing, so it needs no init containers and no
+        // accelerators.
         spec.init_containers = None;
         spec.containers.clear();
         spec.resource_claims = None;
         without_accelerators(&mut trainer);
         spec.service_account_name = Some(COORDINATOR_ACCOUNT.to_owned());
     }
-    if encrypts(job) && role != Role::Coordinator {
+    if encrypts(job) && role != PodRole::Coordinator {
         mount_credentials(&mut spec, &mut trainer, job);
     }
-    if objects(job).is_some() && role != Role::Coordinator {
+    if objects(job).is_some() && role != PodRole::Coordinator {
         mount_run(&mut spec, &mut trainer);
     }
-    spec.automount_service_account_token = Some(role == Role::Coordinator);
+    spec.automount_service_account_token = Some(role == PodRole::Coordinator);
     spec.containers.insert(0, trainer);
     if spec.host_network == Some(true) {
-        // What the API server would choose knows no names of the cluster, the coordinator's among
-        // them.
+        // The API server's own choice would not resolve names of the cluster, such as the
+        // coordinator's.
         spec.dns_policy.get_or_insert_with(|| "ClusterFirstWithHostNet".to_owned());
     }
-    read_last_words(&mut spec);
-    // Starting again is a decision about all pods at once.
+    keep_last_lines(&mut spec);
+    // The operator decides about restarts, for all pods together.
     spec.restart_policy = Some("Never".to_owned());
     restrict(&mut spec);
     Pod {
@@ -115,8 +107,8 @@ pub(crate) fn pod(job: &ValidJob, settings: &Settings, role: Role, attempt: u32)
     }
 }
 
-/// The labels of everything that belongs to the job.
-pub(crate) fn job_labels(job: &ValidJob) -> BTreeMap<String, String> {
+/// The labels of every object of the job.
+pub(super) fn job_labels(job: &ValidJob) -> BTreeMap<String, String> {
     BTreeMap::from([
         (label::JOB_NAME.to_owned(), job.name.clone()),
         (label::JOB_UID.to_owned(), job.uid.clone().unwrap_or_default()),
@@ -124,23 +116,23 @@ pub(crate) fn job_labels(job: &ValidJob) -> BTreeMap<String, String> {
 }
 
 /// The labels that tell the pods of a job apart.
-pub(crate) fn role_labels(role: Role) -> BTreeMap<String, String> {
+pub(super) fn role_labels(role: PodRole) -> BTreeMap<String, String> {
     match role {
-        Role::Coordinator => BTreeMap::from([(label::ROLE.to_owned(), label::COORDINATOR.to_owned())]),
-        Role::Worker(index) => BTreeMap::from([
+        PodRole::Coordinator => BTreeMap::from([(label::ROLE.to_owned(), label::COORDINATOR.to_owned())]),
+        PodRole::Worker(index) => BTreeMap::from([
             (label::ROLE.to_owned(), label::WORKER.to_owned()),
             (label::INDEX.to_owned(), index.to_string()),
         ]),
     }
 }
 
-/// Selects the workers of a job.
+/// The label selector of a job's workers.
 pub(crate) fn worker_selector(job: &ValidJob) -> String {
     let uid = job.uid.as_deref().unwrap_or_default();
     format!("{}={uid},{}={}", label::JOB_UID, label::ROLE, label::WORKER)
 }
 
-/// The labels that all of the job's pods have, the template's included.
+/// The labels that all of the job's pods have, including the template's.
 #[must_use]
 pub fn labels_of_pods(job: &ValidJob) -> BTreeMap<String, String> {
     let given = job.template.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
@@ -149,8 +141,8 @@ pub fn labels_of_pods(job: &ValidJob) -> BTreeMap<String, String> {
     labels
 }
 
-/// Ties an object to the job: it goes when the job goes.
-pub(crate) fn owner(job: &ValidJob) -> OwnerReference {
+/// Ties an object to the job, so that it goes with the job.
+pub(super) fn owner(job: &ValidJob) -> OwnerReference {
     OwnerReference {
         api_version: TrainingJob::api_version(&()).into_owned(),
         kind: TrainingJob::kind(&()).into_owned(),
@@ -161,13 +153,14 @@ pub(crate) fn owner(job: &ValidJob) -> OwnerReference {
     }
 }
 
-/// Whether the workers need credentials.
-pub(crate) fn encrypts(job: &ValidJob) -> bool {
+/// True if the workers need credentials.
+pub(super) fn encrypts(job: &ValidJob) -> bool {
     job.task.communication().encryption == Encryption::Tls
 }
 
-/// The Secret that holds them. A job that is made anew under the same name gets another one: the operator may not read whose it is.
-pub(crate) fn credentials_name(job: &ValidJob) -> String {
+/// The name of the Secret with the credentials. A new job of the same name gets another Secret,
+/// because the operator may not read whose the old one is.
+pub(super) fn credentials_name(job: &ValidJob) -> String {
     format!("{}-tls", unique_name(job))
 }
 
@@ -208,8 +201,8 @@ fn mount_run(spec: &mut PodSpec, trainer: &mut Container) {
     mounts.push(VolumeMount { name: RUN_VOLUME.to_owned(), mount_path: RUN.to_owned(), ..VolumeMount::default() });
 }
 
-/// Whatever fails has its last lines read: they are all that is left of it once its pod is gone.
-fn read_last_words(spec: &mut PodSpec) {
+/// Makes Kubernetes keep the last log lines of a failed container. They outlive its pod.
+fn keep_last_lines(spec: &mut PodSpec) {
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
         container.termination_message_policy.get_or_insert_with(|| "FallbackToLogsOnError".to_owned());
     }
@@ -222,8 +215,8 @@ fn take_trainer(spec: &mut PodSpec) -> Container {
     }
 }
 
-fn write_launch(trainer: &mut Container, job: &ValidJob, role: Role, attempt: u32) {
-    let word = if role == Role::Coordinator { label::COORDINATOR } else { label::WORKER };
+fn write_launch(trainer: &mut Container, job: &ValidJob, role: PodRole, attempt: u32) {
+    let word = if role == PodRole::Coordinator { label::COORDINATOR } else { label::WORKER };
     trainer.args = Some(vec![word.to_owned()]);
     let ours = launch(job, attempt).variables();
     let env = trainer.env.get_or_insert_default();
@@ -234,10 +227,10 @@ fn write_launch(trainer: &mut Container, job: &ValidJob, role: Role, attempt: u3
         _ => EnvVar { name: variable.name().to_owned(), value: Some(value), value_from: None },
     }));
     trainer.termination_message_path = Some(TERMINATION_LOG.to_owned());
-    // Whoever was killed before it could say why has at least its last lines read.
+    // A process that is killed before it can give a reason still leaves its last log lines.
     trainer.termination_message_policy = Some("FallbackToLogsOnError".to_owned());
     let Ports { control, data, metrics } = Ports::POD;
-    let own = if role == Role::Coordinator { ("control", control) } else { ("data", data) };
+    let own = if role == PodRole::Coordinator { ("control", control) } else { ("data", data) };
     trainer.ports.get_or_insert_default().extend([own, ("metrics", metrics)].map(|(name, port)| ContainerPort {
         name: Some(name.to_owned()),
         container_port: port.into(),
@@ -250,12 +243,12 @@ fn write_launch(trainer: &mut Container, job: &ValidJob, role: Role, attempt: u3
         failure_threshold: Some(READINESS_FAILURES),
         success_threshold: Some(1),
         timeout_seconds: Some(1),
-        ..asks(readiness::PATH.to_owned())
+        ..http_probe(readiness::PATH.to_owned())
     });
 }
 
-/// Readiness is asked for once the process has joined, so that nothing warns of one that only waits
-/// for the others. However long that takes, the kubelet does not end it.
+/// The startup probe waits until the process has joined. So Kubernetes does not warn of a process
+/// that only waits for the others, and never ends it for that.
 fn startup_probe() -> Probe {
     Probe {
         initial_delay_seconds: Some(START_SECONDS),
@@ -263,11 +256,11 @@ fn startup_probe() -> Probe {
         failure_threshold: Some(i32::MAX),
         success_threshold: Some(1),
         timeout_seconds: Some(AWAITED_SECONDS),
-        ..asks(format!("{}?{}", readiness::PATH, readiness::AWAITED))
+        ..http_probe(format!("{}?{}", readiness::PATH, readiness::AWAITED))
     }
 }
 
-fn asks(path: String) -> Probe {
+fn http_probe(path: String) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path),
@@ -284,13 +277,13 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
     Launch {
         job: Job { namespace: job.namespace.clone(), name: job.name.clone(), uid },
         attempt,
-        // Both are replaced by references to the pod's own fields.
+        // References to the pod's own fields replace both.
         member: String::new(),
         address: Ipv4Addr::UNSPECIFIED.into(),
         replicas: job.replicas.get(),
         elastic: job.elastic,
         coordinator: Address {
-            host: format!("{}.{}.svc", pod_name(job, Role::Coordinator), job.namespace),
+            host: format!("{}.{}.svc", pod_name(job, PodRole::Coordinator), job.namespace),
             port: Ports::POD.control,
         },
         ports: Ports::POD,
@@ -305,8 +298,8 @@ fn launch(job: &ValidJob, attempt: u32) -> Launch {
     }
 }
 
-/// The job's folder below `checkpoint.uri`; a job that is made anew under the same name gets another one. Where that is an object store,
-/// each worker has one of its own. A benchmark, which keeps nothing, has none.
+/// The job's folder below `checkpoint.uri`. A new job of the same name gets another one. If
+/// checkpoints go to an object store, each worker has a folder of its own. A benchmark has none.
 fn output(job: &ValidJob) -> PathBuf {
     match (&job.task, objects(job)) {
         (Task::Benchmark { .. }, _) => PathBuf::new(),
@@ -318,8 +311,8 @@ fn output(job: &ValidJob) -> PathBuf {
     }
 }
 
-/// The job's place below `checkpoint.uri` where that is an object store.
-pub(crate) fn objects(job: &ValidJob) -> Option<ObjectUri> {
+/// The job's prefix below `checkpoint.uri` if that is an object store.
+pub(super) fn objects(job: &ValidJob) -> Option<ObjectUri> {
     match &job.task {
         Task::Train(workload) => Some(workload.checkpoint.objects()?.join(&unique_name(job))),
         Task::Benchmark { .. } => None,
@@ -332,7 +325,7 @@ fn from_field(variable: Variable, path: &str) -> EnvVar {
     EnvVar { name: variable.name().to_owned(), value: None, value_from: Some(source) }
 }
 
-/// Extended resources are all that bear a domain; the machine's own (cpu, memory) do not.
+/// Removes extended resources. Their names contain a domain; those of cpu and memory do not.
 fn without_accelerators(trainer: &mut Container) {
     let Some(resources) = &mut trainer.resources else { return };
     resources.claims = None;
@@ -341,7 +334,7 @@ fn without_accelerators(trainer: &mut Container) {
     }
 }
 
-/// Fills in what the restricted Pod Security Standard asks for, where the template does not say otherwise.
+/// Fills in what the restricted Pod Security Standard asks for, unless the template says otherwise.
 fn restrict(spec: &mut PodSpec) {
     let of_pod = spec.security_context.get_or_insert_with(PodSecurityContext::default);
     of_pod.run_as_non_root.get_or_insert(true);

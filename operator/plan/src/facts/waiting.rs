@@ -1,22 +1,32 @@
-//! What a pod's containers wait for, by what Kubernetes says of them.
+//! The reason why a pod's containers wait, as Kubernetes states it.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use lockstep_api::{Reason, TRAINER_CONTAINER};
 
-use crate::observed::{Waiting, clip};
+use super::messages::clip;
 
-/// Ends of a container that has yet to start properly after which it is held to crash whenever it
-/// starts.
+/// A container that ended so often before it started properly crashes at every start.
 const CRASHES: i32 = 2;
 
-/// What a pod waits for, if Kubernetes says so.
-pub(crate) fn waiting(status: &PodStatus) -> Option<Waiting> {
+/// The reason why a pod waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodWait {
+    /// In this API's word.
+    pub reason: Reason,
+    /// The container that waits; none if the whole pod does.
+    pub container: Option<String>,
+    /// In the words of Kubernetes, with the image if there is one.
+    pub message: String,
+}
+
+/// Returns the reason why a pod waits, if Kubernetes says so.
+pub(super) fn waiting(status: &PodStatus) -> Option<PodWait> {
     containers(status).find_map(not_made).or_else(|| crashing(status)).or_else(|| unscheduled(status))
 }
 
-/// The container of a pod that ends again and again. Of a pod that is not restarted those are
-/// sidecars.
-pub(crate) fn crashing(status: &PodStatus) -> Option<Waiting> {
+/// Finds a container that ends again and again. The pod itself is not restarted, so such a
+/// container is a sidecar.
+pub(super) fn crashing(status: &PodStatus) -> Option<PodWait> {
     containers(status).find_map(crashes)
 }
 
@@ -24,10 +34,10 @@ fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
     status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
 }
 
-fn not_made(container: &ContainerStatus) -> Option<Waiting> {
+fn not_made(container: &ContainerStatus) -> Option<PodWait> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let said = waiting.reason.as_deref().unwrap_or_default();
-    let (reason, what) = match said {
+    let (reason, problem) = match said {
         "ImagePullBackOff"
         | "ErrImagePull"
         | "ErrImageNeverPull"
@@ -41,16 +51,16 @@ fn not_made(container: &ContainerStatus) -> Option<Waiting> {
         _ => return None,
     };
     let message = waiting.message.as_deref().unwrap_or_default();
-    let message = clip(&format!("{}{what} {}: {said}: {message}", of_container(container), container.image));
-    Some(Waiting { reason, container: Some(container.name.clone()), message })
+    let message = clip(&format!("{}{problem} {}: {said}: {message}", of_container(container), container.image));
+    Some(PodWait { reason, container: Some(container.name.clone()), message })
 }
 
-fn crashes(container: &ContainerStatus) -> Option<Waiting> {
+fn crashes(container: &ContainerStatus) -> Option<PodWait> {
     let state = container.state.as_ref();
     let backs_off = state
         .and_then(|state| state.waiting.as_ref()?.reason.as_deref())
         .is_some_and(|reason| reason == "CrashLoopBackOff");
-    // Between two pauses it runs for a moment.
+    // Between two pauses the container runs for a moment.
     let never_starts = container.restart_count >= CRASHES && container.started != Some(true);
     if !backs_off && !never_starts {
         return None;
@@ -65,16 +75,16 @@ fn crashes(container: &ContainerStatus) -> Option<Waiting> {
         container.restart_count + 1,
         last.exit_code,
     );
-    Some(Waiting { reason: Reason::ContainerCrashes, container: Some(container.name.clone()), message: clip(&message) })
+    Some(PodWait { reason: Reason::ContainerCrashes, container: Some(container.name.clone()), message: clip(&message) })
 }
 
 fn of_container(container: &ContainerStatus) -> String {
     if container.name == TRAINER_CONTAINER { String::new() } else { format!("container {}: ", container.name) }
 }
 
-fn unscheduled(status: &PodStatus) -> Option<Waiting> {
+fn unscheduled(status: &PodStatus) -> Option<PodWait> {
     let scheduled = status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled")?;
-    (scheduled.status == "False" && scheduled.reason.as_deref() == Some("Unschedulable")).then(|| Waiting {
+    (scheduled.status == "False" && scheduled.reason.as_deref() == Some("Unschedulable")).then(|| PodWait {
         reason: Reason::Unschedulable,
         container: None,
         message: clip(scheduled.message.as_deref().unwrap_or("no node fits")),

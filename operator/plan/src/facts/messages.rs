@@ -1,29 +1,40 @@
-//! What a container's last log lines say of its end, in one sentence: a condition is no place for a
-//! log.
+//! Messages of containers and of Kubernetes. A condition has no room for a log, so a log's last
+//! lines become one sentence.
 
 use serde_json::Value;
 
-/// Characters of a sentence that are passed on.
-const MOST: usize = 400;
+/// Longest message that is kept, in characters.
+const MAX_MESSAGE: usize = 1000;
+/// Longest cause that is kept, in characters.
+const MAX_CAUSE: usize = 400;
 
-/// The cause that a log ends with: the message of a panic, of the last error, or else the last
+/// Cuts a message but keeps its end, because a log's last lines give the reason.
+pub(crate) fn clip(message: &str) -> String {
+    let message = message.trim();
+    match message.char_indices().rev().nth(MAX_MESSAGE) {
+        Some((start, _)) => format!("…{}", &message[start..]),
+        None => message.to_owned(),
+    }
+}
+
+/// The cause that a log ends with: the message of a panic or of the last error, or else the last
 /// line.
 pub(crate) fn cause(log: &str) -> String {
     let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let found = panic(&lines).or_else(|| last_error(&lines)).or_else(|| last_line(&lines)).unwrap_or_default();
-    match found.char_indices().nth(MOST) {
+    match found.char_indices().nth(MAX_CAUSE) {
         Some((end, _)) => format!("{}…", &found[..end]),
         None => found,
     }
 }
 
-/// Rust writes `thread 'x' panicked at FILE:LINE:` and the message below.
+/// Rust writes `thread 'x' panicked at FILE:LINE:` and the message on the next line.
 fn panic(lines: &[&str]) -> Option<String> {
     let at = lines.iter().position(|line| line.contains("panicked at "))?;
     lines.get(at + 1).map(|message| format!("panicked: {message}"))
 }
 
-/// The message of the last event that the trainer logged as an error, with what it names.
+/// The message of the last error that the trainer logged, with the cause that it names.
 fn last_error(lines: &[&str]) -> Option<String> {
     let mut events = lines.iter().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let error = events.find(|event| event["level"] == "ERROR")?;
@@ -55,7 +66,7 @@ mod tests {
         let event =
             |level: &str, fields: &str| format!(r#"{{"timestamp":"t","level":"{level}","fields":{{{fields}}}}}"#);
         let started = event("INFO", r#""message":"serving metrics""#);
-        for (log, told) in [
+        for (log, expected) in [
             (
                 format!(
                     "{started}\nthread 'main' (7) panicked at /home/x/.cargo/registry/src/i/client-1.0/src/lib.rs:9:5:\n\
@@ -74,8 +85,8 @@ mod tests {
             ("fetching\ncurl: (6) could not resolve host\n\n".to_owned(), "curl: (6) could not resolve host"),
             (String::new(), ""),
         ] {
-            assert_eq!(cause(&log), told, "{log}");
+            assert_eq!(cause(&log), expected, "{log}");
         }
-        assert_eq!(cause(&"é".repeat(1000)).chars().count(), MOST + 1);
+        assert_eq!(cause(&"é".repeat(1000)).chars().count(), MAX_CAUSE + 1);
     }
 }

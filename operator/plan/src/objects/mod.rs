@@ -1,4 +1,8 @@
-//! What surrounds the pods: the record, the coordinator's name and identity, and who may talk to whom.
+//! The objects of a job: its pods, its record, the coordinator's name and identity, and network
+//! policies.
+
+mod egress;
+mod pods;
 
 use k8s_openapi::{
     api::{
@@ -16,10 +20,12 @@ use k8s_openapi::{
 use lockstep_api::{TrainingGroup, TrainingGroupSpec, ValidJob};
 use lockstep_launch::{Ports, training_group};
 
-use crate::{
-    Role, egress, pod_name,
-    pods::{COORDINATOR_ACCOUNT, credentials_name, encrypts, job_labels, owner, role_labels},
-};
+pub use pods::labels_of_pods;
+pub(crate) use pods::{pod, worker_selector};
+
+use pods::{COORDINATOR_ACCOUNT, credentials_name, encrypts, job_labels, owner, role_labels};
+
+use crate::{PodRole, pod_name};
 
 /// An object to make.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,13 +37,13 @@ pub enum Child {
     RoleBinding(Box<RoleBinding>),
     Service(Box<Service>),
     NetworkPolicy(Box<NetworkPolicy>),
-    /// The Secret of the workers' credentials; whoever makes it generates what it holds.
+    /// The Secret of the workers' credentials. Its content is generated when it is made.
     Credentials(Box<ObjectMeta>),
     Pod(Box<Pod>),
 }
 
-/// Everything that the pods need around them.
-pub(crate) fn children(job: &ValidJob, with_group: bool, egress_denied: bool) -> Vec<Child> {
+/// Describes every object that the pods need, except the pods.
+pub(crate) fn surroundings(job: &ValidJob, with_group: bool, egress_denied: bool) -> Vec<Child> {
     let record = with_group.then(|| Child::Group(Box::new(training_group(job))));
     let mut policy = network_policy(job);
     let mut of_coordinator = None;
@@ -96,13 +102,13 @@ fn role_binding(job: &ValidJob) -> RoleBinding {
     }
 }
 
-/// The coordinator's name in the cluster's DNS; it must resolve before the coordinator is ready, since readiness waits for
-/// the workers that look for it.
+/// The coordinator's name in the cluster's DNS. It must resolve before the coordinator is ready,
+/// because workers look for the coordinator before.
 fn service(job: &ValidJob) -> Service {
     let mut selector = job_labels(job);
-    selector.extend(role_labels(Role::Coordinator));
+    selector.extend(role_labels(PodRole::Coordinator));
     Service {
-        metadata: owned(job, &pod_name(job, Role::Coordinator)),
+        metadata: owned(job, &pod_name(job, PodRole::Coordinator)),
         spec: Some(ServiceSpec {
             cluster_ip: Some("None".to_owned()),
             publish_not_ready_addresses: Some(true),
@@ -136,8 +142,8 @@ fn network_policy(job: &ValidJob) -> NetworkPolicy {
             policy_types: Some(vec!["Ingress".to_owned()]),
             ingress: Some(vec![
                 NetworkPolicyIngressRule { from: Some(vec![peers]), ports: Some(vec![port(control), port(data)]) },
-                // From anywhere: neither the labels of the cluster's Prometheus nor the address of the kubelet, whose
-                // readiness probe uses this port, are known here. It serves figures only.
+                // This port is open to all. It serves metrics only, and neither the labels of the
+                // cluster's Prometheus nor the address of the probing kubelet are known here.
                 NetworkPolicyIngressRule { from: None, ports: Some(vec![port(metrics)]) },
             ]),
             egress: None,
@@ -145,7 +151,8 @@ fn network_policy(job: &ValidJob) -> NetworkPolicy {
     }
 }
 
-pub(crate) fn owned(job: &ValidJob, name: &str) -> ObjectMeta {
+/// Metadata of an object that belongs to this job alone.
+fn owned(job: &ValidJob, name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),
         namespace: Some(job.namespace.clone()),
@@ -155,7 +162,7 @@ pub(crate) fn owned(job: &ValidJob, name: &str) -> ObjectMeta {
     }
 }
 
-/// Belongs to this job as to all others of the namespace.
+/// Metadata of an object that belongs to all jobs of the namespace.
 fn shared(job: &ValidJob) -> ObjectMeta {
     ObjectMeta {
         name: Some(COORDINATOR_ACCOUNT.to_owned()),
