@@ -26,6 +26,8 @@ use crate::{Abort, AgreedPlan, BucketPlan, Collective, CollectiveError, Costs};
 /// operations.
 pub struct Communicator<M> {
     backend: Backend<M>,
+    /// Completes memory just before it is summed.
+    complete: fn(&mut M),
     abort: Abort,
     rank: usize,
     world: usize,
@@ -109,7 +111,16 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
     }
 
     fn new(backend: Backend<M>, abort: Abort, rank: usize, world: usize) -> Self {
-        Self { backend, abort, rank, world, pending: 0, silence: None, statistics: Statistics::default() }
+        let (complete, statistics) = (|_: &mut M| (), Statistics::default());
+        Self { backend, complete, abort, rank, world, pending: 0, silence: None, statistics }
+    }
+
+    /// Calls `complete` on the memory of each later operation, just before the operation and on the
+    /// thread that carries it out. A group of one never calls it: it sends nothing.
+    #[must_use]
+    pub fn completing(mut self, complete: fn(&mut M)) -> Self {
+        self.complete = complete;
+        self
     }
 
     /// Hands `memory` over to be summed over all ranks, and returns at once. [`Communicator::wait`]
@@ -155,7 +166,10 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
                 Ok(()) => Ok(Completed { step, bucket, memory, transferred: Transferred::default() }),
                 Err(error) => Err(Failed { step, bucket, memory, error }),
             }),
-            Backend::Group(group) => group.queue.put(Order::Operation { step, bucket, memory, other }, urgent),
+            Backend::Group(group) => {
+                let complete = self.complete;
+                group.queue.put(Order::Operation { step, bucket, memory, complete, other }, urgent);
+            }
         }
     }
 

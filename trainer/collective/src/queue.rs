@@ -43,6 +43,8 @@ pub(crate) enum Order<M> {
         step: u64,
         bucket: u32,
         memory: M,
+        /// Completes the memory before the operation.
+        complete: fn(&mut M),
         other: Option<Collective>,
     },
     Silence(Duration, Duration),
@@ -234,7 +236,8 @@ struct Driver {
 impl Driver {
     fn carry_out<M: AsMut<[f32]>>(&mut self, order: Order<M>) -> Option<Outcome<M>> {
         match order {
-            Order::Operation { step, bucket, mut memory, other } => {
+            Order::Operation { step, bucket, mut memory, complete, other } => {
+                complete(&mut memory);
                 let (tag, data) = (Tag { step, bucket }, memory.as_mut());
                 let ended = match other {
                     None => self.sum(tag, data),
