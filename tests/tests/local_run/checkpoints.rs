@@ -131,17 +131,14 @@ fn a_damaged_checkpoint_is_reported_and_without_a_whole_one_nothing_is_trained_o
         fs::copy(entry.path(), kept.join(entry.file_name())).expect("copied");
     }
     paths.iter().for_each(|path| damage(path).expect("damaged"));
-    let metrics_log = fs::read(run.folder().join("metrics.jsonl")).expect("a metrics log");
+    let log = run.metrics_log();
     let run = run.again(&manifest, &[]).finished();
     let said = run.said();
     assert_eq!(run.code, Some(1), "{said}");
     let refused = format!("no checkpoint there is whole; the checkpoint of step {} in file://", saved[0]);
     assert!(said.contains(&refused) && said.contains("Nothing was overwritten"), "{said}");
     assert_eq!(steps(&checkpoints(&run, "list").0), saved);
-    assert!(
-        fs::read(run.folder().join("metrics.jsonl")).expect("a metrics log") == metrics_log,
-        "steps were taken back"
-    );
+    assert!(run.metrics_log() == log, "steps were taken back");
 
     fs::remove_dir_all(newest).expect("removed");
     fs::rename(&kept, newest).expect("put back");

@@ -153,7 +153,7 @@ fn newcomers_catch_up_while_the_group_trains_and_have_nothing_to_copy_when_they_
     assert_nothing_was_lost(&run, SHORT);
     for newcomer in ["worker-2", "worker-3"] {
         let log = run.log(newcomer);
-        assert!(log.contains("state taken over; following the group"), "{log}");
+        assert!(log.contains("state taken over; catching up"), "{log}");
         assert!(!log.contains("state copied"), "{log}");
     }
 }

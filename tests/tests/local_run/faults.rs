@@ -2,6 +2,7 @@
 
 use std::{fs, io, thread, time::Duration};
 
+use lockstep_launch::metrics_log;
 use lockstep_tests::samples;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
@@ -56,8 +57,10 @@ fn these_tests_notice_a_metrics_log_that_takes_steps_back() {
     let metrics_log = run.metrics_log();
     let first: Vec<&str> = metrics_log.lines().take(10).collect();
     let shorter = run.folder().join("shorter.jsonl");
-    fs::write(&shorter, first.join("\n")).expect("a shorter log");
-    fs::rename(&shorter, run.folder().join("metrics.jsonl")).expect("moved");
+    let header = serde_json::to_string(&metrics_log::Header::default()).expect("JSON");
+    fs::write(&shorter, [&[header.as_str()], &first[..]].concat().join("\n")).expect("a shorter log");
+    let newest = metrics_log::files(run.folder(), None).expect("a log").swap_remove(0);
+    fs::rename(&shorter, newest.path).expect("moved");
     run.finished();
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use lockstep_api::ValidJob;
-use lockstep_launch::{Task, Workload, lines};
+use lockstep_launch::{Task, Workload, metrics_log};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::Deserialize;
 
@@ -227,7 +227,7 @@ impl Run {
 
     /// Returns the last step in the metrics log.
     pub(crate) fn newest_step(&self) -> u64 {
-        let last: Vec<serde_json::Value> = lines::read_last(&self.folder.join("metrics.jsonl")).unwrap_or_default();
+        let last: Vec<serde_json::Value> = metrics_log::read_last(&self.folder).unwrap_or_default();
         last.last().and_then(|line| line["step"].as_u64()).unwrap_or(0)
     }
 
@@ -371,9 +371,9 @@ impl Run {
         }
     }
 
-    /// Returns the text of metrics.jsonl.
+    /// Returns the metrics log, also while the run writes it.
     pub(crate) fn metrics_log(&self) -> String {
-        fs::read_to_string(self.folder.join("metrics.jsonl")).unwrap_or_default()
+        metrics_log::read(&self.folder).unwrap_or_default()
     }
 
     /// Returns the lines of the metrics log. The last line may be incomplete and is then left out.

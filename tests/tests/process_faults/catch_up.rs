@@ -14,7 +14,7 @@ use crate::{
 const SLOW: f64 = 2.0;
 
 const HANDED_OVER: &str = "a newcomer takes over the state while the group trains";
-const TAKEN_OVER: &str = "state taken over; following the group";
+const TAKEN_OVER: &str = "state taken over; catching up";
 const GIVEN_UP: &str = "it cannot keep up";
 const COPIED: &str = "state copied";
 

@@ -12,8 +12,8 @@ use std::{
 
 use lockstep_elastic::Digest;
 use lockstep_launch::{
-    Address, AgreedPlan, DEFAULT_GRACE_SECONDS, Elastic, Exit, GroupChange, Job as JobId, Launch, METRICS_FILE,
-    PLANS_FILE, Ports, RecordStore, StateComparison, Task, Workload, names,
+    Address, AgreedPlan, DEFAULT_GRACE_SECONDS, Elastic, Exit, GroupChange, Job as JobId, Launch, PLANS_FILE, Ports,
+    RecordStore, StateComparison, Task, Workload, metrics_log, names,
 };
 use lockstep_tests::{cluster::ensure_packages, products, samples, skip};
 use rustix::process::{Pid, Signal, kill_process};
@@ -251,14 +251,19 @@ impl Job {
 
     /// Returns the steps of the metrics log.
     pub(crate) fn steps(&self) -> Vec<u64> {
-        let lines = lines::<Value>(&self.run_folder().join(METRICS_FILE));
+        let lines = self.log_lines();
         lines.iter().filter(|line| line["evaluation"].is_null()).filter_map(|line| line["step"].as_u64()).collect()
+    }
+
+    fn log_lines(&self) -> Vec<Value> {
+        let log = metrics_log::read(&self.run_folder()).unwrap_or_default();
+        log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Returns true if the time of the last step is so many seconds from now, within the minutes
     /// that a test takes.
     pub(crate) fn clock_is_off_by(&self, seconds: i64) -> bool {
-        let lines = lines::<Value>(&self.run_folder().join(METRICS_FILE));
+        let lines = self.log_lines();
         let newest = lines.iter().rev().find_map(|line| line["time"].as_str()?.parse::<jiff::Timestamp>().ok());
         newest.is_some_and(|time| (time.as_second() - jiff::Timestamp::now().as_second() - seconds).abs() < 300)
     }
@@ -291,7 +296,7 @@ impl Job {
         }
         let changes = self.changes();
         assert_eq!(self.steps(), (1..=STEPS).collect::<Vec<_>>(), "steps are missing, repeated or out of order");
-        let metrics_log = fs::read_to_string(self.run_folder().join(METRICS_FILE)).expect("a metrics log");
+        let metrics_log = metrics_log::read(&self.run_folder()).expect("a metrics log");
         let checked = samples::each_was_taken_once(&workload(), &metrics_log).expect("each sample of an epoch once");
         assert!(checked > 0, "no step reports its samples");
         for pair in changes.windows(2) {

@@ -23,6 +23,7 @@ mod invalid_field;
 pub mod lines;
 mod log;
 mod memory;
+pub mod metrics_log;
 pub mod names;
 mod network_selector;
 mod object_uri;
@@ -55,7 +56,7 @@ pub use network_selector::{NetworkSelector, NetworkSelectorError};
 pub use object_uri::{OBJECT_URI_ACCEPTED, OBJECT_URI_PATTERN, ObjectService, ObjectUri};
 pub use progress::{CheckpointMark, CommunicationReport, DamagedCheckpoint, LinkKind, Progress, Straggler};
 pub use replay::{AgreedPlan, PLANS_FILE, REPLAY, Replay};
-pub use state_comparison::{METRICS_FILE, StateComparison};
+pub use state_comparison::StateComparison;
 pub use task::Task;
 pub use unsaved::Unsaved;
 pub use workload::{

@@ -4,9 +4,6 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Deserialize;
 
-/// Name of the metrics log in a job's folder: a line of JSON for each step and evaluation.
-pub const METRICS_FILE: &str = "metrics.jsonl";
-
 /// The steps after which two runs held the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateComparison {

@@ -1,7 +1,8 @@
-//! How fast the group sums: every rank does the same all-reduces, rank 0 takes down how long they took.
+//! The speed of the group's sums. Every rank does the same all-reduces; rank 0 notes their times.
 //!
-//! Before each sum all ranks agree on doing it, in a sum of its own: so they begin together, rank 0 alone says when a row has been
-//! repeated often enough, and a rank that was asked to stop takes all others with it.
+//! Before each sum, all ranks agree to do it, in a sum of its own. So they begin together, rank 0
+//! alone decides when a row has been repeated enough, and a rank that was asked to stop stops all
+//! others.
 
 use std::{
     io::Write as _,
@@ -20,17 +21,17 @@ use tracing::info;
 use crate::{
     communication::{by_messages, named, wire},
     failure::Failure,
-    membership::session::{Halt, Member},
+    membership::session::{Halt, Session},
 };
 
-/// Sums of each row that do not count: the first ones meet cold caches and closed windows.
+/// The first sums of each row do not count: caches are cold and windows closed.
 const WARM_UP: usize = 2;
-/// Sums of each row that count however long they take.
+/// The number of sums of each row that count, however long they take.
 const LEAST: usize = 3;
-/// No further sum of a row is begun after so long.
+/// After this time, no further sum of a row begins.
 const ROW_LIMIT: Duration = Duration::from_secs(5);
 
-/// What is said before each sum; the greatest word of all ranks holds.
+/// The votes before each sum. The greatest of all ranks holds.
 const GO_ON: u8 = 0;
 const ENOUGH: u8 = 1;
 const CHANGE: u8 = 2;
@@ -50,15 +51,15 @@ struct Candidate {
     means: Means,
 }
 
-/// Measures all sizes by all candidates. `None` where the group changes before all is measured.
+/// Measures all sizes by all candidates. `None` if the group changes before that.
 pub(crate) fn measure(
-    member: &Member<'_>,
+    session: &Session<'_>,
     formed: &lockstep_elastic::Assignment,
     collectives: &Collectives,
     communication: &Communication,
 ) -> Result<Option<Ending>, Failure> {
-    let mut group = member.form(formed)?;
-    member.membership.entered();
+    let mut group = session.form(formed)?;
+    session.membership.entered();
     let (world, first) = (group.world(), group.id().rank == 0);
     let over_memory = group.shares_memory() && communication.algorithm == CommunicationAlgorithm::Auto;
     let algorithm = by_messages(communication);
@@ -71,7 +72,7 @@ pub(crate) fn measure(
     let mut report = CollectivesReport {
         workers: formed.world,
         wire: communication.wire,
-        costs: costs.map(told),
+        costs: costs.map(reported),
         choices: choices(collectives, chosen),
         rows: Vec::new(),
     };
@@ -80,7 +81,7 @@ pub(crate) fn measure(
     let arena = if over_memory { group.shared_arena(longest).map_err(Failure::lost)? } else { None };
     let memory = arena.map_or_else(|| Memory::Own(vec![0.0; longest]), Memory::Shared);
     let wire = wire(communication.wire);
-    let mut ranks = Ranks { member, group, memory, wire, repetitions: collectives.repetitions as usize, row: 0 };
+    let mut ranks = Ranks { session, group, memory, wire, repetitions: collectives.repetitions as usize, row: 0 };
     let total_steps = (sizes.len() * candidates.len()) as u64;
     let progress = |report: &CollectivesReport, step| Progress {
         step,
@@ -96,47 +97,47 @@ pub(crate) fn measure(
             let seconds = match ranks.row(candidate.means, elements(bytes)).map_err(Failure::lost)? {
                 Row::Measured(seconds) => seconds,
                 Row::Halted(Halt::Change) => return Ok(None),
-                Row::Halted(Halt::Drain) => return member.drained(ranks.row).map_or(Ok(None), Err),
+                Row::Halted(Halt::Drain) => return session.drained(ranks.row).map_or(Ok(None), Err),
             };
             if first {
                 report.add(bytes, &candidate.name, seconds, Some(candidate) == chosen(bytes));
                 let progress = progress(&report, ranks.row);
-                member.metrics.report(&progress);
-                member.membership.progress(ranks.row, serde_json::to_vec(&progress).map_err(Failure::fatal)?);
+                session.metrics.report(&progress);
+                session.membership.progress(ranks.row, serde_json::to_vec(&progress).map_err(Failure::fatal)?);
             }
         }
     }
     let mut ending = Ending::default();
     if first {
         info!(rows = report.rows.len(), "measured");
-        // For people who read the log; the report goes its own way.
+        // The table is for people who read the log; the report is sent apart from it.
         let _nobody_reads = write!(std::io::stdout(), "{}", report.table());
         ending.progress = Some(progress(&report, total_steps));
     }
-    member.finished(total_steps, Digest::of(b""), ending)
+    session.finished(total_steps, Digest::of(b""), ending)
 }
 
-/// What came of a row.
+/// The result of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Row {
-    /// The median of its sums, in seconds.
+    /// The median time of its sums, in seconds.
     Measured(f64),
-    /// All ranks stopped before.
+    /// All ranks stopped before its end.
     Halted(Halt),
 }
 
-/// The ranks of the group, as one of them.
+/// The group, seen by one of its ranks.
 struct Ranks<'a> {
-    member: &'a Member<'a>,
+    session: &'a Session<'a>,
     group: Group,
     memory: Memory,
     wire: Wire,
     repetitions: usize,
-    /// Rows that are done.
+    /// The number of rows that are done.
     row: u64,
 }
 
-/// What is summed.
+/// The memory that is summed.
 enum Memory {
     Own(Vec<f32>),
     Shared(SharedArena),
@@ -152,7 +153,7 @@ impl AsMut<[f32]> for Memory {
 }
 
 impl Ranks<'_> {
-    /// A row of the table, as this rank measures it.
+    /// Measures a row of the table on this rank.
     fn row(&mut self, means: Means, elements: usize) -> Result<Row, CollectiveError> {
         let begun = Instant::now();
         let mut seconds = Vec::new();
@@ -172,9 +173,9 @@ impl Ranks<'_> {
         Ok(Row::Measured(counted[counted.len() / 2]))
     }
 
-    /// What all ranks do next.
+    /// Agrees with the other ranks what to do next.
     fn agree(&mut self, enough: bool) -> Result<u8, CollectiveError> {
-        let word = match (self.member.halt(), enough && self.group.id().rank == 0) {
+        let word = match (self.session.halt(), enough && self.group.id().rank == 0) {
             (Some(Halt::Drain), _) => DRAIN,
             (Some(Halt::Change), _) => CHANGE,
             (None, true) => ENOUGH,
@@ -189,20 +190,21 @@ impl Ranks<'_> {
     fn sum(&mut self, means: Means, elements: usize, repetition: u32) -> Result<f64, CollectiveError> {
         let tag = Tag { step: self.row, bucket: repetition };
         let data = &mut self.memory.as_mut()[..elements];
-        // What was summed before would grow beyond all bounds.
+        // Sums of sums would grow beyond all bounds.
         data.fill(1.0);
         let moved = match means {
             Means::Memory => self.group.all_reduce_in_memory(tag, data, Reduction::Sum)?,
             Means::Messages(algorithm) => self.group.sum(self.wire, algorithm, tag, data)?,
         };
         let seconds = moved.took.as_secs_f64();
-        self.member.metrics.collective_seconds.inc_by(seconds);
-        self.member.metrics.collective_bytes.inc_by(moved.bytes_sent);
+        self.session.metrics.collective_seconds.inc_by(seconds);
+        self.session.metrics.collective_bytes.inc_by(moved.bytes_sent);
         Ok(seconds)
     }
 }
 
-/// What is measured: the algorithm that the job names, else every one that differs from the others among so many ranks.
+/// Returns the candidates: the algorithm that the job names, or every one that differs from the
+/// others among the group's ranks.
 fn candidates(wanted: CommunicationAlgorithm, hosts: &Hosts, over_memory: bool) -> Vec<Candidate> {
     let by_messages = |algorithm: CommunicationAlgorithm| match named(algorithm, hosts.world()) {
         Some(Choice::Always(means)) => Some(Candidate { name: algorithm.to_string(), means: Means::Messages(means) }),
@@ -214,17 +216,17 @@ fn candidates(wanted: CommunicationAlgorithm, hosts: &Hosts, over_memory: bool) 
     }
     let all = std::iter::successors(after(CommunicationAlgorithm::Auto), |algorithm| after(*algorithm));
     let differs = |candidate: &Candidate| match candidate.means {
-        // It is a ring.
+        // A torus of one column is a ring.
         Means::Messages(Algorithm::Torus { columns: 1 }) => false,
         Means::Messages(Algorithm::Hierarchical) => hosts.are_mixed(),
-        // Two hosts go round as they exchange.
+        // Between two hosts, the direct exchange is the ring.
         Means::Messages(Algorithm::Direct) => !hosts.are_mixed() || hosts.count() > 2,
         Means::Messages(_) | Means::Memory => true,
     };
     all.filter_map(by_messages).filter(differs).chain(over_memory.then_some(memory)).collect()
 }
 
-/// Every algorithm follows another one, in the order of the rows.
+/// Returns the next algorithm, in the order of the rows.
 fn after(algorithm: CommunicationAlgorithm) -> Option<CommunicationAlgorithm> {
     match algorithm {
         CommunicationAlgorithm::Auto => Some(CommunicationAlgorithm::Ring),
@@ -234,19 +236,19 @@ fn after(algorithm: CommunicationAlgorithm) -> Option<CommunicationAlgorithm> {
         CommunicationAlgorithm::DoubleTree => Some(CommunicationAlgorithm::Torus),
         CommunicationAlgorithm::Torus => Some(CommunicationAlgorithm::Hierarchical),
         CommunicationAlgorithm::Hierarchical => Some(CommunicationAlgorithm::Direct),
-        // The tree is halving and doubling; what is its own is the order of the terms.
+        // The canonical tree is halving and doubling with another order of the terms.
         CommunicationAlgorithm::Direct | CommunicationAlgorithm::CanonicalTree => None,
     }
 }
 
-/// What training does with so many bytes.
+/// Returns the candidate that training would choose for a sum of `bytes` bytes.
 fn chosen<'a>(candidates: &'a [Candidate], choice: Choice, hosts: &Hosts, bytes: u64) -> Option<&'a Candidate> {
     let by_messages = Means::Messages(choice.algorithm(hosts, usize::try_from(bytes).unwrap_or(usize::MAX)));
     let with = |means: Means| candidates.iter().find(|candidate| candidate.means == means);
     with(Means::Memory).or_else(|| with(by_messages))
 }
 
-/// Where what is chosen changes, looked for at each power of two times the shortest sum.
+/// Returns the sizes at which the choice changes. It looks at powers of two times the shortest sum.
 fn choices<'a>(collectives: &Collectives, chosen: impl Fn(u64) -> Option<&'a Candidate>) -> Vec<ChosenFrom> {
     let most = collectives.max_bytes.get();
     let twice = |bytes: &u64| Some(bytes * 2).filter(|bytes| *bytes <= most);
@@ -257,7 +259,7 @@ fn choices<'a>(collectives: &Collectives, chosen: impl Fn(u64) -> Option<&'a Can
     choices
 }
 
-fn told(costs: Costs) -> MessageCosts {
+fn reported(costs: Costs) -> MessageCosts {
     let Costs { message, wire_byte, reduced_byte } = costs;
     MessageCosts {
         latency_microseconds: message * 1e6,
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn hierarchies_are_measured_where_some_workers_share_a_host() {
+    fn hierarchies_are_measured_if_some_workers_share_a_host() {
         let mixed = Hosts::counted(vec![0, 0, 1]).expect("counted");
         for (hosts, measured) in [(Hosts::apart(3), false), (mixed, true)] {
             let all = candidates(CommunicationAlgorithm::Auto, &hosts, false);
@@ -295,12 +297,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_job_names_is_measured_alone() {
+    fn an_algorithm_that_the_job_names_is_measured_alone() {
         assert_eq!(names(CommunicationAlgorithm::Torus, 3, false), ["torus"]);
     }
 
     #[test]
-    fn memory_is_chosen_where_it_is_shared() {
+    fn shared_memory_is_chosen() {
         let hosts = Hosts::apart(4);
         let all = candidates(CommunicationAlgorithm::Auto, &hosts, true);
         let found = chosen(&all, Choice::default(), &hosts, 1 << 20).map(|candidate| candidate.name.as_str());
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_tell_where_one_algorithm_takes_over_from_another() {
+    fn choices_name_the_size_at_which_another_algorithm_takes_over() {
         let all = candidates(CommunicationAlgorithm::Auto, &Hosts::apart(4), false);
         let (few_messages, few_bytes) = (&all[1], &all[0]);
         let found =

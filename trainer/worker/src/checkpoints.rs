@@ -1,4 +1,5 @@
-//! `lockstep-trainer checkpoints`: what is in a job's folder, for people and, with `--json`, for programs.
+//! `lockstep-trainer checkpoints`: shows and changes the checkpoints in a job's folder, for people
+//! and, with `--json`, for programs.
 
 use std::{
     collections::BTreeMap,
@@ -18,12 +19,13 @@ use serde_json::{Value, json};
 
 use crate::storage::open_objects;
 
-/// What to do with the checkpoints of a job's folder.
+/// Work with the checkpoints of a job's folder.
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// List them, newest first, by what their manifests say.
+    /// List the checkpoints, newest first, by their manifests.
     List(Place),
-    /// Read all their bytes and compare the digests; the exit code is 1 where one is damaged.
+    /// Read all bytes of the checkpoints and compare the digests. The exit code is 1 if one is
+    /// damaged.
     Verify {
         #[command(flatten)]
         place: Place,
@@ -31,22 +33,23 @@ pub(crate) enum Action {
         #[arg(long)]
         step: Option<u64>,
     },
-    /// Delete all but the newest, once the newest was read and verified, and what torn saves have left. No job may be running there.
+    /// Delete all but the newest checkpoints and the leftovers of interrupted saves, after the
+    /// newest one was verified. No job may be running there.
     Prune {
         #[command(flatten)]
         place: Place,
-        /// How many stay.
+        /// The number of checkpoints to keep.
         #[arg(long, value_name = "COUNT", default_value = "3")]
         keep_last: NonZeroU32,
     },
-    /// Write the weights of one as a safetensors file.
+    /// Write the weights of a checkpoint as a safetensors file.
     Export {
         #[command(flatten)]
         place: Place,
-        /// The checkpoint of this step. Default: the newest that is whole.
+        /// The checkpoint of this step. Default: the newest whole one.
         #[arg(long)]
         step: Option<u64>,
-        /// The file that gets them; one that is there is replaced. A pipe or a device, such as
+        /// The file to write. An existing file is replaced. A pipe or a device, such as
         /// /dev/stdout, is written to.
         #[arg(long, value_name = "FILE")]
         output: PathBuf,
@@ -55,26 +58,28 @@ pub(crate) enum Action {
 
 #[derive(Args)]
 pub(crate) struct Place {
-    /// The job's folder, which has a folder `checkpoints`; s3://BUCKET/PREFIX/JOB, or gs:// or az://, in an object store.
+    /// The job's folder, which has a folder `checkpoints`; in an object store
+    /// s3://BUCKET/PREFIX/JOB, or gs:// or az://.
     folder: PathBuf,
     /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// How an action ended, as its exit code; 2 is a wrong command line, as clap has it.
+/// The outcome of an action, which becomes the exit code. Code 2 is a wrong command line, as in
+/// clap.
 enum Outcome {
     Done,
     /// A checkpoint is damaged, or none is whole.
     Damaged,
 }
 
-/// Does it, tells on standard output, and what is wrong on standard error.
+/// Carries the action out. The answer goes to standard output, problems go to standard error.
 pub(crate) fn act(action: &Action) -> ExitCode {
     match perform(action, &mut io::stdout().lock()) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Damaged) => ExitCode::from(1),
-        // Whoever read has seen enough.
+        // The reader has left: it has seen enough.
         Err(Problem::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(problem) => {
             complain(&format!("error: {problem}"));
@@ -86,7 +91,7 @@ pub(crate) fn act(action: &Action) -> ExitCode {
     }
 }
 
-/// A line on the standard error; where that takes none the exit code has to do.
+/// Writes a line to standard error. If that fails, the exit code has to suffice.
 fn complain(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -97,9 +102,9 @@ enum Problem {
     Checkpoints(#[from] CheckpointError),
     #[error("{uri}: {accepted}")]
     NoPlace { uri: String, accepted: &'static str },
-    #[error("{path} has no checkpoint of step {step}; `checkpoints list` tells which there are")]
+    #[error("{path} has no checkpoint of step {step}; `checkpoints list` shows the steps")]
     NoSuchStep { path: String, step: u64 },
-    #[error("{path} has no checkpoint that is whole")]
+    #[error("{path} has no whole checkpoint")]
     NoneWhole { path: String },
     #[error("{path} is damaged: {reason}; nothing was written")]
     Damaged { path: String, reason: String },
@@ -209,7 +214,7 @@ fn verify(folder: &Folder, step: Option<u64>, json: bool, out: &mut impl Write) 
         false => writeln!(out, "{whole} of {} whole", whole + damaged),
     });
     match told {
-        // Whoever has read enough gets the exit code all the same.
+        // The exit code counts even if the reader has left.
         Err(error) if damaged == 0 || error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ if damaged > 0 => Ok(Outcome::Damaged),
         _ => Ok(Outcome::Done),
@@ -266,13 +271,14 @@ fn export(
     };
     match exported {
         Exported::File => writeln!(out, "{told}")?,
-        // It may be the standard output, where the answer would be taken for more of the tensors.
+        // The stream may be standard output, where the answer would be taken for tensors.
         Exported::Stream => complain(&told),
     }
     Ok(Outcome::Done)
 }
 
-/// The newest that is whole as `read` finds, whosever it is; newer ones that are not are named on standard error.
+/// Returns the newest checkpoint that `read` finds whole, of any job. Names newer damaged ones on
+/// standard error.
 fn newest_whole(
     folder: &Folder,
     mut read: impl FnMut(&Listed) -> Result<Result<Checkpoint, String>, CheckpointError>,
@@ -281,7 +287,7 @@ fn newest_whole(
         for listed in folder.list()? {
             match read(&listed)? {
                 Ok(whole) => return Ok(whole),
-                // A job that goes on keeps newer ones.
+                // A running job deleted it, and keeps newer ones.
                 Err(_) if is_gone(folder, &listed)? => continue 'listed,
                 Err(reason) => complain(&format!("step {} is passed over: {reason}", listed.step)),
             }
@@ -290,7 +296,7 @@ fn newest_whole(
     }
 }
 
-/// Whether a checkpoint was deleted since it was listed.
+/// Returns true if a checkpoint was deleted since it was listed.
 fn is_gone(folder: &Folder, listed: &Listed) -> Result<bool, CheckpointError> {
     Ok(folder.list()?.iter().all(|now| now.path != listed.path))
 }
@@ -322,7 +328,7 @@ fn described(listed: &Listed) -> Value {
     }
 }
 
-/// Bytes as people read them.
+/// Spells a number of bytes for people.
 fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let power = (0..UNITS.len() - 1).find(|power| bytes >> (10 * (power + 1)) == 0).unwrap_or(UNITS.len() - 1);
@@ -337,7 +343,7 @@ mod tests {
     use super::*;
     use lockstep_checkpoint::{Position, Snapshot, TrainingIdentity};
 
-    /// A folder with checkpoints of steps 1 to 3, of which the last is damaged.
+    /// Makes a folder with checkpoints of steps 1 to 3. The last is damaged.
     fn folder() -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a folder");
         let folder = Folder::open(root.path()).expect("opens");
@@ -375,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_a_line_for_each_newest_first() {
+    fn a_list_has_a_line_for_each_checkpoint_newest_first() {
         let root = folder();
         let (outcome, text) = said(&Action::List(place(&root, false)));
         assert!(matches!(outcome, Ok(Outcome::Done)));
@@ -387,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn verifying_names_the_damaged_one_and_says_so_in_the_outcome() {
+    fn verifying_names_the_damaged_checkpoint() {
         let root = folder();
         let (outcome, text) = said(&Action::Verify { place: place(&root, false), step: None });
         assert!(matches!(outcome, Ok(Outcome::Damaged)));
@@ -415,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_one_decides_the_outcome_whether_or_not_anybody_reads_of_it() {
+    fn a_damaged_checkpoint_decides_the_outcome_even_if_nobody_reads_it() {
         let root = folder();
         let of = |step| perform(&Action::Verify { place: place(&root, false), step }, &mut Gone);
         assert!(matches!(of(None), Ok(Outcome::Damaged)));
@@ -423,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn pruning_counts_from_the_newest_that_is_whole() {
+    fn pruning_counts_from_the_newest_whole_checkpoint() {
         let root = folder();
         let (outcome, text) = said(&Action::Prune { place: place(&root, false), keep_last: NonZeroU32::MIN });
         assert!(matches!(outcome, Ok(Outcome::Done)));
@@ -445,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_that_its_job_deletes_meanwhile_is_not_damaged_and_newer_ones_are_looked_for() {
+    fn a_checkpoint_that_its_job_deletes_meanwhile_is_not_damaged() {
         let root = folder();
         let folder = Folder::open_existing(root.path()).expect("opens");
         let (aside, place) = (root.path().join("aside"), root.path().join("checkpoints/step-00000002"));

@@ -1,4 +1,5 @@
-//! How the group sums its gradients: measured by all, decided by rank 0, kept with the checkpoints so that a resumed run repeats it.
+//! The plan by which a group sums its gradients. All ranks measure, rank 0 decides, and checkpoints
+//! keep the plan so that a resumed run repeats it.
 
 mod placement;
 mod retune;
@@ -14,74 +15,85 @@ use lockstep_launch::{Communication, CommunicationAlgorithm, CommunicationReport
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-pub(crate) use self::placement::{KnownCosts, Places};
-pub(crate) use self::retune::{Seen, agree_anew};
-use crate::compute::baseline::Baseline;
+pub(crate) use self::placement::{KnownCosts, Placement};
+pub(crate) use self::retune::{StepTimes, agree_anew};
 
-/// Bytes of a bucket where measuring says nothing better.
+/// The bytes of a bucket until measurements propose a better size.
 const BUCKET_BYTES: usize = 1 << 20;
 
-/// A plan, and under which circumstances it was made.
+/// The speed of one rank without communication.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Baseline {
+    /// `None` if the rank has fewer samples than a micro-batch.
+    pub samples_per_second: Option<f64>,
+    /// The seconds from the beginning of a step until the gradients of each range of the ready
+    /// order were complete.
+    pub ready: Vec<f64>,
+}
+
+/// A plan, and the circumstances under which it was made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Recorded {
     world: usize,
     over_memory: bool,
     communication: Communication,
-    /// Where the ranks were, if it matters what messages between them cost.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    places: Option<Places>,
+    /// The placement of the ranks, if the costs of messages between them matter.
+    #[serde(rename = "places", default, skip_serializing_if = "Option::is_none")]
+    placement: Option<Placement>,
     words: Vec<u64>,
-    /// Whether it stays as it is, the steps of a group having been looked at.
+    /// True if the plan was judged by the steps of a group, and stays.
     #[serde(default)]
     settled: bool,
 }
 
-/// What a record says under the present circumstances.
+/// A plan from a record that fits the present circumstances.
 #[derive(Debug, PartialEq)]
 struct Found {
     plan: BucketPlan,
     settled: bool,
-    places: Option<Places>,
+    placement: Option<Placement>,
 }
 
-/// How sums were formed before.
+/// The record of an earlier plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Before<'a> {
-    /// By the group before, or that of the checkpoint.
+    /// The plan of the last group, or of the checkpoint.
     Kept(&'a str),
-    /// By the run that is repeated, on whatever hosts.
+    /// The plan of the run that is replayed, on any hosts.
     Repeated(&'a str),
 }
 
-/// What the group agreed on before its first step.
+/// The plan on which the group agreed, and what it knew.
 #[derive(Clone, Debug)]
 pub(crate) struct Agreed {
     pub plan: AgreedPlan,
     /// The plan as checkpoints keep it.
     pub record: String,
-    /// What of it users are told.
+    /// The part of the plan that users see. `None` in a group of one.
     pub report: Option<CommunicationReport>,
-    /// The mean speed of one rank by itself, in samples a second.
+    /// The mean speed of one rank by itself, in samples per second.
     pub baseline: Option<f64>,
-    /// When each range of the ready order was complete in a step of one rank by itself, in seconds; the mean of all ranks.
+    /// The seconds after which each range of the ready order was complete in a step of one rank by
+    /// itself. Means of all ranks.
     pub ready: Vec<f64>,
-    /// Whether all measure what messages cost, beside the first steps.
+    /// True if all ranks measure the costs of messages during the first steps.
     pub measures: bool,
-    /// Whether all agree anew, by what was measured and what the first steps took.
+    /// True if all ranks agree anew, by these costs and the times of the first steps.
     pub is_open: bool,
 }
 
-/// Agrees with the other ranks, which are at `places`. `ready_order` are the ranges of the gradient arena as `own` times them; `before` and
-/// `known` are what this rank knows of another group, the costs those of messages between the same places. What rank 0 knows counts, so
-/// that all measure, or none: beside the first steps, which sum by a plan that needs no costs.
+/// Agrees on a plan with the other ranks, which have this `placement`. `own` times the ranges
+/// `ready_order` of the gradient arena. `before` and `known` come from an earlier group; the costs
+/// are those of messages in the same placement. Rank 0's knowledge counts: either all ranks measure
+/// or none. They do so during the first steps, which sum by a plan that needs no costs.
 pub(crate) fn agree(
     group: &mut Group,
     settings: &Communication,
     ready_order: &[Range<usize>],
     own: &Baseline,
     before: Option<Before<'_>>,
-    places: Places,
+    placement: Placement,
     known: Option<Costs>,
 ) -> Result<Agreed, CollectiveError> {
     let world = group.world();
@@ -92,21 +104,21 @@ pub(crate) fn agree(
     let open = settings.bucket_bytes.is_none() || algorithm == CommunicationAlgorithm::Auto;
     let useful = open && settings.algorithm != CommunicationAlgorithm::CanonicalTree;
     let costs_matter = world > 1 && !over_memory && useful;
-    let places = costs_matter.then_some(places);
-    let circumstances = Recorded { world, over_memory, communication, places, words: Vec::new(), settled: false };
+    let placement = costs_matter.then_some(placement);
+    let circumstances = Recorded { world, over_memory, communication, placement, words: Vec::new(), settled: false };
     let elements = ready_order.iter().map(|range| range.end).max().unwrap_or_default();
     let is_repeated = matches!(before, Some(Before::Repeated(_)));
     let found = before.and_then(|before| match before {
         Before::Repeated(record) => replayed(record, &circumstances, elements),
         Before::Kept(record) => kept(record, &circumstances, group.hosts(), elements),
     });
-    // One that was to be agreed on anew is of no use where more is known by now.
+    // An open plan is of no use once the costs are known.
     let found = found.filter(|found| is_repeated || found.settled || known.is_none());
     let settles = found.as_ref().is_some_and(|found| is_repeated || found.settled);
     let measures = costs_matter && !settles && known.is_none();
-    let (recorded, settled, places) = match found {
-        Some(Found { plan, settled, places }) => (Some(plan), settled, places),
-        None => (None, false, places),
+    let (recorded, settled, placement) = match found {
+        Some(Found { plan, settled, placement }) => (Some(plan), settled, placement),
+        None => (None, false, placement),
     };
     let mut told = [u8::from(measures), u8::from(settled)];
     group.broadcast(0, tag(1), &mut told)?;
@@ -128,16 +140,16 @@ pub(crate) fn agree(
         encryption = %report.encryption, "communication agreed"
     );
     let words = plan.to_words();
-    // Numbers and names: no reason to fail.
-    let record = serde_json::to_string(&Recorded { words, settled, places, ..circumstances }).unwrap_or_default();
-    // One worker sends nothing.
+    // Numbers and names always become JSON.
+    let record = serde_json::to_string(&Recorded { words, settled, placement, ..circumstances }).unwrap_or_default();
+    // A group of one sends nothing.
     let report = (world > 1).then_some(report);
     let Baseline { samples_per_second: baseline, ready } = means;
     let is_open = costs_matter && (settings.bucket_bytes.is_none() || measures) && !settled && !is_repeated;
     Ok(Agreed { plan, record, report, baseline, ready, measures, is_open })
 }
 
-/// The mean of all ranks that measured something.
+/// Returns the mean of all ranks that measured something.
 fn means(group: &mut Group, own: &Baseline) -> Result<Baseline, CollectiveError> {
     let measured = own.samples_per_second.is_some();
     let mut sums = vec![f64::from(u8::from(measured)), own.samples_per_second.unwrap_or_default()];
@@ -149,29 +161,30 @@ fn means(group: &mut Group, own: &Baseline) -> Result<Baseline, CollectiveError>
     Ok(Baseline { samples_per_second, ready: sums[2..].iter().map(mean).collect() })
 }
 
-/// Whether both are records of the same plan.
-pub(crate) fn tell_the_same(one: &str, other: &str) -> bool {
+/// Returns true if both are records of the same plan.
+pub(crate) fn record_the_same(one: &str, other: &str) -> bool {
     let [one, other] = [one, other].map(|record| serde_json::from_str::<Recorded>(record).ok());
     one.is_some() && one == other
 }
 
-/// The record of a plan that was made under the same circumstances, at the same places where it matters what messages cost, and for the
-/// same hosts where it matters which ranks share one.
+/// Returns the plan of a record that was made under the same circumstances. The placement must be
+/// the same if the costs of messages matter. The hosts must be the same if it matters which ranks
+/// share one.
 fn kept(record: &str, circumstances: &Recorded, hosts: &Hosts, elements: usize) -> Option<Found> {
-    let found = replayed(record, circumstances, elements).filter(|found| found.places == circumstances.places)?;
+    let found = replayed(record, circumstances, elements).filter(|found| found.placement == circumstances.placement)?;
     let matters = found.plan.hosts.are_mixed() || hosts.are_mixed();
     (!matters || found.plan.hosts == *hosts).then_some(found)
 }
 
-/// The record of a plan that was made under the same circumstances, wherever that was.
+/// Returns the plan of a record that was made under the same circumstances, in any placement.
 fn replayed(record: &str, circumstances: &Recorded, elements: usize) -> Option<Found> {
     let recorded: Recorded = serde_json::from_str(record).ok()?;
     let plan = BucketPlan::from_words(&recorded.words)?;
     let tiles = plan.buckets.last().map(|bucket| bucket.end) == Some(elements);
     let fits = tiles && plan.hosts.world() == circumstances.world;
-    let (settled, places) = (recorded.settled, recorded.places);
-    let made = Recorded { words: Vec::new(), settled: false, places: circumstances.places, ..recorded };
-    (fits && made == *circumstances).then_some(Found { plan, settled, places })
+    let (settled, placement) = (recorded.settled, recorded.placement);
+    let made = Recorded { words: Vec::new(), settled: false, placement: circumstances.placement, ..recorded };
+    (fits && made == *circumstances).then_some(Found { plan, settled, placement })
 }
 
 fn proposed(
@@ -187,7 +200,7 @@ fn proposed(
     let open = BucketPlan { buckets: Vec::new(), choice, wire: wire(settings.wire), hosts };
     let buckets = match (settings.bucket_bytes, costs) {
         (Some(bytes), _) => fixed(usize::try_from(bytes.get()).unwrap_or(usize::MAX)),
-        // Nothing is ready before the last part of the tree.
+        // No bucket is ready before the last part of the tree.
         (None, _) if algorithm == CommunicationAlgorithm::CanonicalTree => {
             plan_buckets(ready_order, usize::MAX, usize::MAX)
         }
@@ -208,7 +221,8 @@ fn proposed(
     BucketPlan { buckets, ..open }
 }
 
-/// `plan` with the buckets whose last sum ends first, where the ranges of `ready_order` are ready after so many seconds.
+/// Returns `plan` with the buckets whose last sum ends first. The ranges of `ready_order` are ready
+/// after the seconds in `ready`.
 fn merged(plan: BucketPlan, ready_order: &[Range<usize>], ready: &[f64], costs: &Costs) -> BucketPlan {
     let gradients: Vec<ReadyGradient> = ready_order
         .iter()
@@ -220,7 +234,7 @@ fn merged(plan: BucketPlan, ready_order: &[Range<usize>], ready: &[f64], costs: 
     BucketPlan { buckets, ..plan }
 }
 
-/// After how many seconds of a step all sums of `plan` are formed.
+/// Returns the seconds from the beginning of a step until all sums of `plan` are formed.
 fn ends(plan: &BucketPlan, ready_order: &[Range<usize>], ready: &[f64], costs: &Costs) -> f64 {
     let complete = |bucket: &Range<usize>| {
         let last = ready_order.iter().position(|range| range.end == bucket.end);
@@ -231,18 +245,18 @@ fn ends(plan: &BucketPlan, ready_order: &[Range<usize>], ready: &[f64], costs: &
     last_end(&buckets, &each, |bytes| sum_seconds(plan, costs, bytes))
 }
 
-/// What a sum of so many bytes of gradients takes.
+/// Returns the seconds that a sum of `bytes` bytes of gradients takes.
 fn sum_seconds(plan: &BucketPlan, costs: &Costs, bytes: usize) -> f64 {
     let sent = bytes_sent(plan, bytes);
     costs.seconds(plan.choice.algorithm(&plan.hosts, sent), &plan.hosts, sent)
 }
 
-/// Of so many bytes of gradients.
+/// Returns the bytes that a sum of `bytes` bytes of gradients sends.
 fn bytes_sent(plan: &BucketPlan, bytes: usize) -> usize {
     bytes / size_of::<f32>() * plan.wire.bytes()
 }
 
-/// As the collectives call it.
+/// Returns the collectives' name of a wire format.
 pub(crate) fn wire(format: WireFormat) -> Wire {
     match format {
         WireFormat::F32 => Wire::F32,
@@ -251,7 +265,7 @@ pub(crate) fn wire(format: WireFormat) -> Wire {
     }
 }
 
-/// What workers that share no memory sum by: narrow formats go by one algorithm only.
+/// Returns the algorithm of workers that share no memory. Narrow formats have only one.
 pub(crate) fn by_messages(settings: &Communication) -> CommunicationAlgorithm {
     match (settings.algorithm, settings.wire) {
         (CommunicationAlgorithm::Auto, WireFormat::Bf16 | WireFormat::F16) => CommunicationAlgorithm::Direct,
@@ -259,7 +273,7 @@ pub(crate) fn by_messages(settings: &Communication) -> CommunicationAlgorithm {
     }
 }
 
-/// The algorithm that the job names.
+/// Returns the algorithm that the job names, if it names one.
 pub(crate) fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<Choice> {
     let algorithm = match algorithm {
         CommunicationAlgorithm::Auto => return None,
@@ -275,7 +289,7 @@ pub(crate) fn named(algorithm: CommunicationAlgorithm, world: usize) -> Option<C
     Some(Choice::Always(algorithm))
 }
 
-/// Before the first step.
+/// Tags a message before the first step.
 fn tag(bucket: u32) -> Tag {
     Tag { step: u64::MAX, bucket }
 }
@@ -293,7 +307,7 @@ mod tests {
     use super::*;
 
     const READY_ORDER: [Range<usize>; 3] = [0..1000, 1000..300_000, 300_000..301_000];
-    /// In milliseconds 1, 2 and 3 of backward.
+    /// Backward takes 3 ms; a range is ready after each.
     const READY: [f64; 3] = [1e-3, 2e-3, 3e-3];
 
     fn buckets(settings: &Communication, costs: Option<Costs>) -> Vec<Range<usize>> {
@@ -307,10 +321,10 @@ mod tests {
     #[test]
     fn gradients_are_merged_by_what_was_measured() {
         let auto = Communication::default();
-        // A long line: no byte matters, each bucket costs milliseconds.
+        // A long link: bytes cost nothing, each bucket costs milliseconds.
         assert_eq!(buckets(&auto, costs(5e-3, 1e-12)).len(), 1);
-        // A thin line: the large gradient takes longer than the rest of backward, so that the last waits for nothing by going alone,
-        // and saves a message by going with it where that costs more than a millisecond.
+        // A thin link: the large gradient takes longer than the rest of backward. The last gradient
+        // goes alone, unless a message costs nearly a millisecond.
         assert_eq!(buckets(&auto, costs(1e-6, 1e-8)), [0..1000, 1000..300_000, 300_000..301_000]);
         assert_eq!(buckets(&auto, costs(8e-4, 1e-8)), [0..1000, 1000..301_000]);
         assert_eq!(buckets(&auto, None), [0..1000, 1000..300_000, 300_000..301_000]);
@@ -346,28 +360,28 @@ mod tests {
         let [apart, together, mixed] =
             [vec![0, 1, 2], vec![0, 0, 0], vec![0, 1, 0]].map(Hosts::counted).map(Option::unwrap);
         let plan = BucketPlan { buckets: vec![0..5, 5..10], choice, wire: Wire::Bf16, hosts: apart.clone() };
-        let [here, there] = ["10.0.0.1:1", "10.0.0.2:1"].map(|address| Places::of(&[address.parse().expect("one")]));
+        let [here, there] = ["10.0.0.1:1", "10.0.0.2:1"].map(|address| Placement::of(&[address.parse().expect("one")]));
         let made = || Recorded {
             world: 3,
             over_memory: false,
             communication: Communication::default(),
-            places: Some(here),
+            placement: Some(here),
             words: Vec::new(),
             settled: false,
         };
         let words = vec![0x101, 0, 0, 0, 3, 0, 1, 2, 5, 10];
         let record = serde_json::to_string(&Recorded { words, settled: true, ..made() }).expect("serialises");
         let kept_on = |hosts: &Hosts| kept(&record, &made(), hosts, 10);
-        let found = || Some(Found { plan: plan.clone(), settled: true, places: Some(here) });
+        let found = || Some(Found { plan: plan.clone(), settled: true, placement: Some(here) });
         assert_eq!([&apart, &together, &mixed].map(kept_on), [found(), found(), None]);
-        let elsewhere = Recorded { places: Some(there), ..made() };
+        let elsewhere = Recorded { placement: Some(there), ..made() };
         assert_eq!(kept(&record, &elsewhere, &apart, 10), None);
-        // A run is repeated wherever it ran.
+        // A replay may run on other hosts.
         assert_eq!(replayed(&record, &made(), 10), found());
         assert_eq!(replayed(&record, &elsewhere, 10), found());
         // A field that has its default may be missing.
         let older = record.replace("\"socketsPerPeer\":1,", "").replace(",\"socketsPerPeer\":1", "");
-        assert!(older != record && tell_the_same(&older, &record) && !tell_the_same(&older, "{"));
+        assert!(older != record && record_the_same(&older, &record) && !record_the_same(&older, "{"));
         let fixed = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };
         assert_eq!(replayed(&record, &Recorded { world: 4, ..made() }, 10), None);
         assert_eq!(replayed(&record, &Recorded { over_memory: true, ..made() }, 10), None);
@@ -376,8 +390,9 @@ mod tests {
         assert_eq!(replayed("{", &made(), 10), None);
     }
 
-    /// What each rank of a group agreed on, where `before` are the records that they have of the group before, and all were at `places`.
-    fn agreed(settings: &Communication, before: [Option<&str>; 3], places: Places) -> Vec<Agreed> {
+    /// Forms a group of ranks that have the records `before` of an earlier group, in `placement`.
+    /// Returns what each rank agreed on.
+    fn agreed(settings: &Communication, before: [Option<&str>; 3], placement: Placement) -> Vec<Agreed> {
         let listeners = before.map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).expect("a listener"));
         let peers: Vec<_> = listeners.iter().map(Listener::address).collect();
         thread::scope(|scope| {
@@ -389,7 +404,7 @@ mod tests {
                     let mut group = Group::form(&listener, seat, &peers, limits, &Abort::new()).expect("a group");
                     let own = Baseline { samples_per_second: Some(1.0), ready: READY.to_vec() };
                     let before = before.as_deref().map(Before::Kept);
-                    agree(&mut group, settings, &READY_ORDER, &own, before, places, None).expect("a plan")
+                    agree(&mut group, settings, &READY_ORDER, &own, before, placement, None).expect("a plan")
                 })
             };
             let ranks: Vec<_> = listeners.into_iter().zip(before).enumerate().map(rank).collect();
@@ -398,20 +413,20 @@ mod tests {
     }
 
     #[test]
-    fn a_group_measures_anew_unless_rank_0_has_a_record_of_the_same_places() {
+    fn a_group_measures_anew_unless_rank_0_has_a_record_of_the_same_placement() {
         let [old, new] = [["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"], ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.4:1"]]
-            .map(|group| Places::of(&group.map(|address| address.parse::<SocketAddr>().expect("an address"))));
+            .map(|group| Placement::of(&group.map(|address| address.parse::<SocketAddr>().expect("an address"))));
         let auto = Communication::default();
         let first = &agreed(&auto, [None; 3], old)[0].record;
         let settled = first.replace("\"settled\":false", "\"settled\":true");
-        assert!(settled != *first && !tell_the_same(&settled, first));
+        assert!(settled != *first && !record_the_same(&settled, first));
         let settled = Some(&settled[..]);
-        for (situation, before, places, anew) in [
+        for (situation, before, placement, anew) in [
             ("a rank that was restarted where it was", [settled, None, settled], old, false),
             ("the same of rank 0", [None, settled, settled], old, true),
             ("a rank that was replaced on another host", [settled, None, settled], new, true),
         ] {
-            let ranks = agreed(&auto, before, places);
+            let ranks = agreed(&auto, before, placement);
             for rank in &ranks {
                 assert_eq!((rank.measures, rank.is_open), (anew, anew), "{situation}");
                 assert_eq!((&rank.plan, &rank.record), (&ranks[0].plan, &ranks[0].record), "{situation}");
@@ -421,13 +436,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_measured_where_costs_choose_neither_buckets_nor_an_algorithm() {
-        let places = Places::of(&[]);
+    fn nothing_is_measured_if_costs_choose_neither_buckets_nor_an_algorithm() {
+        let placement = Placement::of(&[]);
         let sized = Communication { bucket_bytes: Some(ByteSize::mebibytes(1)), ..Communication::default() };
         let narrow = Communication { wire: WireFormat::Bf16, ..sized.clone() };
         let named = Communication { algorithm: CommunicationAlgorithm::Ring, ..sized.clone() };
         for (settings, measures) in [(sized, true), (narrow, false), (named, false)] {
-            let ranks = agreed(&settings, [None; 3], places);
+            let ranks = agreed(&settings, [None; 3], placement);
             assert!(ranks.iter().all(|rank| (rank.measures, rank.is_open) == (measures, measures)), "{settings:?}");
         }
     }

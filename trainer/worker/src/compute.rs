@@ -1,4 +1,5 @@
-//! One worker's mathematics: its state, its devices, and backward into buckets.
+//! The mathematics of one worker: its state, its devices, and backward into buckets. It knows
+//! nothing of other workers.
 
 pub(crate) mod baseline;
 pub(crate) mod devices;
@@ -6,4 +7,7 @@ pub(crate) mod fingerprint;
 pub(crate) mod gradients;
 pub(crate) mod memory;
 pub(crate) mod model;
+pub(crate) mod payload;
+pub(crate) mod recipe;
+pub(crate) mod trained;
 pub(crate) mod training_state;

@@ -1,4 +1,5 @@
-//! `lockstep-trainer coordinator`: agrees on the group, keeps its record, passes its reports on. Training needs none of it.
+//! `lockstep-trainer coordinator`: agrees on the group, keeps its record, and publishes its
+//! reports. Steps need only the workers.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -19,14 +20,14 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    failure::Failure, kubernetes_store::KubernetesStore, progress::metrics::process_registry, progress::publish::Board,
-    serve,
+    failure::Failure, kubernetes_store::KubernetesStore, progress::metrics::process_registry,
+    progress::publish::Publisher, serve,
 };
 
 /// Coordinates the job's group to its end.
 pub(crate) fn coordinate(launch: &Launch) -> Result<Ending, Failure> {
     let metrics = process_registry(&launch.job).map_err(Failure::fatal)?;
-    // The coordinator is of use as soon as it listens.
+    // The coordinator is ready as soon as it listens.
     let text = move || TextEncoder::new().encode_to_string(&metrics.gather()).unwrap_or_default();
     let ready = Arc::new(AtomicBool::new(true));
     let address = SocketAddr::new(launch.address, launch.ports.metrics);
@@ -52,8 +53,8 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         }
         RecordStore::File(_) => None,
     };
-    let mut board = Board::open(&launch.store, &launch.job, client.as_ref());
-    board.listening(bound);
+    let mut publisher = Publisher::open(&launch.store, &launch.job, client.as_ref());
+    publisher.listening(bound);
     let config = Config {
         job: launch.job.uid.clone(),
         attempt: launch.attempt,
@@ -62,7 +63,7 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         replicas: launch.replicas as usize,
         least: launch.elastic.min_replicas as usize,
         shards: MIN_SHARDS.max(launch.elastic.max_replicas),
-        // The rest is for its last words.
+        // The rest of the grace is for the coordinator's last words.
         drain_limit: Duration::from_secs(launch.grace_seconds.into()) * 2 / 3,
     };
 
@@ -77,12 +78,12 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
             }
         }
         Notice::Changed { change, history } => {
-            drop(post.send(News::Changed(told(change, history))));
+            drop(post.send(News::Changed(described(change, history))));
             drop(post.send(News::Members(members(change))));
         }
         Notice::Found { change, history } => {
-            drop(post.send(News::Found(told(change, history))));
-            // The processes of an earlier attempt are gone, whatever those are called that took their places.
+            drop(post.send(News::Found(described(change, history))));
+            // The processes of an earlier attempt are gone. New ones may have their names.
             if change.active.attempt == launch.attempt {
                 drop(post.send(News::Members(members(change))));
             }
@@ -97,11 +98,11 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
             let mut waiting = VecDeque::from([first]);
             while let Some(news) = next(&mut waiting) {
                 match news {
-                    News::Joined(member) => board.joined(&member),
-                    News::Members(members) => board.members(&members),
-                    News::Changed(change) => board.changed(change).await,
-                    News::Found(change) => board.found(change).await,
-                    News::Progress(progress) => board.post(*progress).await,
+                    News::Joined(member) => publisher.joined(&member),
+                    News::Members(members) => publisher.members(&members),
+                    News::Changed(change) => publisher.changed(change).await,
+                    News::Found(change) => publisher.found(change).await,
+                    News::Progress(progress) => publisher.post(*progress).await,
                 }
                 waiting.extend(std::iter::from_fn(|| posted.try_recv().ok()));
             }
@@ -119,28 +120,29 @@ async fn serve_group(launch: &Launch) -> Result<Ending, Failure> {
         }
     };
     let (outcome, ()) = tokio::join!(coordinating, publishing);
-    let ended = conclude(outcome, board.newest().cloned());
-    board.flush().await;
+    let ended = conclude(outcome, publisher.newest().cloned());
+    publisher.flush().await;
     let ending = match &ended {
         Ok(ending) => ending.clone(),
-        Err(failure) => Ending { message: failure.to_string(), progress: board.newest().cloned(), model_uri: None },
+        Err(failure) => Ending { message: failure.to_string(), progress: publisher.newest().cloned(), model_uri: None },
     };
-    board.end(&ending).await;
+    publisher.end(&ending).await;
     ended
 }
 
-/// What the board has to tell.
+/// News for the publisher.
 enum News {
     Joined(String),
-    /// Who belongs to the group from now on.
+    /// The members of the group from now on.
     Members(Vec<String>),
     Changed(GroupChange),
-    /// It may have been told of.
+    /// A membership that another coordinator recorded, and may have published.
     Found(GroupChange),
     Progress(Box<Progress>),
 }
 
-/// The oldest that is still news: the newest report tells all that those before it do, since the group changed last.
+/// Returns the oldest item that is still news. A report replaces all reports before it, back to the
+/// last change of the group.
 fn next(waiting: &mut VecDeque<News>) -> Option<News> {
     let is_report = |news: &News| matches!(news, News::Progress(_));
     let is_change = |news: &News| matches!(news, News::Changed(_) | News::Found(_));
@@ -156,8 +158,8 @@ fn members(change: &lockstep_elastic::Change) -> Vec<String> {
     change.active.members.iter().map(|member| member.pod.clone()).collect()
 }
 
-/// A change of the membership as others are told of it.
-fn told(change: &lockstep_elastic::Change, history: Digest) -> GroupChange {
+/// Returns a change of the membership as reports describe it.
+fn described(change: &lockstep_elastic::Change, history: Digest) -> GroupChange {
     let lockstep_elastic::Change { active, joined, left, lost, broken, took } = change;
     let gone = |gone: &[(String, String)]| -> Vec<Departure> {
         gone.iter().map(|(pod, reason)| Departure { pod: pod.clone(), reason: reason.clone() }).collect()
@@ -178,7 +180,7 @@ fn told(change: &lockstep_elastic::Change, history: Digest) -> GroupChange {
     }
 }
 
-/// What the group's outcome means for the job.
+/// Returns the meaning of the group's outcome for the job.
 fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> Result<Ending, Failure> {
     match outcome {
         Ok(Outcome::Finished { payload, .. }) => {
@@ -196,7 +198,7 @@ fn conclude(outcome: Result<Outcome, StoreError>, newest: Option<Progress>) -> R
         Ok(Outcome::Stopped) => Err(Failure::retry("asked to stop before the group had drained")),
         Ok(Outcome::StoreFailed { message }) => Err(Failure::retry(message)),
         Err(error @ (StoreError::Record { .. } | StoreError::Io { .. })) => Err(Failure::fatal(error)),
-        // It may be corrected: until then those that train go on, and those that stand wait.
+        // A person may correct it. Until then, members train on, and sealed workers wait.
         Err(error @ (StoreError::Unavailable { .. } | StoreError::Forbidden { .. } | StoreError::Refused { .. })) => {
             Err(Failure::retry(error))
         }
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_reports_that_wait_only_the_newest_is_told() {
+    fn a_waiting_report_is_replaced_by_a_newer_one() {
         let report = |step| News::Progress(Box::new(Progress { step, ..Progress::default() }));
         let changed = News::Changed(GroupChange { generation: 7, ..GroupChange::default() });
         let joined = News::Joined("a".into());

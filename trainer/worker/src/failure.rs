@@ -1,4 +1,4 @@
-//! Why a process ends before its work is done, and what that means for the job.
+//! The reasons for which a process ends before its work is done, and their meaning for the job.
 
 use std::{borrow::Borrow, error::Error, fmt::Display, fs, iter, path::Path};
 
@@ -9,46 +9,48 @@ use tracing::error;
 
 use crate::grace::Drain;
 
-/// An ending that is not success. Each becomes an exit code and the message of the process's `Ending`.
+/// An ending without success. It becomes an exit code and the message of the process's `Ending`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The job cannot succeed as described; starting again would fail again.
+    /// The job cannot succeed as described. A new start would fail again.
     #[error("{0}")]
     Fatal(String),
-    /// This worker can never take part, which says nothing about the others.
+    /// This worker can never take part. The others may.
     #[error("{0}")]
     Unfit(String),
-    /// A peer or the infrastructure was lost; the job can go on from its newest checkpoint.
+    /// A peer or the infrastructure was lost. The job can go on from its newest checkpoint.
     #[error("{0}")]
     Retry(String),
-    /// What the workers hold differs, or is not what they computed; all begin anew with the newest checkpoint.
+    /// The workers hold different states, or a state that they did not compute. All begin anew with
+    /// the newest checkpoint.
     #[error("{0}")]
     Diverged(String),
-    /// This generation cannot go on, or was not formed: the worker goes on in the next one.
+    /// This generation cannot go on, or was not formed. The worker enters the next one.
     #[error("{}", .0.reason)]
     Broken(Break),
-    /// Asked to stop: after this step the group goes on without this worker, or its checkpoint was saved.
+    /// The worker was asked to stop. After this step the group goes on without it, or has saved a
+    /// checkpoint.
     #[error("stopped on request after step {step}{}", of_grace(drain.as_ref()))]
     Drained {
-        /// Optimiser steps that are done.
+        /// The number of steps that are done.
         step: u64,
-        /// Of a process that was itself asked.
+        /// The drain of a process that was itself asked to end.
         drain: Option<Drain>,
     },
 }
 
 impl Failure {
-    /// The job cannot succeed: `problem` names the field or file, the value and what to do.
+    /// Makes a failure of the job. `problem` names the field or file, the value and the remedy.
     pub(crate) fn fatal(problem: impl ToString) -> Self {
         Self::Fatal(problem.to_string())
     }
 
-    /// Something outside the job broke: `cause` names it.
+    /// Makes a failure outside the job. `cause` names it.
     pub(crate) fn retry(cause: impl ToString) -> Self {
         Self::Retry(cause.to_string())
     }
 
-    /// The states of ranks or devices differ: `difference` says where that was seen.
+    /// Makes a failure of ranks or devices whose states differ. `difference` names the place.
     pub(crate) fn diverged(difference: impl Display) -> Self {
         Self::Diverged(format!(
             "{difference}: the memory or a processor of one of their hosts is faulty; training begins anew with the newest checkpoint, \
@@ -56,12 +58,13 @@ impl Failure {
         ))
     }
 
-    /// The group is of no use any more.
+    /// Makes a failure of the present group.
     pub(crate) fn broken(reason: impl ToString) -> Self {
         Self::Broken(Break::from(reason.to_string()))
     }
 
-    /// An operation of the group failed, or it could not be formed: `error` names the peer.
+    /// Makes the failure of a collective or of a group that could not be formed. `error` names the
+    /// peer.
     pub(crate) fn lost(error: impl Borrow<CollectiveError>) -> Self {
         let error = error.borrow();
         let missing = error.peer().filter(|_| matches!(error, CollectiveError::NotFormed { .. }));
@@ -69,10 +72,10 @@ impl Failure {
         Self::Broken(Break { reason: with_causes(error), unreached, origin: error.origin() })
     }
 
-    /// What the coordinator is told of a group that broke.
+    /// Returns what the coordinator must learn about a group that broke.
     ///
     /// # Errors
-    /// The failure itself where it is another one.
+    /// `self` if it is another failure.
     pub(crate) fn into_break(self) -> Result<Break, Self> {
         match self {
             Self::Broken(broken) => Ok(broken),
@@ -80,7 +83,7 @@ impl Failure {
         }
     }
 
-    /// What the process leaves.
+    /// Returns the ending that the process leaves.
     pub(crate) fn ending(&self) -> Ending {
         Ending { message: self.to_string(), ..Ending::default() }
     }
@@ -94,7 +97,7 @@ impl Failure {
     }
 }
 
-/// An error and what caused it, in one line.
+/// Returns an error and its causes in one line.
 pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let chain = iter::successors(Some(error), |error| (*error).source());
     chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
@@ -104,7 +107,7 @@ fn of_grace(drain: Option<&Drain>) -> String {
     drain.map(|drain| format!(": {drain}")).unwrap_or_default()
 }
 
-/// Writes a process's ending where the kubelet, or `lockstep run`, finds it.
+/// Writes a process's ending to the place in which the kubelet or `lockstep run` looks for it.
 pub(crate) fn leave(path: &Path, ending: &Ending) {
     if let Err(problem) = fs::write(path, ending.to_line()) {
         error!(path = %path.display(), %problem, "the ending could not be written");
@@ -118,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_that_breaks_says_what_the_system_or_the_peer_said() {
+    fn the_reason_of_a_broken_group_includes_the_systems_error() {
         let source = Arc::new(io::Error::other("no buffer space"));
         let error = CollectiveError::System { attempted: "exchange bytes with rank 3".to_owned(), source };
         let Failure::Broken(broken) = Failure::lost(error) else { panic!("the group is broken") };

@@ -1,14 +1,15 @@
-//! Whether a process that is asked to end does so before it is killed.
+//! The grace of a process that is asked to end: the time until it is killed.
 
 use std::{fmt, time::Duration};
 
 use lockstep_launch::ShortGrace;
 
-/// Steps that are done before all stop: the one under way and the one during which all learn of it.
+/// The steps until all ranks stop: the present one, and one in which all learn of it.
 const LAST_STEPS: u32 = 2;
 
-/// What is wrong with the time that there is, where steps, evaluations and checkpoints take so long; `None` where a drain fits into it. An
-/// evaluation that is under way, or comes after one of the last steps, is done.
+/// Returns the problem if a drain does not fit into the grace. `step`, `evaluating` and `saving`
+/// are the times that they take. An evaluation that is under way, or that follows one of the last
+/// steps, is completed.
 pub(crate) fn short_grace(
     step: Duration,
     evaluating: Duration,
@@ -20,7 +21,7 @@ pub(crate) fn short_grace(
     (!fits).then_some(ShortGrace { drain_seconds: drain.as_secs_f64(), grace_seconds })
 }
 
-/// How long a process that was asked to end went on, and how long it might have.
+/// The time that a process took to end after it was asked, and the time that it had.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
     pub took: Duration,
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drain_fits_where_two_steps_an_evaluation_and_a_checkpoint_do() {
+    fn a_drain_fits_if_two_steps_an_evaluation_and_a_checkpoint_do() {
         let ms = Duration::from_millis;
         let found = |step, evaluating, saving, grace| {
             short_grace(ms(step), ms(evaluating), ms(saving), grace).map(|short| short.drain_seconds)

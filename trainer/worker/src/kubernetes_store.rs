@@ -1,4 +1,5 @@
-//! The durable record in a cluster: `spec.record` of the job's `TrainingGroup`, guarded by its `resourceVersion`.
+//! The record in a cluster: `spec.record` of the job's `TrainingGroup`, guarded by its
+//! `resourceVersion`.
 
 use std::time::Duration;
 
@@ -11,12 +12,12 @@ use lockstep_elastic::{GenerationStore, Record, StoreError, Swap, Version};
 use lockstep_launch::{Job, training_group};
 use tokio::time::timeout;
 
-/// HTTP status of a write that was guarded by an older `resourceVersion`.
+/// The HTTP status of a write that was guarded by an older `resourceVersion`.
 pub(crate) const CONFLICT: u16 = 409;
-/// Writes that may meet somebody else's before the group counts as out of reach.
+/// The writes that may conflict with others before the group counts as out of reach.
 pub(crate) const MAX_ATTEMPTS: u32 = 10;
 
-/// An API server that takes longer counts as out of reach: the client itself would wait for ever.
+/// An API server that takes longer counts as out of reach: the client itself would wait forever.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The `TrainingGroup` of one job.
@@ -25,7 +26,7 @@ pub(crate) struct KubernetesStore {
     job: Job,
 }
 
-/// The groups of the job's namespace.
+/// Returns the API of the groups in the job's namespace.
 pub(crate) fn groups(client: Client, job: &Job) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk(training_group::API_GROUP, training_group::VERSION, training_group::KIND);
     Api::namespaced_with(client, &job.namespace, &ApiResource::from_gvk_with_plural(&kind, training_group::PLURAL))
@@ -94,7 +95,8 @@ impl GenerationStore for KubernetesStore {
             let replaced = self.groups.replace(&self.job.name, &how, &object);
             match timeout(ANSWER_LIMIT, replaced).await.map_err(|_| self.unavailable("no answer"))? {
                 Ok(_) => return Ok(Swap::Swapped(version_of(record))),
-                // Reports are written into the same object's status and move its resourceVersion on: look again.
+                // A report changed the status of the object, and its `resourceVersion`: read it
+                // again.
                 Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
                 Err(error) => return Err(self.failed(error)),
             }
@@ -103,30 +105,32 @@ impl GenerationStore for KubernetesStore {
     }
 }
 
-/// Whether a group was made for a later job of the same name, whose coordinators alone may write into it.
+/// Returns true if a group belongs to a later job of the same name. Only that job's coordinators
+/// may write into it.
 pub(crate) fn is_of_another(group: &DynamicObject, job: &Job) -> bool {
     let owners = group.metadata.owner_references.as_deref().unwrap_or_default();
     !owners.is_empty() && owners.iter().all(|owner| owner.uid != job.uid)
 }
 
-/// Content decides, as in a file: two equal records are the same state of the job.
+/// Returns the version of a record: its content, as in a file.
 fn version_of(record: &Record) -> Version {
     Version(record.to_json())
 }
 
-/// What an API server's refusal means for the next attempt.
+/// The meaning of an API server's refusal for the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// It may be taken soon.
+    /// The server may accept the write soon.
     Passing,
-    /// It is taken once somebody has mended the cluster: until then training goes on, and its changes wait.
+    /// The server accepts the write once somebody has repaired the cluster. Until then training
+    /// goes on, and changes of the group wait.
     Mendable {
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
-    /// It will never be taken.
+    /// The server will never accept the write.
     Final {
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
 }
@@ -148,7 +152,7 @@ fn refusal(status: &Status) -> Refusal {
         _ if status.code == 413 || status.message.contains("request is too large") => {
             Refusal::Final { advice: "lower spec.elastic.maxReplicas, or raise etcd's --max-request-bytes" }
         }
-        // Timeouts, conflicts, and a server that has too much to do.
+        // Timeouts, conflicts, and an overloaded server.
         408 | 409 | 429 => Refusal::Passing,
         400..500 => Refusal::Mendable {
             advice: "see to it that CRDs, operator and trainer are of one version and that no policy refuses the job's TrainingGroup",

@@ -1,4 +1,5 @@
-//! `lockstep-trainer`: the processes of a job. `worker` computes, `coordinator` agrees on who computes.
+//! `lockstep-trainer`: the processes of a job. Workers train; the coordinator decides who is a
+//! member.
 
 mod benchmark;
 mod checkpoints;
@@ -8,6 +9,7 @@ mod coordinator;
 mod failure;
 mod grace;
 mod kubernetes_store;
+mod lines;
 mod membership;
 mod panics;
 mod progress;
@@ -16,6 +18,7 @@ mod serve;
 mod signals;
 mod step;
 mod storage;
+mod training;
 mod worker;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -27,7 +30,8 @@ use tracing::{error, info};
 
 use crate::failure::{Failure, leave};
 
-/// A process of a training job. It reads its orders from LOCKSTEP_* variables, which the operator and `lockstep run` set.
+/// A process of a training job. The operator and `lockstep run` set its orders in LOCKSTEP_*
+/// variables.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -41,18 +45,18 @@ enum Role {
     Worker,
     /// Form the group and keep its record.
     Coordinator,
-    /// Look at the checkpoints in a job's folder, delete old ones, or take the weights out of one.
+    /// List, verify, prune or export the checkpoints in a job's folder.
     #[command(subcommand)]
     Checkpoints(checkpoints::Action),
     /// Draw glyphs and write them as IDX files, for tests and data images.
     Glyphs {
-        /// How many, training and evaluation together.
+        /// The number of glyphs, for training and evaluation together.
         #[arg(long, default_value_t = 10_000)]
         samples: u32,
-        /// Seed of the drawing.
+        /// The seed of the drawing.
         #[arg(long, default_value_t = 0)]
         seed: u64,
-        /// Folder that gets the files.
+        /// The folder for the files.
         #[arg(long)]
         output: PathBuf,
     },
@@ -60,7 +64,7 @@ enum Role {
 
 fn main() -> ExitCode {
     let role = Arguments::parse().role;
-    // In a pod somebody collects the logs as JSON; `lockstep run` shows them to people.
+    // In a pod, logs are collected as JSON. `lockstep run` shows them to people.
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError).with_target(false);
     if std::env::var_os(PARENT).is_some() {
@@ -103,11 +107,11 @@ fn run(role: &Role, launch: &Launch, replay: Option<&Replay>) -> Result<Ending, 
     match role {
         Role::Worker => worker::work(launch, replay),
         Role::Coordinator => coordinator::coordinate(launch),
-        Role::Checkpoints(_) | Role::Glyphs { .. } => unreachable!("it needs no orders"),
+        Role::Checkpoints(_) | Role::Glyphs { .. } => unreachable!("this role reads no orders"),
     }
 }
 
-/// All of them as one pair of files, which a job splits by `dataset.evaluationFraction`.
+/// Writes all glyphs as one pair of files. A job splits them by `dataset.evaluationFraction`.
 fn write_glyphs(samples: u32, seed: u64, output: &std::path::Path) -> ExitCode {
     let drawn = glyphs::draw(samples as usize, seed, 0.0);
     match idx::write(output, idx::Part::Train, &drawn.train) {

@@ -1,6 +1,6 @@
-//! A worker's part in its group: the session with the coordinator, and the catch-up of newcomers.
+//! A worker's part in its group: the session with the coordinator, and catch-up.
 
 pub(crate) mod catchup;
-pub(crate) mod credentials;
-pub(crate) mod networks;
+mod credentials;
+mod networks;
 pub(crate) mod session;

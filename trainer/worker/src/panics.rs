@@ -1,5 +1,4 @@
-//! A panic leaves its message as the process's ending, so that whoever asks why it ended need not
-//! read its log.
+//! A panic leaves its message as the process's ending, so that nobody has to read the log.
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
@@ -13,7 +12,7 @@ use tracing::error;
 
 use crate::failure::leave;
 
-/// From now on a panic is logged in one line, and the first one is left at `ending`.
+/// Logs every panic in one line from now on, and leaves the first one at `ending`.
 pub(crate) fn leave_at(ending: PathBuf) {
     let first = Once::new();
     set_hook(Box::new(move |panic| {
@@ -35,7 +34,7 @@ fn told(panic: &PanicHookInfo<'_>) -> String {
     }
 }
 
-/// A source file without the folders of the machine that built the program.
+/// Returns the path of a source file without the folders of the machine that built the program.
 fn within(file: &str) -> &str {
     match file.split_once("/registry/src/").and_then(|(_, below)| below.split_once('/')) {
         Some((_, below)) => below,

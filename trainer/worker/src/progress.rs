@@ -1,4 +1,4 @@
-//! Everything that others read about a run: metrics, the metrics log, reports.
+//! Everything that others read about a run: metrics, the metrics log, and reports.
 
 pub(crate) mod metrics;
 pub(crate) mod metrics_log;

@@ -1,4 +1,4 @@
-//! Checkpoints behind the training: every rank writes its part.
+//! Checkpoints behind the training. Every rank writes its part.
 
-pub(crate) mod block_digests;
+mod block_digests;
 pub(crate) mod protocol;

@@ -1,4 +1,5 @@
-//! /metrics, /healthz and /readyz of a trainer process, on an own thread so that training never waits for a scrape.
+//! The HTTP server of a trainer process: /metrics, /healthz and /readyz. It has a thread of its
+//! own, so training never waits for a scrape.
 
 use std::{
     net::SocketAddr,
@@ -15,16 +16,16 @@ use axum::{Router, extract::RawQuery, http::StatusCode, routing::get};
 use lockstep_launch::readiness;
 use tokio::time::{Instant, sleep};
 
-/// How often readiness is looked at that somebody awaits.
+/// The time between two looks at readiness while a request waits for it.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Turns true once the group is formed; readiness says so.
+/// True once the group is formed.
 pub(crate) type Ready = Arc<AtomicBool>;
 
-/// Binds the address and serves until the process ends. `text` gives the metrics.
+/// Binds the address and serves until the process ends. `text` returns the metrics.
 ///
 /// # Errors
-/// The address is in use or not this machine's.
+/// The address is in use, or belongs to another machine.
 pub(crate) fn serve(
     address: SocketAddr,
     ready: Ready,
@@ -49,8 +50,8 @@ pub(crate) fn serve(
     Ok(bound)
 }
 
-/// Says whether the process is ready. Kubernetes warns of each answer that says no: who can wait is
-/// answered late.
+/// Answers if the process is ready. Kubernetes warns of every negative answer, so a request that
+/// can wait is answered late.
 async fn is_ready(ready: Ready, query: Option<String>) -> (StatusCode, &'static str) {
     let patience = match query.as_deref() {
         Some(readiness::AWAITED) => Duration::from_secs(readiness::MAX_AWAITED_SECONDS.into()),
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_awaits_readiness_hears_of_nothing_before() {
+    async fn a_request_that_awaits_readiness_is_answered_once_it_comes() {
         let ready = Ready::default();
         assert_eq!(answer(&ready, None).await.0, StatusCode::SERVICE_UNAVAILABLE);
         let mut awaited = Box::pin(answer(&ready, Some(readiness::AWAITED)));
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_awaits_readiness_in_vain_is_told_in_the_end() {
+    async fn a_request_that_awaits_readiness_in_vain_is_answered_in_the_end() {
         let asked = Instant::now();
         assert_eq!(answer(&Ready::default(), Some(readiness::AWAITED)).await.0, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(asked.elapsed().as_secs(), u64::from(readiness::MAX_AWAITED_SECONDS));

@@ -1,4 +1,5 @@
-//! SIGTERM and SIGINT: a wish to stop at the next step boundary; before there are steps, an end at once.
+//! SIGTERM and SIGINT ask a worker to stop after the present step. Before the first step it ends at
+//! once.
 
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -13,16 +14,16 @@ use tokio::signal::unix::{SignalKind, signal};
 
 type Tell = Box<dyn Fn() + Send>;
 
-/// What a signal asks of a worker.
+/// A request to stop.
 #[derive(Clone, Default)]
 pub(crate) struct Stop {
-    /// Whom to tell, once there are steps.
+    /// The group's function to call. `None` before there are steps.
     group: Arc<Mutex<Option<Tell>>>,
     asked: Arc<OnceLock<Instant>>,
 }
 
 impl Stop {
-    /// Listens for signals on an own thread.
+    /// Listens for signals on a thread of its own.
     pub(crate) fn listen() -> anyhow::Result<Self> {
         let stop = Self::default();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -42,7 +43,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// How long ago the first one came; `None` before that.
+    /// Returns how long ago the first signal came. `None` before that.
     pub(crate) fn asked(&self) -> Option<Duration> {
         self.asked.get().map(Instant::elapsed)
     }
@@ -58,17 +59,18 @@ impl Stop {
         }
     }
 
-    /// From here on a signal is told to the group, by `tell`, which lets the worker go after a step.
+    /// Calls `tell` for a signal from here on. The group then lets the worker leave after a step.
     pub(crate) fn steps_begin(&self, tell: impl Fn() + Send + 'static) {
         *self.group.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
     }
 }
 
-/// Dies with the process that [`PARENT`] names, if any: `lockstep run` leaves no orphan even when it is killed.
+/// Dies with the process that [`PARENT`] names, if any: `lockstep run` leaves no orphan even if it
+/// is killed.
 pub(crate) fn die_with_parent() -> anyhow::Result<()> {
     let Ok(parent) = std::env::var(PARENT) else { return Ok(()) };
     set_parent_process_death_signal(Some(Signal::KILL)).context("asking to die with the parent process")?;
-    // The parent may have died before the wish was made.
+    // The parent may have died before this call.
     if getppid().map(Pid::as_raw_nonzero).map(|pid| pid.to_string()) != Some(parent) {
         std::process::exit(i32::from(Exit::Drained.code()));
     }

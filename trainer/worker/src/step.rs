@@ -1,4 +1,4 @@
-//! One step of all ranks, and the numbers that they exchange beside the gradients.
+//! One step of all ranks: gradients, the numbers beside them, and the update.
 
 pub(crate) mod efficiency;
 pub(crate) mod rank;

@@ -1,4 +1,5 @@
-//! The job's folder, or its place in an object store: which state to start from, whether every member sees it, saving and exporting.
+//! The storage of a job: its folder, or its place in an object store. It holds checkpoints and the
+//! exported model; the folder also holds the metrics log.
 
 pub(crate) mod probe;
 pub(crate) mod retry;
@@ -14,33 +15,35 @@ use std::{
 };
 
 use lockstep_checkpoint::{
-    Checkpoint, CheckpointError, Destination, Folder, Layout, Newest, Objects, Saved, Skipped, Snapshotter, Tensor,
+    Checkpoint, CheckpointError, Destination, Folder, Newest, Objects, Saved, Skipped, Snapshotter, Tensor,
     TrainingIdentity,
 };
 use lockstep_elastic::Digest;
 use lockstep_launch::{CheckpointMark, DamagedCheckpoint, Launch, ObjectUri, RecordStore, Workload};
-use lockstep_nn::{Cpu, Replica};
+use lockstep_nn::StateTensor;
 use lockstep_objects::Home;
 use tracing::warn;
 
-use crate::{failure::Failure, storage::retry::told_of};
+use self::retry::warned_of;
+use crate::failure::Failure;
 
-/// A network file system may show a new file late, but not later than this.
+/// The time within which a network file system shows a new file.
 const VISIBLE_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Name of the exported model in the job's folder.
+/// The name of the exported model in the job's folder.
 const MODEL_FILE: &str = "model.safetensors";
+/// The beginning of a state digest that is made of the digests of blocks.
 const SPELLING: &str = "blocks-";
 
-/// Where the job's state is kept, and whose it is.
+/// The storage of one job.
 pub(crate) struct Storage {
     folder: Folder,
-    /// For metrics.
+    /// The folder for the metrics log and the plans.
     output: PathBuf,
     identity: TrainingIdentity,
     keep_last: NonZeroU32,
     uri: String,
-    keeps_journals: bool,
+    keeps_metrics: bool,
 }
 
 impl Storage {
@@ -52,35 +55,35 @@ impl Storage {
             fs::create_dir_all(&output)
                 .map_err(|error| Failure::retry(format!("making {}: {error}", output.display())))?;
         }
-        let folder = told_of(&uri, || match &launch.objects {
+        let folder = warned_of(&uri, || match &launch.objects {
             None => Folder::open(&output),
             Some(place) => open_objects(place, home(launch)).and_then(Folder::open_bucket),
         });
         let folder = folder.map_err(|error| refused(&uri, &error))?;
         let keep_last = NonZeroU32::new(workload.checkpoint.keep_last).unwrap_or(NonZeroU32::MIN);
-        let keeps_journals = launch.objects.is_none();
-        Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri, keeps_journals })
+        let keeps_metrics = launch.objects.is_none();
+        Ok(Self { folder, output, identity: identity(workload, data), keep_last, uri, keeps_metrics })
     }
 
-    /// Loads the newest state that is whole; also gives the newest that was passed over for it. Where none is whole, or on an error, the state
-    /// that `into` had may be gone.
+    /// Loads the newest whole checkpoint. Also returns the newest damaged one if there is one after
+    /// it. If no checkpoint is whole, or on an error, the state in `into` may be lost.
     pub(crate) fn load_newest(
         &self,
         into: &mut impl Destination,
     ) -> Result<(Option<Checkpoint>, Option<DamagedCheckpoint>), Failure> {
-        let newest = told_of(&self.uri, || self.folder.newest(&self.identity, into));
+        let newest = warned_of(&self.uri, || self.folder.newest(&self.identity, into));
         let Newest { checkpoint, skipped } = newest.map_err(|error| self.refused(&error))?;
         let damaged = skipped.into_iter().map(|Skipped { step, path, reason }| {
             warn!(step, path = %path.display(), reason, "checkpoint passed over");
             DamagedCheckpoint { step, uri: uri_of(&path), reason }
         });
-        // Each is worth a line.
+        // Collecting logs each of them.
         let damaged: Vec<_> = damaged.collect();
         Ok((checkpoint, damaged.into_iter().next()))
     }
 
-    /// What to say where the group would begin with the seed's first weights although there are checkpoints: the next ones would take their
-    /// place.
+    /// Returns the failure of a group that has only damaged checkpoints. It must not begin with the
+    /// seed's first weights: its checkpoints would replace the damaged ones.
     pub(crate) fn none_whole(&self, newest: &DamagedCheckpoint) -> Failure {
         Failure::fatal(format!(
             "spec.checkpoint.uri: {}: no checkpoint there is whole; {newest}. Nothing was overwritten: put a whole one back, or move the \
@@ -89,24 +92,25 @@ impl Storage {
         ))
     }
 
-    /// Clears what saves of groups before this generation have left, where that may take the room that the journal needs.
+    /// Removes what interrupted saves of earlier generations left, if it may take the room that the
+    /// metrics log needs.
     pub(crate) fn clear_before(&self, generation: u64) -> Result<(), Failure> {
-        if !self.keeps_journals {
+        if !self.keeps_metrics {
             return Ok(());
         }
-        told_of(&self.uri, || self.folder.clear_generations_before(generation)).map_err(|error| self.refused(&error))
+        warned_of(&self.uri, || self.folder.clear_generations_before(generation)).map_err(|error| self.refused(&error))
     }
 
-    /// Leaves a token that the other members look for.
+    /// Leaves a token for the other members to find.
     pub(crate) fn leave_token(&self, token: &str) -> Result<(), Failure> {
-        told_of(&self.uri, || self.folder.probe_write(token)).map_err(|error| self.refused(&error))
+        warned_of(&self.uri, || self.folder.probe_write(token)).map_err(|error| self.refused(&error))
     }
 
-    /// Whether the token that one of them left is here too.
+    /// Returns true if this member sees the token.
     pub(crate) fn sees_token(&self, token: &str) -> Result<bool, Failure> {
         let begun = Instant::now();
         loop {
-            if told_of(&self.uri, || self.folder.probe_seen(token)).map_err(|error| self.refused(&error))? {
+            if warned_of(&self.uri, || self.folder.probe_seen(token)).map_err(|error| self.refused(&error))? {
                 return Ok(true);
             }
             if begun.elapsed() > VISIBLE_WITHIN {
@@ -116,14 +120,14 @@ impl Storage {
         }
     }
 
-    /// Takes the token away.
+    /// Removes the token.
     pub(crate) fn clear_token(&self, token: &str) {
-        if let Err(error) = told_of(&self.uri, || self.folder.probe_clear(token)) {
+        if let Err(error) = warned_of(&self.uri, || self.folder.probe_clear(token)) {
             warn!(%error, "a probe was left behind");
         }
     }
 
-    /// What to say when some ranks do not see what another one wrote.
+    /// Returns the message of a group in which the pods `blind` do not see the token.
     pub(crate) fn not_shared(&self, blind: &[String]) -> String {
         format!(
             "spec.checkpoint.uri: {}: {} cannot see what another worker wrote there: name a folder on storage that every worker \
@@ -133,34 +137,29 @@ impl Storage {
         )
     }
 
-    /// Where each tensor of `replica` lies in a checkpoint.
-    pub(crate) fn layout(&self, replica: &Replica<Cpu>) -> Result<Layout, Failure> {
-        let shapes = replica.tensor_shapes();
-        let (weights, slots) = shapes.split_at(replica.table().parameters().len());
-        let borrowed = |tensors| <[(String, Vec<usize>)]>::iter(tensors).map(|(name, shape)| (&name[..], &shape[..]));
-        Layout::new(borrowed(weights), borrowed(slots)).map_err(|error| self.refused(&error))
-    }
-
-    /// What saves parts of about so many values in the background, and forgets the oldest.
+    /// Starts the thread that saves parts of about `values` values and removes the oldest
+    /// checkpoints.
     pub(crate) fn snapshotter(&self, values: usize) -> Result<Snapshotter, Failure> {
         Snapshotter::start(self.folder.clone(), self.keep_last, values).map_err(|error| self.refused(&error))
     }
 
-    /// As the job names it.
+    /// Returns the storage as the job names it.
     pub(crate) fn uri(&self) -> &str {
         &self.uri
     }
 
+    /// Returns what a checkpoint must share with this job.
     pub(crate) fn identity(&self) -> &TrainingIdentity {
         &self.identity
     }
 
-    /// What others are told of a checkpoint.
+    /// Returns the description of a checkpoint for reports.
     pub(crate) fn mark(&self, saved: &Saved, time: String) -> CheckpointMark {
         CheckpointMark { step: saved.step, uri: uri_of(&saved.path), time }
     }
 
-    /// Storage that fails now may work later, as it did when it was opened; anything else is as it is.
+    /// Returns the failure for an error of storage that worked when it was opened. It may work
+    /// again.
     pub(crate) fn refused(&self, error: &CheckpointError) -> Failure {
         match error {
             CheckpointError::ReadOnly { .. } | CheckpointError::Unwritable { .. } => {
@@ -170,30 +169,25 @@ impl Storage {
         }
     }
 
-    /// Writes the trained weights for others to use; gives the place.
-    pub(crate) fn export(
-        &self,
-        replica: &mut Replica<Cpu>,
-        facts: &BTreeMap<String, String>,
-    ) -> Result<String, Failure> {
-        let weights = replica.weights();
-        let path = told_of(&self.uri, || self.folder.export_model(MODEL_FILE, &borrowed(&weights), facts));
+    /// Writes the trained weights for others to use. Returns their URI.
+    pub(crate) fn export(&self, weights: &[StateTensor], facts: &BTreeMap<String, String>) -> Result<String, Failure> {
+        let path = warned_of(&self.uri, || self.folder.export_model(MODEL_FILE, &borrowed(weights), facts));
         path.map(|path| uri_of(&path)).map_err(|error| self.refused(&error))
     }
 
-    /// Whether the folder for metrics outlives this worker's pod and is every worker's.
-    pub(crate) fn keeps_journals(&self) -> bool {
-        self.keeps_journals
+    /// Returns true if all workers share the metrics log, and it outlives their pods.
+    pub(crate) fn keeps_metrics(&self) -> bool {
+        self.keeps_metrics
     }
 
-    /// The folder for metrics.
+    /// Returns the folder for the metrics log and the plans.
     pub(crate) fn output(&self) -> &Path {
         &self.output
     }
 }
 
-/// A checkpoint fits when the model, the samples, their order and the batch are the same: the number of workers, of epochs and the
-/// rates may differ.
+/// Returns the identity of a job's checkpoints: the model, the samples, their order and the batch.
+/// The number of workers, the epochs and the rates may differ.
 fn identity(workload: &Workload, data: Digest) -> TrainingIdentity {
     let Workload { model, dataset: _, training, communication: _, checkpoint: _, devices_per_worker: _ } = workload;
     let model = serde_json::to_string(model).unwrap_or_default();
@@ -201,7 +195,7 @@ fn identity(workload: &Workload, data: Digest) -> TrainingIdentity {
     TrainingIdentity { model, workload_digest: decisive }
 }
 
-/// Whether two workloads differ in nothing but their samples.
+/// Returns true if two workloads differ in nothing but their samples.
 fn are_other_samples(found: &str, expected: &str) -> bool {
     let parts = |workload: &str| workload.split_once(" batch ").map(|(data, rest)| (data.to_owned(), rest.to_owned()));
     match (parts(found), parts(expected)) {
@@ -210,17 +204,18 @@ fn are_other_samples(found: &str, expected: &str) -> bool {
     }
 }
 
-/// How a manifest spells the digest of a state, which is that of its blocks.
+/// Spells the digest of a state for a manifest.
 pub(crate) fn spelled(digest: [u8; 32]) -> String {
     format!("{SPELLING}{}", Digest::from_bytes(digest))
 }
 
-/// Whether a manifest's digest is of this kind. Older versions had another, unmarked; the digests of the files vouch for their bytes.
+/// Returns true if a manifest's digest is made of blocks. Older versions wrote another digest
+/// without a mark; the digests of the files vouch for their bytes.
 pub(crate) fn is_of_blocks(state_digest: &str) -> bool {
     state_digest.starts_with(SPELLING)
 }
 
-fn borrowed(tensors: &[lockstep_nn::StateTensor]) -> Vec<Tensor<'_>> {
+fn borrowed(tensors: &[StateTensor]) -> Vec<Tensor<'_>> {
     tensors.iter().map(|tensor| Tensor { name: &tensor.name, shape: &tensor.shape, values: &tensor.values }).collect()
 }
 
@@ -244,12 +239,12 @@ fn refused(uri: &str, error: &CheckpointError) -> Failure {
     }
 }
 
-/// The place in an object store.
+/// Opens a place in an object store.
 pub(crate) fn open_objects(place: &ObjectUri, home: Home) -> Result<Arc<dyn Objects>, CheckpointError> {
     Ok(lockstep_objects::open(place, home)?)
 }
 
-/// Checks what the environment says of the job's object store, if it has one: before anything that takes long.
+/// Checks the variables of the job's object store, if it has one, before anything that takes long.
 pub(crate) fn check_variables(launch: &Launch) -> Result<(), Failure> {
     let Some(place) = &launch.objects else { return Ok(()) };
     lockstep_objects::check(place).map_err(|error| refused(&place.to_string(), &CheckpointError::from(error)))

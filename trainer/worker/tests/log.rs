@@ -14,7 +14,7 @@ fn a_process_whose_log_has_no_room_ends_as_it_would_with_one() {
             .stderr(full)
             .status()
             .expect("starts");
-        // It refuses to start without its orders, which it logs.
+        // Without orders it refuses to start, and logs that.
         assert_eq!(ended.code(), Some(Exit::Fatal.code().into()), "{role}");
     }
 }

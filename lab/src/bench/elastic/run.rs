@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lockstep_launch::lines;
+use lockstep_launch::{lines, metrics_log};
 use lockstep_tests::metrics::{of_worker, value};
 use serde_json::Value;
 
@@ -227,8 +227,8 @@ impl Run {
             let seconds_taken = line["step_seconds"].as_f64()?;
             Some(Step { step: line["step"].as_u64()?, time: seconds(&line["time"])?, seconds: seconds_taken })
         };
-        // The metrics log grows long; only its last lines matter.
-        tail(&self.folder.join("metrics.jsonl")).iter().filter_map(step).collect()
+        // The newest lines suffice, and a log grows long.
+        metrics_log::read_last(&self.folder).unwrap_or_default().iter().filter_map(step).collect()
     }
 
     fn lines(&self, name: &str) -> Vec<Value> {

@@ -11,7 +11,9 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use lockstep_launch::{Address, DEFAULT_GRACE_SECONDS, Elastic, Job, Launch, Ports, RecordStore, Task, Workload};
+use lockstep_launch::{
+    Address, DEFAULT_GRACE_SECONDS, Elastic, Job, Launch, Ports, RecordStore, Task, Workload, metrics_log,
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -276,8 +278,8 @@ impl Programs {
 
 /// Returns the median seconds of a step in a job's metrics log.
 fn step_seconds(output: &Path) -> anyhow::Result<f64> {
-    let metrics_log = fs::read_to_string(output.join("metrics.jsonl"))?;
-    let lines = metrics_log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let log = metrics_log::read(output)?;
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut seconds: Vec<f64> = lines.filter_map(|line| line["step_seconds"].as_f64()).skip(WARM_UP).collect();
     ensure!(!seconds.is_empty(), "{} holds no step", output.display());
     Ok(median(&mut seconds))

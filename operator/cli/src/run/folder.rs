@@ -17,9 +17,9 @@ use anyhow::{Context, bail};
 use jiff::Timestamp;
 use lockstep_api::ValidJob;
 use lockstep_launch::{
-    Encryption, GroupChange, InvalidField, METRICS_FILE, PLANS_FILE, Progress, Reached, Task, lines, make_credentials,
+    Encryption, GroupChange, InvalidField, PLANS_FILE, Progress, Reached, Task, lines, make_credentials, metrics_log,
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use self::{
@@ -143,12 +143,16 @@ impl RunFolder {
         }
         let mut reached = Reached::default();
         self.last_change()?.iter_mut().for_each(|last| reached.changed(last));
-        let path = self.path.join(METRICS_FILE);
-        let newest = lines::read_last(&path).with_context(|| format!("read {}", path.display()))?;
+        let newest = self.newest_steps()?;
         if let Some(Line { step, generation }) = newest.into_iter().next_back() {
             reached.reported(&Progress { step, generation, ..Progress::default() });
         }
         Ok(reached)
+    }
+
+    /// Returns the newest lines of the metrics log.
+    fn newest_steps<T: DeserializeOwned>(&self) -> anyhow::Result<Vec<T>> {
+        metrics_log::read_last(&self.path).with_context(|| format!("read the metrics log in {}", self.path.display()))
     }
 
     /// Returns the number of workers that `lockstep scale` asked for, if any.
@@ -226,9 +230,7 @@ impl RunFolder {
         if !self.has_trained()? || is_elsewhere {
             return self.has_trained();
         }
-        let metrics_log = self.path.join(METRICS_FILE);
-        let steps: Vec<Value> =
-            lines::read_last(&metrics_log).with_context(|| format!("read {}", metrics_log.display()))?;
+        let steps: Vec<Value> = self.newest_steps()?;
         let checkpoints = self.path.join(CHECKPOINTS);
         let holds_checkpoints = match checkpoints.read_dir() {
             Ok(mut entries) => entries.next().is_some(),
@@ -409,7 +411,7 @@ mod tests {
         };
         assert_eq!(keep(&[]), Ok(()), "no group was formed");
         assert_eq!(keep(&[PLANS_FILE]), Ok(()), "no step was done");
-        for state in [METRICS_FILE, "checkpoints/slot/manifest.json"] {
+        for state in [metrics_log::METRICS_FILE, "checkpoints/slot/manifest.json"] {
             let refused = keep(&[PLANS_FILE, state]).expect_err(state);
             assert!(refused.starts_with("spec.training.globalBatchSize: 64: 4096"), "{refused}");
         }

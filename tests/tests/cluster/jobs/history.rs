@@ -9,7 +9,7 @@ use std::{
 };
 
 use jiff::{Timestamp, ToSpan as _};
-use lockstep_launch::{METRICS_FILE, StateComparison};
+use lockstep_launch::{StateComparison, metrics_log};
 use lockstep_tests::{
     cluster::{Cluster, wait_for},
     products, samples,
@@ -231,9 +231,9 @@ fn metrics_log(volume: &Path) -> String {
 /// Returns the folder of the only job in a volume.
 pub(super) fn folder_of_job(volume: &Path) -> PathBuf {
     let mut job = fs::read_dir(volume).expect("the volume").map(|entry| entry.expect("an entry").path());
-    job.find(|folder| folder.join(METRICS_FILE).exists()).expect("a metrics log")
+    job.find(|folder| metrics_log::read(folder).is_ok()).expect("a metrics log")
 }
 
 fn metrics_log_of(folder: &Path) -> String {
-    fs::read_to_string(folder.join(METRICS_FILE)).expect("a metrics log")
+    metrics_log::read(folder).expect("a metrics log")
 }

@@ -1,5 +1,6 @@
-//! The plan that would have been better, by what messages were found to cost and what a group's first steps took: the line may carry less
-//! in the long run than in the few messages that were measured, and backward takes longer beside sums than by itself.
+//! A second plan, by the measured costs of messages and the times of a group's first steps. In the
+//! long run a link may carry less than in the few measured messages, and backward takes longer
+//! beside sums than alone.
 
 use std::ops::Range;
 
@@ -7,34 +8,33 @@ use lockstep_collective::{BucketPlan, Choice, CollectiveError, Communicator, Cos
 use tracing::info;
 
 use super::{Agreed, Recorded, bytes_sent, ends, merged};
-use crate::step::rank::Slice;
 
-/// The first steps, in which connections and caches warm up, are not looked at.
+/// The number of first steps that do not count: connections and caches warm up.
 const WARM_UP: u32 = 3;
-/// So many after them, and after those in which costs are measured, are.
+/// The number of steps that count, after these and after those in which costs are measured.
 const MEASURED: u32 = 9;
-/// A plan stays where the best one would end sooner by less than this part.
+/// A plan stays if the best one would save less than this part of its time.
 const LEAST_GAIN: f64 = 0.02;
 
-/// What the first steps of a group took on this rank, by bucket and step.
+/// The times of a group's first steps on this rank, by bucket and step.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct StepTimes {
     steps: u32,
-    /// Whether costs are measured beside the first steps, one length in each.
+    /// True if costs are measured during the first steps, one length in each.
     measures: bool,
-    /// Seconds from the beginning of a step until a bucket could be summed.
+    /// The seconds from the beginning of a step until a bucket could be summed.
     ready: Vec<Vec<f64>>,
-    /// Seconds that its sum took.
+    /// The seconds that its sum took.
     took: Vec<Vec<f64>>,
 }
 
-impl Seen {
-    /// Of a group that `measures` costs beside its first steps, or does not.
+impl StepTimes {
+    /// Begins with no step. `measures` is true if the group measures costs during its first steps.
     pub(crate) fn of(buckets: usize, measures: bool) -> Self {
         Self { steps: 0, measures, ready: vec![Vec::new(); buckets], took: vec![Vec::new(); buckets] }
     }
 
-    /// A bucket was ready so long after the beginning of the step, and its sum took so long.
+    /// Notes when a bucket was ready after the beginning of the step, and how long its sum took.
     pub(crate) fn summed(&mut self, bucket: usize, ready: f64, took: f64) {
         if (self.warm_up()..self.warm_up() + MEASURED).contains(&self.steps) {
             self.ready[bucket].push(ready);
@@ -42,36 +42,37 @@ impl Seen {
         }
     }
 
-    /// A step was done.
+    /// Notes that a step was done.
     pub(crate) fn did_step(&mut self) {
         self.steps += 1;
     }
 
-    /// Whether the step that was done last is the last to be looked at: the same one on all ranks.
+    /// Returns true if the newest step was the last that counts. It is the same one on all ranks.
     pub(crate) fn is_enough(&self) -> bool {
         self.steps == self.warm_up() + MEASURED
     }
 
-    /// Whether a length is to be summed beside the next step.
+    /// Returns true if a length is summed beside the next step, to measure costs.
     pub(crate) fn measures(&self) -> bool {
         self.measures && self.steps < LENGTHS as u32
     }
 
-    /// Whether the last length was summed beside the step that was done last.
+    /// Returns true if the last length was summed beside the newest step.
     pub(crate) fn has_measured(&self) -> bool {
         self.measures && self.steps == LENGTHS as u32
     }
 
-    /// The steps that are not looked at.
+    /// Returns the number of steps that do not count.
     fn warm_up(&self) -> u32 {
         if self.measures { WARM_UP.max(LENGTHS as u32) } else { WARM_UP }
     }
 
-    /// When buckets were ready, the mean over ranks, and what sums took for the rank that was waited for: the others' began before they
-    /// could. Of the steps the one in the middle counts: in some a rank stood still, or the line carried something else.
-    fn together(
+    /// Returns the time at which each bucket was ready, as the mean over ranks, and the time of its
+    /// sum on the rank for which the others waited: their sums began before they could end. The
+    /// median of the steps counts: in some, a rank stood still or the link carried something else.
+    fn together<M: AsMut<[f32]> + Send + 'static>(
         self,
-        communicator: &mut Communicator<Slice>,
+        communicator: &mut Communicator<M>,
         step: u64,
     ) -> Result<(Vec<f64>, Vec<f64>), CollectiveError> {
         let (rank, world, buckets) = (communicator.rank(), communicator.world(), self.ready.len());
@@ -93,19 +94,20 @@ fn middle(mut seconds: Vec<f64>) -> f64 {
     seconds.get(seconds.len() / 2).copied().unwrap_or_default()
 }
 
-/// Agrees with the other ranks on a plan for the steps after `step`, which may be the one that they have, and follows it; it is settled then.
-/// `known` is what this rank knows of costs; that of rank 0 counts.
-pub(crate) fn agree_anew(
-    communicator: &mut Communicator<Slice>,
+/// Agrees with the other ranks on a plan for the steps after `step`, and follows it. It may be the
+/// plan that they have. It is settled then. `known` are the costs that this rank knows; those of
+/// rank 0 count.
+pub(crate) fn agree_anew<M: AsMut<[f32]> + Send + 'static>(
+    communicator: &mut Communicator<M>,
     step: u64,
-    seen: Seen,
+    times: StepTimes,
     before: &Agreed,
     ready_order: &[Range<usize>],
     known: Option<Costs>,
 ) -> Result<Agreed, CollectiveError> {
-    let (ready, took) = seen.together(communicator, step)?;
+    let (ready, took) = times.together(communicator, step)?;
     let present = before.plan.proposed();
-    // A record that was made here reads back.
+    // This process made the record, so it can read it.
     let mut recorded: Recorded = serde_json::from_str(&before.record).unwrap_or_else(|error| unreachable!("{error}"));
     let named_size = recorded.communication.bucket_bytes.is_some();
     let plan = communicator.agree(|| better(present, named_size, ready_order, &before.ready, &ready, &took, known))?;
@@ -117,9 +119,11 @@ pub(crate) fn agree_anew(
     Ok(Agreed { plan, record, report, measures: false, is_open: false, ..before.clone() })
 }
 
-/// The plan that ends soonest by what was seen of `present`: when its buckets were ready, and how long their sums took. `alone` is when the
-/// ranges of `ready_order` were ready in a step of one rank by itself, and `known` what messages cost by themselves, where that is known
-/// otherwise than from `present`. Buckets of a size that the job names stay.
+/// Returns the plan that ends soonest. Under the `present` plan, buckets were ready after the
+/// seconds in `ready`, and their sums took the seconds in `took`. In a step of one rank by itself,
+/// the ranges of `ready_order` were ready after the seconds in `alone`. `known` are the costs of
+/// messages by themselves, if they are known otherwise than from `present`. Buckets of a size that
+/// the job names stay.
 fn better(
     present: &BucketPlan,
     named_size: bool,
@@ -159,8 +163,8 @@ fn better(
     if then < now * (1.0 - LEAST_GAIN) { best } else { present.clone() }
 }
 
-/// When the ranges are ready beside sums: as `alone`, but so much later and slower that the first and the last bucket are ready when they
-/// were seen to be.
+/// Returns the seconds after which the ranges are ready beside sums. They are those of `alone`,
+/// shifted and stretched so that the first and the last bucket are ready when they were seen to be.
 fn as_seen(ready_order: &[Range<usize>], alone: &[f64], buckets: &[Range<usize>], seen: &[f64]) -> Vec<f64> {
     let alone_at = |bucket: &Range<usize>| {
         ready_order.iter().position(|range| range.end == bucket.end).map_or(0.0, |last| alone[last])
@@ -180,14 +184,11 @@ mod tests {
     use lockstep_launch::Communication;
 
     use super::*;
-    use crate::{
-        communication::{Found, Places, agree, replayed},
-        compute::baseline::Baseline,
-    };
+    use crate::communication::{Baseline, Found, Placement, agree, replayed};
 
     const READY_ORDER: [Range<usize>; 3] = [0..1000, 1000..300_000, 300_000..301_000];
     const WHOLE: Range<usize> = 0..301_000;
-    /// In milliseconds 1, 2 and 3 of backward.
+    /// Backward takes 3 ms; a range is ready after each.
     const ALONE: [f64; 3] = [1e-3, 2e-3, 3e-3];
     const COSTS: Costs = Costs { message: 8e-4, wire_byte: 1e-8, reduced_byte: 0.0 };
 
@@ -196,7 +197,7 @@ mod tests {
         BucketPlan { buckets: buckets.to_vec(), choice, wire: Wire::F32, hosts: Hosts::apart(4) }
     }
 
-    /// What the sums of a plan take, by other costs than it was made for.
+    /// Returns the seconds that the sums of a plan take at the costs `truth`.
     fn took(present: &BucketPlan, truth: Costs) -> Vec<f64> {
         let seconds = |bytes| truth.seconds(present.choice.algorithm(&present.hosts, bytes), &present.hosts, bytes);
         present.buckets.iter().map(|bucket| seconds(bucket.len() * size_of::<f32>())).collect()
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn where_messages_were_measured_too_dear_a_plan_that_was_made_without_costs_does_not_stay() {
+    fn a_plan_without_costs_does_not_stay_if_messages_were_measured_too_dear() {
         let present = plan(&[0..1000, 1000..300_000, 300_000..301_000], Costs::default());
         let truth = Costs { message: 1e-2, ..COSTS };
         let measured = Costs { message: 1.5 * truth.message, ..truth };
@@ -220,8 +221,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_carries_less_than_it_was_thought_to_has_its_sums_begin_sooner() {
-        // At a tenth of the price the large gradient is not worth a message of its own beside the last one.
+    fn sums_begin_sooner_on_a_link_that_carries_less_than_was_thought() {
+        // At a thousandth of the price the large gradient would not be worth a message of its own.
         let thought = Costs { wire_byte: 1e-11, ..COSTS };
         let present = plan(&[WHOLE], thought);
         let found = better(&present, false, &READY_ORDER, &ALONE, &[ALONE[2]], &took(&present, COSTS), None);
@@ -238,12 +239,12 @@ mod tests {
         let found = |known| better(&present, false, &READY_ORDER, &ALONE, &[ALONE[2]], &took, known);
         let with_costs = found(Some(costs));
         assert!(with_costs.choice == present.choice && with_costs.buckets.len() > 1, "{with_costs:?}");
-        assert_eq!(found(None), present, "of unknown costs");
+        assert_eq!(found(None), present, "the costs are unknown");
     }
 
     #[test]
-    fn buckets_of_a_named_size_stay_and_are_summed_by_what_was_measured() {
-        // Nothing was known of a line whose messages cost more than all their bytes.
+    fn buckets_of_a_named_size_stay_and_follow_the_measured_costs() {
+        // The costs of a link were unknown, and its messages cost more than all their bytes.
         let present = plan(&[0..1000, 1000..301_000], Costs::default());
         let truth = Costs { message: 1.0, wire_byte: 1e-12, reduced_byte: 0.0 };
         let ready = [ALONE[0], ALONE[2]];
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_agree_on_what_rank_0_proposes_by_what_all_saw() {
+    fn all_ranks_agree_on_the_plan_that_rank_0_makes_from_the_times_of_all() {
         const WORLD: usize = 3;
         let listeners: Vec<_> =
             (0..WORLD).map(|_| Listener::bind(Ipv4Addr::LOCALHOST.into(), 0).expect("a listener")).collect();
@@ -268,11 +269,11 @@ mod tests {
                 let settings = Communication::default();
                 let own = Baseline { samples_per_second: Some(1.0), ready: ALONE.to_vec() };
                 let thought = Costs { message: 1e-4, wire_byte: 0.0, ..COSTS };
-                let places = Places::of(&peers);
+                let placement = Placement::of(&peers);
                 let before =
-                    agree(&mut group, &settings, &READY_ORDER, &own, None, places, Some(thought)).expect("a plan");
-                let mut communicator = Communicator::<Slice>::over(group).expect("a thread");
-                let mut seen = Seen::of(before.plan.buckets().len(), false);
+                    agree(&mut group, &settings, &READY_ORDER, &own, None, placement, Some(thought)).expect("a plan");
+                let mut communicator = Communicator::<Vec<f32>>::over(group).expect("a thread");
+                let mut seen = StepTimes::of(before.plan.buckets().len(), false);
                 while !seen.is_enough() {
                     for bucket in 0..before.plan.buckets().len() {
                         // The others wait for rank 1.
@@ -295,27 +296,27 @@ mod tests {
                 settled: false,
                 ..serde_json::from_str(&anew.record).expect("reads back")
             };
-            let places = circumstances.places;
-            let found = Found { plan: anew.plan.proposed().clone(), settled: true, places };
+            let placement = circumstances.placement;
+            let found = Found { plan: anew.plan.proposed().clone(), settled: true, placement };
             assert_eq!(replayed(&anew.record, &circumstances, 301_000), Some(found));
         }
     }
 
     #[test]
-    fn ranges_are_ready_as_much_later_as_their_buckets() {
-        // The bucket that was ready after 1 ms came after 5, the one of 3 ms after 11: a stretch by 3, from 2 ms on.
+    fn ranges_are_ready_as_much_later_as_their_buckets_are() {
+        // The bucket of 1 ms was ready after 5 ms, that of 3 ms after 11 ms: a stretch by 3.
         let seen = as_seen(&READY_ORDER, &ALONE, &[0..1000, 1000..301_000], &[5e-3, 11e-3]);
         let expected = [5e-3, 8e-3, 11e-3];
         assert!(seen.iter().zip(expected).all(|(seen, expected)| (seen - expected).abs() < 1e-9), "{seen:?}");
-        // One bucket tells how much later.
+        // One bucket shows the shift only.
         let seen = as_seen(&READY_ORDER, &ALONE, &[WHOLE], &[4e-3]);
         assert!(seen.iter().zip([2e-3, 3e-3, 4e-3]).all(|(seen, expected)| (seen - expected).abs() < 1e-9), "{seen:?}");
     }
 
     #[test]
-    fn of_the_steps_after_the_warm_up_the_one_in_the_middle_counts() {
+    fn the_median_of_the_steps_after_the_warm_up_counts() {
         for (measures, warm_up) in [(false, WARM_UP), (true, LENGTHS as u32)] {
-            let mut seen = Seen::of(1, measures);
+            let mut seen = StepTimes::of(1, measures);
             let mut ended = Vec::new();
             for step in 0..warm_up + MEASURED {
                 let stands_still = step < warm_up || step == warm_up + 2;

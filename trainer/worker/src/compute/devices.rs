@@ -1,11 +1,12 @@
-//! The further devices of a worker: each takes a part of its samples on a thread of its own, and its gradients are added to those of the
-//! first device before other workers see any.
+//! The further devices of a worker. Each takes a part of the worker's samples on a thread of its
+//! own. The worker adds its devices' gradients before other workers see any.
 //!
-//! A worker with D devices fills D seats of the group, those from D times its rank on. Only its first device has connections, checkpoints
-//! and newcomers; the others hold copies of its state, and take each step with the gradients that it has then: all of the group's.
+//! A worker with D devices fills D seats of the group, beginning with seat D × rank. Only the first
+//! device has connections, checkpoints and newcomers. The others hold copies of its state, and
+//! update them with the gradients of the whole group.
 
-mod device;
-mod gathered;
+mod device_thread;
+pub(crate) mod gathered;
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -13,37 +14,36 @@ use lockstep_data::{Loader, Step};
 use lockstep_elastic::ActivityMonitor;
 use lockstep_nn::{Cpu, Replica, Sgd, StepResult};
 
-pub(crate) use self::gathered::Gathered;
 use self::{
-    device::{Device, Done, Task},
-    gathered::Announced,
+    device_thread::{DeviceThread, Done, Task},
+    gathered::{Announced, GatheredBucket},
 };
 use crate::{
     compute::gradients::{self, Part},
     failure::Failure,
 };
 
-/// Those after the first; most workers have none.
+/// The devices after the first. Most workers have none.
 #[derive(Default)]
 pub(crate) struct Devices {
-    devices: Vec<Device>,
-    /// Where each announces the buckets of a step.
+    devices: Vec<DeviceThread>,
+    /// The queues in which the devices announce the buckets of a step.
     announced: Arc<[Announced]>,
-    /// The group's gradients of a step on their way from the first to the others.
+    /// The group's gradients of a step, on their way from the first device to the others.
     gradients: Arc<Vec<f32>>,
 }
 
 impl Devices {
-    /// Each with a replica that `make` makes.
+    /// Starts the devices, each with a replica that `make` makes.
     pub(crate) fn new(count: usize, mut make: impl FnMut() -> Result<Replica<Cpu>, Failure>) -> Result<Self, Failure> {
         let announced: Arc<[Announced]> = (0..count).map(|_| Announced::default()).collect();
         let mut devices =
-            (0..count).map(|number| Device::start(number, make()?, &announced)).collect::<Result<Vec<_>, _>>()?;
+            (0..count).map(|number| DeviceThread::start(number, make()?, &announced)).collect::<Result<Vec<_>, _>>()?;
         let elements = devices.first_mut().map_or(0, |device| device.replica().table().elements());
         Ok(Self { devices, announced, gradients: Arc::new(vec![0.0; elements]) })
     }
 
-    /// They hold what the first one holds.
+    /// Copies the state of the first device to all others.
     pub(crate) fn take_over(&mut self, first: &mut Replica<Cpu>) {
         if self.devices.is_empty() {
             return;
@@ -53,7 +53,7 @@ impl Devices {
         self.devices.iter_mut().for_each(|device| device.replica().write_state(&state));
     }
 
-    /// The number of one whose window of the state has another checksum.
+    /// Returns the number of a device whose window of the state has another checksum.
     pub(crate) fn other_than(&mut self, checksum: u32, turn: u64) -> Option<usize> {
         self.devices
             .iter_mut()
@@ -61,35 +61,36 @@ impl Devices {
             .map(|further| further + 1)
     }
 
-    /// As the first one, from the next step on.
+    /// Sets the buckets of all further devices, from the next step on.
     pub(crate) fn set_buckets(&mut self, buckets: &[Range<usize>]) -> Result<(), Failure> {
-        let set = |device: &mut Device| device.replica().set_buckets(buckets.to_vec()).map_err(Failure::fatal);
+        let set = |device: &mut DeviceThread| device.replica().set_buckets(buckets.to_vec()).map_err(Failure::fatal);
         self.devices.iter_mut().try_for_each(set)
     }
 
-    /// The loss of each goes with its gradients from the next step on, or no longer.
+    /// Sends each device's loss with its gradients from the next step on, or no longer.
     pub(crate) fn tell_losses(&mut self, tell: bool) {
         self.devices.iter_mut().for_each(|device| device.replica().own_gradient_memory(usize::from(tell)));
     }
 
-    /// They leave the step that was under way, once nothing of it is lent out.
+    /// Abandons the step under way. Nothing of it may be lent out any more.
     pub(crate) fn abandon_step(&mut self) {
         self.announced.iter().for_each(Announced::clear);
         self.devices.iter_mut().for_each(|device| device.replica().abandon_step());
     }
 
-    /// Computes a worker's gradients on `first` and on these, each on the samples of its loader, and hands its buckets over; how long the
-    /// first one waited for samples.
+    /// Computes the worker's gradients on `first` and the further devices, each on the samples of
+    /// its loader, and hands the buckets over. Returns how long the first device waited for
+    /// samples.
     ///
     /// # Panics
-    /// As a device's thread has.
+    /// If the thread of a device has panicked.
     pub(crate) fn gradients(
         &mut self,
         first: &mut Replica<Cpu>,
         loaders: &mut Vec<Loader>,
         step: Step,
         work: &Arc<ActivityMonitor>,
-        submit: &mut dyn FnMut(usize, Gathered),
+        submit: &mut dyn FnMut(usize, GatheredBucket),
     ) -> Duration {
         let Self { devices, announced, gradients: _ } = self;
         assert_eq!(loaders.len(), 1 + devices.len(), "each device has a loader");
@@ -98,8 +99,8 @@ impl Devices {
         }
         let mut hand_over = |bucket, sum, taken| {
             let gathered = match devices.is_empty() {
-                true => Gathered::alone(sum, taken),
-                false => Gathered::among(announced, sum, taken),
+                true => GatheredBucket::alone(sum, taken),
+                false => GatheredBucket::among(announced, sum, taken),
             };
             submit(bucket, gathered);
         };
@@ -111,10 +112,11 @@ impl Devices {
         waited
     }
 
-    /// Updates `first` and these from the gradients that it has; gives the totals of all.
+    /// Updates `first` and the further devices with the gradients of `first`. Returns the totals of
+    /// all.
     ///
     /// # Panics
-    /// As a device's thread has.
+    /// If the thread of a device has panicked.
     pub(crate) fn update(&mut self, first: &mut Replica<Cpu>, optimiser: &Sgd, rate: f32) -> StepResult {
         let Self { devices, announced: _, gradients } = self;
         if !devices.is_empty() {
@@ -145,11 +147,11 @@ mod tests {
     use super::*;
     use crate::{
         compute::model,
-        step::rank::Slice,
-        step::step_sync::slots::{Sums, Told, Trained, slots},
+        compute::{payload::Payload, trained::Trained},
+        step::step_sync::numbers::{Sums, Told, slots},
     };
 
-    /// A worker with so many devices, all of a step's samples being its own; and its loaders.
+    /// Makes a worker with `devices` devices that takes all samples of a step, and its loaders.
     fn worker(devices: u32) -> (Replica<Cpu>, Devices, Vec<Loader>) {
         let workload: Workload = serde_json::from_value(serde_json::json!({
             "model": {"name": "mlp", "hidden": [16]},
@@ -184,7 +186,7 @@ mod tests {
         shares[0].step
     }
 
-    /// The state and the loss after two steps.
+    /// Returns the state and the loss after two steps.
     fn trained(devices: u32) -> (Vec<f32>, f64) {
         let (mut first, mut further, mut loaders) = worker(devices);
         let optimiser = Sgd { momentum: 0.9, weight_decay: 0.0 };
@@ -195,7 +197,7 @@ mod tests {
             let mut submit = |_, bucket| buckets.push(bucket);
             further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
             for mut bucket in buckets {
-                bucket.whole();
+                bucket.complete();
             }
             loss = further.update(&mut first, &optimiser, 0.1).loss_sum;
         }
@@ -205,7 +207,10 @@ mod tests {
             state
         };
         let held = state(&mut first);
-        assert!(further.devices.iter_mut().all(|device| state(device.replica()) == held), "other states");
+        assert!(
+            further.devices.iter_mut().all(|device| state(device.replica()) == held),
+            "the devices hold different states"
+        );
         (held, loss)
     }
 
@@ -221,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_summed_behind_the_gradients_of_all_devices_and_change_none_of_them() {
+    fn numbers_travel_behind_the_gradients_of_all_devices_and_change_none_of_them() {
         for devices in [1, 3] {
             let mut gradients = [false, true].map(|carries| {
                 let (mut first, mut further, mut loaders) = worker(devices);
@@ -232,20 +237,21 @@ mod tests {
                 let mut numbers = Vec::new();
                 Told { useful: Duration::from_secs(3), ..Told::default() }.put(&mut numbers, 1, world);
                 let (last, mut buckets) = (first.buckets().len() - 1, Vec::new());
-                let mut submit = |bucket, gathered: Gathered| {
+                let mut submit = |bucket, gathered: GatheredBucket| {
                     let carries = carries && bucket == last;
                     buckets.push(if carries { gathered.carrying(numbers.clone()) } else { gathered });
                 };
                 further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
                 for bucket in &mut buckets {
-                    // As another rank would that has the same.
-                    bucket.whole().iter_mut().for_each(|value| *value *= 2.0);
-                    bucket.whole();
+                    bucket.complete();
+                    // Another rank with the same values would double them.
+                    bucket.as_mut().iter_mut().for_each(|value| *value *= 2.0);
+                    bucket.complete();
                 }
-                let carried: Vec<_> = buckets.iter_mut().map(Gathered::carried).collect();
+                let carried: Vec<_> = buckets.iter_mut().map(GatheredBucket::carried).collect();
                 if let Some(sums) = &carried[last] {
                     let Trained { loss, taken } = Trained::of_sums(sums);
-                    // Of ten classes, before the first update.
+                    // The loss of ten classes before the first update.
                     assert!((loss / 200.0 - 10_f64.ln()).abs() < 1.0, "{devices} devices: {loss} of 200 samples");
                     assert_eq!(taken.samples, 200, "{devices} devices");
                     assert_eq!(Sums::of(sums, world).useful(), [0.0, 6.0], "{devices} devices");
@@ -266,20 +272,20 @@ mod tests {
     fn a_group_that_breaks_in_mid_step_leaves_nothing_of_any_device_lent_out() {
         let (mut first, mut further, mut loaders) = worker(3);
         let abort = Abort::new();
-        let mut communicator = Communicator::<Slice>::alone(abort.clone());
+        let mut communicator = Communicator::<Payload>::alone(abort.clone());
         abort.abort("the group breaks");
         let step = next_step(&mut loaders);
-        let mut submit = |bucket, gathered| communicator.submit(0, bucket as u32, Slice::Gradient(gathered));
+        let mut submit = |bucket, gathered| communicator.submit(0, bucket as u32, Payload::Gradient(gathered));
         further.gradients(&mut first, &mut loaders, step, &Arc::default(), &mut submit);
-        assert!(communicator.wait().is_err(), "its memory comes back without being looked at");
+        assert!(communicator.wait().is_err(), "an aborted communicator gives the memory back");
         drop(communicator);
-        // Panics where a bucket is out.
+        // This panics while a bucket is lent out.
         first.abandon_step();
         further.abandon_step();
         next_step(&mut loaders);
     }
 
-    /// Has the first further device finish a step that it has not begun.
+    /// Lets the first further device finish a step that it has not begun.
     fn break_a_device(further: &mut Devices) {
         let optimiser = Sgd { momentum: 0.9, weight_decay: 0.0 };
         further.devices[0].begin(Task::Update { gradients: Arc::clone(&further.gradients), optimiser, rate: 0.1 });
@@ -294,13 +300,13 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_device_that_has_panicked_nor_goes_on_without_its_gradients() {
+    fn a_bucket_that_lacks_the_gradients_of_a_panicked_device_panics() {
         let (mut first, mut further, mut loaders) = worker(2);
         let step = next_step(&mut loaders);
         let mut gathered = Vec::new();
-        let mut submit = |_, sum, taken| gathered.push(Gathered::among(&further.announced, sum, taken));
+        let mut submit = |_, sum, taken| gathered.push(GatheredBucket::among(&further.announced, sum, taken));
         gradients::of_share(&mut first, &mut loaders[0], step, Part::Watched(&ActivityMonitor::default()), &mut submit);
-        let waits = thread::spawn(move || gathered[0].whole().len());
+        let waits = thread::spawn(move || gathered[0].complete());
         break_a_device(&mut further);
         assert!(waits.join().is_err(), "a sum of one device alone");
     }
@@ -309,7 +315,7 @@ mod tests {
     fn devices_that_are_dropped_end_their_threads() {
         let (_, further, _) = worker(3);
         let announced = Arc::clone(&further.announced);
-        assert_eq!(Arc::strong_count(&announced), 4, "the devices, a thread each, and this one");
+        assert_eq!(Arc::strong_count(&announced), 4, "one for the devices, one for each thread, and one here");
         drop(further);
         assert_eq!(Arc::strong_count(&announced), 1);
     }

@@ -1,40 +1,46 @@
-//! The gradients of a rank's share of a step, handed over bucket by bucket with which samples they are of. Each function says how long it
-//! waited for the loader.
+//! Backward of one rank's share of a step. Gradients are handed over bucket by bucket, each with
+//! the samples that it comes from. Each function returns how long it waited for the loader.
 //!
-//! What the lines of Algorithm 1 of PyTorch DDP (Li et al., VLDB 2020) are here, in their order:
+//! The lines of Algorithm 1 of PyTorch DDP (Li et al., VLDB 2020) are done as follows, in their
+//! order:
 //!
-//! - *broadcast rank 0's states*: all begin from one seed or one checkpoint, newcomers copy, and digests tell that they hold the same.
-//! - *init buckets in the reverse order of the parameters*: slices of the gradient arena in the order in which backward completes them, cut
-//!   as all ranks have agreed.
-//! - *register a hook for each parameter*: none; backward is a list of stages, and each stage announces the buckets that it completes.
-//! - *traverse the graph from the output and mark unused parameters as ready*: nothing to find out. Backward walks every stage, whatever the
-//!   loss depends on: the gradient of a parameter without a part in it is zero, and a rank without samples announces zeros (`no_samples`).
-//!   So every rank announces every bucket once a step, in one order, and no rank waits for a bucket that another leaves out.
-//! - *copy the gradient into its bucket*: the bucket is where the gradient was computed.
-//! - *launch all-reduce on ready buckets in order*: `submit`, in the order of the arena.
-//! - *block once all buckets are ready*: after backward, for the sums that it did not hide.
+//! - *broadcast rank 0's states*: all ranks begin from one seed or one checkpoint, newcomers copy
+//!   the state, and digests show that all hold the same.
+//! - *init buckets in the reverse order of the parameters*: a bucket is a slice of the gradient
+//!   arena. Slices lie in the order in which backward completes them; all ranks agree on the cuts.
+//! - *register a hook for each parameter*: there are none. Backward is a list of stages, and each
+//!   stage announces the buckets that it completes.
+//! - *traverse the graph from the output and mark unused parameters as ready*: this needs no
+//!   search. Backward walks every stage, so an unused parameter has a gradient of zero, and a rank
+//!   without samples announces zeros (`no_samples`). Every rank announces every bucket once a step,
+//!   in one order, and no rank waits for a bucket that another leaves out.
+//! - *copy the gradient into its bucket*: the gradient was computed there.
+//! - *launch all-reduce on ready buckets in order*: this is `submit`, in the order of the arena.
+//! - *block once all buckets are ready*: the worker waits after backward, for the sums that
+//!   backward did not hide.
 //!
-//! No bucket overtakes another for the sake of the next forward pass: a step is whole or absent, so that a lost rank never leaves weights of
-//! two steps behind. Weights change once the last sum is there, whichever that is.
+//! No bucket overtakes another for the sake of the next forward pass: a step is whole or absent, so
+//! a lost rank never leaves weights of two steps behind. Weights change once the last sum is there.
 
 use std::time::{Duration, Instant};
 
 use lockstep_data::{Batch, Loader, Seat, Step, Tally};
 use lockstep_elastic::{Activity, ActivityMonitor};
-use lockstep_nn::{Cpu, Replica};
+use lockstep_nn::{Cpu, Device, Gradient, Replica};
 
-use crate::step::rank::Bucket;
+/// A leased slice of the gradient arena.
+pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
 
-/// Which part of a worker's work a thread does.
+/// The part that a thread has in a worker's work.
 #[derive(Clone, Copy)]
 pub(crate) enum Part<'a> {
-    /// It is the thread that is watched: what it does is what the worker does.
+    /// The watchdog watches this thread.
     Watched(&'a ActivityMonitor),
-    /// The watched thread waits for it, and has come further when it has.
+    /// The watched thread waits for this thread, whose progress counts as its own.
     Beside(&'a ActivityMonitor),
 }
 
-/// Of the whole share, buckets handed over as they become ready.
+/// Computes the gradients of the whole share, and hands over each bucket as soon as it is ready.
 pub(crate) fn of_share(
     replica: &mut Replica<Cpu>,
     loader: &mut Loader,
@@ -57,7 +63,8 @@ pub(crate) fn of_share(
     loading
 }
 
-/// Of its parts one by one, added as a binary tree adds them.
+/// Computes the gradients of the share's virtual shards one by one, and adds them as a binary tree
+/// does.
 pub(crate) fn of_parts(
     replica: &mut Replica<Cpu>,
     loader: &mut Loader,

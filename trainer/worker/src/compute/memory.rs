@@ -1,5 +1,5 @@
-//! Whether the model fits into memory, before any of it is allocated: the kernel kills without a
-//! word.
+//! A check that the model fits into memory, before any of it is allocated: the kernel kills without
+//! a word.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use lockstep_nn::Network;
 
 use crate::failure::{Failure, leave};
 
-/// Bytes that a worker needs for its copy of the model and for its samples.
+/// The bytes that a worker needs for its copy of the model and for its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Needs {
     weights: u64,
@@ -17,12 +17,12 @@ struct Needs {
     optimizer: u64,
     activations: u64,
     samples: u64,
-    /// Workers that have the same memory.
+    /// The number of workers that share the memory.
     workers: u64,
 }
 
-/// Refuses a model that cannot fit. Else leaves what it needs as the ending of a process that is
-/// killed before its first step.
+/// Refuses a model that cannot fit. Otherwise writes its needs as the ending of this process, in
+/// case the kernel kills it before its first step.
 ///
 /// # Errors
 /// Fatal: there is not enough memory for weights, gradients and optimiser.
@@ -38,9 +38,9 @@ pub(crate) fn check(launch: &Launch, workload: &Workload, network: &Network, dat
     Ok(())
 }
 
-/// Takes back what [`check`] left: from now on the log of a process that is killed tells more.
+/// Removes the ending that [`check`] wrote. From now on the log of a killed process tells more.
 pub(crate) fn has_fit(launch: &Launch) {
-    // What cannot be written now could not be before.
+    // If this cannot be written, the other could not be either.
     let _ = std::fs::write(&launch.ending, "");
 }
 
@@ -59,7 +59,7 @@ impl Needs {
         let training = &workload.training;
         let micro_batch = u64::from(training.micro_batch_size.min(training.global_batch_size));
         let outputs: usize = summary.layers.iter().map(|layer| layer.activation_bytes).sum();
-        // Each output has a gradient.
+        // Each output has a gradient of the same size.
         let a_sample = (network.input().elements() * size_of::<f32>() + 2 * outputs) as u64;
         let pixels = dataset.train.shape().bytes() as u64;
         let samples = [&dataset.train, &dataset.evaluation].map(|samples| samples.len() as u64 * pixels);
@@ -73,13 +73,13 @@ impl Needs {
         }
     }
 
-    /// Bytes of one worker.
+    /// Returns the bytes of one worker.
     const fn of_each(&self) -> u64 {
         let Self { weights, gradients, optimizer, activations, samples, workers: _ } = *self;
         weights + gradients + optimizer + activations + samples
     }
 
-    /// Activations are reckoned only roughly; without the rest there is no step.
+    /// Activations are only estimated. Without the rest there is no step.
     const fn may_fit(&self, limit: &MemoryLimit) -> bool {
         (self.weights + self.gradients + self.optimizer) * self.workers <= limit.bytes + limit.swap
     }
@@ -114,7 +114,7 @@ mod tests {
         MemoryLimit { bytes, swap: 0, source: "memory.max".to_owned() }
     }
 
-    /// An mlp with hidden layers of 12,000 and 6,000.
+    /// The needs of an mlp with hidden layers of 12,000 and 6,000.
     const LARGE: Needs = Needs {
         weights: 325_944_000,
         gradients: 325_944_000,
@@ -125,7 +125,7 @@ mod tests {
     };
 
     #[test]
-    fn a_model_fits_where_all_workers_of_the_host_have_room_for_what_each_step_needs() {
+    fn a_model_fits_if_all_workers_of_the_host_have_room_for_a_step() {
         for (workers, bytes, fits) in [(1, 700_000_000, false), (1, 1_000_000_000, true), (2, 1_000_000_000, false)] {
             assert_eq!(Needs { workers, ..LARGE }.may_fit(&limit(bytes)), fits, "{workers} workers, {bytes} bytes");
         }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_what_is_needed_is_told() {
+    fn each_part_of_the_needs_is_named() {
         assert_eq!(
             LARGE.to_string(),
             "2 workers need about 2.0 GB, each 990 MB (weights 326 MB, gradients 326 MB, optimiser 326 MB, \

@@ -6,20 +6,20 @@ use lockstep_data::{DataError, Dataset, check_global_batch, glyphs, idx};
 use lockstep_launch::{DatasetFormat, ModelName, ModelSpec, Workload};
 use lockstep_nn::{Network, models};
 
-use crate::{failure::Failure, storage::retry::told_of};
+use crate::{failure::Failure, storage::retry::warned_of};
 
-/// Hidden widths of an mlp that names none.
+/// The hidden widths of an mlp that names none.
 const DEFAULT_HIDDEN: [usize; 1] = [128];
-/// Classes of the data sets that can be read so far.
+/// The classes of the data sets that can be read so far.
 const CLASSES: usize = 10;
 
-/// Reads or draws the samples and checks that they fill the global batch.
+/// Reads or draws the samples, and checks that they fill the global batch.
 pub(crate) fn dataset(workload: &Workload) -> Result<Dataset, Failure> {
     let Workload { dataset, training, .. } = workload;
     let samples = match dataset.format {
         DatasetFormat::Idx => {
             let uri = dataset.uri.as_deref().unwrap_or_default();
-            told_of(uri, || idx::read(path(uri), dataset.evaluation_fraction, CLASSES))
+            warned_of(uri, || idx::read(path(uri), dataset.evaluation_fraction, CLASSES))
                 .map_err(|error| unread(uri, &error))?
         }
         DatasetFormat::Glyphs => glyphs::draw(dataset.samples as usize, training.seed, dataset.evaluation_fraction),
@@ -33,7 +33,7 @@ fn unread(uri: &str, error: &DataError) -> Failure {
     if error.passes() { Failure::retry(problem) } else { Failure::fatal(problem) }
 }
 
-/// The network for samples of this shape.
+/// Returns the network for samples of this shape.
 pub(crate) fn network(model: &ModelSpec, dataset: &Dataset) -> Result<Network, Failure> {
     let shape = dataset.train.shape();
     let network = match model.name {
@@ -60,7 +60,7 @@ pub(crate) fn network(model: &ModelSpec, dataset: &Dataset) -> Result<Network, F
     Ok(network)
 }
 
-/// The path that a checked `file://` URI names.
+/// Returns the path in a checked `file://` URI.
 fn path(uri: &str) -> &Path {
     Path::new(uri.strip_prefix("file://").unwrap_or(uri))
 }

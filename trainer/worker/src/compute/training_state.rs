@@ -1,66 +1,64 @@
-//! What a worker keeps from one generation to the next: its copy of the model, and how far that is.
+//! The state of one worker's training: its copy of the model, and the number of steps that it
+//! holds. The worker keeps it from one generation to the next.
 
-use std::{collections::VecDeque, ops::Range, time::Duration};
+use std::{collections::VecDeque, ops::Range, sync::Arc, time::Duration};
 
 use lockstep_checkpoint::{Checkpoint, Destination, Layout, LoadRefusal};
-use lockstep_collective::{Costs, Group as Ranks, SharedArena, Tag};
-use lockstep_data::{Samples, Seat};
-use lockstep_elastic::{Assignment, Digest, HeldState, Sampler};
+use lockstep_collective::SharedArena;
+use lockstep_data::{Batch, Loader, Samples, Seat, Step};
+use lockstep_elastic::{ActivityMonitor, Digest, HeldState, Sampler};
 use lockstep_launch::DamagedCheckpoint;
-use lockstep_nn::{Cpu, Device, Network, Replica, StepResult};
+use lockstep_nn::{Cpu, Device, Network, Replica, StateDigest, StateTensor, StepResult};
 use tracing::info;
 
+use super::{
+    baseline::measure_baseline,
+    devices::{Devices, gathered::GatheredBucket},
+    fingerprint::Fingerprint,
+    gradients,
+    recipe::Recipe,
+};
 use crate::{
-    communication::{KnownCosts, Places},
-    compute::baseline::Baseline,
-    compute::devices::Devices,
-    compute::fingerprint::Fingerprint,
+    communication::{Baseline, KnownCosts},
     failure::Failure,
-    membership::catchup::receive::parts,
-    membership::session::{LIMITS, UNACKNOWLEDGED},
-    progress::metrics_log::{Evaluation, EvaluationLine, StepLine},
-    step::rank::Recipe,
+    lines::{Evaluation, EvaluationLine, StepLine},
     storage::{Storage, is_of_blocks, spelled},
 };
 
-/// Steps whose lines a worker remembers, in case it has to write those that the reporting worker did not.
+/// The number of steps whose lines a worker remembers. It writes those that the reporting worker
+/// did not write before it was lost.
 const MAX_REMEMBERED: usize = 4096;
-/// And of evaluations.
+/// The number of evaluations whose lines a worker remembers.
 const MAX_EVALUATED: usize = 64;
-/// Bytes a second that a line between workers carries at least.
-const SLOW_LINE: f64 = 10e6;
-/// State is sent in frames of a step that no gradient has.
-const COPY: Tag = Tag { step: u64::MAX, bucket: 2 };
 
-/// One worker's training, whatever group it belongs to.
-pub(crate) struct Trainee {
-    pub replica: Replica<Cpu>,
-    pub devices: Devices,
+/// The state of one worker's training, whatever group the worker belongs to.
+pub(crate) struct TrainingState {
+    replica: Replica<Cpu>,
+    devices: Devices,
     pub recipe: Recipe,
-    /// Optimiser steps that the replica holds.
+    /// The number of steps that the replica holds.
     pub step: u64,
-    /// Not in the middle of a copy, or of a checkpoint that is being loaded.
+    /// False in the middle of a copy, or while a checkpoint is being loaded.
     is_whole: bool,
-    /// Steps that the checkpoint held that it read; 0 where there was none.
+    /// The step of the checkpoint that was read; 0 if there was none.
     read_step: u64,
-    /// The newest checkpoint that it passed over, if any, and the step that it began with instead.
+    /// The newest checkpoint if it was damaged, and the step that the worker began with instead.
     passed_over: Option<(DamagedCheckpoint, u64)>,
-    /// What this worker does by itself.
+    /// The speed of this worker by itself.
     pub baseline: Baseline,
-    /// The plan of communication that was followed last, as checkpoints keep it.
+    /// The newest plan of communication, as checkpoints keep it.
     pub communication: Option<String>,
-    /// Whether the storage was seen to be the others' too.
+    /// The costs of messages, as far as this worker took part in measuring them.
+    pub known_costs: KnownCosts,
+    /// True once all members were seen to share the storage.
     pub storage_is_checked: bool,
-    /// Where the ranks of its group are.
-    places: Places,
-    /// What messages cost, as far as this worker took part in measuring it.
-    known: KnownCosts,
     remembered: VecDeque<StepLine>,
     evaluated: VecDeque<EvaluationLine>,
 }
 
-impl Trainee {
-    /// With the newest state in `storage`, or the seed's first weights, and measured by itself.
+impl TrainingState {
+    /// Takes the newest state in `storage`, or the seed's first weights, and measures this worker's
+    /// speed by itself.
     pub(crate) fn new(
         network: Network,
         recipe: Recipe,
@@ -75,9 +73,9 @@ impl Trainee {
         };
         let mut replica = make()?;
         let further = Devices::new(devices - 1, make)?;
-        let mut baseline = Baseline::measure(&mut replica, train, seat, &recipe)?;
+        let mut baseline = measure_baseline(&mut replica, train, seat, &recipe)?;
         baseline.samples_per_second = baseline.samples_per_second.map(|rate| rate * devices as f64);
-        let mut trainee = Self {
+        let mut state = Self {
             replica,
             devices: further,
             recipe,
@@ -87,17 +85,16 @@ impl Trainee {
             passed_over: None,
             baseline,
             communication: None,
+            known_costs: KnownCosts::default(),
             storage_is_checked: false,
-            places: Places::of(&[]),
-            known: KnownCosts::default(),
             remembered: VecDeque::new(),
             evaluated: VecDeque::new(),
         };
-        trainee.begin(storage)?;
-        Ok(trainee)
+        state.begin(storage)?;
+        Ok(state)
     }
 
-    /// Takes over the newest state in `storage`, or without one the seed's first weights.
+    /// Loads the newest state in `storage`. Without one, takes the seed's first weights.
     pub(crate) fn begin(&mut self, storage: &Storage) -> Result<(), Failure> {
         self.is_whole = false;
         let (loaded, damaged) = storage.load_newest(&mut Views { replica: &mut self.replica, lent: Vec::new() })?;
@@ -118,53 +115,39 @@ impl Trainee {
         Ok(())
     }
 
-    /// The newest checkpoint, where it was passed over for the one of this step, or for none.
+    /// Returns the newest checkpoint if it is damaged and the worker began with `step` instead.
     pub(crate) fn passed_over_for(&self, step: u64) -> Option<&DamagedCheckpoint> {
         self.passed_over.as_ref().filter(|(_, began)| *began == step).map(|(damaged, _)| damaged)
     }
 
-    /// Steps that the checkpoint held that it read; 0 where there was none.
+    /// Returns the step of the checkpoint that was read; 0 if there was none.
     pub(crate) const fn read_step(&self) -> u64 {
         self.read_step
     }
 
-    /// Whether its state is of use: not in the middle of a copy, or of a checkpoint.
+    /// Returns true unless a copy, or the loading of a checkpoint, was interrupted.
     pub(crate) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// What it holds.
+    /// Describes the state for the coordinator.
     pub(crate) fn held(&mut self) -> HeldState {
         let Recipe { seed, steps_per_epoch, global_batch, .. } = self.recipe;
-        let digest = if self.step == 0 { Digest::NONE } else { Digest::from_bytes(self.replica.digest()) };
+        let digest = if self.step == 0 { Digest::NONE } else { self.digest() };
         let (epoch, cursor) = (self.step / steps_per_epoch, self.step % steps_per_epoch * global_batch);
         HeldState { step: self.step, digest, sampler: Sampler { seed, epoch, cursor } }
     }
 
-    /// Leaves the step that was under way, once nothing of it is lent out.
-    pub(crate) fn stand(&mut self) {
+    /// Abandons the step under way. Nothing of it may be lent out any more.
+    pub(crate) fn abandon_step(&mut self) {
         self.replica.abandon_step();
         self.devices.abandon_step();
     }
 
-    /// Is one of this group from now on; gives where its ranks are.
-    pub(crate) fn meet(&mut self, group: &Assignment) -> Places {
-        self.places = Places::of(&group.addresses);
-        self.places
-    }
-
-    /// What messages between the ranks of its group cost, as far as this worker knows.
-    pub(crate) fn costs(&self) -> Option<Costs> {
-        self.known.between(self.places)
-    }
-
-    /// Messages between the ranks of its group were found to cost so much.
-    pub(crate) fn learn(&mut self, costs: Costs) {
-        self.known.learn(self.places, costs);
-    }
-
-    /// Keeps gradients, and `beside` elements behind them, where the ranks of this generation, and only they, may write; without `arena`,
-    /// which has as many, where nobody else may: whoever was left behind in an older generation may write into the arena of that one.
+    /// Keeps the gradients, and `beside` elements behind them, in `arena`, which the ranks of this
+    /// generation share. Without an arena this worker keeps them in memory of its own. A worker
+    /// that was left behind in an older generation can only write into the arena of that
+    /// generation.
     pub(crate) fn put_gradients(&mut self, arena: Option<SharedArena>, beside: usize) {
         match arena {
             Some(arena) => self.replica.set_gradient_memory(arena),
@@ -173,62 +156,64 @@ impl Trainee {
         self.devices.tell_losses(beside > 0);
     }
 
-    /// How long the host of a rank may acknowledge nothing while a state is copied: who copies it takes parts of it from one rank at a time,
-    /// and those whose turn has not come wait until the others' are there.
-    pub(crate) fn copying_limit(&self, group: &Assignment) -> Duration {
-        let bytes = group.copiers.len() * self.replica.state_elements() * size_of::<f32>();
-        LIMITS.silence.min(UNACKNOWLEDGED + Duration::from_secs_f64(bytes as f64 / SLOW_LINE))
-    }
-
-    /// Those that lack the group's base copy it, a part from each of those that had it before.
-    pub(crate) fn catch_up(&mut self, group: &Assignment, ranks: &mut Ranks) -> Result<(), Failure> {
-        let parts = parts(self.replica.state_elements(), group.sources.len());
-        if !group.copiers.contains(&group.rank) {
-            let place = group.sources.iter().position(|source| *source == group.rank);
-            let Some(part) = place.map(|place| parts[place].clone()).filter(|_| !group.copiers.is_empty()) else {
-                return Ok(());
-            };
-            let mut values = vec![0.0; part.len()];
-            self.replica.copy_state(part, &mut values);
-            for copier in &group.copiers {
-                ranks.send(*copier as usize, COPY, &mut values).map_err(Failure::lost)?;
-            }
-            return Ok(());
-        }
-        let mut state = vec![0.0; self.replica.state_elements()];
-        for (source, part) in group.sources.iter().zip(parts) {
-            ranks.receive(*source as usize, COPY, &mut state[part]).map_err(Failure::lost)?;
-        }
-        self.is_whole = false;
-        self.take_over(group.base.step, &state);
-        let found = self.held();
-        if found != group.base {
-            let (found, expected) = (found.digest, group.base.digest);
-            return Err(Failure::broken(format!(
-                "the copied state of step {} has digest {found:.12}, the group agreed on {expected:.12}",
-                group.base.step
-            )));
-        }
-        self.is_whole = true;
-        info!(step = self.step, bytes = state.len() * size_of::<f32>(), "state copied");
-        Ok(())
-    }
-
-    /// Takes over the state that a group holds after `step`.
-    pub(crate) fn take_over(&mut self, step: u64, state: &[f32]) {
-        self.replica.write_state(state);
+    /// Replaces the state by the one that a group holds after `step`.
+    pub(crate) fn take_over(&mut self, step: u64, values: &[f32]) {
+        self.replica.write_state(values);
         self.step = step;
         self.forget_lines();
     }
 
-    /// Lines of steps that this worker did before may not be those of the state that it has now.
+    /// Replaces the state by a copied one, which must be `expected`. The state is of no use if this
+    /// fails.
+    pub(crate) fn take_over_copy(&mut self, expected: HeldState, values: &[f32]) -> Result<(), Failure> {
+        self.is_whole = false;
+        self.take_over(expected.step, values);
+        let found = self.held();
+        if found != expected {
+            let (step, found, expected) = (expected.step, found.digest, expected.digest);
+            return Err(Failure::broken(format!(
+                "the copied state of step {step} has digest {found:.12}, the group agreed on {expected:.12}"
+            )));
+        }
+        self.is_whole = true;
+        Ok(())
+    }
+
+    /// Copies the state of the first device to all others.
+    pub(crate) fn share_with_devices(&mut self) {
+        self.devices.take_over(&mut self.replica);
+    }
+
+    /// Forgets the lines of earlier steps: they may not belong to the present state.
     fn forget_lines(&mut self) {
         self.remembered.clear();
         self.evaluated.clear();
     }
 
-    /// Does the next step as a group has done it that summed these gradients, on the first device only: the others take its state over when
-    /// this worker is let in.
+    /// Computes the gradients of this worker's share of a step, and hands its buckets over. Returns
+    /// how long the first device waited for samples.
+    ///
+    /// # Panics
+    /// If the thread of a device has panicked.
+    pub(crate) fn gradients(
+        &mut self,
+        loaders: &mut Vec<Loader>,
+        step: Step,
+        seat: Seat,
+        work: &Arc<ActivityMonitor>,
+        submit: &mut dyn FnMut(usize, GatheredBucket),
+    ) -> Duration {
+        if seat.is_aligned() {
+            let [loader] = &mut loaders[..] else { unreachable!("no canonical tree over devices") };
+            let alone = &mut |bucket, gradient, taken| submit(bucket, GatheredBucket::alone(gradient, taken));
+            gradients::of_parts(&mut self.replica, loader, step, seat, work, alone)
+        } else {
+            self.devices.gradients(&mut self.replica, loaders, step, work, submit)
+        }
+    }
+
+    /// Repeats the next step of a group with the gradients that the group summed. Only the first
+    /// device does it: the others copy its state once this worker is a member.
     pub(crate) fn repeat_step(&mut self, gradients: &[f32]) {
         self.replica.take_gradients(gradients);
         self.replica.update(&self.recipe.optimiser, self.recipe.rate);
@@ -236,14 +221,21 @@ impl Trainee {
         self.step += 1;
     }
 
-    /// Applies the summed gradients of the next step on all devices; it is then done.
+    /// Applies the summed gradients of the next step on all devices. The step is then done.
     pub(crate) fn apply(&mut self) -> StepResult {
         let result = self.devices.update(&mut self.replica, &self.recipe.optimiser, self.recipe.rate);
         self.step += 1;
         result
     }
 
-    /// What a window of its state looks like after the newest step, on all devices.
+    /// Returns the summed loss, the correct answers and the number of samples of a held-out batch.
+    pub(crate) fn evaluate(&mut self, batch: &Batch) -> (f64, f64, f64) {
+        let result = self.replica.evaluate(&batch.images, &batch.labels);
+        (result.loss_sum, result.correct as f64, batch.len() as f64)
+    }
+
+    /// Returns the fingerprint of a window of the state after the newest step. It must be equal on
+    /// all devices.
     pub(crate) fn fingerprint(&mut self) -> Result<Fingerprint, Failure> {
         let checksum = self.replica.window_checksum(self.step);
         if let Some(device) = self.devices.other_than(checksum, self.step) {
@@ -255,13 +247,19 @@ impl Trainee {
         Ok(Fingerprint::of(checksum))
     }
 
-    /// Hands over buckets of this kind from the next step on.
+    /// Returns the fingerprint of the whole state.
+    pub(crate) fn whole_fingerprint(&mut self) -> Fingerprint {
+        Fingerprint::of(self.replica.checksum())
+    }
+
+    /// Hands over these buckets from the next step on.
     pub(crate) fn set_buckets(&mut self, buckets: &[Range<usize>]) -> Result<(), Failure> {
         self.replica.set_buckets(buckets.to_vec()).map_err(Failure::fatal)?;
         self.devices.set_buckets(buckets)
     }
 
-    /// Keeps the line of the step that it has just done, whoever else has: it is forgotten with the state.
+    /// Remembers the line of the newest step, in case the reporting worker is lost before it writes
+    /// it.
     pub(crate) fn remember(&mut self, line: StepLine) {
         if self.remembered.len() == MAX_REMEMBERED {
             self.remembered.pop_front();
@@ -269,7 +267,7 @@ impl Trainee {
         self.remembered.push_back(line);
     }
 
-    /// Keeps what the evaluation of the present state found, as all ranks did.
+    /// Remembers the evaluation of the present state.
     pub(crate) fn remember_evaluation(&mut self, evaluation: Evaluation) {
         if self.evaluated.len() == MAX_EVALUATED {
             self.evaluated.pop_front();
@@ -278,18 +276,84 @@ impl Trainee {
         self.evaluated.push_back(EvaluationLine { step: self.step, epoch, evaluation });
     }
 
-    /// The lines of the newest evaluations.
+    /// Returns the lines of the newest evaluations, oldest first.
     pub(crate) fn evaluations(&self) -> &VecDeque<EvaluationLine> {
         &self.evaluated
     }
 
-    /// The lines of the steps after `step`, as far as this worker knows them.
-    pub(crate) fn remembered_after(&self, step: u64) -> impl Iterator<Item = &StepLine> {
-        self.remembered.iter().filter(move |line| line.step > step)
+    /// Returns the lines of the newest steps, oldest first.
+    pub(crate) fn remembered(&self) -> &VecDeque<StepLine> {
+        &self.remembered
     }
 }
 
-/// The memory of a replica's state, which a checkpoint is read into.
+/// Sizes and parts of the state, for those who send or store it.
+impl TrainingState {
+    /// Returns the number of values in the state.
+    pub(crate) fn state_elements(&self) -> usize {
+        self.replica.state_elements()
+    }
+
+    /// Copies the values `part` of the state to `values`.
+    pub(crate) fn copy_state(&mut self, part: Range<usize>, values: &mut [f32]) {
+        self.replica.copy_state(part, values);
+    }
+
+    /// Returns the number of gradients.
+    pub(crate) fn gradient_elements(&self) -> usize {
+        self.replica.table().elements()
+    }
+
+    /// Copies the gradients `part` to `values`.
+    pub(crate) fn copy_gradients(&mut self, part: Range<usize>, values: &mut [f32]) {
+        self.replica.copy_gradients(part, values);
+    }
+
+    /// Returns the ranges of the gradient arena in the order in which backward completes them.
+    pub(crate) fn ready_order(&self) -> Vec<Range<usize>> {
+        self.replica.table().ready_order()
+    }
+
+    /// Returns the number of buckets of a step.
+    pub(crate) fn bucket_count(&self) -> usize {
+        self.replica.buckets().len()
+    }
+
+    /// Returns true if the last bucket has room for numbers behind its gradients.
+    pub(crate) fn carries_numbers(&self) -> bool {
+        self.replica.beside() > 0
+    }
+
+    /// Returns the place of each tensor in a checkpoint.
+    pub(crate) fn layout(&self, storage: &Storage) -> Result<Layout, Failure> {
+        let shapes = self.replica.tensor_shapes();
+        let (weights, slots) = shapes.split_at(self.replica.table().parameters().len());
+        let borrowed = |tensors| <[(String, Vec<usize>)]>::iter(tensors).map(|(name, shape)| (&name[..], &shape[..]));
+        Layout::new(borrowed(weights), borrowed(slots)).map_err(|error| storage.refused(&error))
+    }
+
+    /// Copies the values `part` of a tensor to `values`.
+    pub(crate) fn copy_tensor(&mut self, name: &str, part: Range<usize>, values: &mut [f32]) {
+        self.replica.copy_tensor(name, part, values);
+    }
+
+    /// Returns the trained weights.
+    pub(crate) fn weights(&mut self) -> Vec<StateTensor> {
+        self.replica.weights()
+    }
+
+    /// Returns the digest of the whole state.
+    pub(crate) fn digest(&mut self) -> Digest {
+        Digest::from_bytes(self.replica.digest())
+    }
+
+    /// Returns the digest of a state to which no block was added yet.
+    pub(crate) fn begin_digest(&self) -> StateDigest {
+        self.replica.begin_digest()
+    }
+}
+
+/// The memory of a replica's state, into which a checkpoint is read.
 struct Views<'a> {
     replica: &'a mut Replica<Cpu>,
     lent: Vec<<Cpu as Device>::HostView>,
@@ -297,7 +361,7 @@ struct Views<'a> {
 
 impl Destination for Views<'_> {
     fn buffers(&mut self, layout: &Layout) -> Result<Vec<&mut [f32]>, LoadRefusal> {
-        // Those of a checkpoint that turned out to be damaged.
+        // A checkpoint that turned out to be damaged may still hold views.
         self.lent.clear();
         self.lent =
             self.replica.state_views(layout.tensors()).map_err(|error| LoadRefusal::Misfit(error.to_string()))?;

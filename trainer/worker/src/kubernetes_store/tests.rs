@@ -1,4 +1,5 @@
-//! The record is swapped over HTTP with a server that guards one object by its `resourceVersion`, as an API server does.
+//! The record is swapped over HTTP. The server guards one object by its `resourceVersion`, as an
+//! API server does.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,20 +19,20 @@ use super::*;
 
 const PATH: &str = "/apis/lockstep.dev/v1alpha1/namespaces/default/traininggroups/lenet";
 
-/// What comes between, one for each write; none once they are used up.
+/// The events before the writes, one for each; none once they are used up.
 #[derive(Clone, Debug)]
 enum Between {
-    /// Somebody writes the status of the object before it.
+    /// A report changes the status of the object before the write.
     Report,
-    /// Another coordinator swaps the record before it.
+    /// Another coordinator swaps the record before the write.
     Swap(Box<Record>),
-    /// The server is too late to say that it did it.
+    /// The server does the write and answers too late.
     LostAnswer,
 }
 
 #[derive(Debug, Default)]
 struct Server {
-    /// Of the job that it was made for.
+    /// The job that owns the object.
     owner: Option<&'static str>,
     record: Value,
     resource_version: u64,
@@ -91,13 +92,13 @@ fn locked(server: &Shared) -> std::sync::MutexGuard<'_, Server> {
     server.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The record that it holds, and how many writes reached it.
+/// Returns the record that the server holds, and the number of writes that reached it.
 fn written(server: &Shared) -> (Value, u32) {
     let server = locked(server);
     (server.record.clone(), server.writes)
 }
 
-/// A server that holds `record`, and a store of its.
+/// Starts a server that holds `record`. Returns it with a store that uses it.
 async fn holding(record: &Record, between: Vec<Between>) -> (Shared, KubernetesStore) {
     let server: Shared = Arc::new(Mutex::new(Server {
         owner: Some("job-1"),
@@ -126,7 +127,7 @@ fn records() -> [Record; 3] {
 }
 
 #[tokio::test]
-async fn a_record_is_swapped_although_reports_move_the_resource_version() {
+async fn a_record_is_swapped_although_reports_change_the_resource_version() {
     let [first, ours, _] = records();
     let (server, store) = holding(&first, vec![Between::Report; 3]).await;
     let swap = store.compare_and_swap(Some(&version_of(&first)), &ours).await;
@@ -146,31 +147,31 @@ async fn a_coordinator_of_a_deleted_job_writes_nothing_into_the_group_of_the_nex
 }
 
 #[tokio::test]
-async fn of_two_coordinators_that_swap_at_once_the_later_one_changes_nothing() {
+async fn the_later_of_two_coordinators_that_swap_at_once_changes_nothing() {
     let [first, ours, theirs] = records();
     let (server, store) = holding(&first, vec![Between::Swap(Box::new(theirs.clone()))]).await;
     let swap = store.compare_and_swap(Some(&version_of(&first)), &ours).await;
     assert!(matches!(swap, Ok(Swap::Conflict)), "{swap:?}");
     assert_eq!(written(&server), (value(&theirs), 1));
-    // Nor does it once the other has.
+    // A later swap of the same version changes nothing either.
     let swap = store.compare_and_swap(Some(&version_of(&first)), &ours).await;
     assert!(matches!(swap, Ok(Swap::Conflict)), "{swap:?}");
     assert_eq!(written(&server), (value(&theirs), 1));
 }
 
 #[tokio::test]
-async fn a_swap_whose_answer_was_lost_is_found_when_the_record_is_looked_at() {
+async fn a_swap_whose_answer_was_lost_is_found_in_the_record() {
     let [first, ours, _] = records();
     let (_server, store) = holding(&first, vec![Between::LostAnswer]).await;
     let swap = store.compare_and_swap(Some(&version_of(&first)), &ours).await;
-    // The client may have tried once more, and met what it wrote itself.
+    // The client may have tried again, and met its own write.
     assert!(matches!(swap, Err(StoreError::Unavailable { .. }) | Ok(Swap::Conflict)), "{swap:?}");
     let (found, _) = store.load().await.expect("an answer").expect("a record");
     assert_eq!(found, ours);
 }
 
 #[tokio::test]
-async fn a_store_in_which_every_write_meets_another_counts_as_away_and_keeps_its_record() {
+async fn a_store_in_which_every_write_conflicts_counts_as_away_and_keeps_its_record() {
     let [first, ours, _] = records();
     let (server, store) = holding(&first, vec![Between::Report; 2 * MAX_ATTEMPTS as usize]).await;
     let swap = store.compare_and_swap(Some(&version_of(&first)), &ours).await;
@@ -197,7 +198,7 @@ async fn a_newer_or_foreign_record_is_refused_and_never_overwritten() {
     }
 }
 
-/// What is to become of the record where the API server answers so.
+/// Returns the fate of a write that the API server answers like this.
 fn fate(answer: Value) -> &'static str {
     match refusal(&serde_json::from_value(answer).expect("a status")) {
         Refusal::Passing => "passes",
@@ -207,7 +208,7 @@ fn fate(answer: Value) -> &'static str {
 }
 
 #[test]
-fn what_the_api_server_answers_tells_whether_waiting_helps() {
+fn the_api_servers_answer_shows_if_waiting_helps() {
     for (code, expected) in [
         (400, "mendable"),
         (401, "mendable"),

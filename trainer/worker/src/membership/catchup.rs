@@ -1,4 +1,7 @@
-//! A newcomer takes the state over from members while they train.
+//! The catch-up of workers that lack the group's state: newcomers while the group trains, and
+//! members while it stands still.
 
+pub(crate) mod copy;
+mod parcel;
 pub(crate) mod receive;
 pub(crate) mod send;

@@ -1,4 +1,4 @@
-//! What a worker proves with to the others that it belongs to their job.
+//! The credentials by which a worker proves that it belongs to its job.
 
 use std::{fs, path::Path};
 
@@ -7,7 +7,7 @@ use lockstep_launch::{CredentialFile, Encryption, Launch, WORKER_NAME};
 
 use crate::failure::Failure;
 
-/// Reads it, where the job encrypts.
+/// Reads the credentials if the job encrypts.
 pub(crate) fn identity(launch: &Launch) -> Result<Option<Identity>, Failure> {
     match (launch.task.communication().encryption, &launch.credentials) {
         (Encryption::None, _) => Ok(None),
@@ -42,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of a folder that a test has changed.
+    /// Returns the error for a folder that a test has changed.
     fn said(change: impl FnOnce(&Path)) -> Result<Identity, String> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         for (file, text) in lockstep_launch::make_credentials(SystemTime::now()).expect("credentials") {
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_launcher_makes_is_an_identity() {
+    fn the_credentials_that_a_launcher_makes_are_an_identity() {
         assert!(said(|_| {}).is_ok());
     }
 

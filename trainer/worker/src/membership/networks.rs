@@ -1,4 +1,4 @@
-//! By which of its addresses a worker is reached by the others.
+//! The address by which other workers reach this one.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,8 @@ struct Found {
     address: IpAddr,
 }
 
-/// The address in the first of the job's networks that this host is in; where it names none, that of the process.
+/// Returns this host's address in the first of the job's networks that it is in. If the job names
+/// none, returns the address of the process.
 pub(crate) fn data_address(launch: &Launch) -> Result<IpAddr, Failure> {
     let wanted = &launch.task.communication().interfaces;
     if wanted.is_empty() {
@@ -25,7 +26,7 @@ pub(crate) fn data_address(launch: &Launch) -> Result<IpAddr, Failure> {
     choose(wanted, &found.collect::<Vec<_>>(), launch.address).map_err(Failure::fatal)
 }
 
-/// Of several addresses in a network, one of the same kind as `own`.
+/// Chooses an address in a network. Among several, one of the same kind as `own` is preferred.
 fn choose(wanted: &[NetworkSelector], found: &[Found], own: IpAddr) -> Result<IpAddr, String> {
     let useful = |found: &&Found| !matches!(found.address, IpAddr::V6(address) if address.is_unicast_link_local());
     let chosen = wanted.iter().find_map(|network| {
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_in_none_of_them_says_in_which_it_is() {
+    fn a_worker_in_none_of_the_networks_names_its_own() {
         let error = chosen(&["ib0", "192.168.0.0/16"], "10.0.0.7").expect_err("none");
         assert_eq!(
             error,

@@ -1,6 +1,12 @@
-//! A worker's part in its group: it joins, binds itself to the others of each generation, and leaves with a last word.
+//! A worker's session with the coordinator: it joins, connects with the other members of each
+//! generation, and leaves with a last word.
+//!
+//! Facts reach the training loop in one way: it asks this session ([`Session::halt`],
+//! [`Session::is_sealing`], [`Session::must_leave`]). Events from the coordinator only interrupt
+//! what blocks. An operation that was interrupted fails, and its error carries no fact.
 
 use std::{
+    collections::VecDeque,
     net::SocketAddr,
     num::NonZeroUsize,
     path::Path,
@@ -15,8 +21,8 @@ use std::{
 
 use lockstep_collective::{Abort, Group as Ranks, JobId, Limits, Listener, RankId, Sockets, Waiting};
 use lockstep_elastic::{
-    Admission, Assignment, Break, Digest, FinalReply, FinalReportError, FollowedGroup, HeldState, Hello, Incarnation,
-    JoinError, MemberId, Membership, MembershipEvent, Obstacle,
+    ActivityMonitor, Admission, Assignment, Break, Digest, FinalReply, FinalReportError, FollowedGroup, Follower,
+    HeldState, Hello, Incarnation, JoinError, MemberId, Membership, MembershipEvent, Obstacle,
 };
 use lockstep_launch::{Communication, CommunicationBackend, Ending, Launch, RecordStore, Task};
 use tracing::{error, info, warn};
@@ -24,7 +30,6 @@ use tracing::{error, info, warn};
 use crate::{
     failure::{Failure, leave, with_causes},
     grace::Drain,
-    membership::catchup::send::Newcomers,
     membership::credentials::identity,
     membership::networks::data_address,
     progress::metrics::Metrics,
@@ -32,8 +37,9 @@ use crate::{
     signals::Stop,
 };
 
-/// All of a group are there when it is formed. In the end they wait in a sum for the slowest part of a large state on slow storage: who is
-/// gone shows by its closed connections, or to the coordinator.
+/// The limits of a generation's group. All its members are there when it is formed. At the end of a
+/// run they wait in a sum for the slowest part of a large state on slow storage. A lost member
+/// shows by its closed connections, or to the coordinator.
 pub(crate) const LIMITS: Limits = Limits {
     forming: Duration::from_secs(15),
     silence: Duration::from_secs(600),
@@ -42,50 +48,60 @@ pub(crate) const LIMITS: Limits = Limits {
     shares_memory: true,
     sockets: Sockets::ONE,
 };
-/// How long the host of a rank that may take any time may acknowledge nothing.
+/// How long the host of a rank may acknowledge nothing while that rank may take any time.
 pub(crate) const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
-/// Members may evaluate, or save, before they hand anything over, and a group that changes ends it anyway. Nothing is waited for by
-/// spinning: a newcomer has time.
-const FEED_LIMITS: Limits = Limits { forming: LIMITS.silence, waiting: Waiting::Block, shares_memory: false, ..LIMITS };
+/// The limits of a catch-up. Members may evaluate or save before they send anything, and a change
+/// of the group ends the catch-up anyway. Nobody spins: a newcomer has time.
+const CATCHUP_LIMITS: Limits =
+    Limits { forming: LIMITS.silence, waiting: Waiting::Block, shares_memory: false, ..LIMITS };
 const CHANGES: &str = "a new generation is being formed";
-/// How long a new worker looks for a coordinator before it says what is in the way; in a cluster
-/// another one then tries.
+/// How long a new worker looks for a coordinator before it gives up and says what is in the way. In
+/// a cluster another worker then tries.
 const FIRST_PATIENCE: Duration = Duration::from_secs(120);
-/// How long there may be no coordinator while a worker joins again and when the work is done.
+/// How long a worker does without a coordinator while it joins again, and when the work is done.
 const COORDINATOR_PATIENCE: Duration = Duration::from_secs(300);
-/// Another coordinator is up sooner than this, if one comes.
+/// If another coordinator comes, it is there within this time.
 const MAX_HAND_OVER: Duration = Duration::from_secs(30);
-/// How long the ending of a process that hangs may take to be written.
+/// How long a hung process may take to write its ending.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a last word may take when the job failed anyway.
+/// How long a last word may take if the job failed anyway.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A worker that has joined.
-pub(crate) struct Member<'a> {
+/// The newcomers that the coordinator announced to this member, in the order of the announcements.
+pub(crate) type Newcomers = Arc<Mutex<VecDeque<Follower>>>;
+
+/// The session of a worker that has joined.
+pub(crate) struct Session<'a> {
     pub launch: &'a Launch,
     pub metrics: &'a Arc<Metrics>,
     pub membership: Arc<Membership>,
     stop: &'a Stop,
     ready: &'a Ready,
     listener: Arc<Listener>,
-    /// Ends the collectives of the present generation, or what is handed over by the group that is followed.
-    abort: Arc<Mutex<Abort>>,
-    /// Whether a group that is followed has yet to hand anything over.
-    awaits_feed: Arc<AtomicBool>,
+    interrupt: Interrupt,
     pub newcomers: Newcomers,
 }
 
-/// Why all ranks are to stop after a step.
+/// The reason for which all ranks stop after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Halt {
     /// The group changes as planned, and goes on.
     Change,
-    /// Nobody can stay: the state is saved.
+    /// No member can stay: the group saves its state.
     Drain,
 }
 
-impl<'a> Member<'a> {
-    /// Joins the group. `data` is the digest of the samples, `held` the state that this worker could begin with.
+/// Interrupts the collectives of the present generation, or the catch-up with a group.
+#[derive(Clone)]
+struct Interrupt {
+    abort: Arc<Mutex<Abort>>,
+    /// True while this newcomer waits for a first parcel.
+    awaits_catchup: Arc<AtomicBool>,
+}
+
+impl<'a> Session<'a> {
+    /// Joins the group. `data` is the digest of the samples. `held` is the state with which this
+    /// worker could begin.
     pub(crate) fn join(
         launch: &'a Launch,
         metrics: &'a Arc<Metrics>,
@@ -102,30 +118,14 @@ impl<'a> Member<'a> {
         };
         let hello = hello(launch, data, &listener)?;
         let coordinator = launch.coordinator.to_string();
-        let (membership, place) = Membership::join(&coordinator, hello, held, FIRST_PATIENCE)
+        let (membership, admission) = Membership::join(&coordinator, hello, held, FIRST_PATIENCE)
             .map_err(|error| outside(with_advice(error, launch), || drained(launch, stop, held.step)))?;
         let membership = Arc::new(membership);
-        let abort = Arc::new(Mutex::new(Abort::new()));
-        let (awaits_feed, newcomers) = (Arc::new(AtomicBool::new(false)), Newcomers::default());
+        let interrupt = Interrupt { abort: Arc::new(Mutex::new(Abort::new())), awaits_catchup: Arc::default() };
+        let newcomers = Newcomers::default();
         membership.on_event({
-            let (abort, ending) = (Arc::clone(&abort), launch.ending.clone());
-            let (awaits_feed, newcomers) = (Arc::clone(&awaits_feed), Arc::clone(&newcomers));
-            move |event| match event {
-                // Nobody begins to hand anything over any more.
-                MembershipEvent::Seal { planned: true } if awaits_feed.load(Ordering::SeqCst) => end(&abort, CHANGES),
-                MembershipEvent::Seal { planned: true } => info!("the group is about to change"),
-                MembershipEvent::Feed(follower) => {
-                    newcomers.lock().unwrap_or_else(PoisonError::into_inner).push_back(follower.clone());
-                }
-                MembershipEvent::Seal { planned: false } => end(&abort, CHANGES),
-                MembershipEvent::Abort { reason } => end(&abort, reason),
-                MembershipEvent::Released => end(&abort, "this worker is needed no more"),
-                MembershipEvent::Drain { reason } => info!(reason, "asked to drain"),
-                MembershipEvent::CoordinatorLost => warn!("coordinator out of reach; the work goes on"),
-                MembershipEvent::CoordinatorFound => info!("coordinator found again"),
-                MembershipEvent::Stuck { reason } => warn!(reason, "left the group, which goes on without this worker"),
-                MembershipEvent::Hung { reason } => end_hung_process(&ending, reason),
-            }
+            let (interrupt, newcomers, ending) = (interrupt.clone(), Arc::clone(&newcomers), launch.ending.clone());
+            move |event| heed(event, &interrupt, &newcomers, &ending)
         });
         stop.steps_begin({
             let (membership, grace_seconds) = (Arc::downgrade(&membership), launch.grace_seconds);
@@ -136,15 +136,15 @@ impl<'a> Member<'a> {
             }
         });
         let listener = Arc::new(listener);
-        let member = Self { launch, metrics, membership, stop, ready, listener, abort, awaits_feed, newcomers };
-        member.take(&place);
-        Ok((member, place))
+        let session = Self { launch, metrics, membership, stop, ready, listener, interrupt, newcomers };
+        session.note(&admission);
+        Ok((session, admission))
     }
 
-    /// Does the work of this process. When it cannot succeed the others learn why.
-    pub(crate) fn work(&self, work: impl FnOnce() -> Result<Ending, Failure>) -> Result<Ending, Failure> {
+    /// Does the work of this process. If the work cannot succeed, the other workers learn why.
+    pub(crate) fn carry_out(&self, work: impl FnOnce() -> Result<Ending, Failure>) -> Result<Ending, Failure> {
         let ended = work();
-        // Others must not wait for a worker that will never take part.
+        // The others must not wait for a worker that will never take part.
         let told = match &ended {
             Err(Failure::Fatal(message)) => self.membership.fatal(message, FAREWELL_PATIENCE),
             Err(Failure::Diverged(message)) => self.membership.diverged(message, FAREWELL_PATIENCE),
@@ -160,7 +160,12 @@ impl<'a> Member<'a> {
         ended
     }
 
-    /// Binds the members of a generation to each other.
+    /// Returns the monitor that the watchdog reads.
+    pub(crate) fn work(&self) -> &Arc<ActivityMonitor> {
+        self.membership.work()
+    }
+
+    /// Connects the members of a generation with each other.
     pub(crate) fn form(&self, group: &Assignment) -> Result<Ranks, Failure> {
         let abort = self.fresh_abort(|sealing| sealing == Some(false));
         let Communication { backend, sockets_per_peer, .. } = self.launch.task.communication();
@@ -176,18 +181,19 @@ impl<'a> Member<'a> {
         Ranks::form(&self.listener, seat, &group.addresses, limits, &abort).map_err(Failure::lost)
     }
 
-    /// Binds this worker to the members of a group that it follows, as the rank after theirs.
+    /// Connects this newcomer with the members of a group, as the rank after theirs.
     pub(crate) fn follow(&self, lead: &FollowedGroup) -> Result<Ranks, Failure> {
-        self.awaits_feed.store(true, Ordering::SeqCst);
+        self.interrupt.awaits_catchup.store(true, Ordering::SeqCst);
         let abort = self.fresh_abort(|sealing| sealing.is_some());
         let seat = self.seat(lead.generation, lead.addresses.len() as u32);
         let peers: Vec<SocketAddr> = lead.addresses.iter().copied().chain([self.listener.address()]).collect();
-        let star = Ranks::form_star(&self.listener, seat, &peers, FEED_LIMITS, &abort);
-        self.awaits_feed.store(false, Ordering::SeqCst);
+        let star = Ranks::form_star(&self.listener, seat, &peers, CATCHUP_LIMITS, &abort);
+        self.interrupt.awaits_catchup.store(false, Ordering::SeqCst);
         star.map_err(Failure::lost)
     }
 
-    /// Binds a member of a generation to a newcomer, the last of `peers`, on whatever thread.
+    /// Returns a function that connects a member of a generation with a newcomer, the last of
+    /// `peers`. Any thread may call it.
     pub(crate) fn form_star(
         &self,
         generation: u64,
@@ -196,55 +202,58 @@ impl<'a> Member<'a> {
         abort: Abort,
     ) -> impl FnOnce() -> Result<Ranks, Failure> + Send + 'static {
         let (listener, seat) = (Arc::clone(&self.listener), self.seat(generation, rank));
-        move || Ranks::form_star(&listener, seat, &peers, FEED_LIMITS, &abort).map_err(Failure::lost)
+        move || Ranks::form_star(&listener, seat, &peers, CATCHUP_LIMITS, &abort).map_err(Failure::lost)
     }
 
     fn seat(&self, generation: u64, rank: u32) -> RankId {
         RankId { job: job_id(&self.launch.job.uid), generation, rank: rank as usize }
     }
 
-    /// Ends what is formed next, which may have been asked for before there was anything to end.
+    /// Returns the abort of the connections that are formed next. An interruption may have come
+    /// before there was anything to interrupt.
     fn fresh_abort(&self, is_over: impl FnOnce(Option<bool>) -> bool) -> Abort {
         let abort = Abort::new();
-        self.abort.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&abort);
+        self.interrupt.abort.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&abort);
         if is_over(self.membership.sealing()) || self.membership.is_over() {
             abort.abort(CHANGES);
         }
         abort
     }
 
-    /// What is to be told of a group that ended so; nothing by whoever was asked to stand, which had its collectives aborted.
+    /// Returns what the coordinator must learn about a group that ended with `failure`. A worker
+    /// that was asked to seal has nothing to report: its collectives were aborted.
     ///
     /// # Errors
-    /// The failure itself where it is this process's own.
+    /// `failure` itself if it is this process's own.
     pub(crate) fn broken_by(&self, failure: Failure) -> Result<Option<Break>, Failure> {
-        let broken = Some(failure.into_break()?).filter(|_| self.membership.sealing().is_none());
+        let broken = Some(failure.into_break()?).filter(|_| !self.is_sealing());
         if let Some(Break { reason, .. }) = &broken {
             warn!(reason, "the group broke");
         }
         Ok(broken)
     }
 
-    /// Stands still, holding `held`, until this worker is to do something else. `broken` tells what failed, if anything.
-    /// A member may hold what nobody else does, and waits for a coordinator however long there is none.
+    /// Seals this generation, holding `held`, and waits for the next admission. `broken` tells what
+    /// failed, if anything. A member may hold what no other worker holds, so it waits for a
+    /// coordinator without a limit.
     pub(crate) fn regroup(&self, held: HeldState, broken: Option<Break>) -> Result<Admission, Failure> {
         let patience = if self.membership.has_belonged() { Duration::MAX } else { COORDINATOR_PATIENCE };
-        let place = self
+        let admission = self
             .membership
             .regroup(Some(held), broken, patience)
             .map_err(|error| outside(error, || drained(self.launch, self.stop, held.step)))?;
-        self.take(&place);
-        Ok(place)
+        self.note(&admission);
+        Ok(admission)
     }
 
-    fn take(&self, place: &Admission) {
-        let Admission::Member(group) = place else { return };
+    fn note(&self, admission: &Admission) {
+        let Admission::Member(group) = admission else { return };
         let Assignment { generation, rank, world, base, .. } = group;
         info!(generation, rank, world, base_step = base.step, "group formed");
         self.ready.store(true, Ordering::Relaxed);
     }
 
-    /// Why all are to stop after a step, as far as this worker knows.
+    /// Returns the reason for which this worker wants all ranks to stop after a step.
     pub(crate) fn halt(&self) -> Option<Halt> {
         if self.membership.draining().is_some() || self.membership.is_stranded() {
             Some(Halt::Drain)
@@ -255,7 +264,18 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Says that all stopped after `step`, as was asked. `None` when the group goes on after all.
+    /// Returns true while the coordinator asks this worker to seal its generation.
+    pub(crate) fn is_sealing(&self) -> bool {
+        self.membership.sealing().is_some()
+    }
+
+    /// Returns true once this newcomer must not wait for a group any more.
+    pub(crate) fn must_leave(&self) -> bool {
+        self.membership.is_over() || self.membership.is_stranded()
+    }
+
+    /// Reports that all members stopped after `step`, as asked. `None` if the group goes on after
+    /// all.
     pub(crate) fn drained(&self, step: u64) -> Option<Failure> {
         match self.membership.drained(step, FAREWELL_PATIENCE) {
             Ok(FinalReply::Changed) => return None,
@@ -268,9 +288,11 @@ impl<'a> Member<'a> {
         Some(drained(self.launch, self.stop, step))
     }
 
-    /// Says that the last step is done; all members must end with the same digest. `None` when somebody was lost before that.
+    /// Reports that the last step is done. All members must end with the same digest. `None` if a
+    /// member was lost before that.
     pub(crate) fn finished(&self, step: u64, digest: Digest, ending: Ending) -> Result<Option<Ending>, Failure> {
-        // The coordinator takes the first word that says something, and any member may be the one that stored the model.
+        // The coordinator takes the first payload that is not empty: any member may have stored the
+        // model.
         let says_something = ending != Ending::default();
         let payload = if says_something { serde_json::to_vec(&ending).map_err(Failure::fatal)? } else { Vec::new() };
         match self.membership.finished(step, digest, payload, COORDINATOR_PATIENCE).map_err(Failure::retry)? {
@@ -280,7 +302,36 @@ impl<'a> Member<'a> {
     }
 }
 
-/// In a cluster what is in the way is most often something that can be set.
+impl Interrupt {
+    fn now(&self, reason: &str) {
+        self.abort.lock().unwrap_or_else(PoisonError::into_inner).abort(reason);
+    }
+}
+
+/// Interrupts what blocks, keeps an announced newcomer, and logs. The loop reads facts from the
+/// session.
+fn heed(event: &MembershipEvent, interrupt: &Interrupt, newcomers: &Newcomers, ending: &Path) {
+    match event {
+        // No member begins to send to this newcomer any more.
+        MembershipEvent::Seal { planned: true } if interrupt.awaits_catchup.load(Ordering::SeqCst) => {
+            interrupt.now(CHANGES);
+        }
+        MembershipEvent::Seal { planned: true } => info!("the group is about to change"),
+        MembershipEvent::Feed(newcomer) => {
+            newcomers.lock().unwrap_or_else(PoisonError::into_inner).push_back(newcomer.clone());
+        }
+        MembershipEvent::Seal { planned: false } => interrupt.now(CHANGES),
+        MembershipEvent::Abort { reason } => interrupt.now(reason),
+        MembershipEvent::Released => interrupt.now("the group does not need this worker any more"),
+        MembershipEvent::Drain { reason } => info!(reason, "asked to drain"),
+        MembershipEvent::CoordinatorLost => warn!("coordinator out of reach; the work goes on"),
+        MembershipEvent::CoordinatorFound => info!("coordinator found again"),
+        MembershipEvent::Stuck { reason } => warn!(reason, "left the group, which goes on without this worker"),
+        MembershipEvent::Hung { reason } => end_hung_process(ending, reason),
+    }
+}
+
+/// Adds advice to an error: in a cluster the obstacle is mostly a setting.
 fn with_advice(error: JoinError, launch: &Launch) -> JoinError {
     match (error, &launch.store) {
         (JoinError::Unreachable { coordinator, waited, cause, obstacle }, RecordStore::Kubernetes) => {
@@ -293,10 +344,10 @@ fn with_advice(error: JoinError, launch: &Launch) -> JoinError {
 
 fn advice(obstacle: Obstacle, port: u16) -> String {
     match obstacle {
-        Obstacle::Name => "see that the coordinator's pod runs and that this pod reaches the cluster's DNS: with hostNetwork spec.template \
-                           needs dnsPolicy: ClusterFirstWithHostNet, and a NetworkPolicy that denies egress one that allows port 53"
+        Obstacle::Name => "check that the coordinator's pod runs and that this pod reaches the cluster's DNS: with hostNetwork, \
+                           spec.template needs dnsPolicy: ClusterFirstWithHostNet; a NetworkPolicy that denies egress must allow port 53"
             .to_owned(),
-        Obstacle::Refused => "see why the coordinator's pod does not listen: its log says".to_owned(),
+        Obstacle::Refused => "the coordinator's pod does not listen: its log says why".to_owned(),
         Obstacle::Silent => format!(
             "a NetworkPolicy, a firewall or a mesh drops it: allow TCP port {port} from the job's workers to its coordinator"
         ),
@@ -304,35 +355,37 @@ fn advice(obstacle: Obstacle, port: u16) -> String {
     }
 }
 
-/// What it means for this process to be in no group any more.
+/// Returns the failure of a process that is in no group any more.
 fn outside(error: JoinError, drained: impl FnOnce() -> Failure) -> Failure {
     match error {
         JoinError::Refused { reason, may_retry: false } => Failure::fatal(reason),
-        // The others train on meanwhile, for as many times as spec.failurePolicy.backoffLimit says.
+        // The others train on. spec.failurePolicy.backoffLimit limits how often this process comes
+        // back.
         JoinError::Refused { reason, may_retry: true } => Failure::retry(reason),
         JoinError::Released => drained(),
         JoinError::Aborted { .. } | JoinError::Unreachable { .. } => Failure::retry(error),
     }
 }
 
-/// How long a member that has to go and stands looks for a coordinator that would form a group, which then saves what it holds in the rest
-/// of its grace. Where none is made anew, as none is of a deleted job, more time would bring nothing.
+/// Returns how long a sealed member that has to leave looks for a coordinator. A coordinator would
+/// form a group, which saves its state in the rest of the grace. A deleted job gets no new
+/// coordinator, so more time would not help.
 fn until_alone(grace_seconds: u32) -> Duration {
     (Duration::from_secs(grace_seconds.into()) * 2 / 3).min(MAX_HAND_OVER)
 }
 
-/// This process goes after `step`.
+/// Returns the failure of a process that leaves after `step`.
 fn drained(launch: &Launch, stop: &Stop, step: u64) -> Failure {
     let drain = stop.asked().map(|took| Drain { took, grace_seconds: launch.grace_seconds });
     Failure::Drained { step, drain }
 }
 
-/// A thread that hangs does not end by itself; another process takes this one's place.
+/// Ends this process: a hung thread does not end by itself, and another process takes its place.
 fn end_hung_process(ending: &Path, reason: &str) {
     let failure = Failure::retry(reason);
     error!(exit = %failure.exit(), "{failure}");
     let (path, ending) = (ending.to_owned(), failure.ending());
-    // It may be the storage of that file that hangs, and the system may have no thread left.
+    // The storage of that file may be what hangs, and the system may have no thread left.
     if let Ok(writing) = thread::Builder::new().spawn(move || leave(&path, &ending)) {
         let begun = Instant::now();
         while !writing.is_finished() && begun.elapsed() < ENDING_PATIENCE {
@@ -340,10 +393,6 @@ fn end_hung_process(ending: &Path, reason: &str) {
         }
     }
     process::exit(failure.exit().code().into());
-}
-
-fn end(abort: &Mutex<Abort>, reason: &str) {
-    abort.lock().unwrap_or_else(PoisonError::into_inner).abort(reason);
 }
 
 fn hello(launch: &Launch, data: Digest, listener: &Listener) -> Result<Hello, Failure> {
@@ -360,7 +409,7 @@ fn hello(launch: &Launch, data: Digest, listener: &Listener) -> Result<Hello, Fa
     })
 }
 
-/// Each device of a worker computes on a thread of its own.
+/// Returns the number of threads that compute: one for each device.
 fn threads(task: &Task) -> NonZeroUsize {
     match task {
         Task::Train(workload) => NonZeroUsize::new(workload.devices_per_worker as usize).unwrap_or(NonZeroUsize::MIN),
@@ -368,7 +417,7 @@ fn threads(task: &Task) -> NonZeroUsize {
     }
 }
 
-/// Frames carry 16 bytes of it.
+/// Returns the job's identity in frames, which carry 16 bytes of it.
 fn job_id(uid: &str) -> JobId {
     let digest = Digest::of(uid.as_bytes());
     let mut id = [0; 16];
@@ -381,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_the_way_of_a_coordinator_comes_with_what_to_set() {
+    fn an_unreachable_coordinator_comes_with_advice() {
         for (obstacle, words) in [
             (Obstacle::Name, ["ClusterFirstWithHostNet", "port 53"]),
             (Obstacle::Refused, ["does not listen", "its log"]),

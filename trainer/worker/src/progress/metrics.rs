@@ -1,5 +1,5 @@
-//! Every metric of a trainer process, in one place. Names and units follow the project's metric rules: prefix `lockstep_`,
-//! base units, `_total` on counters, labels `job_namespace` and `job_name` only.
+//! All metrics of a trainer process. Names and units follow the project's rules: prefix
+//! `lockstep_`, base units, `_total` on counters, labels `job_namespace` and `job_name` only.
 
 use std::{
     collections::HashMap,
@@ -17,10 +17,10 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-/// Before every name of ours; process metrics keep their usual names.
+/// The prefix of the project's metrics. Process metrics keep their usual names.
 const PREFIX: &str = "lockstep";
 
-/// Where a worker's wall time goes.
+/// A use of a worker's wall time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Phase {
     /// Forward, backward and update.
@@ -49,7 +49,7 @@ impl Phase {
     }
 }
 
-/// The metrics of one worker, and those of the job if it is the one that reports.
+/// The metrics of one worker. The reporting worker also has those of the job.
 pub(crate) struct Metrics {
     own: Registry,
     job: Registry,
@@ -61,9 +61,9 @@ pub(crate) struct Metrics {
     pub collective_seconds: Counter,
     stable_wait: Counter,
     pub collective_bytes: IntCounter,
-    /// While training stood still for a checkpoint.
+    /// The time that training stood still for a checkpoint.
     pub checkpoint_stall: Histogram,
-    /// From then on until it was whole.
+    /// The time from then on until the checkpoint was whole.
     pub checkpoint_save: Histogram,
     pub checkpoint_failures: IntCounter,
     unsaved_steps: IntGauge,
@@ -131,7 +131,7 @@ impl Metrics {
                 &own,
                 Counter::with_opts(named(
                     "stable_wait_seconds_total",
-                    "Seconds of waiting to know that all have done a step, where no gradients told: of each wait that of the rank that waited least.",
+                    "Seconds of waiting to learn that all ranks had done a step, apart from waits for gradients. The shortest wait of any rank counts.",
                 ))?,
             )?,
             collective_bytes: count("collective_bytes_total", "Bytes that this worker sent in all-reduce operations.")?,
@@ -198,14 +198,16 @@ impl Metrics {
         self.phase_seconds.with_label_values(&[phase.label()]).inc_by(seconds.max(0.0));
     }
 
-    /// Takes down what it took to know that all had done a step, by each rank's wait in seconds: those that wait longer wait for the one
-    /// that waits least, which they would do for its gradients.
+    /// Counts the time until all ranks were known to have done a step. `waits` are the seconds that
+    /// each rank waited. Ranks that wait longer wait for the one that waits least; they would also
+    /// wait for its gradients.
     pub(crate) fn waited_for_stable(&self, waits: &[f32]) {
         let least = waits.iter().copied().reduce(f32::min);
         self.stable_wait.inc_by(least.map_or(0.0, f64::from).max(0.0));
     }
 
-    /// Sets the job's gauges, which are served from now on; only the reporting worker does, so that a job has one series of each.
+    /// Sets the job's gauges, and serves them from now on. Only the reporting worker does so: a job
+    /// has one series of each.
     pub(crate) fn report(&self, progress: &Progress) {
         self.reports.store(true, Ordering::Relaxed);
         let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
@@ -247,7 +249,7 @@ impl Metrics {
         }
     }
 
-    /// Another worker reports from now on.
+    /// Stops serving the job's gauges: another worker reports.
     pub(crate) fn leave_reporting(&self) {
         self.reports.store(false, Ordering::Relaxed);
     }
@@ -257,7 +259,7 @@ impl Metrics {
         self.loss.with_label_values(&["evaluation"]).set(loss);
     }
 
-    /// All series in the Prometheus text format.
+    /// Returns all series in the Prometheus text format.
     pub(crate) fn text(&self) -> prometheus::Result<String> {
         let mut families = self.own.gather();
         if self.reports.load(Ordering::Relaxed) {
@@ -267,7 +269,7 @@ impl Metrics {
     }
 }
 
-/// The metrics of a process that does not train.
+/// Makes the metrics of a process that does not train.
 pub(crate) fn process_registry(job: &Job) -> prometheus::Result<Registry> {
     let registry = labelled_registry(job)?;
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
@@ -278,7 +280,7 @@ pub(crate) fn process_registry(job: &Job) -> prometheus::Result<Registry> {
     Ok(registry)
 }
 
-/// Asks for the number when it is collected: the log cannot know of metrics.
+/// Counts dropped log lines. It reads the number when it is collected: the log knows no metrics.
 struct DroppedLines(IntCounter);
 
 impl Collector for DroppedLines {

@@ -1,4 +1,5 @@
-//! Where the coordinator publishes the job's reports: the `TrainingGroup` in a cluster, standard output for `lockstep run`.
+//! Publishes the job's reports: in the `TrainingGroup` in a cluster, on standard output for
+//! `lockstep run`.
 
 use std::{future::Future, io::Write as _, time::Duration};
 
@@ -14,24 +15,24 @@ use tracing::warn;
 
 use crate::kubernetes_store::{self, ANSWER_LIMIT, CONFLICT, MAX_ATTEMPTS};
 
-/// A cluster's API server is told at most this often.
+/// The least time between two reports to a cluster's API server.
 const CLUSTER_INTERVAL: Duration = Duration::from_secs(5);
-/// `lockstep run` is told at most this often.
+/// The least time between two reports to `lockstep run`.
 const OUTPUT_INTERVAL: Duration = Duration::from_millis(100);
-/// So many changes of the membership are kept in a cluster, where an object has to stay small.
+/// The number of changes of the membership that a cluster keeps: objects must stay small.
 const KEPT_CHANGES: usize = 20;
 
-/// Takes the newest report; passes on as many as its readers can use.
-pub(crate) struct Board {
-    place: Place,
+/// Takes every report, and publishes as many as its readers can use.
+pub(crate) struct Publisher {
+    output: Output,
     newest: Option<Progress>,
     published: Option<Instant>,
-    /// By what was told here.
+    /// The newest step that was published here.
     reached: Reached,
 }
 
-enum Place {
-    Output,
+enum Output {
+    Standard,
     Cluster(Box<Status>),
 }
 
@@ -39,15 +40,15 @@ enum Place {
 struct Status {
     groups: Api<DynamicObject>,
     job: Job,
-    /// What coordinators before this one told, once it could be read.
+    /// The news of earlier coordinators. `None` until they could be read.
     before: Option<Before>,
-    /// The newest that this one knows of, oldest first.
+    /// The newest changes that this coordinator knows, oldest first.
     changes: Vec<GroupChange>,
-    /// Whether all of them are there.
+    /// True while the object holds all of them.
     all_told: bool,
 }
 
-/// What was told before.
+/// The news of earlier coordinators.
 #[derive(Debug, Default)]
 struct Before {
     /// The newest changes, oldest first.
@@ -56,29 +57,29 @@ struct Before {
     progress: Option<Progress>,
 }
 
-impl Board {
+impl Publisher {
     pub(crate) fn open(store: &RecordStore, job: &Job, client: Option<&Client>) -> Self {
-        let place = match (store, client) {
+        let output = match (store, client) {
             (RecordStore::Kubernetes, Some(client)) => {
                 let groups = kubernetes_store::groups(client.clone(), job);
                 let (job, changes) = (job.clone(), Vec::new());
-                Place::Cluster(Box::new(Status { groups, job, before: None, changes, all_told: true }))
+                Output::Cluster(Box::new(Status { groups, job, before: None, changes, all_told: true }))
             }
-            (RecordStore::Kubernetes | RecordStore::File(_), _) => Place::Output,
+            (RecordStore::Kubernetes | RecordStore::File(_), _) => Output::Standard,
         };
-        Self { place, newest: None, published: None, reached: Reached::default() }
+        Self { output, newest: None, published: None, reached: Reached::default() }
     }
 
-    /// The newest report that was posted.
+    /// Returns the newest report.
     pub(crate) fn newest(&self) -> Option<&Progress> {
         self.newest.as_ref()
     }
 
-    /// Keeps a report and publishes it unless one was published just before.
+    /// Keeps a report, and publishes it unless the last one was just before.
     pub(crate) async fn post(&mut self, progress: Progress) {
-        let interval = match self.place {
-            Place::Output => OUTPUT_INTERVAL,
-            Place::Cluster(_) => CLUSTER_INTERVAL,
+        let interval = match self.output {
+            Output::Standard => OUTPUT_INTERVAL,
+            Output::Cluster(_) => CLUSTER_INTERVAL,
         };
         let due = self.published.is_none_or(|at| at.elapsed() >= interval);
         // An evaluation and the end of the work are never held back.
@@ -106,40 +107,40 @@ impl Board {
 
     /// Tells `lockstep run` where the coordinator listens.
     pub(crate) fn listening(&self, address: std::net::SocketAddr) {
-        if let Place::Output = self.place {
+        if let Output::Standard = self.output {
             print_line(&json!({"listening": address.to_string()}));
         }
     }
 
     /// Tells `lockstep run` that a worker has come up.
     pub(crate) fn joined(&self, member: &str) {
-        if let Place::Output = self.place {
+        if let Output::Standard = self.output {
             print_line(&json!({ "joined": member }));
         }
     }
 
-    /// Tells `lockstep run` who belongs to the group now.
+    /// Tells `lockstep run` the present members.
     pub(crate) fn members(&self, members: &[String]) {
-        if let Place::Output = self.place {
+        if let Output::Standard = self.output {
             print_line(&json!({ "members": members }));
         }
     }
 
-    /// Tells that the membership changed.
+    /// Publishes a change of the membership.
     pub(crate) async fn changed(&mut self, change: GroupChange) {
         self.tell(change, "change").await;
     }
 
-    /// Tells of a membership that another coordinator recorded, unless that one has told of it.
+    /// Publishes a membership that another coordinator recorded, unless that one has published it.
     pub(crate) async fn found(&mut self, change: GroupChange) {
         self.tell(change, "found").await;
     }
 
     async fn tell(&mut self, mut change: GroupChange, how: &str) {
         self.reached.changed(&mut change);
-        match &mut self.place {
-            Place::Output => print_line(&json!({ how: change })),
-            Place::Cluster(status) => {
+        match &mut self.output {
+            Output::Standard => print_line(&json!({ how: change })),
+            Output::Cluster(status) => {
                 status.keep(change);
                 status.publish(None).await;
             }
@@ -147,9 +148,9 @@ impl Board {
     }
 
     async fn publish(&mut self, field: &str, value: Value) {
-        match &mut self.place {
-            Place::Output => print_line(&json!({ field: value })),
-            Place::Cluster(status) => status.publish(Some((field, value))).await,
+        match &mut self.output {
+            Output::Standard => print_line(&json!({ field: value })),
+            Output::Cluster(status) => status.publish(Some((field, value))).await,
         }
     }
 }
@@ -164,7 +165,7 @@ impl Status {
         self.all_told = false;
     }
 
-    /// Writes a field that is news, and the changes that are not there yet.
+    /// Writes a new value of a field, and the changes that the object lacks.
     async fn publish(&mut self, news: Option<(&str, Value)>) {
         if self.before.is_none() {
             let read = self.read().await;
@@ -173,7 +174,7 @@ impl Status {
             }
         }
         if let Some((field, value)) = news {
-            // Of reports the next one makes up for one that was lost.
+            // A lost report is made up for by the next one.
             self.apply(field, value).await;
         }
         if let (false, Some(before)) = (self.all_told, &self.before) {
@@ -181,12 +182,12 @@ impl Status {
         }
     }
 
-    /// Puts a value in the place of a field's former one, of which nothing stays: each field has a manager of its own, whose last word
-    /// is the whole of it. Whether that was taken.
+    /// Replaces the value of a field, and retries conflicts. Each field has a manager of its own,
+    /// so nothing of the former value stays. Returns true on success.
     async fn apply(&mut self, field: &str, value: Value) -> bool {
         for _ in 1..MAX_ATTEMPTS {
             match self.apply_once(field, &value).await {
-                // The record was swapped, or a report written, since it was read: look again.
+                // The record or a report was written meanwhile: read the object again.
                 Err(Unpublished::Overtaken) => {}
                 outcome => return self.is_published(field, outcome),
             }
@@ -195,7 +196,7 @@ impl Status {
         self.is_published(field, outcome)
     }
 
-    /// What went wrong is logged.
+    /// Returns true on success, and logs a failure.
     fn is_published<T>(&self, field: &str, outcome: Result<T, Unpublished>) -> bool {
         let cause = match outcome {
             Ok(_) => return true,
@@ -206,8 +207,9 @@ impl Status {
         false
     }
 
-    /// Into the group as it was read just before, which makes sure that it is not another one by then: of a status the API server compares
-    /// the `resourceVersion` only.
+    /// Replaces the value of a field once. The write names the version that was just read, so it
+    /// never reaches the group of another job: for a status the API server compares the
+    /// `resourceVersion` only.
     async fn apply_once(&mut self, field: &str, value: &Value) -> Result<(), Unpublished> {
         let read = self.read().await?;
         let name = &self.job.name;
@@ -221,8 +223,8 @@ impl Status {
         answered(self.groups.patch_status(name, &manager, &patch)).await.map(drop)
     }
 
-    /// The version of the job's own group; at the first time what was told before is kept, of which what cannot be understood counts as not
-    /// told.
+    /// Returns the version of the job's own group. The first call keeps the news of earlier
+    /// coordinators; unreadable news count as none.
     async fn read(&mut self) -> Result<Option<String>, Unpublished> {
         let group = answered(self.groups.get_status(&self.job.name)).await?;
         if kubernetes_store::is_of_another(&group, &self.job) {
@@ -238,13 +240,14 @@ impl Status {
 }
 
 impl Before {
-    /// As the status of a group has it.
+    /// Reads the status of a group.
     fn of(status: &Value) -> Self {
         let changes = serde_json::from_value(status[training_group::CHANGES].clone()).unwrap_or_default();
         Self { changes, progress: serde_json::from_value(status[training_group::PROGRESS].clone()).ok() }
     }
 
-    /// The newest of all changes, oldest first. Each is there once, as it was told first.
+    /// Returns the newest of all changes, oldest first. Each appears once, as it was first
+    /// published.
     fn and(&self, since: &[GroupChange]) -> Vec<GroupChange> {
         let known = self.changes.last().map(|change| change.generation);
         let news = since.iter().filter(|change| Some(change.generation) > known);
@@ -252,7 +255,7 @@ impl Before {
         all[all.len().saturating_sub(KEPT_CHANGES)..].to_vec()
     }
 
-    /// How far that tells.
+    /// Returns the newest step of this news.
     fn reached(&self) -> Reached {
         let mut reached = Reached::default();
         self.changes.last().cloned().iter_mut().for_each(|last| reached.changed(last));
@@ -261,9 +264,9 @@ impl Before {
     }
 }
 
-/// Why a report is not in the group's status.
+/// The reason for which a report is not in the group's status.
 enum Unpublished {
-    /// Somebody wrote into the group since it was read.
+    /// Somebody wrote into the group after it was read.
     Overtaken,
     Refused(String),
 }
@@ -279,7 +282,7 @@ async fn answered<T>(answer: impl Future<Output = Result<T, kube::Error>>) -> Re
 
 fn print_line(news: &serde_json::Value) {
     let mut output = std::io::stdout().lock();
-    // When nobody reads any more there is nobody to tell.
+    // A closed output has no reader who could be told.
     if writeln!(output, "{news}").and_then(|()| output.flush()).is_err() {
         tracing::debug!("standard output is closed");
     }
@@ -290,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_changes_the_newest_are_kept_and_none_is_told_twice() {
+    fn the_newest_changes_are_kept_and_none_appears_twice() {
         let changes = |generations: &[u64]| -> Vec<GroupChange> {
             generations
                 .iter()
@@ -309,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_coordinator_knows_which_steps_are_redone_by_what_the_one_before_reported() {
+    fn a_new_coordinator_learns_from_earlier_reports_which_steps_are_redone() {
         let change = |generation, step| GroupChange { generation, step, rollback: true, ..GroupChange::default() };
         let report = |generation, step| Progress { generation, step, ..Progress::default() };
         let redone = |status: &Value| {

@@ -1,4 +1,5 @@
-//! What one worker of a generation does besides training: journal, and reports to the coordinator.
+//! The reports of a generation's reporting worker: lines of the metrics log, and reports to the
+//! coordinator.
 
 use std::{
     collections::VecDeque,
@@ -7,133 +8,162 @@ use std::{
 };
 
 use lockstep_elastic::{Assignment, Membership};
-use lockstep_launch::{Progress, Straggler, Unsaved};
+use lockstep_launch::{
+    CheckpointMark, CommunicationReport, DamagedCheckpoint, Progress, ShortGrace, Straggler, Unsaved,
+};
 use tracing::{info, warn};
 
+use super::{
+    metrics::Metrics,
+    metrics_log::{Kept, MetricsLog, NotWritten, Turn},
+};
 use crate::{
-    communication::Agreed,
-    compute::training_state::Trainee,
     failure::Failure,
-    progress::metrics::Metrics,
-    progress::metrics_log::{EvaluationLine, Journal, Kept, NotContinued, StepLine, Turn},
-    saving::protocol::Saver,
-    step::rank::{Rank, Recipe},
+    lines::{EvaluationLine, StepLine},
     storage::Storage,
-    storage::retry::{Waits, told_of},
+    storage::retry::{Waits, warned_of},
 };
 
-/// Time between two reports to the coordinator.
+/// The time between two reports to the coordinator.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Steps that a journal may lack and has a line for each all the same: lines are written every second or so.
+/// The greatest number of missing lines that a worker makes up. Lines are written every second or
+/// so.
 const MOST_UNSEEN: u64 = 100_000;
 
-/// What one worker does besides training: journal, and reports.
+/// The reporting worker of a generation.
 pub(crate) struct Reporter<'a> {
     membership: &'a Membership,
     group: &'a Assignment,
     storage: &'a Storage,
     metrics: &'a Metrics,
-    journal: Journal,
-    /// For storage that took none when it was tried last.
+    log: MetricsLog,
+    turn: Turn<'a>,
+    /// True if the storage took no lines at the last try.
     lines_wait: bool,
     progress: Progress,
     reported: Option<Instant>,
-    /// Steps that the newest checkpoint holds, as far as this worker knows.
+    /// The step of the newest checkpoint that this worker knows.
     saved_step: u64,
-    /// How the group sums, as a checkpoint keeps it.
-    communication_record: String,
+}
+
+/// The facts with which a generation's reports begin.
+#[derive(Clone, Copy)]
+pub(crate) struct Start<'a> {
+    pub total_steps: u64,
+    pub steps_per_epoch: u64,
+    /// The step of the checkpoint that this worker read; 0 if there was none.
+    pub saved_step: u64,
+    /// The newest checkpoint, if it is damaged and the group began with an earlier one.
+    pub damaged: Option<&'a DamagedCheckpoint>,
+    pub communication: Option<CommunicationReport>,
+    /// The newest steps that this worker knows, oldest first.
+    pub steps: &'a VecDeque<StepLine>,
+    /// The newest evaluations that this worker knows, oldest first.
+    pub evaluations: &'a VecDeque<EvaluationLine>,
+}
+
+/// The state of the checkpoints of a run, as the reporting worker knows it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SaveStatus {
+    /// The newest checkpoint that this worker committed.
+    pub newest: Option<CheckpointMark>,
+    /// The step of the newest checkpoint that this worker knows: it committed or read it.
+    pub saved_step: u64,
+    /// The reason for which nothing was saved since that step, if the newest save failed.
+    pub unsaved: Option<Unsaved>,
+    /// The grace of this process, if a drain does not fit into it.
+    pub short_grace: Option<ShortGrace>,
 }
 
 impl<'a> Reporter<'a> {
-    /// Goes on where the group begins, in the journal of `storage`.
+    /// Continues the metrics log after the group's base, and makes up missing lines.
     pub(crate) fn open(
         membership: &'a Membership,
         group: &'a Assignment,
         storage: &'a Storage,
         metrics: &'a Metrics,
-        trainee: &Trainee,
-        communication: &Agreed,
-        turn: Turn<'_>,
+        start: Start<'_>,
+        turn: Turn<'a>,
     ) -> Result<Self, Failure> {
+        let base = group.base.step;
         let folder = storage.output();
-        let continued = told_of(folder.display(), || Journal::continue_after(folder, turn, group.base.step));
-        let (journal, mut kept) = continued.map_err(|error| match error {
-            NotContinued::Io(error) => Failure::retry(format!("{}: {error}", folder.display())),
-            NotContinued::Superseded => Failure::broken(format!("{}: {error}", folder.display())),
-        })?;
-        let Recipe { total_steps, steps_per_epoch, .. } = trainee.recipe;
+        let continued = warned_of(folder.display(), || MetricsLog::continue_after(folder, turn, base));
+        let (log, mut kept) = continued.map_err(|error| not_written(storage, &error))?;
         let progress = Progress {
-            step: group.base.step,
-            total_steps,
-            epoch: group.base.step / steps_per_epoch,
+            step: base,
+            total_steps: start.total_steps,
+            epoch: base / start.steps_per_epoch,
             generation: group.generation,
             world_size: group.world,
             accuracy: kept.accuracy.map(|(_, accuracy)| accuracy),
             accuracy_step: kept.accuracy.map(|(step, _)| step),
-            communication: communication.report,
-            damaged_checkpoint: trainee.passed_over_for(group.base.step).cloned(),
+            communication: start.communication,
+            damaged_checkpoint: start.damaged.cloned(),
             ..Progress::default()
         };
-        // The journal of the one before ended with its pod, or somebody took it away.
-        let lacks = group.base.step.saturating_sub(kept.step);
-        if (kept.step == 0 && !storage.keeps_journals()) || lacks > MOST_UNSEEN {
-            let first = trainee.remembered_after(kept.step).next().map_or(group.base.step + 1, |line| line.step);
-            info!(first, base = group.base.step, "the journal has no lines of the steps before");
+        // The earlier log ended with its pod, or somebody removed it.
+        let lacks = base.saturating_sub(kept.step);
+        if (kept.step == 0 && !storage.keeps_metrics()) || lacks > MOST_UNSEEN {
+            let first = start.steps.iter().map(|line| line.step).find(|step| *step > kept.step).unwrap_or(base + 1);
+            info!(first, base, "the metrics log lacks the steps before");
             kept.step = first - 1;
         }
-        let reported = None;
-        let communication_record = communication.record.clone();
         let mut reporter = Self {
             membership,
             group,
             storage,
             metrics,
-            journal,
+            log,
+            turn,
             lines_wait: false,
             progress,
-            reported,
-            saved_step: trainee.read_step(),
-            communication_record,
+            reported: None,
+            saved_step: start.saved_step,
         };
-        reporter.make_up(trainee, kept)?;
+        reporter.make_up(start, kept)?;
         Ok(reporter)
     }
 
-    /// Writes the lines that the worker which reported before took with it.
-    fn make_up(&mut self, trainee: &Trainee, kept: Kept) -> Result<(), Failure> {
-        let known: Vec<StepLine> = trainee.remembered_after(kept.step).cloned().collect();
-        for line in owed(kept, self.group.base.step, &known, trainee.evaluations()) {
+    /// Writes the lines that were lost with the former reporting worker.
+    fn make_up(&mut self, start: Start<'_>, kept: Kept) -> Result<(), Failure> {
+        for line in missing(kept, self.group.base.step, start.steps, start.evaluations) {
             match line {
-                // All ranks did the step, but none that is left saw what came of it.
-                Owed::Unseen(step) => {
-                    self.write(&StepLine::unseen(step, trainee.recipe.steps_per_epoch, self.group.generation))?;
+                // All ranks did the step, but no surviving worker saw its result.
+                Missing::Unseen(step) => {
+                    self.write(&StepLine::unseen(step, start.steps_per_epoch, self.group.generation))?;
                 }
-                Owed::Step(line) => self.write(line)?,
-                Owed::Evaluation(line) => self.evaluated(line)?,
+                Missing::Step(line) => self.write(line)?,
+                Missing::Evaluation(line) => self.evaluated(line)?,
             }
         }
-        // Who comes after this worker may be one that never saw them.
+        // The next reporting worker may be one that never saw these steps.
         self.flush();
         Ok(())
     }
 
-    /// Whether the state that the group began with was evaluated.
+    /// Returns true if the state of `step`, with which the group began, was evaluated.
     pub(crate) fn has_evaluated(&self, step: u64) -> bool {
         self.progress.accuracy_step == Some(step)
     }
 
     fn write(&mut self, line: &impl serde::Serialize) -> Result<(), Failure> {
-        self.journal.write(line).map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
+        self.log.write(line).map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
-    /// What it told last.
+    /// Returns the newest report.
     pub(crate) fn progress(self) -> Progress {
         self.progress
     }
 
-    /// Takes down a step.
-    pub(crate) fn step(&mut self, rank: &Rank<'_>, line: &StepLine) -> Result<(), Failure> {
+    /// Writes the line of a step, and reports it. `figures` are those of the newest steps;
+    /// `stragglers` are slow ranks, with how many times longer than most they take.
+    pub(crate) fn step(
+        &mut self,
+        line: &StepLine,
+        figures: Progress,
+        stragglers: Vec<(usize, f64)>,
+    ) -> Result<(), Failure> {
         self.progress = Progress {
             accuracy: self.progress.accuracy,
             accuracy_step: self.progress.accuracy_step,
@@ -143,33 +173,38 @@ impl<'a> Reporter<'a> {
             unsaved: self.progress.unsaved.take(),
             communication: self.progress.communication,
             generation: self.group.generation,
-            stragglers: rank.stragglers().into_iter().filter_map(|(rank, times)| self.straggler(rank, times)).collect(),
-            ..rank.progress(line)
+            stragglers: stragglers.into_iter().filter_map(|(rank, times)| self.straggler(rank, times)).collect(),
+            ..figures
         };
         self.write(line)?;
-        self.report(false)
+        self.report()
     }
 
     fn straggler(&self, rank: usize, times: f64) -> Option<Straggler> {
         let pod = self.group.pods.get(rank)?.clone();
-        // More digits would differ in each report.
+        // With more digits every report would differ.
         Some(Straggler { pod, times: (times * 10.0).round() / 10.0 })
     }
 
-    /// Takes down an evaluation.
+    /// Writes the line of an evaluation, and reports it at once.
     pub(crate) fn evaluated(&mut self, line: &EvaluationLine) -> Result<(), Failure> {
         self.write(line)?;
         self.progress.accuracy = Some(line.evaluation.accuracy);
         self.progress.accuracy_step = Some(line.step);
         self.progress.epoch = line.epoch;
-        self.report(true)
+        self.report_now()
     }
 
-    /// Tells the coordinator, unless it was told just before and this is no news.
-    pub(crate) fn report(&mut self, news: bool) -> Result<(), Failure> {
-        if !news && self.reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
+    /// Reports to the coordinator, unless the last report was just before.
+    fn report(&mut self) -> Result<(), Failure> {
+        if self.reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
             return Ok(());
         }
+        self.report_now()
+    }
+
+    /// Reports to the coordinator.
+    pub(crate) fn report_now(&mut self) -> Result<(), Failure> {
         self.reported = Some(Instant::now());
         self.progress.time = Some(jiff::Timestamp::now().to_string());
         self.metrics.report(&self.progress);
@@ -178,9 +213,9 @@ impl<'a> Reporter<'a> {
         Ok(())
     }
 
-    /// Writes the lines that were taken down, which stay where the disk does not take them.
+    /// Writes the pending lines. Those that the disk does not take stay pending.
     fn flush(&mut self) {
-        let flushed = self.journal.flush();
+        let flushed = self.log.flush();
         if let Err(error) = &flushed
             && !self.lines_wait
         {
@@ -189,73 +224,82 @@ impl<'a> Reporter<'a> {
         self.lines_wait = flushed.is_err();
     }
 
-    /// Writes the lines that wait for the disk, where no more may wait.
+    /// Writes the pending lines if no more may wait.
     pub(crate) fn make_room(&mut self) -> Result<(), Failure> {
-        if !self.journal.is_full() {
+        if !self.log.is_full() {
             return Ok(());
         }
-        let Self { journal, storage, .. } = self;
-        told_of(storage.output().display(), || journal.flush())
+        let Self { log, storage, .. } = self;
+        warned_of(storage.output().display(), || log.flush())
             .map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
-    /// Takes over the newest checkpoint, what it tells of a drain, and whether saves fail. The next
-    /// step reports at once where saves begin to fail, or succeed again. A damaged checkpoint before
-    /// the newest one is no news any more.
-    pub(crate) fn take_checkpoint(&mut self, saver: &Saver<'_>) {
-        if self.progress.last_checkpoint.as_ref() != saver.newest() {
-            self.progress.last_checkpoint = saver.newest().cloned();
-            self.progress.short_grace = saver.short_grace();
+    /// Takes over the state of the checkpoints. The next step reports at once if saves begin to
+    /// fail, or to succeed again. A damaged checkpoint is forgotten once a newer one is whole.
+    pub(crate) fn take_saves(&mut self, status: &SaveStatus) {
+        let SaveStatus { newest, saved_step, unsaved, short_grace } = status;
+        if self.progress.last_checkpoint != *newest {
+            self.progress.last_checkpoint.clone_from(newest);
+            self.progress.short_grace = *short_grace;
         }
-        self.saved_step = saver.saved_step();
-        if self.progress.unsaved.as_ref() != saver.unsaved() {
-            self.progress.unsaved = saver.unsaved().cloned();
+        self.saved_step = *saved_step;
+        if self.progress.unsaved != *unsaved {
+            self.progress.unsaved.clone_from(unsaved);
             self.reported = None;
         }
-        let newest = saver.newest().map(|mark| mark.step);
+        let newest = newest.as_ref().map(|mark| mark.step);
         self.progress.damaged_checkpoint.take_if(|damaged| newest >= Some(damaged.step));
     }
 
-    /// The journal with the lines of all steps that were taken down; they are stored once it is synced.
-    pub(crate) fn flushed_journal(&mut self) -> Result<File, Failure> {
-        let Self { journal, storage, .. } = self;
-        told_of(storage.output().display(), || journal.flushed())
+    /// Returns the file with the lines of all steps so far. They are stored once it is synced.
+    pub(crate) fn flushed_log(&mut self) -> Result<File, Failure> {
+        let Self { log, storage, .. } = self;
+        warned_of(storage.output().display(), || log.flushed())
             .map_err(|error| Failure::retry(format!("metrics.jsonl: {error}")))
     }
 
-    /// How the group sums, as a checkpoint keeps it.
-    pub(crate) fn communication_record(&self) -> &str {
-        &self.communication_record
+    /// Merges the parts of the metrics log, at the end of the run.
+    pub(crate) fn merge_log(&mut self) -> Result<(), Failure> {
+        let Self { log, storage, turn, .. } = self;
+        let folder = storage.output();
+        warned_of(folder.display(), || log.merge(folder, *turn)).map_err(|error| not_written(storage, &error))
     }
 
-    /// The group sums in this way from the next step on.
-    pub(crate) fn sums_by(&mut self, agreed: &Agreed) {
-        self.progress.communication = agreed.report;
-        self.communication_record.clone_from(&agreed.record);
+    /// Reports that the group sums in another way from the next step on.
+    pub(crate) fn retuned(&mut self, communication: Option<CommunicationReport>) {
+        self.progress.communication = communication;
     }
 }
 
-/// The worker that is to report, before its journal is open.
-pub(crate) struct Beginning<'a> {
+fn not_written(storage: &Storage, error: &NotWritten) -> Failure {
+    let problem = format!("{}: {error}", storage.output().display());
+    match error {
+        NotWritten::Io(_) => Failure::retry(problem),
+        NotWritten::Superseded => Failure::broken(problem),
+    }
+}
+
+/// The reporting worker before its metrics log is open.
+pub(crate) struct Opening<'a> {
     pub membership: &'a Membership,
     pub group: &'a Assignment,
-    pub trainee: &'a Trainee,
+    pub start: Start<'a>,
 }
 
-impl Waits for Beginning<'_> {
+impl Waits for Opening<'_> {
     fn waits(&mut self, reason: &str) {
         let Assignment { generation, world, base, .. } = self.group;
-        let Recipe { total_steps, steps_per_epoch, .. } = self.trainee.recipe;
+        let Start { total_steps, steps_per_epoch, saved_step, .. } = self.start;
         let progress = Progress {
             step: base.step,
             total_steps,
             epoch: base.step / steps_per_epoch,
             generation: *generation,
             world_size: *world,
-            unsaved: Some(Unsaved::new(self.trainee.read_step(), reason, true)),
+            unsaved: Some(Unsaved::new(saved_step, reason, true)),
             ..Progress::default()
         };
-        // Numbers and text: no reason to fail.
+        // Numbers and text always become JSON.
         self.membership.progress(base.step, serde_json::to_vec(&progress).unwrap_or_default());
     }
 }
@@ -263,51 +307,56 @@ impl Waits for Beginning<'_> {
 impl Waits for Reporter<'_> {
     fn waits(&mut self, reason: &str) {
         self.progress.unsaved = Some(Unsaved::new(self.saved_step, reason, true));
-        if let Err(error) = self.report(true) {
+        if let Err(error) = self.report_now() {
             warn!(%error, "the group does not know that this worker waits for the storage");
         }
     }
 }
 
-/// A line that is not in the journal.
-enum Owed<'a> {
+/// A line that is not in the metrics log.
+enum Missing<'a> {
     Unseen(u64),
     Step(&'a StepLine),
     Evaluation(&'a EvaluationLine),
 }
 
-/// What is missing of the steps up to `base` behind the lines that are `kept`, in order; the evaluation of the last step among these may
-/// be, too. `known` is in order of steps.
-fn owed<'a>(kept: Kept, base: u64, known: &'a [StepLine], evaluated: &'a VecDeque<EvaluationLine>) -> Vec<Owed<'a>> {
+/// Returns the lines up to step `base` that the log lacks behind those that it `kept`, in order.
+/// The evaluation of the last kept step may be among them. `known` is in the order of steps.
+fn missing<'a>(
+    kept: Kept,
+    base: u64,
+    known: &'a VecDeque<StepLine>,
+    evaluated: &'a VecDeque<EvaluationLine>,
+) -> Vec<Missing<'a>> {
     let has_evaluated = |step| kept.accuracy.is_some_and(|(evaluated, _)| step <= evaluated);
     let evaluation = |step| evaluated.iter().find(|line| line.step == step && !has_evaluated(step));
-    let mut owed: Vec<_> = evaluation(kept.step).map(Owed::Evaluation).into_iter().collect();
+    let mut missing: Vec<_> = evaluation(kept.step).map(Missing::Evaluation).into_iter().collect();
     for step in kept.step + 1..=base {
         let place = known.binary_search_by_key(&step, |line| line.step);
-        owed.push(place.map_or(Owed::Unseen(step), |place| Owed::Step(&known[place])));
-        owed.extend(evaluation(step).map(Owed::Evaluation));
+        missing.push(place.map_or(Missing::Unseen(step), |place| Missing::Step(&known[place])));
+        missing.extend(evaluation(step).map(Missing::Evaluation));
     }
-    owed
+    missing
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::metrics_log::Evaluation;
+    use crate::lines::Evaluation;
 
     #[test]
-    fn lines_that_the_journal_lacks_are_made_up_in_order_and_none_twice() {
-        let known = [7, 8, 10].map(|step| StepLine { step, ..StepLine::unseen(step, 4, 1) });
+    fn missing_lines_are_made_up_in_order_and_none_twice() {
+        let known: VecDeque<_> = [7, 8, 10].map(|step| StepLine::unseen(step, 4, 1)).into_iter().collect();
         let evaluation = Evaluation { loss: 1.0, accuracy: 0.5 };
         let evaluated: VecDeque<_> =
             [4, 8, 12].map(|step| EvaluationLine { step, epoch: step / 4, evaluation }).into_iter().collect();
         let lines = |kept, base| {
-            let name = |line: &Owed<'_>| match line {
-                Owed::Unseen(step) => format!("unseen {step}"),
-                Owed::Step(line) => format!("step {}", line.step),
-                Owed::Evaluation(line) => format!("evaluation {}", line.step),
+            let name = |line: &Missing<'_>| match line {
+                Missing::Unseen(step) => format!("unseen {step}"),
+                Missing::Step(line) => format!("step {}", line.step),
+                Missing::Evaluation(line) => format!("evaluation {}", line.step),
             };
-            owed(kept, base, &known, &evaluated).iter().map(name).collect::<Vec<_>>()
+            missing(kept, base, &known, &evaluated).iter().map(name).collect::<Vec<_>>()
         };
         let kept = |step, evaluated: Option<u64>| Kept { step, accuracy: evaluated.map(|step| (step, 0.5)) };
         assert_eq!(lines(kept(6, Some(4)), 10), ["step 7", "step 8", "evaluation 8", "unseen 9", "step 10"]);

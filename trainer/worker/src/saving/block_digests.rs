@@ -1,20 +1,21 @@
-//! Digests of a state's blocks: each rank writes those of its part, and together they are the state's.
+//! The digests of a state's blocks. Each rank writes those of its part; together they make the
+//! digest of the state.
 
 use lockstep_checkpoint::BLOCK_VALUES;
 use lockstep_elastic::Digest;
 use lockstep_nn::{DIGEST_BLOCK, StateDigest, digest_blocks};
 
-/// Hexadecimal digits of a block's digest in a note.
+/// The hexadecimal digits of a block's digest in a note.
 const DIGITS: usize = 64;
 
-const _: () = assert!(BLOCK_VALUES == DIGEST_BLOCK, "each block is in one rank's part");
+const _: () = assert!(BLOCK_VALUES == DIGEST_BLOCK, "each block lies in one part");
 
-/// The digests of a part's blocks, as its note has them.
+/// Returns the digests of a part's blocks, as its note spells them.
 pub(crate) fn written_digests(values: &[f32]) -> String {
     digest_blocks(values).into_iter().map(|block| Digest::from_bytes(block).to_string()).collect()
 }
 
-/// The digest of a state of which these are the parts' digests, in order.
+/// Returns the digest of a state from the digests of its parts, in order.
 pub(crate) fn of_parts(mut digest: StateDigest, parts: &[String]) -> Option<[u8; 32]> {
     for block in parts.iter().flat_map(|part| part.as_bytes().chunks(DIGITS)) {
         let block: Digest = str::from_utf8(block).ok()?.parse().ok()?;
@@ -30,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_digest_of_parts_is_that_of_the_whole_state_however_many_there_are() {
+    fn the_digest_of_any_number_of_parts_is_that_of_the_whole_state() {
         let network = models::lenet5();
         let buckets = network.table().ready_order();
         let mut replica = Replica::new(Cpu::new(), network, 1, buckets).expect("buckets that tile it");

@@ -1,19 +1,24 @@
-//! Checkpoints while training goes on: all ranks copy their parts of the state after the same step, each writes its own behind the
-//! training, and the one that reports commits once all are stored.
+//! Checkpoints while training goes on. All ranks copy their parts of the state after the same step.
+//! Each writes its part behind the training. The reporting worker commits once all parts are
+//! stored.
 //!
 //! ```text
-//! step s            the one that reports asks for a checkpoint in the step's numbers
-//! step s + 1        all read that; after it each copies its part, and begins to write it and a note for whoever commits; the step's
-//!                   numbers tell whether all hold the same: if not, it is never committed
-//! each step then    who still writes says so in the step's numbers, and who could not write
-//! step u            in whose numbers nobody writes any more: all read that in step u + 1, and the one that reports commits, or abandons
+//! step s            the reporting worker asks for a checkpoint in the step's numbers
+//! step s + 1        all ranks read that; after the step each copies its part, and begins to write
+//!                   it with a note of its digests; the step's numbers show if all states are
+//!                   equal: if not, the checkpoint is never committed
+//! each later step   the numbers tell if a rank still writes, and if a rank could not write
+//! step u            no rank writes any more; all read that in step u + 1, and the reporting worker
+//!                   commits or abandons the checkpoint
 //! ```
 //!
-//! By then the journal has a line of step s + 1, which will not be done again. When the group changes, what is not being committed is
-//! given up, and mostly that too: the next one that reports clears it away. The next group's is due at once: a part may have been lost with
-//! its rank.
+//! By then the metrics log has a line of step s + 1, so that step will not be done again. A change
+//! of the group gives up parts that are being written, and mostly a commit as well. The next
+//! reporting worker removes what is left. The new group begins a checkpoint at once: a part may be
+//! lost with its rank.
 
 use std::{
+    fs::File,
     num::NonZeroU32,
     sync::Arc,
     time::{Duration, Instant},
@@ -27,23 +32,28 @@ use lockstep_launch::{CheckpointMark, ShortGrace, Unsaved};
 use lockstep_nn::StateDigest;
 use tracing::{info, warn};
 
+use super::block_digests::{of_parts, written_digests};
 use crate::{
-    compute::training_state::Trainee,
+    compute::{recipe::Recipe, training_state::TrainingState},
     failure::Failure,
     grace::short_grace,
-    membership::session::Member,
-    progress::metrics::{Metrics, Phase},
-    progress::report::Reporter,
-    saving::block_digests::{of_parts, written_digests},
-    step::rank::{Rank, Recipe},
-    step::step_sync::checkpoint_flags::Word,
-    storage::retry::{Delay, Waits, told_of, until_stored},
-    storage::{Storage, spelled},
+    membership::session::Session,
+    progress::{
+        metrics::{Metrics, Phase},
+        report::SaveStatus,
+    },
+    step::{rank::Rank, step_sync::checkpoint_flags::CheckpointFlags},
+    storage::{
+        Storage,
+        retry::{Delay, Waits, until_stored, warned_of},
+        spelled,
+    },
 };
 
-/// Time until the next try where the last one failed and the job's interval is longer.
+/// The time until the next try after a failure, if the job's interval is longer.
 const TRY_AGAIN: Duration = Duration::from_secs(10);
-/// One worker's part in saving, whatever group it belongs to.
+
+/// One worker's part in saving, whatever group the worker belongs to.
 pub(crate) struct Saver<'a> {
     storage: &'a Storage,
     membership: &'a Membership,
@@ -51,9 +61,9 @@ pub(crate) struct Saver<'a> {
     interval: Duration,
     snapshotter: Snapshotter,
     layout: Arc<Layout>,
-    /// Of a state of which no block was added yet.
+    /// The digest of a state to which no block was added yet.
     digest: StateDigest,
-    /// Of the present group.
+    /// This worker's rank in the present group.
     rank: u32,
     world: NonZeroU32,
     generation: u64,
@@ -61,33 +71,33 @@ pub(crate) struct Saver<'a> {
     asked: bool,
     copied: Option<Copied>,
     committing: Option<Committing>,
-    /// When the last one ended, well or badly, or this began.
+    /// The time at which the last save ended, well or badly, or at which this worker began.
     ended: Instant,
     delay: Delay,
     newest: Option<CheckpointMark>,
-    /// Steps that the newest checkpoint holds that this worker knows of: it committed or read it.
+    /// The step of the newest checkpoint that this worker committed or read.
     saved_step: u64,
-    /// Why this rank could not store its part.
+    /// The reason for which this rank could not store its part.
     problem: Option<String>,
     unsaved: Option<Unsaved>,
     grace_seconds: u32,
     short_grace: Option<ShortGrace>,
-    /// What the newest evaluation took.
+    /// The time that the newest evaluation took.
     evaluating: Duration,
-    /// Whether that was told once.
-    is_warned: bool,
+    /// True once a short grace was logged.
+    has_warned: bool,
 }
 
-/// A checkpoint of which parts are being written.
+/// A checkpoint whose parts are being written.
 #[derive(Clone, Copy)]
 struct Copied {
     position: Position,
     at: Instant,
     stall: Duration,
-    /// Of this rank.
+    /// The outcome of this rank's part.
     part: Outcome,
     writing: Duration,
-    /// How long some rank has been writing at least, since `at`.
+    /// The time since `at` during which some rank was known to write.
     others: Duration,
 }
 
@@ -98,32 +108,52 @@ enum Outcome {
     Failed,
 }
 
-/// A checkpoint of which all parts are stored.
+/// A checkpoint whose parts are all stored, and whose manifest is being written.
 struct Committing {
     copied: Copied,
     time: String,
 }
 
+/// A checkpoint on which no rank writes any more. The reporting worker commits or abandons it.
+pub(crate) struct Settled {
+    copied: Copied,
+    failed: bool,
+}
+
+/// The facts that a manifest needs from outside. It is written after the lines of its steps.
+pub(crate) struct Logged {
+    /// The metrics log with these lines.
+    pub log: File,
+    /// How the group sums, as a checkpoint keeps it.
+    pub communication: Option<String>,
+}
+
+/// The save after the last step of a group.
+pub(crate) struct LastSave {
+    begun: Instant,
+    /// The earlier checkpoint that was given up for this one.
+    given_up: Option<Position>,
+}
+
 impl<'a> Saver<'a> {
-    /// Saves what `trainee` holds each `interval`, as a member of groups as large as `group`.
+    /// Starts to save `state` each `interval`, as a member of groups as large as `group`.
     pub(crate) fn start(
         storage: &'a Storage,
-        member: &'a Member<'_>,
-        trainee: &Trainee,
+        session: &'a Session<'_>,
+        state: &TrainingState,
         group: &Assignment,
         interval: Duration,
     ) -> Result<Self, Failure> {
-        let replica = &trainee.replica;
-        let layout = storage.layout(replica)?;
+        let layout = state.layout(storage)?;
         let world = NonZeroU32::new(group.world).unwrap_or(NonZeroU32::MIN);
         Ok(Self {
             snapshotter: storage.snapshotter(layout.values().div_ceil(world.get() as usize) + BLOCK_VALUES)?,
             storage,
-            membership: &member.membership,
-            metrics: member.metrics,
+            membership: &session.membership,
+            metrics: session.metrics,
             interval,
             layout: Arc::new(layout),
-            digest: replica.begin_digest(),
+            digest: state.begin_digest(),
             rank: group.rank,
             world,
             generation: group.generation,
@@ -134,18 +164,18 @@ impl<'a> Saver<'a> {
             ended: Instant::now(),
             delay: Delay::default(),
             newest: None,
-            saved_step: trainee.read_step(),
+            saved_step: state.read_step(),
             problem: None,
             unsaved: None,
-            grace_seconds: member.launch.grace_seconds,
+            grace_seconds: session.launch.grace_seconds,
             short_grace: None,
             evaluating: Duration::ZERO,
-            is_warned: false,
+            has_warned: false,
         })
     }
 
-    /// Gives up what the group before this one has not stored. Where another one reports, this rank's checkpoints are not the newest
-    /// for long.
+    /// Enters a group, and gives up what the group before has not stored. If another worker
+    /// reports, this worker's newest checkpoint will soon be an older one.
     pub(crate) fn enter(&mut self, group: &Assignment) {
         self.snapshotter.cancel();
         self.rank = group.rank;
@@ -158,19 +188,14 @@ impl<'a> Saver<'a> {
         self.problem = None;
     }
 
-    /// The newest checkpoint that this worker committed.
-    pub(crate) fn newest(&self) -> Option<&CheckpointMark> {
-        self.newest.as_ref()
-    }
-
-    /// Steps that the newest checkpoint holds that this worker knows of.
-    pub(crate) const fn saved_step(&self) -> u64 {
-        self.saved_step
-    }
-
-    /// Why nothing has been saved since that step, if the newest save failed.
-    pub(crate) const fn unsaved(&self) -> Option<&Unsaved> {
-        self.unsaved.as_ref()
+    /// Returns the state of the checkpoints, for reports.
+    pub(crate) fn status(&self) -> SaveStatus {
+        SaveStatus {
+            newest: self.newest.clone(),
+            saved_step: self.saved_step,
+            unsaved: self.unsaved.clone(),
+            short_grace: self.short_grace,
+        }
     }
 
     fn fails(&mut self, reason: &str) {
@@ -179,38 +204,34 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// An evaluation took so long.
+    /// Notes how long an evaluation took.
     pub(crate) const fn evaluated(&mut self, took: Duration) {
         self.evaluating = took;
     }
 
-    /// The time that this process has to end, where a drain does not fit into it by what the newest checkpoint took.
-    pub(crate) const fn short_grace(&self) -> Option<ShortGrace> {
-        self.short_grace
-    }
-
-    /// What this rank tells in the numbers of the next step; only the one that `reports` asks.
-    pub(crate) fn word(&mut self, reports: bool) -> Word {
+    /// Returns the flags of this rank for the next step's numbers. Only the reporting worker asks
+    /// for checkpoints.
+    pub(crate) fn flags(&mut self) -> CheckpointFlags {
         for ended in self.snapshotter.ended() {
             if let Err(error) = self.note(ended) {
                 warn!(%error, "checkpoint not saved; training goes on");
             }
         }
-        self.tell_of_delay();
+        self.warn_of_delay();
         let idle = !self.asked && self.copied.is_none() && self.committing.is_none();
-        let asks = reports && idle && self.ended.elapsed() >= self.pause();
+        let asks = self.reports && idle && self.ended.elapsed() >= self.pause();
         self.asked |= asks;
         let part = self.copied.as_ref().map(|copied| copied.part);
-        Word { asks, writes: part == Some(Outcome::Unknown), failed: part == Some(Outcome::Failed) }
+        CheckpointFlags { asks, writes: part == Some(Outcome::Unknown), failed: part == Some(Outcome::Failed) }
     }
 
-    /// Time between two checkpoints.
+    /// Returns the time between two checkpoints.
     fn pause(&self) -> Duration {
         if self.unsaved.is_some() { self.interval.min(TRY_AGAIN) } else { self.interval }
     }
 
-    /// Storage that neither takes what is written nor fails holds all later checkpoints up.
-    fn tell_of_delay(&mut self) {
+    /// Warns of storage that neither takes a checkpoint nor fails: it holds up all later ones.
+    fn warn_of_delay(&mut self) {
         let writing = self.copied.as_ref().filter(|copied| copied.part == Outcome::Unknown);
         let under_way = writing.or(self.committing.as_ref().map(|committing| &committing.copied));
         let lasts = under_way.map(|copied| copied.at.elapsed());
@@ -229,22 +250,30 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Takes down what all ranks told in the numbers of `step`. The one that reports has written its line.
-    pub(crate) fn hear(&mut self, step: u64, told: Word, reporter: Option<&mut Reporter<'_>>) {
-        if let Some(copied) = self.copied.as_mut().filter(|copied| step > copied.position.step && told.writes) {
+    /// Notes the flags of all ranks in the numbers of `step`. Returns the checkpoint that the
+    /// reporting worker must now commit.
+    pub(crate) fn hear(&mut self, step: u64, flags: CheckpointFlags) -> Option<Settled> {
+        if let Some(copied) = self.copied.as_mut().filter(|copied| step > copied.position.step && flags.writes) {
             copied.others = copied.at.elapsed();
         }
-        let Some(copied) = self.copied.take_if(|copied| step > copied.position.step && !told.writes) else { return };
-        let Some(reporter) = reporter else { return };
+        let copied = self.copied.take_if(|copied| step > copied.position.step && !flags.writes)?;
+        if !self.reports {
+            return None;
+        }
         self.ended = Instant::now();
-        let (position, committed) = (
-            copied.position,
-            match told.failed {
-                true => Err(self.part_failure()),
-                false => self.commit(copied, reporter),
-            },
-        );
-        if let Err(error) = committed {
+        Some(Settled { copied, failed: flags.failed })
+    }
+
+    /// Begins to commit a checkpoint if all its parts are stored. Otherwise abandons it; training
+    /// goes on.
+    pub(crate) fn commit_or_abandon(&mut self, settled: Settled, logged: impl FnOnce() -> Result<Logged, Failure>) {
+        let Settled { copied, failed } = settled;
+        let begun = match failed {
+            true => Err(self.part_failure()),
+            false => logged().map(|logged| self.commit(copied, logged)),
+        };
+        if let Err(error) = begun {
+            let position = copied.position;
             self.snapshotter.abandon(position);
             self.metrics.checkpoint_failures.inc();
             self.fails(&error.to_string());
@@ -252,13 +281,13 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Why not all parts are stored: this rank's reason where it failed, since others mostly fail
-    /// for the same.
+    /// Returns the failure of a checkpoint that lacks parts. It gives this rank's reason if its own
+    /// part failed: the parts of other ranks mostly fail for the same.
     fn part_failure(&self) -> Failure {
         Failure::retry(self.problem.as_deref().unwrap_or("another worker could not write its part; its log says why"))
     }
 
-    /// Copies this rank's part of the state after the steps that are done, and begins to write it.
+    /// Copies this rank's part of the state after the newest step, and begins to write it.
     pub(crate) fn copy(&mut self, rank: &mut Rank<'_>) {
         let mut copied = self.take(rank);
         rank.rest();
@@ -268,33 +297,34 @@ impl<'a> Saver<'a> {
         self.copied = Some(copied);
     }
 
-    /// Saves the state after the last step, all ranks their parts, however long the storage takes none of it: with the processes the steps
-    /// since the last checkpoint would be lost. When this returns the parts are stored, and at the one that reports the checkpoint is
-    /// whole.
-    pub(crate) fn save(&mut self, rank: &mut Rank<'_>, reporter: Option<&mut Reporter<'_>>) -> Result<(), Failure> {
+    /// Begins the save after the last step. An earlier checkpoint that is not stored yet is given
+    /// up.
+    pub(crate) fn begin_last(&mut self) -> LastSave {
         let begun = Instant::now();
         self.snapshotter.cancel();
-        let mut given_up = self.copied.take().map(|copied| copied.position);
+        let given_up = self.copied.take().map(|copied| copied.position);
         for ended in self.finish() {
             if let Err(error) = self.note(ended) {
                 warn!(%error, "checkpoint not saved");
             }
         }
-        let membership = self.membership;
-        let mut reporter = reporter;
-        if let Some(reporter) = &mut reporter {
-            reporter.take_checkpoint(self);
-        }
-        until_stored(membership, &mut reporter, |_| self.store_part(rank, &mut given_up))?;
-        if let (Some(copied), Some(reporter)) = (self.copied.take(), reporter) {
-            self.store_manifest(copied, reporter)?;
-            self.metrics.spent(Phase::Checkpoint, begun.elapsed().as_secs_f64());
-        }
-        Ok(())
+        LastSave { begun, given_up }
     }
 
-    /// Stores this rank's part of the state unless it is stored, and hears whether all ranks' are. Where not, there may be room for it once
-    /// what was written of the one that was `given_up` is gone: no rank writes that any more.
+    /// Stores the parts of all ranks after the last step. It tries until the storage takes them:
+    /// the steps since the last checkpoint would be lost with the processes.
+    pub(crate) fn store_parts(
+        &mut self,
+        rank: &mut Rank<'_>,
+        save: &mut LastSave,
+        teller: &mut impl Waits,
+    ) -> Result<(), Failure> {
+        until_stored(self.membership, teller, |_| self.store_part(rank, &mut save.given_up))
+    }
+
+    /// Stores this rank's part unless it is stored, and learns if all ranks' parts are. If not, the
+    /// parts of the given-up checkpoint may take the room: no rank writes them any more, so they
+    /// are removed.
     fn store_part(&mut self, rank: &mut Rank<'_>, given_up: &mut Option<Position>) -> Result<(), Failure> {
         let is_stored = |copied: &Copied| copied.part == Outcome::Stored;
         let mut own = Ok(());
@@ -319,23 +349,23 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Makes a checkpoint of the parts that all ranks have stored. Where the storage does not take it the parts are gone with it: all store
-    /// theirs in the next generation, once there is room.
-    fn store_manifest(&mut self, copied: Copied, reporter: &mut Reporter<'_>) -> Result<(), Failure> {
-        let begun = self.commit(copied, reporter);
-        let stored = begun.and_then(|()| self.finish().into_iter().try_for_each(|ended| self.note(ended)));
-        stored.map_err(|failure| match failure {
-            Failure::Retry(reason) => {
-                reporter.waits(&reason);
-                Failure::broken(reason)
-            }
-            other => other,
-        })
+    /// Makes a checkpoint of the parts that all ranks have stored after the last step.
+    ///
+    /// # Errors
+    /// The storage does not take the manifest. The parts are lost with it, and all ranks store
+    /// theirs again in the next generation.
+    pub(crate) fn store_manifest(&mut self, save: &LastSave, logged: Logged) -> Result<(), Failure> {
+        if let Some(copied) = self.copied.take() {
+            self.commit(copied, logged);
+            self.finish().into_iter().try_for_each(|ended| self.note(ended))?;
+            self.metrics.spent(Phase::Checkpoint, save.begun.elapsed().as_secs_f64());
+        }
+        Ok(())
     }
 
-    /// Waits for what is being written.
+    /// Waits until nothing is being written.
     fn finish(&mut self) -> Vec<Ended> {
-        told_of(self.storage.uri(), || self.snapshotter.finish())
+        warned_of(self.storage.uri(), || self.snapshotter.finish())
     }
 
     fn take(&mut self, rank: &mut Rank<'_>) -> Copied {
@@ -352,9 +382,8 @@ impl<'a> Saver<'a> {
         };
         let part =
             CheckpointPart { position, layout: Arc::clone(&self.layout), writer: self.rank, writers: self.world };
-        let replica = &mut rank.trainee.replica;
-        let taken = self.snapshotter.take(&part, written_digests, |piece, place| {
-            replica.copy_tensor(piece.name, piece.values, place);
+        let taken = self.snapshotter.take(&part, written_digests, |piece, values| {
+            rank.state.copy_tensor(piece.name, piece.values, values);
         });
         let part = match taken {
             Taken::Begun => Outcome::Unknown,
@@ -368,21 +397,22 @@ impl<'a> Saver<'a> {
         Copied { position, at, stall: at.elapsed(), part, writing: Duration::ZERO, others: Duration::ZERO }
     }
 
-    /// Begins to write the manifest, once the lines of the steps that it holds are stored.
-    fn commit(&mut self, copied: Copied, reporter: &mut Reporter<'_>) -> Result<(), Failure> {
-        let journal = reporter.flushed_journal()?;
+    /// Begins to write the manifest, after the lines of the steps that the checkpoint holds are
+    /// stored.
+    fn commit(&mut self, copied: Copied, logged: Logged) {
+        let Logged { log, communication } = logged;
         let (position, time) = (copied.position, jiff::Timestamp::now().to_string());
         let facts = Facts {
             identity: self.storage.identity().clone(),
             position,
             state_digest: String::new(),
             time: time.clone(),
-            communication: Some(reporter.communication_record().to_owned()),
+            communication,
         };
         let (digest, path) = (self.digest.clone(), self.storage.output().to_owned());
         self.snapshotter.commit(position, &self.layout, self.world, move |parts| {
-            journal.sync_data().map_err(|source| CheckpointError::Storage {
-                attempt: "syncing the journal in",
+            log.sync_data().map_err(|source| CheckpointError::Storage {
+                attempt: "syncing the metrics log in",
                 path: path.clone(),
                 source,
             })?;
@@ -391,14 +421,13 @@ impl<'a> Saver<'a> {
             Ok(Facts { state_digest: spelled(digest), ..facts })
         });
         self.committing = Some(Committing { copied, time });
-        Ok(())
     }
 
-    /// Takes down what has ended, and tells others of a checkpoint.
+    /// Notes an ended write. Reports a checkpoint that is whole.
     fn note(&mut self, ended: Ended) -> Result<(), Failure> {
         match ended {
             Ended::Part { position, took, result } => {
-                // Another one was begun by a group that is no more.
+                // An earlier group may have begun another part.
                 let Some(copied) = self.copied.as_mut().filter(|copied| copied.position == position) else {
                     return Ok(());
                 };
@@ -414,11 +443,11 @@ impl<'a> Saver<'a> {
                     (Ok(committed), Some(committing)) => {
                         self.ended = Instant::now();
                         let Copied { stall, writing, others, .. } = committing.copied;
-                        self.look_at_grace(others.max(stall + writing) + took);
-                        self.tell(committed, committing);
+                        self.check_grace(others.max(stall + writing) + took);
+                        self.announce(committed, committing);
                     }
                     (Err(CheckpointError::Cancelled { .. }), _) | (Ok(_), None) => {}
-                    // The one that reports now has cleared its parts away.
+                    // The present reporting worker has removed its parts.
                     (Err(error), Some(Committing { copied, .. })) if copied.position.generation < self.generation => {
                         info!(%error, step = copied.position.step, "checkpoint given up with its group");
                     }
@@ -441,17 +470,18 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Whether a process that is asked to end has time for another checkpoint that takes as long.
-    fn look_at_grace(&mut self, saving: Duration) {
+    /// Checks that a process that is asked to end has time for another checkpoint that takes
+    /// `saving`.
+    fn check_grace(&mut self, saving: Duration) {
         let step = self.membership.work().sample().step.unwrap_or_default();
         self.short_grace = short_grace(step, self.evaluating, saving, self.grace_seconds);
-        if let Some(short) = self.short_grace.filter(|_| !self.is_warned) {
-            self.is_warned = true;
+        if let Some(short) = self.short_grace.filter(|_| !self.has_warned) {
+            self.has_warned = true;
             warn!("{short}");
         }
     }
 
-    fn tell(&mut self, committed: Committed, committing: Committing) {
+    fn announce(&mut self, committed: Committed, committing: Committing) {
         let Committed { saved, pruned } = committed;
         let Committing { copied: Copied { at, stall, .. }, time } = committing;
         let seconds = at.elapsed().as_secs_f64();
@@ -463,7 +493,7 @@ impl<'a> Saver<'a> {
         }
         self.membership.checkpoint(saved.step, Digest::from_bytes(saved.manifest_digest));
         (self.saved_step, self.unsaved) = (saved.step, None);
-        // One that an older group had begun may end once another rank reports.
+        // A commit that an older group began may end while another worker reports.
         self.newest = self.reports.then(|| self.storage.mark(&saved, time));
     }
 }

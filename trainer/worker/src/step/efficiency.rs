@@ -1,18 +1,20 @@
-//! How well the group scales, by the POP methodology (Performance Optimisation and Productivity, "Standard metrics").
+//! The scaling of the group, by the POP methodology (Performance Optimisation and Productivity,
+//! "Standard metrics").
 //!
 //! ```text
 //! useful                   = forward + backward + update of one rank in one step, in seconds
 //! load balance             = mean(useful) / max(useful)
 //! communication efficiency = max(useful) / wall
 //! parallel efficiency      = load balance × communication efficiency
-//! scaling efficiency       = samples per second / (world × samples per second of one rank without communication)
+//! scaling efficiency       = samples per second / (world × alone)
+//! alone                    = samples per second of one rank without communication
 //! ```
 
 use std::collections::VecDeque;
 
-/// Steps that the reported figures are averaged over.
+/// The number of steps over which reported figures are averaged.
 const WINDOW: usize = 50;
-/// A rank that is slower than so many times the median, in so many steps in a row, is a straggler.
+/// A straggler is slower than this times the median in each of the last `IN_A_ROW` steps.
 const SLOWER: f64 = 1.3;
 const IN_A_ROW: usize = 20;
 
@@ -21,7 +23,7 @@ const IN_A_ROW: usize = 20;
 pub(crate) struct Step {
     /// Samples of the global batch.
     pub samples: u64,
-    /// Seconds from the end of the step before to the end of this one.
+    /// The seconds from the end of the last step to the end of this one.
     pub wall: f64,
     /// Useful seconds of each rank.
     pub useful: Vec<f32>,
@@ -30,22 +32,22 @@ pub(crate) struct Step {
 /// Averages over the newest steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Efficiency {
-    /// Of the whole group.
+    /// The speed of the whole group.
     pub samples_per_second: f64,
     /// 0 to 1.
     pub load_balance: f64,
     /// 0 to 1.
     pub communication: f64,
-    /// `None` until one rank's own speed is known.
+    /// `None` until the speed of one rank is known.
     pub scaling: Option<f64>,
 }
 
 /// Collects steps.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    /// Each rank's part of a step's samples; they add up to 1.
+    /// Each rank's part of a step's samples. The parts add up to 1.
     shares: Vec<f64>,
-    /// Samples per second of one rank without communication.
+    /// The speed of one rank without communication, in samples per second.
     baseline: Option<f64>,
     steps: VecDeque<Step>,
 }
@@ -63,7 +65,7 @@ impl Meter {
         self.steps.push_back(step);
     }
 
-    /// The averages, once there is a step to average.
+    /// Returns the averages. `None` before the first step.
     pub(crate) fn efficiency(&self) -> Option<Efficiency> {
         let wall: f64 = self.steps.iter().map(|step| step.wall).sum();
         let samples: u64 = self.steps.iter().map(|step| step.samples).sum();
@@ -84,8 +86,9 @@ impl Meter {
         })
     }
 
-    /// Ranks that the others wait for step after step, although they have no more to do: both their useful time and that by sample
-    /// exceed the median of all, so many times at least in the mean of these steps.
+    /// Returns the ranks for which the others wait step after step although they have no more to
+    /// do, with their slowness. Both their useful time and that per sample exceed the median of all
+    /// ranks. The slowness is the mean over the last steps.
     pub(crate) fn stragglers(&self) -> Vec<(usize, f64)> {
         let Some(first) = self.steps.len().checked_sub(IN_A_ROW) else { return Vec::new() };
         let ranks = self.shares.len();
@@ -104,7 +107,8 @@ impl Meter {
     }
 }
 
-/// Of two in the middle the lower one: of two ranks the slower may be the straggler.
+/// Returns the median; of two in the middle the lower one, because one of two ranks may be the
+/// straggler.
 fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -121,7 +125,7 @@ mod tests {
 
     #[test]
     fn load_balance_and_communication_multiply_to_parallel_efficiency() {
-        // Ranks useful for 1, 2, 3 and 4 s of a step of 5 s: 2.5/4 × 4/5 = 2.5/5.
+        // Ranks are useful for 1, 2, 3 and 4 s of a step of 5 s: 2.5/4 × 4/5 = 2.5/5.
         let mut meter = Meter::new(vec![0.25; 4], None);
         meter.record(Step { samples: 100, wall: 5.0, useful: vec![1.0, 2.0, 3.0, 4.0] });
         let efficiency = meter.efficiency().expect("one step");
@@ -167,7 +171,7 @@ mod tests {
         assert_eq!(
             found(&[0.5, 0.5], &[two; IN_A_ROW]).iter().map(|(rank, _)| *rank).collect::<Vec<_>>(),
             [1],
-            "of two the slower"
+            "the slower of two"
         );
         assert!(found(&[0.25, 0.25, 0.5], &[unequal; IN_A_ROW]).is_empty(), "it has twice as much to do");
     }

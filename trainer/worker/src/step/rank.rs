@@ -1,15 +1,23 @@
-//! The training loop of one rank: batches in, gradients averaged over the group while backward goes on, weights updated, every rank
-//! in lockstep.
+//! The training loop of one rank. Batches come in, gradients are summed over the group during
+//! backward, and weights are updated, on every rank in lockstep.
 //!
-//! Whatever all ranks must agree on in mid-run travels in the [`numbers`](crate::step::step_sync::slots) of a step, which they sum anyway.
-//! What was trained on in step s goes behind the step's own last bucket of gradients: whoever has done the step knows its loss, also where
-//! the group breaks right after it. What is told of step s once it is done goes behind that of step s + 1, so it costs neither a message nor
-//! waiting; every rank reads the same sum at the same step, so all of them stop after the same one. It also tells that all ranks have done
-//! step s: only then does anything of it leave the group. After a step that no other follows at once it is summed by itself, and so it is
-//! during the steps by which a group agrees how to sum; beside gradients that travel rounded all numbers are, while the next step computes.
-//! Only how to sum is agreed on beside it, once, after a number of steps that all count.
+//! All facts on which ranks must agree during a run travel in the
+//! [`numbers`](crate::step::step_sync::numbers) of a step:
+//!
+//! - The loss and the samples of step s travel behind the last bucket of step s. A rank that has
+//!   done the step knows its loss, even if the group breaks right after it.
+//! - The other numbers of step s travel behind the last bucket of step s + 1, so they cost neither
+//!   a message nor a wait. Every rank reads the same sum at the same step, so all ranks stop after
+//!   the same step.
+//! - The sum also shows that all ranks have done step s. Only then is the step committed and
+//!   reported.
+//!
+//! Numbers travel alone after a step that no other follows at once, and in the steps by which a
+//! group agrees how to sum. They always travel alone if gradients are rounded; the next step
+//! computes meanwhile. Only the way of summing is agreed on apart from them, once, after a number
+//! of steps that all count.
 
-mod pending;
+mod uncommitted;
 
 use std::{
     mem,
@@ -21,166 +29,155 @@ use lockstep_collective::{Communicator, Statistics};
 use lockstep_data::{Evaluation as EvaluationLoader, Loader, Order, Samples, Seat, StepShare, Tally};
 use lockstep_elastic::{Activity, ActivityMonitor, Assignment};
 use lockstep_launch::Progress;
-use lockstep_nn::{Cpu, Device, Gradient, Sgd};
 use tracing::info;
 
-use self::pending::{Done, Pending};
+pub(crate) use self::uncommitted::CommittedStep;
+use self::uncommitted::UncommittedStep;
 use crate::{
-    communication::{Agreed, Seen, agree_anew},
-    compute::devices::Gathered,
-    compute::fingerprint::Fingerprint,
-    compute::gradients,
-    compute::training_state::Trainee,
+    communication::{Agreed, StepTimes, agree_anew},
+    compute::{
+        devices::gathered::GatheredBucket, fingerprint::Fingerprint, payload::Payload, recipe::Recipe,
+        trained::Trained, training_state::TrainingState,
+    },
     failure::Failure,
-    membership::catchup::send::Feeds,
-    membership::session::{LIMITS, Member, UNACKNOWLEDGED},
+    lines::{Evaluation, StepLine},
+    membership::{
+        catchup::send::CatchupSenders,
+        session::{LIMITS, Session, UNACKNOWLEDGED},
+    },
     progress::metrics::Phase,
-    progress::metrics_log::{Evaluation, StepLine},
-    step::efficiency::Meter,
-    step::step_sync::checkpoint_flags::Word,
-    step::step_sync::slots::{Told, Trained, slots},
+    step::{
+        efficiency::Meter,
+        step_sync::{
+            checkpoint_flags::CheckpointFlags,
+            numbers::{Told, slots},
+        },
+    },
 };
 
-/// How long a line between ranks may carry nothing while steps are done, or so many mean steps where that is longer.
+/// How long a link may carry nothing during steps: this time, or a number of mean steps if that is
+/// longer.
 const QUIET: Duration = Duration::from_secs(16);
 const QUIET_STEPS: u32 = 8;
-/// The same for the first step of a group, which may be slower than later ones. A line that swallows what it is given may be found out in
-/// a step and then in the next group's first one: together within the minute after which a group is wedged.
+/// The same for the first step of a group, which may be slower than later ones. A broken link may
+/// show in a step and again in the first step of the next group. Both together stay within the
+/// minute after which a group is stuck.
 const FIRST_QUIET: Duration = Duration::from_secs(24);
-
-/// A slice of the gradient arena, leased.
-pub(crate) type Bucket = Gradient<<Cpu as Device>::HostView>;
-
-/// What is summed over the ranks: a bucket of gradients, or numbers beside them.
-pub(crate) enum Slice {
-    Gradient(Gathered),
-    Numbers(Vec<f32>),
-}
-
-impl AsMut<[f32]> for Slice {
-    fn as_mut(&mut self) -> &mut [f32] {
-        match self {
-            Self::Gradient(gathered) => gathered.whole(),
-            Self::Numbers(numbers) => numbers,
-        }
-    }
-}
-
-/// What stays the same from the first step to the last.
-#[derive(Clone, Debug)]
-pub(crate) struct Recipe {
-    pub seed: u64,
-    pub global_batch: u64,
-    pub micro_batch: usize,
-    pub total_steps: u64,
-    pub steps_per_epoch: u64,
-    pub optimiser: Sgd,
-    pub rate: f32,
-}
 
 /// One rank of one generation at work.
 pub(crate) struct Rank<'a> {
-    pub trainee: &'a mut Trainee,
-    member: &'a Member<'a>,
+    pub state: &'a mut TrainingState,
+    session: &'a Session<'a>,
     seat: Seat,
     rank: usize,
     world: usize,
     generation: u64,
     held_out: Arc<Samples>,
-    communicator: Communicator<Slice>,
-    /// One for each device.
+    communicator: Communicator<Payload>,
+    /// One loader for each device.
     loaders: Vec<Loader>,
-    feeds: Feeds<'a>,
-    /// A step that not all are known to have done.
-    pending: Option<Pending>,
-    /// Those numbers until they are handed over, then their sums.
+    catchup: CatchupSenders<'a>,
+    /// The newest step, until all ranks are known to have done it.
+    uncommitted: Option<UncommittedStep>,
+    /// The numbers of that step until they are sent, then their sums.
     numbers: Vec<f32>,
     last_end: Instant,
-    /// For numbers that were summed by themselves, since that was told last.
+    /// The time that this rank waited for numbers that travelled alone, since it last told that.
     waited: Duration,
     meter: Meter,
     counted: Statistics,
-    /// What the first steps take, until all agree by it how to sum; and when the gradients of the newest one were begun.
-    seen: Option<(Seen, Instant)>,
-    /// After which step before the last all ranks save their state, as far as they agreed.
+    /// The times of the first steps until all ranks agree by them how to sum, and the beginning of
+    /// the newest step.
+    step_times: Option<(StepTimes, Instant)>,
+    /// The step after which all ranks agreed to save their state.
     saves_after: Option<u64>,
-    /// What the checksum of the whole state took that was saved last.
+    /// The time that the checksum of the last saved state took.
     checking: Duration,
 }
 
+/// The samples of a job, for training and for evaluation.
+#[derive(Clone)]
+pub(crate) struct JobSamples {
+    pub train: Arc<Samples>,
+    pub held_out: Arc<Samples>,
+}
+
 impl<'a> Rank<'a> {
-    /// Takes its seat; the trainee holds the state that all begin with.
+    /// Takes the seat of a rank. All ranks begin with the state that `state` holds. `devices` are
+    /// the seats of this rank's devices.
     #[allow(
         clippy::too_many_arguments,
-        reason = "each part is made by another module; a struct would only rename them"
+        reason = "each part comes from another module; a struct would only rename them"
     )]
     pub(crate) fn new(
-        trainee: &'a mut Trainee,
-        member: &'a Member<'a>,
+        state: &'a mut TrainingState,
+        session: &'a Session<'a>,
         seat: Seat,
         devices: impl Iterator<Item = Seat>,
         group: &Assignment,
-        train: Arc<Samples>,
-        held_out: Arc<Samples>,
-        communicator: Communicator<Slice>,
+        samples: JobSamples,
+        communicator: Communicator<Payload>,
         agreed: &Agreed,
     ) -> Result<Self, Failure> {
-        let recipe = &trainee.recipe;
+        let recipe = &state.recipe;
         let order = |seat| Order {
             seed: recipe.seed,
             global_batch: recipe.global_batch,
             micro_batch: recipe.micro_batch,
             seat,
-            first_step: trainee.step,
-            steps: recipe.total_steps.saturating_sub(trainee.step),
+            first_step: state.step,
+            steps: recipe.total_steps.saturating_sub(state.step),
         };
         let (rank, world) = (communicator.rank(), communicator.world());
         let shares = shares(recipe.global_batch, seat, world);
         if let Some(rate) = agreed.baseline {
-            member.metrics.baseline.set(rate);
+            session.metrics.baseline.set(rate);
             let longest = shares.iter().copied().fold(0.0, f64::max) * recipe.global_batch as f64;
-            member.membership.work().expect_step(Duration::try_from_secs_f64(longest / rate).unwrap_or_default());
+            session.work().expect_step(Duration::try_from_secs_f64(longest / rate).unwrap_or_default());
         }
         let meter = Meter::new(shares, agreed.baseline);
+        let times = agreed.is_open.then(|| StepTimes::of(agreed.plan.buckets().len(), agreed.measures));
         Ok(Self {
             loaders: devices
-                .map(|seat| Loader::start(Arc::clone(&train), order(seat)).map_err(Failure::retry))
+                .map(|seat| Loader::start(Arc::clone(&samples.train), order(seat)).map_err(Failure::retry))
                 .collect::<Result<_, _>>()?,
-            trainee,
-            member,
+            state,
+            session,
             seat,
             rank,
             world,
             generation: group.generation,
-            held_out,
-            communicator,
-            feeds: Feeds::new(member, group),
-            pending: None,
+            held_out: samples.held_out,
+            communicator: communicator.completing(Payload::complete),
+            catchup: CatchupSenders::new(session, group),
+            uncommitted: None,
             numbers: vec![0.0; slots(world)],
             last_end: Instant::now(),
             waited: Duration::ZERO,
             meter,
             counted: Statistics::default(),
-            seen: agreed.is_open.then(|| (Seen::of(agreed.plan.buckets().len(), agreed.measures), Instant::now())),
+            step_times: times.map(|times| (times, Instant::now())),
             saves_after: None,
             checking: Duration::ZERO,
         })
     }
 
-    /// Steps that this rank has done.
+    /// Returns the number of steps that this rank has done.
     pub(crate) fn step(&self) -> u64 {
-        self.trainee.step
+        self.state.step
     }
 
     fn work(&self) -> &'a Arc<ActivityMonitor> {
-        self.member.membership.work()
+        self.session.work()
     }
 
+    /// Returns the recipe of the training.
     pub(crate) fn recipe(&self) -> &Recipe {
-        &self.trainee.recipe
+        &self.state.recipe
     }
 
-    /// Steps follow from here on, of which none takes much longer than the others: a line that carries nothing for so long is broken.
+    /// Expects steps from here on, none much longer than the others. A link that carries nothing
+    /// for long is broken.
     pub(crate) fn expect_steps(&mut self) {
         let step = self.work().sample().longest_step();
         let quiet = QUIET.max(step * QUIET_STEPS).as_secs().next_power_of_two();
@@ -188,98 +185,69 @@ impl<'a> Rank<'a> {
         self.communicator.set_silence_limits(quiet, quiet);
     }
 
-    /// The first step of a group follows, or the first that it sums in another way.
+    /// Expects the first step of a group, or the first one that it sums in another way.
     pub(crate) fn expect_first_step(&mut self) {
         let step = self.work().sample().longest_step();
         let quiet = FIRST_QUIET.max(step * QUIET_STEPS);
         self.communicator.set_silence_limits(quiet, quiet);
     }
 
-    /// What follows may take any time. What is sent is little: systems acknowledge it at once.
+    /// Expects work that may take any time. Little is sent meanwhile, and hosts acknowledge it at
+    /// once.
     pub(crate) fn expect_anything(&mut self) {
         self.communicator.set_silence_limits(LIMITS.silence, UNACKNOWLEDGED);
     }
 
-    /// Sums `values` over all ranks, waiting for them.
+    /// Sums `values` over all ranks, and waits for them.
     pub(crate) fn sum(&mut self, values: &mut [f32]) -> Result<(), Failure> {
-        let Self { member, communicator, trainee, .. } = self;
-        let sum = || communicator.all_reduce_now(trainee.step, values);
-        member.membership.work().during(Activity::Waiting, sum).map(|_| ()).map_err(Failure::lost)
+        let Self { session, communicator, state, .. } = self;
+        let sum = || communicator.all_reduce_now(state.step, values);
+        session.work().during(Activity::Waiting, sum).map(|_| ()).map_err(Failure::lost)
     }
 
-    /// Does the next step, telling `word` in its numbers. Gives the step before it, which by now every rank has done; `None` at first.
-    pub(crate) fn advance(&mut self, word: Word) -> Result<Option<Done>, Failure> {
+    /// Does the next step and sends `checkpoint` in its numbers. Returns the step before it, which
+    /// every rank has now done. `None` for the first step.
+    pub(crate) fn advance(&mut self, checkpoint: CheckpointFlags) -> Result<Option<CommittedStep>, Failure> {
         let work = self.work();
         let waiting = Instant::now();
         let next = || self.loaders.iter_mut().map(Loader::next_step).collect::<Option<Vec<_>>>();
         let shares = work.during(Activity::Storing, next).unwrap_or_default();
-        let mine = shares.iter().map(|share| share.samples).sum();
+        let own_samples = shares.iter().map(|share| share.samples).sum();
         let Some(StepShare { step, .. }) = shares.into_iter().next() else { return self.settle() };
         let data = waiting.elapsed();
         let computing = Instant::now();
-        if let Some((seen, begun)) = &mut self.seen {
-            *begun = computing;
-            if seen.measures() {
-                self.communicator.measure();
-            }
-        }
-        let rides = self.pending.as_ref().is_some_and(|pending| pending.rides);
-        let Self { trainee, communicator, loaders, numbers, world, .. } = self;
-        let Trainee { replica, devices, .. } = &mut **trainee;
-        let (last, carries) = (replica.buckets().len() - 1, replica.beside() > 0);
-        let submit = &mut |bucket: usize, gradient: Gathered| {
-            let gradient = if carries && bucket == last {
-                gradient.carrying(if rides { mem::take(numbers) } else { vec![0.0; slots(*world)] })
-            } else {
-                gradient
-            };
-            let (bucket, gradient) = (bucket as u32, Slice::Gradient(gradient));
-            // Nothing is left to compute beside it.
-            if last == 0 {
-                communicator.defer(step.index, bucket, gradient);
-            } else {
-                communicator.submit(step.index, bucket, gradient);
-            }
-        };
-        let loading = if self.seat.is_aligned() {
-            let [loader] = &mut loaders[..] else { unreachable!("no canonical tree over devices") };
-            let alone = &mut |bucket, gradient, taken| submit(bucket, Gathered::alone(gradient, taken));
-            gradients::of_parts(replica, loader, step, self.seat, work, alone)
-        } else {
-            devices.gradients(replica, loaders, step, work, submit)
-        };
+        self.begin_times(computing);
+        let rides = self.uncommitted.as_ref().is_some_and(|uncommitted| uncommitted.rides);
+        let carries = self.state.carries_numbers();
+        let loading = self.backward(step, rides);
         let gradients = computing.elapsed().saturating_sub(loading);
 
-        let (done, trained) = if rides {
-            let trained = self.gather()?;
-            (self.conclude()?, trained)
+        let (committed, trained) = if rides {
+            let trained = self.wait_for_gradients()?;
+            (self.commit()?, trained)
         } else {
-            (self.settle()?, self.gather()?)
+            (self.settle()?, self.wait_for_gradients()?)
         };
-        self.feeds.put(self.trainee.step + 1, self.trainee);
+        self.catchup.put(self.state.step + 1, self.state);
         let updating = Instant::now();
-        let result = self.trainee.apply();
+        let result = self.state.apply();
         let update = updating.elapsed();
-        let window = self.trainee.fingerprint()?;
+        let window = self.state.fingerprint()?;
         let whole = self.whole_to_be_saved();
 
         let useful = gradients + update;
         let seconds = self.last_end.elapsed().as_secs_f64();
         self.last_end = Instant::now();
         work.did_step(Duration::from_secs_f64(seconds));
-        if let Some((seen, _)) = &mut self.seen {
-            seen.did_step();
-            if seen.has_measured() {
-                self.learn_costs();
-            }
-        }
-        // What the first steps' sums take is not to be mistaken for what ranks wait for each other: numbers by themselves come between.
-        let rides = carries && self.seen.is_none();
-        self.pending = Some(self.take_down(step.samples, seconds, trained, rides, [window, whole])?);
+        self.end_times();
+        // While the first steps' sums are timed, numbers travel alone. Otherwise the time of a sum
+        // would include the wait for slower ranks.
+        let rides = carries && self.step_times.is_none();
+        self.uncommitted = Some(self.note_step(step.samples, seconds, trained, rides, [window, whole])?);
         let told = Told {
-            halt: self.member.halt(),
-            knows_newcomer: self.feeds.knows_another(),
-            word,
+            halt: self.session.halt(),
+            knows_newcomer: self.catchup.knows_another(),
+            checkpoint,
             window,
             whole,
             useful,
@@ -294,102 +262,144 @@ impl<'a> Rank<'a> {
         if !rides {
             self.send_numbers();
         }
-        self.count(mine, seconds, useful.as_secs_f64(), (data + loading).as_secs_f64());
-        Ok(done)
+        self.count(own_samples, seconds, useful.as_secs_f64(), (data + loading).as_secs_f64());
+        Ok(committed)
     }
 
-    /// What was measured beside the first steps; nothing is pending.
-    fn learn_costs(&mut self) {
+    /// Computes the gradients of a step, and submits each bucket as soon as it is ready. The last
+    /// bucket carries the numbers of the step before if these ride. Returns how long it waited for
+    /// samples.
+    fn backward(&mut self, step: lockstep_data::Step, rides: bool) -> Duration {
+        let work = self.work();
+        let Self { state, communicator, loaders, numbers, world, seat, .. } = self;
+        let (last, carries) = (state.bucket_count() - 1, state.carries_numbers());
+        let submit = &mut |bucket: usize, gradient: GatheredBucket| {
+            let gradient = if carries && bucket == last {
+                gradient.carrying(if rides { mem::take(numbers) } else { vec![0.0; slots(*world)] })
+            } else {
+                gradient
+            };
+            let (bucket, gradient) = (bucket as u32, Payload::Gradient(gradient));
+            // A single bucket is ready last: nothing is left to compute during its sum.
+            if last == 0 {
+                communicator.defer(step.index, bucket, gradient);
+            } else {
+                communicator.submit(step.index, bucket, gradient);
+            }
+        };
+        state.gradients(loaders, step, *seat, work, submit)
+    }
+
+    /// Begins to time a step, while a group agrees how to sum.
+    fn begin_times(&mut self, now: Instant) {
+        let Some((times, begun)) = &mut self.step_times else { return };
+        *begun = now;
+        if times.measures() {
+            self.communicator.measure();
+        }
+    }
+
+    /// Ends the times of a step, and learns the measured costs after the last measurement.
+    fn end_times(&mut self) {
+        let Some((times, _)) = &mut self.step_times else { return };
+        times.did_step();
+        if !times.has_measured() {
+            return;
+        }
         let Some(costs) = self.communicator.costs() else { return };
         let (latency_us, gigabytes_per_second) = (costs.message * 1e6, 1e-9 / costs.wire_byte);
         info!(latency_us, gigabytes_per_second, "communication measured");
-        self.trainee.learn(costs);
+        self.state.known_costs.learn(costs);
     }
 
-    /// What the whole state looks like, where it is saved after the step that was done last: a checkpoint is made of all ranks' parts.
+    /// Returns the fingerprint of the whole state if it is saved after the newest step: a
+    /// checkpoint is made of the parts of all ranks.
     fn whole_to_be_saved(&mut self) -> Fingerprint {
-        let Trainee { step, replica, recipe, .. } = &mut *self.trainee;
+        let TrainingState { step, recipe, .. } = &*self.state;
         if *step != recipe.total_steps && self.saves_after != Some(*step) {
             return Fingerprint::default();
         }
         let start = Instant::now();
-        let whole = Fingerprint::of(replica.checksum());
+        let whole = self.state.whole_fingerprint();
         self.checking = start.elapsed();
-        self.member.metrics.spent(Phase::Checkpoint, self.checking.as_secs_f64());
+        self.session.metrics.spent(Phase::Checkpoint, self.checking.as_secs_f64());
         whole
     }
 
-    /// How long training stood still for the checksum of the state that is saved.
+    /// Returns how long training stood still for the checksum of the last saved state.
     pub(crate) const fn checking(&self) -> Duration {
         self.checking
     }
 
-    /// All ranks stop after the step that was done last, for a change.
-    pub(crate) fn end_feeds(&mut self) {
-        self.feeds.end();
+    /// Notes that all ranks stop after the newest step, for a change.
+    pub(crate) fn end_catchup(&mut self) {
+        self.catchup.end();
     }
 
-    /// Begins to hand the state to a newcomer, where all agreed to do so after the step that was done last.
-    pub(crate) fn feed_newcomer(&mut self) {
-        if self.feeds.begins_after(self.trainee.step) {
-            self.feeds.begin(self.trainee);
+    /// Begins to send the state to a newcomer, if all ranks agreed to do so after the newest step.
+    pub(crate) fn begin_catchup(&mut self) {
+        if self.catchup.begins_after(self.state.step) {
+            self.catchup.begin(self.state);
             self.rest();
         }
     }
 
-    /// Whether all ranks agree anew after the step that was done last, before the next.
-    pub(crate) fn has_seen_enough(&self) -> bool {
-        self.seen.as_ref().is_some_and(|(seen, _)| seen.is_enough())
+    /// Returns true if all ranks agree anew how to sum, before the next step.
+    pub(crate) fn has_timed_enough(&self) -> bool {
+        self.step_times.as_ref().is_some_and(|(times, _)| times.is_enough())
     }
 
-    /// Agrees with the other ranks how to sum from the next step on, by what the first ones took.
+    /// Agrees with the other ranks how to sum from the next step on, by the times of the first
+    /// steps.
     pub(crate) fn agree_anew(&mut self, before: &Agreed) -> Result<Agreed, Failure> {
-        let Some((seen, _)) = self.seen.take() else { unreachable!("asked for once enough was seen") };
-        let Self { trainee, communicator, member, .. } = self;
-        let ready_order = trainee.replica.table().ready_order();
-        let agree = || agree_anew(communicator, trainee.step, seen, before, &ready_order, trainee.costs());
-        member.membership.work().during(Activity::Waiting, agree).map_err(Failure::lost)
+        let Some((times, _)) = self.step_times.take() else { unreachable!("called once enough steps were timed") };
+        let Self { state, communicator, session, .. } = self;
+        let ready_order = state.ready_order();
+        let agree = || agree_anew(communicator, state.step, times, before, &ready_order, state.known_costs.here());
+        session.work().during(Activity::Waiting, agree).map_err(Failure::lost)
     }
 
-    /// Loss and accuracy on the held-out samples, each rank on its share. `None` when none are held out.
+    /// Evaluates the state on the held-out samples, each rank on its share. `None` if none are held
+    /// out.
     pub(crate) fn evaluate(&mut self) -> Result<Option<Evaluation>, Failure> {
         let start = Instant::now();
         let mut parts = Vec::new();
         for part in self.seat.parts(self.held_out.len() as u64) {
-            let (mut loss, mut correct, mut count) = (0.0, 0, 0);
-            let mut loader = EvaluationLoader::new(&self.held_out, part, self.trainee.recipe.micro_batch);
+            let (mut loss, mut correct, mut count) = (0.0, 0.0, 0.0);
+            let mut loader = EvaluationLoader::new(&self.held_out, part, self.state.recipe.micro_batch);
             while let Some(batch) = self.work().during(Activity::Storing, || loader.next_batch()) {
-                let result = self.trainee.replica.evaluate(&batch.images, &batch.labels);
-                loss += result.loss_sum;
-                correct += result.correct;
-                count += batch.len();
+                let of_batch = self.state.evaluate(batch);
+                loss += of_batch.0;
+                correct += of_batch.1;
+                count += of_batch.2;
             }
             parts.push([loss as f32, correct as f32, count as f32]);
         }
         let mut sums = added_in_pairs(parts);
         self.sum(&mut sums)?;
         let [loss, correct, count] = sums.map(f64::from);
-        self.member.metrics.spent(Phase::Other, start.elapsed().as_secs_f64());
+        self.session.metrics.spent(Phase::Other, start.elapsed().as_secs_f64());
         self.rest();
         Ok((count > 0.0).then(|| Evaluation { loss: loss / count, accuracy: correct / count }))
     }
 
-    /// What was done since the last step is not part of the next one.
+    /// Excludes the time since the last step from the next one.
     pub(crate) fn rest(&mut self) {
         self.last_end = Instant::now();
         self.counted.exposed = self.communicator.statistics().exposed;
     }
 
-    /// Ranks that the others wait for step after step, with how many times as long as most they take.
+    /// Returns the ranks for which the others wait step after step, with how many times longer than
+    /// most they take.
     pub(crate) fn stragglers(&self) -> Vec<(usize, f64)> {
         self.meter.stragglers()
     }
 
-    /// The figures of the newest steps as a report.
+    /// Returns the figures of the newest steps as a report.
     pub(crate) fn progress(&self, line: &StepLine) -> Progress {
         let efficiency = self.meter.efficiency();
         let speed = efficiency.map(|efficiency| efficiency.samples_per_second);
-        let Recipe { total_steps, global_batch, .. } = self.trainee.recipe;
+        let Recipe { total_steps, global_batch, .. } = self.state.recipe;
         let left = (total_steps - line.step) as f64 * global_batch as f64;
         Progress {
             step: line.step,
@@ -410,11 +420,11 @@ impl<'a> Rank<'a> {
         let statistics = self.communicator.statistics();
         let since = |now: Duration, then: Duration| now.saturating_sub(then).as_secs_f64();
         let exposed = since(statistics.exposed, self.counted.exposed);
-        let metrics = self.member.metrics;
+        let metrics = self.session.metrics;
         metrics.steps.inc();
         metrics.samples.inc_by(samples);
         metrics.step_duration.observe(seconds);
-        metrics.learning_rate.set(f64::from(self.trainee.recipe.rate));
+        metrics.learning_rate.set(f64::from(self.state.recipe.rate));
         metrics.spent(Phase::Compute, useful);
         metrics.spent(Phase::Data, data);
         metrics.spent(Phase::ExposedCommunication, exposed);
@@ -425,7 +435,7 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// Each rank's part of a step's samples, seated as `seat` is.
+/// Returns each rank's part of a step's samples. `seat` is the seat of any of them.
 fn shares(samples: u64, seat: Seat, world: usize) -> Vec<f64> {
     let part = |rank: u32| {
         let share = seat.of(rank).share(samples);
@@ -434,7 +444,7 @@ fn shares(samples: u64, seat: Seat, world: usize) -> Vec<f64> {
     (0..world as u32).map(part).collect()
 }
 
-/// The sum of 2ᵏ parts as a binary tree over them forms it.
+/// Adds 2ᵏ parts as a binary tree over them does.
 fn added_in_pairs(mut parts: Vec<[f32; 3]>) -> [f32; 3] {
     while parts.len() > 1 {
         let add = |pair: &[[f32; 3]]| std::array::from_fn(|index| pair.iter().map(|part| part[index]).sum());

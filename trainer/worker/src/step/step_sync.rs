@@ -1,4 +1,4 @@
-//! The numbers that ranks exchange once a step.
+//! The numbers that all ranks sum once a step, beside the gradients.
 
 pub(crate) mod checkpoint_flags;
-pub(crate) mod slots;
+pub(crate) mod numbers;

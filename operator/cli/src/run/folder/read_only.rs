@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Context;
 use lockstep_api::ValidJob;
-use lockstep_launch::{AgreedPlan, GroupChange, METRICS_FILE, PLANS_FILE, lines};
+use lockstep_launch::{AgreedPlan, GroupChange, PLANS_FILE, lines, metrics_log};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -70,13 +70,10 @@ impl ReadOnlyFolder {
     }
 }
 
-/// Reads the metrics log of a run; empty if the file is missing.
+/// Reads the metrics log of a run; empty if it is missing.
 pub(crate) fn metrics_log_of(run: &Path) -> anyhow::Result<String> {
-    let path = run.join(METRICS_FILE);
-    match fs::read(&path) {
-        // Lines that a power failure has damaged are skipped later; the others count.
-        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+    match metrics_log::read(run) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+        read => read.with_context(|| format!("read the metrics log in {}", run.display())),
     }
 }

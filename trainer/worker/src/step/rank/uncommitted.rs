@@ -1,4 +1,4 @@
-//! A step between its end on this rank and the moment when all ranks are known to have done it.
+//! A step between its end on this rank and the moment at which all ranks are known to have done it.
 
 use std::{mem, time::Instant};
 
@@ -6,61 +6,63 @@ use jiff::Timestamp;
 use lockstep_collective::{BESIDE, Completed};
 use lockstep_elastic::Activity;
 
-use super::{Rank, Slice};
+use super::Rank;
 use crate::{
-    compute::fingerprint::Fingerprint,
+    compute::{fingerprint::Fingerprint, payload::Payload, trained::Trained},
     failure::Failure,
+    lines::StepLine,
     membership::session::Halt,
-    progress::metrics_log::StepLine,
-    step::efficiency::Step,
-    step::step_sync::checkpoint_flags::Word,
-    step::step_sync::slots::{Sums, Trained},
+    step::{
+        efficiency::Step,
+        step_sync::{checkpoint_flags::CheckpointFlags, numbers::Sums},
+    },
 };
 
 /// A step that this rank has done.
-pub(super) struct Pending {
-    /// Without what was trained on, where that is told with the rest.
+pub(super) struct UncommittedStep {
+    /// The line of the step. It lacks the loss and the samples if these travel with the other
+    /// numbers.
     line: StepLine,
     samples: u64,
-    /// Its numbers are to go behind the next step's gradients.
+    /// True if the step's numbers will travel behind the next step's gradients.
     pub(super) rides: bool,
     window: Fingerprint,
-    /// Of the whole state, where it is to be saved.
+    /// The fingerprint of the whole state, if it will be saved.
     whole: Fingerprint,
 }
 
-/// One step that every rank has done.
+/// A step that every rank has done.
 #[derive(Clone, Debug)]
-pub(crate) struct Done {
+pub(crate) struct CommittedStep {
     pub line: StepLine,
-    /// Why all are to stop after the next step, if any rank was asked to.
+    /// The reason for which all ranks stop after the next step.
     pub halt: Option<Halt>,
-    /// What any rank told of checkpoints.
-    pub told: Word,
+    /// The checkpoint flags that any rank set.
+    pub checkpoint: CheckpointFlags,
 }
 
 impl Rank<'_> {
-    /// Takes down the step of so many samples that was just applied, which took so many seconds; a window of the state after it and the
-    /// whole.
-    pub(super) fn take_down(
+    /// Notes the step of `samples` samples that was just applied and took `seconds`. The
+    /// fingerprints are those of a window of the state and of the whole state.
+    pub(super) fn note_step(
         &mut self,
         samples: u64,
         seconds: f64,
         trained: Option<Trained>,
         rides: bool,
         [window, whole]: [Fingerprint; 2],
-    ) -> Result<Pending, Failure> {
-        let step = self.trainee.step;
+    ) -> Result<UncommittedStep, Failure> {
+        let step = self.state.step;
         let mut line = StepLine {
             step,
-            epoch: step / self.trainee.recipe.steps_per_epoch,
+            epoch: step / self.state.recipe.steps_per_epoch,
             generation: self.generation,
             world_size: self.world as u32,
             loss: None,
             samples: None,
             sample_hash: None,
             state_hash: Some(window.bits()),
-            learning_rate: self.trainee.recipe.rate,
+            learning_rate: self.state.recipe.rate,
             samples_per_second: samples as f64 / seconds,
             step_seconds: seconds,
             time: Timestamp::now().to_string(),
@@ -68,16 +70,16 @@ impl Rank<'_> {
         if let Some(trained) = trained {
             self.complete(&mut line, samples, trained)?;
         }
-        Ok(Pending { line, samples, rides, window, whole })
+        Ok(UncommittedStep { line, samples, rides, window, whole })
     }
 
-    /// Puts into the line of a step what all ranks trained on in it, and keeps the line in case that the one who writes it goes; gives the
-    /// mean loss.
+    /// Adds the loss and the samples of all ranks to the line of a step, and remembers the line in
+    /// case the reporting worker is lost. Returns the mean loss.
     fn complete(&mut self, line: &mut StepLine, samples: u64, trained: Trained) -> Result<f64, Failure> {
         let Trained { loss, taken } = trained;
         let loss = loss / samples as f64;
         (line.loss, line.samples, line.sample_hash) = (Some(loss), Some(taken.samples), Some(taken.hash));
-        self.trainee.remember(line.clone());
+        self.state.remember(line.clone());
         if taken.samples != samples {
             let (taken, step) = (taken.samples, line.step);
             return Err(Failure::fatal(format!(
@@ -87,86 +89,89 @@ impl Rank<'_> {
         Ok(loss)
     }
 
-    /// Waits for the gradients of this step, and what goes with them, and gives them back to the replica; says what all ranks trained on,
-    /// where that went with them.
-    pub(super) fn gather(&mut self) -> Result<Option<Trained>, Failure> {
-        let Self { communicator, seen, member, numbers, .. } = self;
-        member.membership.work().during(Activity::Waiting, || {
+    /// Waits for the summed buckets of this step, and gives their memory back to the replica.
+    /// Returns what all ranks trained on, if that travelled with the gradients.
+    pub(super) fn wait_for_gradients(&mut self) -> Result<Option<Trained>, Failure> {
+        let Self { communicator, step_times, session, numbers, .. } = self;
+        session.work().during(Activity::Waiting, || {
             let mut trained = None;
             for completed in communicator.wait_all() {
                 let Completed { bucket, transferred, memory, .. } =
                     completed.map_err(|failed| Failure::lost(&failed.error))?;
-                let Slice::Gradient(mut gathered) = memory else {
-                    unreachable!("numbers by themselves were waited for before")
+                let Payload::Gradient(mut gathered) = memory else {
+                    unreachable!("numbers that travel alone were waited for before")
                 };
-                // A group of one has not looked at it.
-                gathered.whole();
+                // The collectives of a group of one send nothing, so they did not complete it.
+                gathered.complete();
                 if let Some(carried) = gathered.carried() {
                     trained = Some(Trained::of_sums(&carried));
                     *numbers = carried;
                 }
-                if let Some((seen, begun)) = &mut *seen {
+                if let Some((times, begun)) = &mut *step_times {
                     let ready = gathered.ready().saturating_duration_since(*begun);
-                    seen.summed(bucket as usize, ready.as_secs_f64(), transferred.took.as_secs_f64());
+                    times.summed(bucket as usize, ready.as_secs_f64(), transferred.took.as_secs_f64());
                 }
             }
             Ok(trained)
         })
     }
 
-    /// Has the numbers of the last step summed by themselves.
+    /// Sends the numbers of the last step alone.
     pub(super) fn send_numbers(&mut self) {
-        let (step, numbers) = (self.trainee.step - 1, Slice::Numbers(mem::take(&mut self.numbers)));
-        // Beside one bucket they wait for it; with more, the thread that sums those is there for them too.
-        if self.trainee.replica.buckets().len() == 1 {
+        let (step, numbers) = (self.state.step - 1, Payload::Numbers(mem::take(&mut self.numbers)));
+        // With one bucket, the numbers wait for it. With more, the thread that sums them is busy
+        // anyway.
+        if self.state.bucket_count() == 1 {
             self.communicator.defer(step, BESIDE, numbers);
         } else {
             self.communicator.submit(step, BESIDE, numbers);
         }
     }
 
-    /// Waits for the numbers of the last step. After it nothing is pending.
-    pub(crate) fn settle(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { rides, .. }) = self.pending else { return Ok(None) };
+    /// Waits for the numbers of the last step. No step is uncommitted after that.
+    pub(crate) fn settle(&mut self) -> Result<Option<CommittedStep>, Failure> {
+        let Some(UncommittedStep { rides, .. }) = self.uncommitted else { return Ok(None) };
         if rides {
             // No other step follows at once.
             self.send_numbers();
         }
         let waiting = Instant::now();
         let sum = || self.communicator.wait().map_err(|failed| Failure::lost(&failed.error));
-        let Completed { memory, .. } = self.member.membership.work().during(Activity::Waiting, sum)?;
+        let Completed { memory, .. } = self.session.work().during(Activity::Waiting, sum)?;
         self.waited += waiting.elapsed();
-        let Slice::Numbers(numbers) = memory else {
+        let Payload::Numbers(numbers) = memory else {
             unreachable!("operations come back in the order of submission: numbers before the next step's gradients")
         };
         self.numbers = numbers;
-        self.conclude()
+        self.commit()
     }
 
-    /// What the sums of the last step's numbers tell.
-    pub(super) fn conclude(&mut self) -> Result<Option<Done>, Failure> {
-        let Some(Pending { mut line, samples, rides: _, window, whole }) = self.pending.take() else { return Ok(None) };
+    /// Reads the summed numbers of the last step, which is then committed.
+    pub(super) fn commit(&mut self) -> Result<Option<CommittedStep>, Failure> {
+        let Some(UncommittedStep { mut line, samples, rides: _, window, whole }) = self.uncommitted.take() else {
+            return Ok(None);
+        };
         let loss = match line.loss {
             Some(loss) => loss,
             None => self.complete(&mut line, samples, Trained::of_sums(&self.numbers))?,
         };
         let sums = Sums::of(&self.numbers, self.world);
-        let (step, halt, told) = (line.step, sums.halt(), sums.word());
-        self.member.metrics.waited_for_stable(sums.waited());
+        let (step, halt, checkpoint) = (line.step, sums.halt(), sums.checkpoint());
+        self.session.metrics.waited_for_stable(sums.waited());
         self.meter.record(Step { samples, wall: line.step_seconds, useful: sums.useful().to_vec() });
-        self.feeds.hear(step, sums.all_know_newcomer());
+        self.catchup.hear(step, sums.all_know_newcomer());
         if !sums.all_hold(window, whole) {
             return Err(Failure::diverged(format_args!("after step {step} the workers do not hold the same weights")));
         }
-        if told.asks || halt.is_some() {
+        if checkpoint.asks || halt.is_some() {
             self.saves_after = Some(step + 1);
         }
         if !loss.is_finite() {
             return Err(Failure::fatal(format!(
                 "the training loss became {loss} at step {step}: lower spec.training.schedule.baseLearningRate ({})",
-                self.trainee.recipe.rate
+                self.state.recipe.rate
             )));
         }
-        Ok(Some(Done { line, halt, told }))
+        Ok(Some(CommittedStep { line, halt, checkpoint }))
     }
 }

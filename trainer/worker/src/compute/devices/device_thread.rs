@@ -1,4 +1,4 @@
-//! The thread of a further device: it does one task after the other, as long as the device is there.
+//! The thread of a further device. It does one task after another until the device is dropped.
 
 use std::{
     panic::resume_unwind,
@@ -22,9 +22,9 @@ use crate::{
 /// A task of a device's thread.
 #[allow(clippy::large_enum_variant, reason = "one is handed over in each step; a box would allocate in each")]
 pub(super) enum Task {
-    /// The gradients of its samples, announced bucket by bucket.
+    /// Compute the gradients of the loader's samples, and announce them bucket by bucket.
     Gradients { loader: Loader, step: Step, work: Arc<ActivityMonitor> },
-    /// The update from all of the group's.
+    /// Update the state with the gradients of the whole group.
     Update { gradients: Arc<Vec<f32>>, optimiser: Sgd, rate: f32 },
 }
 
@@ -32,21 +32,21 @@ pub(super) enum Task {
 #[allow(clippy::large_enum_variant, reason = "one is handed over in each step; a box would allocate in each")]
 pub(super) enum Done {
     Gradients(Loader),
-    /// The totals of its own samples.
+    /// The totals of the device's own samples.
     Update(StepResult),
 }
 
-/// One device after the first. Dropping it ends its thread, after the task that this has.
-pub(super) struct Device {
-    /// Here between two tasks, with the thread during one.
+/// One device after the first. Dropping it ends its thread after the current task.
+pub(super) struct DeviceThread {
+    /// `None` during a task: the thread has it then.
     replica: Option<Replica<Cpu>>,
     tasks: Option<SyncSender<(Replica<Cpu>, Task)>>,
     done: Receiver<(Replica<Cpu>, Done)>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Device {
-    /// Announces in the place of this number.
+impl DeviceThread {
+    /// Starts the thread. It announces its buckets in `announced[number]`.
     pub(super) fn start(number: usize, replica: Replica<Cpu>, announced: &Arc<[Announced]>) -> Result<Self, Failure> {
         let (tasks, next) = sync_channel::<(Replica<Cpu>, Task)>(1);
         let (tell, done) = sync_channel(1);
@@ -65,7 +65,7 @@ impl Device {
         Ok(Self { replica: Some(replica), tasks: Some(tasks), done, thread: Some(thread) })
     }
 
-    /// Its copy of the model.
+    /// Returns the device's copy of the model.
     ///
     /// # Panics
     /// During a task.
@@ -73,24 +73,24 @@ impl Device {
         self.replica.as_mut().expect("a device lends its replica between two tasks only")
     }
 
-    /// Has its thread begin a task, which is to be waited for by [`Device::finish`].
+    /// Begins a task on the thread. [`DeviceThread::finish`] waits for it.
     ///
     /// # Panics
-    /// During another.
+    /// During another task.
     pub(super) fn begin(&mut self, task: Task) {
         let replica = self.replica.take().expect("a device has one task at a time");
-        let tasks = self.tasks.as_ref().expect("given up when it is dropped only");
+        let tasks = self.tasks.as_ref().expect("only drop gives the sender up");
         if tasks.send((replica, task)).is_err() {
             self.end();
         }
     }
 
-    /// Waits for its task.
+    /// Waits for the end of the task.
     ///
     /// # Panics
-    /// As the thread has, if it has; and without a task.
+    /// If the thread has panicked, or if there is no task.
     pub(super) fn finish(&mut self) -> Done {
-        assert!(self.replica.is_none(), "a device that has no task");
+        assert!(self.replica.is_none(), "the device has no task");
         match self.done.recv() {
             Ok((replica, done)) => {
                 self.replica = Some(replica);
@@ -100,7 +100,7 @@ impl Device {
         }
     }
 
-    /// Goes on as its thread has ended: in a panic.
+    /// Passes on the panic that ended the thread.
     fn end(&mut self) -> ! {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => resume_unwind(panic),
@@ -109,10 +109,10 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for DeviceThread {
     fn drop(&mut self) {
         drop(self.tasks.take());
-        // If it has panicked, whoever waited for its task knows.
+        // A panic was passed on to the caller that waited for the task.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -138,7 +138,7 @@ impl Task {
     }
 }
 
-/// Tells when a thread ends, however it does.
+/// Ends the announcements when the thread ends, also by a panic.
 struct Ending<'a>(&'a Announced);
 
 impl Drop for Ending<'_> {

@@ -1,76 +1,57 @@
-//! The numbers of a step: what ranks tell each other while they train, in a slot for each, and sum.
+//! The numbers of a step. Each rank writes into its slots what the others must know; the sum over
+//! all ranks tells it to all of them.
 //!
-//! What was trained on is told with the gradients of the step itself where these are not rounded, what else there is to tell of a step once
-//! it is done. Slots of both may travel together, of two steps.
+//! The first slots hold the loss and the samples of a step ([`Trained`]). They travel with the
+//! gradients of that step unless these are rounded. The other slots tell about a step that is done.
+//! Numbers of two steps may travel together.
 
 use std::{ops::Range, time::Duration};
 
-use lockstep_data::Tally;
+use super::checkpoint_flags::CheckpointFlags;
+use crate::{
+    compute::{fingerprint::Fingerprint, trained::Trained},
+    membership::session::Halt,
+};
 
-use crate::{compute::fingerprint::Fingerprint, membership::session::Halt, step::step_sync::checkpoint_flags::Word};
-
-/// Where a replica puts it, behind its gradients.
-pub(crate) const LOSS: usize = 0;
-/// How many ranks were asked to halt for a change.
-const CHANGE: usize = 1;
-/// How many were asked to drain.
-const DRAIN: usize = 2;
-/// How many know of a newcomer.
-const NEWCOMER: usize = 3;
-const SAVING: Range<usize> = 4..4 + Word::SLOTS;
-const TAKEN: Range<usize> = SAVING.end..SAVING.end + Tally::SLOTS;
-const WINDOW: Range<usize> = TAKEN.end..TAKEN.end + Fingerprint::SLOTS;
+/// The number of ranks that were asked to halt for a change.
+const CHANGE: usize = Trained::SLOTS;
+/// The number of ranks that were asked to drain.
+const DRAIN: usize = CHANGE + 1;
+/// The number of ranks that know a newcomer.
+const NEWCOMER: usize = DRAIN + 1;
+const SAVING: Range<usize> = NEWCOMER + 1..NEWCOMER + 1 + CheckpointFlags::SLOTS;
+const WINDOW: Range<usize> = SAVING.end..SAVING.end + Fingerprint::SLOTS;
 const WHOLE: Range<usize> = WINDOW.end..WINDOW.end + Fingerprint::SLOTS;
-/// Each rank's useful seconds, then how long each waited.
+/// The useful seconds of each rank, then the seconds that each rank waited.
 const SECONDS: usize = WHOLE.end;
 
-/// How many numbers a step of so many ranks has.
+/// Returns the number of slots of a step with `world` ranks.
 pub(crate) const fn slots(world: usize) -> usize {
     SECONDS + 2 * world
 }
 
-/// What was trained on in a step: by one rank, or by all together.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Trained {
-    /// The sum over the samples.
-    pub loss: f64,
-    /// Which samples.
-    pub taken: Tally,
-}
-
-impl Trained {
-    /// Puts what one rank trained on into its slots of `numbers`.
-    pub(crate) fn put(self, numbers: &mut [f32]) {
-        numbers[LOSS] = self.loss as f32;
-        numbers[TAKEN].copy_from_slice(&self.taken.slots());
-    }
-
-    /// What all ranks did, whose numbers were added up.
-    pub(crate) fn of_sums(numbers: &[f32]) -> Self {
-        Self { loss: f64::from(numbers[LOSS]), taken: Tally::of_sums(&numbers[TAKEN]) }
-    }
-}
-
-/// What one rank tells of a step that it has done.
+/// The facts that one rank tells about a step that it has done.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Told {
+    /// The reason for which this rank wants all to stop.
     pub halt: Option<Halt>,
     pub knows_newcomer: bool,
-    pub word: Word,
-    /// What a window of its state looks like after the step.
+    pub checkpoint: CheckpointFlags,
+    /// The fingerprint of a window of the state after the step.
     pub window: Fingerprint,
-    /// What all of it looks like, where it is to be saved.
+    /// The fingerprint of the whole state, if it will be saved.
     pub whole: Fingerprint,
-    /// Forward, backward and update.
+    /// The time of forward, backward and update.
     pub useful: Duration,
-    /// For the numbers of steps before, where they were summed by themselves.
+    /// The time that this rank waited for numbers of earlier steps that travelled alone.
     pub waited: Duration,
 }
 
 impl Told {
-    /// Puts it into `numbers`, whatever they were, as `rank` of `world`; nothing trained on.
+    /// Replaces `numbers` by the slots of `rank` among `world` ranks. The slots of [`Trained`] are
+    /// 0.
     pub(crate) fn put(self, numbers: &mut Vec<f32>, rank: usize, world: usize) {
-        let Self { halt, knows_newcomer, word, window, whole, useful, waited } = self;
+        let Self { halt, knows_newcomer, checkpoint, window, whole, useful, waited } = self;
         numbers.clear();
         numbers.resize(slots(world), 0.0);
         match halt {
@@ -79,7 +60,7 @@ impl Told {
             None => {}
         }
         numbers[NEWCOMER] = f32::from(u8::from(knows_newcomer));
-        word.put(&mut numbers[SAVING]);
+        checkpoint.put(&mut numbers[SAVING]);
         numbers[WINDOW].copy_from_slice(&window.slots());
         numbers[WHOLE].copy_from_slice(&whole.slots());
         numbers[SECONDS + rank] = useful.as_secs_f32();
@@ -87,7 +68,7 @@ impl Told {
     }
 }
 
-/// What all ranks told of a step that they have done, added up.
+/// The added slots of all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sums<'a> {
     numbers: &'a [f32],
@@ -95,13 +76,13 @@ pub(crate) struct Sums<'a> {
 }
 
 impl<'a> Sums<'a> {
-    /// Of the numbers of `world` ranks.
+    /// Reads the added numbers of `world` ranks.
     pub(crate) fn of(numbers: &'a [f32], world: usize) -> Self {
         debug_assert_eq!(numbers.len(), slots(world), "the numbers of {world} ranks");
         Self { numbers, world }
     }
 
-    /// Why all are to stop after the next step, if any rank was asked to.
+    /// Returns the reason for which all ranks stop after the next step. A drain outranks a change.
     pub(crate) fn halt(self) -> Option<Halt> {
         match (self.numbers[CHANGE] > 0.0, self.numbers[DRAIN] > 0.0) {
             (_, true) => Some(Halt::Drain),
@@ -110,27 +91,29 @@ impl<'a> Sums<'a> {
         }
     }
 
+    /// Returns true if every rank knows a newcomer.
     pub(crate) fn all_know_newcomer(self) -> bool {
         self.numbers[NEWCOMER] == self.world as f32
     }
 
-    /// What any rank told of checkpoints.
-    pub(crate) fn word(self) -> Word {
-        Word::of_sum(&self.numbers[SAVING])
+    /// Returns the checkpoint flags that any rank set.
+    pub(crate) fn checkpoint(self) -> CheckpointFlags {
+        CheckpointFlags::of_sum(&self.numbers[SAVING])
     }
 
-    /// Whether the state of each looks like this. Where not, at least two ranks see it.
+    /// Returns true if the state of every rank has these fingerprints. Otherwise at least two ranks
+    /// see a difference.
     pub(crate) fn all_hold(self, window: Fingerprint, whole: Fingerprint) -> bool {
-        let all = |fingerprint: Fingerprint, place| fingerprint.is_that_of_all(&self.numbers[place], self.world);
+        let all = |fingerprint: Fingerprint, slots| fingerprint.is_that_of_all(&self.numbers[slots], self.world);
         all(window, WINDOW) && all(whole, WHOLE)
     }
 
-    /// Each rank's useful seconds.
+    /// Returns the useful seconds of each rank.
     pub(crate) fn useful(self) -> &'a [f32] {
         &self.numbers[SECONDS..SECONDS + self.world]
     }
 
-    /// How many seconds each waited for the numbers of steps before.
+    /// Returns the seconds that each rank waited for numbers of earlier steps.
     pub(crate) fn waited(self) -> &'a [f32] {
         &self.numbers[SECONDS + self.world..]
     }
@@ -144,7 +127,7 @@ mod tests {
         sum_with(all, &[])
     }
 
-    /// Of what ranks tell, and of what they trained on.
+    /// Adds the numbers of ranks that tell and train like this.
     fn sum_with(all: &[Told], trained: &[Trained]) -> Vec<f32> {
         let mut sums = vec![0.0; slots(all.len())];
         let mut numbers = vec![f32::NAN; 3];
@@ -159,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn what_each_tells_comes_out_where_it_belongs() {
+    fn each_fact_is_read_from_its_own_slots() {
         let (window, whole) = (Fingerprint::of(0x12_3456), Fingerprint::of(0x65_4321));
         let seconds = Duration::from_millis;
         let one = Told {
             halt: None,
             knows_newcomer: true,
-            word: Word { writes: true, ..Word::default() },
+            checkpoint: CheckpointFlags { writes: true, ..CheckpointFlags::default() },
             window,
             whole,
             useful: seconds(500),
@@ -180,20 +163,20 @@ mod tests {
         assert_eq!(Trained::of_sums(&numbers), Trained { loss: 4.0, taken: (1..=4).collect() });
         let sums = Sums::of(&numbers, 2);
         assert!(sums.all_know_newcomer());
-        assert_eq!(sums.word(), one.word);
+        assert_eq!(sums.checkpoint(), one.checkpoint);
         assert_eq!((sums.useful(), sums.waited()), (&[0.5, 0.25][..], &[0.125, 0.0][..]));
         assert!(sums.all_hold(window, whole));
         assert!(!sums.all_hold(whole, whole) && !sums.all_hold(window, window));
     }
 
     #[test]
-    fn a_newcomer_is_fed_only_once_all_know_of_it() {
+    fn ranks_begin_to_send_to_a_newcomer_once_all_know_it() {
         let knows = Told { knows_newcomer: true, ..Told::default() };
         assert!(!Sums::of(&sum(&[knows, Told::default()]), 2).all_know_newcomer());
     }
 
     #[test]
-    fn all_halt_when_one_was_asked_to_and_drain_rather_than_change() {
+    fn all_halt_if_one_was_asked_to_and_a_drain_outranks_a_change() {
         let asked = |halt| Told { halt, ..Told::default() };
         let (none, change, drain) = (asked(None), asked(Some(Halt::Change)), asked(Some(Halt::Drain)));
         for (all, halt) in [

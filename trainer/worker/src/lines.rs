@@ -1,0 +1,63 @@
+//! The lines of the metrics log.
+
+use serde::Serialize;
+
+/// One step of the whole group.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct StepLine {
+    pub step: u64,
+    pub epoch: u64,
+    pub generation: u64,
+    pub world_size: u32,
+    /// The mean loss over the global batch, in nats. `None` if no surviving worker knows it.
+    pub loss: Option<f64>,
+    /// The number of samples that all ranks took.
+    pub samples: Option<u64>,
+    /// A hash of the samples that all ranks took; see [`lockstep_data::Tally`].
+    pub sample_hash: Option<u64>,
+    /// The fingerprint of a window of the state after the step, equal on all ranks. Each step looks
+    /// at another window; 128 of them cover the state.
+    pub state_hash: Option<u32>,
+    pub learning_rate: f32,
+    pub samples_per_second: f64,
+    pub step_seconds: f64,
+    /// The time at which the reporting worker had done the step, in RFC 3339.
+    pub time: String,
+}
+
+impl StepLine {
+    /// Returns the line of a step that was done and whose figures are lost.
+    pub(crate) fn unseen(step: u64, steps_per_epoch: u64, generation: u64) -> Self {
+        Self {
+            step,
+            epoch: step / steps_per_epoch,
+            generation,
+            world_size: 0,
+            loss: None,
+            samples: None,
+            sample_hash: None,
+            state_hash: None,
+            learning_rate: 0.0,
+            samples_per_second: 0.0,
+            step_seconds: 0.0,
+            time: jiff::Timestamp::now().to_string(),
+        }
+    }
+}
+
+/// One evaluation on the held-out samples.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct EvaluationLine {
+    pub step: u64,
+    pub epoch: u64,
+    pub evaluation: Evaluation,
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Evaluation {
+    /// The mean loss over the held-out samples, in nats.
+    pub loss: f64,
+    /// The part of the samples that were classified correctly, from 0 to 1.
+    pub accuracy: f64,
+}
