@@ -17,7 +17,7 @@ pub fn wait_for(what: &str, patience: Duration, mut holds: impl FnMut() -> bool)
     let begun = Instant::now();
     while !holds() {
         if begun.elapsed() > patience {
-            bail!("waited {patience:?} in vain for {what}");
+            bail!("waited {patience:?} for {what}");
         }
         thread::park_timeout(LOOK_EVERY);
     }

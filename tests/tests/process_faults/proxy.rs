@@ -39,7 +39,7 @@ impl Proxy {
         thread::spawn(move || {
             move_into_link_name_space(middle.as_fd(), Some(LinkNameSpaceType::Network)).expect("on the bridge");
             let listener = TcpListener::bind(address).expect("a port");
-            ready.send(()).expect("somebody waits");
+            ready.send(()).expect("the test waits");
             let to = SocketAddr::from((to.address(), DATA));
             // The loop runs until the process ends. The network's end closes the connections.
             for caller in listener.incoming().flatten() {

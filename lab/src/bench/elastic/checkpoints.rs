@@ -1,4 +1,4 @@
-//! The cost of checkpoints: how long training stands still for one, and how fast one is saved and
+//! The cost of checkpoints: how long training pauses for one, and how fast one is saved and
 //! loaded, compared with a plain file.
 
 use std::{fs, process::Command};
