@@ -15,8 +15,8 @@
 //! A state is one sequence of bytes with a [`Layout`]. Each of `n` writers stores its part in a
 //! `.tmp-…` folder with [`Folder::write_part`], every file synced. One member collects the receipts
 //! for [`Folder::commit`], which writes the manifest and renames the folder. [`Folder::save`] does
-//! both for a single writer. A [`Snapshotter`] works while training goes on: its receipts lie beside
-//! the parts until the manifest is written.
+//! both for a single writer. A [`Snapshotter`] works while training goes on: its receipts lie
+//! beside the parts until the manifest is written.
 //!
 //! A chunk that the checkpoint before already holds is not written again. It gets a second name.
 //! [`Folder::newest`] verifies every digest and falls back to the next older checkpoint if one does
