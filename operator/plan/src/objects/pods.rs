@@ -45,9 +45,9 @@ const CREDENTIALS_MODE: i32 = 0o440;
 const READINESS_SECONDS: i32 = 2;
 /// Failed readiness probes until a worker counts as not joined.
 const READINESS_FAILURES: i32 = 3;
-/// Seconds before the first probe of a new worker. Kubernetes warns of each probe that finds no open
-/// port, and a busy node takes seconds to start a process. A worker is not ready before, so the delay
-/// is short.
+/// Seconds before the first probe of a new worker. Kubernetes warns of each probe that finds no
+/// open port, and a busy node takes seconds to start a process. A worker is not ready before, so
+/// the delay is short.
 const WORKER_START_SECONDS: i32 = 5;
 /// Seconds before the first probe of a new coordinator. Nothing waits for its readiness.
 const COORDINATOR_START_SECONDS: i32 = 10;
