@@ -49,7 +49,8 @@ const READINESS_FAILURES: i32 = 3;
 /// open port, and a busy node takes seconds to start a process. A worker is not ready before, so
 /// the delay is short.
 const WORKER_START_SECONDS: i32 = 5;
-/// Seconds before the first probe of a new coordinator. Nothing waits for its readiness.
+/// Seconds before the first probe of a new coordinator. Only a smaller spec.replicas waits for its
+/// readiness.
 const COORDINATOR_START_SECONDS: i32 = 10;
 /// Seconds between two startup probes.
 const AWAITING_SECONDS: i32 = 1;
