@@ -65,7 +65,7 @@ impl Folder {
     /// of the storage. Earlier checkpoints are untouched then.
     pub fn commit(&self, facts: &Facts, layout: &Layout, receipts: &[PartReceipt]) -> Result<Saved, CheckpointError> {
         let staging = self.backend.staging(facts.position);
-        let replacing = match self.found(facts)? {
+        let replacing = match self.occupant(facts)? {
             Occupant::Free => Replacing::Nothing,
             Occupant::Others => Replacing::Others,
             Occupant::Kept(saved) => {
@@ -87,7 +87,7 @@ impl Folder {
         let id = match self.backend.publish(facts.position, &manifest, replacing)? {
             Published::Done(id) => id,
             Published::Taken(error) => {
-                return match self.found(facts) {
+                return match self.occupant(facts) {
                     Ok(Occupant::Kept(saved)) => self.backend.abandon(facts.position).map(|()| saved),
                     _ => Err(error),
                 };
@@ -112,17 +112,17 @@ impl Folder {
 
     /// Returns the checkpoint that already has the name and is kept.
     pub(crate) fn kept(&self, facts: &Facts) -> Result<Option<Saved>, CheckpointError> {
-        match self.found(facts)? {
+        match self.occupant(facts)? {
             Occupant::Kept(saved) => Ok(Some(saved)),
             Occupant::Free | Occupant::Others => Ok(None),
         }
     }
 
-    fn found(&self, facts: &Facts) -> Result<Occupant, CheckpointError> {
+    fn occupant(&self, facts: &Facts) -> Result<Occupant, CheckpointError> {
         let own = self.backend.id(facts.position);
         let rivals = self.backend.rivals(facts.position)?;
         for id in &rivals {
-            match self.verify_id(*id, Some(&facts.identity), self.at_once)? {
+            match self.verify_checkpoint(*id, Some(&facts.identity), self.at_once)? {
                 // Each generation has names of its own here. Only a member of the same generation
                 // can have saved another state.
                 Ok(whole) if own.generation.is_some() && whole.state_digest != facts.state_digest => {

@@ -32,10 +32,10 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// A file operation failed. No unfinished checkpoint is visible.
-    #[error("{attempt} {}: {source}; the checkpoints before are untouched, check the storage", path.display())]
+    #[error("{action} {}: {source}; the checkpoints before are untouched, check the storage", path.display())]
     Storage {
         /// The operation: `writing`, `reading`, …
-        attempt: &'static str,
+        action: &'static str,
         /// The path of the operation.
         path: PathBuf,
         /// The cause.
@@ -143,14 +143,14 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Returns the error of `attempt` on `path`.
-    pub(crate) fn of(attempt: &'static str, path: PathBuf, source: io::Error) -> Self {
+    /// Returns the error of `action` on `path`.
+    pub(crate) fn of(action: &'static str, path: PathBuf, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::NotADirectory => Self::NotAFolder { path },
             io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { path },
             io::ErrorKind::PermissionDenied => Self::Unwritable { path, source },
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full { path },
-            _ => Self::Storage { attempt, path, source },
+            _ => Self::Storage { action, path, source },
         }
     }
 }

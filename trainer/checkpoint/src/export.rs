@@ -63,7 +63,7 @@ pub fn export_model(
     metadata: &BTreeMap<String, String>,
 ) -> Result<Exported, CheckpointError> {
     let bytes = to_bytes(path, tensors, metadata)?;
-    let failed = |attempt| move |source| CheckpointError::of(attempt, path.to_owned(), source);
+    let failed = |action| move |source| CheckpointError::of(action, path.to_owned(), source);
     match target(path)? {
         Target::File(file) => {
             let folder = folder_of(&file);
@@ -99,7 +99,7 @@ fn target(path: &Path) -> Result<Target, CheckpointError> {
             path.canonicalize().map(Target::File).map_err(|error| CheckpointError::of("reading", path.into(), error))
         }
         Err(_) if path.is_symlink() => refused("a link to nothing"),
-        // The attempt to make the file reports the cause.
+        // Making the file reports the cause.
         Err(_) => Ok(Target::File(path.to_owned())),
     }
 }

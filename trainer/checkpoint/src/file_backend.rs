@@ -66,7 +66,7 @@ impl FileBackend {
         match self.checkpoints().metadata() {
             Ok(found) => Ok(found.is_dir()),
             Err(source) if passes(&source) => Err(CheckpointError::of("reading", self.checkpoints(), source)),
-            // The attempt to make it reports the cause.
+            // Making it reports the cause.
             Err(_) => Ok(false),
         }
     }
@@ -134,7 +134,7 @@ impl FileBackend {
         match self.performer.look(path) {
             Ok(found) => Ok(Some(found)),
             Err(error) if is_absence(&error) => Ok(None),
-            Err(source) => Err(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }),
+            Err(source) => Err(CheckpointError::Storage { action: "reading", path: path.to_owned(), source }),
         }
     }
 
@@ -279,7 +279,7 @@ impl Backend for FileBackend {
         }
         let temporary = self.temporary_in(staging, "chunk");
         if let Err(error) = self.perform(&FileOperation::Write(temporary.clone(), contents)) {
-            // On a full disk the next attempt needs the space.
+            // On a full disk the next save needs the space.
             let _ = self.remove(&temporary);
             return Err(error);
         }
@@ -370,7 +370,7 @@ fn is_absence(error: &io::Error) -> bool {
 }
 
 fn unread(path: &Path, source: io::Error) -> ReadError {
-    ReadError::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
+    ReadError::Unread(Box::new(CheckpointError::Storage { action: "reading", path: path.to_owned(), source }))
 }
 
 /// Makes a folder with its parents and stores their names.

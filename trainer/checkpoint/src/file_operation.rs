@@ -36,7 +36,7 @@ pub(crate) enum FileOperation<'a> {
 impl FileOperation<'_> {
     /// Returns the error of this operation.
     pub(crate) fn failed(&self, source: io::Error) -> CheckpointError {
-        let (attempt, path) = match self {
+        let (action, path) = match self {
             FileOperation::Create(path) => ("creating", path),
             FileOperation::Write(path, _) => ("writing", path),
             FileOperation::Link(_, to) => ("linking", to),
@@ -44,7 +44,7 @@ impl FileOperation<'_> {
             FileOperation::Rename(_, to) => ("renaming to", to),
             FileOperation::Remove(path) => ("deleting", path),
         };
-        CheckpointError::of(attempt, path.clone(), source)
+        CheckpointError::of(action, path.clone(), source)
     }
 }
 

@@ -75,7 +75,7 @@ impl Folder {
     /// # Errors
     /// [`CheckpointError::UnknownFormat`] and any error of the storage.
     pub fn verify(&self, listed: &Listed) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.verify_id(listed.id, None, self.at_once)
+        self.verify_checkpoint(listed.id, None, self.at_once)
     }
 
     /// Loads and verifies a checkpoint of any job. Returns the damage if there is any.
@@ -88,6 +88,6 @@ impl Folder {
         listed: &Listed,
         into: &mut impl Destination,
     ) -> Result<Result<Checkpoint, String>, CheckpointError> {
-        self.load_id(listed.id, None, into)
+        self.load_checkpoint(listed.id, None, into)
     }
 }

@@ -68,14 +68,14 @@ impl Folder {
     /// [`CheckpointError::Storage`] if the storage does not return the folder or a file, or if
     /// memory is short: this is no damage, and an older checkpoint would lose work.
     pub fn newest(&self, expected: &TrainingIdentity, into: &mut impl Destination) -> Result<Newest, CheckpointError> {
-        let mut ids = self.settled()?;
+        let mut ids = self.settled_ids()?;
         for _ in 1..MOST_LISTINGS {
             let newest = self.newest_of(&ids, expected, into)?;
             if newest.skipped.is_empty() {
                 return Ok(newest);
             }
             // A skipped checkpoint may have been deleted for a newer one before it was read.
-            let now = self.settled()?;
+            let now = self.settled_ids()?;
             if now == ids {
                 return Ok(newest);
             }
@@ -86,7 +86,7 @@ impl Folder {
 
     /// Lists the checkpoints until two listings agree. One listing alone may miss a checkpoint that
     /// was deleted meanwhile, and the newer one as well.
-    fn settled(&self) -> Result<Vec<CheckpointId>, CheckpointError> {
+    fn settled_ids(&self) -> Result<Vec<CheckpointId>, CheckpointError> {
         let mut ids = self.backend.ids()?;
         for _ in 1..MOST_LISTINGS {
             let now = self.backend.ids()?;
@@ -106,7 +106,7 @@ impl Folder {
     ) -> Result<Newest, CheckpointError> {
         let mut skipped = Vec::new();
         for id in ids.iter().copied() {
-            match self.load_id(id, Some(expected), into)? {
+            match self.load_checkpoint(id, Some(expected), into)? {
                 Ok(checkpoint) => return Ok(Newest { checkpoint: Some(checkpoint), skipped }),
                 Err(reason) => skipped.push(Skipped { step: id.step, path: self.path_of(id), reason }),
             }
@@ -155,7 +155,7 @@ impl Folder {
     }
 
     /// Loads a checkpoint of this identity, or of any if there is none, or returns its damage.
-    pub(crate) fn load_id(
+    pub(crate) fn load_checkpoint(
         &self,
         id: CheckpointId,
         expected: Option<&TrainingIdentity>,
@@ -168,7 +168,7 @@ impl Folder {
     }
 
     /// Verifies a checkpoint in the same way and keeps nothing. Reads `at_once` chunks at once.
-    pub(crate) fn verify_id(
+    pub(crate) fn verify_checkpoint(
         &self,
         id: CheckpointId,
         expected: Option<&TrainingIdentity>,
@@ -220,7 +220,7 @@ impl Folder {
         expected: &TrainingIdentity,
     ) -> Result<Option<(CheckpointId, Checkpoint)>, CheckpointError> {
         for id in ids.iter().copied() {
-            if let Ok(whole) = self.verify_id(id, Some(expected), 1)? {
+            if let Ok(whole) = self.verify_checkpoint(id, Some(expected), 1)? {
                 return Ok(Some((id, whole)));
             }
         }

@@ -216,7 +216,7 @@ fn read_blocks(backend: &dyn Backend, path: &Path, length: u64, act: &mut dyn Fn
 /// Lack of memory in this process does not mean that the file is damaged.
 fn lacks_memory(path: &Path, problem: &dyn fmt::Display) -> ReadError {
     let source = io::Error::new(io::ErrorKind::OutOfMemory, format!("{problem}: not enough memory"));
-    ReadError::Unread(Box::new(CheckpointError::Storage { attempt: "reading", path: path.to_owned(), source }))
+    ReadError::Unread(Box::new(CheckpointError::Storage { action: "reading", path: path.to_owned(), source }))
 }
 
 /// Checks the lengths of all files.

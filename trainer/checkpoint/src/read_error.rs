@@ -20,7 +20,7 @@ impl ReadError {
             Self::UnknownFormat(found) => CheckpointError::UnknownFormat { path, found, supported: FORMAT_VERSION },
             Self::Unread(error) => *error,
             Self::Damaged(reason) => {
-                CheckpointError::Storage { attempt: "reading", path, source: io::Error::other(reason) }
+                CheckpointError::Storage { action: "reading", path, source: io::Error::other(reason) }
             }
         }
     }

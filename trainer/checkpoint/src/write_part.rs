@@ -107,7 +107,7 @@ impl Folder {
     }
 
     /// Syncs chunks and moves them from `written` to `synced`. Deletes a chunk that cannot be
-    /// synced: a system reports a failed sync only once, and the next attempt would seem to
+    /// synced: a system reports a failed sync only once, and the next save would seem to
     /// succeed.
     fn sync(
         &self,
@@ -122,7 +122,7 @@ impl Folder {
     }
 
     /// Tidies up after a part that was not written whole. Stored chunks get their names, so that
-    /// the next attempt need not write them. Other chunks are deleted, so that they take no space
+    /// the next save need not write them. Other chunks are deleted, so that they take no space
     /// on a full disk.
     fn keep_for_later(
         &self,

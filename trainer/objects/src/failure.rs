@@ -11,7 +11,7 @@ use crate::Home;
 /// A cloud's machine asks for credentials at this address if the environment has none.
 const METADATA_SERVICE: &str = "169.254.169.254";
 /// The most characters of an answer that an error repeats.
-const MOST_SAID: usize = 300;
+const MAX_ANSWER_CHARS: usize = 300;
 
 /// The verb of a request that makes an object only if there is none.
 pub(crate) const CREATING: &str = "creating";
@@ -23,9 +23,9 @@ pub(crate) struct FailedRequest<'a> {
     pub(crate) verb: &'static str,
     pub(crate) key: &'a str,
     pub(crate) tries: u32,
-    pub(crate) lasted: Duration,
+    pub(crate) duration: Duration,
     /// True if any request to this prefix succeeded before.
-    pub(crate) worked: bool,
+    pub(crate) succeeded_before: bool,
 }
 
 /// Why a request failed.
@@ -59,7 +59,7 @@ impl FailureCause {
         if text.contains(METADATA_SERVICE) || text.contains("metadata.google.internal") {
             return Self::NoCredentials(said);
         }
-        if is_of_clock(&text) {
+        if blames_clock(&text) {
             let theirs = between(&text, "ServerTime").map(|time| format!("; the store's clock says {time}"));
             return Self::Clock(said + &theirs.unwrap_or_default());
         }
@@ -67,7 +67,7 @@ impl FailureCause {
             return Self::Untrusted(said);
         }
         match code(&text) {
-            Some(code) if is_of_room(code) => return Self::Full(said),
+            Some(code) if means_full(code) => return Self::Full(said),
             // S3 uses status 400 for these.
             Some("RequestTimeout" | "IncompleteBody" | "Throttling" | "SlowDown") => return Self::Failed(said),
             Some("ExpiredToken" | "InvalidToken") => return Self::Denied(said),
@@ -75,7 +75,7 @@ impl FailureCause {
         }
         match (&error, status(&text)) {
             // Callers handle a missing object. Some stores answer so to an unknown user.
-            (Error::NotFound { .. }, _) | (_, Some(404)) if code(&text).is_none_or(is_of_bucket) => {
+            (Error::NotFound { .. }, _) | (_, Some(404)) if code(&text).is_none_or(means_missing_bucket) => {
                 Self::NoBucket(said)
             }
             (Error::NotFound { .. }, _) | (_, Some(404)) => Self::Denied(said),
@@ -122,7 +122,7 @@ impl fmt::Display for FailureCause {
             Self::NoCredentials(said) => write!(f, "there are no credentials ({said})"),
             Self::Denied(said) => write!(f, "access denied ({said})"),
             Self::Clock(said) => write!(f, "this host's clock is wrong ({said})"),
-            Self::Full(said) => write!(f, "no room is left ({said})"),
+            Self::Full(said) => write!(f, "no space is left ({said})"),
             Self::Unsupported(said) => write!(f, "the store cannot do that ({said})"),
             Self::Untrusted(said) => write!(f, "the store's certificate is not trusted ({said})"),
             Self::Refused(said) => write!(f, "refused ({said})"),
@@ -135,8 +135,8 @@ impl fmt::Display for FailureCause {
 
 impl FailedRequest<'_> {
     /// Makes the final error.
-    pub(crate) fn ended(&self, cause: &FailureCause) -> ObjectsError {
-        let Self { uri, home, verb, key, tries, lasted, worked } = self;
+    pub(crate) fn error(&self, cause: &FailureCause) -> ObjectsError {
+        let Self { uri, home, verb, key, tries, duration, succeeded_before } = self;
         let variables = variables(uri.service());
         let advice = match cause {
             FailureCause::NoBucket(_) => "make it, or set spec.checkpoint.uri to one that exists".to_owned(),
@@ -146,11 +146,11 @@ impl FailedRequest<'_> {
             FailureCause::Denied(_) => format!(
                 "check that {} are right and may read, write, list and delete objects there{}",
                 variables.credentials,
-                if *worked { how_to_renew(*home) } else { "" }
+                if *succeeded_before { how_to_renew(*home) } else { "" }
             ),
             FailureCause::Clock(_) => "set the clock of this host, for example by NTP".to_owned(),
             FailureCause::Full(_) => {
-                "raise the quota, or make room: `lockstep checkpoints prune`, a lower spec.checkpoint.keepLast"
+                "raise the quota, or free space: `lockstep checkpoints prune`, a lower spec.checkpoint.keepLast"
                     .to_owned()
             }
             FailureCause::Unsupported(_) if *verb == CREATING => {
@@ -171,12 +171,16 @@ impl FailedRequest<'_> {
         };
         let tried = match tries {
             1 => String::new(),
-            tries => format!(", tried {tries} times in {:.0} s", lasted.as_secs_f64()),
+            tries => format!(", tried {tries} times in {:.0} s", duration.as_secs_f64()),
         };
         let problem = format!("{verb} {uri}/{key}: {cause}{tried}; {advice}");
         // A request succeeded before, so the credentials have changed since. A restarted process
         // may have the new ones.
-        if *worked || cause.is_passing() { ObjectsError::passing(problem) } else { ObjectsError::lasting(problem) }
+        if *succeeded_before || cause.is_passing() {
+            ObjectsError::passing(problem)
+        } else {
+            ObjectsError::lasting(problem)
+        }
     }
 }
 
@@ -194,25 +198,25 @@ const fn how_to_renew(home: Home) -> &'static str {
 }
 
 /// True if an answer blames the time of the signature or of a certificate.
-fn is_of_clock(text: &str) -> bool {
+fn blames_clock(text: &str) -> bool {
     let codes = ["RequestTimeTooSkewed", "RequestInTheFuture", "RequestExpired"];
     let words = ["Request date header too old", "Check your iat and exp values", "certificate not valid yet"];
     code(text).is_some_and(|code| codes.contains(&code)) || words.iter().any(|word| text.contains(word))
 }
 
-fn is_of_room(code: &str) -> bool {
+fn means_full(code: &str) -> bool {
     matches!(code, "QuotaExceeded" | "XMinioAdminBucketQuotaExceeded" | "XMinioStorageFull" | "InsufficientCapacity")
 }
 
 /// Succeeds if only the object is missing. Fails if the bucket is missing.
-pub(crate) fn absence(error: Error) -> Result<(), Error> {
+pub(crate) fn only_the_object_is_missing(error: Error) -> Result<(), Error> {
     match code(&chain(&error)) {
         None | Some("NoSuchKey" | "BlobNotFound") => Ok(()),
         Some(_) => Err(error),
     }
 }
 
-fn is_of_bucket(code: &str) -> bool {
+fn means_missing_bucket(code: &str) -> bool {
     matches!(code, "NoSuchBucket" | "ContainerNotFound")
 }
 
@@ -227,7 +231,7 @@ fn between<'a>(text: &'a str, tag: &str) -> Option<&'a str> {
 }
 
 /// Returns the error of variables that do not make a store.
-pub(crate) fn of_setting(uri: &ObjectUri, error: &Error) -> String {
+pub(crate) fn settings_error(uri: &ObjectUri, error: &Error) -> String {
     let Variables { credentials, endpoint } = variables(uri.service());
     format!("{uri}: {}; check {credentials} and {endpoint}", said(&chain(error)))
 }
@@ -283,7 +287,7 @@ fn said(text: &str) -> String {
             None => text.rsplit(" - ").next().unwrap_or(text).to_owned(),
         },
     };
-    let plain: String = told.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_SAID).collect();
+    let plain: String = told.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_ANSWER_CHARS).collect();
     plain.trim().trim_end_matches([':', '.']).to_owned()
 }
 
@@ -326,19 +330,24 @@ mod tests {
         assert!(!FailureCause::of(longer).is_passing(), "it will not be shorter the next time");
     }
 
-    fn told(home: Home, verb: &'static str, worked: bool, cause: &FailureCause) -> String {
+    fn told(home: Home, verb: &'static str, succeeded_before: bool, cause: &FailureCause) -> String {
         let uri: ObjectUri = "s3://bucket/job".parse().expect("a URI");
-        let attempt = FailedRequest { uri: &uri, home, verb, key: "k", tries: 1, lasted: Duration::ZERO, worked };
-        attempt.ended(cause).to_string()
+        let request =
+            FailedRequest { uri: &uri, home, verb, key: "k", tries: 1, duration: Duration::ZERO, succeeded_before };
+        request.error(cause).to_string()
     }
 
     #[test]
     fn a_denial_after_success_names_the_way_to_new_credentials() {
-        let told = |home, worked| told(home, "writing", worked, &FailureCause::Denied("ExpiredToken".to_owned()));
+        let told = |home, succeeded_before| {
+            told(home, "writing", succeeded_before, &FailureCause::Denied("ExpiredToken".to_owned()))
+        };
         assert!(told(Home::Pod, true).contains("delete the pods"), "{}", told(Home::Pod, true));
         assert!(told(Home::Run, true).contains("stop it with Ctrl-C"), "{}", told(Home::Run, true));
-        for (home, worked) in [(Home::Run, true), (Home::Command, true), (Home::Pod, false), (Home::Run, false)] {
-            assert!(!told(home, worked).contains("pods"), "{}", told(home, worked));
+        for (home, succeeded_before) in
+            [(Home::Run, true), (Home::Command, true), (Home::Pod, false), (Home::Run, false)]
+        {
+            assert!(!told(home, succeeded_before).contains("pods"), "{}", told(home, succeeded_before));
         }
     }
 

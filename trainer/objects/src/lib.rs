@@ -54,7 +54,7 @@ impl Default for Limits {
 }
 
 /// A call without credentials fails after this fraction of the time.
-const CREDENTIALS_SOONER: u32 = 3;
+const CREDENTIALS_FRACTION: u32 = 3;
 /// A connection slower than this counts as broken.
 const LEAST_BYTES_PER_SECOND: u64 = 256 << 10;
 /// The pause before the first repetition. Each pause doubles and gets a random part added.
@@ -66,12 +66,12 @@ pub struct JobObjects {
     uri: ObjectUri,
     home: Home,
     /// The URI as text, for the trait.
-    shown: String,
+    uri_text: String,
     store: Arc<dyn ObjectStore>,
     runtime: Runtime,
     limits: Limits,
     /// True once a request succeeded.
-    worked: AtomicBool,
+    succeeded_before: AtomicBool,
 }
 
 /// The origin of the environment. It decides how new credentials reach the process.
@@ -120,14 +120,22 @@ impl JobObjects {
         let store = connect::connect(uri, variables).map_err(|unusable| {
             ObjectsError::lasting(match unusable {
                 ConnectError::Variable(wrong) => wrong.to_string(),
-                ConnectError::Settings(error) => failure::of_setting(uri, &error),
+                ConnectError::Settings(error) => failure::settings_error(uri, &error),
             })
         })?;
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime =
             runtime.map_err(|error| ObjectsError::passing(format!("{uri}: starting the runtime: {error}")))?;
-        let worked = AtomicBool::new(false);
-        Ok(Self { uri: uri.clone(), home: Home::Pod, shown: uri.to_string(), store, runtime, limits, worked })
+        let succeeded_before = AtomicBool::new(false);
+        Ok(Self {
+            uri: uri.clone(),
+            home: Home::Pod,
+            uri_text: uri.to_string(),
+            store,
+            runtime,
+            limits,
+            succeeded_before,
+        })
     }
 
     fn path(&self, key: &str) -> Path {
@@ -139,7 +147,7 @@ impl JobObjects {
 
     /// Calls `act` until it succeeds or another try is no use. `bytes` is the length of the
     /// content.
-    fn attempt<T>(
+    fn request<T>(
         &self,
         verb: &'static str,
         key: &str,
@@ -147,9 +155,17 @@ impl JobObjects {
         act: impl AsyncFn() -> Result<T, Error>,
     ) -> Result<T, ObjectsError> {
         let patience = self.limits.request + Duration::from_secs(bytes / LEAST_BYTES_PER_SECOND);
-        let attempt = |tries, begun: Instant| {
-            let worked = self.worked.load(Ordering::Relaxed);
-            FailedRequest { uri: &self.uri, home: self.home, verb, key, tries, lasted: begun.elapsed(), worked }
+        let failed = |tries, begun: Instant| {
+            let succeeded_before = self.succeeded_before.load(Ordering::Relaxed);
+            FailedRequest {
+                uri: &self.uri,
+                home: self.home,
+                verb,
+                key,
+                tries,
+                duration: begun.elapsed(),
+                succeeded_before,
+            }
         };
         self.runtime.block_on(async {
             let begun = Instant::now();
@@ -157,15 +173,15 @@ impl JobObjects {
             for tries in 1.. {
                 let cause = match timeout(patience, act()).await {
                     Ok(Ok(done)) => {
-                        self.worked.store(true, Ordering::Relaxed);
+                        self.succeeded_before.store(true, Ordering::Relaxed);
                         return Ok(done);
                     }
                     Ok(Err(error)) => FailureCause::of(error),
                     Err(_) => FailureCause::Slow(patience),
                 };
-                let limit = self.limits.tries / if cause.is_passing() { 1 } else { CREDENTIALS_SOONER };
+                let limit = self.limits.tries / if cause.is_passing() { 1 } else { CREDENTIALS_FRACTION };
                 if !cause.may_pass_soon() || tries > 1 && begun.elapsed() > limit {
-                    return Err(attempt(tries, begun).ended(&cause));
+                    return Err(failed(tries, begun).error(&cause));
                 }
                 info!(verb, key, tries, %cause, "repeating a request to the object store");
                 sleep(pause.mul_f64(1.0 + random_part())).await;
@@ -186,17 +202,17 @@ impl JobObjects {
 
 impl Objects for JobObjects {
     fn uri(&self) -> &str {
-        &self.shown
+        &self.uri_text
     }
 
     fn put(&self, key: &str, bytes: Vec<u8>) -> Result<(), ObjectsError> {
         let (path, length, payload) = (self.path(key), bytes.len() as u64, PutPayload::from(bytes));
-        self.attempt("writing", key, length, async || self.store.put(&path, payload.clone()).await.map(drop))
+        self.request("writing", key, length, async || self.store.put(&path, payload.clone()).await.map(drop))
     }
 
     fn create(&self, key: &str, bytes: Vec<u8>) -> Result<Created, ObjectsError> {
         let (path, length, payload) = (self.path(key), bytes.len() as u64, PutPayload::from(bytes));
-        self.attempt(CREATING, key, length, async || {
+        self.request(CREATING, key, length, async || {
             let options = PutOptions::from(PutMode::Create);
             match self.store.put_opts(&path, payload.clone(), options).await {
                 Ok(_) => Ok(Created::Now),
@@ -213,10 +229,12 @@ impl Objects for JobObjects {
 
     fn get(&self, key: &str, most: u64) -> Result<Option<Vec<u8>>, ObjectsError> {
         let path = self.path(key);
-        self.attempt("reading", key, most, async || {
+        self.request("reading", key, most, async || {
             let found = match self.store.get(&path).await {
                 Ok(found) => found,
-                Err(error @ Error::NotFound { .. }) => return failure::absence(error).map(|()| None),
+                Err(error @ Error::NotFound { .. }) => {
+                    return failure::only_the_object_is_missing(error).map(|()| None);
+                }
                 Err(error) => return Err(error),
             };
             let length = found.meta.size;
@@ -235,12 +253,12 @@ impl Objects for JobObjects {
 
     fn length(&self, key: &str) -> Result<Option<u64>, ObjectsError> {
         let path = self.path(key);
-        self.attempt("looking at", key, 0, async || Ok(self.head(&path).await?.map(|found| found.size)))
+        self.request("looking at", key, 0, async || Ok(self.head(&path).await?.map(|found| found.size)))
     }
 
     fn list(&self, folder: &str) -> Result<BTreeMap<String, u64>, ObjectsError> {
         let (path, whole) = (self.path(folder), self.path(""));
-        self.attempt("listing", folder, 0, async || {
+        self.request("listing", folder, 0, async || {
             let found: Vec<ObjectMeta> = self.store.list(Some(&path)).try_collect().await?;
             let key = |found: ObjectMeta| {
                 let location = found.location.as_ref();
@@ -253,8 +271,8 @@ impl Objects for JobObjects {
 
     fn delete(&self, key: &str) -> Result<(), ObjectsError> {
         let path = self.path(key);
-        self.attempt("deleting", key, 0, async || match self.store.delete(&path).await {
-            Err(error @ Error::NotFound { .. }) => failure::absence(error),
+        self.request("deleting", key, 0, async || match self.store.delete(&path).await {
+            Err(error @ Error::NotFound { .. }) => failure::only_the_object_is_missing(error),
             other => other,
         })
     }
@@ -262,7 +280,7 @@ impl Objects for JobObjects {
 
 impl fmt::Debug for JobObjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JobObjects").field("uri", &self.shown).finish_non_exhaustive()
+        f.debug_struct("JobObjects").field("uri", &self.uri_text).finish_non_exhaustive()
     }
 }
 

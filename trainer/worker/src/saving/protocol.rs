@@ -412,7 +412,7 @@ impl<'a> Saver<'a> {
         let (digest, path) = (self.digest.clone(), self.storage.output().to_owned());
         self.snapshotter.commit(position, &self.layout, self.world, move |parts| {
             log.sync_data().map_err(|source| CheckpointError::Storage {
-                attempt: "syncing the metrics log in",
+                action: "syncing the metrics log in",
                 path: path.clone(),
                 source,
             })?;
