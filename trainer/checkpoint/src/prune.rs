@@ -39,7 +39,7 @@ impl Folder {
     /// Prunes for the group of this generation, which has just `saved` a checkpoint. Earlier groups
     /// may have saved later steps before the group returned to an earlier one. Those checkpoints
     /// would count as newer than this one, so they are deleted too. Checkpoints and saves of a
-    /// later generation stay: that generation has given up this checkpoint.
+    /// later generation stay: that generation has abandoned this checkpoint.
     pub(crate) fn prune_saved(
         &self,
         saved: &Saved,
@@ -56,7 +56,7 @@ impl Folder {
     }
 
     /// Deletes all of `ids` but the newest, once one is known to be whole. Deletes those of `later`
-    /// that were given up, as far as the saving generation may decide.
+    /// that were abandoned, as far as the saving generation may decide.
     fn prune_after(
         &self,
         later: &[CheckpointId],
@@ -90,10 +90,10 @@ impl Folder {
             kept.truncate(keep_last.get() as usize - 1);
             // Other checkpoints of a kept step are damaged or belong to older groups.
             let old = owned.iter().filter(|(id, owner)| *owner != Owner::Other && !kept.contains(&id.step));
-            let is_given_up = |id: &CheckpointId| {
+            let is_abandoned = |id: &CheckpointId| {
                 ids.first() == Some(&newest) && self.is_of_generation_before(position.generation, *id, expected)
             };
-            for id in later.iter().copied().filter(is_given_up).chain(old.map(|(id, _)| *id)) {
+            for id in later.iter().copied().filter(is_abandoned).chain(old.map(|(id, _)| *id)) {
                 match self.backend.delete(id) {
                     Ok(()) => pruned.steps.push(id.step),
                     failed => deleted = deleted.and(failed),

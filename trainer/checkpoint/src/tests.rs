@@ -56,7 +56,7 @@ fn staging(folder: &Folder, step: u64, generation: u64) -> PathBuf {
 
 /// Returns the steps that have a checkpoint, whole or damaged.
 fn steps(folder: &Folder) -> Vec<u64> {
-    folder.backend.ids().expect("listed").into_iter().map(|slot| slot.step).collect()
+    folder.backend.ids().expect("listed").into_iter().map(|id| id.step).collect()
 }
 
 fn leftovers(folder: &Folder) -> Vec<Leftover> {
@@ -156,8 +156,8 @@ fn pruning_keeps_the_newest_and_deletes_unfinished_saves() {
     let folder = open(root.path());
     (1..=5).for_each(|step| save(&folder, step));
     let unknown = root.path().join("checkpoints/.tmp-step-6-0123456789abcdef");
-    for torn in [unknown, staging(&folder, 4, 1), staging(&folder, 6, 0)] {
-        fs::create_dir_all(torn.join("inner")).expect("an unfinished save");
+    for unfinished in [unknown, staging(&folder, 4, 1), staging(&folder, 6, 0)] {
+        fs::create_dir_all(unfinished.join("inner")).expect("an unfinished save");
     }
     fs::write(root.path().join(".tmp-file-0123456789abcdef"), "half a model").expect("an unfinished export");
     let under_way = staging(&folder, 6, 1);
@@ -204,8 +204,8 @@ fn a_part_that_fills_the_disk_keeps_only_its_whole_chunks() {
 fn the_first_writer_deletes_unfinished_saves_of_earlier_generations() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
-    for torn in [staging(&folder, 4, 0), staging(&folder, 9, 0)] {
-        fs::create_dir_all(torn.join("inner")).expect("an unfinished save");
+    for unfinished in [staging(&folder, 4, 0), staging(&folder, 9, 0)] {
+        fs::create_dir_all(unfinished.join("inner")).expect("an unfinished save");
     }
     save(&folder, 5);
     assert_eq!(leftovers(&folder).len(), 0);
@@ -254,12 +254,12 @@ fn a_failed_deletion_does_not_keep_other_checkpoints() {
     let root = tempfile::tempdir().expect("a folder");
     let folder = open(root.path());
     (1..=4).for_each(|step| save(&folder, step));
-    let torn = [1, 2].map(|step| staging(&folder, step, 0));
-    torn.iter().for_each(|torn| fs::create_dir(torn).expect("an unfinished save"));
-    let [first, last] = torn;
+    let unfinished = [1, 2].map(|step| staging(&folder, step, 0));
+    unfinished.iter().for_each(|unfinished| fs::create_dir(unfinished).expect("an unfinished save"));
+    let [first, last] = unfinished;
     let stuck = Stuck(vec![first.clone(), checkpoint_path(&folder, 3)]);
     let folder = open_performed_by(Arc::new(stuck), root.path());
-    let error = folder.prune(number(1), &SampleState::at(0).identity).expect_err("told").to_string();
+    let error = folder.prune(number(1), &SampleState::at(0).identity).expect_err("refused").to_string();
     assert!(error.contains(&first.display().to_string()), "{error}");
     assert_eq!((steps(&folder), first.exists(), last.exists()), (vec![4, 3], true, false));
 }

@@ -53,7 +53,7 @@ impl Folder {
             chunks: Vec::new(),
             unchanged_bytes: 0,
         };
-        let before = self.backend.ids()?.first().map(|slot| self.path_of(*slot));
+        let before = self.backend.ids()?.first().map(|id| self.path_of(*id));
         let ranges: Vec<_> = cut(range.clone(), self.chunk_bytes).collect();
         let next = AtomicUsize::new(0);
         let write = || {

@@ -279,7 +279,7 @@ fn status(text: &str) -> Option<u16> {
 /// Returns what the store answered: its code and message, or else the last cause. Leaves out what
 /// it repeats of the request.
 fn said(text: &str) -> String {
-    let told = match (code(text), between(text, "Message")) {
+    let answer = match (code(text), between(text, "Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
         (Some(code), None) => code.to_owned(),
         (None, _) => match text.split_once("status code: ") {
@@ -287,7 +287,7 @@ fn said(text: &str) -> String {
             None => text.rsplit(" - ").next().unwrap_or(text).to_owned(),
         },
     };
-    let plain: String = told.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_ANSWER_CHARS).collect();
+    let plain: String = answer.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_ANSWER_CHARS).collect();
     plain.trim().trim_end_matches([':', '.']).to_owned()
 }
 
@@ -330,7 +330,7 @@ mod tests {
         assert!(!FailureCause::of(longer).is_passing(), "it will not be shorter the next time");
     }
 
-    fn told(home: Home, verb: &'static str, succeeded_before: bool, cause: &FailureCause) -> String {
+    fn error_text(home: Home, verb: &'static str, succeeded_before: bool, cause: &FailureCause) -> String {
         let uri: ObjectUri = "s3://bucket/job".parse().expect("a URI");
         let request =
             FailedRequest { uri: &uri, home, verb, key: "k", tries: 1, duration: Duration::ZERO, succeeded_before };
@@ -339,15 +339,15 @@ mod tests {
 
     #[test]
     fn a_denial_after_success_names_the_way_to_new_credentials() {
-        let told = |home, succeeded_before| {
-            told(home, "writing", succeeded_before, &FailureCause::Denied("ExpiredToken".to_owned()))
+        let error_text = |home, succeeded_before| {
+            error_text(home, "writing", succeeded_before, &FailureCause::Denied("ExpiredToken".to_owned()))
         };
-        assert!(told(Home::Pod, true).contains("delete the pods"), "{}", told(Home::Pod, true));
-        assert!(told(Home::Run, true).contains("stop it with Ctrl-C"), "{}", told(Home::Run, true));
+        assert!(error_text(Home::Pod, true).contains("delete the pods"), "{}", error_text(Home::Pod, true));
+        assert!(error_text(Home::Run, true).contains("stop it with Ctrl-C"), "{}", error_text(Home::Run, true));
         for (home, succeeded_before) in
             [(Home::Run, true), (Home::Command, true), (Home::Pod, false), (Home::Run, false)]
         {
-            assert!(!told(home, succeeded_before).contains("pods"), "{}", told(home, succeeded_before));
+            assert!(!error_text(home, succeeded_before).contains("pods"), "{}", error_text(home, succeeded_before));
         }
     }
 
@@ -367,7 +367,7 @@ mod tests {
             (failed("(Connect): invalid peer certificate: UnknownIssuer"), "reading", "SSL_CERT_FILE", "the network"),
             (answer("403 Forbidden", "InvalidAccessKeyId"), "reading", "AWS_ACCESS_KEY_ID", "clock"),
         ] {
-            let said = told(Home::Run, verb, false, &FailureCause::of(error));
+            let said = error_text(Home::Run, verb, false, &FailureCause::of(error));
             assert!(said.contains(wanted) && !said.contains(unwanted), "{said}");
         }
     }

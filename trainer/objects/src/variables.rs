@@ -146,18 +146,20 @@ fn check(name: &str, value: &str) -> Result<(), String> {
 }
 
 fn check_address(value: &str) -> Result<(), String> {
-    let told = if value.contains('@') { "the address" } else { value };
+    let shown = if value.contains('@') { "the address" } else { value };
     let address = match Url::parse(value) {
         Ok(address) if matches!(address.scheme(), "http" | "https") => address,
         _ if !value.contains("://") => {
-            return Err(format!("`{told}` has no scheme: write `https://{told}`, or `http://{told}` for plain http"));
+            return Err(format!(
+                "`{shown}` has no scheme: write `https://{shown}`, or `http://{shown}` for plain http"
+            ));
         }
         Ok(address) => return Err(format!("`{}://` is no scheme of an object store: https or http", address.scheme())),
-        Err(error) => return Err(format!("`{told}` is no address: {error}; such as https://minio.example:9000")),
+        Err(error) => return Err(format!("`{shown}` is no address: {error}; such as https://minio.example:9000")),
     };
     match address.host_str() {
         Some(host) if !host.is_empty() => Ok(()),
-        _ => Err(format!("`{told}` names no host; such as https://minio.example:9000")),
+        _ => Err(format!("`{shown}` names no host; such as https://minio.example:9000")),
     }
 }
 
@@ -177,9 +179,9 @@ fn check_together(service: ObjectService, set: &[(&str, &str)]) -> Result<(), Wr
         set.iter().find(|(name, value)| endpoint(name) && value.to_ascii_lowercase().starts_with("http://"))
         && !allows_http
     {
-        let told = if address.contains('@') { "the address" } else { address };
+        let shown = if address.contains('@') { "the address" } else { address };
         let switch = format!("{}ALLOW_HTTP=true", prefix(service));
-        return wrong(name, format!("`{told}` is plain http: set {switch} too, or write https://"));
+        return wrong(name, format!("`{shown}` is plain http: set {switch} too, or write https://"));
     }
     match service {
         ObjectService::S3 => {
@@ -252,10 +254,10 @@ mod tests {
             (Azure, "AZURE_STORAGE_ENDPOINT", "store", ["has no scheme", "https://store"]),
             (Azure, "AZURE_STORAGE_ACCOUNT_KEY", "aGlkZGVu", ["AZURE_STORAGE_ACCOUNT_NAME", "is not set"]),
         ] {
-            let told = read(service, &[(name, value)]).expect_err(name);
-            assert!(told.contains(name) || told.starts_with("AZURE_STORAGE_ACCOUNT_NAME"), "{told}");
-            assert!(words.iter().all(|word| told.contains(word)), "{told}");
-            assert!(!told.contains("hunter"), "a secret is shown: {told}");
+            let shown = read(service, &[(name, value)]).expect_err(name);
+            assert!(shown.contains(name) || shown.starts_with("AZURE_STORAGE_ACCOUNT_NAME"), "{shown}");
+            assert!(words.iter().all(|word| shown.contains(word)), "{shown}");
+            assert!(!shown.contains("hunter"), "a secret is shown: {shown}");
         }
     }
 

@@ -40,7 +40,7 @@ fn newest(folder: &Folder) -> (u64, u64) {
 
 /// Generation 4 saved step 20. That checkpoint is out of reach while generation 5 begins with step
 /// 10, and then comes back.
-fn gone_back(root: &Path) -> Folder {
+fn returned_to_step_10(root: &Path) -> Folder {
     let folder = open(root);
     for (step, generation) in [(10, 3), (20, 4)] {
         state(step, generation).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
@@ -55,7 +55,7 @@ fn gone_back(root: &Path) -> Folder {
 #[test]
 fn a_new_checkpoint_replaces_the_later_step_that_its_group_abandoned() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = gone_back(root.path());
+    let folder = returned_to_step_10(root.path());
     assert_eq!(save(&folder, 15, 5).steps, [20, 10]);
     assert_eq!((steps(&folder), newest(&folder)), (vec![15], (15, 5)));
     save(&folder, 20, 5);
@@ -65,7 +65,7 @@ fn a_new_checkpoint_replaces_the_later_step_that_its_group_abandoned() {
 #[test]
 fn pruning_by_hand_keeps_the_new_checkpoint_beside_the_abandoned_step() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = gone_back(root.path());
+    let folder = returned_to_step_10(root.path());
     state(15, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     let pruned = folder.prune(number(1), &SampleState::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, steps(&folder)), (vec![10], vec![20, 15]));
@@ -74,11 +74,11 @@ fn pruning_by_hand_keeps_the_new_checkpoint_beside_the_abandoned_step() {
 #[test]
 fn an_abandoned_step_saved_again_survives_a_late_deletion_of_the_old_one() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = gone_back(root.path());
+    let folder = returned_to_step_10(root.path());
     let behind = state(15, 5).with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     // Generation 4 had the same bits there.
-    let given_up = state(20, 4);
-    let again = SampleState { position: Position { generation: 6, ..given_up.position }, ..given_up };
+    let abandoned = state(20, 4);
+    let again = SampleState { position: Position { generation: 6, ..abandoned.position }, ..abandoned };
     again.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");
     let pruned = folder.prune_saved(&behind, 5, number(1), &SampleState::at(0).identity).expect("pruned");
     assert_eq!((pruned.steps, newest(&folder)), (vec![20, 10], (20, 6)));
@@ -87,7 +87,7 @@ fn an_abandoned_step_saved_again_survives_a_late_deletion_of_the_old_one() {
 #[test]
 fn a_late_save_of_an_abandoned_step_deletes_no_checkpoint_of_the_later_group() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = gone_back(root.path());
+    let folder = returned_to_step_10(root.path());
     assert_eq!(save(&folder, 15, 5).steps, [20, 10]);
     let next = state(18, 5);
     let receipt = next.write(&folder, 0, number(1)).expect("written");
@@ -101,7 +101,7 @@ fn a_late_save_of_an_abandoned_step_deletes_no_checkpoint_of_the_later_group() {
 #[test]
 fn an_abandoned_step_is_saved_again() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = gone_back(root.path());
+    let folder = returned_to_step_10(root.path());
     assert_eq!(save(&folder, 20, 5).steps, [20, 10]);
     assert_eq!((steps(&folder), newest(&folder)), (vec![20], (20, 5)));
 }
@@ -109,7 +109,7 @@ fn an_abandoned_step_is_saved_again() {
 #[test]
 fn only_a_whole_checkpoint_of_a_later_group_of_the_job_deletes_abandoned_steps() {
     let root = tempfile::tempdir().expect("a folder");
-    let folder = gone_back(root.path());
+    let folder = returned_to_step_10(root.path());
     let mut foreign = state(30, 1);
     foreign.identity.workload_digest = "cd34".into();
     foreign.with_snapshot(|snapshot| folder.save(snapshot)).expect("saved");

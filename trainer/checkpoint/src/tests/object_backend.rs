@@ -42,7 +42,7 @@ impl Store {
     }
 }
 
-/// What happens from one operation on.
+/// The fate of operations from one on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Fate {
     /// Operations are done and answered.
@@ -476,8 +476,7 @@ fn a_store_that_creates_an_existing_object_is_refused() {
             self.0.delete(key)
         }
     }
-    let connection = Connection::default();
-    let error = Folder::open_bucket(Arc::new(Careless(connection))).expect_err("refused").to_string();
+    let error = Folder::open_bucket(Arc::new(Careless(Connection::default()))).expect_err("refused").to_string();
     assert!(error.contains("If-None-Match") && error.contains(URI) && error.contains("spec.checkpoint.uri"), "{error}");
 }
 
@@ -495,7 +494,6 @@ fn an_error_speaks_of_untouched_checkpoints_only_after_one_was_seen() {
 
 #[test]
 fn a_bucket_without_checkpoints_is_refused_for_that() {
-    let connection = Connection::default();
-    let error = Folder::open_existing_bucket(Arc::new(connection)).expect_err("nothing there");
+    let error = Folder::open_existing_bucket(Arc::new(Connection::default())).expect_err("nothing there");
     assert!(matches!(error, CheckpointError::NoCheckpoints { .. }), "{error:?}");
 }

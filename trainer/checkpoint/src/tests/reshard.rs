@@ -47,13 +47,13 @@ proptest! {
     ) {
         let mut layout = Layout::new([("a", &[values][..])], []).expect("fits");
         layout.block_values = block_values;
-        let shards: Vec<_> = (0..writers).map(|writer| layout.part(writer, number(writers))).collect();
-        prop_assert_eq!((shards[0].start, shards[shards.len() - 1].end), (0, layout.bytes()));
-        prop_assert!(shards.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", shards);
+        let parts: Vec<_> = (0..writers).map(|writer| layout.part(writer, number(writers))).collect();
+        prop_assert_eq!((parts[0].start, parts[parts.len() - 1].end), (0, layout.bytes()));
+        prop_assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", parts);
         let block = block_values as u64 * 4;
-        prop_assert!(shards.iter().all(|shard| shard.is_empty() || shard.start.is_multiple_of(block)), "{:?}", shards);
-        let blocks = || shards.iter().map(|shard| (shard.end - shard.start).div_ceil(block));
-        prop_assert!(blocks().max().expect("one") - blocks().min().expect("one") <= 1, "{:?}", shards);
+        prop_assert!(parts.iter().all(|part| part.is_empty() || part.start.is_multiple_of(block)), "{:?}", parts);
+        let blocks = || parts.iter().map(|part| (part.end - part.start).div_ceil(block));
+        prop_assert!(blocks().max().expect("one") - blocks().min().expect("one") <= 1, "{:?}", parts);
     }
 
     #[test]
