@@ -16,12 +16,12 @@ use queue::{DisplayQueue, Item};
 
 /// Time between two plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
-/// The numbers get a line of their own, because a terminal of 80 columns would cut them beside the
-/// bar.
+/// The numbers get a line of their own. Beside the bar, a terminal of 80 columns would cut them
+/// off.
 const BAR: &str = "{prefix:.bold} [{wide_bar:.cyan}] {percent:>3}%\n{wide_msg}";
 
-/// Shows reports on stderr in a thread of its own. A terminal that stands still, or a pipe that
-/// nobody reads, delays nothing but the end.
+/// Shows reports on stderr in a thread of its own. A blocked stderr, such as a pipe that nobody
+/// reads, delays only the end of the command.
 pub(crate) struct Display {
     queue: Arc<DisplayQueue>,
     painting: Option<JoinHandle<()>>,
@@ -57,12 +57,12 @@ impl Display {
 impl Drop for Display {
     fn drop(&mut self) {
         self.queue.close();
-        // A panic of the thread was printed where it happened.
+        // If the thread panicked, it has printed that already.
         self.painting.take().into_iter().for_each(|painting| drop(painting.join()));
     }
 }
 
-/// Writes to stderr.
+/// Shows the items of the queue on stderr.
 struct Painter {
     bar: Option<ProgressBar>,
     pace: Pace,
@@ -110,15 +110,15 @@ impl Painter {
             Some(bar) => {
                 bar.set_length(progress.total_steps.max(1));
                 bar.set_position(progress.step);
-                bar.set_message(state(progress));
+                bar.set_message(status(progress));
                 lines.epoch.iter().chain(&lines.warnings).for_each(|line| self.note(line));
             }
-            None => lines.state.iter().chain(&lines.epoch).chain(&lines.warnings).for_each(|line| eprint_line(line)),
+            None => lines.status.iter().chain(&lines.epoch).chain(&lines.warnings).for_each(|line| eprint_line(line)),
         }
     }
 }
 
-/// Writes a line to stderr. If nobody reads it any more, as after `| head`, the job goes on.
+/// Writes a line to stderr. The job goes on even if nobody reads stderr any more.
 pub(crate) fn eprint_line(line: &str) {
     let _nobody_reads = writeln!(std::io::stderr(), "{line}");
 }
@@ -135,21 +135,22 @@ struct Pace {
     last: Option<(Instant, u64)>,
     accuracy_step: Option<u64>,
     grace_is_short: bool,
-    /// `None` while saves succeed; else true if the workers wait for the storage.
+    /// `None` while saves succeed. While they fail, true if the workers wait for the storage.
     unsaved: Option<bool>,
     damaged_checkpoint: Option<DamagedCheckpoint>,
 }
 
 #[derive(Debug, Default, PartialEq)]
 struct Lines {
-    state: Option<String>,
+    status: Option<String>,
     epoch: Option<String>,
     warnings: Vec<String>,
 }
 
 impl Pace {
-    /// Shows the first loss or row, an evaluation and a warning at once, and anything else after
-    /// [`PLAIN_INTERVAL`].
+    /// Returns the lines to show for a report. Evaluations and warnings get a line at once, and so
+    /// does the first report with a loss or a row of a benchmark. The next ones get a line once
+    /// [`PLAIN_INTERVAL`] has passed.
     fn lines(&mut self, progress: &Progress, now: Instant) -> Lines {
         let due = (progress.loss.is_some() || progress.benchmark.is_some())
             && self.last.is_none_or(|(then, step)| step != progress.step && now.duration_since(then) >= PLAIN_INTERVAL);
@@ -165,12 +166,13 @@ impl Pace {
         }
         let saving = self.saving(progress);
         let short = progress.short_grace.filter(|_| !self.grace_is_short);
-        // A worker that has not saved yet does not know its grace period.
+        // Before the first save, a report without a warning does not mean that the grace period is
+        // long enough.
         if progress.last_checkpoint.is_some() || progress.short_grace.is_some() {
             self.grace_is_short = progress.short_grace.is_some();
         }
         Lines {
-            state: due.then(|| format!("{:>3}% {}", progress.percent(), state(progress))),
+            status: due.then(|| format!("{:>3}% {}", progress.percent(), status(progress))),
             epoch: evaluated.map(|accuracy| format!("epoch {}: accuracy {accuracy:.4}", progress.epoch)),
             warnings: newly_damaged.into_iter().chain(short.map(|short| short.to_string())).chain(saving).collect(),
         }
@@ -194,11 +196,11 @@ impl Pace {
     }
 }
 
-/// Writes the report in one line, without unknown values.
-fn state(progress: &Progress) -> String {
+/// Formats a report as one line. Leaves out unknown values.
+fn status(progress: &Progress) -> String {
     let parts = [
         Some(format!("step {}/{}", progress.step, progress.total_steps)),
-        progress.benchmark.as_deref().and_then(newest),
+        progress.benchmark.as_deref().and_then(newest_row),
         progress.loss.map(|loss| format!("loss {loss:.4}")),
         progress.samples_per_second.map(|rate| format!("{} samples/s", rounded(rate))),
         progress.scaling_efficiency.map(|share| format!("efficiency {}", percent(share))),
@@ -214,9 +216,9 @@ fn named(stragglers: &[Straggler]) -> String {
     stragglers.iter().map(|Straggler { pod, times }| format!("{pod} ({times:.1}x)")).collect::<Vec<_>>().join(", ")
 }
 
-/// Writes the newest row of a benchmark.
-fn newest(found: &BenchmarkReport) -> Option<String> {
-    let BenchmarkReport::Collectives(report) = found;
+/// Formats the newest row of a benchmark.
+fn newest_row(report: &BenchmarkReport) -> Option<String> {
+    let BenchmarkReport::Collectives(report) = report;
     let CollectivesRow { bytes, algorithm, bus_gigabytes_per_second, .. } = report.rows.last()?;
     Some(format!("{} {algorithm} {bus_gigabytes_per_second:.3} GB/s", ByteSize::bytes(*bytes)))
 }
@@ -246,7 +248,7 @@ fn percent(share: f64) -> String {
 }
 
 fn duration(seconds: f64) -> String {
-    // The largest duration stands for any that no `u64` holds.
+    // A duration that does not fit a `u64` is shown as the longest one that does.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
     let whole = seconds.round() as u64;
     match whole {
@@ -275,8 +277,8 @@ mod tests {
             estimated_remaining_seconds: Some(75.0),
             ..at(120)
         };
-        assert_eq!(state(&full), "step 120/940  loss 2.2500  8450 samples/s  efficiency 93%  ETA 1m 15s");
-        assert_eq!(state(&at(1)), "step 1/940  loss 2.2500");
+        assert_eq!(status(&full), "step 120/940  loss 2.2500  8450 samples/s  efficiency 93%  ETA 1m 15s");
+        assert_eq!(status(&at(1)), "step 1/940  loss 2.2500");
     }
 
     #[test]
@@ -293,7 +295,7 @@ mod tests {
         ];
         for (progress, ms, expected) in cases {
             let lines = pace.lines(&progress, start + Duration::from_millis(ms));
-            assert_eq!(lines.state.as_deref(), expected, "step {} at {ms} ms", progress.step);
+            assert_eq!(lines.status.as_deref(), expected, "step {} at {ms} ms", progress.step);
         }
     }
 
@@ -337,7 +339,7 @@ mod tests {
             "checkpoints are saved again; the newest holds step 8",
         ];
         assert_eq!(warnings, expected);
-        assert_eq!(state(&fails(5, "full", false)), "step 5/940  loss 2.2500  saved: step 3");
+        assert_eq!(status(&fails(5, "full", false)), "step 5/940  loss 2.2500  saved: step 3");
     }
 
     #[test]

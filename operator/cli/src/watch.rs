@@ -124,7 +124,7 @@ struct Announced {
 
 impl Announced {
     /// Returns true if the group may have changed more than once since the last shown change. The
-    /// status names only the newest change, and not each generation comes to be.
+    /// status names only the newest change, and some generations are never formed.
     fn has_missed(&self, status: &TrainingJobStatus) -> bool {
         let last = last_change(status).map(|change| change.generation);
         self.generation.zip(last).is_some_and(|(known, last)| known + 1 < last)

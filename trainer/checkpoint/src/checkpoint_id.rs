@@ -1,8 +1,9 @@
 //! The names of checkpoints.
 //!
-//! A folder uses `step-00000120`. It uses `step-00000120.g4` if a damaged checkpoint or one of an
-//! older group has the first name. A bucket always uses `step-00000120.g4`: nothing can be renamed
-//! there, so each generation needs names of its own.
+//! In a folder, the checkpoint of step 120 is named `step-00000120`. A damaged checkpoint or one of
+//! an older group may have this name already. The new one is then named `step-00000120.g4`, with
+//! its generation. A bucket always uses the longer name: objects cannot be renamed, so generations
+//! must not share a name.
 
 use std::{fmt, path::PathBuf};
 
@@ -10,20 +11,20 @@ use crate::Position;
 
 const STEP: &str = "step-";
 const GENERATION: &str = ".g";
-/// The least number of digits of a step in a name, so that names sort as steps do.
+/// The least number of digits of a step in a name. Names then sort as steps do.
 const STEP_DIGITS: usize = 8;
 
 /// Identifies a checkpoint. A later checkpoint is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CheckpointId {
     pub(crate) step: u64,
-    /// `None` if any generation may have saved it. Such a checkpoint sorts before those of a known
-    /// generation.
+    /// `None` if the name does not show the generation. Such a checkpoint sorts before those that
+    /// show it.
     pub(crate) generation: Option<u64>,
 }
 
 impl CheckpointId {
-    /// Parses a name. Returns `None` if it is no name of a checkpoint.
+    /// Parses the name of a checkpoint. Returns `None` for any other name.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
         let rest = name.strip_prefix(STEP)?;
         let (step, generation) = match rest.split_once(GENERATION) {
@@ -33,8 +34,8 @@ impl CheckpointId {
         Some(Self { step: step.parse().ok()?, generation })
     }
 
-    /// True if a checkpoint of this name can have this position.
-    pub(crate) fn is_of(self, position: Position) -> bool {
+    /// True if a checkpoint of this name may hold the state of this position.
+    pub(crate) fn may_hold(self, position: Position) -> bool {
         self.step == position.step && self.generation.is_none_or(|generation| generation == position.generation)
     }
 }
@@ -47,10 +48,10 @@ impl fmt::Display for CheckpointId {
     }
 }
 
-/// Something beside the checkpoints that is no checkpoint.
+/// An unfinished save, or another temporary file or folder of an interrupted operation.
 pub(crate) struct Leftover {
     pub(crate) path: PathBuf,
-    /// The checkpoint that it was to become.
+    /// The checkpoint that the save was to become. `None` if it is no save.
     pub(crate) staged: Option<Staged>,
 }
 

@@ -11,7 +11,7 @@ use crate::{
     safetensors_file,
 };
 
-/// The system shows open files of processes here.
+/// Linux lists the open files of each process in this folder.
 const PROCESSES: &str = "/proc";
 /// The system follows no more links than this.
 const MAX_LINKS: usize = 40;
@@ -19,7 +19,7 @@ const MAX_LINKS: usize = 40;
 /// The outcome of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exported {
-    /// The tensors are a file of their own.
+    /// The tensors are now the whole content of a file.
     File,
     /// The tensors were written into an open file or into something that is not a file: a pipe, a
     /// terminal, a process's standard output.
@@ -31,8 +31,8 @@ impl Folder {
     /// existing file in one instant. Equal tensors and metadata give equal bytes.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`], or any error of the storage. An existing file is untouched
-    /// then.
+    /// [`CheckpointError::Tensors`], or any error of the storage. An existing file then stays as it
+    /// was.
     ///
     /// # Panics
     /// If the number of values of a tensor does not fit its shape.
@@ -50,7 +50,7 @@ impl Folder {
 }
 
 /// Writes `tensors` to any path of the file system. A pipe or character device receives the bytes
-/// and stays. A link keeps its target.
+/// and stays what it is. If the path is a link, its target is replaced, and the link stays.
 ///
 /// # Errors
 /// See [`Folder::export_model`], and [`CheckpointError::NotAFile`].
@@ -83,8 +83,9 @@ pub fn export_model(
 
 /// How a path receives the tensors.
 enum Target {
-    /// As a file at this path, which is no link.
+    /// The tensors become a file at this path. The path is not a link.
     File(PathBuf),
+    /// The tensors are appended to what the path names.
     Stream,
 }
 
@@ -99,13 +100,13 @@ fn target(path: &Path) -> Result<Target, CheckpointError> {
             path.canonicalize().map(Target::File).map_err(|error| CheckpointError::of("reading", path.into(), error))
         }
         Err(_) if path.is_symlink() => refused("a link to nothing"),
-        // Making the file reports the cause.
+        // The later attempt to make the file reports why that is impossible.
         Err(_) => Ok(Target::File(path.to_owned())),
     }
 }
 
-/// True if a path names an open file of a process, as `/dev/stdout` does. The process would not see
-/// another file in its place.
+/// True if a path names an open file of a process, as `/dev/stdout` does. The process keeps its
+/// open file, so it would never see a replacement.
 fn is_open_file(path: &Path) -> bool {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {

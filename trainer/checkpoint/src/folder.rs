@@ -11,12 +11,12 @@ use crate::{
 /// The number of chunks that one writer or reader works on at once.
 const AT_ONCE: usize = 3;
 
-/// A folder of checkpoints in a file system or an object store. All members write their parts and
-/// any member may read. One member commits and prunes.
+/// A folder of checkpoints in a file system or an object store. All members write their parts, and
+/// any member may read. One member commits checkpoints and deletes old ones.
 #[derive(Clone, Debug)]
 pub struct Folder {
     pub(crate) backend: Arc<dyn Backend>,
-    /// The length of a chunk. Tests use less.
+    /// The bytes of a chunk. Tests use less.
     pub(crate) chunk_bytes: u64,
     /// The number of chunks that one writer or reader works on at once. It is one in the
     /// simulation, where a seed decides the order of everything.
@@ -24,8 +24,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder at `path`, makes it if it is missing, and checks that it can be written. A
-    /// folder that exists need not be writable now.
+    /// Opens the folder at `path`. A missing folder is made, and it must be writable. An existing
+    /// one may be full or read-only now: saving waits until it is writable again.
     ///
     /// # Errors
     /// [`CheckpointError::NotAFolder`], [`CheckpointError::ReadOnly`],
@@ -73,18 +73,18 @@ impl Folder {
         Self { backend, chunk_bytes: CHUNK_BYTES, at_once: AT_ONCE }
     }
 
-    /// The path as given to [`Folder::open`]. For a bucket, the URI.
+    /// Returns the path that [`Folder::open`] was given, or the URI of a bucket.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.backend.root()
     }
 
-    /// Returns the path of a whole checkpoint.
+    /// Returns the path at which this checkpoint is, or would be.
     pub(crate) fn path_of(&self, id: CheckpointId) -> PathBuf {
         self.path().join("checkpoints").join(id.to_string())
     }
 
-    /// Deletes the unfinished saves of earlier generations, whose members have left.
+    /// Deletes the unfinished saves of generations before this one. Their members have moved on.
     ///
     /// # Errors
     /// Any error of the storage.

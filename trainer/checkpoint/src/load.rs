@@ -230,7 +230,7 @@ impl Folder {
     /// Returns a manifest with its digest and length.
     pub(crate) fn manifest_of(&self, id: CheckpointId) -> Result<(Manifest, [u8; 32], u64), ReadError> {
         let read = read_manifest(&*self.backend, &self.path_of(id))?;
-        match id.is_of(read.0.position) {
+        match id.may_hold(read.0.position) {
             true => Ok(read),
             false => {
                 let Position { step, generation, .. } = read.0.position;
@@ -260,7 +260,7 @@ impl Folder {
     }
 }
 
-/// Who may decide about a checkpoint, by its manifest.
+/// The job that may decide about a checkpoint, by its manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// This job, in the generation that asks or an earlier one.

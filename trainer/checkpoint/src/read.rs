@@ -40,12 +40,11 @@ pub(crate) fn read_state(
     into: &mut impl Destination,
 ) -> Result<(), ReadError> {
     let layout = Layout::of(manifest.tensors.clone()).map_err(ReadError::Damaged)?;
-    // The lengths are verified before memory is reserved.
-    look_at_all(backend, folder, &manifest.chunks)?;
+    check_lengths(backend, folder, &manifest.chunks)?;
     read_chunks(backend, folder, &manifest.chunks, &layout, buffers_in(into, folder, &layout)?, at_once)
 }
 
-/// Returns a buffer for each tensor, of the right length.
+/// Returns a buffer for each tensor and checks their lengths.
 fn buffers_in<'a>(
     into: &'a mut impl Destination,
     folder: &Path,
@@ -68,7 +67,7 @@ pub(crate) fn verify_state(
     manifest: &Manifest,
     at_once: usize,
 ) -> Result<(), ReadError> {
-    look_at_all(backend, folder, &manifest.chunks)?;
+    check_lengths(backend, folder, &manifest.chunks)?;
     let chunks = manifest.chunks.iter().map(|chunk| (chunk, ())).collect();
     each_chunk(chunks, at_once, |chunk, ()| read_known_chunk(backend, folder, chunk, &mut |_| {}))
 }
@@ -94,18 +93,19 @@ fn extend(values: &mut Vec<f32>, bytes: &[[u8; VALUE_BYTES as usize]]) {
     values.extend(bytes.iter().map(|value| f32::from_le_bytes(*value)));
 }
 
-/// Fills the buffers of all tensors. The chunks are known to cover the layout.
+/// Fills `unassigned`, the buffers of all tensors. The chunks are known to cover the layout.
 fn read_chunks(
     backend: &dyn Backend,
     folder: &Path,
     chunks: &[Chunk],
     layout: &Layout,
-    mut unread: Vec<&mut [f32]>,
+    mut unassigned: Vec<&mut [f32]>,
     at_once: usize,
 ) -> Result<(), ReadError> {
-    // The chunks come in order, and so do the values of each tensor.
+    // Chunks are in the order of the values, so each takes its buffers from the front.
     let buffers = chunks.iter().map(|chunk| {
-        let buffer = |piece: Piece<'_>| unread[piece.tensor].split_off_mut(..piece.values.len()).unwrap_or_default();
+        let buffer =
+            |piece: Piece<'_>| unassigned[piece.tensor].split_off_mut(..piece.values.len()).unwrap_or_default();
         (chunk, layout.pieces(chunk.range()).map(buffer).collect::<Vec<_>>())
     });
     each_chunk(buffers.collect(), at_once, |chunk, buffers| {
@@ -129,28 +129,28 @@ fn read_chunks(
     })
 }
 
-/// Calls `act` for each chunk on `at_once` threads: one verifies while others read. If several
-/// chunks are unusable, the first one is reported.
+/// Calls `act` for each chunk on `at_once` threads, so that one verifies while others read. Several
+/// chunks may be unusable; the error is that of the first one.
 fn each_chunk<T: Send>(
     chunks: Vec<(&Chunk, T)>,
     at_once: usize,
     act: impl Fn(&Chunk, T) -> Result<(), ReadError> + Sync,
 ) -> Result<(), ReadError> {
     let threads = at_once.min(chunks.len());
-    let left = Mutex::new(chunks.into_iter());
-    let left = || left.lock().unwrap_or_else(PoisonError::into_inner);
+    let remaining = Mutex::new(chunks.into_iter());
+    let remaining = || remaining.lock().unwrap_or_else(PoisonError::into_inner);
     let work = || {
         loop {
-            let Some((chunk, with)) = left().next() else { return Ok(()) };
+            let Some((chunk, with)) = remaining().next() else { return Ok(()) };
             act(chunk, with).map_err(|unusable| {
                 // The other chunks are not needed any more.
-                *left() = Vec::new().into_iter();
+                *remaining() = Vec::new().into_iter();
                 (chunk.start, unusable)
             })?;
         }
     };
     let failed = thread::scope(|scope| {
-        // If the system refuses more threads, those that run are enough.
+        // If the system refuses a thread, those that run already do all the work.
         let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
         let threads: Vec<_> = (1..threads).map_while(start).collect();
         let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|cause| resume_unwind(cause)));
@@ -167,11 +167,11 @@ pub(crate) fn read_chunk(
     chunk: &Chunk,
     act: &mut dyn FnMut(&[u8]),
 ) -> Result<(), ReadError> {
-    look_at(backend, &folder.join(chunk.file()), |length| chunk.accept(length))?;
+    checked_length(backend, &folder.join(chunk.file()), |length| chunk.accept(length))?;
     read_known_chunk(backend, folder, chunk, act)
 }
 
-/// Does the same for a file that is known to have the chunk's length.
+/// Works as [`read_chunk`], for a file that is known to have the chunk's length.
 fn read_known_chunk(
     backend: &dyn Backend,
     folder: &Path,
@@ -193,7 +193,7 @@ pub(crate) fn read_file(
     path: &Path,
     accept: impl FnOnce(u64) -> Result<(), String>,
 ) -> Result<Vec<u8>, ReadError> {
-    let length = look_at(backend, path, accept)?;
+    let length = checked_length(backend, path, accept)?;
     let mut bytes = Vec::new();
     let reserved = bytes.try_reserve_exact(length as usize);
     reserved.map_err(|error| lacks_memory(path, &error))?;
@@ -213,21 +213,21 @@ fn read_blocks(backend: &dyn Backend, path: &Path, length: u64, act: &mut dyn Fn
     Ok(())
 }
 
-/// Lack of memory in this process does not mean that the file is damaged.
+/// Returns an error that does not call the file damaged: only this process lacks memory.
 fn lacks_memory(path: &Path, problem: &dyn fmt::Display) -> ReadError {
     let source = io::Error::new(io::ErrorKind::OutOfMemory, format!("{problem}: not enough memory"));
     ReadError::Unread(Box::new(CheckpointError::Storage { action: "reading", path: path.to_owned(), source }))
 }
 
-/// Checks the lengths of all files.
-fn look_at_all(backend: &dyn Backend, folder: &Path, chunks: &[Chunk]) -> Result<(), ReadError> {
-    chunks
-        .iter()
-        .try_for_each(|chunk| look_at(backend, &folder.join(chunk.file()), |length| chunk.accept(length)).map(drop))
+/// Checks the length of each chunk's file.
+fn check_lengths(backend: &dyn Backend, folder: &Path, chunks: &[Chunk]) -> Result<(), ReadError> {
+    chunks.iter().try_for_each(|chunk| {
+        checked_length(backend, &folder.join(chunk.file()), |length| chunk.accept(length)).map(drop)
+    })
 }
 
 /// Returns the length of a regular file if `accept` allows it.
-fn look_at(
+fn checked_length(
     backend: &dyn Backend,
     path: &Path,
     accept: impl FnOnce(u64) -> Result<(), String>,

@@ -34,7 +34,7 @@ pub struct Tensor<'a> {
     pub name: &'a str,
     /// The length of each dimension. The last one varies fastest.
     pub shape: &'a [usize],
-    /// As many values as the shape says.
+    /// The values. Their number is the product of `shape`.
     pub values: &'a [f32],
 }
 

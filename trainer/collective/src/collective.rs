@@ -5,8 +5,8 @@ use crate::group::Group;
 use crate::outcome::Transferred;
 use crate::tag::Tag;
 
-/// A collective other than a sum that a communicator can do. Each is the [`Group`] method of the
-/// same name.
+/// A collective for [`Communicator::start`](crate::Communicator::start). Each is the [`Group`]
+/// method of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the group's methods are the documentation")]
 pub enum Collective {
@@ -24,7 +24,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Runs the collective. Reductions to all ranks follow `choice`.
+    /// Runs the collective. An all-reduce uses the algorithm that `choice` finds.
     pub(crate) fn carry_out(
         self,
         group: &mut Group,
@@ -56,7 +56,7 @@ impl Collective {
     /// Runs the collective in a group of one.
     ///
     /// # Panics
-    /// If the group's method would.
+    /// If the method of [`Group`] would panic in a group of one.
     pub(crate) fn alone(self, data: &mut [f32]) {
         match self {
             Self::Broadcast { root } | Self::Reduce { root, .. } | Self::Gather { root } | Self::Scatter { root } => {

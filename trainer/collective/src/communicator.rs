@@ -132,7 +132,7 @@ impl<M: AsMut<[f32]> + Send + 'static> Communicator<M> {
         self.hand_over(step, bucket, memory, None, true);
     }
 
-    /// Hands `memory` over as [`Communicator::submit`] does, for another collective than its sum.
+    /// Hands `memory` over as [`Communicator::submit`] does, but for `collective` instead of a sum.
     ///
     /// # Panics
     /// As [`Communicator::submit`]. A panic of the operation itself reaches the caller that waits

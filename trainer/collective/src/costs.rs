@@ -1,5 +1,5 @@
-//! The usual cost model of messages: α for a message, β for a byte on the wire, γ for a byte to
-//! reduce.
+//! The usual cost model of messages, in seconds: α for a message, β for a byte on the wire, γ for a
+//! byte to reduce.
 
 /// The costs of messages among the ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,9 +20,9 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// Returns the costs that best explain measured ring all-reduces of `(bytes, seconds)` over
-    /// `world` ranks. Each measurement counts by its relative error, and γ is known from elsewhere.
-    /// Returns `None` if no positive costs explain them.
+    /// Fits α and β to ring all-reduces over `world` ranks, each `(bytes, seconds)` in `measured`.
+    /// The caller knows γ, which is `reduced_byte`. The fit minimises the squares of relative
+    /// errors, so short and long messages count alike. Returns `None` if no positive costs fit.
     #[must_use]
     pub fn fit(world: usize, measured: &[(usize, f64)], reduced_byte: f64) -> Option<Self> {
         if world < 2 {
@@ -30,7 +30,8 @@ impl Costs {
         }
         let ranks = world as f64;
         let (messages, share) = (2.0 * (ranks - 1.0), (ranks - 1.0) / ranks);
-        // Least squares of messages·α/t + 2·share·S·β/t = 1 − share·S·γ/t.
+        // An all-reduce of S bytes takes t = messages·α + 2·share·S·β + share·S·γ. Divided by t,
+        // this is a·α + b·β = y with y = 1 − share·S·γ/t. The sums below are its normal equations.
         let (mut aa, mut ab, mut bb, mut ay, mut by) = (0.0, 0.0, 0.0, 0.0, 0.0);
         for &(bytes, seconds) in measured {
             let size = bytes as f64;
@@ -39,7 +40,7 @@ impl Costs {
             (aa, ab, bb, ay, by) = (aa + a * a, ab + a * b, bb + b * b, ay + a * y, by + b * y);
         }
         let determinant = aa * bb - ab * ab;
-        // The lengths are too similar to separate the two costs.
+        // If all lengths are similar, they do not tell α from β.
         if determinant <= 1e-6 * aa * bb {
             return None;
         }

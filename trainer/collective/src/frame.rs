@@ -58,7 +58,7 @@ impl FrameKind {
 /// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame is for.
+    /// The purpose of the frame.
     pub kind: FrameKind,
     /// The operation that the frame belongs to.
     pub operation: OperationCode,

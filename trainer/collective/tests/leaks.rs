@@ -18,7 +18,7 @@ const CYCLES_IN_MEMORY: u64 = 1_500;
 /// Groups in which both ranks write to each other's mapping.
 const CYCLES_IN_MID_SUM: u64 = 500;
 const CYCLES_OVER_TCP: u64 = 2_000;
-/// Groups that run another collective than a sum, in turn.
+/// Groups that run the other collectives, in turn.
 const CYCLES_OF_OTHERS: u64 = 2_000;
 /// Groups with several connections for each pair.
 const STRIPED_CYCLES: u64 = 1_000;

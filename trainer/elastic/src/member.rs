@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A member promises never to complete a collective of an older generation before it reports its
-//! state: it *seals*, and the worker stands still. It enters a generation only if that is newer
+//! state: it *seals*, and the worker pauses. It enters a generation only if that is newer
 //! than all that it promised or entered, and names this very process.
 
 mod catchup;

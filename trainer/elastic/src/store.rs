@@ -18,7 +18,7 @@ use crate::{Digest, Record, RecordError};
 /// Another process may hold the lock of the file this long.
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 const LOCK_RETRY: Duration = Duration::from_millis(5);
-/// What NFS says without a lock daemon.
+/// The error of NFS without a lock daemon, `ENOLCK`.
 const NO_LOCKS: i32 = 37;
 /// A record of a thousand members takes a tenth of this.
 const MAX_RECORD_BYTES: u64 = 4 << 20;
@@ -227,7 +227,7 @@ struct Held {
     _alone: Option<MutexGuard<'static, ()>>,
 }
 
-/// Whether the file system cannot lock files at all, as Lustre without `-o flock`.
+/// True if the file system cannot lock files at all, as Lustre without `-o flock`.
 fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(NO_LOCKS)
 }

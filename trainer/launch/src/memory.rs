@@ -52,8 +52,8 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
-/// Returns the number of processes that the kernel has killed in this cgroup for want of memory. If
-/// the cgroup does not count them, returns the number for this host.
+/// Returns the number of processes of this cgroup that the kernel has killed because memory ran
+/// out. If the cgroup does not count them, returns the number for this host.
 #[must_use]
 pub fn out_of_memory_kills() -> Option<u64> {
     kills(|path| fs::read_to_string(path).ok())

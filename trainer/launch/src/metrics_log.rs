@@ -120,7 +120,7 @@ struct Line {
 /// whether or not it exists. `without` is left out.
 ///
 /// # Errors
-/// Those of the storage. A file that was merged meanwhile is `NotFound`.
+/// Any error of the storage. It is `NotFound` if a file was merged meanwhile.
 pub fn files(folder: &Path, without: Option<&Part>) -> io::Result<Vec<LogFile>> {
     let parts = parts(folder)?.into_iter().filter(|(part, _)| Some(part) != without).collect();
     let mut next = newest(folder, parts)?;
@@ -144,7 +144,7 @@ pub fn files(folder: &Path, without: Option<&Part>) -> io::Result<Vec<LogFile>> 
 /// line.
 ///
 /// # Errors
-/// Those of the storage; `NotFound` if the run has no log.
+/// Any error of the storage, and `NotFound` if the run has no log.
 pub fn read(folder: &Path) -> io::Result<String> {
     let mut text = Vec::new();
     consistently(|| {
@@ -158,7 +158,7 @@ pub fn read(folder: &Path) -> io::Result<String> {
 /// the run has no log.
 ///
 /// # Errors
-/// Those of the storage.
+/// Any error of the storage.
 pub fn read_last<T: DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
     let found = consistently(|| {
         for LogFile { path, counts } in files(folder, None)? {
@@ -180,7 +180,7 @@ pub fn read_last<T: DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
 /// Writes the whole log to `output`.
 ///
 /// # Errors
-/// Those of the storage; `NotFound` if the run has no log.
+/// Any error of the storage, and `NotFound` if the run has no log.
 pub fn copy(folder: &Path, output: &mut impl Write) -> io::Result<()> {
     let files = files(folder, None)?;
     for LogFile { path, counts } in files.iter().rev() {

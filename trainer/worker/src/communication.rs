@@ -79,7 +79,7 @@ pub(crate) struct Agreed {
     pub ready: Vec<f64>,
     /// True if all ranks measure the costs of messages during the first steps.
     pub measures: bool,
-    /// True if all ranks agree anew, by these costs and the times of the first steps.
+    /// True if all ranks agree again, by these costs and the times of the first steps.
     pub is_open: bool,
 }
 

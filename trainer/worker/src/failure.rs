@@ -21,8 +21,8 @@ pub(crate) enum Failure {
     /// A peer or the infrastructure was lost. The job can go on from its newest checkpoint.
     #[error("{0}")]
     Retry(String),
-    /// The workers hold different states, or a state that they did not compute. All begin anew with
-    /// the newest checkpoint.
+    /// The workers hold different states, or a state that they did not compute. All start again
+    /// from the newest checkpoint.
     #[error("{0}")]
     Diverged(String),
     /// This generation cannot go on, or was not formed. The worker enters the next one.

@@ -251,7 +251,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Agrees anew how to sum, by the times of the group's first steps.
+    /// Agrees again how to sum, by the times of the group's first steps.
     fn agree_anew(
         &self,
         rank: &mut Rank<'_>,

@@ -117,7 +117,7 @@ impl Process<'_> {
                     Ok(None) => None,
                     Err(failure) => session.broken_by(failure)?,
                 };
-                // The next group begins its table anew.
+                // The next group begins its own table.
                 admission = session.regroup(nothing, broken)?;
             }
         })

@@ -7,10 +7,9 @@ use std::{
 
 use lockstep_launch::Progress;
 
-/// Waiting items from which on only the newest of several similar reports is kept.
+/// If more items wait, only the newest of several similar reports is kept.
 const FEW: usize = 100;
-/// Most items that wait while a terminal stands still for hours. Beyond that, the oldest is
-/// dropped.
+/// The most items that wait if a terminal is blocked for hours. Beyond that, the oldest is dropped.
 const MAX_WAITING: usize = 10_000;
 
 /// Something to show.

@@ -1,42 +1,44 @@
-//! The steps of a run by the memberships that did them. A step that was repeated from a checkpoint
-//! counts as its last repetition.
+//! Divides the steps of a run among the memberships that did them. After a return to a checkpoint,
+//! some steps were done again. Only their last repetition counts.
 
 use std::{fmt, num::NonZeroU32};
 
 use anyhow::{Context, bail, ensure};
 use lockstep_launch::{AgreedPlan, GroupChange};
 
-/// Steps of one membership that count, by one plan.
+/// Consecutive steps that one membership did by one plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) generation: u64,
     pub(crate) workers: NonZeroU32,
-    /// Steps done before.
+    /// The number of steps done before the segment.
     pub(crate) from: u64,
-    /// Last step; `None` for the job's own last step.
+    /// The last step of the segment. `None` for the last step of the job.
     pub(crate) to: Option<u64>,
-    /// The plan by which it summed.
+    /// The plan by which the membership summed gradients.
     pub(crate) plan: String,
 }
 
-/// Returns all segments in order, if the workers' plans agree with the coordinator's history.
+/// Returns all segments in order. Fails if the workers' plans contradict the coordinator's history.
 pub(crate) fn segments(mut planned: Vec<AgreedPlan>, history: &[GroupChange]) -> anyhow::Result<Vec<Segment>> {
-    // A worker that was stopped before it stored its line may have stored it much later.
+    // Lines may be out of order: a paused worker stores its line late.
     planned.sort_by_key(|planned| (planned.generation, planned.step));
     compare(&planned, history)?;
-    let mut last: Vec<AgreedPlan> = Vec::new();
+    // A later plan replaces all plans from its step on.
+    let mut valid: Vec<AgreedPlan> = Vec::new();
     for planned in planned {
-        while last.last().is_some_and(|before| before.step >= planned.step) {
-            last.pop();
+        while valid.last().is_some_and(|before| before.step >= planned.step) {
+            valid.pop();
         }
-        last.push(planned);
+        valid.push(planned);
     }
-    match last.first() {
+    match valid.first() {
         None => bail!("no membership trained"),
         Some(first) => ensure!(first.step == 0, "the plan of the steps before {} is not known", first.step + 1),
     }
-    let ends: Vec<_> = last.iter().skip(1).map(|next| Some(next.step)).chain([None]).collect();
-    last.into_iter()
+    let ends: Vec<_> = valid.iter().skip(1).map(|next| Some(next.step)).chain([None]).collect();
+    valid
+        .into_iter()
         .zip(ends)
         .map(|(AgreedPlan { generation, workers, step: from, plan }, to)| {
             let workers =
@@ -46,12 +48,12 @@ pub(crate) fn segments(mut planned: Vec<AgreedPlan>, history: &[GroupChange]) ->
         .collect()
 }
 
-/// Checks the plans against the history. A killed coordinator may leave a change out of the
-/// history, but the changes in it must fit the plans.
+/// Checks the plans against the history. If a coordinator was killed, the history may lack a
+/// change. Each change that it has must fit the plans.
 fn compare(planned: &[AgreedPlan], history: &[GroupChange]) -> anyhow::Result<()> {
     for (index, GroupChange { generation, workers, step, .. }) in history.iter().enumerate() {
-        let mut later = planned.iter().filter(|planned| planned.generation == *generation);
-        match later.next() {
+        let mut plans = planned.iter().filter(|planned| planned.generation == *generation);
+        match plans.next() {
             Some(planned) => ensure!(
                 (planned.workers, planned.step) == (*workers, *step),
                 "generation {generation} had {} workers after step {} by its plan, {workers} after step {step} by \
@@ -64,7 +66,7 @@ fn compare(planned: &[AgreedPlan], history: &[GroupChange]) -> anyhow::Result<()
                 "the plan of generation {generation} is not known, although it did steps"
             ),
         }
-        for AgreedPlan { workers: planned, step, .. } in later {
+        for AgreedPlan { workers: planned, step, .. } in plans {
             ensure!(
                 planned == workers,
                 "generation {generation} had {planned} workers after step {step} by its plan, {workers} by its history"
@@ -115,7 +117,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns the segments as they are shown.
+    /// Returns each segment as a user reads it.
     fn shown(lines: &[(u64, u32, u64)]) -> Vec<String> {
         segments(planned(lines), &[]).expect("segments").iter().map(ToString::to_string).collect()
     }
@@ -147,7 +149,7 @@ mod tests {
             "generation 2: 2 workers, steps 51 to the last",
         ];
         assert_eq!(shown(&[(1, 3, 0), (1, 3, 12), (2, 2, 50)]), expected);
-        // A later plan of a generation is void after a rollback to the generation's beginning.
+        // A rollback to step 0 voids both plans of generation 1.
         assert_eq!(shown(&[(1, 3, 0), (1, 3, 12), (2, 2, 0)]), ["generation 2: 2 workers, steps 1 to the last"]);
     }
 

@@ -10,7 +10,7 @@ const FIRST_DELAY: Duration = Duration::from_millis(500);
 const MAX_DELAY: Duration = Duration::from_secs(10);
 /// Ends from outside in a row, without a step between them, that a job survives.
 const FRUITLESS_LIMIT: u32 = 20;
-/// Signals by which others end a process: by hand, for want of memory, or as a test.
+/// Signals by which others end a process: by hand, because memory ran out, or as a test.
 const FROM_OUTSIDE: [i32; 2] = [9, 15];
 
 /// One process of a job.
@@ -31,7 +31,7 @@ pub(crate) enum ProcessEnd {
     Crash(i32),
     /// Killed by this signal.
     Signal(i32),
-    /// Killed by the kernel for want of memory.
+    /// Killed by the kernel because memory ran out.
     OutOfMemory,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Restarts {
     fruitless: u32,
     /// Failures in a row of workers to join, while others held the state.
     failed_joins: u32,
-    /// Such failures since the last step.
+    /// Failed joins since the last step.
     failed_joins_since_step: u32,
     /// True if a step was done since the last incident began.
     stepped: bool,

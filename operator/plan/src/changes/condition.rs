@@ -6,7 +6,7 @@ use lockstep_api::{ConditionType, Phase, Reason, TrainingJobStatus};
 
 use super::{event::JobEvent, step::Step};
 
-/// Why a phase or a condition is as it is: in one word, and for people.
+/// The reason for a phase or a condition: one word for programs, and a sentence for people.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Explanation {
     pub(crate) reason: Reason,

@@ -42,7 +42,7 @@ pub(crate) fn tell_of_waiting_suspension(situation: &Situation<'_>, status: Trai
     if is_known { step } else { step.event(JobEvent::suspension_waits(&why.message)) }
 }
 
-/// How a person gives up the steps that are not saved.
+/// Tells a person how to suspend without the unsaved steps.
 fn way_out(job: &ValidJob, unsaved: &Unsaved) -> String {
     let name = &job.name;
     let goes_on = if unsaved.waits { "they go on once the storage takes it; " } else { "" };

@@ -32,7 +32,7 @@ pub(crate) fn failure_of(pod: &PodSeen, reason: &str, now: Timestamp) -> LastFai
         exit_code: ended.code,
         reason: Some(pod.disrupted.clone().or(better).unwrap_or_else(|| reason.to_owned())),
         message,
-        // The message has told a single line already.
+        // A single line is in the message already.
         log: if log.trim().lines().count() > 1 { log } else { String::new() },
         time: Some(Time(now)),
     }

@@ -12,7 +12,7 @@ const STANDSTILL: SignedDuration = SignedDuration::from_secs(15);
 /// reports nothing without it.
 const HUNG: SignedDuration = SignedDuration::from_secs(60);
 
-/// How a group does.
+/// The condition of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pulse {
     /// All workers that the job wants take part in steps.

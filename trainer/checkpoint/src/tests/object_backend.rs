@@ -42,7 +42,7 @@ impl Store {
     }
 }
 
-/// The fate of operations from one on.
+/// The fate of one operation and all later ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Fate {
     /// Operations are done and answered.

@@ -1,7 +1,7 @@
 //! Within hosts, between them, and within them again.
 //!
-//! As many ranks of each host as the smallest host has own a part of the elements each. An owner
-//! sums its part over its host and takes it round a ring of the hosts, or
+//! If the smallest host has k ranks, k ranks of every host own a part of the elements each. An
+//! owner sums its part over its host and takes it round a ring of the hosts, or
 //! [exchanges](super::direct) it directly. Then it hands the result to the others of its host.
 
 use crate::Hosts;
@@ -25,7 +25,7 @@ impl AllReduce for Scheme {
 
     fn describe(&self, builder: &mut Builder, hosts: &Hosts, length: usize) {
         let count = hosts.count();
-        // As in any ring, each host first passes on the part to which the next has yet to add, then
+        // As in any ring, each host first passes on parts to which the next host adds, and later
         // complete parts.
         over_hosts(builder, hosts, length, |host, step| ((host + 2 * count - step - 1) % count, (host + 1) % count));
     }

@@ -92,7 +92,7 @@ impl Segment {
         start..end
     }
 
-    /// Lets the system set the memory of a piece aside. It takes time in proportion to the size, so
+    /// Lets the system reserve the memory of a piece. It takes time in proportion to the size, so
     /// the ranks do it side by side.
     pub(crate) fn provide(&self, file: impl AsFd, piece: Range<usize>) -> Result<(), Errno> {
         allocate(file, head() + piece.start..head() + piece.end)?;
@@ -171,7 +171,7 @@ pub(crate) fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> 
     range.clone().step_by(PIECE).map(move |start| start..range.end.min(start + PIECE))
 }
 
-/// Sets memory aside now. A page that is refused later would end the process.
+/// Reserves memory now. A page that is refused later would end the process.
 fn allocate(file: impl AsFd, range: Range<usize>) -> Result<(), Errno> {
     rustix::fs::fallocate(file, FallocateFlags::empty(), range.start as u64, range.len() as u64)
 }

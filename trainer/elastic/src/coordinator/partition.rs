@@ -134,7 +134,7 @@ impl Coordinator {
 
     /// Excludes one member of each unconnected pair before the next group is formed, if the last
     /// group made no step. Enough members must stay, and one of them must hold the state that the
-    /// last group started from. Of a pair, the member without that state is excluded.
+    /// last group started from. If one member of a pair lacks that state, it is the excluded one.
     pub(super) fn exclude_unconnected(&mut self, now: Duration) {
         let Some(active) = self.active().cloned() else { return };
         self.add_silent_pairs(&active);

@@ -104,7 +104,7 @@ impl Coordinator {
         let pod = hello.member.pod.clone();
         let before = self.peers.get(&pod).map(|peer| (peer.hello.member.clone(), peer.connection));
         let same = self.peers.get(&pod).filter(|peer| peer.connection == connection);
-        // A process that has sealed and not caught up does not know that it should follow.
+        // A process that has sealed must be asked again to follow, unless it has caught up already.
         let catch_up = same.and_then(|peer| peer.catch_up).filter(|catch_up| !hello.sealed || catch_up.caught_up);
         if let Some((member, old)) = before {
             if member != hello.member {

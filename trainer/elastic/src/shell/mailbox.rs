@@ -87,7 +87,7 @@ pub(super) enum End {
     Released,
 }
 
-/// The messages to send. Of each kind only the newest counts, except for plans.
+/// The messages to send: all plans, and the newest message of each other kind.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     pub(super) entered: bool,

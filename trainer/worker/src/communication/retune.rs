@@ -122,7 +122,7 @@ pub(crate) fn agree_anew<M: AsMut<[f32]> + Send + 'static>(
 /// Returns the plan that ends soonest. Under the `present` plan, buckets were ready after the
 /// seconds in `ready`, and their sums took the seconds in `took`. In a step of one rank by itself,
 /// the ranges of `ready_order` were ready after the seconds in `alone`. `known` are the costs of
-/// messages by themselves, if they are known otherwise than from `present`. Buckets of a size that
+/// messages by themselves, if they were not derived from `present`. Buckets of a size that
 /// the job names stay.
 fn better(
     present: &BucketPlan,

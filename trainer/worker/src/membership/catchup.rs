@@ -1,5 +1,5 @@
 //! The catch-up of workers that lack the group's state: newcomers while the group trains, and
-//! members while it stands still.
+//! members while it pauses.
 
 pub(crate) mod copy;
 mod parcel;

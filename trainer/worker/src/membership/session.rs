@@ -48,7 +48,7 @@ pub(crate) const LIMITS: Limits = Limits {
     shares_memory: true,
     sockets: Sockets::ONE,
 };
-/// How long the host of a rank may acknowledge nothing while that rank may take any time.
+/// A rank may be busy for any time, but its host must acknowledge bytes within this time.
 pub(crate) const UNACKNOWLEDGED: Duration = Duration::from_secs(25);
 /// The limits of a catch-up. Members may evaluate or save before they send anything, and a change
 /// of the group ends the catch-up anyway. Nobody spins: a newcomer has time.

@@ -282,7 +282,7 @@ async fn answered<T>(answer: impl Future<Output = Result<T, kube::Error>>) -> Re
 
 fn print_line(news: &serde_json::Value) {
     let mut output = std::io::stdout().lock();
-    // A closed output has no reader who could be told.
+    // Nobody reads a closed output, so a warning would reach nobody.
     if writeln!(output, "{news}").and_then(|()| output.flush()).is_err() {
         tracing::debug!("standard output is closed");
     }

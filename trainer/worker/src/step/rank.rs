@@ -55,7 +55,7 @@ use crate::{
     },
 };
 
-/// How long a link may carry nothing during steps: this time, or a number of mean steps if that is
+/// A link may carry nothing for this time during steps, or for a number of mean steps if that is
 /// longer.
 const QUIET: Duration = Duration::from_secs(16);
 const QUIET_STEPS: u32 = 8;
@@ -82,7 +82,8 @@ pub(crate) struct Rank<'a> {
     /// The numbers of that step until they are sent, then their sums.
     numbers: Vec<f32>,
     last_end: Instant,
-    /// The time that this rank waited for numbers that travelled alone, since it last told that.
+    /// The time that this rank waited for numbers that travelled alone, since its last report of
+    /// it.
     waited: Duration,
     meter: Meter,
     counted: Statistics,
@@ -344,7 +345,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Returns true if all ranks agree anew how to sum, before the next step.
+    /// Returns true if all ranks agree again how to sum, before the next step.
     pub(crate) fn has_timed_enough(&self) -> bool {
         self.step_times.as_ref().is_some_and(|(times, _)| times.is_enough())
     }

@@ -13,8 +13,8 @@ use tracing::warn;
 
 use crate::failure::Failure;
 
-/// How long storage may hold something up before a warning. Each further warning comes after twice
-/// the time.
+/// Storage may delay work this long before a warning. Each further warning comes after twice the
+/// time.
 const DELAY: Duration = Duration::from_secs(60);
 /// The time until a failed write is tried again.
 const AGAIN: Duration = Duration::from_millis(500);

@@ -133,7 +133,7 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// A process, told apart from all others.
+/// Identifies one process among all others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct LockOwner {
     /// Host name, for people.

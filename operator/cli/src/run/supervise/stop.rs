@@ -44,7 +44,7 @@ impl Supervised<'_> {
     }
 
     /// Ends the other processes of a failed job, and returns the process that explains the failure.
-    /// One that ends by itself within moments may be the cause.
+    /// A process that ends by itself within moments may be the cause.
     async fn settle(
         &mut self,
         failed: FailedProcess,

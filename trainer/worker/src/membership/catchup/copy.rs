@@ -1,4 +1,4 @@
-//! The copy of a whole state while the group stands still: for members that lack the step on which
+//! The copy of a whole state while the group pauses. It is for members that lack the step on which
 //! the group agreed.
 
 use std::time::Duration;

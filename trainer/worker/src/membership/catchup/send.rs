@@ -3,17 +3,17 @@
 //! step's summed gradients. A thread of its own sends the copies.
 //!
 //! ```text
-//! step s       every rank tells in its numbers if it knows a newcomer to which nothing is sent yet
-//! step s + 1   all ranks read that all know one; after the step each copies its part of the state
-//!              and begins to send
-//! later steps  each copies its part of the gradients before they are applied, and sends it after
-//!              the rest
+//! step s       each rank's numbers say if it knows a newcomer to which it does not send yet
+//! step s + 1   the sums of step s say that all ranks know one; after step s + 1 each rank copies
+//!              its part of the state and begins to send it
+//! later steps  each rank copies its part of the gradients before they are applied, and sends it
+//!              after all earlier copies
 //! ```
 //!
-//! A newcomer that cannot keep pace is given up. It copies the state when it becomes a member.
-//! Ranks may hear of newcomers in different orders. A newcomer then does not hear from all ranks,
-//! or not of the same step, and copies the state as well. A newcomer without a connection to every
-//! rank tries again once no rank sends to it any more.
+//! The ranks stop sending to a newcomer that cannot keep pace. It copies the state when it becomes
+//! a member. The same happens if ranks learn of several newcomers in different orders: a newcomer
+//! then receives nothing from some ranks, or parts of different steps. A newcomer without a
+//! connection to every rank tries again once no rank sends to it any more.
 
 use std::{
     collections::VecDeque,
@@ -27,6 +27,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+// A star connects each rank with one newcomer, its last rank.
 use lockstep_collective::{Abort, Group as Star};
 use lockstep_elastic::{Assignment, Follower, MemberId};
 use tracing::{info, warn};
@@ -34,9 +35,9 @@ use tracing::{info, warn};
 use super::parcel::{MAX_BEHIND, Parcel, parts};
 use crate::{compute::training_state::TrainingState, failure::Failure, membership::session::Session};
 
-/// The number of parcels that may be on their way to a newcomer, or wait in its memory. Sockets can
-/// swallow a hundred steps of a small model. The members would have to wait for all of them when
-/// they let the newcomer in.
+/// The most parcels that were sent to a newcomer and are not used yet. Without this limit, sockets
+/// would hold a hundred steps of a small model. The group would wait for all of them when it lets
+/// the newcomer in.
 const MAX_UNUSED: u64 = 2;
 
 /// The newcomers to which one rank of a generation sends.
@@ -50,25 +51,27 @@ pub(crate) struct CatchupSenders<'a> {
     senders: Vec<CatchupSender>,
     /// The step after which all ranks begin with the next newcomer.
     begins_after: Option<u64>,
-    /// The numbers of steps up to this one were sent before all ranks knew that they begin.
-    deaf_until: u64,
-    /// True once all ranks have stopped after the same step. Newcomers then take over what is on
-    /// its way.
+    /// Ranks report a newcomer until they begin to send to it. Reports up to this step may mean the
+    /// latest such newcomer, so they do not count.
+    outdated_until: u64,
+    /// True once all ranks have stopped after the same step. Newcomers then still get what was
+    /// copied for them.
     ended_together: bool,
 }
 
-/// One newcomer.
+/// The sending to one newcomer.
 struct CatchupSender {
     newcomer: MemberId,
     /// `None` once nothing more is sent.
     parcels: Option<mpsc::Sender<Parcel>>,
+    /// The number of parcels that wait to be sent.
     behind: Arc<AtomicU64>,
     is_connected: Arc<AtomicBool>,
     abort: Abort,
 }
 
 impl<'a> CatchupSenders<'a> {
-    /// Begins with no newcomer, as a member of this generation.
+    /// Returns the senders of a member of this generation, which knows no newcomer yet.
     pub(crate) fn new(session: &'a Session<'a>, group: &Assignment) -> Self {
         Self {
             session,
@@ -78,7 +81,7 @@ impl<'a> CatchupSenders<'a> {
             begun: Vec::new(),
             senders: Vec::new(),
             begins_after: None,
-            deaf_until: 0,
+            outdated_until: 0,
             ended_together: false,
         }
     }
@@ -93,10 +96,10 @@ impl<'a> CatchupSenders<'a> {
         self.next(|newcomers, next| newcomers.get(next).is_some())
     }
 
-    /// Notes if all ranks said so in the numbers of `step`.
-    pub(crate) fn hear(&mut self, step: u64, all_do: bool) {
-        if all_do && step > self.deaf_until {
-            (self.begins_after, self.deaf_until) = (Some(step + 1), step + 1);
+    /// Notes if all ranks reported another newcomer in `step`. They then begin after the next step.
+    pub(crate) fn hear(&mut self, step: u64, all_know: bool) {
+        if all_know && step > self.outdated_until {
+            (self.begins_after, self.outdated_until) = (Some(step + 1), step + 1);
         }
     }
 
@@ -138,7 +141,7 @@ impl<'a> CatchupSenders<'a> {
                 send(star, peers.len() - 1, to_send, &behind)
             });
             if let Err(error) = sent {
-                info!(%newcomer, %error, "nothing more is sent to a newcomer");
+                info!(%newcomer, %error, "stopped sending to a newcomer");
             }
         });
         match sending {
@@ -146,7 +149,7 @@ impl<'a> CatchupSenders<'a> {
                 self.begun.push((sender.newcomer.clone(), sending));
                 self.senders.push(sender);
             }
-            Err(error) => warn!(%error, "no thread to send to a newcomer"),
+            Err(error) => warn!(%error, "cannot start a thread that sends to a newcomer"),
         }
     }
 
@@ -167,9 +170,9 @@ impl<'a> CatchupSenders<'a> {
         parts(elements, self.addresses.len()).swap_remove(self.rank as usize)
     }
 
-    /// Calls `act` with the known newcomers and the place of the next one among them. The place
-    /// lies behind the last if there is none. A newcomer to which a thread still sends is not the
-    /// next.
+    /// Calls `act` with the known newcomers and the position of the next one to begin with. Without
+    /// a next one, the position is their number. A newcomer to which a thread still sends is never
+    /// the next.
     fn next<T>(&mut self, act: impl FnOnce(&mut VecDeque<Follower>, usize) -> T) -> T {
         self.begun.retain(|(_, sending)| !sending.is_finished());
         let mut newcomers = self.session.newcomers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,8 +185,8 @@ impl<'a> CatchupSenders<'a> {
 }
 
 impl CatchupSender {
-    /// Hands values to the sending thread while the newcomer keeps pace. A newcomer that is not
-    /// connected yet is not aborted: it would take a slow link for a broken one.
+    /// Hands values to the sending thread while the newcomer keeps pace. Before the newcomer is
+    /// connected, an abort would look to it like a missing connection, so there is none.
     fn put(&mut self, step: u64, values: Vec<f32>) {
         let Some(parcels) = &self.parcels else { return };
         let keeps_pace = self.behind.load(Ordering::Relaxed) < MAX_BEHIND;
@@ -199,7 +202,7 @@ impl CatchupSender {
 }
 
 impl Drop for CatchupSenders<'_> {
-    /// If the group broke, newcomers become members with the state that they have.
+    /// If the group broke, stops sending: newcomers become members with the state that they have.
     fn drop(&mut self) {
         if !self.ended_together {
             self.senders.iter().for_each(|sender| sender.abort.abort("the group is over"));
