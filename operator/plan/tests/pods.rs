@@ -60,7 +60,7 @@ fn a_pod_is_probed_once_it_can_answer_and_is_never_ended_for_waiting() {
         let trainer = &pod["spec"]["containers"][0];
         let (startup, readiness) = (&trainer["startupProbe"], &trainer["readinessProbe"]);
         assert_eq!(startup["httpGet"]["path"], "/readyz?await");
-        assert!(startup["initialDelaySeconds"].as_u64() >= Some(5), "{startup}");
+        assert!(startup["initialDelaySeconds"].as_u64() >= Some(1), "{startup}");
         assert!(startup["timeoutSeconds"].as_u64() > Some(u64::from(MAX_AWAITED_SECONDS)), "{startup}");
         assert_eq!(startup["failureThreshold"], i32::MAX);
         assert_eq!((&readiness["httpGet"]["path"], &readiness["timeoutSeconds"]), (&json!("/readyz"), &json!(1)));

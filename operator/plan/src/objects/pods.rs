@@ -45,13 +45,10 @@ const CREDENTIALS_MODE: i32 = 0o440;
 const READINESS_SECONDS: i32 = 2;
 /// Failed readiness probes until a worker counts as not joined.
 const READINESS_FAILURES: i32 = 3;
-/// Seconds before the first probe of a new worker. Kubernetes warns of each probe that finds no
-/// open port, and a busy node takes seconds to start a process. A worker is not ready before, so
-/// the delay is short.
-const WORKER_START_SECONDS: i32 = 5;
-/// Seconds before the first probe of a new coordinator. Only a smaller spec.replicas waits for its
-/// readiness.
-const COORDINATOR_START_SECONDS: i32 = 10;
+/// Seconds before the first probe of a new process. Kubernetes warns of each probe that finds no
+/// open port, and a process opens its port within a second unless its node is overloaded. A worker
+/// is not ready before, so a longer delay would hide short runs.
+const START_SECONDS: i32 = 2;
 /// Seconds between two startup probes.
 const AWAITING_SECONDS: i32 = 1;
 /// Seconds that a startup probe waits, which is longer than the answer may take.
@@ -241,7 +238,7 @@ fn write_launch(trainer: &mut Container, job: &ValidJob, role: PodRole, attempt:
         protocol: Some("TCP".to_owned()),
         ..ContainerPort::default()
     }));
-    trainer.startup_probe = Some(startup_probe(role));
+    trainer.startup_probe = Some(startup_probe());
     trainer.readiness_probe = Some(Probe {
         period_seconds: Some(READINESS_SECONDS),
         failure_threshold: Some(READINESS_FAILURES),
@@ -253,13 +250,9 @@ fn write_launch(trainer: &mut Container, job: &ValidJob, role: PodRole, attempt:
 
 /// The startup probe waits until the process has joined. So Kubernetes does not warn of a process
 /// that only waits for the others, and never ends it for that.
-fn startup_probe(role: PodRole) -> Probe {
-    let delay = match role {
-        PodRole::Coordinator => COORDINATOR_START_SECONDS,
-        PodRole::Worker(_) => WORKER_START_SECONDS,
-    };
+fn startup_probe() -> Probe {
     Probe {
-        initial_delay_seconds: Some(delay),
+        initial_delay_seconds: Some(START_SECONDS),
         period_seconds: Some(AWAITING_SECONDS),
         failure_threshold: Some(i32::MAX),
         success_threshold: Some(1),

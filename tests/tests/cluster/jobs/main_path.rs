@@ -49,8 +49,6 @@ fn mnist_trains_on_two_nodes_and_leaves_nothing_behind() {
     }
     let workers = job.columns().into_iter().find(|(head, _)| head == "WORKERS").map(|(_, shown)| shown);
     assert_eq!(workers.as_deref(), Some("2/2"), "the workers of a complete job");
-    let frightening = job.kubectl(&["get", "events", "--field-selector", "reason=Unhealthy"]);
-    assert_eq!(frightening, "", "every pod came up and ended by itself");
 
     job.kubectl(&["delete", "tj", "mnist", "--timeout=60s"]);
     wait_for("the job's objects to be gone", PATIENCE, || {
