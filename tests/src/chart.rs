@@ -22,7 +22,8 @@ pub const OPERATOR: &str = "app.kubernetes.io/component=operator";
 /// helm fails.
 pub fn install(client: &Client) -> anyhow::Result<()> {
     let chart = root().join("charts/lockstep").display().to_string();
-    let options = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"];
+    // Without --reset-values, helm keeps those of the release before.
+    let options = ["--reset-values", "--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"];
     client.helm(&[&["upgrade", "--install", RELEASE, chart.as_str()][..], &options].concat()).map(drop)
 }
 
