@@ -98,7 +98,7 @@ fn only_its_own_history_replays_a_run_to_the_same_bits() {
     altered(&run, "history.jsonl", 1, fewer, || {
         let (code, said) = replay(&run);
         assert_eq!(code, Some(2), "{said}");
-        assert!(said.contains("generation 1 had 3 workers after step 0 for the workers, 2"), "{said}");
+        assert!(said.contains("generation 1 had 3 workers after step 0 by its plan, 2"), "{said}");
     });
     altered(&run, "plans.jsonl", 1, fewer, || {
         let (code, said) = replay(&run);
