@@ -266,7 +266,7 @@ fn training_goes_on_with_full_or_read_only_storage_and_saves_once_it_can() {
 #[test]
 fn a_run_that_ends_on_a_full_disk_reports_its_wait_and_the_loss_if_it_is_stopped() {
     let _alone = alone();
-    let run = Run::of("full-end", &Manifest::glyphs(10_000, 6), &["--workers", "2"]);
+    let run = Run::of("full-end", &Manifest::glyphs(10_000, 40), &["--workers", "2"]);
     run.wait_for_checkpoint();
     let folder = run.folder().join("checkpoints");
     let _mounted = match Mounted::over(folder.clone()) {
