@@ -3,7 +3,9 @@
 
 use std::time::Instant;
 
-use lockstep_nn::{Cpu, Replica, Sgd, models};
+use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};
+
+const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -16,16 +18,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
 
     let buckets = network.table().ready_order();
-    let mut replica = Replica::new(Cpu::new(), network, batch, buckets)?;
+    let mut replica = Replica::new(Cpu::new(), network, OPTIMIZER, batch, buckets)?;
     replica.initialise(1);
     let images: Vec<f32> = (0..batch * 784).map(|index| (index * 31 % 256) as f32 / 255.0).collect();
     let labels: Vec<u32> = (0..batch as u32).map(|sample| sample * 7 % 10).collect();
-    let optimizer = Sgd { momentum: 0.9, weight_decay: 1e-4 };
     for step in 0..warm_up + steps {
         let start = Instant::now();
         replica.begin_step();
         replica.micro_batch(&images, &labels, 1.0 / batch as f32, true, &mut |_, _| {});
-        replica.update(&optimizer, 0.01);
+        replica.update(1, 0.01);
         let result = replica.finish_step();
         let seconds = start.elapsed().as_secs_f64();
         if step >= warm_up {

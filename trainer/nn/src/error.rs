@@ -66,6 +66,16 @@ pub enum Error {
         /// The tensor.
         name: String,
     },
+    /// A loaded state has a slot of another optimiser.
+    #[error(
+        "loading the state: it has {slot}, which {optimizer} does not keep: go on with the optimizer that saved it, or begin anew from its weights"
+    )]
+    OtherOptimizer {
+        /// The slot.
+        slot: String,
+        /// The optimiser of this run.
+        optimizer: &'static str,
+    },
     /// A loaded tensor has another shape, or another number of values than its shape says.
     #[error(
         "loading the state: tensor {name} has shape {found:?} and {values} values, the network needs shape {expected:?}: load a checkpoint of the same model"

@@ -5,15 +5,16 @@
 //! does with a bucket (average it over a group, or nothing) happens while backward goes on.
 //!
 //! ```
-//! use lockstep_nn::{Cpu, Replica, Sgd, models};
+//! use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};
 //!
 //! let network = models::mlp(4, &[8], 2);
 //! let buckets = network.table().ready_order();
-//! let mut replica = Replica::new(Cpu::new(), network, 16, buckets)?;
+//! let sgd = Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false };
+//! let mut replica = Replica::new(Cpu::new(), network, Optimizer::Sgd(sgd), 16, buckets)?;
 //! replica.initialise(7);
 //! replica.begin_step();
 //! replica.micro_batch(&[0.0, 1.0, 0.5, -1.0], &[1], 1.0, true, &mut |_bucket, _gradient| {});
-//! replica.update(&Sgd { momentum: 0.9, weight_decay: 1e-4 }, 0.1);
+//! replica.update(1, 0.1);
 //! let result = replica.finish_step();
 //! assert!(result.loss_sum.is_finite());
 //! # Ok::<(), lockstep_nn::Error>(())
@@ -26,11 +27,12 @@ mod gradient;
 mod kernels;
 pub mod models;
 mod network;
-mod optimizer;
+pub mod optimizers;
 mod parameters;
 mod parts;
 mod plan;
 mod replica;
+mod schedule;
 mod state;
 mod summary;
 pub mod testing;
@@ -41,8 +43,9 @@ pub use error::Error;
 pub use gradient::Gradient;
 pub use kernels::Instructions;
 pub use network::{Block, BlockKind, Layer, Network, NetworkBuilder, Shape};
-pub use optimizer::Sgd;
-pub use parameters::{DType, Layout, ParamMeta, ParamTable};
+pub use optimizers::Optimizer;
+pub use parameters::{DType, Layout, ParamMeta, ParamTable, Role};
 pub use replica::{Replica, StepResult};
+pub use schedule::{Decay, Scaling, Schedule};
 pub use state::{DIGEST_BLOCK, StateDigest, StateTensor, WINDOWS, digest_blocks};
 pub use summary::{LayerSummary, Summary};

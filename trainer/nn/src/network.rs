@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 use crate::error::Error;
-use crate::parameters::{DType, Layout, ParamMeta, ParamTable};
+use crate::parameters::{DType, Layout, ParamMeta, ParamTable, Role};
 
 /// Shape of one sample: `channels × height × width`; features are `n × 1 × 1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,18 +129,18 @@ impl Block {
             BlockKind::Linear => vec![self.output.elements(), self.input.elements()],
         };
         let bias = vec![shape[0]];
-        let meta = |role: &str, shape: Vec<usize>, decayed| ParamMeta {
+        let meta = |role: &str, shape: Vec<usize>, kind| ParamMeta {
             name: format!("{}.{role}", self.name),
             shape,
             dtype: DType::F32,
             layout: Layout::RowMajor,
             range: 0..0,
-            decayed,
+            role: kind,
             frozen: false,
             tied_to: None,
             fan_in: self.fan_in(),
         };
-        vec![meta("weight", shape, true), meta("bias", bias, false)]
+        vec![meta("weight", shape, Role::Weight), meta("bias", bias, Role::Bias)]
     }
 }
 

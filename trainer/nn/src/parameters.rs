@@ -33,6 +33,17 @@ pub enum Layout {
     RowMajor,
 }
 
+/// What a parameter does in its layer. Weight decay applies to weights only (arXiv 1706.02677).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Multiplies inputs.
+    Weight,
+    /// Is added to outputs.
+    Bias,
+    /// Scale or shift of a normalisation.
+    Norm,
+}
+
 /// One parameter: what it is called, how it looks, and where it lies in every arena.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParamMeta {
@@ -46,8 +57,8 @@ pub struct ParamMeta {
     pub layout: Layout,
     /// Elements of each arena; the start is a multiple of [`LINE_ELEMENTS`], the end is not rounded.
     pub range: Range<usize>,
-    /// Whether weight decay applies; biases and norm parameters are not decayed (arXiv 1706.02677).
-    pub decayed: bool,
+    /// What the parameter does, which decides how optimisers treat it.
+    pub role: Role,
     /// Whether updates leave it as it is.
     pub frozen: bool,
     /// The parameter whose storage it shares; its gradient is ready when its last contributor is.

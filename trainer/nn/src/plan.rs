@@ -1,5 +1,7 @@
 //! Memory and operations of one replica, planned once from the network and the largest micro-batch.
 
+use std::sync::Arc;
+
 use crate::arena::LINE_ELEMENTS;
 use crate::device::{
     Convolution, Device, Form, Gradients, Linear, Memory, Parameter, Region, SAMPLE_LANES, SoftmaxCrossEntropy, Tally,
@@ -13,7 +15,8 @@ use crate::parameters::{ParamMeta, ParamTable};
 pub(crate) struct Plan {
     pub(crate) weights: Memory,
     pub(crate) gradients: Memory,
-    pub(crate) velocity: Memory,
+    /// The optimiser's slots, in its order.
+    pub(crate) slots: Arc<[Memory]>,
     pub(crate) norms: Memory,
     pub(crate) upload: Upload,
     /// In forward order.
@@ -35,10 +38,12 @@ impl Plan {
         device: &mut D,
         network: &Network,
         table: &ParamTable,
+        slots: usize,
         max_micro_batch: usize,
     ) -> Plan {
         let arena = |device: &mut D| device.allocate(table.elements());
-        let (weights, gradients, velocity) = (arena(device), arena(device), arena(device));
+        let (weights, gradients) = (arena(device), arena(device));
+        let slots = (0..slots).map(|_| arena(device)).collect();
         let norms = device.allocate(table.parameters().len());
         let mut planner =
             Planner { device, capacity: max_micro_batch.next_multiple_of(SAMPLE_LANES).max(SAMPLE_LANES) };
@@ -88,7 +93,7 @@ impl Plan {
         let training_loss = loss(point_gradients[blocks.len()], planner.device.allocate_tally());
         let evaluation_loss = loss(None, planner.device.allocate_tally());
         let upload = Upload { images: points[0], labels, classes: network.classes() };
-        Plan { weights, gradients, velocity, norms, upload, stages, training_loss, evaluation_loss }
+        Plan { weights, gradients, slots, norms, upload, stages, training_loss, evaluation_loss }
     }
 }
 

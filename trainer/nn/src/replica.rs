@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::arena::{Arena, PAGE_ELEMENTS};
-use crate::device::{Accumulation, Cpu, Device, Event, Norms, Region, SgdUpdate, UpdateRange};
+use crate::device::{Accumulation, Cpu, Device, Event, Norms, Region, Update, UpdateRange};
 use crate::error::Error;
 use crate::gradient::{Buckets, Gradient, check_buckets};
 use crate::network::Network;
-use crate::optimizer::Sgd;
+use crate::optimizers::Optimizer;
 use crate::parameters::{ParamMeta, ParamTable};
 use crate::parts::Tree;
 use crate::plan::{Plan, Stage};
@@ -24,6 +24,8 @@ pub struct Replica<D: Device> {
     pub(crate) device: D,
     pub(crate) table: ParamTable,
     pub(crate) plan: Plan,
+    pub(crate) optimizer: Optimizer,
+    clip_norm: Option<f32>,
     network: Network,
     buckets: Vec<Range<usize>>,
     /// Of each layer, in the order in which they become ready, the [parts](ParamTable::parts).
@@ -71,15 +73,18 @@ impl<D: Device> Replica<D> {
     pub fn new(
         mut device: D,
         network: Network,
+        optimizer: Optimizer,
         max_micro_batch: usize,
         buckets: Vec<Range<usize>>,
     ) -> Result<Replica<D>, Error> {
         assert!(max_micro_batch > 0, "memory for micro-batches of zero samples is of no use");
         let table = network.table();
         check_buckets(&buckets, table.elements())?;
-        let plan = Plan::new(&mut device, &network, &table, max_micro_batch);
+        let plan = Plan::new(&mut device, &network, &table, optimizer.slots().len(), max_micro_batch);
         Ok(Replica {
             device,
+            optimizer,
+            clip_norm: None,
             network,
             buckets,
             ready: (0..plan.stages.len()).map(|layer| table.parts(layer)).collect(),
@@ -280,23 +285,28 @@ impl<D: Device> Replica<D> {
         }
     }
 
-    /// Enqueues one update of all weights from the gradients as they now are.
+    /// From now on scales the gradients of a step down to this norm, over all parameters, where theirs is longer.
+    pub fn clip_gradients(&mut self, longest: Option<f32>) {
+        self.clip_norm = longest;
+    }
+
+    /// Enqueues one update of all weights from the gradients as they now are: step number `step`, from 1.
     ///
     /// # Panics
     /// Before the step's gradients were announced, and while a [`Gradient`] is out.
-    pub fn update(&mut self, optimizer: &Sgd, rate: f32) {
+    pub fn update(&mut self, step: u64, rate: f32) {
         assert_eq!(self.progress, Progress::Announced, "update follows the step's last micro-batch");
         let outstanding = self.outstanding.load(Ordering::Acquire);
         assert_eq!(outstanding, 0, "update needs every bucket back, {outstanding} of {} are out", self.buckets.len());
-        let Sgd { momentum, weight_decay } = *optimizer;
-        self.device.sgd(&SgdUpdate {
+        self.device.update(&Update {
+            optimizer: self.optimizer,
             weights: self.plan.weights,
             gradients: self.plan.gradients,
-            velocity: self.plan.velocity,
+            slots: Arc::clone(&self.plan.slots),
             ranges: Arc::clone(&self.updated),
-            momentum,
-            weight_decay,
+            clip_norm: self.clip_norm,
             rate,
+            step,
         });
     }
 
@@ -426,16 +436,8 @@ impl Replica<Cpu> {
     }
 }
 
-/// Neighbours in the arena that are updated alike, in one range each.
+/// The ranges that updates touch.
 fn update_ranges(parameters: &[ParamMeta]) -> Vec<UpdateRange> {
-    let mut ranges: Vec<UpdateRange> = Vec::new();
-    for ParamMeta { range, decayed, .. } in parameters.iter().filter(|parameter| !parameter.frozen) {
-        match ranges.last_mut() {
-            Some(before) if before.range.end == range.start && before.decayed == *decayed => {
-                before.range.end = range.end
-            }
-            _ => ranges.push(UpdateRange { range: range.clone(), decayed: *decayed }),
-        }
-    }
-    ranges
+    let updated = parameters.iter().filter(|parameter| !parameter.frozen);
+    updated.map(|ParamMeta { range, role, .. }| UpdateRange { range: range.clone(), role: *role }).collect()
 }

@@ -9,18 +9,10 @@ use crate::error::Error;
 use crate::parameters::ParamMeta;
 use crate::replica::Replica;
 
-/// What the momentum of a parameter is called after the parameter's own name, as PyTorch's optimiser state calls it.
-const MOMENTUM_SUFFIX: &str = ".momentum_buffer";
-
-/// The parameter to whose state a tensor belongs.
-fn parameter_of(tensor: &str) -> &str {
-    tensor.strip_suffix(MOMENTUM_SUFFIX).unwrap_or(tensor)
-}
-
 /// One tensor of a model's state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StateTensor {
-    /// `conv1.weight`, or `conv1.weight.momentum_buffer` for an optimiser slot.
+    /// `conv1.weight`, or `conv1.weight.momentum_buffer` for a slot of the optimiser.
     pub name: String,
     /// Dimensions.
     pub shape: Vec<usize>,
@@ -29,7 +21,7 @@ pub struct StateTensor {
 }
 
 impl<D: Device> Replica<D> {
-    /// Draws PyTorch's default initial weights from `seed` and each parameter's name, and clears the momentum.
+    /// Draws PyTorch's default initial weights from `seed` and each parameter's name, and clears the slots.
     ///
     /// # Panics
     /// In mid-step.
@@ -39,7 +31,24 @@ impl<D: Device> Replica<D> {
             let values = parameter.initial_values(seed);
             self.device.write(self.plan.weights.region(parameter.range.clone()), &values);
         }
-        self.device.zero(self.plan.velocity.region(0..self.table.elements()));
+        self.clear_slots();
+    }
+
+    fn clear_slots(&mut self) {
+        for slot in self.plan.slots.iter() {
+            self.device.zero(slot.region(0..self.table.elements()));
+        }
+    }
+
+    /// The arenas of the state with what a parameter's name is followed by in each: weights, then slots.
+    fn arenas(&self) -> impl Iterator<Item = (String, Memory)> {
+        let slots = self.optimizer.slots().iter().zip(self.plan.slots.iter());
+        let slots = slots.map(|(slot, memory)| (format!(".{slot}"), *memory));
+        std::iter::once((String::new(), self.plan.weights)).chain(slots)
+    }
+
+    fn memories(&self) -> Vec<Memory> {
+        self.arenas().map(|(_, memory)| memory).collect()
     }
 
     /// The weights, in forward order of the layers; waits.
@@ -55,18 +64,17 @@ impl<D: Device> Replica<D> {
     /// # Panics
     /// In mid-step.
     pub fn tensors(&mut self) -> Vec<StateTensor> {
-        let mut tensors = self.read_all(self.plan.weights, "");
-        tensors.extend(self.read_all(self.plan.velocity, MOMENTUM_SUFFIX));
-        tensors
+        let arenas: Vec<_> = self.arenas().collect();
+        arenas.into_iter().flat_map(|(suffix, memory)| self.read_all(memory, &suffix)).collect()
     }
 
-    /// Names and shapes of [`tensors`](Replica::tensors), in the same order: half of them are weights, then come the slots.
+    /// Names and shapes of [`tensors`](Replica::tensors), in the same order: weights, then each slot.
     pub fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
-        let of = |suffix| {
+        let of = |suffix: String| {
             let shape = move |name: String| (format!("{name}{suffix}"), self.parameter(&name).shape.clone());
             self.forward_names().map(shape)
         };
-        of("").chain(of(MOMENTUM_SUFFIX)).collect()
+        self.arenas().flat_map(|(suffix, _)| of(suffix)).collect()
     }
 
     /// Copies some values of the tensor that [`tensors`](Replica::tensors) calls `name`; waits.
@@ -90,7 +98,7 @@ impl<D: Device> Replica<D> {
         let shapes = || tensors.iter().map(|tensor| (&tensor.name[..], &tensor.shape[..]));
         self.accept(&shapes().collect::<Vec<_>>())?;
         for StateTensor { name, shape, values } in tensors {
-            let expected = &self.parameter(parameter_of(name)).shape;
+            let expected = &self.parameter(self.split(name).0).shape;
             if values.len() != expected.iter().product() {
                 let (name, expected, found) = (name.clone(), expected.clone(), shape.clone());
                 return Err(Error::TensorShape { name, expected, found, values: values.len() });
@@ -115,43 +123,56 @@ impl<D: Device> Replica<D> {
         self.assert_between_steps("writing the state");
         let found: Vec<(&str, &[usize])> = tensors.collect();
         self.accept(&found)?;
-        if !found.iter().any(|(name, _)| name.ends_with(MOMENTUM_SUFFIX)) {
-            self.device.zero(self.plan.velocity.region(0..self.table.elements()));
+        if found.iter().all(|(name, _)| self.split(name).1 == 0) {
+            self.clear_slots();
         }
         let event = self.device.ready();
         let regions: Vec<_> = found.iter().map(|(name, _)| self.region_of(name)).collect();
         Ok(regions.into_iter().map(|region| self.device.host_view(region, event.clone())).collect())
     }
 
-    /// Whether these are the tensors of a state, or of the weights alone.
+    /// Checks that these are all tensors of a state, or all weights.
     fn accept(&self, found: &[(&str, &[usize])]) -> Result<(), Error> {
         let is_strange = |at: usize, name: &str| {
-            self.table.get(parameter_of(name)).is_none() || found[..at].iter().any(|(earlier, _)| *earlier == name)
+            self.table.get(self.split(name).0).is_none() || found[..at].iter().any(|(earlier, _)| *earlier == name)
         };
         if let Some((_, (name, _))) = found.iter().enumerate().find(|(at, (name, _))| is_strange(*at, name)) {
-            return Err(Error::UnknownTensor { name: (*name).to_owned() });
+            let of_slot = self.table.parameters().iter().find_map(|parameter| {
+                let slot = name.strip_prefix(&*parameter.name)?.strip_prefix('.')?;
+                Some(Error::OtherOptimizer { slot: slot.to_owned(), optimizer: self.optimizer.name() })
+            });
+            return Err(of_slot.unwrap_or_else(|| Error::UnknownTensor { name: (*name).to_owned() }));
         }
-        let parameters = self.table.parameters();
-        let with_slots = found.iter().any(|(name, _)| name.ends_with(MOMENTUM_SUFFIX));
-        let needed =
-            |suffix| parameters.iter().map(move |parameter| (format!("{}{suffix}", parameter.name), parameter));
-        for (name, ParamMeta { shape, .. }) in needed("").chain(needed(MOMENTUM_SUFFIX).filter(|_| with_slots)) {
-            match found.iter().find(|(other, _)| *other == name) {
-                None => return Err(Error::MissingTensor { name, shape: shape.clone() }),
-                Some((_, other)) if other != shape => {
-                    let (expected, values) = (shape.clone(), other.iter().product());
-                    return Err(Error::TensorShape { name, expected, found: other.to_vec(), values });
+        let with_slots = found.iter().any(|(name, _)| self.split(name).1 > 0);
+        let needed = if with_slots { self.arenas().count() } else { 1 };
+        for (suffix, _) in self.arenas().take(needed) {
+            for ParamMeta { name, shape, .. } in self.table.parameters() {
+                let name = format!("{name}{suffix}");
+                match found.iter().find(|(other, _)| *other == name) {
+                    None => return Err(Error::MissingTensor { name, shape: shape.clone() }),
+                    Some((_, other)) if other != shape => {
+                        let (expected, values) = (shape.clone(), other.iter().product());
+                        return Err(Error::TensorShape { name, expected, found: other.to_vec(), values });
+                    }
+                    Some(_) => {}
                 }
-                Some(_) => {}
             }
         }
         Ok(())
     }
 
-    /// Where the values of a tensor of the state lie.
+    /// The parameter to whose state a tensor belongs, and the arena: 0 for the weights, then each slot.
+    fn split<'a>(&self, tensor: &'a str) -> (&'a str, usize) {
+        let slots = self.optimizer.slots().iter().enumerate();
+        let of_slot = |(slot, name): (usize, &&str)| Some((tensor.strip_suffix(*name)?.strip_suffix('.')?, slot + 1));
+        slots.into_iter().find_map(of_slot).unwrap_or((tensor, 0))
+    }
+
+    /// The place of a tensor of the state.
     fn region_of(&self, tensor: &str) -> Region {
-        let memory = if tensor.ends_with(MOMENTUM_SUFFIX) { self.plan.velocity } else { self.plan.weights };
-        memory.region(self.parameter(parameter_of(tensor)).range.clone())
+        let (parameter, arena) = self.split(tensor);
+        let memory = if arena == 0 { self.plan.weights } else { self.plan.slots[arena - 1] };
+        memory.region(self.parameter(parameter).range.clone())
     }
 
     /// The [`StateDigest`] of [`tensors`](Replica::tensors): equal on ranks whose states are equal; waits.
@@ -164,7 +185,7 @@ impl<D: Device> Replica<D> {
         let names: Vec<String> = self.forward_names().collect();
         let mut digest = self.begin_digest();
         let mut block = Vec::with_capacity(DIGEST_BLOCK);
-        for memory in [self.plan.weights, self.plan.velocity] {
+        for memory in self.memories() {
             for name in &names {
                 let mut rest = self.parameter(name).range.clone();
                 while !rest.is_empty() {
@@ -189,12 +210,13 @@ impl<D: Device> Replica<D> {
     /// # Panics
     /// In mid-step.
     pub fn window_checksum(&mut self, turn: u64) -> u32 {
-        let elements = self.table.elements();
-        let window = elements.div_ceil(WINDOWS / 2).max(MIN_WINDOW);
+        let (elements, memories) = (self.table.elements(), self.memories());
+        let arenas = memories.len() as u64;
+        let window = elements.div_ceil(WINDOWS / memories.len()).max(MIN_WINDOW);
         let windows = elements.div_ceil(window) as u64;
-        let start = (turn / 2 % windows) as usize * window;
-        let memory = if turn.is_multiple_of(2) { self.plan.weights } else { self.plan.velocity };
-        self.checksum_of([memory.region(start..elements.min(start + window))])
+        let start = (turn / arenas % windows) as usize * window;
+        let memory = memories[(turn % arenas) as usize];
+        self.checksum_of(&[memory.region(start..elements.min(start + window))])
     }
 
     /// The same of the whole state.
@@ -202,16 +224,17 @@ impl<D: Device> Replica<D> {
     /// # Panics
     /// In mid-step.
     pub fn checksum(&mut self) -> u32 {
-        let all = 0..self.table.elements();
-        self.checksum_of([self.plan.weights, self.plan.velocity].map(|memory| memory.region(all.clone())))
+        let elements = self.table.elements();
+        let regions: Vec<_> = self.memories().into_iter().map(|memory| memory.region(0..elements)).collect();
+        self.checksum_of(&regions)
     }
 
-    fn checksum_of<const COUNT: usize>(&mut self, regions: [Region; COUNT]) -> u32 {
+    fn checksum_of(&mut self, regions: &[Region]) -> u32 {
         self.assert_between_steps("reading the state");
         let mut checksum = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
         for region in regions {
             let event = self.device.ready();
-            checksum.update(bytemuck::cast_slice(self.device.host_view(region, event).as_mut()));
+            checksum.update(bytemuck::cast_slice(self.device.host_view(*region, event).as_mut()));
         }
         // It has 32 bits.
         checksum.finalize() as u32
@@ -222,9 +245,9 @@ impl<D: Device> Replica<D> {
         StateDigest::of(&self.tensor_shapes())
     }
 
-    /// How many values everything that [`tensors`](Replica::tensors) holds has: the state, in the order of the arenas, weights before momentum.
+    /// Values of the whole state: the arenas one after another, weights first, then each slot.
     pub fn state_elements(&self) -> usize {
-        2 * self.table.elements()
+        self.arenas().count() * self.table.elements()
     }
 
     /// Copies some values of the state, which another replica of the same network may write; waits.
@@ -235,24 +258,28 @@ impl<D: Device> Replica<D> {
         self.assert_between_steps("reading the state");
         self.device.ready().wait();
         let elements = self.table.elements();
-        let weights = values.start.min(elements)..values.end.min(elements);
-        let velocity = values.start.max(elements) - elements..values.end.max(elements) - elements;
-        let (from_weights, from_velocity) = into.split_at_mut(weights.len());
-        self.device.read(self.plan.weights.region(weights), from_weights);
-        self.device.read(self.plan.velocity.region(velocity), from_velocity);
+        let mut rest = into;
+        for (arena, memory) in self.memories().into_iter().enumerate() {
+            let inside = |element: usize| element.clamp(arena * elements, (arena + 1) * elements) - arena * elements;
+            let part = inside(values.start)..inside(values.end);
+            let (here, further) = rest.split_at_mut(part.len());
+            self.device.read(memory.region(part), here);
+            rest = further;
+        }
+        assert!(rest.is_empty(), "the state has no values {values:?}");
     }
 
     /// Takes over all values of a state.
     ///
     /// # Panics
-    /// In mid-step, and when `state` is that of another network.
+    /// In mid-step, and when `state` is that of another network or optimiser.
     pub fn write_state(&mut self, state: &[f32]) {
         self.assert_between_steps("writing the state");
+        assert_eq!(state.len(), self.state_elements(), "the state of another network or optimiser");
         let elements = self.table.elements();
-        assert_eq!(state.len(), 2 * elements, "the state of another network");
-        let (weights, velocity) = state.split_at(elements);
-        self.device.write(self.plan.weights.region(0..elements), weights);
-        self.device.write(self.plan.velocity.region(0..elements), velocity);
+        for (values, memory) in state.chunks(elements).zip(self.memories()) {
+            self.device.write(memory.region(0..elements), values);
+        }
     }
 
     fn read_all(&mut self, memory: Memory, suffix: &str) -> Vec<StateTensor> {

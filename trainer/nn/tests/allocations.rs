@@ -5,7 +5,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use lockstep_nn::{Cpu, Replica, Sgd, models};
+use lockstep_nn::{Cpu, Optimizer, Replica, models, optimizers::Sgd};
+
+const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
 
 struct Counting;
 
@@ -34,14 +36,15 @@ static ALLOCATOR: Counting = Counting;
 fn a_step_allocates_nothing_after_the_first() {
     for network in [models::lenet5(), models::mlp(784, &[300, 100], 10)] {
         let buckets = network.table().ready_order();
-        let mut replica = Replica::new(Cpu::new(), network, 64, buckets).expect("ready ranges tile the arena");
+        let mut replica =
+            Replica::new(Cpu::new(), network, OPTIMIZER, 64, buckets).expect("ready ranges tile the arena");
         replica.initialise(1);
         let (images, labels) = (vec![0.5; 64 * 784], vec![3; 64]);
         let mut step = || {
             replica.begin_step();
             replica.micro_batch(&images[..40 * 784], &labels[..40], 1.0 / 104.0, false, &mut |_, _| {});
             replica.micro_batch(&images, &labels, 1.0 / 104.0, true, &mut |_, _| {});
-            replica.update(&Sgd { momentum: 0.9, weight_decay: 1e-4 }, 0.01);
+            replica.update(1, 0.01);
             replica.finish_step();
         };
         let count = |step: &mut dyn FnMut()| {

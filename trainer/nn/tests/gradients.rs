@@ -2,8 +2,10 @@
 
 mod reference;
 
-use lockstep_nn::{Cpu, Instructions, Network, Replica, models};
+use lockstep_nn::{Cpu, Instructions, Network, Optimizer, Replica, models, optimizers::Sgd};
 use reference::{Dice, Reference};
+
+const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
 
 /// Step of the central differences, taken in f64: so small that no relu and no maximum changes sides within it, and
 /// large enough that rounding stays below 1e-8.
@@ -20,7 +22,8 @@ fn check(network: Network, samples: usize, instructions: Instructions) {
     let elements = network.table().elements();
     let everything = std::iter::once(0..elements).collect();
     let cpu = Cpu::with_instructions(instructions);
-    let mut replica = Replica::new(cpu, network.clone(), samples, everything).expect("one bucket tiles the arena");
+    let mut replica =
+        Replica::new(cpu, network.clone(), OPTIMIZER, samples, everything).expect("one bucket tiles the arena");
     replica.initialise(3);
     let mut gradients = Vec::new();
     replica.begin_step();

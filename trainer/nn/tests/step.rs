@@ -7,10 +7,10 @@ use std::sync::mpsc;
 use std::thread;
 
 use lockstep_nn::testing::Late;
-use lockstep_nn::{Cpu, Device, Error, Gradient, Network, Replica, Sgd, models};
+use lockstep_nn::{Cpu, Device, Error, Gradient, Network, Optimizer, Replica, models, optimizers::Sgd};
 use reference::Dice;
 
-const OPTIMIZER: Sgd = Sgd { momentum: 0.9, weight_decay: 1e-4 };
+const OPTIMIZER: Optimizer = Optimizer::Sgd(Sgd { momentum: 0.9, weight_decay: 1e-4, nesterov: false });
 
 /// What is called for each bucket.
 type Announce<'a> = &'a mut dyn FnMut(usize, Gradient<<Cpu as Device>::HostView>);
@@ -32,8 +32,13 @@ fn digits(samples: usize, seed: u64) -> Batch {
 }
 
 fn replica<D: Device>(device: D, network: Network, micro_batch: usize) -> Replica<D> {
+    replica_with(OPTIMIZER, device, network, micro_batch)
+}
+
+fn replica_with<D: Device>(optimizer: Optimizer, device: D, network: Network, micro_batch: usize) -> Replica<D> {
     let buckets = network.table().ready_order();
-    let mut replica = Replica::new(device, network, micro_batch, buckets).expect("ready ranges tile the arena");
+    let mut replica =
+        Replica::new(device, network, optimizer, micro_batch, buckets).expect("ready ranges tile the arena");
     replica.initialise(11);
     replica
 }
@@ -43,7 +48,7 @@ fn train<D: Device>(replica: &mut Replica<D>, batch: &Batch, steps: usize) -> Ve
     let step = |_| {
         replica.begin_step();
         replica.micro_batch(&batch.images, &batch.labels, scale, true, &mut |_, _| {});
-        replica.update(&OPTIMIZER, 0.05);
+        replica.update(1, 0.05);
         let result = replica.finish_step();
         (result.loss_sum, result.correct)
     };
@@ -107,11 +112,12 @@ fn a_late_device_hands_its_buckets_to_another_thread() {
         replica.micro_batch(&batch.images, &batch.labels, 0.05, true, announce);
         drop(sender);
         reducer.join().expect("the reducer only multiplies");
-        replica.update(&Sgd { momentum: 0.0, weight_decay: 0.0 }, 1.0);
+        replica.update(1, 1.0);
         replica.finish_step();
         replica.digest()
     };
-    let once = scaled(&mut replica(Late::new(), models::lenet5(), 20), 0.0);
+    let plain = Optimizer::Sgd(Sgd { momentum: 0.0, weight_decay: 0.0, nesterov: false });
+    let once = scaled(&mut replica_with(plain, Late::new(), models::lenet5(), 20), 0.0);
     assert_eq!(
         once,
         replica(Cpu::new(), models::lenet5(), 20).digest(),
@@ -129,7 +135,7 @@ fn the_same_inputs_give_the_same_bits_at_every_address() {
         for _ in 0..3 {
             replica.begin_step();
             replica.micro_batch(&shifted[offset..], &batch.labels, 1.0 / 33.0, true, &mut |_, _| {});
-            replica.update(&OPTIMIZER, 0.05);
+            replica.update(1, 0.05);
             replica.finish_step();
         }
         replica.digest()
@@ -167,7 +173,8 @@ fn every_gradient_is_announced_once_in_order_and_final() {
         let elements = network.table().elements();
         cuts.push(elements);
         let buckets: Vec<_> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
-        let mut replica = Replica::new(Cpu::new(), network, 20, buckets.clone()).expect("the cuts tile the arena");
+        let mut replica =
+            Replica::new(Cpu::new(), network, OPTIMIZER, 20, buckets.clone()).expect("the cuts tile the arena");
         replica.initialise(1);
         let batch = digits(20, 7);
         replica.begin_step();
@@ -203,7 +210,7 @@ fn what_is_summed_beside_the_gradients_goes_with_the_last_bucket_and_changes_no_
                 bucket[gradients..].fill(f32::NAN);
             }
         });
-        replica.update(&OPTIMIZER, 0.05);
+        replica.update(1, 0.05);
         replica.finish_step();
         train(&mut alone, &batch, 1);
         assert_eq!(replica.digest(), alone.digest());
@@ -267,7 +274,7 @@ fn a_step_waits_for_nothing_before_its_end() {
     let batch = digits(20, 8);
     replica.begin_step();
     replica.micro_batch(&batch.images, &batch.labels, 0.05, true, &mut |_, _| {});
-    replica.update(&OPTIMIZER, 0.05);
+    replica.update(1, 0.05);
     assert_eq!(progress.done(), 0);
     replica.finish_step();
     assert_eq!(progress.done(), progress.recorded());
@@ -339,7 +346,7 @@ fn a_step_is_repeated_from_its_gradients_to_the_last_bit() {
     first.copy_gradients(100..elements, right);
     second.take_gradients(&gradients);
     for replica in [&mut first, &mut second] {
-        replica.update(&OPTIMIZER, 0.05);
+        replica.update(1, 0.05);
         replica.finish_step();
     }
     assert_eq!(first.digest(), second.digest());
@@ -362,7 +369,7 @@ fn buckets_that_do_not_tile_the_arena_are_refused() {
         vec![0..16, 15..elements],
         vec![0..16, 17..elements],
     ] {
-        let refused = Replica::new(Cpu::new(), network.clone(), 1, buckets.clone()).err();
+        let refused = Replica::new(Cpu::new(), network.clone(), OPTIMIZER, 1, buckets.clone()).err();
         assert!(matches!(refused, Some(Error::Buckets { .. })), "{buckets:?}");
     }
 }
@@ -379,7 +386,7 @@ fn an_update_while_a_bucket_is_out_panics() {
             held = Some(bucket);
         }
     });
-    replica.update(&OPTIMIZER, 0.1);
+    replica.update(1, 0.1);
 }
 
 #[test]

@@ -3,13 +3,11 @@
 use std::ops::Range;
 
 use crate::arena::{Arena, Lease};
-use crate::kernels::{Instructions, update};
+use crate::kernels::{Instructions, norm};
 
 use super::memory::{Memory, Region, SAMPLE_LANES, Tally};
-use super::operations::{
-    Accumulation, Convolution, Linear, Norms, SgdUpdate, SoftmaxCrossEntropy, UpdateRange, Upload,
-};
-use super::{Device, Event, convolution, linear, loss};
+use super::operations::{Accumulation, Convolution, Linear, Norms, SoftmaxCrossEntropy, Update, Upload};
+use super::{Device, Event, convolution, linear, loss, update};
 
 /// One CPU core.
 #[derive(Debug)]
@@ -179,23 +177,15 @@ impl Device for Cpu {
         self.lease(region).copy_from_slice(values);
     }
 
-    fn sgd(&mut self, operation: &SgdUpdate) {
-        let SgdUpdate { weights, gradients, velocity, ranges, momentum, weight_decay, rate } = operation;
-        for UpdateRange { range, decayed } in ranges.iter() {
-            let mut weights = self.lease(weights.region(range.clone()));
-            let gradients = self.lease(gradients.region(range.clone()));
-            let mut velocity = self.lease(velocity.region(range.clone()));
-            let decay = if *decayed { *weight_decay } else { 0.0 };
-            let step = update::SgdStep { momentum: *momentum, decay, rate: *rate };
-            update::sgd(self.instructions, step, &mut weights, &gradients, &mut velocity);
-        }
+    fn update(&mut self, operation: &Update) {
+        update::update(self, operation);
     }
 
     fn norms(&mut self, operation: &Norms) {
         let Norms { of, ranges, into } = operation;
         let mut norms = self.lease(*into);
         for (norm, range) in norms.iter_mut().zip(ranges.iter()) {
-            *norm = update::norm(self.instructions, &self.lease(of.region(range.clone())));
+            *norm = norm::norm(self.instructions, &self.lease(of.region(range.clone()))) as f32;
         }
     }
 

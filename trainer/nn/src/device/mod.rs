@@ -9,13 +9,14 @@ mod linear;
 mod loss;
 mod memory;
 mod operations;
+mod update;
 
 use std::ops::Range;
 
 pub use cpu::{Cpu, Done};
 pub use memory::{Form, Memory, Region, SAMPLE_LANES, Tally, Tensor};
 pub use operations::{
-    Accumulation, Convolution, Gradients, Linear, Norms, Parameter, SgdUpdate, SoftmaxCrossEntropy, UpdateRange, Upload,
+    Accumulation, Convolution, Gradients, Linear, Norms, Parameter, SoftmaxCrossEntropy, Update, UpdateRange, Upload,
 };
 
 /// One device (a GPU, or a CPU core). Everything but allocation, waiting and reading only enqueues.
@@ -69,7 +70,7 @@ pub trait Device {
     /// Writes values from the host.
     fn write(&mut self, region: Region, values: &[f32]);
     /// One update of all ranges.
-    fn sgd(&mut self, operation: &SgdUpdate);
+    fn update(&mut self, operation: &Update);
     /// The L2 norm of each range.
     fn norms(&mut self, operation: &Norms);
 

@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::memory::{Memory, Region, Tally, Tensor};
+use crate::optimizers::Optimizer;
+use crate::parameters::Role;
 
 /// Copies images (`[samples][channels][rows][columns]`) and labels to the device.
 #[derive(Debug, Clone, Copy)]
@@ -132,32 +134,34 @@ pub struct SoftmaxCrossEntropy {
     pub tally: Tally,
 }
 
-/// One update of SGD with momentum; see [`crate::Sgd`].
+/// One update of all parameters that are not frozen; see [`crate::optimizers`].
 #[derive(Debug, Clone)]
-pub struct SgdUpdate {
+pub struct Update {
+    /// The rule.
+    pub optimizer: Optimizer,
     /// `w`.
     pub weights: Memory,
     /// `g`.
     pub gradients: Memory,
-    /// `v`.
-    pub velocity: Memory,
-    /// The ranges of all three memories that the update touches.
+    /// The rule's slots, in its order.
+    pub slots: Arc<[Memory]>,
+    /// The ranges of all these memories that the update touches, one a parameter.
     pub ranges: Arc<[UpdateRange]>,
-    /// `m`.
-    pub momentum: f32,
-    /// `λ`, for the ranges that are decayed.
-    pub weight_decay: f32,
+    /// The longest norm that the gradients of all ranges may have together: longer ones are scaled down to it.
+    pub clip_norm: Option<f32>,
     /// The learning rate.
     pub rate: f32,
+    /// The number of the step, from 1.
+    pub step: u64,
 }
 
-/// A range of parameters that are updated alike.
+/// One parameter's range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpdateRange {
     /// Elements of each arena.
     pub range: Range<usize>,
-    /// Whether weight decay applies.
-    pub decayed: bool,
+    /// What the parameter does.
+    pub role: Role,
 }
 
 /// The L2 norm of each of several ranges, in order.

@@ -1,11 +1,12 @@
 //! Kernels: free functions over slices, each compiled for several instruction sets and chosen at run time.
 
 #![allow(clippy::needless_range_loop, reason = "indices of constant range name registers")]
+#![allow(unsafe_code, reason = "functions compiled for instructions that are detected at run time")]
 
 pub(crate) mod convolution;
+pub(crate) mod norm;
 pub(crate) mod product;
 mod simd;
-pub(crate) mod update;
 
 /// An instruction set that the kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,4 +38,39 @@ impl Instructions {
             Instructions::Avx2 | Instructions::Avx512 => false,
         }
     }
+}
+
+/// A loop in plain Rust that the compiler turns into vector instructions of each set. `run` must be `#[inline(always)]`.
+pub(crate) trait Vectorised {
+    type Output;
+    fn run(self) -> Self::Output;
+}
+
+impl Instructions {
+    /// Runs the version of a loop that was compiled for this set.
+    pub(crate) fn run<K: Vectorised>(self, kernel: K) -> K::Output {
+        match self {
+            Instructions::Baseline => kernel.run(),
+            // SAFETY: a device only carries instructions that its core has.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { run_avx2(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe { run_avx512(kernel) },
+            #[cfg(not(target_arch = "x86_64"))]
+            Instructions::Avx2 | Instructions::Avx512 => kernel.run(),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn run_avx2<K: Vectorised>(kernel: K) -> K::Output {
+    kernel.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx2,fma")]
+fn run_avx512<K: Vectorised>(kernel: K) -> K::Output {
+    kernel.run()
 }

@@ -7,8 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::arena::Lease;
 use crate::device::{
-    Accumulation, Convolution, Cpu, Device, Linear, Memory, Norms, Region, SgdUpdate, SoftmaxCrossEntropy, Tally,
-    Upload,
+    Accumulation, Convolution, Cpu, Device, Linear, Memory, Norms, Region, SoftmaxCrossEntropy, Tally, Update, Upload,
 };
 
 use super::queue::{LateEvent, LateProgress, Shared, Written};
@@ -153,14 +152,12 @@ impl Device for Late {
         self.record(&[Written::Region(region)], move |cpu| cpu.write(region, &values));
     }
 
-    fn sgd(&mut self, operation: &SgdUpdate) {
+    fn update(&mut self, operation: &Update) {
         let operation = operation.clone();
-        let ranges = operation.ranges.iter();
-        let both = ranges.flat_map(|updated| {
-            [operation.weights, operation.velocity].map(|memory| memory.region(updated.range.clone()))
-        });
-        let writes: Vec<Written> = both.map(Written::Region).collect();
-        self.record(&writes, move |cpu| cpu.sgd(&operation));
+        let written = |memory: Memory| operation.ranges.iter().map(move |updated| memory.region(updated.range.clone()));
+        let memories = std::iter::once(operation.weights).chain(operation.slots.iter().copied());
+        let writes: Vec<Written> = memories.flat_map(written).map(Written::Region).collect();
+        self.record(&writes, move |cpu| cpu.update(&operation));
     }
 
     fn norms(&mut self, operation: &Norms) {

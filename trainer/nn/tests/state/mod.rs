@@ -3,14 +3,25 @@
 use lockstep_nn::testing::Late;
 use lockstep_nn::{Cpu, DIGEST_BLOCK, Error, Replica, WINDOWS, digest_blocks, models};
 
-use super::{digits, replica, train};
+use lockstep_nn::{
+    Optimizer,
+    optimizers::{AdamW, Lamb},
+};
+
+use super::{digits, replica, replica_with, train};
+
+const LAMB: Optimizer = Optimizer::Lamb(Lamb { betas: [0.9, 0.999], weight_decay: 0.01, epsilon: 1e-6 });
 
 #[test]
 fn a_bit_that_differs_anywhere_in_the_state_is_in_one_of_the_windows_and_in_no_other() {
     // Windows of the smallest size, and of a 64th.
-    for network in [models::lenet5(), models::mlp(784, &[1500], 10)] {
-        let round = (2 * network.table().elements().div_ceil(1 << 14)).min(WINDOWS);
-        let mut replica = replica(Late::new(), network, 20);
+    let sgd = super::OPTIMIZER;
+    for (optimizer, network) in
+        [(sgd, models::lenet5()), (sgd, models::mlp(784, &[1500], 10)), (LAMB, models::lenet5())]
+    {
+        let arenas = 1 + optimizer.slots().len();
+        let round = (arenas * network.table().elements().div_ceil(1 << 14)).min(WINDOWS);
+        let mut replica = replica_with(optimizer, Late::new(), network, 20);
         train(&mut replica, &digits(20, 8), 3);
         let mut state = vec![0.0; replica.state_elements()];
         replica.copy_state(0..state.len(), &mut state);
@@ -107,4 +118,34 @@ fn a_state_of_another_model_is_refused_and_nothing_changes() {
     twice.push(twice[0].clone());
     assert!(matches!(small.load_tensors(&twice), Err(Error::UnknownTensor { .. })), "one is there twice");
     assert_eq!(small.digest(), before);
+}
+
+#[test]
+fn every_slot_is_saved_loaded_and_copied() {
+    let batch = digits(20, 11);
+    let mut saved = replica_with(LAMB, Cpu::new(), models::lenet5(), 20);
+    train(&mut saved, &batch, 3);
+    let [mut loaded, mut copied] = [(); 2].map(|()| replica_with(LAMB, Cpu::new(), models::lenet5(), 20));
+    loaded.load_tensors(&saved.tensors()).expect("the state is of the same model");
+    let mut state = vec![0.0; saved.state_elements()];
+    let third = state.len() / 3;
+    saved.copy_state(0..third + 5, &mut state[..third + 5]);
+    saved.copy_state(third + 5..state.len(), &mut state[third + 5..]);
+    copied.write_state(&state);
+    assert_eq!([loaded.digest(), copied.digest()], [saved.digest(); 2]);
+    let squares = saved.tensors().into_iter().filter(|tensor| tensor.name.ends_with(".exp_avg_sq"));
+    assert!(squares.flat_map(|tensor| tensor.values).any(|value| value > 0.0), "the second slot is in use");
+}
+
+#[test]
+fn slots_of_another_optimiser_are_refused_by_name() {
+    let mut saved = replica_with(LAMB, Cpu::new(), models::lenet5(), 1);
+    let mut sgd = replica(Cpu::new(), models::lenet5(), 1);
+    let before = sgd.digest();
+    let refused = sgd.load_tensors(&saved.tensors()).expect_err("LAMB's slots are not those of SGD");
+    assert_eq!(refused, Error::OtherOptimizer { slot: "exp_avg".to_owned(), optimizer: "sgd" });
+    assert_eq!(sgd.digest(), before);
+    let adamw = Optimizer::AdamW(AdamW { betas: [0.9, 0.999], weight_decay: 0.0, epsilon: 1e-8 });
+    let mut weights_only = replica_with(adamw, Cpu::new(), models::lenet5(), 1);
+    weights_only.load_tensors(&saved.weights()).expect("weights alone suit every optimiser");
 }
